@@ -1,0 +1,248 @@
+"""Every question that the runtime asks a device, answered for CUDA and for the CPU.
+
+The CPU twin of a captured graph re-runs its function and writes the results into the tensors of the first run, so that
+everything built on static buffers can be tested without a GPU.
+"""
+
+import contextlib
+import functools
+import os
+import platform
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol
+
+import torch
+from torch.utils import _pytree as pytree
+
+from kitsune import __version__
+from kitsune.errors import CaptureError, UnfitError
+from kitsune.plan import Environment
+
+Sync = tuple[str, int]  # source file and line of a host synchronisation
+
+
+class Graph(Protocol):
+    """Launches recorded once, issued many times, on the tensors they were recorded with."""
+
+    def replay(self) -> None: ...
+
+
+def pick_device(name: str | None = None) -> torch.device:
+    """The named device, or the current GPU, or the CPU. Raises UnfitError when it is not there."""
+    if name is None:
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UnfitError(f"{name!r} is not a device; use cpu, cuda or cuda:N") from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise UnfitError(f"{name!r} is not supported; use cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
+        raise UnfitError(f"{name!r} was asked for, but torch sees no GPU here; use cpu, or check the driver")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise UnfitError(f"{name!r} was asked for, but there are only {torch.cuda.device_count()} GPUs")
+    return torch.device("cuda", index)
+
+
+def environment(device: torch.device) -> Environment:
+    common = {"torch": torch.__version__, "python": platform.python_version(), "kitsune": __version__}
+    if device.type != "cuda":
+        return Environment(device="cpu", gpu=_cpu_name(), memory_bytes=_host_memory_bytes(), **common)
+    properties = torch.cuda.get_device_properties(device)
+    return Environment(
+        device="cuda",
+        gpu=properties.name,
+        compute_capability=f"{properties.major}.{properties.minor}",
+        memory_bytes=properties.total_memory,
+        driver=_driver(),
+        cuda=torch.version.cuda or "",
+        triton=_installed("triton"),
+        **common,
+    )
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _driver() -> str:
+    with contextlib.suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
+        words = file.readline().split()
+        return next((word for word in words if word[0].isdigit() and "." in word), "")
+    return ""
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _host_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """The name by which NVML knows a GPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Bytes in tensors now; 0 on a CPU, where torch does not count them."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most bytes in tensors since `reset_peak`; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def rng_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The state of the host's generator, and of the GPU's when there is one."""
+    gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), gpu
+
+
+def set_rng_state(device: torch.device, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    host, gpu = state
+    torch.set_rng_state(host)
+    if gpu is not None:
+        torch.cuda.set_rng_state(gpu, device)
+
+
+@functools.cache
+def capture_stream(index: int) -> torch.cuda.Stream:
+    """The one stream of a GPU on which everything is warmed up and captured.
+
+    cuBLAS keeps a workspace for every stream it has ever seen: 65 MB each on an H200.
+    """
+    return torch.cuda.Stream(index)
+
+
+@contextlib.contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Runs the block on a stream of its own, ordered after what came before and before what comes after.
+
+    Work that will be captured must have run outside the default stream once, so that libraries and autograd bind
+    their workspaces to a capturable stream.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream = capture_stream(device.index or 0)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+@contextlib.contextmanager
+def watch_syncs(device: torch.device, found: list[Sync]) -> Iterator[None]:
+    """Appends the source line of every host synchronisation that torch can see in the block."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    for warning in caught:
+        if "synchronizing CUDA operation" in str(warning.message):
+            found.append((warning.filename, warning.lineno))
+        elif "Synchronization debug mode" not in str(warning.message):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+class Recorder:
+    """Captures functions into graphs that share one memory pool.
+
+    `executes` tells whether capturing runs the function once for real (the CPU twin does, CUDA does not).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.executes = device.type != "cuda"
+        self._pool = None if self.executes else torch.cuda.graph_pool_handle()
+
+    def capture(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
+        """The graph of what `function` launches, and its result, whose tensors every replay overwrites.
+
+        Raises CaptureError; the generator of the device is usable afterwards either way.
+        """
+        if self.executes:
+            return HostGraph.record(function)
+        generator = torch.cuda.default_generators[self.device.index or 0]
+        spare = generator.clone_state()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # thread_local: a data loader's pinning thread may call CUDA while we capture
+            with torch.cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=capture_stream(self.device.index or 0),
+                capture_error_mode="thread_local",
+            ):
+                result = function()
+        except RuntimeError as error:
+            # A failed capture leaves the generator in capturing mode for ever ("offset increment outside graph
+            # capture"): give it a state that no graph has registered.
+            generator.graphsafe_set_state(spare)
+            # Ending a broken capture raises an error of its own, which hides the one that broke it.
+            cause = error.__context__ or error
+            raise CaptureError(f"CUDA graph capture failed: {first_line(cause)}") from error
+        return graph, result
+
+
+class HostGraph:
+    """The CPU twin: the same aliasing rules as a CUDA graph, by running the function again."""
+
+    def __init__(self, function: Callable[[], Any], results: list[torch.Tensor]) -> None:
+        self._function = function
+        self._results = results
+
+    @classmethod
+    def record(cls, function: Callable[[], Any]) -> tuple["HostGraph", Any]:
+        result = function()
+        return cls(function, _tensors(result)), result
+
+    def replay(self) -> None:
+        fresh = _tensors(self._function())
+        with torch.no_grad():
+            for static, value in zip(self._results, fresh, strict=True):
+                if static is not value:
+                    static.detach().copy_(value.detach())
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:500] if lines else type(error).__name__

@@ -1,0 +1,72 @@
+"""Body: the launches of one training step, in order, with no decision about how they are issued."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kitsune.engine.update import Update, parameters_of
+
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+Result = tuple[torch.Tensor, list[torch.Tensor | None]]
+
+
+class Body:
+    """zero_grad -> forward and loss -> backward -> unscale, clip -> update.
+
+    `forward(x, y)` gives the loss with its autograd graph; `finish` is the optimizer's update. Results are the
+    detached loss and every `p.grad`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        forward: Callable[[Any, Any], torch.Tensor],
+        update: Update,
+        *,
+        forward_contexts: Sequence[Context] = (),
+        step_contexts: Sequence[Context] = (),
+        finish: Callable[[], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.forward = forward
+        self.update = update
+        self.finish = finish or update.step
+        self.forward_contexts = forward_contexts
+        self.step_contexts = step_contexts
+        own = dict.fromkeys([*model.parameters(), *parameters_of(update.optimizer)])
+        self.parameters = [parameter for parameter in own if parameter.requires_grad]
+
+    def step(self, batch: tuple[Any, Any]) -> Result:
+        """One whole training step."""
+        result = self.gradients(batch)
+        self.finish()
+        return result
+
+    def gradients(self, batch: tuple[Any, Any]) -> Result:
+        """All of a step but the optimizer's own update."""
+        with entered(self.step_contexts):
+            self.clear()
+            with entered(self.forward_contexts):
+                loss = self.forward(*batch)
+            scaler = self.update.scaler
+            (loss if scaler is None else loss * scaler.scale).backward()
+            self.update.prepare_gradients()
+        return loss.detach(), [parameter.grad for parameter in self.parameters]
+
+    def clear(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+@contextlib.contextmanager
+def entered(contexts: Sequence[Context]) -> Any:
+    """All contexts entered in order; nothing at all when there are none."""
+    if not contexts:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context())
+        yield

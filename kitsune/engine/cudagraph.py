@@ -1,0 +1,124 @@
+"""Whole-step capture: a few real steps to warm up, one capture, then a replay a step.
+
+Nothing is run twice: the warming steps are the first steps of the training itself, and a capture on CUDA executes
+nothing, so parameters, statistics and generators see every step exactly once.
+"""
+
+from typing import Any
+
+import torch
+
+from kitsune.device import Graph, Recorder, Sync, peak_bytes, reset_peak, side_stream, watch_syncs
+from kitsune.engine.body import Body
+from kitsune.engine.static import StaticBatch, place
+from kitsune.engine.watch import Watch
+
+WARM_STEPS = 3
+
+
+class EagerStep:
+    """Runs the body launch by launch."""
+
+    settled_after = 2  # a compiled forward compiles in the first call and may specialise once more in the second
+
+    def __init__(self, body: Body, device: torch.device, memory_format: torch.memory_format | None) -> None:
+        self._body = body
+        self._device = device
+        self._memory_format = memory_format
+        self.calls = 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self.calls >= self.settled_after
+
+    def __call__(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        loss, _ = self._body.step(place(batch, self._device, self._memory_format))
+        self.calls += 1
+        return loss
+
+
+class StepGraph:
+    """The body for one batch signature, in one CUDA graph.
+
+    `refusal` says why the step cannot be captured, once that is known; the step that found out has been run.
+    `update_outside` says why the optimizer's update is not part of the graph.
+    """
+
+    def __init__(
+        self, body: Body, recorder: Recorder, device: torch.device, memory_format: torch.memory_format | None
+    ) -> None:
+        self._body = body
+        self._recorder = recorder
+        self._device = device
+        self._memory_format = memory_format
+        self._graph: Graph | None = None
+        self.calls = 0
+        self.refusal: str | None = None
+        self.update_outside: str | None = None
+        self.peak_bytes = 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self._graph is not None
+
+    def __call__(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        self.calls += 1
+        if self._graph is not None:
+            return self._replay(batch)
+        return self._warm(batch) if self.calls <= WARM_STEPS else self._capture(batch)
+
+    def is_stale(self) -> bool:
+        """Whether something that the graph has baked in has changed since."""
+        return self._graph is not None and not self._watch.unchanged()
+
+    def _warm(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        syncs: list[Sync] = []
+        with side_stream(self._device):
+            if self.calls < WARM_STEPS:
+                return self._body.step(place(batch, self._device, self._memory_format))[0]
+            placed = place(batch, self._device, self._memory_format)
+            # The last warming step is watched: a capture that fails for a host sync costs a pool of memory, and
+            # poisons the generator (device.Recorder mends that).
+            with watch_syncs(self._device, syncs):
+                loss, _ = self._body.gradients(placed)
+            self._body.update.step()
+        if syncs:
+            file, line = syncs[0]
+            self.refusal = f"the step waits for the device at {file}:{line}"
+        return loss
+
+    def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        update = self._body.update
+        self.update_outside = self.update_outside or update.why_not_capturable()
+        self._graph = None
+        self._static = StaticBatch(batch, self._device, self._memory_format)
+        self._body.clear()
+        reset_peak(self._device)
+        function = self._body.gradients if self.update_outside else self._body.step
+        update.begin_capture()
+        try:
+            graph, result = self._recorder.capture(lambda: function(self._static.batch))
+        finally:
+            update.end_capture()
+        self._graph, (self._loss, self._gradients) = graph, result
+        self.peak_bytes = peak_bytes(self._device)
+        self._watch = Watch(self._body.model, update.optimizer)
+        return self._issue(replay=not self._recorder.executes)
+
+    def _replay(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        if not self.update_outside and not self._body.update.refresh():
+            self.update_outside = "a hyperparameter other than the learning rate changes between steps"
+            return self._capture(batch)
+        self._static.load(batch)
+        return self._issue(replay=True)
+
+    def _issue(self, *, replay: bool) -> torch.Tensor:
+        if replay:
+            assert self._graph is not None
+            self._graph.replay()
+        for parameter, gradient in zip(self._body.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        if self.update_outside:
+            self._body.update.step()
+        # A copy: the next replay overwrites the graph's own loss, and users keep losses.
+        return self._loss.clone()

@@ -1,0 +1,55 @@
+"""Dynamic loss scaling on device tensors only, so that it can be captured.
+
+The rule is torch.amp.GradScaler's (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2): multiply the
+loss by the scale; when a gradient overflows skip the update and back off; after enough good steps grow.
+"""
+
+from collections.abc import Iterable
+
+import torch
+
+
+class LossScaler:
+    """Scale, growth tracker and overflow flag: fp32, int32 and fp32 tensors of one element on `device`."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        init_scale: float = 65536.0,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+    ) -> None:
+        self.growth_factor = growth_factor
+        self.backoff_factor = backoff_factor
+        self.growth_interval = growth_interval
+        self.scale = torch.full((), init_scale, dtype=torch.float32, device=device)
+        self.growth_tracker = torch.zeros((), dtype=torch.int32, device=device)
+        self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+
+    def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
+        """Divides the gradients by the scale in place and sets `found_inf` to 1 when one is not finite.
+
+        `found_inf` stays set until `update`, so that one bad micro-batch skips the whole accumulated step.
+        """
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for gradient in gradients:
+            by_dtype.setdefault(gradient.dtype, []).append(gradient)
+        inverse = self.scale.double().reciprocal().float()
+        for tensors in by_dtype.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(tensors, self.found_inf, inverse)
+
+    def update(self) -> None:
+        """Backs off after an overflow, grows after `growth_interval` good steps. Launches only, no host sync."""
+        self.skipped.add_(self.found_inf.to(torch.int64))
+        torch._amp_update_scale_(
+            self.scale,
+            self.growth_tracker,
+            self.found_inf,
+            self.growth_factor,
+            self.backoff_factor,
+            self.growth_interval,
+        )
+        self.found_inf.zero_()

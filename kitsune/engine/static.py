@@ -1,0 +1,64 @@
+"""Static batch: the tensors that a captured step reads, and what makes another batch fit them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+Signature = tuple[Any, ...]
+
+
+def signature_of(value: Any) -> Signature:
+    """What a step is specialised to: structure, shapes and dtypes of tensors, and every other leaf by value."""
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.dtype, value.requires_grad)
+    if isinstance(value, dict):
+        return ("dict", *((key, signature_of(item)) for key, item in value.items()))
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, *(signature_of(item) for item in value))
+    return ("value", value)
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch, in the order of `signature_of`."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_of(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_of(item)
+
+
+class StaticBatch:
+    """A copy of a batch on the device, whose tensors never move."""
+
+    def __init__(self, batch: Any, device: torch.device, memory_format: torch.memory_format | None = None) -> None:
+        self.batch = pytree.tree_map(lambda leaf: _static(leaf, device, memory_format), batch)
+        self._tensors = list(tensors_of(self.batch))
+
+    def load(self, batch: Any) -> None:
+        """Copies a batch of the same signature into the static tensors."""
+        for static, value in zip(self._tensors, tensors_of(batch), strict=True):
+            if static is not value:
+                static.copy_(value, non_blocking=True)
+
+
+def place(value: Any, device: torch.device, memory_format: torch.memory_format | None = None) -> Any:
+    """The batch on the device, images in the memory format; tensors that fit already are not copied."""
+    return pytree.tree_map(lambda leaf: _placed(leaf, device, memory_format), value)
+
+
+def _placed(leaf: Any, device: torch.device, memory_format: torch.memory_format | None) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if memory_format is not None and leaf.dim() == 4 and leaf.is_floating_point():
+        return leaf.to(device, non_blocking=True, memory_format=memory_format)
+    return leaf.to(device, non_blocking=True)
+
+
+def _static(leaf: Any, device: torch.device, memory_format: torch.memory_format | None) -> Any:
+    placed = _placed(leaf, device, memory_format)
+    return placed.detach().clone(memory_format=torch.preserve_format) if isinstance(placed, torch.Tensor) else placed

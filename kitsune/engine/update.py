@@ -1,0 +1,126 @@
+"""The optimizer's update as launches: unscale, clip, step, rescale, with the learning rate in a tensor.
+
+A captured update reads its learning rate from a static tensor that `refresh` fills, so schedulers are honoured at every
+step; every other hyperparameter is baked into the launches, and `refresh` says when one has changed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from kitsune.engine.scaler import LossScaler
+
+ADAMS = (Adam, AdamW)
+
+
+class Update:
+    """unscale -> clip -> optimizer.step -> rescale."""
+
+    def __init__(
+        self, optimizer: Optimizer, *, scaler: LossScaler | None = None, clip_grad_norm: float | None = None
+    ) -> None:
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.clip_grad_norm = clip_grad_norm
+        self._given: list[Any] = []
+        self._rates: list[torch.Tensor] = []
+        self._baked: list[Mapping[str, Any]] = []
+        self._shown: list[float] = []
+
+    def __call__(self) -> None:
+        """Eager or under capture. Without an optimizer that skips on the device, an overflow check syncs the host."""
+        self.prepare_gradients()
+        self.step()
+
+    def prepare_gradients(self) -> None:
+        """Unscales and clips. Launches only."""
+        gradients = [p.grad for p in parameters_of(self.optimizer) if p.grad is not None]
+        if self.scaler is not None:
+            self.scaler.unscale(gradients)
+        if self.clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer), self.clip_grad_norm, foreach=True)
+
+    def step(self) -> None:
+        """The optimizer's step, skipped when the scaler found an overflow, and the scaler's update."""
+        if self.scaler is None:
+            self.optimizer.step()
+            return
+        skip_overflows(self.optimizer, self.scaler)
+        self.scaler.update()
+
+    def why_not_capturable(self) -> str | None:
+        """Why the update must stay outside a graph, or None."""
+        kind = type(self.optimizer)
+        if kind not in (*ADAMS, SGD):
+            return f"{kind.__name__} cannot take its learning rate from a tensor"
+        if has_step_hooks(self.optimizer):
+            return "a hook on optimizer.step would not run in a replayed graph"
+        fused = all(group.get("fused") for group in self.optimizer.param_groups)
+        if kind is SGD and not fused:
+            return "SGD takes its learning rate from a tensor only when it is fused"
+        if self.scaler is not None and not fused:
+            return "skipping an overflowed step on the device needs a fused optimizer"
+        return None
+
+    def begin_capture(self) -> None:
+        """Puts static learning-rate tensors into the groups; `end_capture` puts the user's values back.
+
+        To be called before the capture starts: tensors made inside it would live in the pool of the graph.
+        """
+        groups = self.optimizer.param_groups
+        device = parameters_of(self.optimizer)[0].device
+        self._given = [group["lr"] for group in groups]
+        self._shown = [float(rate) for rate in self._given]
+        self._baked = [_baked(group) for group in groups]
+        # fp32: what the fused kernels read
+        self._rates = [torch.full((), rate, dtype=torch.float32, device=device) for rate in self._shown]
+        for group, tensor in zip(groups, self._rates, strict=True):
+            group["lr"] = tensor
+
+    def end_capture(self) -> None:
+        for group, given in zip(self.optimizer.param_groups, self._given, strict=True):
+            group["lr"] = given
+
+    def refresh(self) -> bool:
+        """Copies changed learning rates to the device. False when something that is baked in has changed."""
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._baked):
+            return False
+        for index, group in enumerate(groups):
+            if _baked(group) != self._baked[index]:
+                return False
+            rate = group["lr"]
+            if isinstance(rate, torch.Tensor):
+                self._rates[index].copy_(rate, non_blocking=True)
+            elif rate != self._shown[index]:
+                self._rates[index].fill_(rate)
+                self._shown[index] = rate
+        return True
+
+
+def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def skip_overflows(optimizer: Optimizer, scaler: LossScaler) -> None:
+    """Runs optimizer.step unless the scaler found an overflow: on the device when the optimizer can, else by a sync."""
+    # torch's fused SGD leaves its momentum buffer uninitialised when the very first step overflows
+    starting = isinstance(optimizer, SGD) and not optimizer.state
+    if getattr(optimizer, "_step_supports_amp_scaling", False) and not starting:
+        optimizer.grad_scale, optimizer.found_inf = None, scaler.found_inf  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+    elif not scaler.found_inf.item():
+        optimizer.step()
+
+
+def _baked(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in group.items() if key not in ("params", "lr", "initial_lr")}

@@ -1,0 +1,107 @@
+"""Every error that Kitsune raises on purpose.
+
+KitsuneError
+├── PlanError              a plan is malformed, tampered with, or holds an unknown choice (names the field)
+├── SubmissionError
+│   ├── ExportError        a live model cannot become an archive (names the op or line, and the way out)
+│   └── ArchiveError       bytes are not an archive that we accept
+├── WorkloadError          a workload cannot be found, loaded or run
+├── DeclinedError          a part of a plan cannot be applied and the caller asked for `on_decline="raise"`
+├── CaptureError           a step cannot be captured into a CUDA graph
+├── MeasureError           the measuring child broke its protocol
+├── TuneError              a tuning run has no result to give
+│   ├── BaselineError      the workload itself fails, as given, before anything was tuned
+│   └── NoTrialError       every trial failed
+├── StoreError
+│   ├── StoreBusyError     the database stayed locked for too long
+│   ├── StoreFullError     the disk or the database is full
+│   ├── SchemaError        the database was written by another version
+│   └── LeaseLostError     another worker owns the run now; what was being written is refused
+├── SettingsError          an environment variable or option has a value that makes no sense
+└── UnfitError             this machine lacks something that the command needs
+"""
+
+
+class KitsuneError(Exception):
+    """Base of all errors of ours. The message says what happened, why, and the way out."""
+
+
+class PlanError(KitsuneError):
+    """A plan is malformed, was tampered with, or holds a choice that does not exist."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"plan field {field!r}: {problem}")
+        self.field = field
+
+
+class SubmissionError(KitsuneError):
+    """A model cannot travel as a submission."""
+
+
+class ExportError(SubmissionError):
+    """A live model cannot be exported to an archive."""
+
+
+class ArchiveError(SubmissionError):
+    """The bytes are not an archive that we accept."""
+
+
+class WorkloadError(KitsuneError):
+    """A workload cannot be found, loaded or run."""
+
+
+class DeclinedError(KitsuneError):
+    """A part of the plan cannot be applied here."""
+
+    def __init__(self, knob: str, reason: str) -> None:
+        super().__init__(f"{knob} cannot be applied: {reason}")
+        self.knob = knob
+        self.reason = reason
+
+
+class CaptureError(KitsuneError):
+    """A step cannot be captured into a CUDA graph."""
+
+
+class MeasureError(KitsuneError):
+    """The measuring child broke its protocol."""
+
+
+class TuneError(KitsuneError):
+    """A tuning run has no result to give."""
+
+
+class BaselineError(TuneError):
+    """The workload fails as given, so there is nothing to compare with."""
+
+
+class NoTrialError(TuneError):
+    """Every trial failed."""
+
+
+class StoreError(KitsuneError):
+    """The database refused."""
+
+
+class StoreBusyError(StoreError):
+    """The database stayed locked for too long."""
+
+
+class StoreFullError(StoreError):
+    """The disk or the database is full."""
+
+
+class SchemaError(StoreError):
+    """The database was written by another version of Kitsune."""
+
+
+class LeaseLostError(StoreError):
+    """Another worker owns the run now."""
+
+
+class SettingsError(KitsuneError):
+    """A setting has a value that makes no sense."""
+
+
+class UnfitError(KitsuneError):
+    """This machine lacks something that the command needs."""

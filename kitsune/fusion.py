@@ -1,0 +1,18 @@
+"""FusionConfig: kernel fusion as the user asks for it by hand."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FusionConfig:
+    """What may be fused. `max_fusion_size` is the most operations in one fused kernel."""
+
+    enable_elementwise: bool = True
+    enable_reduction: bool = True
+    enable_matmul: bool = True
+    max_fusion_size: int = 64
+    min_fusion_benefit: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.max_fusion_size < 1:
+            raise ValueError("FusionConfig.max_fusion_size must be at least 1")

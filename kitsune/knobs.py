@@ -1,0 +1,140 @@
+"""The closed table of knobs: what a plan may choose. No torch here.
+
+A knob is one optimisation; `kitsune/techniques/<name>.py` applies it. The order of the table is the order in which
+choices are applied. A plan never holds anything but these names and these choices.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+Choice = str | int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exclusion:
+    """`choices` of the knob that declares it cannot stand beside `other_choices` of the knob `other`.
+
+    The default is never among `choices`, so that going back to it always ends the clash.
+    """
+
+    choices: tuple[Choice, ...]
+    other: str
+    other_choices: tuple[Choice, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knob:
+    """One optimisation: the first choice is the default, which leaves the user's step as it was given."""
+
+    name: str
+    meaning: str
+    choices: Mapping[Choice, str]
+    needs: str
+    excludes: tuple[Exclusion, ...] = ()
+
+    @property
+    def default(self) -> Choice:
+        return next(iter(self.choices))
+
+
+KNOBS: Final[Mapping[str, Knob]] = {
+    knob.name: knob
+    for knob in (
+        Knob(
+            name="layout",
+            meaning="memory layout of 4-d and 5-d tensors",
+            choices={
+                "contiguous": "as given",
+                "channels_last": "channels innermost, as tensor-core convolutions read it",
+            },
+            needs="a convolution in the model",
+        ),
+        Knob(
+            name="precision",
+            meaning="dtype in which matrix products and convolutions run",
+            choices={
+                "fp32": "as given",
+                "tf32": "fp32 tensors, TF32 products",
+                "bf16": "autocast to bfloat16",
+                "fp16": "autocast to float16 with dynamic loss scaling",
+            },
+            needs="fp32 parameters; hardware that has the dtype",
+        ),
+        Knob(
+            name="attention",
+            meaning="backend of scaled_dot_product_attention",
+            choices={
+                "default": "as torch picks it",
+                "flash": "FlashAttention",
+                "cudnn": "cuDNN's fused attention",
+                "efficient": "memory-efficient attention",
+                "math": "plain matrix products and softmax",
+            },
+            needs="a call of scaled_dot_product_attention in the model",
+            excludes=(
+                Exclusion(
+                    choices=("flash", "cudnn"),
+                    other="precision",
+                    other_choices=("tf32",),
+                    reason="the backend takes half-precision tensors only; tf32 keeps them in fp32",
+                ),
+            ),
+        ),
+        Knob(
+            name="compile",
+            meaning="torch.compile of forward and loss (and the backward it generates)",
+            choices={
+                "off": "eager kernels",
+                "default": "Inductor, default mode",
+                "coordinate-descent": "Inductor, default mode with coordinate descent tuning of its kernels",
+                "max-autotune-no-cudagraphs": "Inductor, matrix products autotuned",
+                "reduce-overhead": "Inductor with its own CUDA graphs around forward and backward",
+                "max-autotune": "Inductor autotuned, with its own CUDA graphs",
+            },
+            needs="a working compiler (Triton on a GPU, a C++ compiler on a CPU)",
+        ),
+        Knob(
+            name="update",
+            meaning="implementation of the optimizer's update",
+            choices={
+                "given": "as given",
+                "foreach": "horizontally fused, one launch per operation",
+                "fused": "one kernel for the whole update",
+            },
+            needs="an optimizer of torch.optim that has the implementation",
+        ),
+        Knob(
+            name="capture",
+            meaning="CUDA graphs around the step",
+            choices={
+                "none": "kernels launched one by one",
+                "segments": "forward, backward and update as three graphs; the loss and the loop stay the user's",
+                "step": "zero_grad, forward, loss, backward, clipping, scaling and update in one graph",
+            },
+            needs="CUDA; a step without host synchronisation; a compile mode without graphs of its own",
+            excludes=(
+                Exclusion(
+                    choices=("segments", "step"),
+                    other="compile",
+                    other_choices=("reduce-overhead", "max-autotune"),
+                    reason="this compile mode puts CUDA graphs of its own around forward and backward",
+                ),
+            ),
+        ),
+    )
+}
+
+
+def clashes(knobs: Mapping[str, Choice], table: Mapping[str, Knob] = KNOBS) -> Iterator[tuple[Knob, Exclusion]]:
+    """The exclusions that the choices run into, each with the knob that declares it; knobs left out are at default."""
+    for knob in table.values():
+        for exclusion in knob.excludes:
+            other = table.get(exclusion.other)
+            if (
+                other is not None
+                and knobs.get(knob.name, knob.default) in exclusion.choices
+                and knobs.get(other.name, other.default) in exclusion.other_choices
+            ):
+                yield knob, exclusion

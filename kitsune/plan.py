@@ -1,0 +1,178 @@
+"""Plan: which choice of each knob to train by, where it holds, and the evidence for it. No torch here."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator
+
+from kitsune.errors import PlanError
+from kitsune.knobs import KNOBS, Choice
+from kitsune.record import Record, canonical_json
+
+FORMAT_VERSION: Final = 1
+MAX_PLAN_BYTES = 256 * 1024
+
+
+class Match(StrEnum):
+    """How well a plan's environment fits the machine at hand."""
+
+    EXACT = "exact"
+    COMPATIBLE = "compatible"
+    REFUSED = "refused"
+
+
+class Environment(Record):
+    """The machine and the software that a measurement holds for."""
+
+    device: Literal["cuda", "cpu"]
+    gpu: str = Field(description="name of the GPU, or of the CPU when there is none")
+    compute_capability: str = Field(default="", description='"9.0"; empty on a CPU')
+    memory_bytes: int = Field(ge=0)
+    driver: str = ""
+    cuda: str = ""
+    torch: str
+    triton: str = ""
+    python: str
+    kitsune: str
+
+    def match(self, here: "Environment") -> tuple[Match, str]:
+        """Whether what was measured in this environment may be applied `here`, and the reason."""
+        if self.device != here.device or self.gpu != here.gpu:
+            return Match.REFUSED, f"tuned on {self.gpu} ({self.device}), this is {here.gpu} ({here.device})"
+        for name in ("compute_capability", "memory_bytes", "torch", "triton", "cuda", "driver"):
+            was, now = getattr(self, name), getattr(here, name)
+            if was != now:
+                return Match.COMPATIBLE, f"tuned with {name} {was}, this is {now}"
+        return Match.EXACT, "same machine type and software"
+
+
+class Interval(Record):
+    """A median with its 95 % confidence interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Numerics(Record):
+    """What the numerics gate found: errors relative to a high-precision reference, and what was allowed.
+
+    Each error is ‖candidate - reference‖ / ‖reference‖ (for parameters: over the size of the update).
+    """
+
+    steps: int = Field(ge=1)
+    loss_error: float = Field(ge=0)
+    gradient_error: float = Field(ge=0)
+    parameter_error: float = Field(ge=0)
+    loss_allowed: float = Field(ge=0)
+    gradient_allowed: float = Field(ge=0)
+    parameter_allowed: float = Field(ge=0)
+    note: str = ""
+
+
+class Evidence(Record):
+    """Why the plan was chosen. Every number comes from samples taken after the choice was made."""
+
+    run_id: str
+    verdict: Literal["faster", "same"]
+    baseline: str = Field(description="name of the best stock configuration, which the gain is quoted against")
+    baseline_step_ms: float = Field(gt=0)
+    step_ms: float = Field(gt=0)
+    speedup: Interval
+    eager_step_ms: float = Field(gt=0, description="the step as given")
+    speedup_over_eager: Interval
+    baseline_peak_bytes: int = Field(ge=0)
+    peak_bytes: int = Field(ge=0)
+    first_step_s: float = Field(ge=0, description="time to the first tuned step: compiling, warming up, capturing")
+    blocks: int = Field(ge=1)
+    samples_sha256: str
+    numerics: Numerics
+
+
+class Plan(Record):
+    """A measured choice of every knob. Equal plans have equal content; `plan_id` is its SHA-256."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    format_version: Literal[1] = FORMAT_VERSION
+    knobs: Mapping[str, Choice] = Field(default_factory=dict, description="choices that differ from the default")
+    fingerprint: str = Field(default="", description="of the workload; empty for a plan written by hand")
+    environment: Environment | None = None
+    evidence: Evidence | None = None
+
+    @field_validator("knobs")
+    @classmethod
+    def _known_choices(cls, knobs: Mapping[str, Choice]) -> Mapping[str, Choice]:
+        return checked_knobs(knobs)
+
+    @classmethod
+    def by_hand(cls, **knobs: Choice) -> Self:
+        """A plan without evidence: what the user decided themselves."""
+        return cls(knobs=checked_knobs(knobs))
+
+    def choice(self, knob: str) -> Choice:
+        return self.knobs.get(knob, KNOBS[knob].default)
+
+    @property
+    def plan_id(self) -> str:
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.model_dump(mode="json"), "plan_id": self.plan_id}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Raises PlanError naming the field: unknown, out of range, of another version, or altered since written."""
+        if not isinstance(value, dict):
+            raise PlanError("plan", "is not a JSON object")
+        content = dict(value)
+        claimed = content.pop("plan_id", None)
+        version = content.get("format_version")
+        if version != FORMAT_VERSION:
+            raise PlanError("format_version", f"is {version!r}; this Kitsune reads version {FORMAT_VERSION}")
+        try:
+            plan = cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or "plan"
+            raise PlanError(field, first["msg"]) from error
+        if claimed != plan.plan_id:
+            raise PlanError("plan_id", "does not match the content: the plan was altered after it was written")
+        return plan
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.to_json(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        data = Path(path).read_bytes()
+        if len(data) > MAX_PLAN_BYTES:
+            raise PlanError("plan", f"is larger than {MAX_PLAN_BYTES} bytes")
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise PlanError("plan", "is not JSON") from error
+        return cls.from_json(value)
+
+
+def checked_knobs(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
+    """The given choices without those that are the default. Raises PlanError naming the knob."""
+    checked = {}
+    for name, choice in sorted(knobs.items()):
+        knob = KNOBS.get(name)
+        if knob is None:
+            raise PlanError(f"knobs.{name}", f"is not a knob; there are {', '.join(KNOBS)}")
+        if choice not in knob.choices:
+            raise PlanError(f"knobs.{name}", f"cannot be {choice!r}; choose one of {', '.join(map(str, knob.choices))}")
+        if choice != knob.default:
+            checked[name] = choice
+    return checked
+
+
+def knobs_id(knobs: Mapping[str, Choice]) -> str:
+    """A short stable name of a set of choices."""
+    return hashlib.sha256(canonical_json(checked_knobs(knobs)).encode()).hexdigest()[:16]

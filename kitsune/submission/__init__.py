@@ -1,0 +1,1 @@
+"""A model as data: the archive format, its export and its rebuilding."""

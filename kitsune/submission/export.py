@@ -1,0 +1,159 @@
+"""A live training step -> an archive. What leaves is structure: weights, batches and code stay with the user."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from kitsune.errors import ArchiveError, ExportError, WorkloadError
+from kitsune.submission.archive import Archive
+from kitsune.submission.cut import Origins, cut
+from kitsune.submission.document import Document
+from kitsune.submission.optimizers import describe_optimizer
+from kitsune.submission.preserve import preserved, quiet
+from kitsune.submission.selfcheck import Outcome, outcome_of, verify
+from kitsune.submission.source import WAY_OUT, line_of_error
+from kitsune.submission.structure import describe, substitute
+from kitsune.submission.tensors import Table
+from kitsune.workload import Batch, LossFn, Workload, call_model, own_loss
+
+# What torch.export and the code that it traces raise; its own errors derive from RuntimeError.
+_FAILURES: Final = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+
+
+def export(
+    model: nn.Module, loss_fn: LossFn, optimizer: torch.optim.Optimizer, batch: Batch, path: str | Path
+) -> str:
+    """Write the archive of a training step to `path` and return its fingerprint.
+
+    The file holds no weights, no code and no batch; model, optimizer and random state are left as they were. Raises
+    ExportError, which names the line or the operator, when the step cannot travel.
+    """
+    archive = to_archive(Workload(model, loss_fn, optimizer, batch))
+    archive.save(path)
+    return archive.fingerprint
+
+
+def to_archive(workload: Workload) -> Archive:
+    """The workload as an archive that was checked against the module: same loss, same gradients under one seed."""
+    step = _Step(workload)
+    device = _device_of(step)
+    with quiet(), preserved([step], device), torch.enable_grad():
+        expected = _run_once(step)
+    failure: ExportError | None = None
+    for is_dynamic in (True, False):
+        try:
+            archive = _archive(step, workload.optimizer, device, is_dynamic)
+        except ExportError as error:
+            failure = error
+            continue
+        with quiet(), preserved([step], device), torch.enable_grad():
+            verify(archive, expected, step, device)
+        return archive
+    raise failure if failure is not None else ExportError("nothing was exported")
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Stands for a tensor in the nesting of a batch."""
+
+    index: int
+
+
+class _Step(nn.Module):
+    """Leaves of x and y -> the loss. Tensors go in and out alone: export sees none of the user's own types."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        compiled = workload.model
+        self.model: nn.Module = getattr(compiled, "_orig_mod", compiled)  # what torch.compile wrapped
+        self.training = self.model.training
+        self.loss_fn = workload.loss_fn
+        leaves: list[torch.Tensor] = []
+        try:
+            self.x_structure = describe(workload.batch[0], _is_tensor, leaves, "x")
+            self.x_count = len(leaves)
+            self.y_structure = describe(workload.batch[1], _is_tensor, leaves, "y")
+        except ValueError as error:
+            raise ExportError(f"the batch cannot travel: {error}; {WAY_OUT}") from error
+        slots = iter([_Slot(index) for index in range(len(leaves))])
+        self.skeleton = [substitute(part, _is_tensor, slots) for part in workload.batch]
+        # A dict is no tensor attribute: export must not take the batch for constants of the model.
+        self.held = {"leaves": leaves}
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        return self.held["leaves"]
+
+    def forward(self, *leaves: torch.Tensor) -> torch.Tensor:
+        values = iter(leaves)
+        x, y = (substitute(part, lambda value: isinstance(value, _Slot), values) for part in self.skeleton)
+        output = call_model(self.model, x)
+        loss = own_loss(output) if self.loss_fn is None else self.loss_fn(output, y)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise WorkloadError("the loss is not a tensor of one element; pass a loss_fn that returns a scalar")
+        return loss
+
+
+def _device_of(step: _Step) -> torch.device:
+    """The one device of parameters, buffers and batch. Raises ExportError when there are several."""
+    tensors = [*step.parameters(), *step.buffers(), *step.leaves]
+    devices = sorted({str(tensor.device) for tensor in tensors})
+    if len(devices) > 1:
+        raise ExportError(f"model and batch are spread over {', '.join(devices)}; put them on one device")
+    if torch.device(devices[0]).type not in ("cpu", "cuda"):
+        raise ExportError(f"model and batch are on {devices[0]}; only cpu and cuda can be exported")
+    return torch.device(devices[0])
+
+
+def _run_once(step: _Step) -> Outcome:
+    try:
+        return outcome_of(lambda: step(*step.leaves), list(step.parameters()))
+    except _FAILURES as error:
+        raise ExportError(f"the step itself fails{line_of_error(error)}: {_first_line(error)}") from error
+
+
+def _archive(step: _Step, optimizer: torch.optim.Optimizer, device: torch.device, is_dynamic: bool) -> Archive:
+    program = _program(step, device, is_dynamic)
+    table = Table(step, program)
+    forward, loss = cut(program, table.origins(step.x_count), step.loss_fn is not None, device)
+    try:
+        tensors, buffers = table.entries()
+        inputs, sizes = table.inputs(step.leaves)
+        document = Document(
+            format="kitsune-archive", version=1, training=step.model.training, tensors=tensors, inputs=inputs,
+            sizes=sizes, x=step.x_structure, y=step.y_structure, forward=forward, loss=loss,
+            optimizer=describe_optimizer(optimizer, table.number),
+        )  # fmt: skip
+        return Archive.from_bytes(Archive(document, buffers).to_bytes())
+    except (ValidationError, ArchiveError) as error:
+        raise ExportError(f"the step does not fit into an archive: {error}; {WAY_OUT}") from error
+
+
+def _program(step: _Step, device: torch.device, is_dynamic: bool) -> ExportedProgram:
+    """The program in the step's present mode; the first dimension of the batch may vary where export can say so."""
+    shapes = [{0: Dim.AUTO} if is_dynamic and leaf.dim() else None for leaf in step.leaves]
+    with quiet(), preserved([step], device), torch.enable_grad():
+        try:
+            return torch.export.export(step, tuple(step.leaves), dynamic_shapes={"leaves": tuple(shapes)}, strict=False)
+        except WorkloadError:
+            raise
+        except _FAILURES as error:
+            what = f"the model cannot be exported{line_of_error(error)}: {_first_line(error)}"
+            raise ExportError(f"{what}; {WAY_OUT}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -1,0 +1,37 @@
+"""How large an archive may be. Everything here is checked before anything is built from the bytes."""
+
+from typing import Final
+
+MAX_ARCHIVE_BYTES: Final = 64 * 2**20
+MAX_MEMBERS: Final = 4096
+MAX_GRAPH_BYTES: Final = 8 * 2**20
+MAX_BUFFER_BYTES: Final = 64 * 2**10
+MAX_DEPTH: Final = 64
+MAX_NODES: Final = 200_000
+MAX_REGION_DEPTH: Final = 6
+# An empty JSON object costs up to 30 times its two bytes once it is parsed: these two bound the memory of parsing.
+MAX_CONTAINERS: Final = 300_000
+MAX_COMMAS: Final = 1_000_000
+MAX_RANK: Final = 16
+MAX_NUMEL: Final = 2**34
+MAX_TOTAL_BYTES: Final = 2**39
+MAX_INTEGER: Final = 2**63 - 1
+"""What an int64 argument of an operator holds."""
+MAX_SAMPLE: Final = 2**62
+"""Largest magnitude of an integer that is sampled for a batch or a buffer."""
+
+ITEM_BYTES: Final = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""The dtypes that a tensor of an archive may have, with the size of an element in bytes."""

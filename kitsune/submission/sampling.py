@@ -1,0 +1,97 @@
+"""Values <-> how they are spread: what an archive keeps of tensors whose values stay with the user."""
+
+import torch
+
+from kitsune.submission.decode import DTYPES, MEMORY_FORMATS
+from kitsune.submission.document import Integers, Normal
+from kitsune.submission.limits import MAX_SAMPLE
+
+
+def spread_of(tensor: torch.Tensor) -> Normal | Integers:
+    """Mean, deviation and range of floats (non-finite ones left out); range, flags and order of integers."""
+    values = tensor.detach()
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    if values.is_floating_point():
+        return _normal(values if values.dtype == torch.float64 else values.float())
+    return _integers(values.long())
+
+
+def _normal(values: torch.Tensor) -> Normal:
+    if values.numel() == 0:
+        return Normal(kind="normal", mean=0.0, std=0.0, low=0.0, high=0.0)
+    low, high = (float(value) for value in torch.aminmax(values))
+    if not (abs(low) < float("inf") and abs(high) < float("inf")):
+        return _normal(values[values.isfinite()])
+    std, mean = (float(value) for value in torch.std_mean(values, correction=0))
+    return Normal(kind="normal", mean=mean, std=std, low=low, high=high)
+
+
+def _integers(values: torch.Tensor) -> Integers:
+    if values.numel() == 0:
+        return Integers(kind="integers", low=0, high=0)
+    low, high = (max(-MAX_SAMPLE, min(MAX_SAMPLE, int(value))) for value in torch.aminmax(values))
+    if (low, high) == (0, 1):
+        order = "prefix" if _is_prefix_mask(values) else "any"
+        return Integers(kind="integers", low=0, high=0, marker=1, share=float(values.double().mean()), order=order)
+    if low < 0 <= high:
+        kept = values[values >= 0]
+        if bool((values[values < 0] == low).all()):
+            share = 1 - kept.numel() / values.numel()
+            return Integers(kind="integers", low=int(kept.min()), high=high, marker=low, share=share)
+    order = "sorted" if _is_sorted(values) and low < high else "any"
+    return Integers(kind="integers", low=low, high=high, order=order)
+
+
+def _is_prefix_mask(values: torch.Tensor) -> bool:
+    """Whether every row is ones and then zeros, as the mask of padded sequences is."""
+    if values.dim() < 2 or values.shape[-1] < 2:
+        return False
+    return bool((values[..., 0] == 1).all() and (values[..., 1:] <= values[..., :-1]).all())
+
+
+def _is_sorted(values: torch.Tensor) -> bool:
+    """Whether the last dimension never falls: positions, offsets, the graph that each node belongs to."""
+    return values.dim() > 0 and values.shape[-1] > 2 and bool((values[..., 1:] >= values[..., :-1]).all())
+
+
+def sample(
+    spread: Normal | Integers, shape: tuple[int, ...], dtype: str, layout: str, generator: torch.Generator
+) -> torch.Tensor:
+    """A tensor on the CPU drawn from the spread; equal generators give equal tensors."""
+    kind = DTYPES[dtype]
+    if isinstance(spread, Integers):
+        values = _sampled_integers(spread, shape, generator)
+    elif kind.is_complex:
+        values = torch.view_as_complex(_sampled_floats(spread, (*shape, 2), kind.to_real(), generator))
+    else:
+        values = _sampled_floats(spread, shape, kind, generator)
+    return values.to(kind).contiguous(memory_format=MEMORY_FORMATS[layout])
+
+
+def _sampled_floats(
+    spread: Normal, shape: tuple[int, ...], kind: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    wide = torch.float64 if kind == torch.float64 else torch.float32
+    values = torch.randn(shape, generator=generator, dtype=wide)
+    return values.mul_(spread.std).add_(spread.mean).clamp_(spread.low, spread.high)
+
+
+def _sampled_integers(spread: Integers, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    if spread.order == "prefix" and len(shape) > 1:
+        return _sampled_prefixes(spread.share, shape, generator)
+    values = torch.randint(spread.low, spread.high + 1, shape, generator=generator)
+    if spread.marker is not None:
+        values[torch.rand(shape, generator=generator) < spread.share] = spread.marker
+    if spread.order == "sorted" and shape and shape[-1] > 0:
+        values = values.sort(dim=-1).values
+        values[..., 0], values[..., -1] = spread.low, spread.high
+    return values
+
+
+def _sampled_prefixes(share: float, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Rows of ones and then zeros, their lengths spread evenly around the share."""
+    width = shape[-1]
+    reach = min(share, 1 - share)
+    lengths = (share - reach + 2 * reach * torch.rand((*shape[:-1], 1), generator=generator)) * width
+    return (torch.arange(width) < lengths.round().clamp(1, width)).long()

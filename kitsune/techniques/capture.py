@@ -1,0 +1,33 @@
+"""capture: the step, or its segments, in CUDA graphs, so that launching costs the host nothing."""
+
+from kitsune.errors import CaptureError
+from kitsune.knobs import Choice
+from kitsune.techniques.technique import Build, Facts, Technique
+from kitsune.techniques.update import Switch
+
+
+class Capture(Technique):
+    name = "capture"
+
+    def why_not(self, choice: Choice, facts: Facts) -> str | None:
+        if facts.device != "cuda":
+            return "CUDA graphs need a GPU"
+        if facts.distributed:
+            return "collectives of a distributed module are not captured"
+        if facts.hook is not None:
+            return f"{facts.hook} would not run in a replayed graph"
+        if facts.host_sync is not None:
+            return f"the step waits for the device at {facts.host_sync}"
+        return None
+
+    def apply(self, choice: Choice, build: Build) -> None:
+        build.capture = choice
+        if build.device.type == "cuda" and all("capturable" in group for group in build.optimizer.param_groups):
+            switch = Switch(build.optimizer, {"capturable": True})
+            build.undo.callback(switch.undo)
+
+    def blames(self, error: BaseException) -> bool:
+        return isinstance(error, CaptureError)
+
+
+TECHNIQUE = Capture()

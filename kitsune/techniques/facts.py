@@ -1,0 +1,101 @@
+"""Facts of a workload: what the techniques ask before they apply. Workload in, Facts out."""
+
+import shutil
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+
+from kitsune.device import watch_syncs
+from kitsune.techniques.technique import Facts
+from kitsune.techniques.update import chosen_by_hand, implementations
+from kitsune.workload import Workload, call_model, loss_of, move_batch
+
+CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+HOOKS = (
+    ("_forward_pre_hooks", "a forward pre-hook"),
+    ("_forward_hooks", "a forward hook"),
+    ("_backward_pre_hooks", "a backward pre-hook"),
+    ("_backward_hooks", "a backward hook"),
+)
+
+
+def facts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Facts:
+    """What can be known without running the model."""
+    cuda = device.type == "cuda"
+    return Facts(
+        device=device.type,
+        compute_capability=torch.cuda.get_device_capability(device) if cuda else (0, 0),
+        compiler=missing_compiler(device),
+        parameter_dtypes=frozenset(parameter.dtype for parameter in model.parameters()),
+        convolutions=has_convolutions(model),
+        hook=first_hook(model),
+        distributed=is_distributed(model),
+        optimizer=type(optimizer).__name__,
+        optimizer_options=implementations(optimizer),
+        optimizer_chosen=chosen_by_hand(optimizer),
+    )
+
+
+def observed_facts(workload: Workload, device: torch.device) -> Facts:
+    """`facts_of`, and what only a run shows: attention and host synchronisations. Gradients are cleared after it."""
+    facts = facts_of(workload.model, workload.optimizer, device)
+    calls = AttentionCalls()
+    syncs: list[tuple[str, int]] = []
+    x, y = move_batch(workload.batch, device)
+    with calls, watch_syncs(device, syncs):
+        loss_of(call_model(workload.model, x), workload.loss_fn, y).backward()
+    workload.model.zero_grad(set_to_none=True)
+    return replace(facts, attention=calls.count > 0, host_sync=":".join(map(str, syncs[0])) if syncs else None)
+
+
+class AttentionCalls(TorchFunctionMode):
+    """Counts calls of scaled_dot_product_attention, as a function and as an operator of a rebuilt graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "scaled_dot_product_attention" in str(func):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def missing_compiler(device: torch.device) -> str | None:
+    """Why torch.compile cannot work on this machine, or None."""
+    if device.type == "cuda":
+        return None if find_spec("triton") else "torch.compile needs Triton on a GPU: pip install triton"
+    found = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+    return None if found else "torch.compile needs a C++ compiler on a CPU: none is on the PATH"
+
+
+def has_convolutions(model: torch.nn.Module) -> bool:
+    if any(isinstance(module, CONVOLUTIONS) for module in model.modules()):
+        return True
+    return any(
+        "convolution" in str(node.target) or "conv2d" in str(node.target)
+        for module in model.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+    )
+
+
+def first_hook(model: torch.nn.Module) -> str | None:
+    """The first Python hook on a module or parameter, in words."""
+    for name, module in model.named_modules():
+        for attribute, words in HOOKS:
+            if getattr(module, attribute):
+                return f"{words} on {name or 'the model'}"
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            return f"a gradient hook on {name}"
+    return None
+
+
+def is_distributed(model: torch.nn.Module) -> bool:
+    wrapped = any(isinstance(module, (DataParallel, DistributedDataParallel)) for module in model.modules())
+    return wrapped or any(type(parameter.data).__name__ == "DTensor" for parameter in model.parameters())

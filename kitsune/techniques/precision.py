@@ -1,0 +1,65 @@
+"""precision: the dtype of matrix products and convolutions, by autocast or by TF32; fp16 with loss scaling."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from kitsune.engine.scaler import LossScaler
+from kitsune.knobs import Choice
+from kitsune.techniques.technique import Build, Facts, Technique, Tolerance
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision(Technique):
+    name = "precision"
+
+    def why_not(self, choice: Choice, facts: Facts) -> str | None:
+        others = facts.parameter_dtypes - {torch.float32}
+        if others:
+            return f"parameters are already {', '.join(sorted(str(dtype).removeprefix('torch.') for dtype in others))}"
+        if choice == "tf32" and facts.device != "cuda":
+            return "TF32 is a format of NVIDIA tensor cores"
+        if choice in ("tf32", "bf16") and facts.device == "cuda" and facts.compute_capability < (8, 0):
+            return f"needs compute capability 8.0, this GPU has {'.'.join(map(str, facts.compute_capability))}"
+        return None
+
+    def apply(self, choice: Choice, build: Build) -> None:
+        if choice == "tf32":
+            build.step_contexts.append(tf32_products)
+            return
+        dtype = AUTOCAST[str(choice)]
+        kind = build.device.type
+        # No cache of casts: a cast that lives outside of a captured segment would be read after it is gone.
+        build.forward_contexts.append(lambda: torch.autocast(kind, dtype=dtype, cache_enabled=False))
+        if choice == "fp16":
+            build.scaler = LossScaler(build.device, **build.loss_scaling)
+
+    def tolerance(self, choice: Choice) -> Tolerance:
+        return TOLERANCES[str(choice)]
+
+
+# Floors of the numerics gate, a few times the unit roundoff of the format (fp32 2^-24, TF32 and fp16 2^-11, bf16 2^-8)
+# times the depth of the sums in a network; the gate also allows three times what eager itself loses in the same dtype.
+TOLERANCES = {
+    "fp32": Tolerance(loss=1e-5, gradient=1e-3, parameter=1e-2),
+    "tf32": Tolerance(loss=1e-3, gradient=1e-2, parameter=5e-2),
+    "fp16": Tolerance(loss=1e-3, gradient=1e-2, parameter=5e-2),
+    "bf16": Tolerance(loss=1e-2, gradient=5e-2, parameter=1e-1),
+}
+
+
+@contextlib.contextmanager
+def tf32_products() -> Iterator[None]:
+    """TF32 for matrix products and convolutions in the block, the user's flags afterwards."""
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, convolution.allow_tf32
+    matmul.allow_tf32, convolution.allow_tf32 = True, True
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, convolution.allow_tf32 = before
+
+
+TECHNIQUE = Precision()

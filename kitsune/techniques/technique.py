@@ -1,0 +1,81 @@
+"""What a technique is: one optimisation, when it applies, and how it changes a step under construction."""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from kitsune.engine.scaler import LossScaler
+from kitsune.knobs import Choice
+
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What techniques need to know of a device and a workload. `None` means: not looked at."""
+
+    device: str
+    compute_capability: tuple[int, int] = (0, 0)
+    compiler: str | None = None  # why torch.compile cannot work here; None when it can
+    parameter_dtypes: frozenset[torch.dtype] = frozenset()
+    convolutions: bool = False
+    attention: bool | None = None
+    hook: str | None = None  # the first Python hook found, in words
+    distributed: bool = False
+    optimizer: str = ""
+    optimizer_options: tuple[str, ...] = ()  # the implementations it offers: foreach, fused, capturable
+    optimizer_chosen: str | None = None  # the implementation that the user chose by hand
+    host_sync: str | None = None  # the user's line that waits for the device
+
+
+@dataclass(kw_only=True)
+class Build:
+    """A step under construction. Techniques change it in the order of the knobs table; `undo` takes all of it back."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    forward: Callable[..., Any]
+    undo: contextlib.ExitStack
+    forward_contexts: list[Context] = field(default_factory=list)
+    step_contexts: list[Context] = field(default_factory=list)
+    memory_format: torch.memory_format | None = None
+    scaler: LossScaler | None = None
+    capture: Choice = "none"
+    loss_scaling: Mapping[str, Any] = field(default_factory=dict)  # LossScaler's arguments, chosen by hand
+    compile_options: Mapping[str, Any] = field(default_factory=dict)  # Inductor's options, chosen by hand
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """The errors, relative to a high-precision reference, below which nobody asks."""
+
+    loss: float
+    gradient: float
+    parameter: float
+
+
+class Technique(ABC):
+    """One optimisation. Its name is a row of the knobs table, and of this folder."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def why_not(self, choice: Choice, facts: Facts) -> str | None:
+        """The reason why this choice cannot work here, or None."""
+
+    @abstractmethod
+    def apply(self, choice: Choice, build: Build) -> None:
+        """Changes the build and pushes the way back onto `build.undo`."""
+
+    def blames(self, error: BaseException) -> bool:
+        """Whether an error of the first step is this technique's fault, so that the step works without it."""
+        return False
+
+    def tolerance(self, choice: Choice) -> Tolerance | None:
+        """What this choice alone may change in the numbers; None for nothing worth a wider band."""
+        return None

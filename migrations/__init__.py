@@ -1,0 +1,1 @@
+"""Schema migrations of the store, run by Alembic through `tuner/store/migrate.py`."""

@@ -1,0 +1,63 @@
+"""What holds for every test: no touch of the user's own Kitsune, GPU tests only on a GPU, no quiet skips in CI."""
+
+import importlib
+import os
+from collections.abc import Generator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+GPU_TESTS = Path(__file__).parent / "gpu"
+NVIDIA_SIGNS = [Path(path) for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")]
+
+
+@pytest.fixture(autouse=True)
+def kitsune_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A KITSUNE_HOME of the test's own, with no other KITSUNE_ variable set."""
+    for name in [name for name in os.environ if name.startswith("KITSUNE_")]:
+        monkeypatch.delenv(name)
+    home = tmp_path / "kitsune-home"
+    monkeypatch.setenv("KITSUNE_HOME", str(home))
+    return home
+
+
+@cache
+def has_gpu() -> bool:
+    if not any(sign.exists() for sign in NVIDIA_SIGNS):  # spares most machines the seconds that torch takes to load
+        return False
+    return bool(importlib.import_module("torch").cuda.is_available())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(GPU_TESTS):
+            item.add_marker(pytest.mark.gpu)
+            if not has_gpu():
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if not hasattr(report, "wasxfail") and not item.path.is_relative_to(GPU_TESTS):
+        refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if not collector.path.is_relative_to(GPU_TESTS):
+        refuse_skip(report)
+    return report
+
+
+def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """In CI a missing PostgreSQL, browser or package is a failure: a skipped test has shown nothing."""
+    if report.skipped and os.environ.get("CI", "") not in ("", "0", "false"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which CI does not accept outside tests/gpu: {reason}"

@@ -1,0 +1,354 @@
+"""The house laws: functions from source text to findings, one line each: "path:line: what, and the way out"."""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+PACKAGES = ("kitsune", "tuner", "server", "migrations")
+
+# The house from the ground up. A module may import from its own tier and from those above it in this list.
+# A line stands for a module, or for a folder with all that is in it; package roots stand for themselves only.
+TIERS: tuple[tuple[str, ...], ...] = (
+    ("kitsune", "kitsune.errors", "kitsune.knobs", "kitsune.record", "kitsune.switch"),
+    ("kitsune.plan", "kitsune.report"),
+    ("kitsune.amp", "kitsune.fusion", "kitsune.options", "kitsune.streams"),
+    ("kitsune.device", "kitsune.engine", "kitsune.submission", "kitsune.workload"),
+    ("kitsune.techniques",),
+    ("kitsune.assembly",),
+    ("kitsune.attach", "kitsune.step"),
+    ("kitsune.optimizer",),
+    ("kitsune.doctor",),
+    ("kitsune.cli",),
+    ("tuner", "tuner.records", "tuner.settings"),
+    ("tuner.protocol", "tuner.space", "tuner.store", "tuner.zoo"),
+    (
+        "migrations",
+        "tuner.batches",
+        "tuner.dropout",
+        "tuner.gpu_watch",
+        "tuner.numerics",
+        "tuner.stats",
+        "tuner.workloads",
+    ),
+    ("tuner.search", "tuner.timing"),
+    ("tuner.arms", "tuner.clock"),
+    ("tuner.probe", "tuner.tracing"),
+    ("tuner.inspection", "tuner.means"),
+    ("tuner.gate",),
+    ("tuner.bench",),
+    ("tuner.child",),
+    ("tuner.supervise",),
+    ("tuner.measure",),
+    ("tuner.tune",),
+    ("tuner.api",),
+    ("tuner.cli",),
+    ("server",),
+)
+
+TORCH = frozenset({"torch", "torchvision", "triton", "transformers", "functorch"})
+# Rooms that must not load these packages, not even through what they import.
+FREE_OF: Mapping[str, frozenset[str]] = {
+    "kitsune": TORCH,
+    "kitsune.doctor": TORCH,
+    "kitsune.errors": TORCH,
+    "kitsune.knobs": TORCH,
+    "kitsune.plan": TORCH,
+    "kitsune.record": TORCH,
+    "kitsune.submission.archive": TORCH,
+    "kitsune.submission.ops": TORCH,
+    "tuner.measure": TORCH,
+    "tuner.protocol": TORCH,
+    "tuner.records": TORCH,
+    "tuner.search": TORCH,
+    "tuner.settings": TORCH,
+    "tuner.space": TORCH,
+    "tuner.stats": TORCH,
+    "tuner.store": TORCH,
+    "tuner.supervise": TORCH,
+    "tuner.tune": TORCH,
+    "server": TORCH | {"optuna"},
+}
+
+# Where a module may be looked up at run time: lazy public names, extras that may be absent, files named by the table.
+LAZY_IMPORTERS = frozenset(
+    {"kitsune/__init__.py", "kitsune/cli.py", "kitsune/doctor.py", "kitsune/techniques/__init__.py"}
+)
+# The two process borders: whatever a user's model does must become a value there.
+BROAD_CATCHERS = frozenset({"tuner/child.py", "tuner/worker.py"})
+# Whose product is text on stdout.
+PRINTERS = frozenset({"kitsune/cli.py", "tuner/cli.py", "server/cli.py", "tuner/child.py"})
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 80
+MAX_MEAN_FUNCTION_LINES = 15
+LONG_FUNCTIONS: frozenset[str] = frozenset()  # "path::name", each with its reason beside it
+
+STUB_WORDS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+BROAD = ("Exception", "BaseException")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file of ours."""
+
+    name: str
+    path: str
+    source: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source, self.path)
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.endswith("__init__.py")
+
+    @cached_property
+    def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+    def found(self, node: ast.AST | int, text: str) -> str:
+        line = node if isinstance(node, int) else getattr(node, "lineno", 1)
+        return f"{self.path}:{line}: {text}"
+
+
+def read_modules(root: Path) -> dict[str, Module]:
+    """Every module of our packages below `root`, by dotted name."""
+    files = [file for package in PACKAGES for file in sorted((root / package).rglob("*.py"))]
+    modules = [module_of(file.relative_to(root).as_posix(), file.read_text(encoding="utf-8")) for file in files]
+    return {module.name: module for module in modules}
+
+
+def module_of(path: str, source: str) -> Module:
+    return Module(path.removesuffix(".py").removesuffix("/__init__").replace("/", "."), path, source)
+
+
+# One file at a time ---------------------------------------------------------------------------------------------------
+
+
+def relative_imports(module: Module) -> list[str]:
+    return [
+        module.found(node, "relative import; write the whole name")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+
+
+def hidden_imports(module: Module) -> list[str]:
+    """Imports inside functions, and modules looked up by name outside the files that may."""
+    return [
+        module.found(node, f"import hidden in {function.name}(); move it to the top of the file")
+        for function in module.functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ] + [
+        module.found(node, "imports by name at run time; import at the top, or name the file in LAZY_IMPORTERS")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and called_name(node) in ("import_module", "__import__")
+        and module.path not in LAZY_IMPORTERS
+    ]
+
+
+def broad_excepts(module: Module) -> list[str]:
+    if module.path in BROAD_CATCHERS:
+        return []
+    return [
+        module.found(node, "catches everything; name the errors that you can answer, or clean up and raise")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ExceptHandler) and is_broad(node.type) and not passes_on(node)
+    ] + [
+        module.found(node, "suppresses everything; name the errors that you can answer")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and called_name(node) == "suppress" and any(map(is_broad, node.args))
+    ]
+
+
+def is_broad(caught: ast.expr | None) -> bool:
+    if caught is None:
+        return True
+    names = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return any(isinstance(name, ast.Name) and name.id in BROAD for name in names)
+
+
+def passes_on(handler: ast.ExceptHandler) -> bool:
+    """Whether the handler only cleans up: its last statement raises what it caught, and nothing leaves it before."""
+    *before, last = handler.body
+    leaves = any(isinstance(node, ast.Return | ast.Continue | ast.Break) for line in before for node in ast.walk(line))
+    return isinstance(last, ast.Raise) and last.exc is None and not leaves
+
+
+def prints(module: Module) -> list[str]:
+    if module.path in PRINTERS:
+        return []
+    return [
+        module.found(node, "prints; log to the logger 'kitsune', or return the text to the command line")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+
+
+def stubs(module: Module) -> list[str]:
+    words = [
+        module.found(number, f"holds the word {match.group()}; do it, or file an issue")
+        for number, line in enumerate(module.source.splitlines(), 1)
+        if (match := STUB_WORDS.search(line))
+    ]
+    return words + [
+        module.found(node, "raises NotImplementedError; leave the name out until it does its work")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Raise) and raised_name(node) == "NotImplementedError"
+    ]
+
+
+def long_files(module: Module) -> list[str]:
+    lines = len(module.source.splitlines())
+    return [module.found(1, f"{lines} lines; more than one noun lives here")] if lines > MAX_FILE_LINES else []
+
+
+def long_functions(module: Module) -> list[str]:
+    return [
+        module.found(node, f"{node.name}() has {lines} lines; split it, or name it in LONG_FUNCTIONS with the reason")
+        for node in module.functions
+        if (lines := function_lines(node)) > MAX_FUNCTION_LINES and f"{module.path}::{node.name}" not in LONG_FUNCTIONS
+    ]
+
+
+def missing_docstrings(module: Module) -> list[str]:
+    if ast.get_docstring(module.tree) or not module.source.strip():
+        return []
+    return [module.found(1, "no docstring; one line says what goes in and what comes out")]
+
+
+FILE_LAWS = (
+    relative_imports,
+    hidden_imports,
+    broad_excepts,
+    prints,
+    stubs,
+    long_files,
+    long_functions,
+    missing_docstrings,
+)
+
+
+def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def called_name(node: ast.Call) -> str:
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def raised_name(node: ast.Raise) -> str:
+    raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    return getattr(raised, "id", "")
+
+
+# All files together ---------------------------------------------------------------------------------------------------
+
+
+def imports(module: Module, modules: Mapping[str, Module]) -> Iterator[tuple[int, str]]:
+    """(line, name) of every module that the source names, ours or not, also under `if TYPE_CHECKING`.
+
+    The lazy `kitsune/__init__.py` names its public objects for type checkers only, and loads nothing.
+    """
+    typing_only = {id(node) for node in typing_imports(module)} if module.name == "kitsune" else set()
+    for node in ast.walk(module.tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield node.lineno, inner if inner in modules else node.module
+
+
+def typing_imports(module: Module) -> Iterator[ast.AST]:
+    for node in module.tree.body:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            yield from ast.walk(node)
+
+
+def tier_of(name: str, tiers: Iterable[tuple[str, ...]] = TIERS) -> int | None:
+    """The tier of the longest line that stands for `name`."""
+    lines = [
+        (len(line), tier)
+        for tier, group in enumerate(tiers)
+        for line in group
+        if name == line or (name.startswith(f"{line}.") and (line not in PACKAGES or line in ("server", "migrations")))
+    ]
+    return max(lines)[1] if lines else None
+
+
+def climbing_imports(modules: Mapping[str, Module]) -> list[str]:
+    """Arrows that point up, and modules that have no tier."""
+    found = []
+    for module in modules.values():
+        own = tier_of(module.name)
+        if own is None:
+            found.append(module.found(1, f"{module.name} has no tier; give it a line in TIERS of tests/laws.py"))
+            continue
+        for line, target in imports(module, modules):
+            other = tier_of(target)
+            if target in modules and other is not None and other > own:
+                found.append(module.found(line, f"{module.name} imports {target}, which stands above it"))
+    return found
+
+
+def import_cycles(modules: Mapping[str, Module]) -> list[str]:
+    graph = {
+        name: {target for _, target in imports(module, modules) if target in modules and target != name}
+        for name, module in modules.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [f"import cycle: {' <- '.join(error.args[1])}"]
+    return []
+
+
+def forbidden_loads(modules: Mapping[str, Module], free_of: Mapping[str, frozenset[str]] = FREE_OF) -> list[str]:
+    """Rooms that load a package that they must be free of, with the chain of imports that does it."""
+    found = []
+    for name in modules:
+        rooms = [room for room in free_of if name == room or (name.startswith(f"{room}.") and room not in PACKAGES[:2])]
+        forbidden = frozenset().union(*(free_of[room] for room in rooms))
+        if forbidden and (chain := load_chain(name, modules, forbidden)):
+            found.append(f"{modules[name].path}: must be free of {chain[-1]}, but loads it: {' -> '.join(chain)}")
+    return found
+
+
+def load_chain(start: str, modules: Mapping[str, Module], forbidden: frozenset[str]) -> list[str]:
+    """The shortest chain of imports from `start` to a forbidden package; empty when there is none."""
+    chains, seen = [[start]], {start}
+    for chain in chains:
+        for target in loads(modules[chain[-1]], modules):
+            if target.partition(".")[0] in forbidden:
+                return [*chain, target]
+            if target in modules and target not in seen:
+                seen.add(target)
+                chains.append([*chain, target])
+    return []
+
+
+def loads(module: Module, modules: Mapping[str, Module]) -> Iterator[str]:
+    """What importing `module` loads: what it names, and the packages that those lie in."""
+    for name in [module.name, *(target for _, target in imports(module, modules))]:
+        parts = name.split(".")
+        yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+
+
+def stale_tiers(modules: Mapping[str, Module]) -> list[str]:
+    """Lines of TIERS that stand for nothing any more."""
+    return [
+        f"TIERS names {line}, which does not exist"
+        for group in TIERS
+        for line in group
+        if not any(name == line or name.startswith(f"{line}.") for name in modules)
+    ]

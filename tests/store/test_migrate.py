@@ -1,0 +1,141 @@
+"""From any database to the schema of this version, or a refusal that says why."""
+
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from optuna import create_study
+from optuna.storages import RDBStorage
+from sqlalchemy import Connection, event, inspect, text
+
+from kitsune.errors import SchemaError, StoreFullError
+from tests.store.samples import a_run
+from tuner.store import migrate, runs, tables
+from tuner.store.database import Database
+from tuner.store.engine import create, open_database
+
+OURS = {*tables.metadata.tables, tables.VERSION_TABLE}
+
+
+def names(connection: Connection) -> set[str]:
+    return set(inspect(connection).get_table_names())
+
+
+def test_revisions_are_one_line_that_ends_where_the_code_says(tmp_path: Path) -> None:
+    with Database(create(f"sqlite:///{tmp_path}/k.db")) as database, database.read() as connection:
+        scripts = ScriptDirectory.from_config(migrate.config(connection))
+    assert scripts.get_heads() == [tables.SCHEMA_REVISION]
+    for script in scripts.walk_revisions():
+        assert Path(script.path).name.startswith(f"{script.revision}_")
+        assert not script.is_branch_point
+
+
+def test_a_migrated_database_is_what_the_code_describes(bare_url: str) -> None:
+    with open_database(bare_url) as database, database.begin() as connection:
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "compare_type": True,
+                "version_table": tables.VERSION_TABLE,
+                "include_name": lambda name, kind, _: kind != "table" or name in OURS,
+            },
+        )
+        assert compare_metadata(context, tables.metadata) == []
+        command.check(migrate.config(connection))
+        assert names(connection) == OURS
+
+
+def test_a_difference_would_be_noticed(bare_url: str) -> None:
+    with open_database(bare_url) as database, database.begin() as connection:
+        connection.execute(text("DROP INDEX ix_kitsune_runs_created_at_id"))
+        with pytest.raises(Exception, match="ix_kitsune_runs_created_at_id"):
+            command.check(migrate.config(connection))
+
+
+def test_down_and_up_again(bare_url: str) -> None:
+    with open_database(bare_url) as database:
+        with database.begin() as connection:
+            command.downgrade(migrate.config(connection), "base")
+            assert names(connection) == {tables.VERSION_TABLE}
+        migrate.bring_up_to_date(database)
+        with database.begin() as connection:
+            command.check(migrate.config(connection))
+            runs.add(connection, a_run())
+
+
+def test_a_second_opening_changes_nothing(bare_url: str) -> None:
+    run = a_run()
+    with open_database(bare_url) as database, database.begin() as connection:
+        runs.add(connection, run)
+    with open_database(bare_url) as database, database.read() as connection:
+        assert runs.get(connection, run.id) == run
+        assert migrate.revisions(connection) == (tables.SCHEMA_REVISION,)
+
+
+def test_a_newer_database_is_refused(bare_url: str) -> None:
+    with open_database(bare_url) as database, database.begin() as connection:
+        connection.execute(text(f"UPDATE {tables.VERSION_TABLE} SET version_num = '9999'"))
+    with pytest.raises(SchemaError, match=r"revision 9999, which Kitsune .* does not know.*Upgrade Kitsune"):
+        open_database(bare_url)
+
+
+def test_our_tables_without_their_version_are_refused(bare_url: str) -> None:
+    with open_database(bare_url) as database, database.begin() as connection:
+        connection.execute(text(f"DROP TABLE {tables.VERSION_TABLE}"))
+    with pytest.raises(SchemaError, match="kitsune_plans, kitsune_runs, kitsune_trials but no"):
+        open_database(bare_url)
+
+
+def test_tables_of_optuna_survive(bare_url: str) -> None:
+    with Database(create(bare_url)) as database, database.begin() as connection:
+        for table in ("alembic_version", "studies", "trials"):
+            connection.execute(text(f"CREATE TABLE {table} (version_num TEXT)"))
+            connection.execute(text(f"INSERT INTO {table} VALUES ('v3.2.0.a')"))
+    with open_database(bare_url) as database, database.begin() as connection:
+        assert names(connection) == {*OURS, "alembic_version", "studies", "trials"}
+        command.check(migrate.config(connection))
+        command.downgrade(migrate.config(connection), "base")
+        for table in ("alembic_version", "studies", "trials"):
+            assert connection.scalar(text(f"SELECT version_num FROM {table}")) == "v3.2.0.a"
+
+
+@pytest.mark.parametrize("first", ["optuna", "kitsune"])
+def test_optuna_itself_works_beside_us(tmp_path: Path, first: str) -> None:
+    url = f"sqlite:///{tmp_path}/k.db"
+    if first == "kitsune":
+        open_database(url).close()
+    storage = RDBStorage(url)
+    create_study(storage=storage, study_name="s").ask().suggest_float("x", 0, 1)
+    with open_database(url) as database, database.begin() as connection:
+        runs.add(connection, a_run())
+        command.check(migrate.config(connection))
+    assert len(storage.get_all_trials(storage.get_study_id_from_name("s"))) == 1
+    storage.engine.dispose()
+
+
+def test_a_disk_that_fills_up_while_migrating_leaves_no_half(tmp_path: Path) -> None:
+    engine = create(f"sqlite:///{tmp_path}/k.db")
+    event.listen(engine, "connect", lambda c, _: c.execute("PRAGMA max_page_count = 6").close())
+    with Database(engine) as database:
+        with pytest.raises(StoreFullError, match="no space left"):
+            migrate.bring_up_to_date(database)
+        with database.read() as connection:
+            assert names(connection) == set()
+    open_database(f"sqlite:///{tmp_path}/k.db").close()
+
+
+def test_the_scripts_stand_beside_the_package() -> None:
+    assert (migrate.scripts_folder() / "env.py").is_file()
+    assert (migrate.scripts_folder() / "script.py.mako").is_file()
+
+
+def test_a_folder_of_the_users_with_the_same_name_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "migrations").mkdir()
+    (tmp_path / "migrations" / "env.py").write_text("raise RuntimeError('the code of a stranger')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with open_database("sqlite:///k.db") as database, database.read() as connection:
+        assert names(connection) == OURS

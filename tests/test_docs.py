@@ -1,0 +1,279 @@
+"""What README and docs/ show works: Python blocks run, commands exist, generated tables are whole, links lead on.
+
+`<!-- needs: gpu -->` before a Python block (or another need: server, minutes) has it compiled only.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from kitsune import errors
+from kitsune.knobs import KNOBS
+from scripts import docs_hooks
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NEEDS = ("gpu", "server", "minutes")
+
+FENCE = re.compile(r"^(?P<indent>\s*)```(?P<language>\w*)")
+NEED = re.compile(r"^<!-- needs: (?P<need>\w+) -->$")
+LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(#[^)]*)?\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page; `line` is the number of its first line of text, from 1."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    need: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(page: str, text: str) -> Iterator[Block]:
+    lines = text.splitlines()
+    number, need = 0, ""
+    while number < len(lines):
+        line = lines[number]
+        number += 1
+        if match := NEED.match(line.strip()):
+            need = match["need"]
+        elif match := FENCE.match(line):
+            end = next(i for i in range(number, len(lines)) if lines[i].strip() == "```")
+            yield Block(page, number + 1, match["language"], "\n".join(lines[number:end]) + "\n", need)
+            number, need = end + 1, ""
+        elif line.strip():
+            need = ""
+
+
+def all_blocks(language: str) -> list[Block]:
+    found = [block for page in PAGES for block in blocks(page.relative_to(ROOT).as_posix(), page.read_text("utf-8"))]
+    return [block for block in found if block.language == language]
+
+
+def script(page_blocks: list[Block]) -> str:
+    """The blocks of one page as one program, each at the lines it has on its page, so that tracebacks name them."""
+    program: list[str] = []
+    for block in page_blocks:
+        program += [""] * (block.line - 1 - len(program)) + block.text.splitlines()
+    return "\n".join(program) + "\n"
+
+
+# Python ---------------------------------------------------------------------------------------------------------------
+
+PYTHON = all_blocks("python")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("page", sorted({block.page for block in PYTHON if not block.need}))
+def test_python_blocks_run(page, tmp_path, kitsune_home):
+    program = tmp_path / f"{Path(page).stem.replace('-', '_')}.py"
+    program.write_text(script([block for block in PYTHON if block.page == page and not block.need]), "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:__main__", str(program)],
+        cwd=tmp_path,
+        env={**os.environ, "KITSUNE_HOME": str(kitsune_home)},
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page} does not run as printed:\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_blocks_compile(block):
+    compile(block.text, str(block), "exec")
+    assert not block.need or block.need in NEEDS
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+SEPARATORS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "(", ")"}
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each simple command, without prompt, comments, pipes and redirections."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line.strip().removeprefix("$ "), posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in lexer:
+            if word in SEPARATORS:
+                yield words
+                words = []
+            else:
+                words.append(word)
+        yield words
+
+
+def kitsune_commands() -> list[tuple[str, list[str]]]:
+    return [
+        (str(block), words[1:])
+        for block in all_blocks("bash")
+        for words in commands(block.text)
+        if words and Path(words[0]).name == "kitsune"
+    ]
+
+
+def misuse(command: Any, words: list[str]) -> str | None:
+    """What a command line uses that the command does not have, or None. `command` is a typer (click) command."""
+    words = list(words)
+    options = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    given = 0
+    while words:
+        word = words.pop(0)
+        if word == "--help":
+            return None
+        if word.startswith("-"):
+            name, _, value = word.partition("=")
+            if name not in options:
+                return f"{command.name} has no option {name}"
+            if not options[name].is_flag and not value:
+                if not words:
+                    return f"{name} of {command.name} needs a value"
+                words.pop(0)
+        elif subcommands := getattr(command, "commands", None):
+            return misuse(subcommands[word], words) if word in subcommands else f"there is no command {word}"
+        else:
+            given += 1
+    if given > len(arguments) and all(argument.nargs != -1 for argument in arguments):
+        return f"{command.name} takes {len(arguments)} arguments, {given} are given"
+    if given < sum(argument.required for argument in arguments):
+        return f"an argument of {command.name} is missing"
+    return None
+
+
+def test_commands_exist():
+    cli = pytest.importorskip("kitsune.cli")
+    command = typer.main.get_command(cli.full_app())
+    wrong = [f"{where}: {problem}" for where, words in kitsune_commands() if (problem := misuse(command, words))]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_pages_show_the_commands():
+    shown = {words[0] for _, words in kitsune_commands() if words}
+    assert shown >= {"tune", "runs", "doctor"}
+
+
+def test_scripts_that_pages_name_can_be_run():
+    named = {
+        word.removeprefix("./")
+        for block in all_blocks("bash")
+        for words in commands(block.text)
+        for word in words[:1]
+        if word.removeprefix("./").startswith(("scripts/", ".ci/"))
+    }
+    assert named >= {"scripts/demo", "scripts/test", "scripts/check", ".ci/run"}
+    assert [path for path in named if not os.access(ROOT / path, os.X_OK)] == []
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    targets = [match["target"] for match in LINK.finditer(page.read_text("utf-8"))]
+    assert [to for to in targets if "://" not in to and not (page.parent / to).exists()] == []
+
+
+def test_the_knobs_page_shows_every_choice():
+    page = docs_hooks.on_page_markdown((ROOT / "docs" / "knobs.md").read_text("utf-8"))
+    for knob in KNOBS.values():
+        section = page.partition(f"## `{knob.name}`\n")[2].partition("\n## ")[0]
+        assert knob.needs in section
+        for choice, meaning in knob.choices.items():
+            assert f"| `{choice}` | {meaning} |" in section
+        for exclusion in knob.excludes:
+            assert exclusion.reason in section
+
+
+def test_the_errors_page_draws_the_whole_tree():
+    page = docs_hooks.on_page_markdown((ROOT / "docs" / "errors.md").read_text("utf-8"))
+    ours = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert "KitsuneError" in ours
+    assert [name for name in ours if not re.search(rf"\b{name}\b", page.partition("```python")[0])] == []
+
+
+def test_environment_variables_in_the_pages_are_read_somewhere():
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    source = "\n".join(path.read_text("utf-8") for name in ("kitsune", "tuner") for path in (ROOT / name).rglob("*.py"))
+    mentioned = set(re.findall(r"\bKITSUNE_([A-Z_]+)\b", text))
+    assert mentioned >= {"HOME", "DATABASE_URL", "DISABLE"}
+    assert [name for name in mentioned if f"KITSUNE_{name}" not in source and f"{name.lower()}:" not in source] == []
+
+
+# The readers of this file ---------------------------------------------------------------------------------------------
+
+
+def test_blocks_carry_their_need_and_their_line():
+    text = "a\n\n<!-- needs: gpu -->\n\n```python\nx = 1\n```\ntext\n```bash\nls\n```\n"
+    gpu, plain = blocks("page.md", text)
+    assert (gpu.line, gpu.language, gpu.text, gpu.need) == (6, "python", "x = 1\n", "gpu")
+    assert (plain.line, plain.language, plain.need) == (10, "bash", "")
+
+
+def test_a_need_ends_at_the_next_text():
+    (block,) = blocks("page.md", "<!-- needs: gpu -->\nIn other news\n```python\nx = 1\n```\n")
+    assert block.need == ""
+
+
+def test_a_script_keeps_the_lines_of_its_page():
+    first = Block("page.md", 3, "python", "x = 1\n")
+    second = Block("page.md", 7, "python", "y = x\nz = y\n")
+    assert script([first, second]).splitlines() == ["", "", "x = 1", "", "", "", "y = x", "z = y"]
+
+
+def test_commands_are_found_between_pipes_and_comments():
+    text = "$ kitsune tune a.py:f \\\n  --json | jq .plan  # the plan\nscripts/test && kitsune runs\n"
+    found = [words for words in commands(text) if words]
+    assert found == [["kitsune", "tune", "a.py:f", "--json"], ["jq", ".plan"], ["scripts/test"], ["kitsune", "runs"]]
+
+
+@pytest.fixture(scope="module")
+def toy() -> Any:
+    app = typer.Typer()
+
+    @app.command()
+    def tune(workload: str, trials: int = 1, as_json: bool = typer.Option(False, "--json")) -> None:
+        """A command with an argument, an option with a value, and a flag."""
+
+    @app.command()
+    def runs() -> None:
+        """A command without arguments."""
+
+    return typer.main.get_command(app)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("tune zoo:mlp --trials 3 --json", None),
+        ("tune --trials=3 zoo:mlp", None),
+        ("runs", None),
+        ("tune --help", None),
+        ("tuna zoo:mlp", "no command tuna"),
+        ("tune zoo:mlp --trails 3", "no option --trails"),
+        ("tune zoo:mlp --trials", "needs a value"),
+        ("tune zoo:mlp other", "takes 1 arguments, 2"),
+        ("tune --json", "is missing"),
+        ("runs zoo:mlp", "takes 0 arguments, 1"),
+    ],
+)
+def test_misuse_is_found(toy, line, problem):
+    found = misuse(toy, line.split())
+    assert found is None if problem is None else problem in (found or "")

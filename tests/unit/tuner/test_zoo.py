@@ -1,0 +1,314 @@
+"""The zoo: published sizes, steps that train, and forwards that can be compiled, exported and captured."""
+
+import pytest
+import torch
+from torch import nn
+
+from kitsune.workload import Workload, loss_of
+from tuner.zoo import ZOO
+from tuner.zoo.attention import SelfAttention
+from tuner.zoo.bert import Bert, BertSizes
+from tuner.zoo.gpt import GPT, GPTSizes
+
+PARAMETERS = {
+    "mlp": (784 * 512 + 512) + (512 * 256 + 256) + (256 * 10 + 10),
+    "lenet5": 61_706,
+    "resnet18": 11_173_962,
+    "resnet50": 25_557_032,
+    "googlenet": 6_624_904,
+    "bert_base": 109_483_778,
+    "vit_b16": 86_567_656,
+    "gpt2_small": 124_439_808,
+}
+BATCH_SHAPES = {
+    "mlp": ((64, 1, 28, 28), (64,)),
+    "lenet5": ((64, 1, 28, 28), (64,)),
+    "resnet18": ((128, 3, 32, 32), (128,)),
+    "resnet50": ((64, 3, 224, 224), (64,)),
+    "googlenet": ((16, 3, 224, 224), (16,)),
+    "bert_base": ((16, 128), (16,)),
+    "vit_b16": ((64, 3, 224, 224), (64,)),
+    "gpt2_small": ((8, 512), (8, 512)),
+}
+LOGIT_SHAPES = {
+    "mlp": (64, 10),
+    "lenet5": (64, 10),
+    "resnet18": (128, 10),
+    "resnet50": (64, 1000),
+    "googlenet": (16, 1000),
+    "bert_base": (16, 2),
+    "vit_b16": (64, 1000),
+    "gpt2_small": (8, 512, 50257),
+}
+every_model = pytest.mark.parametrize("name", list(PARAMETERS))
+
+
+def tiny(name: str, seed: int = 0) -> Workload:
+    torch.manual_seed(seed)
+    return ZOO[name].tiny.build()
+
+
+def loss(workload: Workload) -> torch.Tensor:
+    x, y = workload.batch
+    return loss_of(workload.model(x), workload.loss_fn, y)
+
+
+def step(workload: Workload) -> float:
+    workload.optimizer.zero_grad()
+    value = loss(workload)
+    value.backward()
+    workload.optimizer.step()
+    return value.item()
+
+
+def test_the_zoo_holds_these_models() -> None:
+    assert set(ZOO) == set(PARAMETERS)
+    assert all(name == entry.name for name, entry in ZOO.items())
+
+
+@every_model
+def test_base_has_the_published_number_of_parameters(name: str) -> None:
+    with torch.device("meta"):
+        model = ZOO[name].base.model()
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
+
+
+@every_model
+def test_base_step_at_full_size_needs_no_values(name: str) -> None:
+    """On the meta device tensors have no values: a host sync or a data-dependent branch would raise."""
+    with torch.device("meta"):
+        workload = ZOO[name].base.build("meta")
+    x, y = workload.batch
+    assert (x.shape, y.shape) == BATCH_SHAPES[name]
+    logits = workload.model(x)
+    assert logits.shape == LOGIT_SHAPES[name]
+    loss_of(logits, workload.loss_fn, y).backward()
+    assert all(parameter.grad is not None for parameter in workload.model.parameters())
+
+
+@every_model
+def test_base_learns_at_the_rate_of_its_kind(name: str) -> None:
+    expected = 1e-4 if name in ("bert_base", "vit_b16", "gpt2_small") else 1e-3
+    assert ZOO[name].base.learning_rate == expected
+    assert ZOO[name].tiny.learning_rate == 1e-3
+
+
+@every_model
+def test_tiny_is_small_and_of_the_same_architecture(name: str) -> None:
+    with torch.device("meta"):
+        base, small = ZOO[name].base.model(), ZOO[name].tiny.model()
+    assert {type(module) for module in small.modules()} == {type(module) for module in base.modules()}
+    assert sum(parameter.numel() for parameter in small.parameters()) < 200_000
+
+
+@every_model
+def test_tiny_trains_on_a_fixed_batch(name: str) -> None:
+    workload = tiny(name)
+    assert workload.model.training
+    assert isinstance(workload.optimizer, torch.optim.AdamW)
+    losses = torch.tensor([step(workload) for _ in range(6)])
+    assert torch.isfinite(losses).all()
+    assert losses[-1] < losses[0] - 0.02
+
+
+@every_model
+def test_first_loss_is_that_of_guessing(name: str) -> None:
+    """A proper start spreads the probability over all classes: cross entropy near log(classes)."""
+    workload = tiny(name)
+    classes = workload.model(workload.batch[0]).shape[-1]
+    assert loss(workload).item() == pytest.approx(torch.tensor(float(classes)).log().item(), rel=0.35)
+
+
+@every_model
+def test_gradients_reach_every_parameter(name: str) -> None:
+    workload = tiny(name)
+    loss(workload).backward()
+    unreached = [
+        key
+        for key, parameter in workload.model.named_parameters()
+        if parameter.grad is None or not parameter.grad.any()
+    ]
+    assert unreached == []
+
+
+@every_model
+def test_optimizer_updates_every_parameter(name: str) -> None:
+    workload = tiny(name)
+    before = {key: parameter.detach().clone() for key, parameter in workload.model.named_parameters()}
+    step(workload)
+    still = [key for key, parameter in workload.model.named_parameters() if torch.equal(parameter, before[key])]
+    assert still == []
+
+
+@every_model
+def test_seed_decides_weights_and_batch(name: str) -> None:
+    first, again, other = tiny(name, 3), tiny(name, 3), tiny(name, 4)
+    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True))
+    assert torch.equal(first.batch[0], again.batch[0])
+    assert torch.equal(first.batch[1], again.batch[1])
+    assert not torch.equal(first.batch[0], other.batch[0])
+    assert any(not torch.equal(a, b) for a, b in zip(first.model.parameters(), other.model.parameters(), strict=True))
+
+
+@every_model
+def test_forward_compiles_as_one_graph(name: str) -> None:
+    workload = tiny(name)
+    workload.model.eval()
+    compiled = torch.compile(workload.model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(workload.batch[0]), workload.model(workload.batch[0]))
+    torch._dynamo.reset()
+
+
+@every_model
+def test_forward_exports(name: str) -> None:
+    workload = tiny(name)
+    exported = torch.export.export(workload.model, (workload.batch[0],)).module()
+    torch.manual_seed(1)
+    expected = workload.model(workload.batch[0])
+    torch.manual_seed(1)
+    torch.testing.assert_close(exported(workload.batch[0]), expected)
+
+
+@every_model
+def test_recipe_takes_another_batch(name: str) -> None:
+    workload = ZOO[name].tiny.resized({"batch": 3}).build()
+    assert [part.shape[0] for part in workload.batch] == [3, 3]
+    assert torch.isfinite(loss(workload))
+
+
+@pytest.mark.parametrize("name", ["bert_base", "gpt2_small"])
+def test_recipe_takes_every_length_up_to_the_longest(name: str) -> None:
+    for seq in (1, 5, ZOO[name].tiny.data.limits["seq"]):
+        workload = ZOO[name].tiny.resized({"seq": seq}).build()
+        assert workload.batch[0].shape[1] == seq
+        assert torch.isfinite(loss(workload))
+
+
+def test_gpt_targets_are_the_next_tokens() -> None:
+    ids, targets = tiny("gpt2_small").batch
+    assert torch.equal(ids[:, 1:], targets[:, :-1])
+    assert ids.dtype == targets.dtype == torch.int64
+
+
+def test_gpt_head_is_tied_to_the_embedding() -> None:
+    model = tiny("gpt2_small").model
+    assert isinstance(model, GPT)
+    assert model.head.weight is model.tokens.weight
+
+
+def test_gpt_never_looks_ahead() -> None:
+    model = tiny("gpt2_small").model.eval()
+    ids = torch.arange(1, 11).reshape(1, 10)
+    changed = ids.clone()
+    changed[0, 6:] = 99
+    with torch.no_grad():
+        before, after = model(ids), model(changed)
+    torch.testing.assert_close(before[:, :6], after[:, :6])
+    assert not torch.allclose(before[:, 6:], after[:, 6:])
+
+
+def test_attention_computes_what_torch_multihead_attention_computes() -> None:
+    """torchvision's ViT is built on it."""
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(24, 3, batch_first=True)
+    ours = SelfAttention(24, 3, dropout=0.0, causal=False)
+    with torch.no_grad():
+        ours.projection_in.weight.copy_(theirs.in_proj_weight)
+        ours.projection_in.bias.copy_(theirs.in_proj_bias.normal_())
+        ours.projection_out.load_state_dict(theirs.out_proj.state_dict())
+    x = torch.randn(2, 7, 24)
+    torch.testing.assert_close(ours(x), theirs(x, x, x, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("name", ["bert_base", "gpt2_small", "googlenet"])
+def test_dropout_differs_from_step_to_step(name: str) -> None:
+    workload = tiny(name)
+    x, _ = workload.batch
+    assert not torch.equal(workload.model(x), workload.model(x))
+    workload.model.eval()
+    torch.testing.assert_close(workload.model(x), workload.model(x))
+
+
+def copied(ours: nn.Module, theirs: nn.Module, names: dict[str, str], transposed: tuple[str, ...] = ()) -> None:
+    """Copies the reference's weights into ours, which must have one for each of them."""
+    own, other = dict(ours.named_parameters()), dict(theirs.named_parameters())
+    assert set(names) == set(own)
+    assert set(names.values()) == set(other)
+    with torch.no_grad():
+        for name, parameter in own.items():
+            value = other[names[name]]
+            parameter.copy_(value.T if names[name].endswith(transposed) else value)
+
+
+def test_bert_computes_what_hugging_face_computes() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=90, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=16, num_labels=2,
+    )  # fmt: skip
+    theirs = transformers.BertForSequenceClassification(config).eval()
+    ours = Bert(BertSizes(vocabulary=90, max_seq=16, width=32, layers=2, heads=4, hidden=48)).eval()
+    copied(ours, theirs, bert_names(layers=2))
+    ids = torch.arange(1, 34).reshape(3, 11)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(input_ids=ids).logits)
+
+
+def bert_names(layers: int) -> dict[str, str]:
+    names = {
+        "embeddings.words": "bert.embeddings.word_embeddings",
+        "embeddings.positions": "bert.embeddings.position_embeddings",
+        "embeddings.segments": "bert.embeddings.token_type_embeddings",
+        "embeddings.norm": "bert.embeddings.LayerNorm",
+        "pooler.0": "bert.pooler.dense",
+        "classifier": "classifier",
+    }
+    for i in range(layers):
+        layer = f"bert.encoder.layer.{i}"
+        names |= {
+            f"encoder.{i}.0.query": f"{layer}.attention.self.query",
+            f"encoder.{i}.0.key": f"{layer}.attention.self.key",
+            f"encoder.{i}.0.value": f"{layer}.attention.self.value",
+            f"encoder.{i}.0.output": f"{layer}.attention.output.dense",
+            f"encoder.{i}.0.norm": f"{layer}.attention.output.LayerNorm",
+            f"encoder.{i}.1.layers.0": f"{layer}.intermediate.dense",
+            f"encoder.{i}.1.layers.2": f"{layer}.output.dense",
+            f"encoder.{i}.1.norm": f"{layer}.output.LayerNorm",
+        }
+    return with_parts(names)
+
+
+def test_gpt_computes_what_hugging_face_computes() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=90, n_embd=32, n_layer=2, n_head=4, n_positions=16)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    ours = GPT(GPTSizes(vocabulary=90, max_seq=16, width=32, layers=2, heads=4)).eval()
+    conv1d = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    copied(ours, theirs, gpt_names(layers=2), transposed=conv1d)
+    ids = torch.arange(1, 34).reshape(3, 11)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(input_ids=ids).logits)
+
+
+def gpt_names(layers: int) -> dict[str, str]:
+    names = {"tokens": "transformer.wte", "positions": "transformer.wpe", f"decoder.{layers}": "transformer.ln_f"}
+    for i in range(layers):
+        layer = f"transformer.h.{i}"
+        names |= {
+            f"decoder.{i}.attention.0": f"{layer}.ln_1",
+            f"decoder.{i}.attention.1.projection_in": f"{layer}.attn.c_attn",
+            f"decoder.{i}.attention.1.projection_out": f"{layer}.attn.c_proj",
+            f"decoder.{i}.feed_forward.0": f"{layer}.ln_2",
+            f"decoder.{i}.feed_forward.1": f"{layer}.mlp.c_fc",
+            f"decoder.{i}.feed_forward.3": f"{layer}.mlp.c_proj",
+        }
+    return with_parts(names)
+
+
+def with_parts(modules: dict[str, str]) -> dict[str, str]:
+    """Names of parameters from names of modules; embeddings have no bias."""
+    bare = ("words", "positions", "segments", "tokens")
+    names = {f"{own}.weight": f"{other}.weight" for own, other in modules.items()}
+    return names | {
+        f"{own}.bias": f"{other}.bias" for own, other in modules.items() if own.rpartition(".")[2] not in bare
+    }

@@ -1,0 +1,1 @@
+"""Search and measure: what turns a workload into a plan."""

@@ -1,0 +1,117 @@
+"""A job and one of its arms in, a live step with its own copy of the workload out."""
+
+import time
+
+import torch
+
+from kitsune.device import allocated_bytes, peak_bytes, pick_device, reset_peak, synchronize
+from kitsune.plan import Plan
+from kitsune.step import TrainStep
+from kitsune.workload import Workload, call_model, loss_of
+from tuner.dropout import silence
+from tuner.protocol import ArmSpec, Job
+from tuner.records import Arm
+from tuner.workloads import load_workload
+
+MAX_SETTLING_STEPS = 32
+
+
+def fresh_workload(job: Job, *, randomness: bool = True) -> Workload:
+    """The job's workload with the weights of its seed; without randomness, all its dropouts have p = 0."""
+    workload = load_workload(job.workload, job.device, job.seed, randomness=randomness)
+    if not randomness:
+        silence(workload.model)
+    return workload
+
+
+def plain_step(workload: Workload, x: object, y: object, *, update: bool = True) -> torch.Tensor:
+    """One training step in plain torch, as given. The detached loss; gradients stay in p.grad."""
+    workload.optimizer.zero_grad(set_to_none=True)
+    loss = loss_of(call_model(workload.model, x), workload.loss_fn, y)
+    loss.backward()
+    if update:
+        workload.optimizer.step()
+    return loss.detach()
+
+
+class Rates:
+    """The learning rates of an optimizer, which tests and timing change and give back."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = [group for group in optimizer.param_groups if "lr" in group]
+        self._given = [float(group["lr"]) for group in self._groups]
+
+    def scale(self, factor: float) -> None:
+        """Sets every learning rate to `factor` times the given one, as a scheduler would."""
+        for group, given in zip(self._groups, self._given, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(given * factor)
+            else:
+                group["lr"] = given * factor
+
+
+class LiveArm:
+    """A step run by an arm's choices, on its own model and optimizer, and what it took to get there."""
+
+    def __init__(self, job: Job, spec: ArmSpec, *, randomness: bool = True) -> None:
+        """Raises DeclinedError when a choice cannot be applied, and whatever the workload raises."""
+        self.spec = spec
+        self.device = pick_device(job.device)
+        synchronize(self.device)
+        self._before_bytes = allocated_bytes(self.device)
+        reset_peak(self.device)
+        self.workload = fresh_workload(job, randomness=randomness)
+        begin = time.perf_counter()
+        plan = Plan.by_hand(**spec.knobs) if spec.knobs else None
+        model, optimizer = self.workload.model, self.workload.optimizer
+        self.step = TrainStep(model, self.workload.loss_fn, optimizer, plan, on_decline="raise")
+        self.first_step_s = time.perf_counter() - begin
+        self.peak_bytes = 0
+        self.rates = Rates(optimizer)
+
+    def __call__(self, x: object, y: object) -> torch.Tensor:
+        """One step, timed and weighed for as long as the arm is compiling, warming up and capturing."""
+        if self.step.is_settled:
+            return self.step(x, y)
+        begin = time.perf_counter()
+        loss = self.step(x, y)
+        synchronize(self.device)
+        self.first_step_s += time.perf_counter() - begin
+        # a captured step reports what its graph needs: the steps that warmed it up needed more, once
+        peak = self.step.report.peak_bytes or peak_bytes(self.device)
+        self.peak_bytes = max(0, peak - self._before_bytes)
+        return loss
+
+    def run(self) -> torch.Tensor:
+        """One step on the example batch."""
+        return self.step(*self.workload.batch)
+
+    def settle(self) -> bool:
+        """Steps on the example batch until nothing more will be compiled or captured; False when it never ends."""
+        for _ in range(MAX_SETTLING_STEPS):
+            if self.step.is_settled:
+                return True
+            self(*self.workload.batch)
+        return self.step.is_settled
+
+    def is_random(self) -> bool:
+        """Whether the loss of one and the same batch differs from step to step while the weights stand still."""
+        self.rates.scale(0.0)
+        losses = {float(self.run()) for _ in range(4)}
+        self.rates.scale(1.0)
+        return len(losses) > 1
+
+    def record(self, step_ms: tuple[float, ...]) -> Arm:
+        report = self.step.report
+        return Arm(
+            name=self.spec.name,
+            knobs=self.spec.knobs,
+            step_ms=step_ms,
+            peak_bytes=self.peak_bytes,
+            first_step_s=self.first_step_s,
+            applied=tuple(f"{knob}={choice}" for knob, choice in report.applied.items()),
+            declined=report.declined,
+        )
+
+    def close(self) -> None:
+        self.step.close()

@@ -1,0 +1,120 @@
+"""The measuring process: a Job on stdin, messages on the descriptor named in argv. Started by tuner/supervise.py only.
+
+Whatever a workload or a technique raises becomes a Failure here; what kills the process becomes one in the parent.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+from kitsune.device import first_line, pick_device
+from kitsune.errors import DeclinedError, KitsuneError
+from tuner.bench import measure_job
+from tuner.inspection import inspect_workload
+from tuner.protocol import Inspection, Job, Message, one_line
+from tuner.records import Failure, FailureKind, Measurement, Phase
+
+PR_SET_PDEATHSIG = 1
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+# Errors after which no GPU call of the process works any more (facts: cudaErrorIllegalAddress and its kind).
+LOST_CONTEXT = ("CUDA error", "device-side assert", "unspecified launch failure", "illegal memory access")
+
+
+class Channel:
+    """The way back to the parent, and the phase that it was last told."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.phase = Phase.BUILD
+
+    def enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._send(Message(phase=phase))
+
+    def answer(self, outcome: Inspection | Measurement | Failure) -> None:
+        if isinstance(outcome, Failure):
+            self._send(Message(failure=outcome))
+        elif isinstance(outcome, Inspection):
+            self._send(Message(inspection=outcome))
+        else:
+            self._send(Message(measurement=outcome))
+
+    def _send(self, message: Message) -> None:
+        rest = memoryview(message.line())
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+
+def main(descriptor: int, parent: int) -> None:
+    die_with(parent)
+    channel = Channel(descriptor)
+    job = Job.model_validate_json(sys.stdin.buffer.read())
+    try:
+        outcome = run(job, channel)
+    except Exception as error:  # noqa: BLE001 - the border of the process
+        traceback.print_exc()
+        outcome = failure_of(error, channel.phase)
+    channel.answer(outcome)
+
+
+def run(job: Job, channel: Channel) -> Inspection | Measurement | Failure:
+    device = pick_device(job.device)
+    if device.type == "cuda":
+        torch.accelerator.set_device_index(device.index)
+    torch.manual_seed(job.seed)
+    return inspect_workload(job) if job.kind == "inspect" else measure_job(job, channel.enter)
+
+
+def die_with(parent: int) -> None:
+    """Asks Linux to kill this process when its parent dies; leaves at once when it is dead already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the process that asked is gone")
+
+
+def failure_of(error: BaseException, phase: Phase) -> Failure:
+    """The Failure that an exception is: its kind by type, then by what torch says in words."""
+    return Failure(kind=kind_of(error), phase=phase, reason=one_line(described(error)))
+
+
+def kind_of(error: BaseException) -> FailureKind:
+    if isinstance(error, DeclinedError):
+        return FailureKind.DECLINED
+    chain = causes(error)
+    if any(isinstance(link, (torch.OutOfMemoryError, MemoryError)) for link in chain):
+        return FailureKind.OUT_OF_MEMORY
+    words = [str(link) for link in chain if isinstance(link, RuntimeError)]
+    if any(sign in text.lower() for text in words for sign in OUT_OF_MEMORY):
+        return FailureKind.OUT_OF_MEMORY
+    if any(sign in text for text in words for sign in LOST_CONTEXT):
+        return FailureKind.CRASHED
+    return FailureKind.RAISED
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """The error and what it was raised from, outermost first."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__
+    return chain
+
+
+def described(error: BaseException) -> str:
+    """Ours say enough by themselves; of others the type, the first line and the place."""
+    if isinstance(error, KitsuneError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {first_line(error)}{place}"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,177 @@
+"""Numbers before the clock: a job's candidate in, the proof that it still trains the model, or a Failure, out.
+
+The candidate trains for some steps with changing data and learning rates, until after it has settled, so that replays
+of a captured graph are among what is compared. The reference (plain torch in float64 where that is affordable, else
+in fp32 without TF32) and the yardstick (eager with the candidate's precision only) follow from the same weights.
+"""
+
+import contextlib
+import gc
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+
+from kitsune.device import pick_device
+from kitsune.plan import Numerics
+from kitsune.techniques import tolerance
+from kitsune.workload import Workload
+from tuner.arms import LiveArm, fresh_workload, plain_step
+from tuner.batches import doubled
+from tuner.dropout import dropout_off
+from tuner.means import means_gate
+from tuner.numerics import EARLY_STEPS, LATE_STEPS, Start, Trace, errors_between, judge
+from tuner.probe import Probe, draws_random
+from tuner.protocol import ArmSpec, Job
+from tuner.records import Failure, FailureKind, Phase
+from tuner.tracing import (
+    RATES,
+    BatchAt,
+    batches_of,
+    begin,
+    follow,
+    full_precision,
+    perturb,
+    remember,
+    snapshot,
+    start_of,
+    state,
+)
+
+MAX_STEPS = 40
+DOUBLE_BUDGET_S = 60.0
+DOUBLE_SLOWDOWN = {"cpu": 3.0, "cuda": 32.0}  # of float64 against fp32; a consumer GPU has 1/64 of the units
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was found, and the settled candidate when it can be timed as it is (it was not built without dropout)."""
+
+    numerics: Numerics
+    arm: LiveArm | None
+
+
+def prove(job: Job, probe: Probe) -> Proof | Failure:
+    """Raises DeclinedError when a choice cannot be applied, and whatever the candidate raises."""
+    if not probe.random:
+        return _prove(job, probe)
+    with dropout_off():
+        is_silent = not draws_random(fresh_workload(job, randomness=False), pick_device(job.device))
+        proof = _prove(job, probe) if is_silent else None
+    if proof is None:
+        numerics = means_gate(job)
+        return numerics if isinstance(numerics, Failure) else Proof(numerics, None)
+    if isinstance(proof, Failure):
+        return proof
+    if proof.arm is not None:
+        proof.arm.close()
+    torch.compiler.reset()  # what was compiled has no dropout
+    gc.collect()
+    return Proof(proof.numerics, None)
+
+
+def _prove(job: Job, probe: Probe) -> Proof | Failure:
+    arm = LiveArm(job, job.arms[-1], randomness=not probe.random)
+    start = start_of(arm.workload)
+    batches = batches_of(arm.workload.batch, job.seed, vary=probe.vary)
+    torch.manual_seed(job.seed)
+    traced = _trace_candidate(arm, start, batches)
+    arm.rates.scale(1.0)
+    if isinstance(traced, Failure):
+        return traced
+    reference, note = _trace_reference(job, probe, start, batches, traced)
+    yardstick = _trace_yardstick(job, probe, start, batches, traced, perturbed=bool(note))
+    numerics, wrong = judge(
+        errors_between(traced, reference, start),
+        errors_between(yardstick, reference, start),
+        tolerance(job.arms[-1].knobs),
+        start.names,
+        traced.steps,
+        "; ".join(filter(None, [note, *probe.notes])),
+    )
+    return Proof(numerics, arm) if wrong is None else _failed(FailureKind.WRONG, wrong)
+
+
+def _trace_candidate(arm: LiveArm, start: Start, batch_at: BatchAt) -> Trace | Failure:
+    """Steps until some have followed the last one that compiled, captured or overflowed."""
+    trace = Trace()
+    scaled = arm.spec.knobs.get("precision") == "fp16"
+    quiet = 0  # steps since something was special about one
+    for index in count():
+        arm.rates.scale(RATES[index % len(RATES)])
+        settled = arm.step.is_settled
+        taken = snapshot(arm.workload, arm(*batch_at(index)))
+        remember(trace, index, taken)
+        problem = taken.first_not_finite(start.names)
+        overflowed = problem is not None and scaled
+        if overflowed:
+            trace.skipped.add(index)
+        elif problem is not None:
+            return _failed(FailureKind.NOT_FINITE, f"{problem} at step {index}")
+        quiet = 0 if overflowed or not settled else quiet + 1
+        if quiet >= LATE_STEPS and trace.steps >= EARLY_STEPS + LATE_STEPS:
+            break
+        if trace.steps >= MAX_STEPS:
+            if overflowed:
+                return _failed(FailureKind.NOT_FINITE, f"fp16 still overflows after {MAX_STEPS} steps: {problem}")
+            break
+    return _ended(trace, arm.workload, start)
+
+
+def _ended(trace: Trace, workload: Workload, start: Start) -> Trace | Failure:
+    trace.parameters, trace.buffers = state(workload)
+    for name, tensor in zip(start.names, trace.parameters, strict=True):
+        if not torch.isfinite(tensor).all():
+            return _failed(FailureKind.NOT_FINITE, f"{name} is not finite after {trace.steps} steps")
+    return trace
+
+
+def _trace_reference(job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace) -> tuple[Trace, str]:
+    """The reference's trace, and a note when it is not in float64."""
+    kind = pick_device(job.device).type
+    cost_s = probe.step_ms / 1e3 * candidate.steps * DOUBLE_SLOWDOWN[kind]
+    if cost_s <= DOUBLE_BUDGET_S:
+        # What a model with a dtype written into its code says to float64 is not ours to foresee.
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):
+            return _trace_plain(job, probe, start, batches, candidate, double=True), ""
+    gc.collect()
+    return _trace_plain(job, probe, start, batches, candidate, double=False), "the reference is fp32"
+
+
+def _trace_plain(job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace, *, double: bool) -> Trace:
+    workload = fresh_workload(job, randomness=not probe.random)
+    begin(workload, start)
+    if double:
+        workload.model.double()
+        if isinstance(workload.loss_fn, torch.nn.Module):
+            workload.loss_fn.double()
+
+    def step(index: int, x: Any, y: Any) -> torch.Tensor:
+        if double:
+            x, y = doubled((x, y))
+        return plain_step(workload, x, y, update=index not in candidate.skipped)
+
+    with full_precision():
+        return follow(workload, step, job.seed, batches, candidate)
+
+
+def _trace_yardstick(
+    job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace, *, perturbed: bool
+) -> Trace:
+    """Eager with the candidate's precision. Against a reference of the same precision it would have no error at all,
+    so there its weights start a few units in the last place away."""
+    precision = job.arms[-1].knobs.get("precision")
+    knobs = {} if precision is None else {"precision": precision}
+    arm = LiveArm(job, ArmSpec(name="yardstick", knobs=knobs), randomness=not probe.random)
+    try:
+        begin(arm.workload, start)
+        if perturbed:
+            perturb(arm.workload, job.seed)
+        return follow(arm.workload, lambda _, x, y: arm(x, y), job.seed, batches, candidate)
+    finally:
+        arm.close()
+
+
+def _failed(kind: FailureKind, reason: str) -> Failure:
+    return Failure(kind=kind, phase=Phase.NUMERICS, reason=reason)

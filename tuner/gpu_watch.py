@@ -1,0 +1,99 @@
+"""The UUID of a GPU in, what disturbs measurements on it out: throttling, other processes, a low clock. No torch."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+try:
+    import pynvml
+except ImportError:  # the extra is not installed: measuring works, disturbances go unseen
+    pynvml = None
+
+# Not SwPowerCap (0x4): a GPU under matrix products runs at its power limit all the time.
+SLOWDOWNS = {
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal slowdown (software)",
+    0x40: "thermal slowdown (hardware)",
+    0x80: "power brake",
+}
+LOW_CLOCK = 0.75  # of the highest clock seen, as nvbench discards samples
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """What NVML says at one moment: SM clock in MHz, bits of the reasons for throttling, processes with a context."""
+
+    sm_mhz: int
+    reasons: int
+    processes: frozenset[int]
+
+
+class NoWatch:
+    """For a CPU, or where NVML cannot be asked: sees nothing, and says so."""
+
+    def __init__(self, note: str = "") -> None:
+        self._notes = (note,) if note else ()
+
+    def disturbance(self) -> None:
+        return None
+
+    def notes(self) -> tuple[str, ...]:
+        return self._notes
+
+
+class GpuWatch:
+    """Compares the state of the GPU after each round with that at the start."""
+
+    def __init__(self, handle: object) -> None:
+        self._handle = handle
+        self._mine = {os.getpid(), os.getppid()}
+        self._first = self._state()
+        self._clocks = [self._first.sm_mhz]
+
+    def disturbance(self) -> str | None:
+        now = self._state()
+        self._clocks.append(now.sm_mhz)
+        return what_disturbed(self._first, now, max(self._clocks), self._mine)
+
+    def notes(self) -> tuple[str, ...]:
+        clocks = f"SM clock {min(self._clocks)} to {max(self._clocks)} MHz"
+        # In a container NVML knows our process by another number, so that nobody can be told apart.
+        others = self._first.processes - self._mine if os.getpid() in self._first.processes else frozenset()
+        if not others:
+            return (clocks,)
+        return clocks, f"other processes were on this GPU all the time: {_listed(others)}"
+
+    def _state(self) -> GpuState:
+        return GpuState(
+            sm_mhz=pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM),
+            reasons=pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle),
+            processes=frozenset(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)),
+        )
+
+
+def what_disturbed(first: GpuState, now: GpuState, highest_mhz: int, mine: Iterable[int]) -> str | None:
+    """The reason why a round that ended in state `now` must not count, or None."""
+    slowdown = next((name for bit, name in SLOWDOWNS.items() if now.reasons & bit), None)
+    if slowdown is not None:
+        return slowdown
+    newcomers = now.processes - first.processes - set(mine)
+    if newcomers:
+        return f"another process came onto the GPU: {_listed(newcomers)}"
+    if now.sm_mhz < LOW_CLOCK * highest_mhz:
+        return f"the SM clock fell below {LOW_CLOCK:.0%} of the highest seen"
+    return None
+
+
+def watch_gpu(uuid: str) -> GpuWatch | NoWatch:
+    if pynvml is None:
+        return NoWatch("clocks and other processes were not watched: nvidia-ml-py is not installed")
+    try:
+        pynvml.nvmlInit()
+        return GpuWatch(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    except pynvml.NVMLError as error:
+        return NoWatch(f"clocks and other processes were not watched: {error}")
+
+
+def _listed(processes: Iterable[int]) -> str:
+    return ", ".join(f"PID {process}" for process in sorted(processes))

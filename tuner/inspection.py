@@ -1,0 +1,57 @@
+"""A workload in, an Inspection out: what it is, and which choices do not apply to it here."""
+
+import hashlib
+
+from kitsune.device import environment, pick_device
+from kitsune.errors import SubmissionError
+from kitsune.record import canonical_json
+from kitsune.submission.archive import Archive
+from kitsune.submission.export import to_archive
+from kitsune.techniques import inapplicable, observed_facts
+from kitsune.workload import Workload
+from tuner.arms import fresh_workload
+from tuner.probe import probe_workload
+from tuner.protocol import Inspection, Job, one_line
+from tuner.records import Failure
+from tuner.workloads import WorkloadSource, workload_source
+
+
+def inspect_workload(job: Job) -> Inspection | Failure:
+    """Raises whatever the workload raises when it is run as given."""
+    probe = probe_workload(job)
+    if isinstance(probe, Failure):
+        return probe
+    device = pick_device(job.device)
+    workload = fresh_workload(job)  # steps have changed the buffers of the probed one, which are part of its identity
+    fingerprint, note = fingerprint_of(job.workload, workload)
+    return Inspection(
+        environment=environment(device),
+        fingerprint=fingerprint,
+        inapplicable=inapplicable(observed_facts(workload, device)),
+        random=probe.random,
+        step_ms=probe.step_ms,
+        peak_bytes=probe.peak_bytes,
+        parameters=probe.parameters,
+        notes=(*probe.notes, *filter(None, [note])),
+    )
+
+
+def fingerprint_of(spec: str, workload: Workload) -> tuple[str, str]:
+    """The fingerprint of the workload's graph, or one that holds on this machine only, with a note that says why."""
+    try:
+        if workload_source(spec) is WorkloadSource.ARCHIVE:
+            return Archive.load(spec).fingerprint, ""
+        return to_archive(workload).fingerprint, ""
+    except SubmissionError as error:
+        return local_fingerprint(workload), one_line(f"not exportable, so its plan holds for this code only: {error}")
+
+
+def local_fingerprint(workload: Workload) -> str:
+    model = workload.model
+    identity = [
+        f"{type(model).__module__}.{type(model).__qualname__}",
+        [[name, list(value.shape), str(value.dtype)] for name, value in model.named_parameters()],
+        repr(model),
+        type(workload.optimizer).__name__,
+    ]
+    return "local-" + hashlib.sha256(canonical_json(identity).encode()).hexdigest()

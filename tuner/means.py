@@ -1,0 +1,129 @@
+"""The numerics gate for steps whose random numbers cannot be switched off: means over many steps are compared.
+
+Every run stands still (learning rate 0) on the same weights and batch while it draws other random numbers.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+import torch
+
+from kitsune.plan import Numerics
+from kitsune.techniques import tolerance
+from kitsune.workload import Workload
+from tuner.arms import LiveArm, Rates, fresh_workload, plain_step
+from tuner.numerics import Start, Tensors, allowed, distance, norm
+from tuner.protocol import ArmSpec, Job
+from tuner.records import Failure, FailureKind, Phase
+from tuner.tracing import begin, full_precision, snapshot, start_of, state
+
+STEPS = 24
+STANDARD_ERRORS = 4.0
+UPDATE_FLOOR = 0.5
+NOTE = (
+    f"random numbers of the step cannot be switched off, so means over {STEPS} steps on the same weights were "
+    "compared: loss, gradient, and for parameters the size of one update"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Losses, the mean gradient and the size of one update of many steps that differ in their random numbers only."""
+
+    losses: list[float]
+    gradient: Tensors
+    update: float
+
+    @property
+    def loss(self) -> float:
+        return fmean(self.losses)
+
+    @property
+    def loss_variance(self) -> float:
+        """Of the mean."""
+        return variance(self.losses) / len(self.losses)
+
+
+def means_gate(job: Job) -> Numerics | Failure:
+    """Raises DeclinedError when a choice cannot be applied, and whatever the candidate raises."""
+    knobs = job.arms[-1].knobs
+    arm = LiveArm(job, job.arms[-1])
+    start = start_of(arm.workload)
+    candidate = _sample_arm(arm, start, job.seed)
+    sizes = {"loss": candidate.loss, "gradient": norm(candidate.gradient), "update": candidate.update}
+    for what, value in sizes.items():
+        if not math.isfinite(value):
+            return Failure(kind=FailureKind.NOT_FINITE, phase=Phase.NUMERICS, reason=f"the mean {what} is {value}")
+    workload = fresh_workload(job)
+    begin(workload, start)
+    with full_precision():
+        reference = _sample(
+            workload, lambda: plain_step(workload, *workload.batch), Rates(workload.optimizer), start, job.seed + 1
+        )
+    own = {} if "precision" not in knobs else {"precision": knobs["precision"]}
+    yardstick = _sample_arm(LiveArm(job, ArmSpec(name="yardstick", knobs=own)), start, job.seed + 2)
+    return _judged(candidate, reference, yardstick, job)
+
+
+def _sample_arm(arm: LiveArm, start: Start, seed: int) -> Sample:
+    try:
+        begin(arm.workload, start)
+        arm.rates.scale(0.0)
+        arm.settle()
+        return _sample(arm.workload, arm.run, arm.rates, start, seed)
+    finally:
+        arm.close()
+
+
+def _sample(workload: Workload, step: Callable[[], torch.Tensor], rates: Rates, start: Start, seed: int) -> Sample:
+    rates.scale(0.0)
+    torch.manual_seed(seed)
+    losses: list[float] = []
+    total: list[torch.Tensor | None] = [None] * len(start.names)
+    for _ in range(STEPS):
+        taken = snapshot(workload, step())
+        losses.append(taken.loss)
+        for index, gradient in enumerate(taken.gradients):
+            if gradient is not None:
+                before = total[index]
+                total[index] = gradient / STEPS if before is None else before + gradient / STEPS
+    rates.scale(1.0)
+    step()
+    return Sample(losses, total, distance(state(workload)[0], start.parameters))
+
+
+def _judged(candidate: Sample, reference: Sample, yardstick: Sample, job: Job) -> Numerics | Failure:
+    floor = tolerance(job.arms[-1].knobs)
+    size = max(abs(reference.loss), 1e-12)
+    noise = STANDARD_ERRORS * math.sqrt(candidate.loss_variance + reference.loss_variance) / size
+    found, own = _errors(candidate, reference, size), _errors(yardstick, reference, size)
+    limits = (
+        max(noise, allowed(own[0], floor.loss)),
+        allowed(own[1], floor.gradient),
+        max(UPDATE_FLOOR, allowed(own[2], floor.parameter)),
+    )
+    for what, error, limit in zip(("mean loss", "mean gradient", "size of an update"), found, limits, strict=True):
+        if error > limit:
+            reason = f"{what}: relative error {error:.2e} against the reference, {limit:.2e} is allowed ({NOTE})"
+            return Failure(kind=FailureKind.WRONG, phase=Phase.NUMERICS, reason=reason)
+    return Numerics(
+        steps=STEPS,
+        loss_error=found[0],
+        gradient_error=found[1],
+        parameter_error=found[2],
+        loss_allowed=limits[0],
+        gradient_allowed=limits[1],
+        parameter_allowed=limits[2],
+        note=NOTE,
+    )
+
+
+def _errors(sample: Sample, reference: Sample, size: float) -> tuple[float, float, float]:
+    gradient, update = max(norm(reference.gradient), 1e-12), max(reference.update, 1e-12)
+    return (
+        abs(sample.loss - reference.loss) / size,
+        distance(sample.gradient, reference.gradient) / gradient,
+        abs(sample.update - reference.update) / update,
+    )

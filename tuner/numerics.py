@@ -1,0 +1,220 @@
+"""Traces of training runs in, their errors and the verdict of the numerics gate out. Nothing is run here."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kitsune.plan import Numerics
+from kitsune.techniques.technique import Tolerance
+
+YARDSTICK_FACTOR = 3.0  # how many times eager's own error in the same dtype is allowed
+# One tensor alone may be this much worse than all together: it hides a gradient that is missing or doubled otherwise.
+SINGLE_FACTOR = 10.0
+# In the first steps, before trajectories drift apart, more than this is not rounding, whatever eager loses itself.
+LOSS_CEILING = 0.1
+GRADIENT_CEILING = 0.5
+EARLY_STEPS = 2
+LATE_STEPS = 3
+LARGEST_ERROR = 1e9
+
+Tensors = Sequence[torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Loss and gradients of one step, on the host."""
+
+    loss: float
+    gradients: Tensors
+
+    def first_not_finite(self, names: Sequence[str]) -> str | None:
+        """What is NaN or infinite, or None."""
+        if not math.isfinite(self.loss):
+            return f"the loss is {self.loss}"
+        for name, gradient in zip(names, self.gradients, strict=True):
+            if gradient is not None and not torch.isfinite(gradient).all():
+                return f"the gradient of {name} is not finite"
+        return None
+
+
+@dataclass(slots=True)
+class Trace:
+    """A training run: some of its steps, the steps whose update an overflow skipped, and the tensors it ended with."""
+
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+    steps: int = 0
+    parameters: Sequence[torch.Tensor] = ()
+    buffers: Sequence[torch.Tensor] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Errors of a trace relative to a reference: by step, at the end, and (early steps) of each gradient alone."""
+
+    loss: Mapping[int, float]
+    gradient: Mapping[int, float]
+    singles: Sequence[float]
+    parameter: float
+    buffer: float
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The tensors that all traces start from."""
+
+    names: Sequence[str]
+    parameters: Sequence[torch.Tensor]
+    buffers: Sequence[torch.Tensor]
+
+
+def errors_between(trace: Trace, reference: Trace, start: Start) -> Errors:
+    """‖trace - reference‖ / ‖reference‖; for parameters and buffers over the size of the reference's update.
+
+    Steps that an overflow skipped in the trace are left out.
+    """
+    common = sorted((trace.snapshots.keys() & reference.snapshots.keys()) - trace.skipped)
+    pairs = {step: (trace.snapshots[step], reference.snapshots[step]) for step in common}
+    scale = sum(abs(reference.loss) for _, reference in pairs.values()) / max(1, len(pairs))
+    return Errors(
+        loss={step: _ratio(abs(ours.loss - theirs.loss), scale) for step, (ours, theirs) in pairs.items()},
+        gradient={
+            step: _ratio(distance(ours.gradients, theirs.gradients), norm(theirs.gradients))
+            for step, (ours, theirs) in pairs.items()
+        },
+        singles=_worst_singles([pair for step, pair in pairs.items() if step < EARLY_STEPS], len(start.names)),
+        parameter=_ratio(
+            distance(trace.parameters, reference.parameters), distance(reference.parameters, start.parameters)
+        ),
+        buffer=_buffer_error(trace.buffers, reference.buffers, start.buffers),
+    )
+
+
+def _buffer_error(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], start: Sequence[torch.Tensor]) -> float:
+    """Of floating buffers as for parameters; counters and the like must be equal."""
+    real = [index for index, tensor in enumerate(theirs) if tensor.is_floating_point()]
+    exact = [index for index in range(len(theirs)) if index not in real]
+    if any(distance([ours[index]], [theirs[index]]) > 0 for index in exact):
+        return LARGEST_ERROR
+    picked = [[tensors[index] for index in real] for tensors in (ours, theirs, start)]
+    return _ratio(distance(picked[0], picked[1]), distance(picked[1], picked[2]))
+
+
+def judge(
+    candidate: Errors, yardstick: Errors, floor: Tolerance, names: Sequence[str], steps: int, note: str = ""
+) -> tuple[Numerics, str | None]:
+    """The numbers to publish, and the reason why the candidate is wrong, or None.
+
+    Allowed is the larger of the floor and three times the yardstick's own error in the same part of the run.
+    """
+    loss = _worst(candidate.loss, yardstick.loss, floor.loss, LOSS_CEILING)
+    gradient = _worst(candidate.gradient, yardstick.gradient, floor.gradient, GRADIENT_CEILING)
+    parameter_allowed = allowed(yardstick.parameter, floor.parameter)
+    buffer_allowed = allowed(yardstick.buffer, floor.parameter)
+    numerics = Numerics(
+        steps=steps,
+        loss_error=loss.error,
+        gradient_error=gradient.error,
+        parameter_error=candidate.parameter,
+        loss_allowed=loss.allowed,
+        gradient_allowed=gradient.allowed,
+        parameter_allowed=parameter_allowed,
+        note=note,
+    )
+    for what, worst in (("loss", loss), ("gradients", gradient)):
+        if worst.error > worst.allowed:
+            return numerics, _wrong(f"{what} at step {worst.step}", worst.error, worst.allowed)
+    for what, error, limit in (
+        (f"parameters after {steps} steps", candidate.parameter, parameter_allowed),
+        (f"buffers after {steps} steps", candidate.buffer, buffer_allowed),
+    ):
+        if error > limit:
+            return numerics, _wrong(what, error, limit)
+    return numerics, _wrong_single(candidate, yardstick, floor, names)
+
+
+def allowed(yardstick: float, floor: float, ceiling: float = LARGEST_ERROR) -> float:
+    return max(floor, min(YARDSTICK_FACTOR * yardstick, ceiling))
+
+
+def norm(tensors: Tensors) -> float:
+    """Euclidean norm over all tensors; None counts as zeros."""
+    return math.sqrt(sum(_squares(tensor) for tensor in tensors if tensor is not None))
+
+
+def distance(ours: Tensors, theirs: Tensors) -> float:
+    """Euclidean norm of the difference; None counts as zeros."""
+    return math.sqrt(sum(_squares(_difference(a, b)) for a, b in zip(ours, theirs, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Worst:
+    step: int
+    error: float
+    allowed: float
+
+
+def _worst(errors: Mapping[int, float], own: Mapping[int, float], floor: float, ceiling: float) -> _Worst:
+    """The step whose error comes nearest to what is allowed there, or exceeds it most.
+
+    What eager loses is taken as the most of a part of the run: at one single step it may be small by luck.
+    """
+    worst = _Worst(0, 0.0, floor)
+    for early, limit in ((True, ceiling), (False, LARGEST_ERROR)):
+        part = {step: error for step, error in errors.items() if (step < EARLY_STEPS) is early}
+        yardstick = max((error for step, error in own.items() if (step < EARLY_STEPS) is early), default=0.0)
+        bound = allowed(yardstick, floor, limit)
+        for step, error in part.items():
+            if error / bound >= worst.error / worst.allowed:
+                worst = _Worst(step, error, bound)
+    return worst
+
+
+def _worst_singles(pairs: Sequence[tuple[Snapshot, Snapshot]], count: int) -> list[float]:
+    """For each gradient the largest error over the steps, relative to itself, or to a hundredth of its fair share."""
+    worst = [0.0] * count
+    for ours, theirs in pairs:
+        elements = sum(tensor.numel() for tensor in theirs.gradients if tensor is not None)
+        density = norm(theirs.gradients) / math.sqrt(max(1, elements))
+        for index, (a, b) in enumerate(zip(ours.gradients, theirs.gradients, strict=True)):
+            some = a if b is None else b
+            if some is None:
+                continue
+            least = 0.01 * density * math.sqrt(some.numel())
+            worst[index] = max(worst[index], _ratio(distance([a], [b]), max(norm([b]), least)))
+    return worst
+
+
+def _wrong_single(candidate: Errors, yardstick: Errors, floor: Tolerance, names: Sequence[str]) -> str | None:
+    for name, error, own in zip(names, candidate.singles, yardstick.singles, strict=True):
+        limit = SINGLE_FACTOR * max(floor.gradient, own)
+        if error > limit:
+            return _wrong(f"gradient of {name} in the first {EARLY_STEPS} steps", error, limit)
+    return None
+
+
+def _wrong(what: str, error: float, limit: float) -> str:
+    return f"{what}: relative error {error:.2e} against the reference, {limit:.2e} is allowed"
+
+
+def _ratio(error: float, size: float) -> float:
+    if error == 0:
+        return 0.0
+    value = error / size if size > 0 else LARGEST_ERROR
+    return min(value, LARGEST_ERROR) if math.isfinite(value) else LARGEST_ERROR
+
+
+def _squares(tensor: torch.Tensor | None) -> float:
+    if tensor is None or tensor.numel() == 0:
+        return 0.0
+    sizes = tensor.abs() if tensor.is_complex() else tensor
+    return float(torch.linalg.vector_norm(sizes, dtype=torch.float64)) ** 2
+
+
+def _difference(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    wide = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    return a.to(wide) - b.to(wide)

@@ -1,0 +1,152 @@
+"""Run -> Trial -> Measurement: what the tuner remembers. Frozen, JSON in and out, no torch."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from pydantic import AwareDatetime, Field
+
+from kitsune.knobs import Choice
+from kitsune.plan import Environment, Interval, Numerics
+from kitsune.record import Record
+
+
+class RunStatus(StrEnum):
+    """Where a run stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_finished(self) -> bool:
+        return self in (RunStatus.FINISHED, RunStatus.FAILED, RunStatus.CANCELLED)
+
+
+class Verdict(StrEnum):
+    """What a comparison allows us to say."""
+
+    FASTER = "faster"
+    SAME = "same"
+    SLOWER = "slower"
+    AMBIGUOUS = "ambiguous"
+
+
+class Source(StrEnum):
+    """Who proposed a trial."""
+
+    BASELINE = "baseline"  #: the step as given, against itself: the noise floor
+    STOCK = "stock"  #: what a user of plain torch would try by hand
+    SEED = "seed"  #: what an expert would try first
+    DESCENT = "descent"  #: one knob changed from the best so far
+    TPE = "tpe"  #: Optuna's tree-structured Parzen estimator
+    CONFIRM = "confirm"  #: the winner, measured again in a fresh process
+
+
+class Phase(StrEnum):
+    """The parts of a trial, each with its own time limit."""
+
+    BUILD = "build"
+    NUMERICS = "numerics"
+    WARMUP = "warmup"
+    TIMING = "timing"
+
+
+class FailureKind(StrEnum):
+    """Why a trial has no measurement."""
+
+    DECLINED = "declined"  #: a technique said that it does not apply
+    RAISED = "raised"  #: the step raised an error
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"  #: the child died
+    WRONG = "wrong"  #: the numbers differ from the reference by more than is allowed
+    NOT_FINITE = "not_finite"  #: NaN or infinity in loss, gradients or parameters
+
+
+class Failure(Record):
+    """A trial that gave no measurement, and why, in one line."""
+
+    kind: FailureKind
+    phase: Phase
+    reason: str = Field(max_length=2000)
+
+
+class Arm(Record):
+    """One way to run the step, timed in blocks interleaved with the other arms of the same process.
+
+    `step_ms[i]` is the mean time of a step in block i; block i of every arm ran within the same round.
+    """
+
+    name: str
+    knobs: Mapping[str, Choice]
+    step_ms: tuple[float, ...]
+    peak_bytes: int = Field(ge=0)
+    first_step_s: float = Field(ge=0)
+    applied: tuple[str, ...] = ()
+    declined: Mapping[str, str] = Field(default_factory=dict)
+
+
+class Measurement(Record):
+    """What one child process measured: arms[0] is the baseline."""
+
+    arms: tuple[Arm, ...] = Field(min_length=1)
+    steps_per_block: tuple[int, ...]
+    dropped_rounds: int = Field(default=0, ge=0, description="rounds left out because the machine was disturbed")
+    notes: tuple[str, ...] = ()
+    numerics: Numerics | None = None
+    environment: Environment
+
+
+class Comparison(Record):
+    """A candidate against a baseline, from paired blocks. speedup = baseline time / candidate time."""
+
+    speedup: Interval
+    p_value: float = Field(ge=0, le=1)
+    verdict: Verdict
+    blocks: int = Field(ge=0)
+
+
+class Trial(Record):
+    """One configuration that was tried: either a measurement or the reason why there is none."""
+
+    run_id: str
+    number: int = Field(ge=0)
+    source: Source
+    knobs: Mapping[str, Choice]
+    measurement: Measurement | None = None
+    comparison: Comparison | None = None
+    failure: Failure | None = None
+    started_at: AwareDatetime
+    finished_at: AwareDatetime
+
+
+class Run(Record):
+    """One request to tune one workload on one kind of device."""
+
+    id: str
+    workload: str = Field(description='"zoo:resnet18?batch=128", "train.py:make_workload", "model.ksn" or "live"')
+    fingerprint: str = ""
+    device: str = "cuda:0"
+    budget_trials: int | None = Field(default=None, ge=1)
+    budget_s: float | None = Field(default=None, gt=0)
+    seed: int = 0
+    status: RunStatus = RunStatus.QUEUED
+    attempt: int = Field(default=0, ge=0, description="fencing token: grows with every claim")
+    worker: str | None = None
+    created_at: AwareDatetime
+    started_at: AwareDatetime | None = None
+    heartbeat_at: AwareDatetime | None = None
+    lease_until: AwareDatetime | None = None
+    finished_at: AwareDatetime | None = None
+    environment: Environment | None = None
+    inapplicable: Mapping[str, str] = Field(
+        default_factory=dict, description='"knob=choice" -> why it was never tried on this device and model'
+    )
+    plan_id: str | None = None
+    verdict: Verdict | None = None
+    error: str | None = None
+
+    def evolve(self, **changes: object) -> "Run":
+        return self.model_copy(update=changes)

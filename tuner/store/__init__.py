@@ -1,0 +1,1 @@
+"""What the tuner remembers, in SQLite or PostgreSQL."""

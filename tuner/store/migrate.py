@@ -1,0 +1,80 @@
+"""Brings a database to the schema of this version: an open database in, the same database at head out."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, inspect, text
+
+from kitsune import __version__
+from kitsune.errors import SchemaError
+from tuner.store.database import Database
+from tuner.store.tables import SCHEMA_REVISION, VERSION_TABLE, metadata
+
+#: Names the advisory lock under which one process migrates a PostgreSQL database: "kitsune" in ASCII.
+_LOCK = 0x6B697473756E65
+
+#: Alembic hands the running migration around in a module global, so one thread at a time.
+_one_at_a_time = threading.Lock()
+
+
+def bring_up_to_date(database: Database) -> None:
+    """Migrates an empty or older database to head, in one transaction, whoever comes first.
+
+    Raises SchemaError for a database that a newer or a foreign version wrote.
+    """
+    with database.read() as connection:
+        if revisions(connection) == (SCHEMA_REVISION,):
+            return
+    with _one_at_a_time, database.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        found = revisions(connection)
+        if found != (SCHEMA_REVISION,):
+            _refuse_strangers(connection, found)
+            command.upgrade(config(connection), "head")
+
+
+def revisions(connection: Connection) -> tuple[str, ...]:
+    """What the database says about itself: empty for a database without our tables."""
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    return tuple(context.get_current_heads())
+
+
+def config(connection: Connection) -> Config:
+    """Alembic's configuration for an open connection; it needs no file, so it works from an installed wheel."""
+    made = Config()
+    made.set_main_option("script_location", str(scripts_folder()).replace("%", "%%"))
+    made.attributes["connection"] = connection
+    return made
+
+
+def scripts_folder() -> Path:
+    """`migrations/` stands beside `tuner/`, in the repository as in an installed wheel.
+
+    It is found by place, never by name: an import of `migrations` from the user's folder might find another's.
+    """
+    return Path(__file__).resolve().parents[2] / "migrations"
+
+
+def _refuse_strangers(connection: Connection, found: tuple[str, ...]) -> None:
+    known = set(_known_revisions(connection))
+    if unknown := [revision for revision in found if revision not in known]:
+        raise SchemaError(
+            f"the database is at schema revision {', '.join(unknown)}, which Kitsune {__version__} does not know: a "
+            "newer version wrote it. Upgrade Kitsune, or choose another database with KITSUNE_DATABASE_URL"
+        )
+    if not found and (ours := sorted(set(inspect(connection).get_table_names()) & set(metadata.tables))):
+        raise SchemaError(
+            f"the database holds {', '.join(ours)} but no {VERSION_TABLE}, so their version is unknown: something else "
+            "made them, or the version was deleted. Restore a backup, or choose another database with "
+            "KITSUNE_DATABASE_URL"
+        )
+
+
+def _known_revisions(connection: Connection) -> Iterator[str]:
+    return (script.revision for script in ScriptDirectory.from_config(config(connection)).walk_revisions())

@@ -1,0 +1,38 @@
+"""Rows and records: a mapping of column values in, a validated record out, and back."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import Row, Table
+
+from kitsune.errors import StoreError
+from kitsune.record import Record
+from tuner.store.tables import JsonText
+
+R = TypeVar("R", bound=Record)
+
+
+def to_row(record: Record, **derived: object) -> dict[str, Any]:
+    """Every field of the record under its name, and beside them columns that are computed from it."""
+    return {**{name: getattr(record, name) for name in type(record).model_fields}, **derived}
+
+
+def from_row(model: type[R], table: Table, row: Row[Any]) -> R:
+    """The record that `to_row` took apart. Raises StoreError when the row was altered into something else."""
+    values = row._mapping
+    try:
+        return model.model_validate({name: _decoded(table, name, values[name]) for name in model.model_fields})
+    except (ValueError, RecursionError) as error:
+        raise StoreError(
+            f"a row of {table.name} is not a {model.__name__} ({str(error).splitlines()[0]}): "
+            "it was altered by hand or written by another version; restore the database from a backup"
+        ) from error
+
+
+def utcnow() -> datetime:
+    return datetime.now(UTC)
+
+
+def _decoded(table: Table, name: str, value: Any) -> Any:
+    return json.loads(value) if value is not None and isinstance(table.c[name].type, JsonText) else value

@@ -1,0 +1,162 @@
+"""The tables of the store: columns for what is filtered and sorted by, JSON text for the rest. Nothing else here.
+
+Every name starts with `kitsune_`: Optuna's own tables (`trials`, `studies`, `alembic_version`) may share the database.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    MetaData,
+    Table,
+    Text,
+    TypeDecorator,
+)
+
+from kitsune.record import Record, canonical_json
+
+#: The newest revision in `migrations/versions`; a test compares.
+SCHEMA_REVISION = "0001"
+#: Ours alone: Optuna keeps its own revision in `alembic_version` of the same database.
+VERSION_TABLE = "kitsune_alembic_version"
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class Line(TypeDecorator[str]):
+    """Text without NUL characters, which PostgreSQL cannot hold: refused on both databases alike."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, _dialect: Dialect) -> str | None:
+        if value is not None and "\x00" in value:
+            raise ValueError(f"text with a NUL character cannot be stored: {value!r:.100}")
+        return value
+
+
+class Whole(TypeDecorator[int]):
+    """A whole number of at most 64 bits: a larger one is refused on both databases alike."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: int | None, _dialect: Dialect) -> int | None:
+        if value is not None and not -(2**63) <= value < 2**63:
+            raise ValueError(f"a number of more than 64 bits cannot be stored: {value}")
+        return value
+
+
+class Moment(TypeDecorator[datetime]):
+    """An instant to the microsecond, stored in UTC (SQLite has no time zones; its text sorts as time does)."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, _dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"a time without a zone cannot be stored: {value}")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, _dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class JsonText(TypeDecorator[Any]):
+    """Canonical JSON going in (ASCII, so any character fits); text coming out, which `rows.from_row` decodes."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Record | Mapping[str, Any] | None, _dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        return value.canonical_json() if isinstance(value, Record) else canonical_json(dict(value))
+
+
+plans = Table(
+    "kitsune_plans",
+    metadata,
+    Column("plan_id", Line, primary_key=True),
+    Column("fingerprint", Line, nullable=False),
+    Column("device", Line),
+    Column("gpu", Line),
+    Column("compute_capability", Line),
+    Column("memory_bytes", Whole),
+    Column("driver", Line),
+    Column("cuda", Line),
+    Column("torch", Line),
+    Column("triton", Line),
+    Column("run_id", Line),
+    Column("verdict", Line),
+    Column("speedup", Double),
+    Column("speedup_over_eager", Double),
+    Column("created_at", Moment, nullable=False),
+    Column("document", JsonText, nullable=False),
+    Index(None, "fingerprint", "gpu"),
+)
+
+runs = Table(
+    "kitsune_runs",
+    metadata,
+    Column("id", Line, primary_key=True),
+    Column("workload", Line, nullable=False),
+    Column("fingerprint", Line, nullable=False),
+    Column("device", Line, nullable=False),
+    Column("budget_trials", Whole),
+    Column("budget_s", Double),
+    Column("seed", Whole, nullable=False),
+    Column("status", Line, nullable=False),
+    Column("attempt", Whole, nullable=False),
+    Column("worker", Line),
+    Column("created_at", Moment, nullable=False),
+    Column("started_at", Moment),
+    Column("heartbeat_at", Moment),
+    Column("lease_until", Moment),
+    Column("finished_at", Moment),
+    Column("environment", JsonText),
+    Column("gpu", Line),
+    Column("inapplicable", JsonText, nullable=False),
+    Column("plan_id", Line, ForeignKey(plans.c.plan_id)),
+    Column("verdict", Line),
+    Column("error", Line),
+    Index(None, "status", "created_at", "id"),
+    Index(None, "created_at", "id"),
+    Index(None, "fingerprint", "created_at", "id"),
+)
+
+trials = Table(
+    "kitsune_trials",
+    metadata,
+    Column("run_id", Line, ForeignKey(runs.c.id), primary_key=True),
+    Column("number", Whole, primary_key=True, autoincrement=False),
+    Column("attempt", Whole, nullable=False),
+    Column("source", Line, nullable=False),
+    Column("knobs", JsonText, nullable=False),
+    Column("verdict", Line),
+    Column("speedup", Double),
+    Column("failure_kind", Line),
+    Column("measurement", JsonText),
+    Column("comparison", JsonText),
+    Column("failure", JsonText),
+    Column("started_at", Moment, nullable=False),
+    Column("finished_at", Moment, nullable=False),
+)

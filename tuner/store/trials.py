@@ -1,0 +1,32 @@
+"""Trials of a run: each stored once, with raw samples or with the reason of its failure."""
+
+from sqlalchemy import Connection, select
+
+from kitsune.errors import StoreError
+from tuner.records import Run, Trial
+from tuner.store import tables
+from tuner.store.lease import insert_if_held
+from tuner.store.rows import from_row, to_row
+
+
+def add(connection: Connection, run: Run, trial: Trial) -> bool:
+    """Stores a trial of the run that `run` claimed. A trial may be tried twice but counts once: the first stays.
+
+    Returns whether it was new. Raises LeaseLostError when the run is no longer this worker's.
+    """
+    if trial.run_id != run.id:
+        raise StoreError(f"trial {trial.number} belongs to run {trial.run_id}, not to run {run.id}")
+    row = to_row(
+        trial,
+        attempt=run.attempt,
+        verdict=trial.comparison.verdict if trial.comparison else None,
+        speedup=trial.comparison.speedup.median if trial.comparison else None,
+        failure_kind=trial.failure.kind if trial.failure else None,
+    )
+    return insert_if_held(connection, run, tables.trials, row)
+
+
+def list_of(connection: Connection, run_id: str) -> list[Trial]:
+    """All trials of a run, by number; empty when there is no such run."""
+    statement = select(tables.trials).where(tables.trials.c.run_id == run_id).order_by(tables.trials.c.number)
+    return [from_row(Trial, tables.trials, row) for row in connection.execute(statement)]

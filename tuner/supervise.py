@@ -1,0 +1,263 @@
+"""A child process that is not trusted: started in a group of its own, bounded in time and output, killed, reaped.
+
+A Job goes in on the child's stdin, messages come back on a pipe of their own, so that what user code prints does not
+disturb them. Whatever the child does becomes a value. No torch here.
+"""
+
+import contextlib
+import getpass
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+from kitsune.errors import MeasureError
+from tuner.protocol import Inspection, Job, Limits, LineReader, Message, one_line
+from tuner.records import Failure, FailureKind, Measurement, Phase
+
+Outcome = Inspection | Measurement | Failure
+
+GRACE_S = 10.0  # for a child that has answered to leave by itself: a CUDA context takes up to seconds to go
+HANG_UP_S = 2.0  # from the end of its results to its exit, for a child that is going down
+KILL_S = 30.0
+TICK_S = 0.1
+CHUNK_BYTES = 64 * 1024
+TAIL_BYTES = 8 * 1024
+SECRETS = ("KITSUNE_DATABASE_URL", "KITSUNE_TOKEN")
+
+
+class Child:
+    """One measuring process and what it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], results: int, limits: Limits, reader: LineReader) -> None:
+        assert process.stderr is not None
+        self._process = process
+        self._limits = limits
+        self._reader = reader
+        self._tail: deque[int] = deque(maxlen=TAIL_BYTES)
+        self._selector = selectors.DefaultSelector()
+        for descriptor, sink in ((results, self._hear), (process.stderr.fileno(), self._tail.extend)):
+            os.set_blocking(descriptor, False)
+            self._selector.register(descriptor, selectors.EVENT_READ, sink)
+        self._results = results
+        self._hung_up_at: float | None = None
+        self.phase = Phase.BUILD
+        self._deadline = time.monotonic() + limits.build_s
+        self.outcome: Outcome | None = None
+
+    def wait(self) -> Outcome:
+        """The child's answer, or the Failure that it is."""
+        try:
+            while self.outcome is None and not self.has_exited():
+                if time.monotonic() > self._deadline:
+                    return self._timed_out()
+                if self._hung_up_at is not None and time.monotonic() > self._hung_up_at + HANG_UP_S:
+                    return self._failure(FailureKind.CRASHED, "the measuring process closed its results without one")
+                self._listen(TICK_S)
+            while self._listen(0) and time.monotonic() < self._deadline:
+                pass
+        except MeasureError as error:
+            return self._failure(FailureKind.CRASHED, str(error))
+        return self.outcome or self._died()
+
+    def linger(self) -> None:
+        """Lets a child that has answered leave by itself, and keeps its pipes from filling up."""
+        end = time.monotonic() + GRACE_S
+        while not self.has_exited() and time.monotonic() < end:
+            with contextlib.suppress(MeasureError):
+                self._listen(TICK_S)
+
+    def has_exited(self) -> bool:
+        """Without reaping: as long as the leader is a zombie, the number of its process group cannot be reused."""
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return self._process.returncode is not None or os.waitid(os.P_PID, self._process.pid, flags) is not None
+
+    def close(self) -> None:
+        self._selector.close()
+
+    def _listen(self, timeout_s: float) -> bool:
+        """Reads what is there; False when there was nothing."""
+        heard = False
+        if not self._selector.get_map():
+            time.sleep(timeout_s)
+            return False
+        for key, _ in self._selector.select(timeout_s):
+            data = _read(key.fd)
+            if data is None:
+                self._selector.unregister(key.fd)
+                if key.fd == self._results:
+                    self._hung_up_at = time.monotonic()
+                continue
+            heard = True
+            key.data(data)
+        return heard
+
+    def _hear(self, data: bytes) -> None:
+        for message in self._reader.feed(data):
+            if self.outcome is not None:
+                raise MeasureError("the measuring process went on talking after its answer")
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        self.outcome = message.outcome
+        if message.phase is None:
+            return
+        order = list(Phase)
+        # only forward: a child must not be able to renew its deadline for ever
+        if order.index(message.phase) <= order.index(self.phase):
+            raise MeasureError(f"the measuring process went from {self.phase.value} back to {message.phase.value}")
+        self.phase = message.phase
+        self._deadline = time.monotonic() + self._limits.of(message.phase)
+
+    def _timed_out(self) -> Failure:
+        limit_s = self._limits.of(self.phase)
+        reason = f"{self.phase.value} took longer than its limit of {limit_s:g} s; the process was killed"
+        return self._failure(FailureKind.TIMEOUT, reason)
+
+    def _died(self) -> Failure:
+        status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        assert status is not None
+        if status.si_code == os.CLD_EXITED:
+            how = f"exited with code {status.si_status} without a result"
+        else:
+            how = f"was killed by {_signal_name(status.si_status)}"
+        last = self._last_words()
+        reason = f"the measuring process {how}" + (f"; last words: {last}" if last else "")
+        return self._failure(FailureKind.CRASHED, reason)
+
+    def _last_words(self) -> str:
+        lines = bytes(self._tail).decode(errors="replace").splitlines()
+        return one_line(next((line for line in reversed(lines) if line.strip()), ""), 500)
+
+    def _failure(self, kind: FailureKind, reason: str) -> Failure:
+        return Failure(kind=kind, phase=self.phase, reason=one_line(reason))
+
+
+def supervise(job: Job, limits: Limits, cache: Path) -> Outcome:
+    """Runs one job in a process of its own, and leaves nothing behind: no process, no descriptor, no file.
+
+    Compiled code is kept in `cache`. KeyboardInterrupt kills the child and propagates.
+    """
+    with _scratch(cache) as scratch, _pipe() as (results, child_end), _stdin(job, scratch) as stdin:
+        process = _start(stdin, child_end.fileno(), _environment(os.environ, scratch, cache))
+        try:
+            child_end.close()
+            outcome, phase = _attend(process, results.fileno(), limits)
+        finally:
+            is_dead = _kill(process)
+    if not is_dead:
+        return Failure(
+            kind=FailureKind.CRASHED, phase=phase, reason="the measuring process cannot be killed: the GPU hangs"
+        )
+    return outcome
+
+
+def _attend(process: subprocess.Popen[bytes], results: int, limits: Limits) -> tuple[Outcome, Phase]:
+    child = Child(process, results, limits, LineReader())
+    try:
+        outcome = child.wait()
+        if child.outcome is outcome:
+            child.linger()
+        return outcome, child.phase
+    finally:
+        child.close()
+
+
+def _start(stdin: IO[bytes], results: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    # -P: a folder of the user's named tuner/ or torch/ beside their script must not be imported instead of ours
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "tuner.child", str(results), str(os.getpid())],
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=(results,),
+        start_new_session=True,
+        env=dict(environment),
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> bool:
+    """SIGKILL to the whole group, then reap the leader; False when it does not die.
+
+    Nothing gentler: a process that hangs in a GPU call does not hear it. One that hangs in the driver hears nothing.
+    """
+    assert process.stderr is not None
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.stderr.close()
+    try:
+        process.wait(KILL_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _environment(given: Mapping[str, str], scratch: Path, cache: Path) -> dict[str, str]:
+    kept = {name: value for name, value in given.items() if name not in SECRETS}
+    paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [given.get("PYTHONPATH")])]
+    shared = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}
+    return {**shared, **kept, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@contextlib.contextmanager
+def _scratch(cache: Path) -> Iterator[Path]:
+    """A folder for temporary files. Inductor keeps precompiled C++ headers, 5 s of work, beside them: those stay."""
+    path = Path(tempfile.mkdtemp(prefix="kitsune-"))
+    try:
+        headers = cache / "headers"
+        headers.mkdir(parents=True, exist_ok=True)
+        (path / f"torchinductor_{_user()}").symlink_to(headers.resolve(), target_is_directory=True)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _user() -> str:
+    """The user's name as Inductor writes it into file names."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = f"uid_{os.getuid()}"
+    return re.sub(r'[\\/:*?"<>|]', "_", name)
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """(reading end, writing end)."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as source, os.fdopen(writing, "wb", buffering=0) as sink:
+        yield source, sink
+
+
+@contextlib.contextmanager
+def _stdin(job: Job, scratch: Path) -> Iterator[IO[bytes]]:
+    """The job in a file: a child that never reads its stdin cannot block us."""
+    path = scratch / "job.json"
+    path.write_bytes(job.model_dump_json().encode())
+    with path.open("rb") as file:
+        yield file
+
+
+def _read(descriptor: int) -> bytes | None:
+    """What is there to read; None at the end."""
+    try:
+        return os.read(descriptor, CHUNK_BYTES) or None
+    except BlockingIOError:
+        return b""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return f"{name} (the system does that when memory runs out)" if number == signal.SIGKILL else name

@@ -1,0 +1,96 @@
+"""Workloads run step by step from one start: what a training run did, as a Trace on the host."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from kitsune.workload import Workload
+from tuner.arms import Rates
+from tuner.batches import varied
+from tuner.numerics import EARLY_STEPS, LATE_STEPS, Snapshot, Start, Trace
+
+RATES = (1.0, 0.6, 0.3, 0.8)
+PERTURBATION = 2.0**-21  # a few units in the last place of fp32
+
+BatchAt = Callable[[int], Any]
+Step = Callable[[int, Any, Any], torch.Tensor]
+
+
+def follow(workload: Workload, step: Step, seed: int, batches: BatchAt, candidate: Trace) -> Trace:
+    """Trains as the candidate did, and remembers the same steps."""
+    rates = Rates(workload.optimizer)
+    torch.manual_seed(seed)
+    trace = Trace()
+    for index in range(candidate.steps):
+        rates.scale(RATES[index % len(RATES)])
+        loss = step(index, *batches(index))
+        if index in candidate.snapshots:
+            trace.snapshots[index] = snapshot(workload, loss)
+    trace.steps = candidate.steps
+    trace.parameters, trace.buffers = state(workload)
+    return trace
+
+
+def batches_of(batch: Any, seed: int, *, vary: bool) -> BatchAt:
+    """The batch of each step: the example first, then others like it."""
+    return lambda index: batch if index == 0 or not vary else varied(batch, seed + index)
+
+
+def start_of(workload: Workload) -> Start:
+    parameters, buffers = state(workload)
+    return Start([name for name, _ in workload.model.named_parameters()], parameters, buffers)
+
+
+def begin(workload: Workload, start: Start) -> None:
+    """Weights of the start: a workload file may draw them by other generators than torch's."""
+    with torch.no_grad():
+        for parameter, value in zip(workload.model.parameters(), start.parameters, strict=True):
+            parameter.copy_(value)
+        for buffer, value in zip(workload.model.buffers(), start.buffers, strict=True):
+            buffer.copy_(value)
+
+
+def perturb(workload: Workload, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in workload.model.parameters():
+            if parameter.is_floating_point():
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter.device, parameter.dtype)
+                parameter.mul_(1 + PERTURBATION * noise)
+
+
+def remember(trace: Trace, index: int, snapshot: Snapshot) -> None:
+    """Keeps the first steps and the last ones."""
+    trace.snapshots[index] = snapshot
+    trace.steps = index + 1
+    old = index - LATE_STEPS
+    if old >= EARLY_STEPS:
+        del trace.snapshots[old]
+
+
+def snapshot(workload: Workload, loss: torch.Tensor) -> Snapshot:
+    return Snapshot(float(loss), [host(parameter.grad) for parameter in workload.model.parameters()])
+
+
+def state(workload: Workload) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    model = workload.model
+    return [host(p) for p in model.parameters()], [host(b) for b in model.buffers()]
+
+
+def host(tensor: torch.Tensor | None) -> Any:
+    """A copy on the host; None stays None."""
+    return None if tensor is None else tensor.detach().to("cpu", copy=True)
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32 in the block."""
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, convolution.allow_tf32
+    matmul.allow_tf32, convolution.allow_tf32 = False, False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, convolution.allow_tf32 = before

@@ -1,0 +1,21 @@
+"""The zoo: well-known models in plain torch to tune, test and measure with. `ZOO` maps a name to its recipes."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tuner.zoo import bert, googlenet, gpt, lenet, mlp, resnet, vit
+from tuner.zoo.recipe import ZooModel
+
+ZOO: Final[Mapping[str, ZooModel]] = {
+    entry.name: entry
+    for entry in (
+        mlp.ENTRY,
+        lenet.ENTRY,
+        resnet.RESNET18,
+        resnet.RESNET50,
+        googlenet.ENTRY,
+        bert.ENTRY,
+        vit.ENTRY,
+        gpt.ENTRY,
+    )
+}

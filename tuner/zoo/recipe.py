@@ -1,0 +1,111 @@
+"""Recipes: a model's sizes and the shape of its batch go in; a Workload with random weights and data comes out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kitsune.workload import Workload, move_batch
+
+Size = Literal["base", "tiny"]
+SIZES: Final[tuple[Size, ...]] = ("base", "tiny")
+MAX_BATCH: Final = 65536
+
+CNN_LEARNING_RATE: Final = 1e-3
+TRANSFORMER_LEARNING_RATE: Final = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """Random images float32 [batch, channels, side, side] with labels int64 [batch]."""
+
+    batch: int
+    channels: int
+    side: int
+    classes: int
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """What a user may choose, and the largest value of it."""
+        return {"batch": MAX_BATCH}
+
+    def resized(self, chosen: Mapping[str, int]) -> "Images":
+        return replace(self, **chosen)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        images = torch.randn(self.batch, self.channels, self.side, self.side)
+        return images, torch.randint(self.classes, (self.batch,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Random token ids int64 [batch, seq] with labels int64 [batch], or with the next tokens [batch, seq].
+
+    `classes=None` asks for the next tokens. Ids start at 1, since 0 is the padding of BERT's vocabulary.
+    """
+
+    batch: int
+    seq: int
+    max_seq: int
+    vocabulary: int
+    classes: int | None
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """What a user may choose, and the largest value of it."""
+        return {"batch": MAX_BATCH, "seq": self.max_seq}
+
+    def resized(self, chosen: Mapping[str, int]) -> "Tokens":
+        return replace(self, **chosen)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        text = torch.randint(1, self.vocabulary, (self.batch, self.seq + 1))
+        ids = text[:, :-1].contiguous()
+        if self.classes is None:
+            return ids, text[:, 1:].contiguous()
+        return ids, torch.randint(self.classes, (self.batch,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How to make one size of one model, what it is fed with, and how it learns."""
+
+    model: Callable[[], nn.Module]
+    data: Images | Tokens
+    loss_fn: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
+    learning_rate: float = CNN_LEARNING_RATE
+
+    def resized(self, chosen: Mapping[str, int]) -> "Recipe":
+        """The same with another batch or seq; the names must be among `data.limits`."""
+        return replace(self, data=self.data.resized(chosen))
+
+    def build(self, device: torch.device | str = "cpu") -> Workload:
+        """A model in train mode, AdamW and a batch, all on the device.
+
+        Everything is drawn on the CPU from torch's global generator, so that one seed gives the same weights and the
+        same data on every device. Seed it first (`tuner.workloads.load_workload` does).
+        """
+        model = self.model().to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
+        return Workload(model, self.loss_fn, optimizer, move_batch(self.data.draw(), device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooModel:
+    """One model of the zoo: `base` is the published size, `tiny` the same architecture for tests on a CPU."""
+
+    name: str
+    meaning: str
+    base: Recipe
+    tiny: Recipe
+
+    def recipe(self, size: Size) -> Recipe:
+        return self.tiny if size == "tiny" else self.base
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of logits [batch, seq, vocabulary] against token ids [batch, seq], mean over all positions."""
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
