@@ -9,43 +9,114 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules import module as modules
+from torch.utils.hooks import RemovableHandle
 
-Route = Callable[..., Any]
+Forward = Callable[..., Any]
+
+
+class Route:
+    """What takes the place of a routed model's call; `owner` is the attachment that put it there."""
+
+    __slots__ = ("owner", "run")
+
+    def __init__(self, owner: "Attachment", run: Forward) -> None:
+        self.owner = owner
+        self.run = run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+
+class Lookout:
+    """A hook on all forwards of the process. It holds its attachment weakly: an optimizer may die without a model."""
+
+    def __init__(self, attachment: "Attachment") -> None:
+        self.attachment = weakref.ref(attachment)
+        self.handle: RemovableHandle = modules.register_module_forward_pre_hook(self)
+
+    def __call__(self, module: torch.nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling() or not module.training:
+            return
+        attachment = self.attachment()
+        if attachment is None:
+            self.handle.remove()
+        else:
+            attachment.look(module)
 
 
 class Attachment:
-    """Watches all forwards of the process until the root is found, then none."""
+    """Watches all forwards of the process until the root is found, then none.
+
+    `found` gives the root's forward, or None to leave it plain; `lost` is called when a newer optimizer of the same
+    parameters takes the root over.
+    """
 
     def __init__(
-        self, parameters: Callable[[], Iterable[torch.nn.Parameter]], found: Callable[[torch.nn.Module], Route | None]
+        self,
+        parameters: Callable[[], Iterable[torch.nn.Parameter]],
+        found: Callable[[torch.nn.Module], Forward | None],
+        lost: Callable[[], None],
     ) -> None:
         self._parameters = parameters
         self._found = found
+        self._lost = lost
         self._root: weakref.ref[torch.nn.Module] | None = None
-        self._hook = register_module_forward_pre_hook(self._look)
+        self._lookout: Lookout | None = Lookout(self)
+
+    @property
+    def is_looking(self) -> bool:
+        return self._lookout is not None
 
     @property
     def root(self) -> torch.nn.Module | None:
+        """The model whose forwards are routed."""
         return self._root() if self._root is not None else None
 
     def detach(self) -> None:
-        """Every forward of the model is plain again."""
-        self._hook.remove()
-        root = self.root
-        if root is not None:
-            root._compiled_call_impl = None
+        """Every forward of the model is plain again, and none is looked at any more."""
+        self._stop_looking()
+        root, self._root = self.root, None
+        if root is not None and is_routed(root) and root._compiled_call_impl.owner is self:  # type: ignore[union-attr]
+            del root._compiled_call_impl
 
-    def _look(self, module: torch.nn.Module, _: Any) -> None:
-        if torch.compiler.is_compiling() or not module.training:
-            return
+    def look(self, module: torch.nn.Module) -> None:
+        """Takes the module for the root when it covers: outermost modules are called first.
+
+        The forward that is under way stays plain: a route takes effect with the next call.
+        """
         wanted = {id(parameter) for parameter in self._parameters()}
         if not wanted <= {id(parameter) for parameter in module.parameters()}:
             return
-        # Outermost modules are called first, so the first that covers is the root. This forward stays plain: the
-        # route takes effect with the next call.
-        self._hook.remove()
-        route = self._found(module)
-        if route is not None:
+        self._stop_looking()
+        self._take_over(module, wanted)
+        forward = self._found(module)
+        if forward is not None:
             self._root = weakref.ref(module)
-            module._compiled_call_impl = route
+            module._compiled_call_impl = Route(self, forward)
+
+    def _stop_looking(self) -> None:
+        if self._lookout is not None:
+            self._lookout.handle.remove()
+            self._lookout = None
+
+    def _take_over(self, module: torch.nn.Module, wanted: set[int]) -> None:
+        """The newest optimizer of the same parameters wins, as when a notebook's cell is run again."""
+        route = module._compiled_call_impl
+        if isinstance(route, Route) and wanted & {id(parameter) for parameter in route.owner._parameters()}:
+            route.owner._lost()
+
+
+def is_routed(model: torch.nn.Module) -> bool:
+    """Whether a KitsuneOptimizer runs this model's forwards."""
+    return isinstance(model._compiled_call_impl, Route)
+
+
+def has_global_hooks() -> bool:
+    """Whether somebody's hook wants to see every forward or backward of the process."""
+    return bool(
+        modules._global_forward_hooks
+        or modules._global_backward_hooks
+        or modules._global_backward_pre_hooks
+        or any(not isinstance(hook, Lookout) for hook in modules._global_forward_pre_hooks.values())
+    )

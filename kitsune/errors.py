@@ -16,6 +16,7 @@ KitsuneError
 │   ├── StoreBusyError     the database stayed locked for too long
 │   ├── StoreFullError     the disk or the database is full
 │   ├── SchemaError        the database was written by another version
+│   ├── NotFoundError      the database holds nothing under this name
 │   └── LeaseLostError     another worker owns the run now; what was being written is refused
 ├── SettingsError          an environment variable or option has a value that makes no sense
 └── UnfitError             this machine lacks something that the command needs
@@ -93,6 +94,10 @@ class StoreFullError(StoreError):
 
 class SchemaError(StoreError):
     """The database was written by another version of Kitsune."""
+
+
+class NotFoundError(StoreError):
+    """The database holds nothing under this name."""
 
 
 class LeaseLostError(StoreError):

@@ -2,10 +2,13 @@
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kitsune import errors
+import typer
+
+from kitsune import cli, errors
+from kitsune.exits import MEANINGS
 from kitsune.knobs import KNOBS, Choice, Exclusion, Knob
 
 MARK = re.compile(r"<!-- generated: (\w+) -->")
@@ -43,4 +46,33 @@ def error_tree() -> str:
     return f"```text\n{inspect.cleandoc(tree)}\n```"
 
 
-GENERATED = {"knobs": knobs, "error_tree": error_tree}
+def exit_codes() -> str:
+    rows = [f"| {code.value} | {meaning} |" for code, meaning in MEANINGS.items()]
+    return "\n".join(["| code | meaning |", "| --- | --- |", *rows])
+
+
+def commands() -> str:
+    """A section for each command, with its arguments and options."""
+    return "\n\n".join(command_sections("kitsune", typer.main.get_command(cli.full_app())))
+
+
+def command_sections(name: str, command: Any) -> Iterator[str]:
+    """`command` is what typer makes of an app: a command of Click, or a group of them."""
+    for inner_name, inner in getattr(command, "commands", {}).items():
+        yield from command_sections(f"{name} {inner_name}", inner)
+    if not getattr(command, "commands", {}):
+        arguments = [one for one in command.params if one.param_type_name == "argument"]
+        usage = " ".join([name, *(one.metavar or one.name.upper() for one in arguments), "[OPTIONS]"])
+        lines = [f"## `{name}`", "", f"```text\n{usage}\n```", "", inspect.cleandoc(command.help or ""), ""]
+        yield "\n".join(lines + options_table(command))
+
+
+def options_table(command: Any) -> list[str]:
+    options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
+    if not options:
+        return []
+    rows = [f"| {', '.join(f'`{name}`' for name in one.opts)} | {one.help or ''} |" for one in options]
+    return ["| option | what it does |", "| --- | --- |", *rows]
+
+
+GENERATED = {"commands": commands, "error_tree": error_tree, "exit_codes": exit_codes, "knobs": knobs}

@@ -14,7 +14,7 @@ PACKAGES = ("kitsune", "tuner", "server", "migrations")
 # A line stands for a module, or for a folder with all that is in it; package roots stand for themselves only.
 TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune", "kitsune.errors", "kitsune.knobs", "kitsune.record", "kitsune.switch"),
-    ("kitsune.plan", "kitsune.report"),
+    ("kitsune.exits", "kitsune.plan", "kitsune.report", "kitsune.screen"),
     ("kitsune.amp", "kitsune.fusion", "kitsune.options", "kitsune.streams"),
     ("kitsune.device", "kitsune.engine", "kitsune.submission", "kitsune.workload"),
     ("kitsune.techniques",),
@@ -43,7 +43,9 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("tuner.child",),
     ("tuner.supervise",),
     ("tuner.measure",),
+    ("tuner.events", "tuner.verdicts"),
     ("tuner.tune",),
+    ("tuner.worker",),
     ("tuner.api",),
     ("tuner.cli",),
     ("server",),

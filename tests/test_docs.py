@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import typer
 
-from kitsune import errors
+from kitsune import cli, errors
+from kitsune.exits import MEANINGS
 from kitsune.knobs import KNOBS
 from scripts import docs_hooks
 
@@ -151,6 +152,8 @@ def misuse(command: Any, words: list[str]) -> str | None:
             return misuse(subcommands[word], words) if word in subcommands else f"there is no command {word}"
         else:
             given += 1
+    if getattr(command, "commands", None) and not getattr(command, "invoke_without_command", False):
+        return f"{command.name} needs one of its commands"
     if given > len(arguments) and all(argument.nargs != -1 for argument in arguments):
         return f"{command.name} takes {len(arguments)} arguments, {given} are given"
     if given < sum(argument.required for argument in arguments):
@@ -159,7 +162,6 @@ def misuse(command: Any, words: list[str]) -> str | None:
 
 
 def test_commands_exist():
-    cli = pytest.importorskip("kitsune.cli")
     command = typer.main.get_command(cli.full_app())
     wrong = [f"{where}: {problem}" for where, words in kitsune_commands() if (problem := misuse(command, words))]
     assert not wrong, "\n".join(wrong)
@@ -168,6 +170,10 @@ def test_commands_exist():
 def test_pages_show_the_commands():
     shown = {words[0] for _, words in kitsune_commands() if words}
     assert shown >= {"tune", "runs", "doctor"}
+
+
+def test_every_block_says_its_language():
+    assert [str(block) for block in all_blocks("")] == []
 
 
 def test_scripts_that_pages_name_can_be_run():
@@ -207,6 +213,21 @@ def test_the_errors_page_draws_the_whole_tree():
     ours = {name for name, value in vars(errors).items() if isinstance(value, type)}
     assert "KitsuneError" in ours
     assert [name for name in ours if not re.search(rf"\b{name}\b", page.partition("```python")[0])] == []
+
+
+def test_the_command_line_page_shows_every_command_option_and_exit_code():
+    page = docs_hooks.on_page_markdown((ROOT / "docs" / "cli.md").read_text("utf-8"))
+    groups = [("kitsune", typer.main.get_command(cli.full_app()))]
+    for name, command in groups:
+        groups += [(f"{name} {inner}", one) for inner, one in getattr(command, "commands", {}).items()]
+    leaves = {name: command for name, command in groups if not getattr(command, "commands", {})}
+    assert {"kitsune doctor", "kitsune plan show", "kitsune tune", "kitsune export", "kitsune runs show"} <= set(leaves)
+    for name, command in leaves.items():
+        section = page.partition(f"## `{name}`\n")[2].partition("\n## ")[0]
+        assert command.help.split()[0] in section
+        assert [option for one in command.params for option in one.opts if option not in section.replace("`", "")] == []
+    for code, meaning in MEANINGS.items():
+        assert f"| {code.value} | {meaning} |" in page
 
 
 def test_environment_variables_in_the_pages_are_read_somewhere():
@@ -266,6 +287,7 @@ def toy() -> Any:
         ("tune --trials=3 zoo:mlp", None),
         ("runs", None),
         ("tune --help", None),
+        ("", "needs one of its commands"),
         ("tuna zoo:mlp", "no command tuna"),
         ("tune zoo:mlp --trails 3", "no option --trails"),
         ("tune zoo:mlp --trials", "needs a value"),

@@ -14,7 +14,16 @@ from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
 from kitsune.workload import Workload
 from tuner.arms import LiveArm, Rates, fresh_workload, plain_step
-from tuner.numerics import Start, Tensors, allowed, distance, norm
+from tuner.numerics import (
+    GRADIENT_CEILING,
+    LOSS_CEILING,
+    YARDSTICK_FACTOR,
+    Start,
+    Tensors,
+    allowed,
+    distance,
+    norm,
+)
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure, FailureKind, Phase
 from tuner.tracing import begin, full_precision, snapshot, start_of, state
@@ -22,6 +31,7 @@ from tuner.tracing import begin, full_precision, snapshot, start_of, state
 STEPS = 24
 STANDARD_ERRORS = 4.0
 UPDATE_FLOOR = 0.5
+TINY = 1e-12
 NOTE = (
     f"random numbers of the step cannot be switched off, so means over {STEPS} steps on the same weights were "
     "compared: loss, gradient, and for parameters the size of one update"
@@ -56,15 +66,17 @@ def means_gate(job: Job) -> Numerics | Failure:
     for what, value in sizes.items():
         if not math.isfinite(value):
             return Failure(kind=FailureKind.NOT_FINITE, phase=Phase.NUMERICS, reason=f"the mean {what} is {value}")
+    own = {} if "precision" not in knobs else {"precision": knobs["precision"]}
+    yardstick = _sample_arm(LiveArm(job, ArmSpec(name="yardstick", knobs=own)), start, job.seed + 1)
+    reference, again = (_sample_plain(job, start, job.seed + offset) for offset in (2, 3))
+    return _judged(_Samples(candidate, reference, yardstick, again), job)
+
+
+def _sample_plain(job: Job, start: Start, seed: int) -> Sample:
     workload = fresh_workload(job)
     begin(workload, start)
     with full_precision():
-        reference = _sample(
-            workload, lambda: plain_step(workload, *workload.batch), Rates(workload.optimizer), start, job.seed + 1
-        )
-    own = {} if "precision" not in knobs else {"precision": knobs["precision"]}
-    yardstick = _sample_arm(LiveArm(job, ArmSpec(name="yardstick", knobs=own)), start, job.seed + 2)
-    return _judged(candidate, reference, yardstick, job)
+        return _sample(workload, lambda: plain_step(workload, *workload.batch), Rates(workload.optimizer), start, seed)
 
 
 def _sample_arm(arm: LiveArm, start: Start, seed: int) -> Sample:
@@ -94,15 +106,25 @@ def _sample(workload: Workload, step: Callable[[], torch.Tensor], rates: Rates, 
     return Sample(losses, total, distance(state(workload)[0], start.parameters))
 
 
-def _judged(candidate: Sample, reference: Sample, yardstick: Sample, job: Job) -> Numerics | Failure:
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """`again` is the reference with other random numbers: its error is what chance alone makes."""
+
+    candidate: Sample
+    reference: Sample
+    yardstick: Sample
+    again: Sample
+
+
+def _judged(samples: _Samples, job: Job) -> Numerics | Failure:
     floor = tolerance(job.arms[-1].knobs)
-    size = max(abs(reference.loss), 1e-12)
-    noise = STANDARD_ERRORS * math.sqrt(candidate.loss_variance + reference.loss_variance) / size
-    found, own = _errors(candidate, reference, size), _errors(yardstick, reference, size)
+    found, own, chance = (
+        _errors(sample, samples.reference) for sample in (samples.candidate, samples.yardstick, samples.again)
+    )
     limits = (
-        max(noise, allowed(own[0], floor.loss)),
-        allowed(own[1], floor.gradient),
-        max(UPDATE_FLOOR, allowed(own[2], floor.parameter)),
+        max(_chance_of_loss(samples), allowed(own[0], floor.loss, LOSS_CEILING)),
+        max(YARDSTICK_FACTOR * chance[1], allowed(own[1], floor.gradient, GRADIENT_CEILING)),
+        max(YARDSTICK_FACTOR * chance[2], UPDATE_FLOOR),
     )
     for what, error, limit in zip(("mean loss", "mean gradient", "size of an update"), found, limits, strict=True):
         if error > limit:
@@ -120,10 +142,16 @@ def _judged(candidate: Sample, reference: Sample, yardstick: Sample, job: Job) -
     )
 
 
-def _errors(sample: Sample, reference: Sample, size: float) -> tuple[float, float, float]:
-    gradient, update = max(norm(reference.gradient), 1e-12), max(reference.update, 1e-12)
+def _chance_of_loss(samples: _Samples) -> float:
+    """Four standard errors of the difference of two mean losses, relative to the reference."""
+    error = math.sqrt(samples.candidate.loss_variance + samples.reference.loss_variance)
+    return STANDARD_ERRORS * error / max(abs(samples.reference.loss), TINY)
+
+
+def _errors(sample: Sample, reference: Sample) -> tuple[float, float, float]:
+    """Of the mean loss, of the mean gradient, and of the size of an update."""
     return (
-        abs(sample.loss - reference.loss) / size,
-        distance(sample.gradient, reference.gradient) / gradient,
-        abs(sample.update - reference.update) / update,
+        abs(sample.loss - reference.loss) / max(abs(reference.loss), TINY),
+        distance(sample.gradient, reference.gradient) / max(norm(reference.gradient), TINY),
+        abs(sample.update - reference.update) / max(reference.update, TINY),
     )

@@ -7,11 +7,12 @@ from tuner.records import Failure, FailureKind, Measurement, Phase
 from tuner.settings import Settings
 from tuner.supervise import Outcome, supervise
 
-NO_LIMITS = Limits()
+DEFAULT_LIMITS = Limits()
+TIMING_SHARE = 0.8
 
 
 def inspect(
-    spec: str, device: str, *, seed: int = 0, limits: Limits = NO_LIMITS, cache: Path | None = None
+    spec: str, device: str, *, seed: int = 0, limits: Limits = DEFAULT_LIMITS, cache: Path | None = None
 ) -> Inspection | Failure:
     """What the workload is and what can be tried on it. A workload that fails as given is a Failure in phase build."""
     outcome = _run(Job(kind="inspect", workload=spec, device=device, seed=seed), limits, cache)
@@ -19,12 +20,14 @@ def inspect(
     return outcome
 
 
-def measure(job: Job, *, limits: Limits = NO_LIMITS, cache: Path | None = None) -> Measurement | Failure:
+def measure(job: Job, *, limits: Limits = DEFAULT_LIMITS, cache: Path | None = None) -> Measurement | Failure:
     """Proves the numbers of the job's last arm, then times all arms interleaved. `limits` in seconds a phase.
 
     Whatever the measuring process does is a Failure, never an exception; KeyboardInterrupt ends it and propagates.
     """
-    outcome = _run(job, limits, cache)
+    # timing that ends by itself keeps its rounds; timing that is killed loses them
+    budget_s = min(job.budget_s or limits.timing_s, TIMING_SHARE * limits.timing_s)
+    outcome = _run(job.model_copy(update={"budget_s": budget_s}), limits, cache)
     assert not isinstance(outcome, Inspection)
     return outcome
 

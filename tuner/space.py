@@ -106,6 +106,7 @@ class Named:
 
     name: str
     knobs: Configuration
+    slow: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,11 +114,13 @@ class Preset:
     """A configuration as one would write it by hand, before it is known what applies.
 
     It is dropped when something it needs does not apply; of each wish the first choice that applies is taken.
+    A slow one takes minutes to compile, and waits until what is quick to try was tried.
     """
 
     name: str
     needs: Mapping[str, Choice]
     wishes: Mapping[str, tuple[Choice, ...]]
+    slow: bool = False
 
     def resolve(self, space: Space, avoid: Iterable[Item] = ()) -> dict[str, Choice] | None:
         """The configuration on this space without the choices to avoid, or None."""
@@ -149,7 +152,7 @@ STOCK: Final = (
     Preset(name="eager_bf16", needs={"precision": "bf16"}, wishes={}),
     Preset(name="compile", needs={"compile": "default"}, wishes=AT_ITS_BEST),
     Preset(name="reduce_overhead", needs={"compile": "reduce-overhead"}, wishes=AT_ITS_BEST),
-    Preset(name="max_autotune", needs={"compile": "max-autotune"}, wishes=AT_ITS_BEST),
+    Preset(name="max_autotune", needs={"compile": "max-autotune"}, wishes=AT_ITS_BEST, slow=True),
 )
 # The other layout and the other precisions of the best rival. AMP alone makes launch-bound steps slower (eager MLP on
 # an H200: 1.08 ms in fp32, 1.28 ms in bf16), so a rival in bf16 only would not be at its best.
@@ -206,5 +209,5 @@ def resolved(presets: Iterable[Preset], space: Space, avoid: Iterable[Item]) -> 
     for preset in presets:
         knobs = preset.resolve(space, avoided)
         if knobs is not None and all(knobs != other.knobs for other in found):
-            found.append(Named(preset.name, knobs))
+            found.append(Named(preset.name, knobs, preset.slow))
     return tuple(found)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +32,8 @@ KILL_S = 30.0
 TICK_S = 0.1
 CHUNK_BYTES = 64 * 1024
 TAIL_BYTES = 8 * 1024
+# -P: a folder of the user's named tuner/ or torch/ beside their script must not be imported instead of ours
+COMMAND = (sys.executable, "-P", "-m", "tuner.child")
 SECRETS = ("KITSUNE_DATABASE_URL", "KITSUNE_TOKEN")
 
 
@@ -142,13 +144,14 @@ class Child:
         return Failure(kind=kind, phase=self.phase, reason=one_line(reason))
 
 
-def supervise(job: Job, limits: Limits, cache: Path) -> Outcome:
+def supervise(job: Job, limits: Limits, cache: Path, command: Sequence[str] = COMMAND) -> Outcome:
     """Runs one job in a process of its own, and leaves nothing behind: no process, no descriptor, no file.
 
-    Compiled code is kept in `cache`. KeyboardInterrupt kills the child and propagates.
+    The numbers of the result descriptor and of this process are added to `command`. Compiled code is kept in `cache`.
+    KeyboardInterrupt kills the child and propagates.
     """
     with _scratch(cache) as scratch, _pipe() as (results, child_end), _stdin(job, scratch) as stdin:
-        process = _start(stdin, child_end.fileno(), _environment(os.environ, scratch, cache))
+        process = _start(command, stdin, child_end.fileno(), _environment(os.environ, scratch, cache))
         try:
             child_end.close()
             outcome, phase = _attend(process, results.fileno(), limits)
@@ -172,10 +175,11 @@ def _attend(process: subprocess.Popen[bytes], results: int, limits: Limits) -> t
         child.close()
 
 
-def _start(stdin: IO[bytes], results: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    # -P: a folder of the user's named tuner/ or torch/ beside their script must not be imported instead of ours
+def _start(
+    command: Sequence[str], stdin: IO[bytes], results: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "tuner.child", str(results), str(os.getpid())],
+        [*command, str(results), str(os.getpid())],
         stdin=stdin,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -23,7 +23,7 @@ from kitsune.submission.archive import Archive
 from kitsune.submission.rebuild import rebuild
 from kitsune.workload import Workload, move_batch
 from tuner.zoo import ZOO
-from tuner.zoo.recipe import SIZES
+from tuner.zoo.recipe import SIZES, Recipe
 
 ZOO_PREFIX: Final = "zoo:"
 ARCHIVE_SUFFIX: Final = ".ksn"
@@ -58,18 +58,33 @@ def workload_source(spec: str) -> WorkloadSource:
 def load_workload(spec: str, device: str, seed: int = 0, *, randomness: bool = True) -> Workload:
     """The named workload on the device ("cpu", "cuda", "cuda:N"), drawn with this seed.
 
-    Without randomness every dropout of an archive has p = 0; code is left as it is. The caller's random state, of the host and of the device, is left as it was. A FILE.py:FUNCTION runs the user's
-    code. Raises WorkloadError when there is no such workload or it cannot be built, ArchiveError for a file that is
-    not an archive we accept, UnfitError without such a device; torch.OutOfMemoryError passes through.
+    Without randomness every dropout of an archive has p = 0; code is left as it is. The caller's random state, of
+    the host and of the device, is left as it was. A FILE.py:FUNCTION runs the user's code. Raises WorkloadError when
+    there is no such workload or it cannot be built, ArchiveError for a file that is not an archive we accept,
+    UnfitError without such a device; torch.OutOfMemoryError passes through.
     """
     source = workload_source(spec)
     place = pick_device(device)
     with _seeded(seed, place):
         if source is WorkloadSource.ZOO:
-            return _from_zoo(spec, place)
+            return _recipe(spec).build(place)
         if source is WorkloadSource.FILE:
             return _from_file(spec, place)
         return rebuild(Archive.load(_existing(spec)), device=str(place), seed=seed, randomness=randomness)
+
+
+def check_spec(spec: str) -> None:
+    """Says early and cheaply that a name leads nowhere; builds nothing and runs no code of the user's.
+
+    Raises WorkloadError and ArchiveError as `load_workload` does.
+    """
+    source = workload_source(spec)
+    if source is WorkloadSource.ZOO:
+        _recipe(spec)
+    elif source is WorkloadSource.FILE:
+        _existing(spec.rpartition(":")[0])
+    else:
+        Archive.load(_existing(spec))
 
 
 @contextlib.contextmanager
@@ -88,7 +103,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 # --- zoo:NAME?batch=N&seq=N&size=tiny|base
 
 
-def _from_zoo(spec: str, device: torch.device) -> Workload:
+def _recipe(spec: str) -> Recipe:
     name, _, query = spec.removeprefix(ZOO_PREFIX).partition("?")
     entry = ZOO.get(name)
     if entry is None:
@@ -101,7 +116,7 @@ def _from_zoo(spec: str, device: torch.device) -> Workload:
     recipe = entry.recipe(size)
     limits = recipe.data.limits
     chosen = {option: _number(name, option, text, limits) for option, text in options.items()}
-    return recipe.resized(chosen).build(device)
+    return recipe.resized(chosen)
 
 
 def _options(name: str, query: str) -> dict[str, str]:
@@ -160,8 +175,17 @@ def _existing(file: str) -> Path:
     path = Path(os.path.expanduser(file))
     if os.path.isfile(path):  # unlike Path.is_file, says no to names that no file can have
         return path.resolve()
-    siblings = [str(path.parent / sibling.name) for sibling in path.parent.glob(f"*{path.suffix}")]
-    raise WorkloadError(f"there is no file {file!r} (looked from {Path.cwd()}){_did_you_mean(str(path), siblings)}")
+    similar = _did_you_mean(str(path), _siblings(path))
+    raise WorkloadError(f"there is no file {file!r} (looked from {Path.cwd()}){similar}")
+
+
+def _siblings(path: Path) -> list[str]:
+    """The files of the same kind in the folder of the path, if there is such a folder."""
+    try:
+        names = os.listdir(path.parent)
+    except (OSError, ValueError):  # ValueError: a null byte
+        return []
+    return [str(path.parent / name) for name in names if name.endswith(path.suffix)]
 
 
 def _imported(path: Path) -> ModuleType:

@@ -1,6 +1,7 @@
 """Dispatch: which forwards of a model run by captured segments, and which run eagerly, with the reason."""
 
 import contextlib
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,23 +10,34 @@ from torch.utils import _pytree as pytree
 
 from kitsune.device import Recorder, Sync, watch_syncs
 from kitsune.engine.body import Context, entered
+from kitsune.engine.enclosed import enclosed
 from kitsune.engine.scaler import LossScaler
-from kitsune.engine.segments import Scaled, Segments
-from kitsune.engine.static import place, signature_of, tensors_of
+from kitsune.engine.segments import Segments
+from kitsune.engine.static import opaque_type, restrided, signature_of
+from kitsune.engine.watch import first_hook
 from kitsune.errors import CaptureError
 
 WARM_FORWARDS = 3
 OTHER_SHAPE_PATIENCE = 8
 MAX_SIGNATURES = 2
+MAX_SEEN = 64
 HALF = (torch.float16, torch.bfloat16)
+NOTES = {
+    "other_shape": "forwards of other shapes, or with other values of plain arguments, ran as given until frequent",
+    "in_flight": "a forward before the backward of the last one ran as given",
+    "differentiable": "forwards whose inputs require gradients ran uncaptured",
+    "kept": "forwards ran uncaptured while the loop kept gradients of an earlier step",
+}
 
 
 class SegmentedForward:
     """A model's forward for training, by a plan: `forward` may be compiled, `plain` is the model as given.
 
     The first forwards of a batch signature are real and uncaptured; then forward and backward become two graphs.
-    With `capture=False` nothing is ever captured and only contexts, layout and loss scaling apply.
-    `refusal` says why nothing is captured any more.
+    With `capture=False` nothing is ever captured and only contexts, layout and loss scaling apply. `step_contexts`
+    are entered around the backward as well. `copies` for a `forward` that returns tensors it will overwrite.
+    `retain_graph` pays activations that stay until the end of the backward for the right to several backwards.
+    `refusal` says why nothing is captured any more; `counts` how the forwards ran.
     """
 
     def __init__(
@@ -37,24 +49,35 @@ class SegmentedForward:
         device: torch.device,
         *,
         capture: bool,
-        contexts: Sequence[Context] = (),
+        forward_contexts: Sequence[Context] = (),
+        step_contexts: Sequence[Context] = (),
         memory_format: torch.memory_format | None = None,
         scaler: LossScaler | None = None,
+        copies: bool = False,
+        retain_graph: bool = False,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.device = device
         self.capture = capture
-        self.contexts = contexts
+        self.step_contexts = step_contexts
+        self.contexts = [*step_contexts, *forward_contexts]
         self.memory_format = memory_format
         self.scaler = scaler
+        self.copies = copies
+        self.retain_graph = retain_graph
         self.refusal: str | None = None
         self.counts: dict[str, int] = {}
         self._last: Segments | None = None
         self._forward = forward
         self._plain = plain
+        self._recorder = Recorder(device)
         self._captured: dict[Any, Segments] = {}
         self._seen: dict[Any, int] = {}
+
+    @property
+    def calls(self) -> int:
+        return sum(self.counts.values())
 
     @property
     def is_settled(self) -> bool:
@@ -66,100 +89,125 @@ class SegmentedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._last = None
-        key = signature_of((args, kwargs)), torch.is_autocast_enabled(self.device.type)
-        segments = self._captured.get(key)
+        try:
+            key = signature_of((args, kwargs))
+            segments = self._captured.get(key)
+        except TypeError:  # an argument without a hash: nothing can be known of the next one
+            return self._eager("eager", self._forward, args, kwargs)
         if segments is not None and not segments.unchanged():
             self._captured.clear()
             self._seen.clear()
             segments = None
         if segments is not None:
             return self._replay(segments, args, kwargs)
-        seen = self._seen[key] = self._seen.get(key, 0) + 1
-        other = key != next(iter(self._seen))
+        seen, other = self._look_at(key)
         if other and seen <= OTHER_SHAPE_PATIENCE:
             return self._eager("other_shape", self._plain, args, kwargs)
-        if not self._wants_capture(args, kwargs):
+        if not self.capture or self.refusal is not None or len(self._captured) == MAX_SIGNATURES:
             return self._eager("eager", self._forward, args, kwargs)
+        if any(leaf.requires_grad for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
+            return self._eager("differentiable", self._forward, args, kwargs)
         warm = seen - OTHER_SHAPE_PATIENCE * other
-        if warm < WARM_FORWARDS:  # the first one compiles, and compiling may wait for the device
-            return self._eager("warm", self._forward, args, kwargs)
-        if warm == WARM_FORWARDS:
-            return self._watched(args, kwargs)
-        return self._first_replay(key, args, kwargs)
+        return self._warm(warm, args, kwargs) if warm <= WARM_FORWARDS else self._first_replay(key, args, kwargs)
 
-    def _wants_capture(self, args: Any, kwargs: Any) -> bool:
-        differentiable = any(tensor.requires_grad for tensor in tensors_of((args, kwargs)))
-        return self.capture and self.refusal is None and not differentiable and len(self._captured) < MAX_SIGNATURES
+    def _look_at(self, key: Any) -> tuple[int, bool]:
+        """How often this signature was seen, this time included, and whether it is another than the usual one."""
+        if key not in self._seen and len(self._seen) == MAX_SEEN:
+            usual = next(iter(self._seen))
+            self._seen = {usual: self._seen[usual]}
+        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        return seen, key != next(iter(self._seen))
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def _watched(self, args: Any, kwargs: Any) -> Any:
+    def _warm(self, warm: int, args: Any, kwargs: Any) -> Any:
+        if warm < WARM_FORWARDS:  # compiling and autotuning wait for the device as they please
+            return self._eager("warm", self._forward, args, kwargs)
         syncs: list[Sync] = []
+        drawn = self._host_random()
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
         if syncs:
             file, line = syncs[0]
             self.refusal = f"the forward waits for the device at {file}:{line}"
+        elif drawn != self._host_random():
+            self.refusal = "the forward draws random numbers on the host, which a replay would not draw anew"
         return output
 
+    def _host_random(self) -> tuple[Any, ...]:
+        """The states of the generators that a captured forward must not draw from."""
+        on_host = bytes(torch.get_rng_state().numpy()) if self.device.type == "cuda" else b""
+        return random.getstate(), on_host
+
     def _first_replay(self, key: Any, args: Any, kwargs: Any) -> Any:
-        try:
-            segments = Segments(
-                self.model,
-                self.optimizer,
-                self._in_contexts(self._forward),
-                # A pool for each signature: two forwards of different signatures may be outstanding together.
-                Recorder(self.device),
-                (args, kwargs),
-                memory_format=self.memory_format,
-                scaler=self.scaler,
-            )
-        except CaptureError as error:
-            self.refusal = str(error)
+        self.refusal = self._why_not_capturable((args, kwargs))
+        if self.refusal is None:
+            try:
+                self._captured[key] = self._segments(args, kwargs)
+            except CaptureError as error:
+                self.refusal = str(error)
+        if self.refusal is not None:
             return self._eager("eager", self._forward, args, kwargs)
-        self._captured[key] = segments
-        return self._replay(segments, args, kwargs)
+        return self._replay(self._captured[key], args, kwargs)
+
+    def _why_not_capturable(self, arguments: Any) -> str | None:
+        hook = first_hook(self.model)
+        if hook is not None:
+            return f"{hook} would not run in a replayed graph"
+        opaque = opaque_type(arguments)
+        if opaque is not None:
+            return f"the model is called with a {opaque}, whose tensors cannot be told"
+        devices = {leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)}
+        others = sorted(str(device) for device in devices if device.type != self.device.type)
+        return f"the model is called with a tensor on {others[0]}" if others else None
+
+    def _segments(self, args: Any, kwargs: Any) -> Segments:
+        return Segments(
+            self.model,
+            self.optimizer,
+            self._in_contexts(self._forward),
+            self._recorder,
+            (args, kwargs),
+            contexts=self.step_contexts,
+            memory_format=self.memory_format,
+            scaler=self.scaler,
+            retain_graph=self.retain_graph,
+        )
 
     def _replay(self, segments: Segments, args: Any, kwargs: Any) -> Any:
         if segments.is_waiting:
             return self._eager("in_flight", self._plain, args, kwargs)
+        if segments.gradients_are_kept():
+            return self._eager("kept", self._plain, args, kwargs)
         self._count("captured")
         self._last = segments
         return segments(*args, **kwargs)
 
     def _eager(self, what: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._count(what)
-        args, kwargs = place((args, kwargs), self.device, self.memory_format)
+        if self.memory_format is not None:
+            args, kwargs = restrided((args, kwargs), self.memory_format)
         run = self._in_contexts(forward)
-        return run(*args, **kwargs) if self.scaler is None else self._scaled(run, args, kwargs)
-
-    def _scaled(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        assert self.scaler is not None
-        kept: dict[str, Any] = {}
-
-        def live() -> list[torch.Tensor]:
-            kept["leaves"], kept["spec"] = pytree.tree_flatten(run(*args, **kwargs))
-            return [leaf for leaf in kept["leaves"] if isinstance(leaf, torch.Tensor)]
-
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        outputs = iter(Scaled.apply(live, self.scaler, *parameters))
-        leaves = [next(outputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in kept["leaves"]]
-        return pytree.tree_unflatten(leaves, kept["spec"])
+        if self.scaler is None and not self.step_contexts:
+            return run(*args, **kwargs)
+        return enclosed(run, self.model, args, kwargs, contexts=self.step_contexts, scaler=self.scaler)
 
     def _in_contexts(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        if not self.contexts:
+        if not self.contexts and not self.copies:
             return forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(entered(self.contexts))
+            with entered(self.contexts):
                 output = forward(*args, **kwargs)
-            return pytree.tree_map(to_single, output)
+            return pytree.tree_map(self._given_out, output)
 
         return run
 
-
-def to_single(leaf: Any) -> Any:
-    """Half-precision outputs become fp32, as autocast itself does before a loss."""
-    return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype in HALF else leaf
+    def _given_out(self, leaf: Any) -> Any:
+        """Half-precision outputs become fp32, as autocast itself does before a loss."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.dtype in HALF:
+            return leaf.float()
+        return leaf.clone() if self.copies else leaf

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from kitsune.engine.scaler import LossScaler
 
@@ -74,8 +75,9 @@ class Update:
         self._given = [group["lr"] for group in groups]
         self._shown = [float(rate) for rate in self._given]
         self._baked = [_baked(group) for group in groups]
-        # fp32: what the fused kernels read
-        self._rates = [torch.full((), rate, dtype=torch.float32, device=device) for rate in self._shown]
+        # fp32 is what the fused CUDA kernels read; the CPU computes with a double, as it does with a number
+        dtype = torch.float32 if device.type == "cuda" else torch.float64
+        self._rates = [torch.full((), rate, dtype=dtype, device=device) for rate in self._shown]
         for group, tensor in zip(groups, self._rates, strict=True):
             group["lr"] = tensor
 
@@ -105,7 +107,9 @@ def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    """Whether somebody wants to see every step of this optimizer, or of all optimizers."""
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
 
 def skip_overflows(optimizer: Optimizer, scaler: LossScaler) -> None:

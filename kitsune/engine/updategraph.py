@@ -1,10 +1,28 @@
 """The optimizer's update as a graph of its own, for loops that keep their backward to themselves."""
 
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from kitsune.device import Graph, Recorder
-from kitsune.engine.update import Update, parameters_of
+from kitsune.engine.update import Update, has_step_hooks
+from kitsune.engine.watch import Watch
 from kitsune.errors import CaptureError
 
 WARM_UPDATES = 3
+
+
+@dataclass(slots=True)
+class Held:
+    """The update for one owner of gradients: seen to be what it is by `watch`, and captured once `graph` is there."""
+
+    update: Update  # a copy with learning-rate tensors of its own
+    watch: Watch
+    parameters: list[int]
+    graph: Graph | None = None
+
+    def fits(self) -> bool:
+        return self.parameters == parameter_ids(self.update) and self.watch.unchanged()
 
 
 class UpdateGraph:
@@ -13,11 +31,11 @@ class UpdateGraph:
     `refusal` says why the update is not captured, once that is known.
     """
 
-    def __init__(self, update: Update, recorder: Recorder) -> None:
+    def __init__(self, update: Update, recorder: Recorder, watch: Callable[[], Watch]) -> None:
         self._update = update
         self._recorder = recorder
-        self._graph: Graph | None = None
-        self._owner: object = None
+        self._new_watch = watch
+        self._held: dict[object, Held] = {}
         self._calls = 0
         self.refusal: str | None = None
         self.replays = 0
@@ -25,41 +43,48 @@ class UpdateGraph:
     def __call__(self, owner: object) -> None:
         """`owner` is whose static tensors all gradients are, or None when they are anybody's."""
         self._calls += 1
-        if owner is None or self.refusal is not None or self._calls <= WARM_UPDATES:
+        cold = self._calls <= WARM_UPDATES
+        if owner is None or cold or self.refusal is not None or has_step_hooks(self._update.optimizer):
             self._update.step()
-        elif self._graph is None or owner is not self._owner or not self._unmoved():
-            self._capture(owner)
-        elif self._update.refresh():
-            self._graph.replay()
-            self.replays += 1
+            return
+        held = self._held.get(owner)
+        if held is None or not held.fits():
+            self._warm(owner)
+        elif held.graph is None:
+            self._capture(held)
+        elif held.update.refresh():
+            self._replay(held.graph)
         else:
             self.refusal = "a hyperparameter other than the learning rate changes between steps"
             self._update.step()
 
-    def _unmoved(self) -> bool:
-        return self._update.optimizer.state is self._state and self._look() == self._addresses
+    def _warm(self, owner: object) -> None:
+        """One eager step just before the capture: state that is first made under capture is made anew by each replay."""
+        self._update.step()
+        self._held = {owner: held for owner, held in self._held.items() if held.fits()}
+        self._held[owner] = Held(copy.copy(self._update), self._new_watch(), parameter_ids(self._update))
 
-    def _look(self) -> list[int]:
-        return [parameter.data_ptr() for parameter in parameters_of(self._update.optimizer)]
+    def _replay(self, graph: Graph) -> None:
+        graph.replay()
+        self.replays += 1
 
-    def _capture(self, owner: object) -> None:
-        self.refusal = self._update.why_not_capturable()
+    def _capture(self, held: Held) -> None:
+        self.refusal = held.update.why_not_capturable()
         if self.refusal is not None:
             self._update.step()
             return
-        self._update.begin_capture()
+        held.update.begin_capture()
         try:
-            graph, _ = self._recorder.capture(self._update.step)
+            held.graph, _ = self._recorder.capture(held.update.step)
         except CaptureError as error:
             self.refusal = str(error)
         finally:
-            self._update.end_capture()
+            held.update.end_capture()
         if self.refusal is not None:
             self._update.step()
-            return
-        self._graph, self._owner = graph, owner
-        self._state = self._update.optimizer.state
-        self._addresses = self._look()
-        if not self._recorder.executes:
-            graph.replay()
-            self.replays += 1
+        elif not self._recorder.executes and held.graph is not None:
+            self._replay(held.graph)
+
+
+def parameter_ids(update: Update) -> list[int]:
+    return [id(parameter) for group in update.optimizer.param_groups for parameter in group["params"]]

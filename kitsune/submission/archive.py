@@ -43,7 +43,7 @@ class Archive:
     def from_bytes(cls, data: bytes) -> Self:
         """Raises ArchiveError, and nothing else, for bytes that are not an archive within the limits."""
         graph, *members = unpack(data)
-        document = _document(_parsed(graph))
+        document = checked_document(_parsed(graph))
         entries = [entry for entry in document.tensors if entry.blob is not None]
         if len(entries) != len(members):
             raise ArchiveError(f"tensors: {len(entries)} of them have a blob, but the archive holds {len(members)}")
@@ -104,7 +104,8 @@ def _kind(value: Any) -> Any:
     return value if isinstance(value, str) else bool(value)
 
 
-def _document(value: Any) -> Document:
+def checked_document(value: Any) -> Document:
+    """The document, if it is one. Raises ArchiveError naming the field that is refused."""
     try:
         return Document.model_validate(value)
     except ValidationError as error:

@@ -74,7 +74,9 @@ class _Budget:
 
 
 def read_block(value: Any) -> Block:
-    """A block from JSON. Raises ValueError naming the node and argument that is refused."""
+    """A block from JSON, or checked anew. Raises ValueError naming the node and argument that is refused."""
+    if isinstance(value, Block):
+        value = block_json(value)
     _expect_keys(value, "block", {"inputs", "nodes", "outputs"})
     inputs = value["inputs"]
     if not isinstance(inputs, list) or not all(isinstance(name, str) and _SOURCE.fullmatch(name) for name in inputs):

@@ -7,6 +7,7 @@ them from its own inputs, so that the forward needs x only.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node as FxNode
@@ -36,7 +37,9 @@ def cut(
     """Forward and loss (None when the model returns its loss). Raises ExportError naming the operator and its line."""
     module = program.graph_module
     _merge_ties(module, origins)
-    calls = [node for node in module.graph.nodes if node.op == "call_function" and target_name(node.target) not in ASSERTIONS]
+    calls = [
+        node for node in module.graph.nodes if node.op == "call_function" and target_name(node.target) not in ASSERTIONS
+    ]
     (result,) = next(node for node in module.graph.nodes if node.op == "output").args[0][-1:]
     if not isinstance(result, FxNode):
         raise ExportError("the loss does not depend on the model; return a tensor computed from its output")
@@ -153,10 +156,8 @@ class _Side:
         if target_name(node.target) != "aten.sym_size.int":
             yield from node.all_input_nodes
             return
-        tensor, dimension = node.args[0], node.args[1]
-        other = self._same_size(str(node.meta["val"]))
-        if other is not None:
-            tensor, dimension = other
+        own: tuple[Any, ...] = node.args
+        tensor, dimension = self._same_size(str(node.meta["val"])) or (own[0], own[1])
         self.sizes[node] = (tensor, dimension)
         yield tensor
 

@@ -47,8 +47,9 @@ class Encoder:
             args = [self._argument(argument) for argument in node.args]
             kwargs = {key: self._argument(value) for key, value in sorted(node.kwargs.items())}
         except ValueError as error:
-            raise ExportError(f"operator {name} has an argument that cannot travel: {error}{line_of_node(node)}; "
-                              f"{WAY_OUT}") from error
+            raise ExportError(
+                f"operator {name} has an argument that cannot travel: {error}{line_of_node(node)}; {WAY_OUT}"
+            ) from error
         return _without_machine(Node(name, args, kwargs))
 
     def _region(self, node: FxNode, name: str) -> Region:
@@ -61,7 +62,8 @@ class Encoder:
         block = self._body(body)
         if settings == 1:
             return Region("grad", bool(node.args[0]), args, block)
-        kind, dtype, enabled, cache = node.args[:4]
+        arguments: tuple[Any, ...] = node.args
+        kind, dtype, enabled, cache = arguments[:4]
         own = kind == self.device.type
         return Region(
             "autocast", bool(enabled), args, block, None if dtype is None else word(dtype), cache is not False,

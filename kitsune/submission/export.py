@@ -10,9 +10,8 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from kitsune.errors import ArchiveError, ExportError, WorkloadError
-from kitsune.submission.archive import Archive
-from kitsune.submission.cut import Origins, cut
-from kitsune.submission.document import Document
+from kitsune.submission.archive import Archive, checked_document
+from kitsune.submission.cut import cut
 from kitsune.submission.optimizers import describe_optimizer
 from kitsune.submission.preserve import preserved, quiet
 from kitsune.submission.selfcheck import Outcome, outcome_of, verify
@@ -28,9 +27,7 @@ _FAILURES: Final = (
 )  # fmt: skip
 
 
-def export(
-    model: nn.Module, loss_fn: LossFn, optimizer: torch.optim.Optimizer, batch: Batch, path: str | Path
-) -> str:
+def export(model: nn.Module, loss_fn: LossFn, optimizer: torch.optim.Optimizer, batch: Batch, path: str | Path) -> str:
     """Write the archive of a training step to `path` and return its fingerprint.
 
     The file holds no weights, no code and no batch; model, optimizer and random state are left as they were. Raises
@@ -45,23 +42,28 @@ def to_archive(workload: Workload) -> Archive:
     """The workload as an archive that was checked against the module: same loss, same gradients under one seed."""
     step = _Step(workload)
     device = _device_of(step)
-    with quiet(), preserved([step], device), torch.enable_grad():
-        expected = _run_once(step)
-    failure: ExportError | None = None
-    for is_dynamic in (True, False):
-        try:
-            archive = _archive(step, workload.optimizer, device, is_dynamic)
-        except ExportError as error:
-            failure = error
-            continue
-        with quiet(), preserved([step], device), torch.enable_grad():
-            verify(archive, expected, step, device)
-        return archive
-    raise failure if failure is not None else ExportError("nothing was exported")
+    expected = _outcome(step, device)
+    try:
+        archive, originals = _archive(step, workload.optimizer, device, is_dynamic=True)
+    except ExportError:
+        # Some models fix their batch size; the sizes of this batch then become part of the archive.
+        archive, originals = _archive(step, workload.optimizer, device, is_dynamic=False)
+    with quiet(), preserved(step, device), torch.enable_grad():
+        verify(archive, originals, step.leaves, expected)
+    return archive
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def _each_once(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """A tensor given twice (x and y of a language model) would become one input, and the graph would mix them up."""
+    first = {id(leaf): index for index, leaf in reversed(list(enumerate(leaves)))}
+    return [
+        leaf if first[id(leaf)] == index else leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        for index, leaf in enumerate(leaves)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class _Step(nn.Module):
             self.y_structure = describe(workload.batch[1], _is_tensor, leaves, "y")
         except ValueError as error:
             raise ExportError(f"the batch cannot travel: {error}; {WAY_OUT}") from error
+        leaves = _each_once(leaves)
         slots = iter([_Slot(index) for index in range(len(leaves))])
         self.skeleton = [substitute(part, _is_tensor, slots) for part in workload.batch]
         # A dict is no tensor attribute: export must not take the batch for constants of the model.
@@ -117,26 +120,31 @@ def _device_of(step: _Step) -> torch.device:
     return torch.device(devices[0])
 
 
-def _run_once(step: _Step) -> Outcome:
-    try:
-        return outcome_of(lambda: step(*step.leaves), list(step.parameters()))
-    except _FAILURES as error:
-        raise ExportError(f"the step itself fails{line_of_error(error)}: {_first_line(error)}") from error
+def _outcome(step: _Step, device: torch.device) -> Outcome:
+    with quiet(), preserved(step, device), torch.enable_grad():
+        try:
+            return outcome_of(lambda: step(*step.leaves), list(step.parameters()))
+        except _FAILURES as error:
+            raise ExportError(f"the step itself fails{line_of_error(error)}: {_first_line(error)}") from error
 
 
-def _archive(step: _Step, optimizer: torch.optim.Optimizer, device: torch.device, is_dynamic: bool) -> Archive:
+def _archive(
+    step: _Step, optimizer: torch.optim.Optimizer, device: torch.device, is_dynamic: bool
+) -> tuple[Archive, list[torch.Tensor]]:
+    """The archive, not yet checked against the module, and the tensors that its entries stand for."""
     program = _program(step, device, is_dynamic)
     table = Table(step, program)
     forward, loss = cut(program, table.origins(step.x_count), step.loss_fn is not None, device)
     try:
         tensors, buffers = table.entries()
         inputs, sizes = table.inputs(step.leaves)
-        document = Document(
-            format="kitsune-archive", version=1, training=step.model.training, tensors=tensors, inputs=inputs,
-            sizes=sizes, x=step.x_structure, y=step.y_structure, forward=forward, loss=loss,
-            optimizer=describe_optimizer(optimizer, table.number),
-        )  # fmt: skip
-        return Archive.from_bytes(Archive(document, buffers).to_bytes())
+        parts = {
+            "format": "kitsune-archive", "version": 1, "training": step.model.training, "tensors": tensors,
+            "inputs": inputs, "sizes": sizes, "x": step.x_structure, "y": step.y_structure, "forward": forward,
+            "loss": loss, "optimizer": describe_optimizer(optimizer, table.number),
+        }  # fmt: skip
+        archive = Archive(checked_document(parts), buffers)
+        return Archive.from_bytes(archive.to_bytes()), table.tensors
     except (ValidationError, ArchiveError) as error:
         raise ExportError(f"the step does not fit into an archive: {error}; {WAY_OUT}") from error
 
@@ -144,7 +152,7 @@ def _archive(step: _Step, optimizer: torch.optim.Optimizer, device: torch.device
 def _program(step: _Step, device: torch.device, is_dynamic: bool) -> ExportedProgram:
     """The program in the step's present mode; the first dimension of the batch may vary where export can say so."""
     shapes = [{0: Dim.AUTO} if is_dynamic and leaf.dim() else None for leaf in step.leaves]
-    with quiet(), preserved([step], device), torch.enable_grad():
+    with quiet(), preserved(step, device), torch.enable_grad():
         try:
             return torch.export.export(step, tuple(step.leaves), dynamic_shapes={"leaves": tuple(shapes)}, strict=False)
         except WorkloadError:

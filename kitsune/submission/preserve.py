@@ -4,23 +4,23 @@ import contextlib
 import logging
 import random
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 
 @contextlib.contextmanager
-def preserved(roots: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
-    """Restores buffers, attributes, training flags of the modules, and the random states of torch and Python.
+def preserved(root: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restores buffers, attributes and training flags of a module and all in it; random states of torch and Python.
 
     Gradients are not touched here: use torch.autograd.grad, which leaves `.grad` alone.
     """
-    modules = list({id(module): module for root in roots for module in root.modules()}.values())
+    modules = list(root.modules())
     attributes = [(module, dict(module.__dict__)) for module in modules]
     registered = [(module, dict(module._buffers), dict(module._parameters)) for module in modules]
-    buffers = [b for _, group, _ in registered for b in group.values() if b is not None]
-    values = [(buffer, buffer.detach().clone()) for buffer in {id(b): b for b in buffers}.values()]
+    buffers = {id(buffer): buffer for _, group, _ in registered for buffer in group.values() if buffer is not None}
+    values = [(buffer, buffer.detach().clone()) for buffer in buffers.values() if buffer.layout is torch.strided]
     python_state = random.getstate()
     indices = [device] if device.type == "cuda" else []
     try:
@@ -32,17 +32,14 @@ def preserved(roots: Iterable[nn.Module], device: torch.device) -> Iterator[None
             module.__dict__.clear()
             module.__dict__.update(saved)
         for module, saved_buffers, saved_parameters in registered:
-            _refill(module._buffers, saved_buffers)
-            _refill(module._parameters, saved_parameters)
+            module._buffers.clear()
+            module._buffers.update(saved_buffers)
+            module._parameters.clear()
+            module._parameters.update(saved_parameters)
         with torch.no_grad():
             for buffer, value in values:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
-
-
-def _refill(held: dict[str, object], saved: dict[str, object]) -> None:
-    held.clear()
-    held.update(saved)
 
 
 @contextlib.contextmanager

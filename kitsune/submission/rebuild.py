@@ -53,9 +53,7 @@ def _at(value: Any, path: Path) -> Any:
     return value
 
 
-def rebuild(
-    archive: Archive, device: str | torch.device = "cpu", seed: int = 0, randomness: bool = True
-) -> Workload:
+def rebuild(archive: Archive, device: str | torch.device = "cpu", seed: int = 0, randomness: bool = True) -> Workload:
     """A workload on `device` whose step does what the original's did, with weights and batch drawn by `seed`.
 
     With `randomness=False` every dropout has p = 0. The global random state is left alone. Raises ArchiveError when

@@ -27,7 +27,8 @@ def flatten_rnn_weights(graph: fx.GraphModule) -> None:
 
 def layer_around(node: fx.Node, weights: list[Any]) -> nn.RNNBase:
     """A layer of torch.nn that holds these parameters: its public method does the work, with all its conditions."""
-    bias, layers, _, _, bidirectional, batch_first = node.args[3:9]
+    arguments: tuple[Any, ...] = node.args
+    bias, layers, _, _, bidirectional, batch_first = arguments[3:9]
     projected = 0
     if _LAYERS[node.target] is nn.LSTM and weights[0].shape[0] // 4 != weights[1].shape[1]:
         projected = weights[1].shape[1]

@@ -1,5 +1,7 @@
 """Values <-> how they are spread: what an archive keeps of tensors whose values stay with the user."""
 
+from typing import Literal
+
 import torch
 
 from kitsune.submission.decode import DTYPES, MEMORY_FORMATS
@@ -31,6 +33,7 @@ def _integers(values: torch.Tensor) -> Integers:
     if values.numel() == 0:
         return Integers(kind="integers", low=0, high=0)
     low, high = (max(-MAX_SAMPLE, min(MAX_SAMPLE, int(value))) for value in torch.aminmax(values))
+    order: Literal["any", "sorted", "prefix"]
     if (low, high) == (0, 1):
         order = "prefix" if _is_prefix_mask(values) else "any"
         return Integers(kind="integers", low=0, high=0, marker=1, share=float(values.double().mean()), order=order)

@@ -8,9 +8,7 @@ from typing import Final
 import torch
 from torch.fx import Node as FxNode
 
-WAY_OUT: Final = (
-    "the way out: write a workload file and tune it locally from code: kitsune tune FILE.py:make_workload"
-)
+WAY_OUT: Final = "the way out: write a workload file and tune it locally from code: kitsune tune FILE.py:make_workload"
 _TORCH = str(Path(torch.__file__).parent)
 _KITSUNE = str(Path(__file__).parent.parent)
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in .*\n\s*(\S.*)')

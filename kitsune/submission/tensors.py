@@ -66,7 +66,7 @@ class Table:
         return Origins(self.of | leaves, parameters)
 
     def entries(self) -> tuple[tuple[TensorEntry, ...], tuple[bytes, ...]]:
-        """The entries, and the raw values of those that carry them. Raises ExportError for a dtype that cannot travel."""
+        """The entries, and the raw values of those that carry them. Raises ExportError for other dtypes."""
         buffers: list[bytes] = []
         entries = []
         for tensor, kind, names in zip(self.tensors, self.kinds, self.names, strict=True):
@@ -89,8 +89,8 @@ class Table:
         for node, leaf in zip(self.leaves, leaves, strict=True):
             shape: list[int | str] = []
             for here, size in zip(node.meta["val"].shape, leaf.shape, strict=True):
-                if isinstance(here, int):
-                    shape.append(here)
+                if str(here).isdigit():  # also a symbol that export settled on one size
+                    shape.append(size)
                     continue
                 if not str(here).isidentifier():
                     raise ExportError(f"a size of the batch depends on others ({here}); {WAY_OUT}")
@@ -106,7 +106,7 @@ class Table:
 
 
 def dtype_of(tensor: torch.Tensor, what: str) -> str:
-    """"float32" and so on. Raises ExportError for dtypes and layouts that an archive does not know."""
+    """ "float32" and so on. Raises ExportError for dtypes and layouts that an archive does not know."""
     if word(tensor.dtype) not in ITEM_BYTES or tensor.layout is not torch.strided or tensor.is_quantized:
         raise ExportError(f"a {what} tensor is {tensor.dtype}, {tensor.layout}, which cannot travel; {WAY_OUT}")
     return word(tensor.dtype)
@@ -115,7 +115,10 @@ def dtype_of(tensor: torch.Tensor, what: str) -> str:
 def layout_of(tensor: torch.Tensor) -> str:
     if tensor.is_contiguous():
         return "contiguous"
-    for rank, layout, form in ((4, "channels_last", torch.channels_last), (5, "channels_last_3d", torch.channels_last_3d)):
+    for rank, layout, form in (
+        (4, "channels_last", torch.channels_last),
+        (5, "channels_last_3d", torch.channels_last_3d),
+    ):
         if tensor.dim() == rank and tensor.is_contiguous(memory_format=form):
             return layout
     return "contiguous"

@@ -10,17 +10,12 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from kitsune.device import watch_syncs
+from kitsune.engine.watch import first_hook
 from kitsune.techniques.technique import Facts
 from kitsune.techniques.update import chosen_by_hand, implementations
 from kitsune.workload import Workload, call_model, loss_of, move_batch
 
 CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
-HOOKS = (
-    ("_forward_pre_hooks", "a forward pre-hook"),
-    ("_forward_hooks", "a forward hook"),
-    ("_backward_pre_hooks", "a backward pre-hook"),
-    ("_backward_hooks", "a backward hook"),
-)
 
 
 def facts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Facts:
@@ -82,18 +77,6 @@ def has_convolutions(model: torch.nn.Module) -> bool:
         if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.nodes
     )
-
-
-def first_hook(model: torch.nn.Module) -> str | None:
-    """The first Python hook on a module or parameter, in words."""
-    for name, module in model.named_modules():
-        for attribute, words in HOOKS:
-            if getattr(module, attribute):
-                return f"{words} on {name or 'the model'}"
-    for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            return f"a gradient hook on {name}"
-    return None
 
 
 def is_distributed(model: torch.nn.Module) -> bool:

@@ -13,7 +13,7 @@ from kitsune.errors import StoreBusyError, StoreError, StoreFullError
 from tests.store.conftest import Postgres
 from tests.store.samples import START, a_run, a_trial, after
 from tuner.records import Failure, FailureKind, Phase, Run
-from tuner.store import runs, trials
+from tuner.store import engine, runs, trials
 from tuner.store.database import Database
 from tuner.store.engine import open_database
 
@@ -216,6 +216,27 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         with database.begin() as connection:
             assert trials.add(connection, run, a_trial(run, 100, failure=long))
             assert runs.heartbeat(connection, run, now=after(1)).heartbeat_at == after(1)
+
+
+def test_a_worker_that_falls_silent_in_a_transaction_gives_up_its_locks(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres.create()
+    monkeypatch.setattr(engine, "SILENCE_S", 0.3)
+    with open_database(url) as silent, open_database(url) as database:
+        run = stored(database)
+
+        def fall_silent() -> None:
+            with silent.begin() as connection:
+                trials.add(connection, run, a_trial(run))
+                with database.begin() as rival:  # waits for the lock until the server takes it from the silent one
+                    assert runs.claim_one(rival, run.id, "v", now=after(1000)) is not None
+                trials.add(connection, run, a_trial(run, 1))
+
+        with pytest.raises(StoreBusyError, match="left open too long"):
+            fall_silent()
+        with database.read() as connection:
+            assert trials.list_of(connection, run.id) == []
 
 
 @pytest.mark.parametrize(

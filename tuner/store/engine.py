@@ -16,6 +16,9 @@ from tuner.store.migrate import bring_up_to_date
 #: 8 processes that claim at once waited 0.57 s at most (2000 runs, SQLite, 2 cores); beyond this something hangs.
 BUSY_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 10
+#: PostgreSQL ends a transaction whose client fell silent: the host of a worker may vanish without closing its
+#: connection, and its locks would hide the run from every claim until TCP gives up, after two hours.
+SILENCE_S = 60.0
 
 
 def open_database(url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Database:
@@ -122,6 +125,7 @@ def _postgresql_preparer(busy_timeout_s: float) -> Any:
     def prepare(dbapi_connection: DBAPIConnection, _record: Any) -> None:
         cursor = dbapi_connection.cursor()
         cursor.execute(f"SET lock_timeout = {max(1, round(busy_timeout_s * 1000))}")
+        cursor.execute(f"SET idle_in_transaction_session_timeout = {round(SILENCE_S * 1000)}")
         cursor.close()
         dbapi_connection.commit()
 

@@ -36,6 +36,7 @@ _POSTGRESQL: Final = {
     "53300": (StoreBusyError, "has no connection left; try again, or raise max_connections"),
     "53100": (StoreFullError, _FULL),
     "53": (StoreError, "is out of resources; look at its log"),
+    "25P03": (StoreBusyError, "ended a transaction that was left open too long; try again"),
     "25006": (StoreError, _READ_ONLY),
     "42501": (StoreError, "refuses this user; grant it the right to use and create tables in the schema"),
     "XX": (StoreError, _DAMAGED),

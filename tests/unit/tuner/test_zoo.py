@@ -229,6 +229,17 @@ def test_dropout_differs_from_step_to_step(name: str) -> None:
     torch.testing.assert_close(workload.model(x), workload.model(x))
 
 
+@every_model
+def test_all_randomness_is_that_of_dropout_modules(name: str) -> None:
+    """Measuring silences them by their p, in train mode."""
+    workload = tiny(name)
+    for module in workload.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    x, _ = workload.batch
+    torch.testing.assert_close(workload.model(x), workload.model(x), rtol=0, atol=0)
+
+
 def copied(ours: nn.Module, theirs: nn.Module, names: dict[str, str], transposed: tuple[str, ...] = ()) -> None:
     """Copies the reference's weights into ours, which must have one for each of them."""
     own, other = dict(ours.named_parameters()), dict(theirs.named_parameters())

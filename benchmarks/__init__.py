@@ -1,0 +1,1 @@
+"""Suites that measure Kitsune against stock torch and write result files."""

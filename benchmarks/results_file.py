@@ -1,0 +1,59 @@
+"""Result files: an environment line, then one line a case and arm, as JSON; raw samples always."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kitsune.device import environment, pick_device
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def environment_line(command: str) -> dict[str, Any]:
+    here = environment(pick_device())
+    return {
+        "kind": "environment",
+        "gpu": here.gpu,
+        "driver": here.driver,
+        "torch": here.torch,
+        "triton": here.triton,
+        "cuda": here.cuda,
+        "python": here.python,
+        "kitsune_commit": commit(),
+        "command": command,
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def commit() -> str:
+    """The commit of the checkout; "unknown" in a copy without git."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def free_path(suite: str, folder: Path = RESULTS) -> Path:
+    """<folder>/<suite>/<day>-<gpu>[-n].jsonl, the first that does not exist: no file is ever edited."""
+    gpu = environment(pick_device()).gpu.lower().replace("nvidia ", "").replace(" ", "-")
+    stem = f"{datetime.now(UTC):%Y-%m-%d}-{gpu}"
+    (folder / suite).mkdir(parents=True, exist_ok=True)
+    names = [f"{stem}.jsonl", *(f"{stem}-{number}.jsonl" for number in range(2, 1000))]
+    return next(path for path in (folder / suite / name for name in names) if not path.exists())
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def command_line() -> str:
+    return "python -m " + " ".join([Path(sys.argv[0]).stem, *sys.argv[1:]])

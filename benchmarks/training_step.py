@@ -1,0 +1,165 @@
+"""Suite training_step: one case a process, all arms interleaved; raw ms of every block to a result file.
+
+    python -m benchmarks.training_step --case resnet18/128 --plan plan.json --out results.jsonl
+
+Arms as in benchmarks/README.md. Every arm has its own model, drawn from the same seed.
+"""
+
+import argparse
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from benchmarks import results_file
+from benchmarks.cases import CASES, Case
+from benchmarks.rivals import COMPILED, Step, at_its_best, compiled_step, eager_step, graphed_step
+from kitsune import KitsuneOptimizer, Plan, TrainStep, Workload
+from tuner.workloads import load_workload
+
+ARMS = ("eager_fp32", "eager_bf16", *COMPILED, "graph", "kitsune_dropin", "kitsune")
+DEVICE = torch.device("cuda", 0)
+SETTLING_STEPS = 8
+BLOCK_MS = 60.0
+
+
+@dataclass
+class Arm:
+    name: str
+    step: Step
+    first_step_s: float
+    peak_bytes: int
+    notes: str = ""
+    steps_per_block: int = 1
+    step_ms: list[float] = field(default_factory=list)
+
+
+def workload_of(case: Case) -> Workload:
+    return load_workload(case.spec, str(DEVICE), 0)
+
+
+def kitsune_step(case: Case, plan: Plan) -> tuple[Step, Callable[[], str]]:
+    workload = workload_of(case)
+    step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, plan)
+    return lambda: step(*workload.batch), lambda: str(step.report)
+
+
+def dropin_step(case: Case, plan: Plan) -> tuple[Step, Callable[[], str]]:
+    """The user's own loop, line by line, with the optimizer wrapped."""
+    workload = workload_of(case)
+    optimizer = KitsuneOptimizer(workload.optimizer, plan=plan)
+    model, loss_fn, (x, y) = workload.model, workload.loss_fn, workload.batch
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, lambda: f"{optimizer.report}"
+
+
+def step_of(name: str, case: Case, plan: Plan) -> tuple[Step, Callable[[], str]]:
+    if name == "kitsune":
+        return kitsune_step(case, plan)
+    if name == "kitsune_dropin":
+        return dropin_step(case, plan)
+    if name in ("eager_fp32", "eager_bf16"):
+        return eager_step(workload_of(case), bf16=name == "eager_bf16"), str
+    best = at_its_best(workload_of(case), channels_last=case.channels_last, capturable=name == "graph")
+    return (graphed_step(best) if name == "graph" else compiled_step(best, COMPILED[name])), str
+
+
+def prepare(name: str, case: Case, plan: Plan) -> Arm:
+    """Builds and settles an arm. Its peak: bytes in tensors at the worst moment of a settled step, its graphs' pools
+    included, over what was there before it."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    before_bytes, pools_before = torch.cuda.memory_allocated(), pool_bytes()
+    begin = time.perf_counter()
+    step, notes = step_of(name, case, plan)
+    float(step())
+    first_step_s = time.perf_counter() - begin
+    for _ in range(SETTLING_STEPS):
+        step()
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    total, active = (after - was for after, was in zip(pool_bytes(), pools_before, strict=True))
+    peak_bytes = torch.cuda.max_memory_allocated() - before_bytes + total - active
+    arm = Arm(name, step, first_step_s, peak_bytes, notes())
+    arm.steps_per_block = max(2, min(2000, round(BLOCK_MS / block_ms(arm, 3))))
+    return arm
+
+
+def pool_bytes() -> tuple[int, int]:
+    """Bytes reserved by, and in tensors of, the private pools of CUDA graphs."""
+    pools = [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) != (0, 0)]
+    return sum(segment["total_size"] for segment in pools), sum(segment["allocated_size"] for segment in pools)
+
+
+def block_ms(arm: Arm, steps: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(steps):
+        arm.step()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / steps
+
+
+def interleave(arms: list[Arm], rounds: int) -> None:
+    chance = random.Random(0)
+    for arm in arms:
+        block_ms(arm, arm.steps_per_block)
+    for _ in range(rounds):
+        for arm in chance.sample(arms, len(arms)):
+            arm.step_ms.append(block_ms(arm, arm.steps_per_block))
+
+
+def lines(case: Case, arms: list[Arm], note: str) -> Iterator[dict[str, object]]:
+    for arm in arms:
+        yield {
+            "kind": "case",
+            "suite": "training_step",
+            "case": case.name,
+            "arm": arm.name,
+            "step_ms": arm.step_ms,
+            "peak_bytes": arm.peak_bytes,
+            "first_step_s": arm.first_step_s,
+            "notes": "; ".join(part for part in (arm.notes.replace("\n", "; "), note) if part),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", required=True, choices=CASES)
+    parser.add_argument("--plan", type=Path, required=True, help="the plan that kitsune tune has written")
+    parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--arms", nargs="*", default=ARMS, choices=ARMS)
+    arguments = parser.parse_args()
+    case, plan = CASES[arguments.case], Plan.load(arguments.plan)
+    torch.cuda.set_device(DEVICE)
+    arms = [prepare(name, case, plan) for name in arguments.arms]
+    interleave(arms, arguments.rounds)
+    path = arguments.out or results_file.free_path("training_step")
+    if not path.exists():
+        results_file.append(path, results_file.environment_line(results_file.command_line()))
+    for line in lines(case, arms, f"plan {plan.plan_id[:16]}"):
+        results_file.append(path, line)
+    for arm in arms:
+        print(f"{case.name:20} {arm.name:16} {statistics.median(arm.step_ms):9.4f} ms {arm.peak_bytes >> 20:6} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The command line: words in, an exit code out. The tuner adds its commands through the entry points of GROUP.
+
+Data goes to stdout, everything else to stderr. Nothing here loads torch before a command asks for it.
+"""
+
+import importlib
+import logging
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+
+from kitsune import __version__, doctor, screen
+from kitsune.errors import KitsuneError
+from kitsune.exits import ExitCode, code_of
+from kitsune.plan import Match, Plan
+
+GROUP: Final = "kitsune.commands"
+DEBUG: Final = "--debug"
+# Typer brings a Click of its own or uses the one from PyPI, by its version: this is ClickException of either.
+UsageProblem: Final[type[Any]] = typer.BadParameter.__mro__[2]
+
+log = logging.getLogger("kitsune")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, for errors too.")]
+PlanFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A plan in a JSON file.", exists=True, dir_okay=False, readable=True)
+]
+Device = Annotated[str | None, typer.Option(metavar="cpu|cuda:N", help="Default: the current GPU, or the CPU.")]
+
+
+def main() -> NoReturn:
+    """The console script `kitsune`. `--debug` may stand anywhere."""
+    arguments = sys.argv[1:]
+    if DEBUG in arguments:
+        arguments = [DEBUG, *(argument for argument in arguments if argument != DEBUG)]
+    else:
+        sys.excepthook = tell_unexpected
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
+            signal.signal(number, _leave)
+    sys.exit(run(arguments))
+
+
+def _leave(number: int, _: FrameType | None) -> NoReturn:
+    """Unlike the default, unwinds: a measuring process must not outlive us."""
+    raise SystemExit(128 + number)
+
+
+def tell_unexpected(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+    """sys.excepthook: a traceback helps nobody who did not ask for it. Python then exits with code 1."""
+    what = (str(error).strip().splitlines() or ["no message"])[0]
+    message = f"unexpected {kind.__name__}: {what}; run with {DEBUG} for the traceback"
+    screen.fail(kind.__name__, message, ExitCode.UNEXPECTED, as_json="--json" in sys.argv)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carries out one command line and returns its exit code. Errors that are not ours pass through."""
+    as_json = "--json" in arguments
+    command = typer.main.get_command(full_app())
+    try:
+        code = command.main(list(arguments), prog_name="kitsune", standalone_mode=False)
+    except KitsuneError as error:
+        return screen.fail(type(error).__name__, str(error), code_of(error), as_json=as_json)
+    except typer.Abort:
+        return ExitCode.INTERRUPTED
+    except UsageProblem as error:
+        if (context := getattr(error, "ctx", None)) is not None:
+            screen.note(f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n")
+        return screen.fail("UsageError", error.format_message(), ExitCode.USAGE, as_json=as_json)
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def full_app() -> typer.Typer:
+    """The commands of this file and of every installed entry point of GROUP: each is called with the app."""
+    app = typer.Typer(
+        add_completion=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+    )
+    app.callback(invoke_without_command=True)(root)
+    # a set: an editable installation is found twice
+    for entry in sorted(set(entry_points(group=GROUP)), key=lambda entry: entry.name, reverse=True):
+        try:
+            register = entry.load()
+        except ImportError as error:
+            log.warning("the commands of %s are left out: %s", entry.name, error)
+            continue
+        register(app)
+    plans = typer.Typer(help="Look at a plan in a file.")
+    plans.command("show")(plan_show)
+    plans.command("check")(plan_check)
+    app.add_typer(plans, name="plan")
+    app.command("doctor")(tell_health)
+    return app
+
+
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the versions of Kitsune, torch and CUDA.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --version: as one JSON object.")] = False,
+    debug: Annotated[bool, typer.Option(DEBUG, help="Log all; show the traceback of unexpected errors.")] = False,
+) -> None:
+    """Measures how your PyTorch training step runs fastest on your GPU, proves the numbers, and keeps the plan."""
+    if debug:
+        logging.basicConfig(level=logging.INFO)
+        log.setLevel(logging.DEBUG)
+    if version:
+        found = versions()
+        screen.emit(found) if as_json else screen.stdout().print("\n".join(f"{k} {v}" for k, v in found.items()))
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(ExitCode.USAGE)
+    if as_json:
+        raise typer.BadParameter("stands after the command", param_hint="--json")
+
+
+def versions() -> dict[str, str]:
+    """What a report of an error must name. Loads torch."""
+    found = {"kitsune": __version__, "python": platform.python_version()}
+    try:
+        device = importlib.import_module("kitsune.device")
+    except (ImportError, OSError) as error:
+        return {**found, "torch": f"cannot be imported: {error}"}
+    here = device.environment(device.pick_device())
+    return {
+        **found,
+        "torch": here.torch,
+        "cuda": here.cuda or "not used",
+        "driver": here.driver or "none",
+        "device": here.gpu,
+    }
+
+
+def plan_show(file: PlanFile, as_json: Json = False) -> None:
+    """What a plan chooses, where it holds, and what was measured."""
+    plan = Plan.load(file)
+    if as_json:
+        screen.emit(plan.to_json())
+    else:
+        show_plan(plan)
+
+
+def show_plan(plan: Plan) -> None:
+    console = screen.stdout()
+    for part in screen.plan_screen(plan):
+        console.print(part)
+
+
+def plan_check(file: PlanFile, device: Device = None, as_json: Json = False) -> None:
+    """Whether a plan may be applied on this machine: exact, compatible or refused (exit code 3), with the reason."""
+    plan = Plan.load(file)
+    match, reason = fit(plan, device)
+    if as_json:
+        screen.emit({"plan_id": plan.plan_id, "match": match.value, "reason": reason})
+    else:
+        screen.stdout().print(screen.clean(f"{match.value}: {reason}"), soft_wrap=True)
+    if match is Match.REFUSED:
+        raise typer.Exit(ExitCode.UNFIT)
+
+
+def fit(plan: Plan, device: str | None) -> tuple[Match, str]:
+    """Loads torch. Raises UnfitError when there is no such device."""
+    here = importlib.import_module("kitsune.device")
+    environment = here.environment(here.pick_device(device))
+    if plan.environment is None:
+        return Match.COMPATIBLE, "written by hand, so for no machine in particular; what does not apply is declined"
+    return plan.environment.match(environment)
+
+
+def tell_health(as_json: Json = False) -> None:
+    """Whether this machine fits Kitsune, and the way out where it does not; exit code 3 when a main job cannot work."""
+    checks = doctor.checks()
+    fits = all(check.status is not doctor.Status.FAIL for check in checks)
+    if as_json:
+        screen.emit({"fits": fits, "checks": [check.model_dump(mode="json") for check in checks]})
+    else:
+        rows = [
+            (check.status.value.upper(), check.name, check.detail + (f"\n-> {check.fix}" if check.fix else ""))
+            for check in checks
+        ]
+        screen.stdout().print(screen.table("", "check", "what was found", rows=rows))
+    if not fits:
+        raise typer.Exit(ExitCode.UNFIT)

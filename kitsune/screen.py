@@ -1,0 +1,160 @@
+"""Records in, text for people or one JSON object out: stdout carries data, stderr all the rest."""
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kitsune.knobs import KNOBS
+from kitsune.plan import Environment, Evidence, Interval, Plan
+
+PIPED_WIDTH: Final = 140  # where no terminal says how wide it is
+GIB: Final = 1024**3
+
+
+def stdout() -> Console:
+    return _console(is_stderr=False)
+
+
+def stderr() -> Console:
+    return _console(is_stderr=True)
+
+
+def _console(*, is_stderr: bool) -> Console:
+    """rich leaves colours out by itself for NO_COLOR, for TERM=dumb and where there is no terminal."""
+    stream = sys.stderr if is_stderr else sys.stdout
+    width = None if stream.isatty() else PIPED_WIDTH
+    return Console(stderr=is_stderr, markup=False, highlight=False, emoji=False, width=width)
+
+
+def emit(value: dict[str, Any]) -> None:
+    """The one JSON object of a command, on stdout: on one line for a program, indented for a terminal."""
+    sys.stdout.write(json.dumps(value, indent=2 if sys.stdout.isatty() else None, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """A line on stderr that belongs to no result."""
+    stderr().print(clean(text), soft_wrap=True)
+
+
+def fail(kind: str, message: str, code: int, *, as_json: bool) -> int:
+    """Tells of an error on stderr, with `as_json` also as the object on stdout; returns the code."""
+    if as_json:
+        emit({"error": {"type": kind, "message": message, "exit_code": int(code)}})
+    stderr().print(Text("Error: ", style="bold red") + Text(clean(message)), soft_wrap=True)
+    return int(code)
+
+
+def clean(text: str) -> str:
+    """Text that a terminal cannot be steered with: escape sequences and their like become a replacement character."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def table(*columns: str, rows: Iterable[Iterable[str]], right: frozenset[str] = frozenset()) -> Table:
+    """A table without frame; columns named in `right` hold numbers."""
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
+    for column in columns:
+        made.add_column(
+            column, justify="right" if column in right else "left", no_wrap=column in right, overflow="fold"
+        )
+    for row in rows:
+        made.add_row(*map(clean, row))
+    return made
+
+
+def factor(value: float) -> str:
+    return f"{value:.2f}x" if value < 10 else f"{value:.1f}x"
+
+
+def spread(interval: Interval) -> str:
+    return f"{interval.low:.2f}-{interval.high:.2f}"
+
+
+def step_time(ms: float) -> str:
+    """Milliseconds with three digits that mean something."""
+    return f"{ms:.3f}" if ms < 10 else f"{ms:.2f}" if ms < 100 else f"{ms:.1f}"
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def headline(plan: Plan) -> str:
+    """The result in one sentence."""
+    found = plan.evidence
+    if found is None:
+        return "Written by hand: nothing about it was measured."
+    if found.verdict == "faster":
+        over_eager = "" if found.baseline == "eager" else f"; {factor(found.speedup_over_eager.median)} over eager"
+        return (
+            f"{factor(found.speedup.median)} faster than the best stock configuration ({_stock(found)}), "
+            f"95 % interval {spread(found.speedup)}{over_eager}."
+        )
+    if plan.knobs:
+        return (
+            f"No gain found over the best stock configuration ({found.baseline}): the plan is that configuration, "
+            f"{factor(found.speedup_over_eager.median)} faster than the step as given."
+        )
+    return "No gain found: keep your baseline."
+
+
+def _stock(found: Evidence) -> str:
+    return "the step as given, eager" if found.baseline == "eager" else found.baseline
+
+
+def plan_screen(plan: Plan) -> list[Any]:
+    """What a plan chooses, where it holds and why, for `Console.print`."""
+    parts: list[Any] = [headline(plan), ""]
+    if plan.knobs:
+        chosen = [(knob, plan.knobs[name]) for name, knob in KNOBS.items() if name in plan.knobs]
+        rows = [(knob.name, str(choice), knob.choices[choice]) for knob, choice in chosen]
+        parts.append(table("knob", "choice", "what it does", rows=rows))
+    else:
+        parts.append("The plan changes nothing: the step runs as given.")
+    parts += ["", table("", "", rows=[*_facts(plan), ("plan", plan.plan_id)])]
+    return parts
+
+
+def _facts(plan: Plan) -> Iterable[tuple[str, str]]:
+    if plan.evidence is not None:
+        yield from _measured(plan.evidence)
+    if plan.environment is not None:
+        yield "holds for", machine(plan.environment)
+    if plan.fingerprint:
+        yield "workload", plan.fingerprint
+
+
+def _measured(found: Evidence) -> Iterable[tuple[str, str]]:
+    times = f"{step_time(found.step_ms)} ms; best stock configuration {step_time(found.baseline_step_ms)} ms"
+    yield "step", f"{times}; as given {step_time(found.eager_step_ms)} ms ({found.blocks} blocks each)"
+    if found.peak_bytes or found.baseline_peak_bytes:
+        memory = f"{found.peak_bytes / GIB:.2f} GiB at peak; best stock configuration"
+        yield "memory", f"{memory} {found.baseline_peak_bytes / GIB:.2f} GiB"
+    else:
+        yield "memory", "not counted on a CPU"
+    numbers = found.numerics
+    yield (
+        "numbers",
+        numbers.note
+        or f"gradients off by {numbers.gradient_error:.1e} ({numbers.gradient_allowed:.1e} allowed), "
+        f"parameters by {numbers.parameter_error:.1e} ({numbers.parameter_allowed:.1e})",
+    )
+    yield "first step", f"{found.first_step_s:.1f} s{_break_even(found)}"
+
+
+def _break_even(found: Evidence) -> str:
+    saved_ms = found.eager_step_ms - found.step_ms
+    return f", earned back after {found.first_step_s * 1000 / saved_ms:,.0f} steps" if saved_ms > 0 else ""
+
+
+def machine(environment: Environment) -> str:
+    software = [f"torch {environment.torch}"]
+    software += [f"{name} {value}" for name in ("cuda", "triton", "driver") if (value := getattr(environment, name))]
+    return f"{environment.gpu} ({', '.join(software)})"

@@ -1,0 +1,298 @@
+"""Real measuring processes on the CPU, with workloads that behave and workloads that do not."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from tuner.measure import inspect, measure
+from tuner.protocol import ArmSpec, Inspection, Job, Limits
+from tuner.records import Failure, FailureKind, Measurement, Phase
+
+CACHE = "measure-cache"
+
+WORKLOADS = """
+import os, signal, sys, time
+import torch
+from torch import nn
+from torch.nn import functional as F
+from kitsune import Workload
+
+
+def workload(model, x=None):
+    x = torch.randn(16, 8) if x is None else x
+    return Workload(model, F.mse_loss, torch.optim.AdamW(model.parameters(), lr=1e-3), (x, torch.randn(len(x), 4)))
+
+
+class Model(nn.Module):
+    def __init__(self, behave=lambda h: h):
+        super().__init__()
+        self.first, self.last, self.behave = nn.Linear(8, 16), nn.Linear(16, 4), behave
+
+    def forward(self, x):
+        return self.last(self.behave(F.relu(self.first(x))))
+
+
+def raises():
+    def behave(h):
+        raise ValueError("no such luck")
+    return workload(Model(behave))
+
+
+def hangs():
+    open(__file__ + ".pid", "w").write(str(os.getpid()))
+    return workload(Model(lambda h: time.sleep(600)))
+
+
+def leaves():
+    return workload(Model(lambda h: os._exit(0)))
+
+
+def breaks_down():
+    return workload(Model(lambda h: os.kill(os.getpid(), signal.SIGSEGV)))
+
+
+def eats_memory():
+    return workload(Model(lambda h: h + torch.empty(2**46).sum()))
+
+
+def is_nan():
+    return workload(Model(lambda h: h / 0.0 * 0.0))
+
+
+def chatters():
+    print("hello" * 10_000)
+    os.write(1, b'{"phase": "timing"}\\n')
+    return workload(Model(lambda h: print("step") or h))
+
+
+def lies():
+    os.write(int(sys.argv[1]), b"the answer is 42\\n")
+    return workload(Model())
+
+
+def under_autocast(change):
+    return lambda h: change(h) if torch.is_autocast_enabled("cpu") else h
+
+
+def wrong_under_autocast():
+    return workload(Model(under_autocast(lambda h: 1.5 * h)))
+
+
+def nan_under_autocast():
+    return workload(Model(under_autocast(lambda h: h * float("inf"))))
+
+
+def wrong_under_channels_last():
+    class Images(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+
+        def forward(self, x):
+            h = self.conv(x).mean(dim=(2, 3))
+            return self.head(h * 1.02 if x.is_contiguous(memory_format=torch.channels_last) else h)
+
+    return workload(Images(), torch.randn(16, 3, 8, 8))
+
+
+def with_dropout():
+    return workload(Model(nn.Dropout(0.3)))
+
+
+def frozen(h):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return F.dropout(h, 0.3)
+
+
+def freezes_dropout_under_autocast():
+    return workload(Model(lambda h: frozen(h) if torch.is_autocast_enabled("cpu") else F.dropout(h, 0.3)))
+
+
+def noisy():
+    return workload(Model(lambda h: h * (1 + 0.1 * torch.randn_like(h))))
+
+
+def noisy_and_wrong_under_autocast():
+    def behave(h):
+        return h * ((1 if torch.is_autocast_enabled("cpu") else 0) + 1 + 0.1 * torch.randn_like(h))
+    return workload(Model(behave))
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp(CACHE)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "workloads.py"
+    path.write_text(WORKLOADS)
+    return path
+
+
+def job(workload: str, rounds: int = 3, **knobs: str) -> Job:
+    arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs=knobs))
+    return Job(workload=workload, device="cpu", arms=arms, rounds=rounds, block_ms=5)
+
+
+def test_a_zoo_model_is_inspected(cache):
+    found = inspect("zoo:mlp?size=tiny", "cpu", cache=cache)
+    assert isinstance(found, Inspection), found
+    assert not found.random
+    assert found.parameters > 1000
+    assert found.environment.device == "cpu"
+    assert not found.fingerprint.startswith("local-")
+    assert "precision=tf32" in found.inapplicable
+    assert "precision=bf16" not in found.inapplicable
+
+
+def test_a_step_against_itself(cache):
+    found = measure(job("zoo:mlp?size=tiny", rounds=4), cache=cache)
+    assert isinstance(found, Measurement), found
+    baseline, candidate = found.arms
+    assert [len(arm.step_ms) for arm in found.arms] == [4, 4]
+    assert baseline.applied == candidate.applied == ()
+    assert 1 / 3 < median(baseline.step_ms) / median(candidate.step_ms) < 3
+    assert found.numerics is not None
+    assert 0 < found.numerics.gradient_error < 1e-5  # fp32 against float64: not equal, and near
+    assert found.numerics.parameter_error < found.numerics.parameter_allowed
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "words"),
+    [
+        ("raises", FailureKind.RAISED, "ValueError: no such luck (workloads.py:"),
+        ("leaves", FailureKind.CRASHED, "code 0 without a result"),
+        ("breaks_down", FailureKind.CRASHED, "SIGSEGV"),
+        ("eats_memory", FailureKind.OUT_OF_MEMORY, "allocate"),
+        ("is_nan", FailureKind.NOT_FINITE, "not finite"),
+        ("lies", FailureKind.CRASHED, "not a message"),
+        ("absent", FailureKind.RAISED, "has no function 'absent'"),
+    ],
+)
+def test_a_workload_that_fails_as_given(file, cache, function, kind, words):
+    found = inspect(f"{file}:{function}", "cpu", cache=cache)
+    assert isinstance(found, Failure), found
+    assert (found.kind, found.phase) == (kind, Phase.BUILD)
+    assert words in found.reason
+
+
+def test_a_workload_that_prints_is_measured(file, cache):
+    found = measure(job(f"{file}:chatters"), cache=cache)
+    assert isinstance(found, Measurement), found
+
+
+def test_a_workload_that_hangs_is_killed(file, cache):
+    found = inspect(f"{file}:hangs", "cpu", cache=cache, limits=Limits(build_s=8))
+    assert isinstance(found, Failure), found
+    assert (found.kind, found.phase) == (FailureKind.TIMEOUT, Phase.BUILD)
+    assert is_gone(int(Path(f"{file}.pid").read_text()))
+
+
+def test_a_choice_that_does_not_apply_is_declined(cache):
+    found = measure(job("zoo:mlp?size=tiny", capture="step"), cache=cache)
+    assert isinstance(found, Failure), found
+    assert found.kind is FailureKind.DECLINED
+    assert "capture" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("function", "knobs", "kind", "words"),
+    [
+        ("wrong_under_autocast", {"precision": "bf16"}, FailureKind.WRONG, "at step 0"),
+        ("nan_under_autocast", {"precision": "bf16"}, FailureKind.NOT_FINITE, "at step 0"),
+        ("wrong_under_channels_last", {"layout": "channels_last"}, FailureKind.WRONG, "is allowed"),
+        ("noisy_and_wrong_under_autocast", {"precision": "bf16"}, FailureKind.WRONG, "mean"),
+    ],
+)
+def test_wrong_numbers_are_found_before_the_clock_starts(file, cache, function, knobs, kind, words):
+    found = measure(job(f"{file}:{function}", **knobs), cache=cache)
+    assert isinstance(found, Failure), found
+    assert (found.kind, found.phase) == (kind, Phase.NUMERICS)
+    assert words in found.reason
+
+
+def test_a_frozen_dropout_mask_is_found(file, cache):
+    found = measure(job(f"{file}:freezes_dropout_under_autocast", precision="bf16"), cache=cache)
+    assert isinstance(found, Failure), found
+    assert (found.kind, found.phase) == (FailureKind.WRONG, Phase.WARMUP)
+    assert "dropout mask is frozen" in found.reason
+
+
+def test_randomness_that_cannot_be_switched_off_is_compared_by_means(file, cache):
+    found = measure(job(f"{file}:noisy", precision="bf16"), cache=cache)
+    assert isinstance(found, Measurement), found
+    assert found.numerics is not None
+    assert "means" in found.numerics.note
+
+
+def test_a_compiled_step_with_dropout_is_proven_and_measured(file, cache):
+    found = measure(job(f"{file}:with_dropout", compile="default"), cache=cache)
+    assert isinstance(found, Measurement), found
+    assert found.arms[1].applied == ("compile=default",)
+    assert found.numerics is not None
+    assert found.numerics.gradient_error < 1e-5
+    assert found.numerics.note == ""
+
+
+def test_a_child_that_is_killed_from_outside(file, cache):
+    found: list[Measurement | Failure] = []
+    slow = job("zoo:mlp?size=tiny", rounds=1000).model_copy(update={"block_ms": 500.0})
+    thread = threading.Thread(target=lambda: found.append(measure(slow, cache=cache)))
+    before = children()
+    thread.start()
+    time.sleep(3)
+    (child,) = children() - before
+    os.kill(child, signal.SIGKILL)
+    thread.join(20)
+    assert isinstance(found[0], Failure), found
+    assert found[0].kind is FailureKind.CRASHED
+    assert "SIGKILL" in found[0].reason
+    assert is_gone(child)
+
+
+def test_the_child_dies_with_its_parent(file, cache):
+    code = f"from tuner.measure import inspect; inspect({f'{file}:hangs'!r}, 'cpu')"
+    note = Path(f"{file}.pid")
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        end = time.monotonic() + 20
+        while not (note.exists() and note.read_text()) and time.monotonic() < end:
+            time.sleep(0.05)
+        child = int(note.read_text())
+        assert not is_gone(child, within_s=0.2)
+        parent.kill()
+    assert is_gone(child)
+
+
+def children() -> set[int]:
+    """The processes that this one has started, by any of its threads."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+
+
+def is_gone(process: int, within_s: float = 5.0) -> bool:
+    """Whether the process has ended: it does not exist, or is a zombie that init has yet to collect."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.05)
+    return False

@@ -1,0 +1,309 @@
+"""A live step and what its archive trains as: the same numbers to the bit, and no trace left on the user's objects."""
+
+import copy
+import functools
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kitsune.errors import ExportError, WorkloadError
+from kitsune.submission.archive import Archive
+from kitsune.submission.export import export, to_archive
+from kitsune.submission.rebuild import load_weights, rebuild
+from kitsune.workload import Workload, call_model, loss_of
+from tests.unit.submission.layers import MLP
+from tests.unit.submission.steps import FIXED, STEPS, TRACED_OTHERWISE, make
+
+
+@functools.cache
+def archive_of(name: str) -> Archive:
+    return to_archive(make(name))
+
+
+def weights_of(workload: Workload) -> dict[str, torch.Tensor]:
+    """Every tensor of the original under the name that an archive gives it."""
+    found = {}
+    parts = [("", workload.model)]
+    if isinstance(workload.loss_fn, nn.Module):
+        parts.append((":loss_fn.", workload.loss_fn))
+    for prefix, part in parts:
+        for name, tensor in (*part.named_parameters(remove_duplicate=False), *part.named_buffers()):
+            found[prefix + name] = tensor
+    return found
+
+
+def step(workload: Workload, batch) -> torch.Tensor:
+    torch.manual_seed(11)
+    workload.optimizer.zero_grad()
+    loss = loss_of(call_model(workload.model, batch[0]), workload.loss_fn, batch[1])
+    loss.backward()
+    workload.optimizer.step()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_rebuilt_step_has_the_modules_loss_gradients_and_update(name):
+    original = make(name)
+    archive = archive_of(name)
+    rebuilt = rebuild(archive)
+    names = {name: f"t{index}" for index, entry in enumerate(archive.document.tensors) for name in entry.names}
+    load_weights(rebuilt, archive, {key: value for key, value in weights_of(original).items() if key in names})
+    graph = rebuilt.model.graph
+    close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-6 if name in TRACED_OTHERWISE else 0)
+    for _ in range(2):
+        close(step(rebuilt, original.batch), step(original, original.batch))
+        for key, parameter in original.model.named_parameters():
+            twin = getattr(graph, names[key])
+            assert (parameter.grad is None) == (twin.grad is None)
+            if parameter.grad is not None:
+                close(twin.grad, parameter.grad)
+            if name not in TRACED_OTHERWISE:  # Adam turns a rounding error of a tiny gradient into a full step
+                close(twin, parameter)
+        for key, buffer in original.model.named_buffers():
+            if key in names:
+                close(getattr(graph, names[key]), buffer)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_archive_survives_its_bytes_and_is_small(name):
+    archive = archive_of(name)
+    data = archive.to_bytes()
+    assert Archive.from_bytes(data) == archive
+    assert Archive.from_bytes(data).fingerprint == archive.fingerprint
+    assert len(data) < 30_000
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_batch_may_vary_unless_the_model_fixes_it(name):
+    sizes = archive_of(name).document.sizes
+    assert bool(sizes) == (name not in FIXED)
+
+
+def test_ties_and_frozen_parameters_are_kept():
+    archive = archive_of("mixed")
+    tied = [entry for entry in archive.document.tensors if len(entry.names) > 1]
+    assert [entry.names for entry in tied] == [("first.weight", "tied.weight")]
+    frozen = {name for entry in archive.document.tensors if not entry.requires_grad for name in entry.names}
+    assert {"second.weight", "second.bias"} <= frozen
+    assert "unused" in {name for entry in archive.document.tensors for name in entry.names}
+
+
+def test_no_weight_or_batch_value_is_in_the_file(tmp_path: Path):
+    workload = make("resnet")
+    path = tmp_path / "step.ksn"
+    fingerprint = export(workload.model, workload.loss_fn, workload.optimizer, workload.batch, path)
+    assert fingerprint == Archive.load(path).fingerprint
+    data = path.read_bytes()
+    secrets = [tensor for tensor in (*workload.model.parameters(), *workload.batch) if len(tensor.unique()) > 2]
+    assert len(secrets) > 5
+    for tensor in secrets:
+        assert tensor.detach().numpy().tobytes()[:64] not in data
+    with zipfile.ZipFile(path) as zipped:
+        kinds = {entry["kind"] for entry in json.loads(zipped.read("graph.json"))["tensors"] if "blob" in entry}
+    assert kinds == {"buffer"}
+
+
+class Restless(nn.Module):
+    """Changes its own attributes whenever it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(12, 5), nn.BatchNorm1d(5)
+        self.register_buffer("last", torch.zeros(5))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        h = self.norm(self.linear(F.dropout(x, 0.5, self.training)))
+        self.last = h.detach().mean(0)
+        return h
+
+
+def test_model_optimizer_and_random_state_are_left_as_they_were():
+    torch.manual_seed(0)
+    model = Restless()
+    model.linear.train()
+    model.norm.eval()
+    optimizer = torch.optim.AdamW(model.parameters())
+    x, y = torch.randn(4, 12), torch.randint(0, 5, (4,))
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()]))
+    random_state, flags, last = torch.get_rng_state(), [m.training for m in model.modules()], model.last
+    to_archive(Workload(model, F.cross_entropy, optimizer, (x, y)))
+    after = (model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()])
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert [m.training for m in model.modules()] == flags
+    assert model.calls == 1
+    assert model.last is last
+    assert type(model) is Restless
+
+
+def test_lstm_keeps_its_own_weights():
+    workload = make("lstm")
+    to_archive(workload)
+    lstm = workload.model.lstm
+    assert all(
+        weight is getattr(lstm, name) for weight, name in zip(lstm._flat_weights, lstm._flat_weights_names, strict=True)
+    )
+    step(workload, workload.batch)
+
+
+def test_compiled_model_is_exported_as_what_it_wraps():
+    workload = make("lenet")
+    wrapped = torch.compile(workload.model, backend="eager")
+    again = Workload(wrapped, workload.loss_fn, workload.optimizer, workload.batch)
+    assert to_archive(again).fingerprint == archive_of("lenet").fingerprint
+
+
+# --- what cannot be exported -----------------------------------------------------------------------------------------
+
+
+def refusal(model: nn.Module, loss_fn=F.cross_entropy, batch=None, optimizer=None) -> str:
+    torch.manual_seed(0)
+    batch = batch or (torch.randn(4, 12), torch.randint(0, 5, (4,)))
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ExportError) as caught:
+        to_archive(Workload(model, loss_fn, optimizer, batch))
+    return str(caught.value)
+
+
+class Branches(MLP):
+    def forward(self, x):
+        h = super().forward(x)
+        if h.sum() > 0:  # the branch
+            h = h * 2
+        return h
+
+
+class Counts(MLP):
+    def forward(self, x):
+        h = super().forward(x)
+        for _ in range(int(h.abs().sum().item()) % 3):  # the loop
+            h = h * 2
+        return h
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Quantized(MLP):
+    def forward(self, x):
+        return super().forward(Straight.apply(self.first(x)) @ torch.ones(16, 12))
+
+
+class Strided(MLP):
+    def forward(self, x):
+        return super().forward(x.as_strided((2, 12), (12, 1))).repeat(2, 1)  # the view
+
+
+class Numpy(MLP):
+    def forward(self, x):
+        h = super().forward(x)
+        return h * float(h.detach().numpy().max())  # the conversion
+
+
+@pytest.mark.parametrize("kind", [Branches, Counts])
+def test_data_dependent_control_flow_names_its_line(kind):
+    message = refusal(kind())
+    assert "test_export.py" in message
+    assert "# the branch" in message or "# the loop" in message
+    assert "data-dependent" in message
+    assert "kitsune tune FILE.py:make_workload" in message
+
+
+def test_custom_autograd_function_is_found_by_the_self_check():
+    message = refusal(Quantized(p=0.0))
+    assert "custom autograd.Function" in message
+    assert "Straight" in message
+    assert "backward is lost" in message
+    assert "kitsune tune FILE.py:make_workload" in message
+
+
+def test_operator_outside_the_allowlist_is_named_with_its_line():
+    message = refusal(Strided())
+    assert "aten.as_strided.default" in message
+    assert "# the view" in message
+    assert "kitsune tune FILE.py:make_workload" in message
+
+
+def test_code_outside_torch_is_named_with_its_line():
+    message = refusal(Numpy())
+    assert "# the conversion" in message
+    assert "numpy" in message
+
+
+def test_custom_operator_is_named():
+    @torch.library.custom_op("kitsunetest::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    twice.register_autograd(lambda ctx, gradient: gradient * 2)
+
+    class Custom(MLP):
+        def forward(self, x):
+            return twice(super().forward(x))
+
+    assert "kitsunetest.twice.default" in refusal(Custom(p=0.0))
+
+
+def test_step_that_fails_by_itself_is_told_apart():
+    message = refusal(MLP(), batch=(torch.randn(4, 13), torch.randint(0, 5, (4,))))
+    assert "the step itself fails" in message
+    assert "layers.py" in message
+
+
+def test_loss_must_be_one_number():
+    with pytest.raises(WorkloadError, match="one element"):
+        refusal(MLP(), loss_fn=lambda out, y: out)
+
+
+def test_loss_must_depend_on_a_parameter():
+    assert "no training step" in refusal(MLP(), loss_fn=lambda out, y: out.detach().sum())
+
+
+def test_optimizer_outside_torch_is_named():
+    class Mine(torch.optim.SGD):
+        pass
+
+    model = MLP()
+    assert "Mine" in refusal(model, optimizer=Mine(model.parameters(), lr=0.1))
+
+
+def test_optimizer_of_other_parameters_is_refused():
+    other = nn.Linear(3, 7)
+    message = refusal(MLP(), optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
+    assert "2 tensors that are not parameters of the model" in message
+    assert "[7, 3]" in message
+
+
+def test_batch_of_unknown_things_is_named():
+    batch = ({"x": torch.randn(4, 12), "when": object()}, None)
+    message = refusal(MLP(), batch=batch)
+    assert "x['when'] is a object" in message
+
+
+def test_sparse_tensors_are_refused():
+    class Sparse(MLP):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("adjacency", torch.eye(4).to_sparse())
+
+        def forward(self, x):
+            return super().forward(self.adjacency @ x)
+
+    assert "kitsune tune FILE.py:make_workload" in refusal(Sparse())

@@ -1,0 +1,187 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tuner.protocol import Job, Limits, Message
+from tuner.records import Failure, FailureKind, Phase
+from tuner.supervise import supervise
+
+JOB = Job(kind="inspect", workload="zoo:mlp", device="cpu")
+PRELUDE = """
+import json, os, signal, sys, time
+out = int(sys.argv[1])
+say = lambda text: os.write(out, text.encode())
+"""
+PHASE = Message(phase=Phase.NUMERICS).line().decode()
+ANSWER = Message(failure=Failure(kind=FailureKind.RAISED, phase=Phase.BUILD, reason="as it says")).line().decode()
+
+
+def run(script: str, tmp_path: Path, **limits: float) -> Failure:
+    command = (sys.executable, "-c", PRELUDE + script)
+    outcome = supervise(JOB, Limits(**{"build_s": 10, **limits}), tmp_path, command)
+    assert isinstance(outcome, Failure)
+    return outcome
+
+
+def test_the_job_arrives_on_stdin_and_the_answer_comes_back(tmp_path):
+    script = f"job = json.load(sys.stdin); say({ANSWER!r}.replace('as it says', job['workload']))"
+    assert run(script, tmp_path) == Failure(kind=FailureKind.RAISED, phase=Phase.BUILD, reason="zoo:mlp")
+
+
+def test_an_answer_in_pieces_is_one_answer(tmp_path):
+    script = f"text = {ANSWER!r}\nfor start in range(0, len(text), 7):\n say(text[start:start + 7]); time.sleep(0.01)"
+    assert run(script, tmp_path).reason == "as it says"
+
+
+def test_printing_does_not_disturb(tmp_path):
+    script = f"print('x' * 200_000); print('y' * 200_000, file=sys.stderr); say({ANSWER!r})"
+    assert run(script, tmp_path).reason == "as it says"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("say('hello\\n')", "not a message"),
+        ("say('{}\\n')", "exactly one of"),
+        ('say(\'{"phase": "build", "surprise": 1}\\n\')', "surprise"),
+        ("os.write(out, bytes(range(256)) + b'\\n')", "not a message"),
+        (f"say({PHASE!r} * 2)", "from numerics back to numerics"),
+        (f"say({ANSWER!r} * 2)", "went on talking"),
+        ("say('[' * 100_000 + '\\n')", "not a message"),
+    ],
+)
+def test_garbage_is_a_crash(script, words, tmp_path):
+    failure = run(script + "; time.sleep(60)", tmp_path)
+    assert failure.kind is FailureKind.CRASHED
+    assert words in failure.reason
+
+
+@pytest.mark.parametrize("script", ["say('x' * 65536)", "say(' ' * 65535 + chr(10))"])
+def test_a_flood_ends(script, tmp_path):
+    failure = run(f"while True: {script}", tmp_path)
+    assert failure.kind is FailureKind.CRASHED
+
+
+def test_a_flood_of_stderr_is_bounded(tmp_path):
+    failure = run("while True: os.write(2, b'noise ' * 10_000)", tmp_path, build_s=1)
+    assert failure.kind is FailureKind.TIMEOUT
+
+
+def test_exit_without_a_result_gives_the_last_words(tmp_path):
+    failure = run("print('first\\nthe reason\\n', file=sys.stderr); sys.exit(3)", tmp_path)
+    assert failure.kind is FailureKind.CRASHED
+    assert "code 3" in failure.reason
+    assert failure.reason.endswith("last words: the reason")
+
+
+@pytest.mark.parametrize("script", ["pass", "os._exit(0)", f"say({ANSWER!r}.strip())"])
+def test_exit_0_without_a_whole_result_is_a_crash(script, tmp_path):
+    failure = run(script, tmp_path)
+    assert failure.kind is FailureKind.CRASHED
+    assert "code 0 without a result" in failure.reason
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGABRT"])
+def test_a_signal_is_named(name, tmp_path):
+    failure = run(f"say({PHASE!r}); os.kill(os.getpid(), signal.{name})", tmp_path)
+    assert (failure.kind, failure.phase) == (FailureKind.CRASHED, Phase.NUMERICS)
+    assert name in failure.reason
+
+
+def test_a_closed_result_pipe_is_a_crash_long_before_the_limit(tmp_path):
+    begin = time.monotonic()
+    failure = run("os.close(out); time.sleep(60)", tmp_path, build_s=50)
+    assert failure.kind is FailureKind.CRASHED
+    assert "closed" in failure.reason
+    assert time.monotonic() - begin < 10
+
+
+def test_each_phase_has_its_own_limit(tmp_path):
+    begin = time.monotonic()
+    failure = run(f"say({PHASE!r}); time.sleep(60)", tmp_path, numerics_s=0.5)
+    assert (failure.kind, failure.phase) == (FailureKind.TIMEOUT, Phase.NUMERICS)
+    assert "0.5 s" in failure.reason
+    assert time.monotonic() - begin < 5
+
+
+def test_the_whole_group_is_killed(tmp_path):
+    note = tmp_path / "grandchild"
+    script = (
+        "import subprocess\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(note)!r}, 'w').write(str(child.pid)); time.sleep(60)"
+    )
+    assert run(script, tmp_path, build_s=2).kind is FailureKind.TIMEOUT
+    assert is_gone(int(note.read_text()))
+
+
+def test_a_grandchild_that_keeps_the_pipe_open_does_not_hold_us(tmp_path):
+    script = "import subprocess\nsubprocess.Popen(['sleep', '60'], pass_fds=(out,)); sys.exit(4)"
+    begin = time.monotonic()
+    assert "code 4" in run(script, tmp_path, build_s=50).reason
+    assert time.monotonic() - begin < 10
+
+
+def test_nothing_is_left_behind(tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    before = set(os.listdir("/proc/self/fd"))
+    for script in (f"say({ANSWER!r})", "open(os.environ['TMPDIR'] + '/file', 'w'); os._exit(1)", "say('?\\n')"):
+        run(script, tmp_path)
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert list(scratch.iterdir()) == []
+
+
+def test_secrets_do_not_reach_the_child(tmp_path, monkeypatch):
+    monkeypatch.setenv("KITSUNE_DATABASE_URL", "postgresql://user:password@host/db")
+    monkeypatch.setenv("HARMLESS", "value")
+    script = "print(os.environ.get('KITSUNE_DATABASE_URL'), os.environ['HARMLESS'], file=sys.stderr); sys.exit(1)"
+    assert run(script, tmp_path).reason.endswith("None value")
+
+
+def test_ctrl_c_kills_the_child_and_propagates(tmp_path):
+    note = tmp_path / "child"
+    path = str(note)
+    script = f"open({path!r} + '.new', 'w').write(str(os.getpid())); os.rename({path!r} + '.new', {path!r})"
+
+    def interrupt() -> None:
+        while not note.exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(script + "\ntime.sleep(60)", tmp_path)
+    thread.join()
+    assert is_gone(int(note.read_text()))
+
+
+def is_gone(process: int, within_s: float = 5.0) -> bool:
+    """Whether the process has ended: it does not exist, or is a zombie that init has yet to collect."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_is_gone_can_tell():
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        assert not is_gone(process.pid, within_s=0.2)
+        process.kill()
+        assert is_gone(process.pid)
+    assert json.loads(ANSWER)["failure"]["kind"] == "raised"

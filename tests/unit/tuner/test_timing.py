@@ -1,0 +1,156 @@
+import gc
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.timing import MAX_STEPS_PER_BLOCK, Schedule, steps_per_block, time_arms
+
+
+class FakeClock:
+    """Steps are names; each takes the milliseconds that the table says, times a drift that grows with every block."""
+
+    def __init__(self, step_ms: dict[str, float], drift: float = 0.0) -> None:
+        self.step_ms = step_ms
+        self.drift = drift
+        self.now_ms = 0.0
+        self.blocks: list[str] = []
+        self.gc_was_on: list[bool] = []
+
+    def arms(self) -> list[Callable[[], str]]:
+        return [lambda name=name: name for name in self.step_ms]
+
+    def block_ms(self, step: Callable[[], str], steps: int) -> float:
+        name = step()
+        self.blocks.append(name)
+        self.gc_was_on.append(gc.isenabled())
+        took = self.step_ms[name] * steps * (1 + self.drift * len(self.blocks))
+        self.now_ms += took
+        return took
+
+    def now_s(self) -> float:
+        return self.now_ms / 1e3
+
+
+class FakeWatch:
+    def __init__(self, reasons: Iterator[str | None] | None = None) -> None:
+        self.reasons = reasons
+
+    def disturbance(self) -> str | None:
+        return next(self.reasons) if self.reasons is not None else None
+
+    def notes(self) -> tuple[str, ...]:
+        return ("seen",)
+
+
+def schedule(**changes: object) -> Schedule:
+    return Schedule(**{"rounds": 6, "block_ms": 50.0, "warm_s": 0.5, "seed": 1, **changes})
+
+
+def never(*_: object) -> bool:
+    return False
+
+
+@given(
+    st.lists(st.floats(0.01, 500), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.floats(1, 100),
+    st.integers(0, 1000),
+)
+def test_every_arm_is_timed_in_every_round(times, rounds, block_ms, seed):
+    clock = FakeClock({str(index): time for index, time in enumerate(times)})
+    timing = time_arms(clock.arms(), clock, FakeWatch(), schedule(rounds=rounds, block_ms=block_ms, seed=seed), never)
+    assert [len(blocks) for blocks in timing.step_ms] == [rounds] * len(times)
+    for blocks, steps, time in zip(timing.step_ms, timing.steps_per_block, times, strict=True):
+        assert blocks == pytest.approx([time] * rounds)
+        assert steps * time >= block_ms * (1 - 1e-9)  # a block is long enough
+        assert steps == 1 or (steps - 1) * time < block_ms * (1 + 1e-9)  # and no longer than it must be
+    assert timing.dropped_rounds == 0
+
+
+def test_the_clocks_are_warmed_first_and_the_order_changes():
+    clock = FakeClock({"a": 1.0, "b": 2.0})
+    time_arms(clock.arms(), clock, FakeWatch(), schedule(rounds=40, warm_s=1.0), never)
+    rounds = [tuple(clock.blocks[-80:][index : index + 2]) for index in range(0, 80, 2)]
+    assert set(rounds) == {("a", "b"), ("b", "a")}
+    assert rounds.count(("a", "b")) == 20
+    warming = clock.blocks[:-80]
+    assert sum(50.0 for _ in warming) >= 900
+
+
+def test_a_drifting_clock_hits_both_arms_alike():
+    clock = FakeClock({"a": 1.0, "b": 1.0}, drift=0.01)
+    timing = time_arms(clock.arms(), clock, FakeWatch(), schedule(rounds=40), never)
+    means = [sum(blocks) / len(blocks) for blocks in timing.step_ms]
+    assert means[0] == pytest.approx(means[1], rel=1e-6)
+
+
+def test_garbage_is_not_collected_within_a_round():
+    clock = FakeClock({"a": 10.0})
+    time_arms(clock.arms(), clock, FakeWatch(), schedule(rounds=5), never)
+    assert not any(clock.gc_was_on[-5:])
+    assert gc.isenabled()
+
+
+def test_garbage_collection_comes_back_after_an_error():
+    def boom() -> None:
+        raise RuntimeError("boom")
+
+    class Broken(FakeClock):
+        def block_ms(self, step: Callable[[], str], steps: int) -> float:
+            return super().block_ms(step, steps) if gc.isenabled() else boom()
+
+    clock = Broken({"a": 10.0})
+    with pytest.raises(RuntimeError, match="boom"):
+        time_arms(clock.arms(), clock, FakeWatch(), schedule(), never)
+    assert gc.isenabled()
+
+
+def test_disturbed_rounds_are_dropped_counted_and_run_again():
+    clock = FakeClock({"a": 10.0, "b": 10.0})
+    reasons = ("hot" if index % 3 == 1 else None for index in count())
+    timing = time_arms(clock.arms(), clock, FakeWatch(reasons), schedule(rounds=6), never)
+    assert [len(blocks) for blocks in timing.step_ms] == [6, 6]
+    assert timing.dropped_rounds == 3
+    assert timing.notes == ("3 rounds disturbed: hot", "seen")
+
+
+def test_a_machine_that_is_never_quiet_is_measured_as_it_is():
+    clock = FakeClock({"a": 10.0, "b": 10.0})
+    timing = time_arms(clock.arms(), clock, FakeWatch("hot" for _ in count()), schedule(rounds=4), never)
+    assert [len(blocks) for blocks in timing.step_ms] == [8, 8]
+    assert timing.dropped_rounds == 0
+    assert any("all were kept" in note for note in timing.notes)
+
+
+def test_the_budget_ends_it_after_at_least_one_round():
+    clock = FakeClock({"a": 100.0, "b": 100.0})
+    timing = time_arms(clock.arms(), clock, FakeWatch(), schedule(rounds=50, budget_s=1.9), never)
+    assert 1 <= len(timing.step_ms[0]) < 10
+    assert any("1.9 s" in note for note in timing.notes)
+    clock = FakeClock({"a": 100.0, "b": 100.0})
+    timing = time_arms(clock.arms(), clock, FakeWatch(), schedule(budget_s=0.001), never)
+    assert len(timing.step_ms[0]) == 1
+
+
+def test_a_hopeless_arm_is_stopped_early():
+    clock = FakeClock({"baseline": 10.0, "other": 7.0, "candidate": 20.0})
+    asked: list[tuple[list[float], list[float]]] = []
+
+    def hopeless(baseline: list[float], candidate: list[float]) -> bool:
+        asked.append((list(baseline), list(candidate)))
+        return len(baseline) >= 3
+
+    timing = time_arms(clock.arms(), clock, FakeWatch(), schedule(rounds=20), hopeless)
+    assert [len(blocks) for blocks in timing.step_ms] == [3, 3, 3]
+    assert asked[-1] == (pytest.approx([10.0] * 3), pytest.approx([20.0] * 3))
+    assert any("cannot win" in note for note in timing.notes)
+
+
+@given(st.floats(0, 1e4), st.floats(0.1, 1e3))
+def test_steps_per_block(step_ms, block_ms):
+    steps = steps_per_block(step_ms, block_ms)
+    assert 1 <= steps <= MAX_STEPS_PER_BLOCK
+    assert steps == MAX_STEPS_PER_BLOCK or steps * step_ms >= block_ms * (1 - 1e-9)

@@ -1,0 +1,159 @@
+"""Tune on this machine: a workload in, a plan out, everything remembered in the database."""
+
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kitsune.device import pick_device
+from kitsune.errors import SettingsError, UnfitError
+from kitsune.plan import Plan
+from kitsune.record import Record
+from kitsune.step import device_of
+from kitsune.submission.export import to_archive
+from kitsune.workload import LossFn, Workload
+from tuner.events import Event, Started
+from tuner.records import Run, Source, Trial
+from tuner.settings import Settings
+from tuner.store import runs, trials
+from tuner.store.engine import open_database
+from tuner.worker import carry_out, worker_name
+from tuner.workloads import check_spec
+
+DEFAULT_TRIALS = 25
+UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: sorts as it counts, no look-alikes
+
+Tell = Callable[[Event], None]
+
+
+class Result(Record):
+    """A finished run with its plan and its trials."""
+
+    run: Run
+    plan: Plan
+    trials: tuple[Trial, ...]
+    interrupted: bool = False
+
+    def summary(self) -> dict[str, Any]:
+        """What `kitsune tune --json` prints."""
+        evidence = self.plan.evidence
+        assert evidence is not None
+        searched = [trial for trial in self.trials if trial.source is not Source.CONFIRM]
+        return {
+            "run_id": self.run.id,
+            "plan_id": self.plan.plan_id,
+            "verdict": evidence.verdict,
+            "speedup": evidence.speedup.model_dump(),
+            "speedup_over_eager": evidence.speedup_over_eager.model_dump(),
+            "baseline": evidence.baseline,
+            "baseline_step_ms": evidence.baseline_step_ms,
+            "eager_step_ms": evidence.eager_step_ms,
+            "step_ms": evidence.step_ms,
+            "baseline_peak_bytes": evidence.baseline_peak_bytes,
+            "peak_bytes": evidence.peak_bytes,
+            "trials": len(searched),
+            "failed": sum(trial.failure is not None for trial in searched),
+            "interrupted": self.interrupted,
+            "plan": self.plan.to_json(),
+        }
+
+
+def tune(
+    model: torch.nn.Module,
+    loss_fn: LossFn,
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, Any],
+    *,
+    budget: str | float | None = None,
+    trials: int | None = None,
+    database: str | None = None,
+) -> Plan:
+    """The best measured plan for this training step on the device of the model; model, optimizer and RNG stay as given.
+
+    `budget` is seconds or "90s", "5m", "1h"; `trials` a number of configurations; 25 trials when neither is given.
+    Raises ExportError when the model cannot travel to the measuring process, BaselineError when the step fails as
+    given, NoTrialError when nothing could be measured.
+    """
+    device = device_of(model)
+    archive = to_archive(Workload(model, loss_fn, optimizer, batch))
+    with tempfile.TemporaryDirectory(prefix="kitsune-") as folder:
+        path = Path(folder) / "model.ksn"
+        archive.save(path)
+        run = new_run(runs.LIVE, str(device), trials=trials, budget=budget)
+        return _tune(run, str(path), database, _silent).plan
+
+
+def tune_workload(
+    spec: str,
+    *,
+    device: str | None = None,
+    trials: int | None = None,
+    budget: str | float | None = None,
+    seed: int = 0,
+    database: str | None = None,
+    tell: Tell | None = None,
+) -> Result:
+    """The same for "zoo:NAME", "FILE.py:FUNCTION" or "FILE.ksn". `tell` hears every event. Raises WorkloadError too."""
+    check_spec(spec)
+    run = new_run(spec, str(pick_device(device)), trials=trials, budget=budget, seed=seed)
+    return _tune(run, spec, database, tell or _silent)
+
+
+def new_run(
+    workload: str, device: str, *, trials: int | None = None, budget: str | float | None = None, seed: int = 0
+) -> Run:
+    """A queued run. Raises SettingsError for a budget that makes no sense."""
+    if trials is not None and trials < 1:
+        raise SettingsError(f"trials is {trials}; it must be at least 1")
+    budget_s = None if budget is None else parse_budget(budget)
+    return Run(
+        id=new_id(),
+        workload=workload,
+        device=device,
+        budget_trials=DEFAULT_TRIALS if trials is None and budget_s is None else trials,
+        budget_s=budget_s,
+        seed=seed,
+        created_at=datetime.now(UTC),
+    )
+
+
+def new_id() -> str:
+    """26 characters that sort by time: 48 bits of milliseconds, 80 of chance (after the ULID specification)."""
+    number = (int(time.time() * 1000) << 80) | secrets.randbits(80)
+    return "".join(ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def parse_budget(budget: str | float) -> float:
+    """Seconds of 300, "300", "90s", "5m" or "1h". Raises SettingsError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", str(budget))
+    seconds = float(match[1]) * UNITS_S[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise SettingsError(f"budget is {budget!r}; use seconds or a time as 90s, 5m or 1h")
+    return seconds
+
+
+def _tune(run: Run, spec: str, database_url: str | None, tell: Tell) -> Result:
+    settings = Settings.from_environment()
+    if settings.disable:
+        raise UnfitError("KITSUNE_DISABLE is set, so nothing is tuned; unset it first")
+    with open_database(database_url or settings.database_url) as database:
+        with database.begin() as connection:
+            runs.add(connection, run)
+            claimed = runs.claim_one(connection, run.id, worker_name())
+        assert claimed is not None, "a run added in this transaction is free to claim"
+        tell(Started(claimed))
+        finished, conclusion = carry_out(database, claimed, spec, tell)
+        with database.read() as connection:
+            tried = trials.list_of(connection, run.id)
+    return Result(run=finished, plan=conclusion.plan, trials=tuple(tried), interrupted=conclusion.interrupted)
+
+
+def _silent(_: Event) -> None:
+    return None

@@ -1,0 +1,49 @@
+"""What a tuning run tells while it goes on, in order: Inspected, then Trying and Tried, then Confirming."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kitsune.knobs import Choice
+from tuner.protocol import Inspection
+from tuner.records import Run, Trial
+from tuner.search import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The run is in the database and ours."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """The workload ran once as given."""
+
+    inspection: Inspection
+
+
+@dataclass(frozen=True, slots=True)
+class Trying:
+    """A trial begins; `total` is None when the budget is time."""
+
+    number: int
+    total: int | None
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A trial has ended, with a measurement or with a failure."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Confirming:
+    """The search has ended; these choices are measured again, fresh, and only those samples are published."""
+
+    knobs: Mapping[str, Choice]
+
+
+Event = Started | Inspected | Trying | Tried | Confirming

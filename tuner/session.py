@@ -1,0 +1,106 @@
+"""A workload and options in, the result on the terminal out: `kitsune tune`."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from kitsune import screen
+from kitsune.errors import NoTrialError, SettingsError
+from kitsune.exits import ExitCode
+from tuner import views
+from tuner.api import Result, tune_workload
+from tuner.history import save
+from tuner.progress import Quiet, telling
+
+PLAN_FILE = "plan.json"
+
+
+def tune(spec: str, *, options: Mapping[str, Any], out: Path | None, as_json: bool, quiet: bool) -> int:
+    """Tunes with the options of `tuner.api.tune_workload`, prints the result and returns the exit code.
+
+    Raises the errors of `tune_workload`, and SettingsError when `out` cannot be written.
+    """
+    if out is not None:
+        _check_writable(out)
+    with telling(quiet=quiet) as teller, Interrupts(teller).heard() as interrupts:
+        try:
+            result = tune_workload(spec, tell=teller, **options)
+        except (KeyboardInterrupt, NoTrialError) as error:
+            if not interrupts.count:
+                raise
+            stopped: BaseException = error
+            result = None
+    if result is None:
+        return screen.fail("Interrupted", _stopped(teller, stopped), ExitCode.INTERRUPTED, as_json=as_json)
+    if out is not None:
+        save(result.plan, out)
+    if as_json:
+        screen.emit(result.summary())
+    else:
+        _show(result, out)
+    return ExitCode.INTERRUPTED if result.interrupted else ExitCode.OK
+
+
+class Interrupts:
+    """Ctrl-C: the first one ends the search, and the best so far is measured afresh; the second one ends that too."""
+
+    def __init__(self, teller: Quiet) -> None:
+        self.count = 0
+        self._teller = teller
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator["Interrupts"]:
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # a shell's background job ignores it
+            yield self
+            return
+        signal.signal(signal.SIGINT, self._hear)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        standing = self._teller.standing
+        if self.count == 1 and (standing.is_searching or standing.is_confirming):
+            self._teller.say("Stopping: the best so far is measured afresh. Ctrl-C once more stops at once.")
+            if standing.is_confirming:
+                return
+        raise KeyboardInterrupt
+
+
+def _stopped(teller: Quiet, error: BaseException) -> str:
+    run = teller.standing.run
+    why = str(error) or "stopped before there was a result"
+    return f"{why}; what was tried is kept: kitsune runs show {run.id}" if run else why
+
+
+def _check_writable(out: Path) -> None:
+    """Before minutes are spent, not after."""
+    target = out if out.exists() else out.absolute().parent
+    if not os.access(target, os.W_OK):
+        raise SettingsError(f"--out {out} cannot be written: {target} is missing or not yours to write")
+
+
+def _show(result: Result, out: Path | None) -> None:
+    console = screen.stdout()
+    console.print(views.trial_table(result.trials))
+    console.print(views.LEGEND, style="dim")
+    console.print()
+    for part in screen.plan_screen(result.plan):
+        console.print(part)
+    console.print()
+    console.print(_hints(result, out), soft_wrap=True)
+
+
+def _hints(result: Result, out: Path | None) -> str:
+    lines = ["Train by it:", f'    plan = kitsune.Plan.load("{out or PLAN_FILE}")']
+    lines += ["    step = kitsune.TrainStep(model, loss_fn, optimizer, plan=plan)"]
+    lines += ["    for x, y in loader: loss = step(x, y)"]
+    if out is None:
+        lines += [f"Keep it as a file:  kitsune runs plan {result.run.id} --out {PLAN_FILE}"]
+    return "\n".join([*lines, f"What was tried:     kitsune runs show {result.run.id}"])

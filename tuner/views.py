@@ -1,0 +1,94 @@
+"""Runs and trials in, tables and sentences for a terminal out."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from kitsune.plan import Plan
+from kitsune.screen import factor, headline, machine, spread, step_time, table
+from tuner.records import Run, Source, Trial
+from tuner.stats import median
+from tuner.verdicts import words
+
+
+def trial_table(trials: Iterable[Trial]) -> Table:
+    """A row for each trial: its configuration, and what was measured or why it failed."""
+    columns = ("#", "from", "configuration", "ms/step", "speedup", "95 %", "verdict")
+    rows = ((str(t.number), t.source.value, words(t.knobs), *_outcome(t)) for t in trials)
+    return table(*columns, rows=rows, right=frozenset(("#", "ms/step", "speedup", "95 %")))
+
+
+def _outcome(trial: Trial) -> tuple[str, str, str, str]:
+    if trial.measurement is None or trial.comparison is None:
+        return "", "", "", _failure(trial)
+    gain = trial.comparison.speedup
+    verdict = "noise floor" if trial.source is Source.BASELINE else trial.comparison.verdict.value
+    return step_time(step_ms(trial)), factor(gain.median), spread(gain), verdict
+
+
+def _failure(trial: Trial) -> str:
+    failure = trial.failure
+    if failure is None:
+        return "stopped early"
+    return f"{failure.kind.value.replace('_', ' ')}, {failure.phase.value}: {failure.reason}"
+
+
+def step_ms(trial: Trial) -> float:
+    """The median step of the configuration that was tried: the last arm of its measurement."""
+    assert trial.measurement is not None
+    return median(trial.measurement.arms[-1].step_ms)
+
+
+LEGEND = (
+    "speedup: over the step as given, timed in the same process; of 'confirm': over the best stock configuration, "
+    "measured afresh"
+)
+
+
+def tried_line(trial: Trial, total: int | None) -> str:
+    """One trial on one line."""
+    of = f"/{total}" if total and trial.source is not Source.CONFIRM else ""
+    name = "confirm" if trial.source is Source.CONFIRM else f"{trial.number + 1}{of}"
+    ms, gain, interval, verdict = _outcome(trial)
+    result = f"{ms} ms, {gain} ({interval}), {verdict}" if ms else f"failed: {verdict}"
+    return f"[{name}] {words(trial.knobs)}: {result}"
+
+
+def run_table(runs: Sequence[Run], plans: Sequence[Plan | None]) -> Table:
+    columns = ("run", "created (UTC)", "status", "workload", "device", "verdict", "speedup")
+    return table(*columns, rows=(_run_row(run, plan) for run, plan in zip(runs, plans, strict=True)))
+
+
+def _run_row(run: Run, plan: Plan | None) -> tuple[str, ...]:
+    gain = factor(plan.evidence.speedup.median) if plan and plan.evidence else ""
+    device = run.environment.gpu if run.environment else run.device
+    verdict = run.verdict.value if run.verdict else ""
+    return run.id, f"{run.created_at:%Y-%m-%d %H:%M}", run.status.value, run.workload, device, verdict, gain
+
+
+def run_screen(run: Run, trials: Sequence[Trial], plan: Plan | None) -> list[Any]:
+    """Everything about a run, for `Console.print`."""
+    parts: list[Any] = [table("", "", rows=_run_facts(run)), ""]
+    parts += [trial_table(trials), LEGEND] if trials else ["Nothing was tried yet."]
+    if run.inapplicable:
+        rows = sorted(run.inapplicable.items())
+        parts += ["", "Never tried, as it does not apply here:", table("choice", "why", rows=rows)]
+    return [*parts, "", headline(plan) if plan else run.error or f"No plan: the run is {run.status.value}."]
+
+
+def _run_facts(run: Run) -> Iterator[tuple[str, str]]:
+    yield "run", run.id
+    yield "workload", run.workload
+    yield "status", run.status.value + (f" ({run.worker}, attempt {run.attempt})" if run.worker else "")
+    yield "device", machine(run.environment) if run.environment else run.device
+    budget = [f"{run.budget_trials} trials" if run.budget_trials else "", f"{run.budget_s:g} s" if run.budget_s else ""]
+    yield "budget", " or ".join(filter(None, budget)) or "none"
+    yield "seed", str(run.seed)
+    for name in ("created_at", "started_at", "finished_at"):
+        if (moment := getattr(run, name)) is not None:
+            yield name.removesuffix("_at"), f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+    if run.fingerprint:
+        yield "fingerprint", run.fingerprint
+    if run.plan_id:
+        yield "plan", run.plan_id
