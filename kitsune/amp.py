@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kitsune.errors import SettingsError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AMPConfig:
@@ -21,8 +23,8 @@ class AMPConfig:
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, torch.float16, torch.bfloat16):
-            raise ValueError(f"AMPConfig.dtype is {self.dtype}; use torch.float16 or torch.bfloat16")
+            raise SettingsError(f"AMPConfig.dtype is {self.dtype}; use torch.float16 or torch.bfloat16")
         if not 0 < self.backoff_factor < 1 < self.growth_factor:
-            raise ValueError("AMPConfig needs 0 < backoff_factor < 1 < growth_factor")
+            raise SettingsError("AMPConfig needs 0 < backoff_factor < 1 < growth_factor")
         if self.growth_interval < 1 or self.init_scale <= 0:
-            raise ValueError("AMPConfig needs growth_interval >= 1 and init_scale > 0")
+            raise SettingsError("AMPConfig needs growth_interval >= 1 and init_scale > 0")

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from kitsune.device import environment
-from kitsune.errors import DeclinedError
+from kitsune.errors import DeclinedError, SettingsError
 from kitsune.knobs import Choice, clashes
 from kitsune.plan import Match, Plan
 from kitsune.report import Report
@@ -20,11 +20,11 @@ class Assembly:
 
     def __init__(self, plan: Plan | None, facts: Facts, device: torch.device, on_decline: OnDecline) -> None:
         if on_decline not in ("eager", "raise"):
-            raise ValueError(f"on_decline is {on_decline!r}; use 'eager' or 'raise'")
+            raise SettingsError(f"on_decline is {on_decline!r}; use 'eager' or 'raise'")
         self.device = device
-        self.on_decline = on_decline
         self.report = Report()
         self.knobs: dict[str, Choice] = dict(plan.knobs) if plan is not None else {}
+        self._raises = on_decline == "raise" and not is_disabled()
         self._refusal = refused(plan, device, self.report)
         self.check(facts)
 
@@ -43,7 +43,7 @@ class Assembly:
         self.knobs.pop(knob, None)
         self.report.applied.pop(knob, None)
         self.report.declined[knob] = reason
-        if self.on_decline == "raise":
+        if self._raises:
             raise DeclinedError(knob, reason)
 
     def apply(self, build: Build) -> None:
@@ -54,11 +54,12 @@ class Assembly:
                 self.report.applied[name] = self.knobs[name]
 
     def culprit(self, error: BaseException) -> str | None:
-        """The applied knob that an error of the step is to be blamed on: the last applied that owns up to it."""
-        for name in reversed(TECHNIQUES):
-            if name in self.knobs and TECHNIQUES[name].blames(error):
-                return name
-        return None
+        """The applied knob that an error of the step is to be blamed on: the first of the table that owns up to it.
+
+        The later ones, compile and capture, wrap what the earlier ones raise.
+        """
+        applied = (name for name in TECHNIQUES if name in self.knobs)
+        return next((name for name in applied if TECHNIQUES[name].blames(error)), None)
 
 
 def refused(plan: Plan | None, device: torch.device, report: Report) -> str | None:

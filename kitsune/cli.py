@@ -114,8 +114,7 @@ def root(
         screen.emit(found) if as_json else screen.stdout().print("\n".join(f"{k} {v}" for k, v in found.items()))
         raise typer.Exit
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(ExitCode.USAGE)
+        context.fail("Missing command.")
     if as_json:
         raise typer.BadParameter("stands after the command", param_hint="--json")
 

@@ -193,22 +193,14 @@ class Recorder:
     def capture(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
         """The graph of what `function` launches, and its result, whose tensors every replay overwrites.
 
-        Raises CaptureError; the generator of the device is usable afterwards either way.
+        Raises CaptureError; generator and current stream of the device are usable afterwards either way.
         """
         if self.executes:
             return HostGraph.record(function)
         generator = torch.cuda.default_generators[self.device.index or 0]
         spare = generator.clone_state()
-        graph = torch.cuda.CUDAGraph()
         try:
-            # thread_local: a data loader's pinning thread may call CUDA while we capture
-            with torch.cuda.graph(
-                graph,
-                pool=self._pool,
-                stream=capture_stream(self.device.index or 0),
-                capture_error_mode="thread_local",
-            ):
-                result = function()
+            return self._captured(function)
         except RuntimeError as error:
             # A failed capture leaves the generator in capturing mode for ever ("offset increment outside graph
             # capture"): give it a state that no graph has registered.
@@ -216,7 +208,30 @@ class Recorder:
             # Ending a broken capture raises an error of its own, which hides the one that broke it.
             cause = error.__context__ or error
             raise CaptureError(f"CUDA graph capture failed: {first_line(cause)}") from error
-        return graph, result
+
+    def _captured(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
+        graph = torch.cuda.CUDAGraph()
+        stream = capture_stream(self.device.index or 0)
+        # torch.cuda.graph stays on its stream when ending a broken capture raises: the outer context leaves it.
+        # thread_local: a data loader's pinning thread may call CUDA while we capture.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(self.device)),
+            torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
+        ):
+            result = function()
+        return DeviceGraph(graph, self.device), result
+
+
+class DeviceGraph:
+    """A CUDA graph that is issued on its own GPU, whichever one is current."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+        self._graph = graph
+        self._device = device
+
+    def replay(self) -> None:
+        with torch.cuda.device(self._device):
+            self._graph.replay()
 
 
 class HostGraph:

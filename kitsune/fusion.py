@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kitsune.errors import SettingsError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusionConfig:
@@ -15,4 +17,4 @@ class FusionConfig:
 
     def __post_init__(self) -> None:
         if self.max_fusion_size < 1:
-            raise ValueError("FusionConfig.max_fusion_size must be at least 1")
+            raise SettingsError("FusionConfig.max_fusion_size must be at least 1")

@@ -44,12 +44,12 @@ KNOBS: Final[Mapping[str, Knob]] = {
     for knob in (
         Knob(
             name="layout",
-            meaning="memory layout of 4-d and 5-d tensors",
+            meaning="memory layout of 4-d tensors",
             choices={
                 "contiguous": "as given",
                 "channels_last": "channels innermost, as tensor-core convolutions read it",
             },
-            needs="a convolution in the model",
+            needs="a two-dimensional convolution in the model",
         ),
         Knob(
             name="precision",

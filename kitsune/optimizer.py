@@ -3,30 +3,32 @@
 The training loop stays as it is; its semantics, case by case, are those of the wrapped optimizer.
 """
 
-import contextlib
+import copy
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from kitsune.amp import AMPConfig
-from kitsune.assembly import Assembly, OnDecline
-from kitsune.attach import Attachment, Route
-from kitsune.device import Recorder, first_line
-from kitsune.engine.dispatch import SegmentedForward
-from kitsune.engine.snapshot import Snapshot
-from kitsune.engine.update import Update, parameters_of
-from kitsune.engine.updategraph import UpdateGraph
-from kitsune.errors import SettingsError
+from kitsune.assembly import OnDecline
+from kitsune.attach import Attachment
+from kitsune.engine.update import parameters_of
+from kitsune.errors import DeclinedError, SettingsError
 from kitsune.fusion import FusionConfig
+from kitsune.loop import Loop
 from kitsune.options import Options, Wish, wish_of
 from kitsune.plan import Plan
 from kitsune.report import Report
 from kitsune.streams import StreamConfig
-from kitsune.techniques import Build, facts_of
 
-STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+PATIENCE_STEPS = 3
+UNFOUND = (
+    f"no training forward of a module that holds all of the optimizer's parameters came before step {PATIENCE_STEPS}"
+)
+WAITING = "nothing is decided before the first training forward of a module that holds all of the parameters"
+LOST = "a newer KitsuneOptimizer of the same parameters runs the model"
 STATE_HOOKS = (
     "_optimizer_state_dict_pre_hooks",
     "_optimizer_state_dict_post_hooks",
@@ -43,7 +45,10 @@ class KitsuneOptimizer(Optimizer):
 
     Options given by hand go over the plan. `param_groups`, `state`, `defaults` and checkpoints are the wrapped
     optimizer's own, both ways. The model is found by its first training forward; `report` then says what was applied
-    and what was declined. `close()` gives everything back.
+    and what was declined, and `counts` how the forwards ran. `close()` gives everything back.
+
+    Raises SettingsError for arguments that make no sense, and DeclinedError, with `on_decline="raise"`, for a part of
+    the plan or an option that cannot be honoured.
     """
 
     def __init__(
@@ -74,10 +79,16 @@ class KitsuneOptimizer(Optimizer):
             amp_config=amp_config,
             fusion_config=fusion_config,
             stream_config=stream_config,
+            plan=plan,
         )
+        if on_decline not in ("eager", "raise"):
+            raise SettingsError(f"on_decline is {on_decline!r}; use 'eager' or 'raise'")
         inner = _inner(optimizer, params, arguments)
-        has_bf16 = inner_device(inner).type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
-        self._start(inner, wish_of(options, plan, has_bf16), on_decline)
+        wish = wish_of(options, has_bf16(inner))
+        if on_decline == "raise":
+            for option, reason in wish.declined.items():
+                raise DeclinedError(option, reason)
+        self._start(inner, wish, on_decline)
 
     def _start(self, inner: Optimizer, wish: Wish, on_decline: OnDecline) -> None:
         self.base_optimizer = inner
@@ -85,21 +96,18 @@ class KitsuneOptimizer(Optimizer):
         self._on_decline = on_decline
         for name in STATE_HOOKS:
             setattr(self, name, getattr(inner, name))
-        for name in STEP_HOOKS:
-            setattr(self, name, type(getattr(inner, name))())
+        self._optimizer_step_pre_hooks = OrderedDict()
+        self._optimizer_step_post_hooks = OrderedDict()
         self._warned_capturable_if_run_uncaptured = True
-        self._patch_step_function()
-        self._undo = contextlib.ExitStack()
-        self._report = Report(declined=dict(wish.declined))
-        self._forward: SegmentedForward | None = None
-        self._update: Update | None = None
-        self._graph: UpdateGraph | None = None
-        self._attachment = Attachment(lambda: parameters_of(inner), self._attach)
+        self._report = Report(declined={**wish.overruled, **wish.declined}, notes=[*wish.notes, WAITING])
+        self._loop: Loop | None = None
+        self._steps_unfound = 0
+        self._attachment = Attachment(lambda: parameters_of(inner), self._attach, self._lose)
 
     # What the wrapped optimizer owns
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         return self.base_optimizer.param_groups
 
     @param_groups.setter
@@ -107,7 +115,7 @@ class KitsuneOptimizer(Optimizer):
         self.base_optimizer.param_groups = groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         return self.base_optimizer.state
 
     @state.setter
@@ -127,6 +135,8 @@ class KitsuneOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.base_optimizer.add_param_group(param_group)
+        if self._loop is not None:
+            self._loop.rebuild()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base_optimizer.zero_grad(set_to_none)
@@ -145,7 +155,8 @@ class KitsuneOptimizer(Optimizer):
         return getattr(self.base_optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"inner": self.base_optimizer, "wish": self._wish, "on_decline": self._on_decline}
+        inner = self.base_optimizer if self._loop is None else as_given(self.base_optimizer)
+        return {"inner": inner, "wish": self._wish, "on_decline": self._on_decline}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._start(state["inner"], state["wish"], state["on_decline"])
@@ -155,145 +166,124 @@ class KitsuneOptimizer(Optimizer):
     @property
     def report(self) -> Report:
         """What was applied and declined; nothing is decided before the model's first training forward."""
-        report = self._report
-        if self._forward is not None and self._forward.refusal and "capture" in report.applied:
-            report.applied.pop("capture")
-            report.declined["capture"] = self._forward.refusal
-        if self._graph is not None and self._graph.refusal:
-            report.note(f"the update is not captured: {self._graph.refusal}")
-        return report
+        return self._report if self._loop is None else self._loop.report()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often training forwards ran "captured" or otherwise, and how often the "update" did."""
+        return {} if self._loop is None else self._loop.counts
 
     def close(self) -> None:
         """Gives model and optimizer back as they were; the wrapped optimizer goes on alone."""
         self._attachment.detach()
-        self._undo.close()
-        self._forward = self._update = self._graph = None
+        if self._loop is not None:
+            self._report = self._loop.report()
+            self._loop.close()
+            self._loop = None
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        if isinstance(self.base_optimizer, LBFGS):
-            return self.base_optimizer.step(closure)
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update, with the hooks of this optimizer around it; hooks on all optimizers see the wrapped one's."""
+        arguments: tuple[Any, ...] = (self,) if closure is None else (self, closure)
+        keywords: dict[str, Any] = {}
+        for before in self._optimizer_step_pre_hooks.values():
+            changed = before(self, arguments, keywords)
+            if changed is not None:
+                arguments, keywords = changed
+        result = self._step(*arguments[1:], **keywords)
+        for after in self._optimizer_step_post_hooks.values():
+            after(self, arguments, keywords)
+        return result
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if self._attachment.is_looking:
+            self._look_no_longer_than_needed()
+        if hasattr(self, "found_inf"):
+            self._step_for_scaler()
+            return None
+        if self._loop is None or self._steps_by_itself(closure):
+            return self.base_optimizer.step() if closure is None else self.base_optimizer.step(closure)
         result = None
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        if hasattr(self, "found_inf"):
-            self._step_for_scaler()
-        elif self._update is None:
+        # A closure may hold the forward by which the model is found, or lost.
+        if self._loop is None:
             self.base_optimizer.step()
         else:
-            self._step_by_plan(self._update)
+            self._loop.step()
         return result
+
+    def _steps_by_itself(self, closure: Any) -> bool:
+        """Optimizers from elsewhere may evaluate a closure several times, or not at first."""
+        foreign = not type(self.base_optimizer).__module__.startswith("torch.optim")
+        return foreign and closure is not None and self._loop is not None and self._loop.scaler is None
 
     def _step_for_scaler(self) -> None:
         """The user's own GradScaler handed its tensors over: pass them on."""
         inner: Any = self.base_optimizer
-        inner.grad_scale, inner.found_inf = self.grad_scale, self.found_inf
+        scaler = self._loop.scaler if self._loop is not None else None
+        inner.grad_scale = self.grad_scale
+        inner.found_inf = self.found_inf if scaler is None else torch.maximum(self.found_inf, scaler.found_inf)
         try:
             inner.step()
         finally:
             del inner.grad_scale, inner.found_inf
+        if scaler is not None:
+            scaler.update()
 
-    def _step_by_plan(self, update: Update) -> None:
-        if self._graph is None or self._forward is None:
-            update.step()
-        else:
-            self._graph(self._forward.owner())
+    def _look_no_longer_than_needed(self) -> None:
+        """Watching every forward of the process costs time: the model should have run before these many steps."""
+        self._steps_unfound += 1
+        if self._steps_unfound < PATIENCE_STEPS:
+            return
+        self._attachment.detach()
+        self._decline_all(UNFOUND)
+        if self._on_decline == "raise":
+            raise DeclinedError("plan", UNFOUND)
 
-    def _attach(self, model: torch.nn.Module) -> Route | None:
+    def _decline_all(self, reason: str) -> None:
+        declined = dict.fromkeys(self._wish.plan.knobs, reason)
+        self._report = Report(declined={**self._report.declined, **declined}, notes=list(self._wish.notes))
+
+    def _attach(self, model: torch.nn.Module) -> Loop | None:
         """Applies the plan to the model that was found; None when its forwards stay plain."""
-        device = inner_device(self.base_optimizer)
-        facts = facts_of(model, self.base_optimizer, device)
-        assembly = Assembly(self._wish.plan, facts, device, self._on_decline)
-        self._report = assembly.report
-        self._report.declined.update(self._wish.declined)
-        reason = why_not_attach(model, facts.distributed, self.base_optimizer)
-        if reason is not None:
-            for knob in list(assembly.knobs):
-                assembly.decline(knob, reason)
-        if not assembly.knobs:
-            return None
-        self._assembly = assembly
-        self._assemble(model, device)
-        return self._route(model, device.type)
-
-    def _assemble(self, model: torch.nn.Module, device: torch.device) -> None:
-        """Builds forward and update anew from what is left of the plan."""
-        self._undo.close()
-        inner = self.base_optimizer
-        build = Build(
-            model=model,
-            optimizer=inner,
-            device=device,
-            forward=model._call_impl,
-            undo=self._undo,
-            loss_scaling=self._wish.loss_scaling,
-            compile_options=self._wish.compile_options,
-        )
-        self._assembly.apply(build)
-        captures = build.capture != "none"
-        self._forward = SegmentedForward(
-            model,
-            inner,
-            build.forward,
-            model._call_impl,
-            device,
-            capture=captures,
-            contexts=[*build.step_contexts, *build.forward_contexts],
-            memory_format=build.memory_format,
-            scaler=build.scaler,
-        )
-        self._update = Update(inner, scaler=build.scaler)
-        self._graph = UpdateGraph(self._update, Recorder(device)) if captures else None
-
-    def _route(self, model: torch.nn.Module, kind: str) -> Route:
-        def route(*args: Any, **kwargs: Any) -> Any:
-            # The user's own autocast is the user's choice of precision: their forward runs as they wrote it.
-            plain = not (torch.is_grad_enabled() and model.training) or torch.is_autocast_enabled(kind)
-            if plain or self._forward is None or torch.compiler.is_compiling():
-                return model._call_impl(*args, **kwargs)
-            if self._forward.is_settled:
-                return self._forward(*args, **kwargs)
-            return self._settle(model, args, kwargs)
-
-        return route
-
-    def _settle(self, model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """A forward that may compile; when a technique fails in it, the same forward without that technique."""
-        assert self._forward is not None
-        snapshot = Snapshot(model, self._assembly.device)
         try:
-            return self._forward(*args, **kwargs)
-        except RuntimeError as error:
-            knob = self._assembly.culprit(error)
-            if knob is None:
-                raise
-            reason = first_line(error)
-        snapshot.restore()
-        self._assembly.decline(knob, reason)
-        self._assemble(model, self._assembly.device)
-        return self._settle(model, args, kwargs)
+            loop = Loop(model, self.base_optimizer, self._wish, self._on_decline)
+        except DeclinedError as error:
+            self._report.declined[error.knob] = error.reason
+            raise
+        self._report = loop.report()
+        if loop.is_plain:
+            return None
+        self._loop = loop
+        return loop
+
+    def _lose(self) -> None:
+        self.close()
+        self._decline_all(LOST)
 
 
-def why_not_attach(model: torch.nn.Module, distributed: bool, optimizer: Optimizer) -> str | None:
-    """Why a model's forwards cannot be routed, or None."""
-    if distributed:
-        return "distributed modules are not supported"
-    if model._compiled_call_impl is not None:
-        return "the model was compiled by hand with model.compile()"
-    if isinstance(model, torch._dynamo.OptimizedModule):
-        return "the model was compiled by hand with torch.compile()"
-    if isinstance(optimizer, LBFGS):
-        return "LBFGS evaluates its closure several times a step"
-    return None
+def as_given(optimizer: Optimizer) -> Optimizer:
+    """A copy that shares the parameters, with the flags and the state that a checkpoint shows."""
+    checkpoint = optimizer.state_dict()
+    given = copy.copy(optimizer)
+    groups = zip(optimizer.param_groups, checkpoint["param_groups"], strict=True)
+    given.param_groups = [{**saved, "params": group["params"]} for group, saved in groups]
+    parameters = dict(enumerate(parameters_of(optimizer)))
+    given.state = defaultdict(dict, {parameters.get(key, key): value for key, value in checkpoint["state"].items()})
+    return given
 
 
-def inner_device(optimizer: Optimizer) -> torch.device:
-    return parameters_of(optimizer)[0].device
+def has_bf16(optimizer: Optimizer) -> bool:
+    on_gpu = parameters_of(optimizer)[0].device.type == "cuda"
+    return not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _inner(
     optimizer: Optimizer | type[Optimizer], params: Iterable[Any] | None, arguments: dict[str, Any]
 ) -> Optimizer:
+    if isinstance(optimizer, KitsuneOptimizer):
+        raise SettingsError("the optimizer is a KitsuneOptimizer already; pass its base_optimizer")
     if isinstance(optimizer, Optimizer):
         if params is not None or arguments:
             extra = ", ".join(arguments) or "params"
@@ -303,4 +293,7 @@ def _inner(
         raise SettingsError(f"{optimizer!r} is neither an optimizer nor a class of torch.optim")
     if params is None:
         raise SettingsError(f"{optimizer.__name__} needs the model's parameters: pass model.parameters()")
-    return optimizer(params, **arguments)  # type: ignore[call-arg]
+    try:
+        return optimizer(params, **arguments)
+    except TypeError as error:
+        raise SettingsError(f"{optimizer.__name__} does not take these arguments: {error}") from error

@@ -9,17 +9,35 @@ import torch
 from kitsune.amp import AMPConfig
 from kitsune.errors import SettingsError
 from kitsune.fusion import FusionConfig
-from kitsune.knobs import Choice
+from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Plan
 from kitsune.streams import StreamConfig
 
 UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+HALF = ("bf16", "fp16")
+STEP_NOTE = "capture=step became segments: the loop is yours, so its step cannot be one graph; TrainStep makes it one"
 NOT_STEERED = "Inductor decides this itself and offers no switch for it"
+NO_FUSION = "nothing is fused without enable_fusion=True"
+NO_AMP = "mixed precision is off without enable_amp=True"
+NOT_SCALED = "bfloat16 needs no loss scaling"
+KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "num_streams": int,
+    "enable_fusion": bool,
+    "enable_amp": bool,
+    "memory_pool_size": (int, str),
+    "capture_graph": bool,
+    "profile": bool,
+    "amp_config": AMPConfig,
+    "fusion_config": FusionConfig,
+    "stream_config": StreamConfig,
+    "plan": Plan,
+}
+SCALING = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What the user said in so many words; `None` means that they did not say."""
+    """What the user said in so many words; `None` means that they did not say. Raises SettingsError."""
 
     num_streams: int | None = None
     enable_fusion: bool | None = None
@@ -30,72 +48,126 @@ class Options:
     amp_config: AMPConfig | None = None
     fusion_config: FusionConfig | None = None
     stream_config: StreamConfig | None = None
+    plan: Plan | None = None
+
+    def __post_init__(self) -> None:
+        for name, kinds in KINDS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kinds):
+                kind = kinds if isinstance(kinds, type) else kinds[0]
+                raise SettingsError(f"{name} is {value!r}; it takes {kind.__name__}")
+        if self.num_streams is not None:
+            StreamConfig(num_streams=self.num_streams)
+
+    @property
+    def streams(self) -> int | None:
+        if self.num_streams is not None or self.stream_config is None:
+            return self.num_streams
+        return self.stream_config.num_streams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """Options as a plan, with what goes along with it and what cannot be honoured (option -> reason)."""
+    """Options as a plan, and what goes along with it.
+
+    `by_hand` are the knobs that the user chose in so many words; `overruled` those of the plan that gave way to them
+    (knob -> reason); `declined` what cannot be honoured (option -> reason).
+    """
 
     plan: Plan
+    by_hand: Mapping[str, Choice] = field(default_factory=dict)
+    overruled: Mapping[str, str] = field(default_factory=dict)
+    declined: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     loss_scaling: Mapping[str, Any] = field(default_factory=dict)
     compile_options: Mapping[str, Any] = field(default_factory=dict)
-    declined: Mapping[str, str] = field(default_factory=dict)
 
 
-def wish_of(options: Options, plan: Plan | None, has_bf16: bool) -> Wish:
+def wish_of(options: Options, has_bf16: bool) -> Wish:
     """The plan, with every explicit option put over it. Without a plan, graphs are captured unless told otherwise."""
-    knobs: dict[str, Choice] = dict(plan.knobs) if plan is not None else {"capture": "segments"}
-    amp = options.amp_config or AMPConfig()
-    if options.enable_amp is not None:
-        half = (torch.bfloat16 if has_bf16 else torch.float16) if amp.dtype is None else amp.dtype
-        wanted = options.enable_amp and amp.enabled
-        knobs["precision"] = ("bf16" if half is torch.bfloat16 else "fp16") if wanted else "fp32"
-    if options.enable_fusion is not None:
-        # A compiled plan is fused already: enable_fusion=True has nothing to add to its mode.
-        knobs["compile"] = knobs.get("compile", "default") if options.enable_fusion else "off"
-    if options.capture_graph is not None:
-        knobs["capture"] = "segments" if options.capture_graph else "none"
+    given = dict(options.plan.knobs) if options.plan is not None else {}
+    by_hand = _by_hand(options, given, has_bf16)
+    knobs = {"capture": "segments", **by_hand} if options.plan is None else {**given, **by_hand}
+    notes: tuple[str, ...] = ()
     if knobs.get("capture") == "step":
-        knobs["capture"] = "segments"
+        knobs["capture"], notes = "segments", (STEP_NOTE,)
+    plan = Plan.by_hand(**knobs)
+    if options.plan is not None:
+        plan = options.plan.model_copy(update={"knobs": plan.knobs})
     return Wish(
-        plan=_with_knobs(plan, knobs),
-        loss_scaling=_loss_scaling(amp) if options.amp_config is not None else {},
+        plan=plan,
+        by_hand=by_hand,
+        overruled={knob: f"{knob}={by_hand[knob]} was asked for by hand" for knob in given if knob not in plan.knobs},
+        declined=_declined(options, plan),
+        notes=notes,
+        loss_scaling=_loss_scaling(options.amp_config) if plan.choice("precision") == "fp16" else {},
         compile_options=_compile_options(options.fusion_config),
-        declined=_declined(options),
     )
 
 
-def _with_knobs(plan: Plan | None, knobs: Mapping[str, Choice]) -> Plan:
-    by_hand = Plan.by_hand(**knobs)
-    return by_hand if plan is None else plan.model_copy(update={"knobs": by_hand.knobs})
+def _by_hand(options: Options, given: Mapping[str, Choice], has_bf16: bool) -> dict[str, Choice]:
+    """The knobs that the options speak of. Configurations refine what is on; they turn nothing on."""
+    knobs: dict[str, Choice] = {}
+    amp = options.amp_config or AMPConfig()
+    enable_amp = options.enable_amp
+    if enable_amp is None and options.amp_config is not None and given.get("precision") in HALF:
+        enable_amp = True
+    if enable_amp is not None:
+        knobs["precision"] = _precision(amp, given, has_bf16) if enable_amp and amp.enabled else "fp32"
+    if options.enable_fusion is not None:
+        # A compiled plan is fused already: enable_fusion=True has nothing to add to its mode.
+        knobs["compile"] = given.get("compile", "default") if options.enable_fusion else KNOBS["compile"].default
+    if options.capture_graph is not None:
+        knobs["capture"] = "segments" if options.capture_graph else "none"
+    return knobs
 
 
-def _loss_scaling(amp: AMPConfig) -> dict[str, Any]:
-    names = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
-    return {name: getattr(amp, name) for name in names}
+def _precision(amp: AMPConfig, given: Mapping[str, Choice], has_bf16: bool) -> Choice:
+    if amp.dtype is not None:
+        return "bf16" if amp.dtype is torch.bfloat16 else "fp16"
+    if given.get("precision") in HALF:
+        return given["precision"]
+    return "bf16" if has_bf16 else "fp16"
+
+
+def _loss_scaling(amp: AMPConfig | None) -> dict[str, Any]:
+    return {} if amp is None else {name: getattr(amp, name) for name in SCALING}
 
 
 def _compile_options(fusion: FusionConfig | None) -> dict[str, Any]:
     return {} if fusion is None else {"max_fusion_size": fusion.max_fusion_size}
 
 
-def _declined(options: Options) -> dict[str, str]:
-    declined = {}
-    if options.num_streams is not None or options.stream_config is not None:
+def _declined(options: Options, plan: Plan) -> dict[str, str]:
+    declined = {**_declined_amp(options, plan), **_declined_fusion(options, plan)}
+    if options.streams not in (None, 1):
         declined["num_streams"] = "this version issues every launch on one stream"
     if options.memory_pool_size is not None:
         size = parse_bytes(options.memory_pool_size)
         declined["memory_pool_size"] = f"this version leaves memory to torch; a pool of {size} bytes is not reserved"
     if options.profile:
         declined["profile"] = "this version records no profile"
-    fusion = options.fusion_config
-    if fusion is not None:
-        for name in ("enable_elementwise", "enable_reduction", "enable_matmul"):
-            if not getattr(fusion, name):
-                declined[f"fusion_config.{name}"] = NOT_STEERED
-        if fusion.min_fusion_benefit != FusionConfig().min_fusion_benefit:
-            declined["fusion_config.min_fusion_benefit"] = NOT_STEERED
     return declined
+
+
+def _declined_amp(options: Options, plan: Plan) -> dict[str, str]:
+    amp, precision = options.amp_config, plan.choice("precision")
+    if amp is None or not amp.enabled or precision == "fp16":
+        return {}
+    if precision != "bf16":
+        return {"amp_config": NO_AMP}
+    usual = AMPConfig()
+    return {f"amp_config.{name}": NOT_SCALED for name in SCALING if getattr(amp, name) != getattr(usual, name)}
+
+
+def _declined_fusion(options: Options, plan: Plan) -> dict[str, str]:
+    fusion, usual = options.fusion_config, FusionConfig()
+    if fusion is None:
+        return {}
+    if plan.choice("compile") == KNOBS["compile"].default:
+        return {"fusion_config": NO_FUSION}
+    names = ("enable_elementwise", "enable_reduction", "enable_matmul", "min_fusion_benefit")
+    return {f"fusion_config.{name}": NOT_STEERED for name in names if getattr(fusion, name) != getattr(usual, name)}
 
 
 def parse_bytes(size: int | str) -> int:
@@ -105,6 +177,6 @@ def parse_bytes(size: int | str) -> int:
     text = str(size).strip().upper()
     number = text.rstrip("KMGB")
     factor = UNITS.get(text[len(number) :].strip())
-    if factor is None or not number.strip().replace(".", "", 1).isdigit():
+    if factor is None or not number.strip().replace(".", "", 1).isdecimal():
         raise SettingsError(f"memory_pool_size is {size!r}; use bytes or a string as '512MB' or '2GB'")
     return int(float(number) * factor)

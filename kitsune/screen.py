@@ -67,6 +67,13 @@ def table(*columns: str, rows: Iterable[Iterable[str]], right: frozenset[str] = 
     return made
 
 
+def facts(rows: Iterable[Iterable[str]]) -> Table:
+    """Names and their values, without a header."""
+    made = table("name", "value", rows=rows)
+    made.show_header = False
+    return made
+
+
 def factor(value: float) -> str:
     return f"{value:.2f}x" if value < 10 else f"{value:.1f}x"
 
@@ -117,8 +124,8 @@ def plan_screen(plan: Plan) -> list[Any]:
         rows = [(knob.name, str(choice), knob.choices[choice]) for knob, choice in chosen]
         parts.append(table("knob", "choice", "what it does", rows=rows))
     else:
-        parts.append("The plan changes nothing: the step runs as given.")
-    parts += ["", table("", "", rows=[*_facts(plan), ("plan", plan.plan_id)])]
+        parts.append("The plan changes nothing: by it, the step runs as given.")
+    parts += ["", facts([*_facts(plan), ("plan", plan.plan_id)])]
     return parts
 
 

@@ -1,7 +1,6 @@
 """TrainStep: a model, its loss and its optimizer run as one training step, by a plan."""
 
 import contextlib
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,13 +8,15 @@ import torch
 
 from kitsune.assembly import Assembly, OnDecline
 from kitsune.device import Recorder, first_line
-from kitsune.engine.body import Body
+from kitsune.engine.body import Body, entered
 from kitsune.engine.cudagraph import EagerStep, StepGraph
 from kitsune.engine.dispatch import SegmentedForward
+from kitsune.engine.scaler import LossScaler
 from kitsune.engine.snapshot import Snapshot
-from kitsune.engine.static import signature_of
+from kitsune.engine.static import opaque_type, signature_of
 from kitsune.engine.update import Update
 from kitsune.engine.updategraph import UpdateGraph
+from kitsune.engine.watch import Hooks, Watch
 from kitsune.errors import CaptureError, WorkloadError
 from kitsune.plan import Plan
 from kitsune.report import Report
@@ -24,6 +25,7 @@ from kitsune.workload import LossFn, call_model, loss_of
 
 OTHER_SHAPE_PATIENCE = 8  # batches of another shape run uncompiled this often before they get a program of their own
 MAX_PROGRAMS = 4
+MAX_OTHER_SHAPES = 256
 
 Program = EagerStep | StepGraph
 
@@ -58,11 +60,15 @@ class TrainStep:
         self.device = device_of(model)
         self._assembly = Assembly(plan, facts_of(model, optimizer, self.device), self.device, on_decline)
         self._undo = contextlib.ExitStack()
+        self._scaler: LossScaler | None = None
         self._assemble()
 
     @property
     def report(self) -> Report:
-        return self._assembly.report
+        report = self._assembly.report
+        if self._update_graph is not None and self._update_graph.refusal:
+            report.note(f"the optimizer's update runs outside of the graphs: {self._update_graph.refusal}")
+        return report
 
     @property
     def is_settled(self) -> bool:
@@ -73,12 +79,12 @@ class TrainStep:
     def __call__(self, x: Any, y: Any = None) -> torch.Tensor:
         """Runs one step on a batch, on any device, and returns the detached loss, a scalar on the model's device."""
         batch = (x, y)
-        key = signature_of(batch), self.model.training
-        program = self._program(key)
-        if isinstance(program, StepGraph) and program.is_stale():
+        program = self._program(batch)
+        if program.is_stale():
             self._assembly.check(facts_of(self.model, self.optimizer, self.device))
             self._assemble()
-            program = self._program(key)
+            program = self._program(batch)
+        program.refresh()
         return program(batch) if self.is_settled else self._settle(program, batch)
 
     def close(self) -> None:
@@ -106,33 +112,54 @@ class TrainStep:
             undo=self._undo,
         )
         self._assembly.apply(build)
+        if build.scaler is not None:  # the scale that training has found outlives a new assembly
+            build.scaler = self._scaler = self._scaler or build.scaler
         self._recorder = Recorder(self.device)
-        update = Update(self.optimizer, scaler=build.scaler, clip_grad_norm=self.clip_grad_norm)
         self._segmented: SegmentedForward | None = None
-        self._plain = self._body(self._loss, update)
-        self._tuned = self._segments(update) if segments else self._body(build.forward, update)
+        self._update_graph: UpdateGraph | None = None
+        self._plain = self._body(self._loss)
+        self._tuned = self._segments() if segments else self._body(build.forward)
 
-    def _body(self, forward: Any, update: Update, finish: Callable[[], None] | None = None) -> Body:
+    def _update(self) -> Update:
+        return Update(self.optimizer, scaler=self._build.scaler, clip_grad_norm=self.clip_grad_norm)
+
+    def _body(self, forward: Any) -> Body:
         return Body(
             self.model,
             forward,
-            update,
+            self._update(),
             forward_contexts=self._build.forward_contexts,
             step_contexts=self._build.step_contexts,
-            finish=finish,
         )
 
-    def _segments(self, update: Update) -> Body:
-        """Forward, backward and update as three graphs; contexts and loss scaling are the body's."""
-        build, model, optimizer = self._build, self.model, self.optimizer
+    def _segments(self) -> Body:
+        """Forward, backward and update as three graphs. Loss scaling is the body's.
+
+        Forward contexts are entered around forward and loss apart: a backward captured within would inherit them.
+        """
+        build, model, optimizer, update = self._build, self.model, self.optimizer, self._update()
         segmented = SegmentedForward(
-            model, optimizer, build.forward, self._call, self.device, capture=True, memory_format=build.memory_format
+            model,
+            optimizer,
+            build.forward,
+            self._call,
+            self.device,
+            capture=True,
+            forward_contexts=build.forward_contexts,
+            memory_format=build.memory_format,
         )
-        graph = UpdateGraph(update, self._recorder)
-        self._segmented = segmented
-        return self._body(
-            lambda x, y: loss_of(call_model(segmented, x), self.loss_fn, y), update, lambda: graph(segmented.owner())
-        )
+        graph = UpdateGraph(update, self._recorder, lambda: Watch(model, optimizer))
+        self._segmented, self._update_graph = segmented, graph
+
+        def forward(x: Any, y: Any) -> torch.Tensor:
+            output = call_model(segmented, x)
+            with entered(build.forward_contexts):
+                return loss_of(output, self.loss_fn, y)
+
+        def finish() -> None:
+            graph(segmented.owner())
+
+        return Body(model, forward, update, step_contexts=build.step_contexts, finish=finish)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -140,21 +167,37 @@ class TrainStep:
     def _loss(self, x: Any, y: Any) -> torch.Tensor:
         return loss_of(call_model(self.model, x), self.loss_fn, y)
 
-    def _program(self, key: Any) -> Program:
+    def _program(self, batch: tuple[Any, Any]) -> Program:
+        key = self._key_of(batch)
         program = self._programs.get(key)
         if program is not None:
             return program
-        if self._programs:
-            seen = self._other_shapes[key] = self._other_shapes.get(key, 0) + 1
-            if seen <= OTHER_SHAPE_PATIENCE or len(self._programs) >= MAX_PROGRAMS:
+        if self._programs and not self._deserves_program(key):
+            if self._assembly.knobs.keys() & {"compile", "capture"}:
                 self.report.note("batches of other shapes run uncompiled and uncaptured")
-                return EagerStep(self._plain, self.device, self._build.memory_format)
-        if self._build.capture == "step":
-            program = StepGraph(self._tuned, self._recorder, self.device, self._build.memory_format)
-        else:
-            program = EagerStep(self._tuned, self.device, self._build.memory_format)
-        self._programs[key] = program
+            return EagerStep(self._plain, self.device, self._build.memory_format)
+        self._programs[key] = program = self._new_program()
         return program
+
+    def _key_of(self, batch: tuple[Any, Any]) -> Any:
+        signature = signature_of(batch)
+        # Objects that may hide tensors compare by identity, or not at all: they are one signature together.
+        known = signature if opaque_type(batch) is None else "opaque"
+        return known, self.model.training
+
+    def _deserves_program(self, key: Any) -> bool:
+        if len(self._other_shapes) >= MAX_OTHER_SHAPES:
+            self._other_shapes.clear()
+        seen = self._other_shapes[key] = self._other_shapes.get(key, 0) + 1
+        return seen > OTHER_SHAPE_PATIENCE and len(self._programs) < MAX_PROGRAMS
+
+    def _new_program(self) -> Program:
+        build = self._build
+        if build.capture == "step":
+            # A body of its own: each graph reads the learning-rate tensors that it was captured with.
+            return StepGraph(self._body(build.forward), self._recorder, self.device, build.memory_format)
+        hooks = Hooks(self.model) if "compile" in self._assembly.knobs else None
+        return EagerStep(self._tuned, self.device, build.memory_format, hooks)
 
     def _settle(self, program: Program, batch: tuple[Any, Any]) -> torch.Tensor:
         """A call that may compile or capture; when a technique fails in it, the same step without that technique."""
@@ -170,9 +213,15 @@ class TrainStep:
             self._learn_from(program)
             return loss
         snapshot.restore()
-        self._assembly.decline(knob, reason)
-        self._assemble()
+        self._go_on_without(knob, reason)
         return self(*batch)
+
+    def _go_on_without(self, knob: str, reason: str) -> None:
+        """The step without a knob from here on, also when the caller wants to hear of it by a DeclinedError."""
+        try:
+            self._assembly.decline(knob, reason)
+        finally:
+            self._assemble()
 
     def _learn_from(self, program: Program) -> None:
         refusal = self._segmented.refusal if self._segmented is not None else None
@@ -182,8 +231,7 @@ class TrainStep:
             if program.update_outside:
                 self.report.note(f"the optimizer's update runs outside of the graph: {program.update_outside}")
         if refusal:
-            self._assembly.decline("capture", refusal)
-            self._assemble()
+            self._go_on_without("capture", refusal)
 
 
 def device_of(model: torch.nn.Module) -> torch.device:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kitsune.errors import SettingsError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamConfig:
@@ -14,4 +16,4 @@ class StreamConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_streams <= 64:
-            raise ValueError("StreamConfig.num_streams must be between 1 and 64")
+            raise SettingsError("StreamConfig.num_streams must be between 1 and 64")

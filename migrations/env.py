@@ -3,12 +3,13 @@
 The command line (`alembic revision --autogenerate -m "..."`, `alembic upgrade head --sql`) uses KITSUNE_DATABASE_URL.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from alembic import context
 from sqlalchemy import Connection, TypeDecorator
 
 from tuner.settings import Settings
+from tuner.store.database import Database
 from tuner.store.engine import create
 from tuner.store.tables import VERSION_TABLE, metadata
 
@@ -18,7 +19,7 @@ def is_ours(name: str | None, kind: str, _parents: object) -> bool:
     return kind != "table" or name in metadata.tables
 
 
-def plain_type(kind: str, item: object, _context: object) -> str | bool:
+def plain_type(kind: str, item: object, _context: object) -> str | Literal[False]:
     """A revision is written in types of SQLAlchemy: it must not change when ours do."""
     return f"sa.{item.impl!r}" if kind == "type" and isinstance(item, TypeDecorator) else False
 
@@ -43,7 +44,7 @@ def main() -> None:
     elif context.is_offline_mode():
         run(url=Settings.from_environment().database_url, literal_binds=True)
     else:
-        with create(Settings.from_environment().database_url).begin() as opened:
+        with Database(create(Settings.from_environment().database_url)) as database, database.begin() as opened:
             run(connection=opened)
 
 

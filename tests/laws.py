@@ -19,7 +19,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune.device", "kitsune.engine", "kitsune.submission", "kitsune.workload"),
     ("kitsune.techniques",),
     ("kitsune.assembly",),
-    ("kitsune.attach", "kitsune.step"),
+    ("kitsune.attach", "kitsune.loop", "kitsune.step"),
     ("kitsune.optimizer",),
     ("kitsune.doctor",),
     ("kitsune.cli",),
@@ -46,7 +46,9 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("tuner.events", "tuner.verdicts"),
     ("tuner.tune",),
     ("tuner.worker",),
-    ("tuner.api",),
+    ("tuner.api", "tuner.views"),
+    ("tuner.history", "tuner.packing", "tuner.progress"),
+    ("tuner.session",),
     ("tuner.cli",),
     ("server",),
 )
@@ -54,30 +56,52 @@ TIERS: tuple[tuple[str, ...], ...] = (
 TORCH = frozenset({"torch", "torchvision", "triton", "transformers", "functorch"})
 # Rooms that must not load these packages, not even through what they import.
 FREE_OF: Mapping[str, frozenset[str]] = {
-    "kitsune": TORCH,
-    "kitsune.doctor": TORCH,
-    "kitsune.errors": TORCH,
-    "kitsune.knobs": TORCH,
-    "kitsune.plan": TORCH,
-    "kitsune.record": TORCH,
-    "kitsune.submission.archive": TORCH,
-    "kitsune.submission.ops": TORCH,
-    "tuner.measure": TORCH,
-    "tuner.protocol": TORCH,
-    "tuner.records": TORCH,
-    "tuner.search": TORCH,
-    "tuner.settings": TORCH,
-    "tuner.space": TORCH,
-    "tuner.stats": TORCH,
-    "tuner.store": TORCH,
-    "tuner.supervise": TORCH,
-    "tuner.tune": TORCH,
+    **dict.fromkeys(
+        (
+            "kitsune",
+            "kitsune.cli",
+            "kitsune.doctor",
+            "kitsune.errors",
+            "kitsune.exits",
+            "kitsune.knobs",
+            "kitsune.plan",
+            "kitsune.record",
+            "kitsune.report",
+            "kitsune.screen",
+            "kitsune.submission.archive",
+            "kitsune.submission.ops",
+            "tuner.events",
+            "tuner.history",
+            "tuner.measure",
+            "tuner.progress",
+            "tuner.protocol",
+            "tuner.records",
+            "tuner.search",
+            "tuner.settings",
+            "tuner.space",
+            "tuner.stats",
+            "tuner.store",
+            "tuner.supervise",
+            "tuner.tune",
+            "tuner.verdicts",
+            "tuner.views",
+            "tuner.worker",
+        ),
+        TORCH,
+    ),
+    "tuner.cli": TORCH | {"optuna", "sqlalchemy"},
     "server": TORCH | {"optuna"},
 }
 
 # Where a module may be looked up at run time: lazy public names, extras that may be absent, files named by the table.
 LAZY_IMPORTERS = frozenset(
-    {"kitsune/__init__.py", "kitsune/cli.py", "kitsune/doctor.py", "kitsune/techniques/__init__.py"}
+    {
+        "kitsune/__init__.py",
+        "kitsune/cli.py",
+        "kitsune/doctor.py",
+        "kitsune/techniques/__init__.py",
+        "tuner/cli.py",
+    }
 )
 # The two process borders: whatever a user's model does must become a value there.
 BROAD_CATCHERS = frozenset({"tuner/child.py", "tuner/worker.py"})

@@ -197,6 +197,15 @@ def test_links_lead_somewhere(page):
     assert [to for to in targets if "://" not in to and not (page.parent / to).exists()] == []
 
 
+def test_every_decision_is_listed():
+    pages = {page.name for page in (ROOT / "docs" / "decisions").glob("[0-9]*.md")}
+    assert pages >= {"0001-packaging-and-names.md", "0002-one-knob-one-file-one-row.md"}
+    assert {
+        name for name in pages if f"({name})" not in (ROOT / "docs/decisions/README.md").read_text("utf-8")
+    } == set()
+    assert {name for name in pages if f"decisions/{name}" not in (ROOT / "mkdocs.yml").read_text("utf-8")} == set()
+
+
 def test_the_knobs_page_shows_every_choice():
     page = docs_hooks.on_page_markdown((ROOT / "docs" / "knobs.md").read_text("utf-8"))
     for knob in KNOBS.values():
@@ -225,7 +234,8 @@ def test_the_command_line_page_shows_every_command_option_and_exit_code():
     for name, command in leaves.items():
         section = page.partition(f"## `{name}`\n")[2].partition("\n## ")[0]
         assert command.help.split()[0] in section
-        assert [option for one in command.params for option in one.opts if option not in section.replace("`", "")] == []
+        options = [name for one in command.params if one.param_type_name == "option" for name in one.opts]
+        assert [name for name in options if f"`{name}`" not in section] == []
     for code, meaning in MEANINGS.items():
         assert f"| {code.value} | {meaning} |" in page
 

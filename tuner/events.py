@@ -1,4 +1,4 @@
-"""What a tuning run tells while it goes on, in order: Inspected, then Trying and Tried, then Confirming."""
+"""What a tuning run tells while it goes on: Started, Inspected, (Trying, Tried) for each trial, (Confirming, Tried)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class Trying:
-    """A trial begins; `total` is None when the budget is time."""
+    """A trial begins; `total` is None when the budget is time. No Tried follows when the user interrupts it."""
 
     number: int
     total: int | None
@@ -41,7 +41,10 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Confirming:
-    """The search has ended; these choices are measured again, fresh, and only those samples are published."""
+    """The search has ended; these choices are measured again, fresh, and only those samples are published.
+
+    Told again when the confirmation failed and the next best has its turn, and when it is measured once more, longer.
+    """
 
     knobs: Mapping[str, Choice]
 

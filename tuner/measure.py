@@ -26,7 +26,8 @@ def measure(job: Job, *, limits: Limits = DEFAULT_LIMITS, cache: Path | None = N
     Whatever the measuring process does is a Failure, never an exception; KeyboardInterrupt ends it and propagates.
     """
     # timing that ends by itself keeps its rounds; timing that is killed loses them
-    budget_s = min(job.budget_s or limits.timing_s, TIMING_SHARE * limits.timing_s)
+    limit_s = limits.of(Phase.TIMING)
+    budget_s = min(job.budget_s or limit_s, TIMING_SHARE * limit_s)
     outcome = _run(job.model_copy(update={"budget_s": budget_s}), limits, cache)
     assert not isinstance(outcome, Inspection)
     return outcome

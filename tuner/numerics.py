@@ -14,7 +14,7 @@ YARDSTICK_FACTOR = 3.0  # how many times eager's own error in the same dtype is 
 SINGLE_FACTOR = 10.0
 # In the first steps, before trajectories drift apart, more than this is not rounding, whatever eager loses itself.
 LOSS_CEILING = 0.1
-GRADIENT_CEILING = 0.5
+GRADIENT_CEILING = 0.95  # short of no gradient at all; eager bf16 was seen to lose 0.5 in a small GoogLeNet
 EARLY_STEPS = 2
 LATE_STEPS = 3
 LARGEST_ERROR = 1e9

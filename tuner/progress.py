@@ -117,7 +117,7 @@ class Lines(Quiet):
         yield from opening(event)
         if isinstance(event, Tried):
             total = self.standing.run.budget_trials if self.standing.run else None
-            yield tried_line(event.trial, total)
+            yield tried_line(event.trial, len(self.standing.searched), total)
         elif isinstance(event, Confirming):
             yield self.standing.doing
 

@@ -17,16 +17,17 @@ MAX_REASON_CHARS = 2000
 
 
 class Limits(Record):
-    """Seconds of wall-clock time that each phase of a child may take."""
+    """Seconds of wall-clock time that each phase of a child may take, and all of them together."""
 
     build_s: float = Field(default=300.0, gt=0, description="starting Python, loading the workload, one plain step")
     numerics_s: float = Field(default=900.0, gt=0, description="holds the candidate's first compilation")
     warmup_s: float = Field(default=900.0, gt=0)
     timing_s: float = Field(default=300.0, gt=0)
+    total_s: float | None = Field(default=None, gt=0, description="None: the sum of the others")
 
     def of(self, phase: Phase) -> float:
         limit: float = getattr(self, f"{phase.value}_s")
-        return limit
+        return limit if self.total_s is None else min(limit, self.total_s)
 
 
 class ArmSpec(Record):

@@ -98,9 +98,11 @@ def _show(result: Result, out: Path | None) -> None:
 
 
 def _hints(result: Result, out: Path | None) -> str:
-    lines = ["Train by it:", f'    plan = kitsune.Plan.load("{out or PLAN_FILE}")']
-    lines += ["    step = kitsune.TrainStep(model, loss_fn, optimizer, plan=plan)"]
-    lines += ["    for x, y in loader: loss = step(x, y)"]
+    lines = []
     if out is None:
-        lines += [f"Keep it as a file:  kitsune runs plan {result.run.id} --out {PLAN_FILE}"]
-    return "\n".join([*lines, f"What was tried:     kitsune runs show {result.run.id}"])
+        lines += [f"Keep the plan:   kitsune runs plan {result.run.id} --out {PLAN_FILE}"]
+    if result.plan.knobs:
+        lines += [f'Train by it:     plan = kitsune.Plan.load("{out or PLAN_FILE}")']
+        lines += ["                 step = kitsune.TrainStep(model, loss_fn, optimizer, plan=plan)"]
+        lines += ["                 for x, y in loader: loss = step(x, y)"]
+    return "\n".join([*lines, f"Look at it all:  kitsune runs show {result.run.id}"])

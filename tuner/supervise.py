@@ -6,6 +6,7 @@ disturb them. Whatever the child does becomes a value. No torch here.
 
 import contextlib
 import getpass
+import math
 import os
 import re
 import selectors
@@ -53,7 +54,9 @@ class Child:
         self._results = results
         self._hung_up_at: float | None = None
         self.phase = Phase.BUILD
-        self._deadline = time.monotonic() + limits.build_s
+        self._total_s = math.inf if limits.total_s is None else limits.total_s
+        self._end = time.monotonic() + self._total_s
+        self._deadline = time.monotonic() + limits.of(Phase.BUILD)
         self.outcome: Outcome | None = None
 
     def wait(self) -> Outcome:
@@ -118,11 +121,13 @@ class Child:
         if order.index(message.phase) <= order.index(self.phase):
             raise MeasureError(f"the measuring process went from {self.phase.value} back to {message.phase.value}")
         self.phase = message.phase
-        self._deadline = time.monotonic() + self._limits.of(message.phase)
+        self._deadline = min(self._end, time.monotonic() + self._limits.of(message.phase))
 
     def _timed_out(self) -> Failure:
-        limit_s = self._limits.of(self.phase)
-        reason = f"{self.phase.value} took longer than its limit of {limit_s:g} s; the process was killed"
+        what, limit_s = self.phase.value, self._limits.of(self.phase)
+        if time.monotonic() > self._end:
+            what, limit_s = f"all up to {self.phase.value}", self._total_s
+        reason = f"{what} took longer than its limit of {limit_s:g} s; the process was killed"
         return self._failure(FailureKind.TIMEOUT, reason)
 
     def _died(self) -> Failure:

@@ -6,8 +6,8 @@ from typing import Any
 from rich.table import Table
 
 from kitsune.plan import Plan
-from kitsune.screen import factor, headline, machine, spread, step_time, table
-from tuner.records import Run, Source, Trial
+from kitsune.screen import factor, facts, headline, machine, spread, step_time, table
+from tuner.records import Failure, Run, Source, Trial
 from tuner.stats import median
 from tuner.verdicts import words
 
@@ -15,22 +15,20 @@ from tuner.verdicts import words
 def trial_table(trials: Iterable[Trial]) -> Table:
     """A row for each trial: its configuration, and what was measured or why it failed."""
     columns = ("#", "from", "configuration", "ms/step", "speedup", "95 %", "verdict")
-    rows = ((str(t.number), t.source.value, words(t.knobs), *_outcome(t)) for t in trials)
+    rows = ((str(t.number + 1), t.source.value, words(t.knobs), *_outcome(t)) for t in trials)
     return table(*columns, rows=rows, right=frozenset(("#", "ms/step", "speedup", "95 %")))
 
 
 def _outcome(trial: Trial) -> tuple[str, str, str, str]:
-    if trial.measurement is None or trial.comparison is None:
-        return "", "", "", _failure(trial)
+    if trial.failure is not None:
+        return "", "", "", _failure(trial.failure)
+    assert trial.comparison is not None
     gain = trial.comparison.speedup
     verdict = "noise floor" if trial.source is Source.BASELINE else trial.comparison.verdict.value
     return step_time(step_ms(trial)), factor(gain.median), spread(gain), verdict
 
 
-def _failure(trial: Trial) -> str:
-    failure = trial.failure
-    if failure is None:
-        return "stopped early"
+def _failure(failure: Failure) -> str:
     return f"{failure.kind.value.replace('_', ' ')}, {failure.phase.value}: {failure.reason}"
 
 
@@ -46,10 +44,10 @@ LEGEND = (
 )
 
 
-def tried_line(trial: Trial, total: int | None) -> str:
-    """One trial on one line."""
-    of = f"/{total}" if total and trial.source is not Source.CONFIRM else ""
-    name = "confirm" if trial.source is Source.CONFIRM else f"{trial.number + 1}{of}"
+def tried_line(trial: Trial, position: int, total: int | None) -> str:
+    """One trial on one line; `position` counts from 1."""
+    of = f" of {total}" if total else ""
+    name = "confirm" if trial.source is Source.CONFIRM else f"{position}{of}"
     ms, gain, interval, verdict = _outcome(trial)
     result = f"{ms} ms, {gain} ({interval}), {verdict}" if ms else f"failed: {verdict}"
     return f"[{name}] {words(trial.knobs)}: {result}"
@@ -69,7 +67,7 @@ def _run_row(run: Run, plan: Plan | None) -> tuple[str, ...]:
 
 def run_screen(run: Run, trials: Sequence[Trial], plan: Plan | None) -> list[Any]:
     """Everything about a run, for `Console.print`."""
-    parts: list[Any] = [table("", "", rows=_run_facts(run)), ""]
+    parts: list[Any] = [facts(_run_facts(run)), ""]
     parts += [trial_table(trials), LEGEND] if trials else ["Nothing was tried yet."]
     if run.inapplicable:
         rows = sorted(run.inapplicable.items())

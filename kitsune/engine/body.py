@@ -16,7 +16,7 @@ class Body:
     """zero_grad -> forward and loss -> backward -> unscale, clip -> update.
 
     `forward(x, y)` gives the loss with its autograd graph; `finish` is the optimizer's update. Results are the
-    detached loss and every `p.grad`.
+    detached loss and every `p.grad`, in the order of `parameters`.
     """
 
     def __init__(
@@ -35,8 +35,11 @@ class Body:
         self.finish = finish or update.step
         self.forward_contexts = forward_contexts
         self.step_contexts = step_contexts
-        own = dict.fromkeys([*model.parameters(), *parameters_of(update.optimizer)])
-        self.parameters = [parameter for parameter in own if parameter.requires_grad]
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The model's and the optimizer's as they are now: layers are replaced, frozen and thawed in mid-run."""
+        return list(dict.fromkeys([*self.model.parameters(), *parameters_of(self.update.optimizer)]))
 
     def step(self, batch: tuple[Any, Any]) -> Result:
         """One whole training step."""

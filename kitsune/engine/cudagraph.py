@@ -10,26 +10,40 @@ import torch
 
 from kitsune.device import Graph, Recorder, Sync, peak_bytes, reset_peak, side_stream, watch_syncs
 from kitsune.engine.body import Body
-from kitsune.engine.static import StaticBatch, place
-from kitsune.engine.watch import Watch
+from kitsune.engine.static import StaticBatch, place, why_not_static
+from kitsune.engine.update import is_starting
+from kitsune.engine.watch import Hooks, Watch
 
 WARM_STEPS = 3
 
 
 class EagerStep:
-    """Runs the body launch by launch."""
+    """Runs the body launch by launch; `hooks` when it is compiled, and would not see hooks come and go."""
 
     settled_after = 2  # a compiled forward compiles in the first call and may specialise once more in the second
 
-    def __init__(self, body: Body, device: torch.device, memory_format: torch.memory_format | None) -> None:
+    def __init__(
+        self,
+        body: Body,
+        device: torch.device,
+        memory_format: torch.memory_format | None,
+        hooks: Hooks | None = None,
+    ) -> None:
         self._body = body
         self._device = device
         self._memory_format = memory_format
+        self._hooks = hooks
         self.calls = 0
 
     @property
     def is_settled(self) -> bool:
         return self.calls >= self.settled_after
+
+    def is_stale(self) -> bool:
+        return self._hooks is not None and not self._hooks.unchanged()
+
+    def refresh(self) -> None:
+        """Nothing is baked in."""
 
     def __call__(self, batch: tuple[Any, Any]) -> torch.Tensor:
         loss, _ = self._body.step(place(batch, self._device, self._memory_format))
@@ -62,26 +76,40 @@ class StepGraph:
         return self._graph is not None
 
     def __call__(self, batch: tuple[Any, Any]) -> torch.Tensor:
-        self.calls += 1
         if self._graph is not None:
-            return self._replay(batch)
-        return self._warm(batch) if self.calls <= WARM_STEPS else self._capture(batch)
+            self._static.load(batch)
+            loss = self._issue(replay=True)
+        elif self.calls < WARM_STEPS or is_starting(self._body.update.optimizer):
+            loss = self._warm(batch)
+        else:
+            loss = self._capture(batch)
+        self.calls += 1
+        return loss
 
     def is_stale(self) -> bool:
         """Whether something that the graph has baked in has changed since."""
         return self._graph is not None and not self._watch.unchanged()
 
+    def refresh(self) -> None:
+        """Takes over learning rates; gives the graph up when another hyperparameter that it has baked in changed."""
+        update = self._body.update
+        if self._graph is not None and not self.update_outside and not update.refresh():
+            changed = "a hyperparameter other than the learning rate changes between steps"
+            self.update_outside = update.why_not_capturable() or changed
+            self._graph = None
+
     def _warm(self, batch: tuple[Any, Any]) -> torch.Tensor:
         syncs: list[Sync] = []
         with side_stream(self._device):
-            if self.calls < WARM_STEPS:
-                return self._body.step(place(batch, self._device, self._memory_format))[0]
             placed = place(batch, self._device, self._memory_format)
+            if self.calls < WARM_STEPS - 1:
+                return self._body.step(placed)[0]
             # The last warming step is watched: a capture that fails for a host sync costs a pool of memory, and
             # poisons the generator (device.Recorder mends that).
             with watch_syncs(self._device, syncs):
                 loss, _ = self._body.gradients(placed)
             self._body.update.step()
+        self.refusal = why_not_static(batch)
         if syncs:
             file, line = syncs[0]
             self.refusal = f"the step waits for the device at {file}:{line}"
@@ -90,7 +118,6 @@ class StepGraph:
     def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:
         update = self._body.update
         self.update_outside = self.update_outside or update.why_not_capturable()
-        self._graph = None
         self._static = StaticBatch(batch, self._device, self._memory_format)
         self._body.clear()
         reset_peak(self._device)
@@ -101,22 +128,16 @@ class StepGraph:
         finally:
             update.end_capture()
         self._graph, (self._loss, self._gradients) = graph, result
+        self._parameters = self._body.parameters
         self.peak_bytes = peak_bytes(self._device)
         self._watch = Watch(self._body.model, update.optimizer)
         return self._issue(replay=not self._recorder.executes)
-
-    def _replay(self, batch: tuple[Any, Any]) -> torch.Tensor:
-        if not self.update_outside and not self._body.update.refresh():
-            self.update_outside = "a hyperparameter other than the learning rate changes between steps"
-            return self._capture(batch)
-        self._static.load(batch)
-        return self._issue(replay=True)
 
     def _issue(self, *, replay: bool) -> torch.Tensor:
         if replay:
             assert self._graph is not None
             self._graph.replay()
-        for parameter, gradient in zip(self._body.parameters, self._gradients, strict=True):
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         if self.update_outside:
             self._body.update.step()

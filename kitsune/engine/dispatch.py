@@ -1,6 +1,5 @@
 """Dispatch: which forwards of a model run by captured segments, and which run eagerly, with the reason."""
 
-import contextlib
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,8 +34,8 @@ class SegmentedForward:
 
     The first forwards of a batch signature are real and uncaptured; then forward and backward become two graphs.
     With `capture=False` nothing is ever captured and only contexts, layout and loss scaling apply. `step_contexts`
-    are entered around the backward as well. `copies` for a `forward` that returns tensors it will overwrite.
-    `retain_graph` pays activations that stay until the end of the backward for the right to several backwards.
+    are entered around the backward as well. `single_outputs` makes half-precision outputs fp32, as autocast itself does
+    before a loss. `retain_graph` keeps activations to the end of the backward, so that there may be another.
     `refusal` says why nothing is captured any more; `counts` how the forwards ran.
     """
 
@@ -53,7 +52,7 @@ class SegmentedForward:
         step_contexts: Sequence[Context] = (),
         memory_format: torch.memory_format | None = None,
         scaler: LossScaler | None = None,
-        copies: bool = False,
+        single_outputs: bool = False,
         retain_graph: bool = False,
     ) -> None:
         self.model = model
@@ -64,7 +63,7 @@ class SegmentedForward:
         self.contexts = [*step_contexts, *forward_contexts]
         self.memory_format = memory_format
         self.scaler = scaler
-        self.copies = copies
+        self.single_outputs = single_outputs
         self.retain_graph = retain_graph
         self.refusal: str | None = None
         self.counts: dict[str, int] = {}
@@ -125,7 +124,7 @@ class SegmentedForward:
         if warm < WARM_FORWARDS:  # compiling and autotuning wait for the device as they please
             return self._eager("warm", self._forward, args, kwargs)
         syncs: list[Sync] = []
-        drawn = self._host_random()
+        drawn, buffers = self._host_random(), list(self.model.buffers())
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
         if syncs:
@@ -133,6 +132,8 @@ class SegmentedForward:
             self.refusal = f"the forward waits for the device at {file}:{line}"
         elif drawn != self._host_random():
             self.refusal = "the forward draws random numbers on the host, which a replay would not draw anew"
+        elif any(now is not before for now, before in zip(self.model.buffers(), buffers, strict=False)):
+            self.refusal = "the forward puts another tensor in the place of a buffer, which a replay would not do"
         return output
 
     def _host_random(self) -> tuple[Any, ...]:
@@ -194,20 +195,16 @@ class SegmentedForward:
         return enclosed(run, self.model, args, kwargs, contexts=self.step_contexts, scaler=self.scaler)
 
     def _in_contexts(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        if not self.contexts and not self.copies:
+        if not (self.contexts or self.single_outputs):
             return forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with entered(self.contexts):
                 output = forward(*args, **kwargs)
-            return pytree.tree_map(self._given_out, output)
+            return pytree.tree_map(to_single, output) if self.single_outputs else output
 
         return run
 
-    def _given_out(self, leaf: Any) -> Any:
-        """Half-precision outputs become fp32, as autocast itself does before a loss."""
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if leaf.dtype in HALF:
-            return leaf.float()
-        return leaf.clone() if self.copies else leaf
+
+def to_single(leaf: Any) -> Any:
+    return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype in HALF else leaf

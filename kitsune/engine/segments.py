@@ -5,20 +5,22 @@ users keep and change them; gradients are the graph's own tensors, which Accumul
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.device import Graph, Recorder
+from kitsune.device import Recorder
+from kitsune.engine.body import Context, entered
+from kitsune.engine.enclosed import SECOND_ORDER, own_gradients, scaled, unscale
 from kitsune.engine.scaler import LossScaler
-from kitsune.engine.static import StaticBatch
+from kitsune.engine.static import StaticBatch, opaque_type
+from kitsune.engine.update import parameters_of
 from kitsune.engine.watch import Watch
 from kitsune.errors import CaptureError
 
-
-TENSOR = object()  # where a tensor stands in the model's output
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Token:
@@ -28,8 +30,8 @@ class Token:
 class Segments:
     """One batch signature of `forward`, captured. Call it with arguments of that signature, with gradients enabled.
 
-    Capturing executes nothing on CUDA, so `forward` must have run (and its backward) a few times before.
-    Raises CaptureError when it cannot be captured.
+    Capturing executes nothing on CUDA, so `forward` must have run (and its backward) a few times before. `contexts` are
+    those of the backward. Raises CaptureError when it cannot be captured.
     """
 
     def __init__(
@@ -38,27 +40,30 @@ class Segments:
         optimizer: torch.optim.Optimizer,
         forward: Callable[..., Any],
         recorder: Recorder,
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        arguments: Arguments,
         *,
+        contexts: Sequence[Context] = (),
         memory_format: torch.memory_format | None = None,
         scaler: LossScaler | None = None,
+        retain_graph: bool = False,
     ) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.scaler = scaler
+        self.retain_graph = retain_graph
         self.generation = 0
         self.in_flight: weakref.ref[Token] | None = None
+        self._optimizer = optimizer
         self._forward = forward
-        self._retain = self._ran = recorder.executes
+        self._contexts = contexts
+        self._ran = recorder.executes
+        # The CPU twin runs the backward once while it records it, and needs the graph again.
+        self._retain = recorder.executes or retain_graph
         self._static = StaticBatch(arguments, recorder.device, memory_format)
         self._forward_graph, self._outputs = recorder.capture(self._run_forward)
-        if not any(output.requires_grad for output in self._live):
-            raise CaptureError("the model's output does not depend on a parameter that requires a gradient")
+        self._check_outputs()
         self._output_gradients = [torch.zeros_like(output) for output in self._live if output.requires_grad]
         self._backward_graph, self._gradients = recorder.capture(self._run_backward)
-        if not self._retain:
-            # The captured autograd graph would keep AccumulateGrad nodes alive that belong to the capturing stream.
-            self._live = [output.detach().requires_grad_(output.requires_grad) for output in self._live]
-        self._addresses = {gradient.data_ptr() for gradient in self._gradients if gradient is not None}
+        self._remember_gradients()
         self._watch = Watch(model, optimizer)
 
     @property
@@ -72,33 +77,36 @@ class Segments:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._ran:
             self._static.load((args, kwargs))
-        outputs = _Joined.apply(self, *self.parameters)
-        if self._is_tensor:
-            return outputs[0]
-        tensors = iter(outputs)
-        leaves = [next(tensors) if leaf is TENSOR else leaf for leaf in self._leaves]
+        outputs = iter(_Joined.apply(self, *self.parameters))
+        leaves = [next(outputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         return pytree.tree_unflatten(leaves, self._spec)
 
     def _run_forward(self) -> list[torch.Tensor]:
         args, kwargs = self._static.batch
         with torch.enable_grad():
-            output = self._forward(*args, **kwargs)
-        leaves, self._spec = pytree.tree_flatten(output)
-        self._live = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self._leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._is_tensor = isinstance(output, torch.Tensor)
+            self._leaves, self._spec = pytree.tree_flatten(self._forward(*args, **kwargs))
+        self._live = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
         return [output.detach() for output in self._live]
 
-    def _run_backward(self) -> tuple[torch.Tensor | None, ...]:
-        gradients = torch.autograd.grad(
-            [output for output in self._live if output.requires_grad],
-            self.parameters,
-            scaled(self._output_gradients, self.scaler),
-            retain_graph=self._retain,
-            allow_unused=True,
-        )
-        unscale(gradients, self.scaler)
-        return gradients
+    def _check_outputs(self) -> None:
+        opaque = next(filter(None, map(opaque_type, self._leaves)), None)
+        if opaque is not None:
+            raise CaptureError(f"the model returns a {opaque}, whose tensors cannot be told")
+        if not any(output.requires_grad for output in self._live):
+            raise CaptureError("the model's output does not depend on a parameter that requires a gradient")
+
+    def _run_backward(self) -> list[torch.Tensor | None]:
+        with entered(self._contexts):
+            gradients = torch.autograd.grad(
+                [output for output in self._live if output.requires_grad],
+                self.parameters,
+                scaled(self._output_gradients, self.scaler),
+                retain_graph=self._retain,
+                allow_unused=True,
+            )
+        own = own_gradients(gradients, self.parameters)
+        unscale(own, self.scaler)
+        return own
 
     def replay_forward(self) -> tuple[torch.Tensor, ...]:
         if not self._ran:  # the CPU twin ran the forward while it recorded it, on these very arguments
@@ -107,6 +115,7 @@ class Segments:
         return tuple(output.clone() for output in self._outputs)
 
     def replay_backward(self, output_gradients: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
+        """The gradients, as aliases of the tensors that every replay overwrites."""
         self._spare_accumulated()
         wanted = [g for g, live in zip(output_gradients, self._live, strict=True) if live.requires_grad]
         for static, gradient in zip(self._output_gradients, wanted, strict=True):
@@ -123,13 +132,32 @@ class Segments:
             if parameter.grad is not None and parameter.grad.data_ptr() in self._addresses:
                 parameter.grad = parameter.grad.clone()
 
+    def _remember_gradients(self) -> None:
+        gradients = [gradient for gradient in self._gradients if gradient is not None]
+        self._addresses = {gradient.data_ptr() for gradient in gradients}
+        self._storages = [gradient.untyped_storage()._cdata for gradient in gradients]
+        self._holders = [holders(storage) for storage in self._storages]
+        self._own = [p for p, gradient in zip(self.parameters, self._gradients, strict=True) if gradient is not None]
+
+    def gradients_are_kept(self) -> bool:
+        """Whether the loop still holds gradients of an earlier step, other than as `p.grad`. 10 us for 200 of them."""
+        now = [holders(storage) for storage in self._storages]
+        if now == self._holders:
+            return False
+        addresses = self._addresses
+        own = [p.grad is not None and p.grad.data_ptr() in addresses for p in self._own]
+        return any(n > held + mine for n, held, mine in zip(now, self._holders, own, strict=True))
+
     def owns_gradients(self) -> bool:
-        """Whether every p.grad is the graph's own tensor, so that a captured update may read it."""
-        pairs = zip(self.parameters, self._gradients, strict=True)
-        return all(
-            p.grad is g or (p.grad is not None and g is not None and p.grad.data_ptr() == g.data_ptr())
-            for p, g in pairs
-        )
+        """Whether every gradient that an update reads is the graph's own tensor, so that it may be captured."""
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            now = parameter.grad
+            if (now is None) != (gradient is None):
+                return False
+            if now is not None and gradient is not None and now.data_ptr() != gradient.data_ptr():
+                return False
+        own = set(map(id, self.parameters))
+        return all(p.grad is None for p in parameters_of(self._optimizer) if id(p) not in own)
 
     def mark_differentiable(self, context: Any, outputs: tuple[torch.Tensor, ...]) -> None:
         context.mark_non_differentiable(
@@ -156,45 +184,24 @@ class _Joined(torch.autograd.Function):
         if context.generation != segments.generation:
             raise CaptureError("this forward's activations were overwritten by a later one; call backward before it")
         if torch.is_grad_enabled():
-            raise CaptureError("create_graph=True needs an eager step: build the optimizer with capture_graph=False")
+            raise CaptureError(SECOND_ORDER)
+        if context.token is None and not segments.retain_graph:
+            raise CaptureError("a second backward needs activations that a compiled forward gives up after the first")
         gradients = segments.replay_backward(output_gradients)
         context.token = None
+        if not accumulates(context):
+            gradients = [gradient if gradient is None else gradient.clone() for gradient in gradients]
         return None, *gradients
 
 
-class Scaled(torch.autograd.Function):
-    """An uncaptured forward with fp16 loss scaling inside: the user's loss, backward and gradients stay true-scale."""
-
-    @staticmethod
-    def forward(
-        context: Any, run: Callable[[], list[torch.Tensor]], scaler: LossScaler, *parameters: torch.nn.Parameter
-    ) -> tuple[torch.Tensor, ...]:
-        with torch.enable_grad():
-            context.live = run()
-        context.scaler, context.parameters = scaler, parameters
-        outputs = tuple(output.detach().clone() for output in context.live)
-        context.mark_non_differentiable(
-            *(out for out, live in zip(outputs, context.live, strict=True) if not live.requires_grad)
-        )
-        return outputs
-
-    @staticmethod
-    def backward(context: Any, *output_gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        pairs = [(live, g) for live, g in zip(context.live, output_gradients, strict=True) if live.requires_grad]
-        gradients = torch.autograd.grad(
-            [live for live, _ in pairs],
-            context.parameters,
-            scaled([g for _, g in pairs], context.scaler),
-            allow_unused=True,
-        )
-        unscale(gradients, context.scaler)
-        return None, None, *gradients
+def accumulates(context: Any) -> bool:
+    """Inside a backward: whether it is `backward()`, which adds to p.grad; `autograd.grad` gives its results away."""
+    node = context.next_functions[0][0]
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # torch refuses to answer for a leaf under autograd.grad
+        return False
 
 
-def scaled(gradients: list[torch.Tensor], scaler: LossScaler | None) -> list[torch.Tensor]:
-    return gradients if scaler is None else [gradient * scaler.scale for gradient in gradients]
-
-
-def unscale(gradients: tuple[torch.Tensor | None, ...], scaler: LossScaler | None) -> None:
-    if scaler is not None:
-        scaler.unscale([gradient for gradient in gradients if gradient is not None])
+def holders(storage: int) -> int:
+    return int(torch._C._storage_Use_Count(storage))

@@ -1,12 +1,19 @@
 """Static batch: the tensors that a captured step reads, and what makes another batch fit them."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
+from enum import Enum
+from types import NoneType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 Signature = tuple[Any, ...]
+PLAIN = (
+    *(NoneType, bool, int, float, complex, str, bytes, Enum),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
 
 
 def signature_of(value: Any) -> Signature:
@@ -17,7 +24,31 @@ def signature_of(value: Any) -> Signature:
         return ("dict", *((key, signature_of(item)) for key, item in value.items()))
     if isinstance(value, (tuple, list)):
         return (type(value).__name__, *(signature_of(item) for item in value))
-    return ("value", value)
+    return ("value", type(value), value)
+
+
+def opaque_type(value: Any) -> str | None:
+    """The name of the first type in a batch that may hide tensors from us, or None."""
+    if isinstance(value, torch.Tensor):
+        is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+        return None if is_plain else f"{type(value).__name__} of {value.layout}"
+    if isinstance(value, PLAIN):
+        return None
+    if type(value) in (dict, OrderedDict):
+        value = list(value.values())
+    if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return next(filter(None, map(opaque_type, value)), None)
+    return type(value).__name__
+
+
+def why_not_static(batch: Any) -> str | None:
+    """Why the tensors of a batch cannot be copied into static ones at every step, or None."""
+    opaque = opaque_type(batch)
+    if opaque is not None:
+        return f"the batch holds a {opaque}, whose tensors cannot be told"
+    if any(tensor.requires_grad for tensor in tensors_of(batch)):
+        return "the batch requires a gradient, which would land in a copy of it"
+    return None
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
@@ -43,7 +74,7 @@ class StaticBatch:
         """Copies a batch of the same signature into the static tensors."""
         for static, value in zip(self._tensors, tensors_of(batch), strict=True):
             if static is not value:
-                static.copy_(value, non_blocking=True)
+                static.copy_(value, non_blocking=static.is_cuda)
 
 
 def place(value: Any, device: torch.device, memory_format: torch.memory_format | None = None) -> Any:
@@ -51,12 +82,22 @@ def place(value: Any, device: torch.device, memory_format: torch.memory_format |
     return pytree.tree_map(lambda leaf: _placed(leaf, device, memory_format), value)
 
 
+def restrided(value: Any, memory_format: torch.memory_format) -> Any:
+    """The batch where it is, images in the memory format."""
+
+    def in_format(leaf: Any) -> Any:
+        return _placed(leaf, leaf.device, memory_format) if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(in_format, value)
+
+
 def _placed(leaf: Any, device: torch.device, memory_format: torch.memory_format | None) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
+    non_blocking = device.type == "cuda"  # nobody waits for a copy to the host
     if memory_format is not None and leaf.dim() == 4 and leaf.is_floating_point():
-        return leaf.to(device, non_blocking=True, memory_format=memory_format)
-    return leaf.to(device, non_blocking=True)
+        return leaf.to(device, non_blocking=non_blocking, memory_format=memory_format)
+    return leaf.to(device, non_blocking=non_blocking)
 
 
 def _static(leaf: Any, device: torch.device, memory_format: torch.memory_format | None) -> Any:

@@ -88,7 +88,7 @@ class Update:
     def refresh(self) -> bool:
         """Copies changed learning rates to the device. False when something that is baked in has changed."""
         groups = self.optimizer.param_groups
-        if len(groups) != len(self._baked):
+        if len(groups) != len(self._baked) or has_step_hooks(self.optimizer):
             return False
         for index, group in enumerate(groups):
             if _baked(group) != self._baked[index]:
@@ -99,6 +99,8 @@ class Update:
             elif rate != self._shown[index]:
                 self._rates[index].fill_(rate)
                 self._shown[index] = rate
+        # what a scheduler's wrapper around optimizer.step notes, which a replay does not call
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
         return True
 
 
@@ -114,9 +116,7 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
 
 def skip_overflows(optimizer: Optimizer, scaler: LossScaler) -> None:
     """Runs optimizer.step unless the scaler found an overflow: on the device when the optimizer can, else by a sync."""
-    # torch's fused SGD leaves its momentum buffer uninitialised when the very first step overflows
-    starting = isinstance(optimizer, SGD) and not optimizer.state
-    if getattr(optimizer, "_step_supports_amp_scaling", False) and not starting:
+    if getattr(optimizer, "_step_supports_amp_scaling", False) and not is_starting(optimizer):
         optimizer.grad_scale, optimizer.found_inf = None, scaler.found_inf  # type: ignore[attr-defined]
         try:
             optimizer.step()
@@ -124,6 +124,18 @@ def skip_overflows(optimizer: Optimizer, scaler: LossScaler) -> None:
             del optimizer.grad_scale, optimizer.found_inf
     elif not scaler.found_inf.item():
         optimizer.step()
+
+
+def is_starting(optimizer: Optimizer) -> bool:
+    """Whether a momentum buffer is still to come: torch's fused SGD leaves it uninitialised by a skipped step."""
+    if not isinstance(optimizer, SGD):
+        return False
+    return any(
+        parameter.grad is not None and optimizer.state.get(parameter, {}).get("momentum_buffer") is None
+        for group in optimizer.param_groups
+        if group["momentum"]
+        for parameter in group["params"]
+    )
 
 
 def _baked(group: Mapping[str, Any]) -> Mapping[str, Any]:

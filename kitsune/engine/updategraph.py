@@ -59,7 +59,7 @@ class UpdateGraph:
             self._update.step()
 
     def _warm(self, owner: object) -> None:
-        """One eager step just before the capture: state that is first made under capture is made anew by each replay."""
+        """One eager step before the capture: state that is first made under capture would be made anew each time."""
         self._update.step()
         self._held = {owner: held for owner, held in self._held.items() if held.fits()}
         self._held[owner] = Held(copy.copy(self._update), self._new_watch(), parameter_ids(self._update))

@@ -47,6 +47,20 @@ class Watch:
         yield any(map(is_hooked, self._parameters))
 
 
+class Hooks:
+    """Remembers how many hooks a model's modules have: torch.compile does not look again."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._hooks = [getattr(module, name) for module in model.modules() for name, _ in HOOKS]
+        self._seen = self._count()
+
+    def unchanged(self) -> bool:
+        return self._count() == self._seen
+
+    def _count(self) -> int:
+        return sum(map(len, self._hooks))
+
+
 def first_hook(model: torch.nn.Module) -> str | None:
     """The first Python hook on a module or parameter, in words."""
     for name, module in model.named_modules():

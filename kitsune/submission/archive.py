@@ -23,6 +23,7 @@ from kitsune.submission.limits import (
     MAX_CONTAINERS,
     MAX_DEPTH,
     MAX_GRAPH_BYTES,
+    MAX_KEYS,
     MAX_MEMBERS,
 )
 from kitsune.submission.npy import npy_header, read_npy
@@ -70,8 +71,8 @@ class Archive:
         try:
             with Path(path).open("rb") as file:
                 data = file.read(MAX_ARCHIVE_BYTES + 1)
-        except OSError as error:
-            raise ArchiveError(f"{path} cannot be read: {error.strerror}") from error
+        except (OSError, ValueError) as error:
+            raise ArchiveError(f"{path} cannot be read: {error}") from error
         return cls.from_bytes(data)
 
     def save(self, path: str | Path) -> None:
@@ -136,6 +137,8 @@ def _parsed(graph: bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_KEYS:
+        raise ValueError(f"an object has {len(pairs)} keys, more than the {MAX_KEYS} that are allowed")
     value = dict(pairs)
     if len(value) != len(pairs):
         raise ValueError("a key is named twice in one object")

@@ -64,12 +64,13 @@ class Decoder:
         """A module that takes `placeholders` in order; the block's other inputs are its `tensors`, by their source."""
         root, graph = nn.Module(), fx.Graph()
         values: dict[str, fx.Node] = {name: graph.placeholder(name) for name in placeholders}
+        named = set(block.inputs)
         for name, tensor in tensors.items():
             if isinstance(tensor, nn.Parameter):
                 root.register_parameter(name, tensor)
             else:
                 root.register_buffer(name, tensor)
-            if name in block.inputs:
+            if name in named:
                 values[name] = graph.get_attr(name)
         results = self._fill(graph, root, block, [values[name] for name in block.inputs])
         graph.output(results[0] if len(results) == 1 else tuple(results))

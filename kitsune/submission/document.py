@@ -6,15 +6,25 @@ Values never appear here: a parameter is a shape, a dtype and a spread; only buf
 from math import prod
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, Strict, model_validator
+from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from kitsune.record import Record
 from kitsune.submission.blocks import Block, block_json, read_block
-from kitsune.submission.limits import ITEM_BYTES, MAX_BUFFER_BYTES, MAX_NUMEL, MAX_RANK, MAX_SAMPLE, MAX_TOTAL_BYTES
+from kitsune.submission.limits import (
+    ITEM_BYTES,
+    MAX_BUFFER_BYTES,
+    MAX_INPUTS,
+    MAX_NUMEL,
+    MAX_RANK,
+    MAX_SAMPLE,
+    MAX_TENSORS,
+    MAX_TOTAL_BYTES,
+)
 from kitsune.submission.structure import checked_structure, leaf_paths
 
 _Item = TypeVar("_Item")
-Items = Annotated[tuple[_Item, ...], Strict(False)]  # JSON has lists; the records hold tuples
+# JSON has lists, the records hold tuples. The first bad item ends the check: a million of them would fill the memory.
+Items = Annotated[tuple[_Item, ...], Field(strict=False, fail_fast=True)]
 Dtype = Literal[
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
     "complex128",
@@ -152,7 +162,7 @@ class OptimizerEntry(Part):
     """A class of torch.optim and its parameter groups."""
 
     name: OptimizerName
-    groups: Annotated[Items[Group], Field(min_length=1)]
+    groups: Annotated[Items[Group], Field(min_length=1, max_length=MAX_TENSORS)]
 
 
 class Document(Part):
@@ -164,8 +174,8 @@ class Document(Part):
     format: Literal["kitsune-archive"]
     version: Literal[1]
     training: bool
-    tensors: Items[TensorEntry]
-    inputs: Annotated[Items[InputEntry], Field(min_length=1)]
+    tensors: Annotated[Items[TensorEntry], Field(max_length=MAX_TENSORS)]
+    inputs: Annotated[Items[InputEntry], Field(min_length=1, max_length=MAX_INPUTS)]
     sizes: dict[Symbol, Annotated[int, Field(ge=1, le=2**31)]]
     x: Structure
     y: Structure
@@ -245,8 +255,9 @@ def _check_graphs(document: Document) -> None:
         raise ValueError("loss.outputs: there must be one output, the loss")
     outputs, leaves = range(len(forward.outputs)), range(split, len(document.inputs))
     _check_sources(loss, "loss", {"t": tensors, "y": leaves, "o": outputs})
+    theirs = set(forward.inputs)
     for name in loss.inputs:
-        if name[0] == "t" and (document.tensors[int(name[1:])].kind == "parameter" or name in forward.inputs):
+        if name[0] == "t" and (document.tensors[int(name[1:])].kind == "parameter" or name in theirs):
             raise ValueError(f"loss.inputs: {name} belongs to the forward, which must hand it over as an output")
 
 

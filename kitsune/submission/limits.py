@@ -12,6 +12,10 @@ MAX_REGION_DEPTH: Final = 6
 # An empty JSON object costs up to 30 times its two bytes once it is parsed: these two bound the memory of parsing.
 MAX_CONTAINERS: Final = 300_000
 MAX_COMMAS: Final = 1_000_000
+MAX_KEYS: Final = 256
+"""Of one JSON object."""
+MAX_TENSORS: Final = 16_384
+MAX_INPUTS: Final = 1024
 MAX_RANK: Final = 16
 MAX_NUMEL: Final = 2**34
 MAX_TOTAL_BYTES: Final = 2**39

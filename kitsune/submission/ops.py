@@ -143,7 +143,7 @@ DROPOUT: Final = {
 }
 """Operators that drop values at random: the name of the probability among their arguments, and its position."""
 
-_TARGET = re.compile(r"aten\.((?:__)?[A-Za-z][A-Za-z0-9_]*|_[a-z][A-Za-z0-9_]*)\.([A-Za-z0-9_]+)", re.ASCII)
+_TARGET = re.compile(r"aten\.((?:__)?[A-Za-z][A-Za-z0-9_]*|_[a-z][A-Za-z0-9_]*)\.([A-Za-z][A-Za-z0-9_]*)", re.ASCII)
 
 
 def is_allowed(target: str) -> bool:

@@ -1,5 +1,6 @@
 """capture: the step, or its segments, in CUDA graphs, so that launching costs the host nothing."""
 
+from kitsune.engine.update import ADAMS
 from kitsune.errors import CaptureError
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique
@@ -22,7 +23,8 @@ class Capture(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         build.capture = choice
-        if build.device.type == "cuda" and all("capturable" in group for group in build.optimizer.param_groups):
+        # Every other optimizer updates outside of the graph, where capturable only costs launches.
+        if build.device.type == "cuda" and type(build.optimizer) in ADAMS:
             switch = Switch(build.optimizer, {"capturable": True})
             build.undo.callback(switch.undo)
 

@@ -1,11 +1,13 @@
 """compile: torch.compile of what the step computes, forward and loss; autograd compiles the backward with it."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch._inductor
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
+from torch.utils import _pytree as pytree
 
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique
@@ -23,12 +25,57 @@ class Compile(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         options = {**options_of(str(choice)), **build.compile_options}
-        build.forward = torch.compile(build.forward, dynamic=False, options=options)
+        backend = Inductor(options, build.cache_tag)
+        build.forward = torch.compile(own_code(build.forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:
-            build.step_contexts.append(_mark_step)
+            build.forward = copying(build.forward)
+            # In a user's loop two forwards may share a step: there Inductor tells steps apart by their backward.
+            if not build.in_loop:
+                build.step_contexts.append(_mark_step)
 
     def blames(self, error: BaseException) -> bool:
         return isinstance(error, (TorchDynamoException, InductorError))
+
+
+class Inductor:
+    """Inductor as a backend of torch.compile, with a mark on what it puts into torch's caches on disk.
+
+    The key of a cached graph holds neither the attention backend nor, before torch 2.12, the dtype of autocast: the
+    second plan of a model would get the code of the first.
+    """
+
+    def __init__(self, options: Mapping[str, Any], tag: str) -> None:
+        self._options = {name.replace("-", "_"): value for name, value in options.items()}
+        self._tag = tag
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        config: Any = torch.compiler.config
+        with config.patch(cache_key_tag=config.cache_key_tag + self._tag):
+            return torch._inductor.compile(graph, inputs, options=self._options)
+
+
+def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind a code object of its own.
+
+    torch.compile keeps what it compiled by code object: eight plans or models later (`recompile_limit`) it would
+    silently stop compiling, and it would hand one plan the code of another.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace()
+    return call
+
+
+def copying(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Results that the next replay of Inductor's own CUDA graphs does not overwrite: users keep losses."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        output = function(*args, **kwargs)
+        return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, output)
+
+    return call
 
 
 def options_of(choice: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from kitsune.techniques.technique import Facts
 from kitsune.techniques.update import chosen_by_hand, implementations
 from kitsune.workload import Workload, call_model, loss_of, move_batch
 
-CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 
 def facts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Facts:

@@ -1,5 +1,8 @@
 """layout: channels_last weights and images, the order in which tensor-core convolutions read memory."""
 
+import contextlib
+from typing import Any
+
 import torch
 
 from kitsune.knobs import Choice
@@ -14,26 +17,56 @@ class Layout(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         """Changes strides only: values, names and Parameter objects stay, and optimizer state keeps in step."""
-        moved = [
-            tensor
-            for tensor in (*build.model.parameters(), *build.model.buffers(), *state_tensors(build.optimizer))
-            if tensor.dim() == 4 and not tensor.is_contiguous(memory_format=torch.channels_last)
-        ]
+        moved = [tensor for tensor in (*build.model.parameters(), *build.model.buffers()) if is_movable(tensor)]
         _restride(moved, torch.channels_last)
-        build.undo.callback(lambda: _restride([*moved, *state_tensors(build.optimizer)], torch.contiguous_format))
+        build.undo.callback(_restride, moved, torch.contiguous_format)
+        _Moments(build.optimizer, {tensor for tensor in moved if isinstance(tensor, torch.nn.Parameter)}, build.undo)
         build.memory_format = torch.channels_last
 
 
-def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The 4-d tensors of the optimizer's state: fused updates need them in the layout of their parameters."""
-    values = (value for state in optimizer.state.values() for value in state.values())
-    return [value for value in values if isinstance(value, torch.Tensor) and value.dim() == 4]
+class _Moments:
+    """Keeps optimizer state in the layout of its parameters, which fused updates need, and checkpoints contiguous."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, moved: set[torch.nn.Parameter], undo: contextlib.ExitStack
+    ) -> None:
+        self._optimizer = optimizer
+        self._moved = moved
+        undo.callback(self._put, torch.contiguous_format)
+        undo.callback(optimizer.register_state_dict_post_hook(_as_given).remove)
+        undo.callback(optimizer.register_load_state_dict_post_hook(lambda _: self._put(torch.channels_last)).remove)
+        self._put(torch.channels_last)
+
+    def _put(self, memory_format: torch.memory_format) -> None:
+        states = (self._optimizer.state.get(parameter, {}) for parameter in self._moved)
+        _restride([value for state in states for value in state.values() if is_image(value)], memory_format)
+
+
+def _as_given(_: torch.optim.Optimizer, checkpoint: dict[str, Any]) -> None:
+    """A plain fused optimizer that loads the checkpoint refuses moments in another layout than its parameters."""
+    checkpoint["state"] = {
+        key: {name: value.contiguous() if is_image(value) else value for name, value in state.items()}
+        if isinstance(state, dict)
+        else state
+        for key, state in checkpoint["state"].items()
+    }
+
+
+def is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 4
+
+
+def is_movable(tensor: torch.Tensor) -> bool:
+    """What is neither contiguous nor channels_last was laid out by somebody else's hand."""
+    return is_image(tensor) and tensor.is_contiguous() and not tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _restride(tensors: list[torch.Tensor], memory_format: torch.memory_format) -> None:
     with torch.no_grad():
         for tensor in tensors:
             tensor.data = tensor.data.contiguous(memory_format=memory_format)
+            if tensor.grad is not None:
+                tensor.grad.data = tensor.grad.data.contiguous(memory_format=memory_format)
 
 
 TECHNIQUE = Layout()

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -30,6 +31,7 @@ class Precision(Technique):
             build.step_contexts.append(tf32_products)
             return
         dtype = AUTOCAST[str(choice)]
+        build.cache_tag += f" precision={choice}"  # torch before 2.12 keys its cache by "some autocast" only
         kind = build.device.type
         # No cache of casts: a cast that lives outside of a captured segment would be read after it is gone.
         build.forward_contexts.append(lambda: torch.autocast(kind, dtype=dtype, cache_enabled=False))
@@ -53,13 +55,40 @@ TOLERANCES = {
 @contextlib.contextmanager
 def tf32_products() -> Iterator[None]:
     """TF32 for matrix products and convolutions in the block, the user's flags afterwards."""
-    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, convolution.allow_tf32
-    matmul.allow_tf32, convolution.allow_tf32 = True, True
+    before = _precisions()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
     try:
         yield
     finally:
-        matmul.allow_tf32, convolution.allow_tf32 = before
+        _put_precisions(before)
+
+
+def _precisions() -> tuple[str | None, bool | None, list[str]]:
+    """Both spellings of torch's flags, old and new; an old one is None where the user set the new one only."""
+    try:
+        matmul: str | None = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        matmul = None
+    try:
+        cudnn: bool | None = torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        cudnn = None
+    return matmul, cudnn, [place.fp32_precision for place in _places()]
+
+
+def _put_precisions(before: tuple[str | None, bool | None, list[str]]) -> None:
+    """The old flags first: setting one of them sets the new ones of its places as well."""
+    matmul, cudnn, precisions = before
+    torch.set_float32_matmul_precision(matmul or "highest")
+    torch.backends.cudnn.allow_tf32 = cudnn is not False
+    for place, precision in zip(_places(), precisions, strict=True):
+        place.fp32_precision = precision
+
+
+def _places() -> list[Any]:
+    backends: Any = torch.backends
+    return [backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.cudnn.rnn]
 
 
 TECHNIQUE = Precision()

@@ -46,8 +46,10 @@ class Build:
     memory_format: torch.memory_format | None = None
     scaler: LossScaler | None = None
     capture: Choice = "none"
+    in_loop: bool = False  # only the forward is ours: loss, backward and the order of things are the user's
     loss_scaling: Mapping[str, Any] = field(default_factory=dict)  # LossScaler's arguments, chosen by hand
     compile_options: Mapping[str, Any] = field(default_factory=dict)  # Inductor's options, chosen by hand
+    cache_tag: str = ""  # choices that change what torch.compile generates and that its caches on disk do not see
 
 
 @dataclass(frozen=True, slots=True)

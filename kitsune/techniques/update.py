@@ -22,7 +22,9 @@ class UpdateImplementation(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         """Sets the flags of all groups, and hides them from checkpoints: `state_dict` stays what the user's was."""
-        switch = Switch(build.optimizer, {"foreach": choice == "foreach", "fused": choice == "fused"})
+        flags = {"foreach": choice == "foreach", "fused": choice == "fused"}
+        known = {flag: value for flag, value in flags.items() if flag in build.optimizer.defaults}
+        switch = Switch(build.optimizer, known)
         build.undo.callback(switch.undo)
 
 
@@ -38,11 +40,12 @@ class Switch:
     def __init__(self, optimizer: torch.optim.Optimizer, flags: dict[str, bool]) -> None:
         self.optimizer = optimizer
         self.flags = flags
-        self.given = [{flag: group.get(flag) for flag in flags} for group in optimizer.param_groups]
+        self.moves_steps = not flags.keys().isdisjoint({"fused", "capturable"})
+        self.given = self._read()
         self.scaling = getattr(optimizer, "_step_supports_amp_scaling", None)
         self._hooks = [
             optimizer.register_state_dict_post_hook(self._hide),
-            optimizer.register_load_state_dict_post_hook(lambda _: self._set()),
+            optimizer.register_load_state_dict_post_hook(self._take),
         ]
         # torch warns once when a capturable optimizer runs uncaptured; warming up does so on purpose
         optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
@@ -57,6 +60,14 @@ class Switch:
             self.optimizer.__dict__.pop("_step_supports_amp_scaling", None)
         self._move_steps()
 
+    def _read(self) -> list[dict[str, Any]]:
+        return [{flag: group.get(flag) for flag in self.flags} for group in self.optimizer.param_groups]
+
+    def _take(self, _: torch.optim.Optimizer) -> None:
+        """After a checkpoint was loaded: its flags are the user's now."""
+        self.given = self._read()
+        self._set()
+
     def _set(self) -> None:
         for group in self.optimizer.param_groups:
             group.update(self.flags)
@@ -65,6 +76,8 @@ class Switch:
         self._move_steps()
 
     def _move_steps(self) -> None:
+        if not self.moves_steps:
+            return
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 state = self.optimizer.state.get(parameter, {})
@@ -79,7 +92,7 @@ class Switch:
         groups.extend(checkpoint["param_groups"][len(groups) :])
         checkpoint["param_groups"] = groups
         on_device = any(group.get("fused") or group.get("capturable") for group in groups)
-        if not on_device:
+        if self.moves_steps and not on_device:
             checkpoint["state"] = {key: _with_host_step(state) for key, state in checkpoint["state"].items()}
 
 

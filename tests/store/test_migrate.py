@@ -1,10 +1,12 @@
 """From any database to the schema of this version, or a refusal that says why."""
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from optuna import create_study
@@ -139,3 +141,28 @@ def test_a_folder_of_the_users_with_the_same_name_is_not_taken(tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     with open_database("sqlite:///k.db") as database, database.read() as connection:
         assert names(connection) == OURS
+
+
+def command_line() -> Config:
+    """What `alembic` itself makes of a configuration that names the folder of the scripts and nothing else."""
+    configured = Config(output_buffer=StringIO())
+    configured.set_main_option("script_location", str(migrate.scripts_folder()))
+    return configured
+
+
+def test_alembics_command_line_finds_the_database(bare_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KITSUNE_DATABASE_URL", bare_url)
+    command.upgrade(command_line(), "head")
+    command.check(command_line())
+    with Database(create(bare_url)) as database, database.read() as connection:
+        assert names(connection) == OURS
+
+
+def test_alembics_command_line_prints_sql(bare_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KITSUNE_DATABASE_URL", bare_url)
+    configured = command_line()
+    command.upgrade(configured, "head", sql=True)
+    printed = configured.output_buffer.getvalue()
+    assert all(f"CREATE TABLE {name}" in printed for name in OURS)
+    with Database(create(bare_url)) as database, database.read() as connection:
+        assert names(connection) == set()

@@ -3,6 +3,9 @@
 import copy
 import functools
 import json
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -16,13 +19,9 @@ from kitsune.submission.archive import Archive
 from kitsune.submission.export import export, to_archive
 from kitsune.submission.rebuild import load_weights, rebuild
 from kitsune.workload import Workload, call_model, loss_of
+from tests.unit.submission.hf_steps import TRACED_OTHERWISE, bert
 from tests.unit.submission.layers import MLP
-from tests.unit.submission.steps import FIXED, STEPS, TRACED_OTHERWISE, make
-
-
-@functools.cache
-def archive_of(name: str) -> Archive:
-    return to_archive(make(name))
+from tests.unit.submission.steps import FIXED, STEPS, archive_of, lenet, llama, make, mlp, resnet
 
 
 def weights_of(workload: Workload) -> dict[str, torch.Tensor]:
@@ -307,3 +306,58 @@ def test_sparse_tensors_are_refused():
             return super().forward(self.adjacency @ x)
 
     assert "kitsune tune FILE.py:make_workload" in refusal(Sparse())
+
+
+# --- fingerprint -----------------------------------------------------------------------------------------------------
+
+PRINTING = """
+import sys
+from kitsune.submission.export import to_archive
+from tests.unit.submission.hf_steps import TRACED_OTHERWISE, bert
+from tests.unit.submission.steps import FIXED, STEPS, archive_of, lenet, llama, make, mlp, resnet
+for name in sys.argv[2:]:
+    print(name, to_archive(make(name, seed=int(sys.argv[1]))).fingerprint)
+"""
+
+
+def test_fingerprint_is_the_same_in_another_process_with_other_weights_and_hash_seed():
+    names = ["mlp", "resnet", "llama", "towers", "mixed", "graph"]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTING, "7", *names], capture_output=True, text=True, check=True, cwd=root,
+        env={**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": str(root)},
+    )  # fmt: skip
+    found = dict(line.split() for line in done.stdout.splitlines())
+    assert found == {name: archive_of(name).fingerprint for name in names}
+
+
+def fingerprint(workload: Workload) -> str:
+    return to_archive(workload).fingerprint
+
+
+@pytest.mark.parametrize("kind", [mlp, lenet, resnet, bert, llama])
+def test_fingerprint_does_not_depend_on_the_batch_size(kind):
+    assert fingerprint(kind(batch=4)) == fingerprint(kind(batch=6))
+
+
+def test_fingerprint_differs_for_width_dropout_dtype_mode_and_optimizer():
+    def changed(change) -> str:
+        workload = mlp()
+        return fingerprint(change(workload) or workload)
+
+    def with_optimizer(kind, **options):
+        return lambda w: Workload(w.model, w.loss_fn, kind(w.model.parameters(), **options), w.batch)
+
+    base = fingerprint(mlp())
+    assert changed(with_optimizer(torch.optim.SGD, lr=0.7, momentum=0.5)) == base
+    others = [
+        fingerprint(mlp(width=17)),
+        fingerprint(mlp(p=0.2)),
+        fingerprint(make("double")),
+        changed(lambda w: w.model.eval() and None),
+        changed(lambda w: w.model.first.requires_grad_(False) and None),
+        changed(with_optimizer(torch.optim.SGD, lr=0.1)),
+        changed(with_optimizer(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)),
+        changed(with_optimizer(torch.optim.AdamW)),
+    ]
+    assert len({base, *others}) == len(others) + 1

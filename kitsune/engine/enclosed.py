@@ -1,0 +1,148 @@
+"""Enclosed: an uncaptured forward as one autograd node, whose backward runs in contexts and loss scaling of ours."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from kitsune.engine.body import Context, entered
+from kitsune.engine.scaler import LossScaler
+from kitsune.engine.static import opaque_type
+from kitsune.errors import CaptureError, DeclinedError
+
+SECOND_ORDER = (
+    "create_graph=True cannot differentiate through a forward that a plan runs: "
+    "call optimizer.close() before, and train this part as it was given"
+)
+
+
+def enclosed(
+    run: Callable[..., Any],
+    model: torch.nn.Module,
+    args: Any,
+    kwargs: Any,
+    *,
+    contexts: Sequence[Context],
+    scaler: LossScaler | None,
+) -> Any:
+    """run(*args, **kwargs), whose backward enters `contexts` and is scaled; all gradients come out true-scale.
+
+    Raises DeclinedError when the output hides tensors that would have to be scaled.
+    """
+    enclosure = Enclosure(run, (args, kwargs), contexts, scaler)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    outputs = iter(_Enclosed.apply(enclosure, *enclosure.inputs, *parameters))
+    leaves = [next(outputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in enclosure.leaves]
+    return pytree.tree_unflatten(leaves, enclosure.spec)
+
+
+class Enclosure:
+    """The graph inside the node: from copies of differentiable inputs, and from the parameters, to the output."""
+
+    def __init__(
+        self, run: Callable[..., Any], arguments: Any, contexts: Sequence[Context], scaler: LossScaler | None
+    ) -> None:
+        self.run = run
+        self.contexts = contexts
+        self.scaler = scaler
+        self.arguments, self.arguments_spec = pytree.tree_flatten(arguments)
+        self.inputs = [leaf for leaf in self.arguments if is_differentiable(leaf)]
+
+    def forward(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        starts = [given.detach().requires_grad_() for given in self.inputs]
+        fresh = iter(starts)
+        # clones: a model may change its input in place, which a leaf does not suffer
+        arguments = [next(fresh).clone() if is_differentiable(leaf) else leaf for leaf in self.arguments]
+        args, kwargs = pytree.tree_unflatten(arguments, self.arguments_spec)
+        with torch.enable_grad():
+            self.leaves, self.spec = pytree.tree_flatten(self.run(*args, **kwargs))
+        opaque = next(filter(None, map(opaque_type, self.leaves)), None)
+        if self.scaler is not None and opaque is not None:
+            raise DeclinedError("precision", f"fp16 scales what the model returns, and a {opaque} hides its tensors")
+        self.sources = [*starts, *parameters]
+        self.live = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+        return self.live
+
+    def backward(self, output_gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        pairs = [
+            (live, gradient)
+            for live, gradient in zip(self.live, output_gradients, strict=True)
+            if live.requires_grad and gradient is not None
+        ]
+        with entered(self.contexts):
+            gradients = torch.autograd.grad(
+                [live for live, _ in pairs],
+                self.sources,
+                scaled([gradient for _, gradient in pairs], self.scaler),
+                retain_graph=keeps_graph(),
+                allow_unused=True,
+            )
+        own = own_gradients(gradients, self.sources)
+        unscale(own, self.scaler)
+        return own
+
+
+class _Enclosed(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, enclosure: Enclosure, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        live = enclosure.forward(sources[len(enclosure.inputs) :])
+        context.enclosure = enclosure
+        context.set_materialize_grads(False)
+        outputs = tuple(output.detach().clone() for output in live)
+        context.mark_non_differentiable(
+            *(out for out, inner in zip(outputs, live, strict=True) if not inner.requires_grad)
+        )
+        return outputs
+
+    @staticmethod
+    def backward(context: Any, *output_gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise CaptureError(SECOND_ORDER)
+        return None, *context.enclosure.backward(output_gradients)
+
+
+def is_differentiable(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
+
+def keeps_graph() -> bool:
+    """Inside a backward: whether the user asked for retain_graph=True."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def scaled(gradients: list[torch.Tensor], scaler: LossScaler | None) -> list[torch.Tensor]:
+    return gradients if scaler is None else [gradient * scaler.scale for gradient in gradients]
+
+
+def unscale(gradients: Sequence[torch.Tensor | None], scaler: LossScaler | None) -> None:
+    if scaler is not None:
+        scaler.unscale([gradient for gradient in gradients if gradient is not None])
+
+
+def own_gradients(
+    gradients: Sequence[torch.Tensor | None], sources: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Each gradient in a storage of its own and in the layout of its source, as AccumulateGrad would have made it.
+
+    autograd.grad may return one tensor for two parameters, which must not be unscaled or clipped twice.
+    """
+    seen: set[int] = set()
+    own: list[torch.Tensor | None] = []
+    for gradient, source in zip(gradients, sources, strict=True):
+        kept = gradient
+        if gradient is not None and (storage_of(gradient) in seen or not same_layout(gradient, source)):
+            kept = torch.empty_like(source).copy_(gradient)
+        if kept is not None:
+            seen.add(storage_of(kept))
+        own.append(kept)
+    return own
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def same_layout(gradient: torch.Tensor, source: torch.Tensor) -> bool:
+    pairs = zip(gradient.size(), gradient.stride(), source.stride(), strict=True)
+    return all(size == 1 or given == wanted for size, given, wanted in pairs)

@@ -1,0 +1,217 @@
+"""Loop: a user's training loop around one model, run by a plan: its forwards, their backwards, and the update."""
+
+import contextlib
+from typing import Any
+
+import torch
+
+from kitsune.assembly import Assembly, OnDecline, refused
+from kitsune.attach import has_global_hooks, is_routed
+from kitsune.device import Recorder, first_line
+from kitsune.engine.dispatch import NOTES, SegmentedForward
+from kitsune.engine.scaler import LossScaler
+from kitsune.engine.snapshot import Snapshot
+from kitsune.engine.update import Update, parameters_of
+from kitsune.engine.updategraph import UpdateGraph
+from kitsune.engine.watch import Hooks, Watch
+from kitsune.errors import DeclinedError
+from kitsune.options import Wish
+from kitsune.plan import Plan
+from kitsune.report import Report
+from kitsune.switch import is_disabled
+from kitsune.techniques import Build, Facts, facts_of
+
+CAREFUL_FORWARDS = 5  # compiling, warming up and capturing are over after these
+AUTOCAST_NOTE = "forwards under the loop's own autocast ran as given: its choice of precision stands"
+HOOK_NOTE = "forwards ran as given while a hook on all modules was there to see them"
+
+
+class Loop:
+    """Call it in the place of the model. `step` is the update; `close` gives model and optimizer back as they were."""
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, wish: Wish, on_decline: OnDecline
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.device = parameters_of(optimizer)[0].device
+        self.scaler: LossScaler | None = None
+        self._wish = wish
+        self._undo = contextlib.ExitStack()
+        facts = facts_of(model, optimizer, self.device)
+        self._assembly = assembly_of(wish, facts, self.device, on_decline)
+        reason = why_not_route(model, facts)
+        if reason is not None:
+            for knob in list(self._assembly.knobs):
+                self._assembly.decline(knob, reason)
+        self._assemble()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing of the plan is left to apply."""
+        return self.forward is None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        replays = {} if self._graph is None else {"update": self._graph.replays}
+        return {} if self.forward is None else {**self.forward.counts, **replays}
+
+    def report(self) -> Report:
+        report = self._assembly.report
+        for what, text in NOTES.items():
+            if self.counts.get(what):
+                report.note(text)
+        if self._graph is not None and self._graph.refusal:
+            report.note(f"the update is not captured: {self._graph.refusal}")
+        return report
+
+    def close(self) -> None:
+        self._undo.close()
+
+    def rebuild(self) -> None:
+        """To be called when the optimizer has changed in a way that the plan's changes to it do not cover."""
+        self._assembly.check(facts_of(self.model, self.optimizer, self.device))
+        self._assemble()
+
+    def step(self) -> None:
+        if self._graph is None or self.forward is None:
+            self._update.step()
+        else:
+            self._graph(self.forward.owner())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_as_given():
+            return self.model._call_impl(*args, **kwargs)
+        return self._run(args, kwargs)
+
+    def _is_as_given(self) -> bool:
+        """Whether this forward is none of the plan's business."""
+        if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and self.model.training):
+            return True
+        if self.forward is None or is_transformed():
+            return True
+        if torch.is_autocast_enabled(self.device.type):
+            self._assembly.report.note(AUTOCAST_NOTE)
+            return True
+        if has_global_hooks():
+            self._assembly.report.note(HOOK_NOTE)
+            return True
+        return False
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        """A forward by the plan; when a technique fails in it, the same forward without that technique."""
+        if self._hooks is not None and not self._hooks.unchanged():
+            self.rebuild()
+        forward = self.forward
+        if forward is None:
+            return self.model._call_impl(*args, **kwargs)
+        snapshot = Snapshot(self.model, self.device) if forward.calls < CAREFUL_FORWARDS else None
+        try:
+            output = forward(*args, **kwargs)
+        except DeclinedError as error:
+            knob, reason = error.knob, error.reason
+        except RuntimeError as error:
+            culprit = self._assembly.culprit(error)
+            if culprit is None:
+                raise
+            knob, reason = culprit, first_line(error)
+        else:
+            if forward.refusal is not None and forward.capture:
+                self._decline("capture", forward.refusal)
+            return output
+        if snapshot is not None:
+            snapshot.restore()
+        self._decline(knob, reason)
+        return self._run(args, kwargs)
+
+    def _decline(self, knob: str, reason: str) -> None:
+        """On without a knob, also when the caller wants to hear of it by a DeclinedError."""
+        try:
+            self._assembly.decline(knob, reason)
+        finally:
+            self._assemble()
+
+    def _assemble(self) -> None:
+        """Builds forward and update anew from what is left of the plan."""
+        self._undo.close()
+        self.forward: SegmentedForward | None = None
+        self._graph: UpdateGraph | None = None
+        build = Build(
+            model=self.model,
+            optimizer=self.optimizer,
+            device=self.device,
+            forward=self.model._call_impl,
+            undo=self._undo,
+            in_loop=True,
+            loss_scaling=self._wish.loss_scaling,
+            compile_options=self._wish.compile_options,
+        )
+        self._assembly.apply(build)
+        # A scale that was found stays: micro-batches that are under way refer to it.
+        self.scaler = build.scaler if build.scaler is None or self.scaler is None else self.scaler
+        self._update = Update(self.optimizer, scaler=self.scaler)
+        self._hooks = Hooks(self.model) if "compile" in self._assembly.knobs else None
+        if self._assembly.knobs:
+            self.forward = self._forward_of(build)
+        if build.capture != "none":
+            self._graph = UpdateGraph(self._update, Recorder(self.device), lambda: Watch(self.model, self.optimizer))
+
+    def _forward_of(self, build: Build) -> SegmentedForward:
+        knobs = self._assembly.knobs
+        return SegmentedForward(
+            self.model,
+            self.optimizer,
+            build.forward,
+            self.model._call_impl,
+            self.device,
+            capture=build.capture != "none",
+            forward_contexts=build.forward_contexts,
+            step_contexts=build.step_contexts,
+            memory_format=build.memory_format,
+            scaler=self.scaler,
+            single_outputs=knobs.get("precision") in ("bf16", "fp16"),
+            # What torch.compile makes gives up its activations in the first backward.
+            retain_graph="compile" not in knobs,
+        )
+
+
+def assembly_of(wish: Wish, facts: Facts, device: torch.device, on_decline: OnDecline) -> Assembly:
+    """The plan on this machine. What a plan of another machine holds is refused, what was chosen by hand is not."""
+    reason = None if is_disabled() else refused(wish.plan, device, Report())
+    if reason is None:
+        assembly = Assembly(wish.plan, facts, device, on_decline)
+    else:
+        assembly = Assembly(Plan.by_hand(**wish.by_hand), facts, device, on_decline)
+        for knob in wish.plan.knobs:
+            if knob not in wish.by_hand:
+                assembly.decline(knob, reason)
+    assembly.report.declined.update({**wish.overruled, **wish.declined})
+    for note in wish.notes:
+        assembly.report.note(note)
+    return assembly
+
+
+def why_not_route(model: torch.nn.Module, facts: Facts) -> str | None:
+    """Why a model's forwards cannot be routed, or None."""
+    if facts.distributed:
+        return "distributed modules are not supported"
+    if facts.optimizer == "LBFGS":
+        return "LBFGS evaluates its closure several times a step"
+    if is_routed(model):
+        return "another KitsuneOptimizer runs this model's forwards"
+    if model._compiled_call_impl is not None:
+        return "the model was compiled by hand with model.compile()"
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        return "the model was compiled by hand with torch.compile()"
+    if isinstance(model, torch.jit.ScriptModule):
+        return "TorchScript runs the model"
+    return None
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func, a dispatch mode or a tracer wants to see the operations of a forward."""
+    return bool(
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+    )

@@ -1,0 +1,370 @@
+"""The base commands in this process, by `cli.run`; what only a process of its own shows, in one."""
+
+import json
+import resource
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, version
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kitsune import __version__, cli, errors, screen
+from kitsune.device import environment, pick_device
+from kitsune.doctor import Check, Status
+from kitsune.errors import KitsuneError
+from kitsune.exits import MEANINGS, ExitCode, code_of
+from kitsune.plan import Evidence, Interval, Numerics, Plan
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs a command line; gives its exit code, stdout and stderr."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = cli.run(words)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def interval(median: float) -> Interval:
+    return Interval(median=median, low=median * 0.98, high=median * 1.02)
+
+
+def evidence(**changes: object) -> Evidence:
+    errors_found = dict.fromkeys(("loss_error", "gradient_error", "parameter_error"), 1e-4)
+    allowed = dict.fromkeys(("loss_allowed", "gradient_allowed", "parameter_allowed"), 1e-2)
+    given = {
+        "run_id": "run-1",
+        "verdict": "faster",
+        "baseline": "compile=reduce-overhead",
+        "baseline_step_ms": 2.31,
+        "step_ms": 1.0,
+        "speedup": interval(2.31),
+        "eager_step_ms": 11.2,
+        "speedup_over_eager": interval(11.2),
+        "baseline_peak_bytes": 2 * screen.GIB,
+        "peak_bytes": screen.GIB,
+        "first_step_s": 20.4,
+        "blocks": 30,
+        "samples_sha256": "0" * 64,
+        "numerics": Numerics(steps=3, **errors_found, **allowed),
+    }
+    return Evidence(**{**given, **changes})
+
+
+def measured_plan(**changes: object) -> Plan:
+    return Plan(knobs={"precision": "bf16"}, environment=environment(pick_device("cpu")), evidence=evidence(**changes))
+
+
+@pytest.fixture
+def plan_file(tmp_path):
+    def save(plan: Plan) -> str:
+        plan.save(tmp_path / "plan.json")
+        return str(tmp_path / "plan.json")
+
+    return save
+
+
+# Exit codes -----------------------------------------------------------------------------------------------------------
+
+
+def tree(kind: type[KitsuneError] = KitsuneError) -> list[type[KitsuneError]]:
+    return [kind, *(deeper for child in kind.__subclasses__() for deeper in tree(child))]
+
+
+def instance(kind: type[KitsuneError]) -> KitsuneError:
+    return kind("knobs.x", "is wrong") if kind in (errors.PlanError, errors.DeclinedError) else kind("it is so")
+
+
+@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
+def test_every_error_of_ours_has_a_code_that_is_not_success(kind):
+    code = code_of(instance(kind))
+    assert code in set(MEANINGS) - {ExitCode.OK}
+    if kind is not KitsuneError and code == ExitCode.UNEXPECTED:
+        assert kind in (errors.CaptureError, errors.MeasureError)  # become a declined choice and a failed trial
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.SettingsError, 2),
+        (errors.UnfitError, 3),
+        (errors.WorkloadError, 4),
+        (errors.ArchiveError, 4),
+        (errors.ExportError, 4),
+        (errors.PlanError, 4),
+        (errors.BaselineError, 4),
+        (errors.NotFoundError, 4),
+        (errors.NoTrialError, 5),
+        (errors.StoreBusyError, 11),
+        (errors.SchemaError, 11),
+    ],
+)
+def test_codes_are_stable(kind, code):
+    assert code_of(instance(kind)) == code
+
+
+def test_every_code_is_explained():
+    assert set(MEANINGS) == set(ExitCode)
+
+
+@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
+def test_an_error_is_one_line_and_one_object(kind, call, monkeypatch):
+    def fails() -> list[Check]:
+        raise instance(kind)
+
+    monkeypatch.setattr(cli.doctor, "checks", fails)
+    code, out, err = call("doctor", "--json")
+    assert code == code_of(instance(kind))
+    message = str(instance(kind))
+    assert json.loads(out) == {"error": {"type": kind.__name__, "message": message, "exit_code": code}}
+    assert err == f"Error: {message}\n"
+    assert call("doctor") == (code, "", f"Error: {message}\n")
+
+
+# Usage ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [["tuna"], ["doctor", "--nope"], ["plan"], ["plan", "show"], ["plan", "show", "/no/file"]]
+)
+def test_misuse_is_told_with_the_way_to_the_help(words, call):
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert "--help" in err
+    assert "Error: " in err
+    code, out, _ = call(*words, "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (2, "UsageError")
+
+
+def test_help_is_what_was_asked_for_so_it_is_data(call):
+    code, out, err = call("--help")
+    assert (code, err) == (0, "")
+    assert "doctor" in out
+
+
+def test_json_before_the_command_is_refused_rather_than_ignored(call):
+    code, out, _ = call("--json", "doctor")
+    assert code == 2
+    assert "stands after the command" in json.loads(out)["error"]["message"]
+
+
+def test_version_names_what_a_report_needs(call):
+    code, out, _ = call("--version", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["kitsune"], found["torch"]) == (__version__, version("torch"))
+    assert {"python", "cuda", "driver", "device"} <= set(found)
+    assert f"kitsune {__version__}" in call("--version")[1].splitlines()
+
+
+# Plans ----------------------------------------------------------------------------------------------------------------
+
+
+def test_show_prints_the_plan_as_it_is_stored(call, plan_file):
+    plan = measured_plan()
+    code, out, err = call("plan", "show", plan_file(plan), "--json")
+    assert (code, err) == (0, "")
+    assert Plan.from_json(json.loads(out)) == plan
+
+
+def test_show_says_in_words_what_was_found(call, plan_file):
+    plan = measured_plan()
+    _, out, _ = call("plan", "show", plan_file(plan))
+    assert out.startswith(
+        "2.31x faster than the best stock configuration (compile=reduce-overhead), 95 % interval 2.26-2.36; "
+        "11.2x over eager.\n"
+    )
+    assert "autocast to bfloat16" in out
+    assert "1.00 GiB at peak; best stock configuration 2.00 GiB" in out
+    assert "earned back after 2,000 steps" in out
+    assert plan.plan_id in out
+    assert plan.environment.gpu in out
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        (Plan.by_hand(precision="bf16"), "Written by hand: nothing about it was measured."),
+        (Plan(evidence=evidence(verdict="same", speedup=interval(1.0))), "No gain found: keep your baseline."),
+        (
+            Plan(knobs={"compile": "default"}, evidence=evidence(verdict="same", baseline="compile=default")),
+            (
+                "No gain found over the best stock configuration (compile=default): the plan is that configuration, "
+                "11.2x faster than the step as given."
+            ),
+        ),
+        (
+            Plan(knobs={"update": "foreach"}, evidence=evidence(baseline="eager", speedup=interval(1.25))),
+            "1.25x faster than the best stock configuration (the step as given, eager), 95 % interval 1.23-1.27.",
+        ),
+    ],
+)
+def test_the_headline_fits_the_verdict(plan, sentence):
+    assert screen.headline(plan) == sentence
+
+
+def test_a_plan_that_was_tampered_with_is_refused(call, plan_file, tmp_path):
+    path = tmp_path / plan_file(measured_plan())
+    path.write_text(path.read_text().replace("2.31", "9.31"))
+    code, out, err = call("plan", "show", str(path), "--json")
+    assert code == 4
+    assert json.loads(out)["error"]["type"] == "PlanError"
+    assert "altered" in err
+
+
+def test_check_compares_with_this_machine(call, plan_file):
+    here = environment(pick_device("cpu"))
+    plans = {
+        "exact": Plan(environment=here),
+        "compatible": Plan(environment=here.model_copy(update={"torch": "2.9.0"})),
+        "refused": Plan(environment=here.model_copy(update={"gpu": "another"})),
+    }
+    for match, plan in plans.items():
+        code, out, _ = call("plan", "check", plan_file(plan), "--device", "cpu", "--json")
+        found = json.loads(out)
+        assert (code, found["match"]) == (3 if match == "refused" else 0, match)
+        assert found["plan_id"] == plan.plan_id
+        assert found["reason"] == plan.environment.match(here)[1]
+    assert call("plan", "check", plan_file(plans["refused"]), "--device", "cpu")[1].startswith(
+        "refused: tuned on another"
+    )
+
+
+def test_a_plan_by_hand_fits_everywhere(call, plan_file):
+    code, out, _ = call("plan", "check", plan_file(Plan.by_hand(update="foreach")))
+    assert code == 0
+    assert out.startswith("compatible: written by hand")
+
+
+def test_check_on_a_device_that_is_not_there(call, plan_file):
+    code, out, _ = call("plan", "check", plan_file(measured_plan()), "--device", "toaster", "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (3, "UnfitError")
+
+
+# Doctor ---------------------------------------------------------------------------------------------------------------
+
+FINE = Check(name="python", status=Status.OK, detail="3.11")
+POOR = Check(name="sqlite", status=Status.WARN, detail="old", fix="get a newer one")
+BAD = Check(name="torch", status=Status.FAIL, detail="cannot be imported", fix="install it")
+
+
+@pytest.mark.parametrize(("found", "code"), [([FINE, POOR], 0), ([FINE, POOR, BAD], 3)])
+def test_doctor_fails_only_where_a_main_job_cannot_work(found, code, call, monkeypatch):
+    monkeypatch.setattr(cli.doctor, "checks", lambda: found)
+    assert call("doctor", "--json")[:2] == (
+        code,
+        json.dumps({"fits": code == 0, "checks": [check.model_dump(mode="json") for check in found]}) + "\n",
+    )
+    ended, out, _ = call("doctor")
+    assert ended == code
+    assert all(check.detail in out and f"-> {check.fix}" in out for check in found if check.fix)
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_no_text_steers_a_terminal(text):
+    cleaned = screen.clean(text)
+    assert len(cleaned) == len(text)
+    assert all(c.isprintable() or c in "\n\t" for c in cleaned)
+    assert screen.clean(cleaned) == cleaned
+
+
+@given(st.floats(min_value=0, max_value=1e5))
+def test_a_duration_reads_as_the_seconds_that_it_was(seconds):
+    parts = [int(part) for part in screen.duration(seconds).split(":")]
+    assert sum(part * 60**power for power, part in enumerate(reversed(parts))) == round(seconds)
+    assert all(part < 60 for part in parts[1:])
+
+
+def test_colours_follow_the_environment(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    screen.fail("X", "no [red]luck[/red]", 1, as_json=False)
+    assert "\x1b[1;31mError: " in capsys.readouterr().err
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen.fail("X", "no [red]luck[/red]", 1, as_json=False)
+    err = capsys.readouterr().err
+    assert "31m" not in err
+    assert "no [red]luck[/red]" in err
+
+
+# The process ----------------------------------------------------------------------------------------------------------
+
+
+def test_commands_of_a_package_that_does_not_load_are_left_out(call, monkeypatch, caplog):
+    broken = EntryPoint(name="server", value="kitsune.no_such_module:register", group=cli.GROUP)
+    monkeypatch.setattr(cli, "entry_points", lambda group: [broken])
+    monkeypatch.setattr(cli.doctor, "checks", lambda: [FINE])
+    assert call("doctor")[0] == 0
+    assert "the commands of server are left out" in caplog.text
+    assert call("tune")[0] == 2
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=50
+    )
+
+
+def test_help_is_quick_and_loads_nothing_heavy():
+    code = (
+        "import sys; from kitsune import cli; done = cli.run(['tune', '--help']);"
+        "heavy = {'torch', 'numpy', 'optuna', 'sqlalchemy', 'alembic'} & set(sys.modules); sys.exit(f'{done} {heavy}')"
+    )
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = python(code)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert done.stderr == "0 set()\n"
+        assert "--budget" in done.stdout
+    assert min(seconds) < 1.0
+
+
+BOOM = """
+from kitsune import cli
+def boom(words): raise ZeroDivisionError("by zero\\nand more")
+cli.run = boom
+cli.main()
+"""
+
+WAIT = """
+import os, signal
+from kitsune import cli
+def wait(words):
+    try:
+        os.kill(os.getpid(), signal.SIGNAME)
+        signal.pause()
+    finally:
+        print("cleaned up")
+signal.signal(signal.SIGNAME, signal.SIG_DFL)
+cli.run = wait
+cli.main()
+"""
+
+
+def test_an_unforeseen_error_is_one_line_without_a_traceback():
+    done = python(BOOM, "doctor", "--json")
+    assert done.returncode == 1
+    told = "unexpected ZeroDivisionError: by zero; run with --debug for the traceback"
+    assert done.stderr == f"Error: {told}\n"
+    assert json.loads(done.stdout)["error"] == {"type": "ZeroDivisionError", "message": told, "exit_code": 1}
+
+
+def test_debug_shows_the_traceback_wherever_it_stands():
+    done = python(BOOM, "doctor", "--debug")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "in boom" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_unwinds_before_it_ends_the_process(name, code):
+    done = python(WAIT.replace("SIGNAME", name))
+    assert (done.returncode, done.stdout, done.stderr) == (code, "cleaned up\n", "")

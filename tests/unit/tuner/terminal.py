@@ -1,0 +1,55 @@
+"""A run as the terminal hears of it: trials, failures, and the events of its course."""
+
+from tests.store.samples import a_run, after, an_environment
+from tuner.events import Confirming, Event, Inspected, Started, Tried, Trying
+from tuner.protocol import Inspection
+from tuner.records import Arm, Comparison, Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
+from tuner.search import Proposal
+
+BF16 = {"precision": "bf16"}
+
+
+def a_trial(number: int, knobs: dict[str, str], source: Source = Source.SEED, speedup: float = 1.5) -> Trial:
+    baseline = Arm(name="eager", knobs={}, step_ms=(3.0, 3.0), peak_bytes=0, first_step_s=0)
+    candidate = Arm(name="candidate", knobs=knobs, step_ms=(3.0 / speedup,) * 2, peak_bytes=0, first_step_s=0)
+    gain = {"median": speedup, "low": speedup - 0.01, "high": speedup + 0.01}
+    return Trial(
+        run_id="run",
+        number=number,
+        source=source,
+        knobs=knobs,
+        measurement=Measurement(arms=(baseline, candidate), steps_per_block=(1, 1), environment=an_environment()),
+        comparison=Comparison(speedup=gain, p_value=0.001, verdict=Verdict.FASTER, blocks=15),
+        started_at=after(10 * number),
+        finished_at=after(10 * number + 10),
+    )
+
+
+def a_failure(number: int, reason: str = "no luck", kind: FailureKind = FailureKind.OUT_OF_MEMORY) -> Trial:
+    failure = Failure(kind=kind, phase=Phase.WARMUP, reason=reason)
+    changes = {"measurement": None, "comparison": None, "failure": failure}
+    return a_trial(number, {"compile": "default"}, Source.TPE).model_copy(update=changes)
+
+
+RUN = a_run(id="the-run", workload="zoo:mlp", device="cpu", budget_trials=2)
+INSPECTED = Inspected(
+    Inspection(
+        environment=an_environment(),
+        fingerprint="f",
+        inapplicable={"capture=step": "no GPU"},
+        random=False,
+        step_ms=3.0,
+        peak_bytes=0,
+        parameters=1234567,
+        notes=("a note",),
+    )
+)
+TRIALS = (a_trial(0, {}, Source.BASELINE, 1.0), a_failure(1), a_trial(2, BF16, Source.CONFIRM))
+
+
+def a_course(run: Run, tried: list[Trial]) -> list[Event]:
+    searched = [trial for trial in tried if trial.source is not Source.CONFIRM]
+    events: list[Event] = [Started(run), INSPECTED]
+    for trial in searched:
+        events += [Trying(trial.number, run.budget_trials, Proposal(trial.knobs, trial.source)), Tried(trial)]
+    return [*events, Confirming(BF16), *(Tried(trial) for trial in tried if trial.source is Source.CONFIRM)]

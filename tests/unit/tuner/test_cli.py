@@ -1,0 +1,393 @@
+"""The tuner's commands in this process: stored runs from a database of the test's own, tuning with a stand-in."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from kitsune import cli
+from kitsune.errors import BaselineError, NoTrialError
+from kitsune.plan import Plan
+from kitsune.submission.archive import Archive
+from tests.store.samples import a_plan, a_run, after, an_environment
+from tests.unit.tuner.terminal import BF16, INSPECTED, RUN, TRIALS, a_failure, a_trial
+from tuner import cli as tuner_cli
+from tuner import session
+from tuner.api import Result
+from tuner.events import Confirming, Started, Trying
+from tuner.records import (
+    Run,
+    RunStatus,
+    Source,
+    Trial,
+    Verdict,
+)
+from tuner.search import Proposal
+from tuner.settings import Settings
+from tuner.store import runs, tables, trials
+from tuner.store.engine import open_database
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs a command line; gives its exit code, stdout and stderr."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = cli.run(words)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def store():
+    """The database that the commands open by default."""
+    with open_database(Settings.from_environment().database_url) as database:
+        yield database
+
+
+def stored(database, run: Run, *tried: Trial, plan: Plan | None = None) -> Run:
+    """The run as a worker would have left it: finished with a plan, or still running."""
+    with database.begin() as connection:
+        runs.add(connection, run)
+        claimed = runs.claim_one(connection, run.id, "worker")
+        claimed = runs.note_inspection(
+            connection,
+            claimed,
+            fingerprint="f" * 64,
+            environment=an_environment(),
+            inapplicable={"layout=channels_last": "the model has no convolution"},
+        )
+        for trial in tried:
+            trials.add(connection, claimed, trial.model_copy(update={"run_id": run.id}))
+        if plan is None:
+            return claimed
+        return runs.finish(connection, claimed, plan=plan, verdict=Verdict.FASTER)
+
+
+# runs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_database_teaches_the_first_command(call):
+    code, out, err = call("runs")
+    assert (code, out) == (0, "")
+    assert "kitsune tune" in err
+    assert json.loads(call("runs", "list", "--json")[1]) == {"runs": [], "after": None}
+
+
+def test_list_pages_through_the_runs_newest_first(call, store):
+    ids = [stored(store, a_run(created_at=after(number)), plan=a_plan(1.5 + number)).id for number in range(3)]
+    first = json.loads(call("runs", "--limit", "2", "--json")[1])
+    assert [run["id"] for run in first["runs"]] == [ids[2], ids[1]]
+    rest = json.loads(call("runs", "list", "--after", first["after"], "--json")[1])
+    assert [run["id"] for run in rest["runs"]] == [ids[0]]
+    assert rest["after"] is None
+    code, out, err = call("runs", "list", "--limit", "2")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["run", ids[2], ids[1]]
+    assert "3.50x" in out
+    assert first["after"] in err
+
+
+def test_list_filters_by_status(call, store):
+    done = stored(store, a_run(), plan=a_plan())
+    stored(store, a_run())
+    found = json.loads(call("runs", "list", "--status", "finished", "--json")[1])["runs"]
+    assert [run["id"] for run in found] == [done.id]
+    assert call("runs", "list", "--status", "cancelled")[:2] == (0, "")
+    assert call("runs", "list", "--status", "sleeping")[0] == 2
+
+
+def test_one_unreadable_plan_does_not_hide_the_list(call, store):
+    run = stored(store, a_run(), plan=a_plan())
+    with store.begin() as connection:
+        connection.execute(tables.plans.update().values(document={}))
+    assert run.id in call("runs")[1]
+    code, out, _ = call("runs", "show", run.id, "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (4, "PlanError")
+
+
+def test_show_tells_what_was_tried_and_what_was_not_and_why(call, store):
+    tried = [a_trial(0, {}, Source.BASELINE, 1.0), a_trial(1, BF16), a_failure(2, "needs 90 GiB")]
+    run = stored(store, a_run(workload="zoo:gpt2_small", budget_trials=3), *tried, plan=a_plan())
+    code, out, err = call("runs", "show", run.id)
+    assert (code, err) == (0, "")
+    for text in (
+        run.id,
+        "zoo:gpt2_small",
+        "noise floor",
+        "precision=bf16",
+        "2.000",
+        "1.50x",
+        "1.49-1.51",
+        "out of memory, warmup: needs 90 GiB",
+        "layout=channels_last",
+        "the model has no convolution",
+        "1.50x faster than the best stock configuration",
+    ):
+        assert text in out
+    assert call("runs", "show", "last") == (code, out, err)
+
+
+def test_show_as_json_holds_the_records(call, store):
+    run = stored(store, a_run(), a_trial(0, BF16), plan=a_plan())
+    found = json.loads(call("runs", "show", run.id, "--json")[1])
+    assert Run.model_validate(found["run"]) == run
+    assert [Trial.model_validate(trial).knobs for trial in found["trials"]] == [BF16]
+    assert Plan.from_json(found["plan"]).plan_id == run.plan_id
+
+
+def test_show_of_a_run_that_failed_ends_with_its_error(call, store):
+    with store.begin() as connection:
+        runs.add(connection, a_run(id="broken", status=RunStatus.FAILED, error="the workload fails as given: oh"))
+    code, out, _ = call("runs", "show", "broken")
+    assert code == 0
+    assert out.splitlines()[-1] == "the workload fails as given: oh"
+
+
+def test_text_from_the_database_steers_no_terminal(call, store):
+    run = stored(store, a_run(workload="zoo:\x1b[2Jx"), a_failure(0, "a \x1b]0;title\x07 b"))
+    assert "\x1b" not in call("runs", "show", run.id)[1]
+    assert "\x1b" not in call("runs")[1]
+
+
+@pytest.mark.parametrize("words", [["show", "nope"], ["plan", "nope"], ["show", "last"]])
+def test_a_run_that_is_not_there(words, call):
+    code, out, _ = call("runs", *words, "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (4, "NotFoundError")
+
+
+def test_plan_goes_to_stdout_or_into_a_file(call, store, tmp_path):
+    plan = a_plan()
+    run = stored(store, a_run(), plan=plan)
+    assert Plan.from_json(json.loads(call("runs", "plan", run.id)[1])) == plan
+    path = tmp_path / "plan.json"
+    assert call("runs", "plan", "last", "--out", str(path))[:2] == (0, "")
+    assert Plan.load(path) == plan
+    code, out, _ = call("runs", "plan", run.id, "--out", str(tmp_path / "no" / "plan.json"), "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (2, "SettingsError")
+
+
+def test_a_run_without_a_plan_says_where_it_stands(call, store):
+    run = stored(store, a_run())
+    code, _, err = call("runs", "plan", run.id)
+    assert code == 4
+    assert "it is running" in err
+
+
+def test_an_option_before_the_subcommand_is_refused_rather_than_ignored(call):
+    code, out, _ = call("runs", "--json", "show", "last")
+    assert (code, json.loads(out)["error"]["type"]) == (2, "UsageError")
+
+
+def test_another_database_can_be_named(call, tmp_path):
+    url = f"sqlite:///{tmp_path / 'other.db'}"
+    with open_database(url) as database:
+        run = stored(database, a_run(), plan=a_plan())
+    assert run.id in call("runs", "--database", url)[1]
+    assert call("runs")[1] == ""
+
+
+# export ---------------------------------------------------------------------------------------------------------------
+
+
+def test_export_writes_an_archive_and_names_it(call, tmp_path):
+    path = tmp_path / "mlp.ksn"
+    code, out, _ = call("export", "zoo:mlp?size=tiny", "--out", str(path), "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found == {"fingerprint": Archive.load(path).fingerprint, "bytes": path.stat().st_size, "file": str(path)}
+    again = call("export", "zoo:mlp?size=tiny", "--out", str(path))[1]
+    assert found["fingerprint"] in again
+
+
+def test_what_a_workload_prints_is_not_data(call, tmp_path):
+    file = tmp_path / "loud.py"
+    file.write_text("print('loading')\ndef make():\n    print('making')\n    raise ValueError('no such luck')\n")
+    code, out, err = call("export", f"{file}:make", "--out", str(tmp_path / "x.ksn"), "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (4, "WorkloadError")
+    assert "no such luck" in err
+    assert "making" in err
+
+
+@pytest.mark.parametrize(("spec", "code"), [("zoo:nope", 4), ("nope", 4), ("x.ksn", 4)])
+def test_export_refuses_what_it_cannot_take(spec, code, call, tmp_path):
+    ended, out, err = call("export", spec, "--out", str(tmp_path / "x.ksn"))
+    assert (ended, out) == (code, "")
+    assert err.startswith("Error: ")
+    assert "Traceback" not in err
+
+
+def test_export_to_where_nothing_can_be_written(call, tmp_path):
+    code, _, err = call("export", "zoo:mlp?size=tiny", "--out", str(tmp_path / "no" / "x.ksn"))
+    assert code == 2
+    assert "cannot be written" in err
+
+
+# tune -----------------------------------------------------------------------------------------------------------------
+
+
+def result(**changes: object) -> Result:
+    return Result(**{"run": RUN, "plan": a_plan(), "trials": TRIALS, **changes})
+
+
+@pytest.fixture
+def tuning(monkeypatch):
+    """Replaces the tuner by a function of the test; gives the options that reached it."""
+    given: dict[str, object] = {}
+
+    def replace(function):
+        def tune_workload(spec, *, tell, **options):
+            given.update(options, spec=spec)
+            tell(Started(RUN))
+            return function(tell)
+
+        monkeypatch.setattr(session, "tune_workload", tune_workload)
+        return given
+
+    return replace
+
+
+def test_tune_hands_its_options_down(call, tuning):
+    given = tuning(lambda tell: result())
+    line = "tune zoo:mlp --trials 7 --budget 5m --device cpu --seed 3 --database sqlite:///x.db"
+    assert call(*line.split())[0] == 0
+    expected = {"trials": 7, "budget": "5m", "device": "cpu", "seed": 3, "database": "sqlite:///x.db"}
+    assert given == {"spec": "zoo:mlp", **expected}
+
+
+def test_tune_without_a_budget_leaves_the_default_to_the_tuner(call, tuning):
+    given = tuning(lambda tell: result())
+    call("tune", "zoo:mlp")
+    assert (given["trials"], given["budget"], given["seed"]) == (None, None, 0)
+
+
+def test_tune_prints_what_was_tried_and_what_was_found(call, tuning):
+    tuning(lambda tell: result())
+    code, out, err = call("tune", "zoo:mlp", "-q")
+    assert (code, err) == (0, "")
+    for text in (
+        "noise floor",
+        "out of memory, warmup: no luck",
+        "1.50x faster than the best stock configuration (compile=default), 95 % interval 1.35-1.65; 1.50x over eager.",
+        "autocast to bfloat16",
+        "kitsune runs plan the-run --out plan.json",
+        'kitsune.Plan.load("plan.json")',
+        "kitsune.TrainStep(model, loss_fn, optimizer, plan=plan)",
+    ):
+        assert text in out
+
+
+def test_a_plan_that_changes_nothing_is_not_offered_for_training(call, tuning):
+    kept = a_plan(1.0).evidence.model_copy(update={"verdict": "same"})
+    tuning(lambda tell: result(plan=Plan(evidence=kept)))
+    code, out, _ = call("tune", "zoo:mlp")
+    assert code == 0
+    assert "No gain found: keep your baseline." in out
+    assert "TrainStep" not in out
+
+
+def test_tune_as_json_is_the_summary_and_nothing_else(call, tuning, tmp_path):
+    tuning(lambda tell: result())
+    code, out, _ = call("tune", "zoo:mlp", "--json", "--out", str(tmp_path / "plan.json"))
+    assert code == 0
+    assert json.loads(out) == json.loads(json.dumps(result().summary()))
+    assert Plan.load(tmp_path / "plan.json") == a_plan()
+
+
+def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(call, tuning, tmp_path):
+    given = tuning(lambda tell: result())
+    code, _, err = call("tune", "zoo:mlp", "--out", str(tmp_path / "no" / "plan.json"))
+    assert code == 2
+    assert "cannot be written" in err
+    assert given == {}
+
+
+def test_an_output_that_becomes_unwritable_does_not_lose_the_plan(call, tuning, tmp_path):
+    def vanish(tell):
+        (tmp_path / "sub").rmdir()
+        return result()
+
+    (tmp_path / "sub").mkdir()
+    tuning(vanish)
+    code, out, err = call("tune", "zoo:mlp", "--out", str(tmp_path / "sub" / "plan.json"), "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (2, "SettingsError")
+    assert "the plan is in the database" in err
+
+
+@pytest.mark.parametrize(("error", "code"), [(NoTrialError("all 2 trials failed"), 5), (BaselineError("it raises"), 4)])
+def test_errors_of_the_tuner_keep_their_code(error, code, call, tuning):
+    def fails(tell):
+        raise error
+
+    tuning(fails)
+    ended, out, err = call("tune", "zoo:mlp", "--json")
+    assert (ended, json.loads(out)["error"]["type"]) == (code, type(error).__name__)
+    assert err.endswith(f"Error: {error}\n")
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.05)  # the handler runs in the main thread, between two of its instructions
+
+
+def test_ctrl_c_during_the_search_prints_the_best_so_far(call, tuning):
+    def interrupted(tell):
+        tell(INSPECTED)
+        tell(Trying(0, 2, Proposal({}, Source.BASELINE)))
+        with pytest.raises(KeyboardInterrupt):
+            press_ctrl_c()
+        return result(interrupted=True)
+
+    tuning(interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    code, out, err = call("tune", "zoo:mlp", "--json")
+    assert (code, json.loads(out)["interrupted"]) == (130, True)
+    assert "the best so far is measured afresh" in err
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_first_ctrl_c_does_not_break_the_confirmation_and_the_second_does(call, tuning):
+    def confirming(tell):
+        tell(Confirming(BF16))
+        press_ctrl_c()
+        return result()
+
+    tuning(confirming)
+    assert call("tune", "zoo:mlp", "--json")[0] == 0
+
+    def twice(tell):
+        tell(Confirming(BF16))
+        press_ctrl_c()
+        press_ctrl_c()
+        return result()
+
+    tuning(twice)
+    code, out, err = call("tune", "zoo:mlp", "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (130, "Interrupted")
+    assert "kitsune runs show the-run" in err
+
+
+def test_ctrl_c_before_anything_was_measured(call, tuning):
+    def nothing_yet(tell):
+        tell(Trying(0, 2, Proposal({}, Source.BASELINE)))
+        with pytest.raises(KeyboardInterrupt):
+            press_ctrl_c()
+        raise NoTrialError("the search was interrupted before anything was measured")
+
+    tuning(nothing_yet)
+    code, out, _ = call("tune", "zoo:mlp", "--json")
+    assert code == 130
+    assert "before anything was measured" in json.loads(out)["error"]["message"]
+
+
+def test_a_missing_extra_is_told_with_the_way_out(call, monkeypatch):
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name="optuna.samplers")
+
+    monkeypatch.setattr(tuner_cli.importlib, "import_module", missing)
+    code, _, err = call("tune", "zoo:mlp")
+    assert code == 3
+    assert "pip install 'kitsune-torch[tuner]'" in err
