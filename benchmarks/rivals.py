@@ -70,7 +70,7 @@ def graphed_step(workload: Workload) -> Step:
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph):
         loss = step()
 
     def replay() -> torch.Tensor:

@@ -15,7 +15,7 @@ from train_cnn import batches, make_model, train
 
 import kitsune
 from tuner.api import Result, tune_workload
-from tuner.events import Event, Tried, Trying
+from tuner.events import Confirming, Event, Tried, Trying
 from tuner.records import Source
 from tuner.verdicts import words
 
@@ -49,7 +49,10 @@ def main() -> int:
 
 def tell(event: Event) -> None:
     if isinstance(event, Trying):
-        print(f"  trial {event.number}: {words(event.proposal.knobs)} ...", flush=True)
+        of = f" of {event.total}" if event.total else ""
+        print(f"  trial {event.number + 1}{of}: {words(event.proposal.knobs)} ...", flush=True)
+    elif isinstance(event, Confirming):
+        print(f"  measured afresh: {words(event.knobs)} ...", flush=True)
     elif isinstance(event, Tried):
         trial = event.trial
         if trial.failure is not None:
@@ -112,4 +115,7 @@ def compare_speed(plan: kitsune.Plan, device: str) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("KITSUNE_HOME", str(Path(__file__).parent.parent / ".kitsune"))
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except kitsune.KitsuneError as error:
+        raise SystemExit(f"The demo stopped: {error}") from error

@@ -4,6 +4,8 @@ The root is the outermost module whose parameters cover the optimizer's. Its `_c
 `Module.compile()` does: class, hooks, names and `state_dict` keys stay, and copies and pickles of the model are plain.
 """
 
+import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +15,10 @@ from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
 Forward = Callable[..., Any]
+
+
+# torch.compile warns that a hook on all modules fires once more for the module it makes, which is what we look for.
+TOLD_TWICE = "Using `torch.compile\\(module\\)` when there are global hooks on modules"
 
 
 class Route:
@@ -33,16 +39,23 @@ class Lookout:
 
     def __init__(self, attachment: "Attachment") -> None:
         self.attachment = weakref.ref(attachment)
-        self.handle: RemovableHandle = modules.register_module_forward_pre_hook(self)
+        self._handle: RemovableHandle = modules.register_module_forward_pre_hook(self)
+        warnings.filterwarnings("ignore", TOLD_TWICE, UserWarning)
+        self._filter = warnings.filters[0]
 
     def __call__(self, module: torch.nn.Module, _: Any) -> None:
         if torch.compiler.is_compiling() or not module.training:
             return
         attachment = self.attachment()
         if attachment is None:
-            self.handle.remove()
+            self.remove()
         else:
             attachment.look(module)
+
+    def remove(self) -> None:
+        self._handle.remove()
+        with contextlib.suppress(ValueError):  # somebody has put the filters back as they were before us
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
 
 
 class Attachment:
@@ -97,7 +110,7 @@ class Attachment:
 
     def _stop_looking(self) -> None:
         if self._lookout is not None:
-            self._lookout.handle.remove()
+            self._lookout.remove()
             self._lookout = None
 
     def _take_over(self, module: torch.nn.Module, wanted: set[int]) -> None:

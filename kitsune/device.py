@@ -210,6 +210,16 @@ class Recorder:
             raise CaptureError(f"CUDA graph capture failed: {first_line(cause)}") from error
 
     def _captured(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
+        # cuBLAS keeps its workspaces in a process-wide table, which Inductor's graphs clear whenever they like. A graph
+        # whose workspace came from there would go on writing to memory that is somebody else's by now (seen on an
+        # H200: an illegal access). With the table empty, the workspace is taken from the graph's own pool.
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            return self._graph_of(function)
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
+
+    def _graph_of(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
         graph = torch.cuda.CUDAGraph()
         stream = capture_stream(self.device.index or 0)
         # torch.cuda.graph stays on its stream when ending a broken capture raises: the outer context leaves it.
@@ -259,5 +269,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:500] if lines else type(error).__name__
+    """What to say of an error in one line, 500 characters at most; a line that announces the next takes it along."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    announces = lines[0].endswith(":") and len(lines) > 1
+    return (f"{lines[0]} {lines[1].strip()}" if announces else lines[0])[:500]

@@ -1,6 +1,7 @@
 """Loop: a user's training loop around one model, run by a plan: its forwards, their backwards, and the update."""
 
 import contextlib
+from collections import Counter
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from kitsune.engine.update import Update, parameters_of
 from kitsune.engine.updategraph import UpdateGraph
 from kitsune.engine.watch import Hooks, Watch
 from kitsune.errors import DeclinedError
-from kitsune.options import Wish
+from kitsune.options import HALF, Wish
 from kitsune.plan import Plan
 from kitsune.report import Report
 from kitsune.switch import is_disabled
@@ -36,6 +37,11 @@ class Loop:
         self.optimizer = optimizer
         self.device = parameters_of(optimizer)[0].device
         self.scaler: LossScaler | None = None
+        self.forward: SegmentedForward | None = None
+        self._graph: UpdateGraph | None = None
+        self._hooks: Hooks | None = None
+        self._earlier: dict[str, int] = {}
+        self._unsettled = CAREFUL_FORWARDS
         self._wish = wish
         self._undo = contextlib.ExitStack()
         facts = facts_of(model, optimizer, self.device)
@@ -53,8 +59,13 @@ class Loop:
 
     @property
     def counts(self) -> dict[str, int]:
-        replays = {} if self._graph is None else {"update": self._graph.replays}
-        return {} if self.forward is None else {**self.forward.counts, **replays}
+        """How often forwards ran "captured" or otherwise, and how often the "update" was replayed."""
+        counts = Counter(self._earlier)
+        if self.forward is not None:
+            counts.update(self.forward.counts)
+        if self._graph is not None:
+            counts["update"] += self._graph.replays
+        return dict(counts)
 
     def report(self) -> Report:
         report = self._assembly.report
@@ -90,7 +101,7 @@ class Loop:
             return True
         if self.forward is None or is_transformed():
             return True
-        if torch.is_autocast_enabled(self.device.type):
+        if self._assembly.knobs.get("precision") in HALF and torch.is_autocast_enabled(self.device.type):
             self._assembly.report.note(AUTOCAST_NOTE)
             return True
         if has_global_hooks():
@@ -105,7 +116,8 @@ class Loop:
         forward = self.forward
         if forward is None:
             return self.model._call_impl(*args, **kwargs)
-        snapshot = Snapshot(self.model, self.device) if forward.calls < CAREFUL_FORWARDS else None
+        snapshot = Snapshot(self.model, self.device) if self._unsettled else None
+        self._unsettled = max(0, self._unsettled - 1)
         try:
             output = forward(*args, **kwargs)
         except DeclinedError as error:
@@ -134,8 +146,8 @@ class Loop:
     def _assemble(self) -> None:
         """Builds forward and update anew from what is left of the plan."""
         self._undo.close()
-        self.forward: SegmentedForward | None = None
-        self._graph: UpdateGraph | None = None
+        self._earlier, self._unsettled = self.counts, CAREFUL_FORWARDS
+        self.forward = self._graph = None
         build = Build(
             model=self.model,
             optimizer=self.optimizer,
@@ -169,7 +181,7 @@ class Loop:
             step_contexts=build.step_contexts,
             memory_format=build.memory_format,
             scaler=self.scaler,
-            single_outputs=knobs.get("precision") in ("bf16", "fp16"),
+            single_outputs=knobs.get("precision") in HALF,
             # What torch.compile makes gives up its activations in the first backward.
             retain_graph="compile" not in knobs,
         )

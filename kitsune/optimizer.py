@@ -25,7 +25,8 @@ from kitsune.streams import StreamConfig
 
 PATIENCE_STEPS = 3
 UNFOUND = (
-    f"no training forward of a module that holds all of the optimizer's parameters came before step {PATIENCE_STEPS}"
+    f"no training forward of a module that holds all of the optimizer's parameters came before step {PATIENCE_STEPS}; "
+    "a module that was compiled by hand is not seen"
 )
 WAITING = "nothing is decided before the first training forward of a module that holds all of the parameters"
 LOST = "a newer KitsuneOptimizer of the same parameters runs the model"
@@ -170,7 +171,7 @@ class KitsuneOptimizer(Optimizer):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often training forwards ran "captured" or otherwise, and how often the "update" did."""
+        """How often training forwards ran "captured" or otherwise, and how often the "update" was replayed."""
         return {} if self._loop is None else self._loop.counts
 
     def close(self) -> None:

@@ -404,6 +404,55 @@ def test_grad_scaler(device: torch.device, make: Any, clip: bool) -> None:
     assert both.captured == STEPS - WARM
 
 
+@pytest.mark.parametrize("make", [adamw, fused_adamw, sgd], ids=["adamw", "fused", "sgd"])
+def test_autocast_of_the_loop_is_captured(device: torch.device, make: Any) -> None:
+    both = check(device, scaler_loop(clip=True, autocast=True), make_optimizer=make)
+    assert both.captured == STEPS - WARM
+
+
+def test_autocast_that_comes_and_goes(device: torch.device) -> None:
+    """What was captured with one precision is not replayed with another."""
+
+    def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        losses = []
+        for index, (x, y) in enumerate(data):
+            optimizer.zero_grad()
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=index % 3 != 2):
+                output = model(x)
+            assert output.dtype == (torch.float32 if index % 3 == 2 else torch.bfloat16)
+            loss = criterion(output.float(), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    both = check(device, loop, steps=24)
+    assert both.captured == 16 - WARM
+    assert both.optimizer.counts["other_shape"] == 8
+
+
+def test_two_shapes_in_flight(device: torch.device) -> None:
+    """Graphs share the memory of what they throw away, so that one at a time may wait for its backward."""
+
+    def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        losses = []
+        for index, (x, y) in enumerate(data):
+            small = x[:5], y[:5]
+            optimizer.zero_grad()
+            if index < 16:  # one after the other, until both are captured
+                for batch in ((x, y), small):
+                    criterion(model(batch[0]), batch[1]).backward()
+            else:
+                big, little = model(x), model(small[0])
+                (criterion(big, y) + criterion(little, small[1])).backward()
+            optimizer.step()
+            losses.append(criterion(model(x), y).detach())
+        return losses
+
+    both = check(device, loop, steps=20)
+    assert both.optimizer.counts["in_flight"] == 4
+
+
 def test_autocast_of_the_loop_stands(device: torch.device) -> None:
     both = check(device, scaler_loop(clip=True, autocast=True), enable_amp=True)
     assert both.captured == 0

@@ -45,15 +45,16 @@ class Convnet(nn.Module):
 
 
 class AttentionNet(nn.Module):
-    """(batch, length, 32) -> (batch, 4): one head block of four heads."""
+    """(batch, length, 4 * width) -> (batch, 4): self-attention of four heads."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.heads = nn.Linear(32, 96)
-        self.last = nn.Linear(32, 4)
+        self.width = width
+        self.heads = nn.Linear(4 * width, 12 * width)
+        self.last = nn.Linear(4 * width, 4)
 
     def forward(self, x):
-        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.heads(x).chunk(3, -1))
+        q, k, v = (part.unflatten(-1, (4, self.width)).transpose(1, 2) for part in self.heads(x).chunk(3, -1))
         return self.last(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).mean(1))
 
 
@@ -142,9 +143,7 @@ class Planned(Run):
 
     def start(self, knobs: dict[str, Choice], **options: Any) -> TrainStep:
         plan = Plan.by_hand(**knobs) if knobs else None
-        self.step = TrainStep(
-            self.model, self.loss_fn, self.optimizer, plan=plan, clip_grad_norm=self.clip, **options
-        )
+        self.step = TrainStep(self.model, self.loss_fn, self.optimizer, plan=plan, clip_grad_norm=self.clip, **options)
         return self.step
 
     def do(self, batch: tuple[Any, Any]) -> None:
@@ -198,5 +197,5 @@ def assert_same(planned: Run, plain: Run, **tolerance: float) -> None:
 def is_captured(step: TrainStep) -> bool:
     """Whether the step, or its forward and backward, come from graphs by now."""
     if step._segmented is not None:
-        return step.is_settled and step._segmented.owner() is not None
+        return step.is_settled and step._segmented.counts.get("captured", 0) > 0
     return step.is_settled and all(getattr(program, "_graph", None) is not None for program in step._programs.values())

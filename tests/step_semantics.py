@@ -4,6 +4,7 @@ Whoever imports these gives a `device` fixture on which the capture knob applies
 """
 
 import copy
+import random
 import warnings
 
 import pytest
@@ -303,7 +304,9 @@ class WithLoss(nn.Module):
 
     def forward(self, x, labels):
         loss = F.mse_loss(self.layer(x), labels)
-        return {"tensor": loss, "one element": loss.reshape(1), "dict": {"loss": loss}, "object": Output(loss)}[self.how]
+        return {"tensor": loss, "one element": loss.reshape(1), "dict": {"loss": loss}, "object": Output(loss)}[
+            self.how
+        ]
 
 
 class Output:
@@ -372,6 +375,49 @@ def test_a_batch_that_requires_a_gradient_is_not_captured(device):
         torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
     assert_same(planned, plain)
     assert "requires a gradient" in planned.step.report.declined["capture"]
+
+
+class Stateful(Mlp):
+    """Does something on the host at every step that its results depend on."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+        self.calls = 0
+        self.carried = None
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        output = super().forward(x)
+        if self.what == "counts":
+            self.calls += 1
+            return output * self.calls
+        if self.what == "draws":
+            return output * random.random()
+        if self.what == "carries":
+            output = output if self.carried is None else output + self.carried
+            self.carried = output.detach()
+            return output
+        self.mean = 0.5 * self.mean + output.detach().mean(0)
+        return output + self.mean
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("counts", "the step sets calls"),
+        ("draws", "the step draws random numbers on the host"),
+        ("carries", "the step sets carried"),
+        ("replaces a buffer", "the step sets mean"),
+    ],
+)
+def test_what_happens_on_the_host_is_not_captured(device, what, words):
+    planned, plain = pair(device, {"capture": "step"}, model=lambda: Stateful(what))
+    for run in (planned, plain):
+        random.seed(3)
+        run.train(batches(STEPS))
+    assert_same(planned, plain)
+    assert planned.step.report.declined == {"capture": f"{words}, which a replayed graph would not"}
 
 
 # A model that changes -------------------------------------------------------------------------------------------------
@@ -476,9 +522,7 @@ HOOKS = {
     "a forward pre-hook on the model": lambda model, call: model.register_forward_pre_hook(call),
     "a backward hook on last": lambda model, call: model.last.register_full_backward_hook(call),
     "a gradient hook on first.weight": lambda model, call: model.first.weight.register_hook(call),
-    "a gradient hook on last.bias": lambda model, call: (
-        model.last.bias.register_post_accumulate_grad_hook(call)
-    ),
+    "a gradient hook on last.bias": lambda model, call: model.last.bias.register_post_accumulate_grad_hook(call),
 }
 
 
@@ -691,7 +735,9 @@ class Moody(Mlp):
 
 
 @pytest.mark.parametrize("knobs", [{}, {"update": "fused"}, {"capture": "step"}])
-@pytest.mark.parametrize("error", [RuntimeError("mine"), ValueError("mine"), KeyError("mine"), torch.OutOfMemoryError()])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("mine"), ValueError("mine"), KeyError("mine"), torch.OutOfMemoryError()]
+)
 def test_a_users_error_is_the_users(device, knobs, error):
     planned, plain = pair(device, knobs, model=Moody)
     planned.model.error = error

@@ -82,8 +82,9 @@ def pair(
     **options: Any,
 ) -> Pair:
     seed()
-    plain = make_model().to(device)
-    ours = copy.deepcopy(plain)
+    plain = make_model()
+    ours = copy.deepcopy(plain).to(device)
+    plain.to(device)
     optimizer = KitsuneOptimizer(make_optimizer(ours.parameters()), **options)
     return Pair(plain, make_optimizer(plain.parameters()), ours, optimizer, exact)
 

@@ -1,10 +1,10 @@
 """Tune on this machine: a workload in, a plan out, everything remembered in the database."""
 
+import math
 import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,12 @@ from tuner.records import Run, Source, Trial
 from tuner.settings import Settings
 from tuner.store import runs, trials
 from tuner.store.engine import open_database
-from tuner.worker import carry_out, worker_name
+from tuner.worker import Tell, carry_out, worker_name
 from tuner.workloads import check_spec
 
 DEFAULT_TRIALS = 25
 UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: sorts as it counts, no look-alikes
-
-Tell = Callable[[Event], None]
 
 
 class Result(Record):
@@ -79,15 +77,16 @@ def tune(
 
     `budget` is seconds or "90s", "5m", "1h"; `trials` a number of configurations; 25 trials when neither is given.
     Raises ExportError when the model cannot travel to the measuring process, BaselineError when the step fails as
-    given, NoTrialError when nothing could be measured.
+    given, NoTrialError when nothing could be measured. Ctrl-C ends the search: the best so far is confirmed and
+    returned; a second one propagates as KeyboardInterrupt.
     """
-    device = device_of(model)
+    settings = _settings()
+    run = new_run(runs.LIVE, str(device_of(model)), trials=trials, budget=budget)
     archive = to_archive(Workload(model, loss_fn, optimizer, batch))
     with tempfile.TemporaryDirectory(prefix="kitsune-") as folder:
         path = Path(folder) / "model.ksn"
         archive.save(path)
-        run = new_run(runs.LIVE, str(device), trials=trials, budget=budget)
-        return _tune(run, str(path), database, _silent).plan
+        return _tune(run, str(path), database or settings.database_url, _silent).plan
 
 
 def tune_workload(
@@ -101,17 +100,18 @@ def tune_workload(
     tell: Tell | None = None,
 ) -> Result:
     """The same for "zoo:NAME", "FILE.py:FUNCTION" or "FILE.ksn". `tell` hears every event. Raises WorkloadError too."""
+    settings = _settings()
     check_spec(spec)
     run = new_run(spec, str(pick_device(device)), trials=trials, budget=budget, seed=seed)
-    return _tune(run, spec, database, tell or _silent)
+    return _tune(run, spec, database or settings.database_url, tell or _silent)
 
 
 def new_run(
     workload: str, device: str, *, trials: int | None = None, budget: str | float | None = None, seed: int = 0
 ) -> Run:
     """A queued run. Raises SettingsError for a budget that makes no sense."""
-    if trials is not None and trials < 1:
-        raise SettingsError(f"trials is {trials}; it must be at least 1")
+    if trials is not None and not (isinstance(trials, int) and trials >= 1):
+        raise SettingsError(f"trials is {trials!r}; it must be a whole number of at least 1")
     budget_s = None if budget is None else parse_budget(budget)
     return Run(
         id=new_id(),
@@ -132,18 +132,23 @@ def new_id() -> str:
 
 def parse_budget(budget: str | float) -> float:
     """Seconds of 300, "300", "90s", "5m" or "1h". Raises SettingsError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", str(budget))
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", str(budget), re.ASCII)
     seconds = float(match[1]) * UNITS_S[match[2]] if match else 0.0
-    if seconds <= 0:
+    if not 0 < seconds < math.inf:
         raise SettingsError(f"budget is {budget!r}; use seconds or a time as 90s, 5m or 1h")
     return seconds
 
 
-def _tune(run: Run, spec: str, database_url: str | None, tell: Tell) -> Result:
+def _settings() -> Settings:
+    """Raises UnfitError when tuning is switched off."""
     settings = Settings.from_environment()
     if settings.disable:
         raise UnfitError("KITSUNE_DISABLE is set, so nothing is tuned; unset it first")
-    with open_database(database_url or settings.database_url) as database:
+    return settings
+
+
+def _tune(run: Run, spec: str, database_url: str, tell: Tell) -> Result:
+    with open_database(database_url) as database:
         with database.begin() as connection:
             runs.add(connection, run)
             claimed = runs.claim_one(connection, run.id, worker_name())

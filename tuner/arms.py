@@ -59,7 +59,6 @@ class LiveArm:
         self.device = pick_device(job.device)
         synchronize(self.device)
         self._before_bytes = allocated_bytes(self.device)
-        reset_peak(self.device)
         self.workload = fresh_workload(job, randomness=randomness)
         begin = time.perf_counter()
         plan = Plan.by_hand(**spec.knobs) if spec.knobs else None
@@ -70,16 +69,13 @@ class LiveArm:
         self.rates = Rates(optimizer)
 
     def __call__(self, x: object, y: object) -> torch.Tensor:
-        """One step, timed and weighed for as long as the arm is compiling, warming up and capturing."""
+        """One step, timed for as long as the arm is compiling, warming up and capturing."""
         if self.step.is_settled:
             return self.step(x, y)
         begin = time.perf_counter()
         loss = self.step(x, y)
         synchronize(self.device)
         self.first_step_s += time.perf_counter() - begin
-        # a captured step reports what its graph needs: the steps that warmed it up needed more, once
-        peak = self.step.report.peak_bytes or peak_bytes(self.device)
-        self.peak_bytes = max(0, peak - self._before_bytes)
         return loss
 
     def run(self) -> torch.Tensor:
@@ -90,9 +86,22 @@ class LiveArm:
         """Steps on the example batch until nothing more will be compiled or captured; False when it never ends."""
         for _ in range(MAX_SETTLING_STEPS):
             if self.step.is_settled:
-                return True
+                break
             self(*self.workload.batch)
         return self.step.is_settled
+
+    def weigh(self) -> None:
+        """Finds the peak memory of the settled arm, to be called before another one is built.
+
+        What compiling and warming up needed once does not count. The intermediate tensors of a captured step were
+        counted while it was captured.
+        """
+        reset_peak(self.device)
+        for _ in range(2):
+            self.run()
+        synchronize(self.device)
+        peak = max(peak_bytes(self.device), self.step.report.peak_bytes)
+        self.peak_bytes = max(0, peak - self._before_bytes)
 
     def is_random(self) -> bool:
         """Whether the loss of one and the same batch differs from step to step while the weights stand still."""

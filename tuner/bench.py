@@ -73,6 +73,7 @@ def _settled(job: Job, spec: ArmSpec) -> LiveArm:
     torch.manual_seed(job.seed)
     arm = LiveArm(job, spec)
     arm.settle()
+    arm.weigh()
     return arm
 
 

@@ -21,7 +21,7 @@ from tuner.records import Failure, FailureKind, Measurement, Phase
 
 PR_SET_PDEATHSIG = 1
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
-# Errors after which no GPU call of the process works any more (facts: cudaErrorIllegalAddress and its kind).
+# Errors after which no GPU call of the process works any more.
 LOST_CONTEXT = ("CUDA error", "device-side assert", "unspecified launch failure", "illegal memory access")
 
 

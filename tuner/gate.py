@@ -80,6 +80,7 @@ def _prove(job: Job, probe: Probe) -> Proof | Failure:
     arm.rates.scale(1.0)
     if isinstance(traced, Failure):
         return traced
+    arm.weigh()
     reference, note = _trace_reference(job, probe, start, batches, traced)
     yardstick = _trace_yardstick(job, probe, start, batches, traced, perturbed=bool(note))
     numerics, wrong = judge(

@@ -52,7 +52,10 @@ class GpuWatch:
         self._clocks = [self._first.sm_mhz]
 
     def disturbance(self) -> str | None:
-        now = self._state()
+        try:
+            now = self._state()
+        except pynvml.NVMLError:
+            return None  # it answered at the start: one missing look condemns no round
         self._clocks.append(now.sm_mhz)
         return what_disturbed(self._first, now, max(self._clocks), self._mine)
 

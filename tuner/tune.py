@@ -22,8 +22,8 @@ SEARCH_ROUNDS = 15
 CONFIRM_ROUNDS = 30
 MAX_CONFIRMATIONS = 3  # that fail
 MIN_CHILD_S = 30.0  # importing torch and a first step take up to 15 s on a busy machine
-#: What a step that fails against itself will do in every other trial too.
-HOPELESS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
+#: A step that fails like this against itself does so in every other trial too.
+FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
 
 Steps = Generator[Event, None, "Conclusion"]
 Confirmed = tuple[Measurement, Decision]
@@ -93,7 +93,7 @@ class Tuning:
             if trial is None:
                 return
             yield Tried(trial)
-            if trial.source is Source.BASELINE and trial.failure is not None and trial.failure.kind in HOPELESS:
+            if trial.source is Source.BASELINE and trial.failure is not None and trial.failure.kind in FAILS_ALWAYS:
                 raise BaselineError(f"the step as given fails against itself: {trial.failure.reason}")
 
     def _try(self, proposal: Proposal) -> Trial | None:
@@ -106,8 +106,9 @@ class Tuning:
         except KeyboardInterrupt:
             self.interrupted = True
             return None
-        measured = isinstance(outcome, Measurement)
-        comparison = compare_arms(outcome, EAGER, CANDIDATE, self._noise()) if measured else None
+        comparison = None
+        if isinstance(outcome, Measurement):
+            comparison = compare_arms(outcome, EAGER, CANDIDATE, self._noise())
         return self._keep(proposal.source, proposal.knobs, outcome, comparison, started_at)
 
     def _conclude(self, fingerprint: str) -> Steps:
@@ -123,7 +124,7 @@ class Tuning:
             if self._may_look_again(confirmed[1]):
                 confirmed = (yield from self._confirm(leader, 2 * CONFIRM_ROUNDS)) or confirmed
             measurement, decision = confirmed
-            stock = best_stock(self.trials)
+            stock = best_stock(self._unrefused())
             numerics = stock.measurement.numerics if stock is not None and stock.measurement is not None else None
             plan = plan_from(measurement, decision, self.run.id, fingerprint, numerics)
             return Conclusion(plan, decision.verdict, self.interrupted)
@@ -133,7 +134,7 @@ class Tuning:
         """None when it failed."""
         yield Confirming(leader.knobs)
         started_at = self.now()
-        stock = best_stock(self.trials)
+        stock = best_stock(self._unrefused())
         arms = confirmation_arms(leader.knobs, None if stock is None else stock.knobs)
         limits = limits_within(max(self._left_s(), 2 * self._confirmation_s()))
         outcome = self.measure(self._job(arms, rounds, None), limits=limits)
@@ -181,10 +182,20 @@ class Tuning:
     def _failed_confirmations(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.source is Source.CONFIRM and trial.failure is not None]
 
-    def _leader(self) -> Trial | None:
-        """The best trial whose confirmation has not failed."""
+    def _unrefused(self) -> list[Trial]:
+        """What was searched, without what could not be confirmed."""
         refused = [trial.knobs for trial in self._failed_confirmations()]
-        return best(trial for trial in self.trials if trial.knobs not in refused)
+        return [trial for trial in self._searched() if trial.knobs not in refused]
+
+    def _leader(self) -> Trial | None:
+        """The best trial whose confirmation has not failed.
+
+        The last try goes to the best stock configuration: it needs one arm less, and what three arms in one process
+        fail of (memory, above all) hits every other candidate alike.
+        """
+        is_last_try = len(self._failed_confirmations()) == MAX_CONFIRMATIONS - 1
+        safest = best_stock(self._unrefused()) if is_last_try else None
+        return safest or best(self._unrefused())
 
     def _to_beat(self, proposal: Proposal) -> float | None:
         """The speedup below which a trial may be stopped early; rivals are measured in full."""
@@ -218,7 +229,7 @@ class Tuning:
 
     def _confirmation_s(self) -> float:
         """What confirming the leader may take: its own trial's time and that of the best stock configuration."""
-        wanted = [trial for trial in (self._leader(), best_stock(self.trials)) if trial is not None]
+        wanted = [trial for trial in (self._leader(), best_stock(self._unrefused())) if trial is not None]
         return sum(map(duration_s, wanted))
 
     def _why_nothing(self) -> str:

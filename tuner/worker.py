@@ -5,7 +5,9 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+
+from sqlalchemy import Connection
 
 from kitsune.errors import LeaseLostError, StoreError
 from tuner.events import Event, Inspected, Tried
@@ -24,42 +26,45 @@ def worker_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def carry_out(database: Database, run: Run, spec: str, tell: Tell, make: Make = Tuning) -> tuple[Run, Conclusion]:
+def carry_out(
+    database: Database, run: Run, spec: str, tell: Tell, make: Make = Tuning, lease_s: float = runs.LEASE_S
+) -> tuple[Run, Conclusion]:
     """Tunes the claimed run to its end; trials that are stored already are not tried again.
 
     A run that cannot be tuned is stored as failed with the reason, and the error raised. LeaseLostError when the run
-    was cancelled or taken over: what others wrote stays.
+    was cancelled or taken over, at the end of the trial during which that happened: what others wrote stays.
+    KeyboardInterrupt that no trial has caught puts the run back into the queue, and propagates.
     """
     with database.read() as connection:
         known = trials.list_of(connection, run.id)
     tuning = make(run=run, spec=spec, trials=known)
-    with Lease(database, run).kept() as lease:
+    with Lease(database, run, lease_s).kept() as lease:
         try:
             conclusion = _follow(database, run, tuning, tell, lease)
+            with database.begin() as connection:
+                return runs.finish(connection, run, plan=conclusion.plan, verdict=conclusion.verdict), conclusion
         except LeaseLostError:
             raise
         except KeyboardInterrupt:
-            with database.begin() as connection:
-                runs.release(connection, run)
+            _store_end(database, run, _give_back)
             raise
         except Exception as error:
-            _store_failure(database, run, error)
+            reason = str(error) or type(error).__name__
+            _store_end(database, run, lambda connection, run: runs.fail(connection, run, reason))
             raise
-        with database.begin() as connection:
-            return runs.finish(connection, run, plan=conclusion.plan, verdict=conclusion.verdict), conclusion
 
 
 def _follow(database: Database, run: Run, tuning: Tuning, tell: Tell, lease: "Lease") -> Conclusion:
-    steps = tuning.steps()
-    while True:
-        try:
-            event = next(steps)
-        except StopIteration as end:
-            conclusion: Conclusion = end.value
-            return conclusion
-        lease.check()
-        _store(database, run, event)
-        tell(event)
+    with closing(tuning.steps()) as steps:
+        while True:
+            try:
+                event = next(steps)
+            except StopIteration as end:
+                conclusion: Conclusion = end.value
+                return conclusion
+            lease.check()
+            _store(database, run, event)
+            tell(event)
 
 
 def _store(database: Database, run: Run, event: Event) -> None:
@@ -78,20 +83,26 @@ def _store(database: Database, run: Run, event: Event) -> None:
             trials.add(connection, run, event.trial)
 
 
-def _store_failure(database: Database, run: Run, error: Exception) -> None:
-    """The reason is kept if the database can take it; the error itself is what the caller must see."""
-    reason = str(error) or type(error).__name__
+def _give_back(connection: Connection, run: Run) -> None:
+    if run.workload == runs.LIVE:
+        runs.fail(connection, run, "interrupted; a live model is gone with its process, so nobody else can go on")
+    else:
+        runs.release(connection, run)
+
+
+def _store_end(database: Database, run: Run, write: Callable[[Connection, Run], object]) -> None:
+    """How the run ended is kept if the database can take it; the error that ended it is what the caller must see."""
     try:
         with database.begin() as connection:
-            runs.fail(connection, run, reason)
+            write(connection, run)
     except StoreError as trouble:
-        log.warning("the failure of run %s could not be stored: %s", run.id, trouble)
+        log.warning("how run %s ended could not be stored: %s", run.id, trouble)
 
 
 class Lease:
     """Heartbeats of a run from a thread of their own, since a trial may take minutes."""
 
-    def __init__(self, database: Database, run: Run, lease_s: float = runs.LEASE_S) -> None:
+    def __init__(self, database: Database, run: Run, lease_s: float) -> None:
         self._database = database
         self._run = run
         self._lease_s = lease_s

@@ -12,7 +12,7 @@ from kitsune.device import Graph, Recorder, Sync, peak_bytes, reset_peak, side_s
 from kitsune.engine.body import Body
 from kitsune.engine.static import StaticBatch, place, why_not_static
 from kitsune.engine.update import is_starting
-from kitsune.engine.watch import Hooks, Watch
+from kitsune.engine.watch import Hooks, HostState, Watch
 
 WARM_STEPS = 3
 
@@ -99,20 +99,31 @@ class StepGraph:
             self._graph = None
 
     def _warm(self, batch: tuple[Any, Any]) -> torch.Tensor:
-        syncs: list[Sync] = []
         with side_stream(self._device):
             placed = place(batch, self._device, self._memory_format)
             if self.calls < WARM_STEPS - 1:
                 return self._body.step(placed)[0]
-            # The last warming step is watched: a capture that fails for a host sync costs a pool of memory, and
-            # poisons the generator (device.Recorder mends that).
-            with watch_syncs(self._device, syncs):
-                loss, _ = self._body.gradients(placed)
+            loss = self._watched(placed)
             self._body.update.step()
-        self.refusal = why_not_static(batch)
+        self.refusal = self.refusal or why_not_static(batch)
+        return loss
+
+    def _watched(self, placed: tuple[Any, Any]) -> torch.Tensor:
+        """The last warming step, which finds out what a capture would fail at or leave behind.
+
+        A capture that fails for a host sync costs a pool of memory, and poisons the generator (device.Recorder mends
+        that).
+        """
+        syncs: list[Sync] = []
+        host = HostState(self._body.model, self._device)
+        with watch_syncs(self._device, syncs):
+            loss, _ = self._body.gradients(placed)
+        change = host.change()
         if syncs:
             file, line = syncs[0]
             self.refusal = f"the step waits for the device at {file}:{line}"
+        elif change:
+            self.refusal = f"{change}, which a replayed graph would not"
         return loss
 
     def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:

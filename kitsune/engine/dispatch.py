@@ -11,7 +11,7 @@ from kitsune.device import Recorder, Sync, watch_syncs
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import enclosed
 from kitsune.engine.scaler import LossScaler
-from kitsune.engine.segments import Segments
+from kitsune.engine.segments import Segments, why_not_joined
 from kitsune.engine.static import opaque_type, restrided, signature_of
 from kitsune.engine.watch import first_hook
 from kitsune.errors import CaptureError
@@ -75,10 +75,6 @@ class SegmentedForward:
         self._seen: dict[Any, int] = {}
 
     @property
-    def calls(self) -> int:
-        return sum(self.counts.values())
-
-    @property
     def is_settled(self) -> bool:
         return not self.capture or bool(self._captured) or self.refusal is not None
 
@@ -89,7 +85,7 @@ class SegmentedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._last = None
         try:
-            key = signature_of((args, kwargs))
+            key = signature_of((args, kwargs)), autocast_of(self.device.type)
             segments = self._captured.get(key)
         except TypeError:  # an argument without a hash: nothing can be known of the next one
             return self._eager("eager", self._forward, args, kwargs)
@@ -127,6 +123,7 @@ class SegmentedForward:
         drawn, buffers = self._host_random(), list(self.model.buffers())
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
+        self.refusal = why_not_joined(pytree.tree_leaves(output))
         if syncs:
             file, line = syncs[0]
             self.refusal = f"the forward waits for the device at {file}:{line}"
@@ -177,7 +174,8 @@ class SegmentedForward:
         )
 
     def _replay(self, segments: Segments, args: Any, kwargs: Any) -> Any:
-        if segments.is_waiting:
+        # Graphs of one pool share the memory of what they throw away: no other one's activations may be waiting either.
+        if any(captured.is_waiting for captured in self._captured.values()):
             return self._eager("in_flight", self._plain, args, kwargs)
         if segments.gradients_are_kept():
             return self._eager("kept", self._plain, args, kwargs)
@@ -204,6 +202,13 @@ class SegmentedForward:
             return pytree.tree_map(to_single, output) if self.single_outputs else output
 
         return run
+
+
+def autocast_of(kind: str) -> tuple[Any, ...] | None:
+    """The user's own autocast, which decides what a forward launches."""
+    if not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
 
 
 def to_single(leaf: Any) -> Any:

@@ -52,10 +52,10 @@ class Enclosure:
     def forward(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         starts = [given.detach().requires_grad_() for given in self.inputs]
         fresh = iter(starts)
-        # clones: a model may change its input in place, which a leaf does not suffer
-        arguments = [next(fresh).clone() if is_differentiable(leaf) else leaf for leaf in self.arguments]
-        args, kwargs = pytree.tree_unflatten(arguments, self.arguments_spec)
         with torch.enable_grad():
+            # clones: a model may change its input in place, which a leaf does not suffer
+            arguments = [next(fresh).clone() if is_differentiable(leaf) else leaf for leaf in self.arguments]
+            args, kwargs = pytree.tree_unflatten(arguments, self.arguments_spec)
             self.leaves, self.spec = pytree.tree_flatten(self.run(*args, **kwargs))
         opaque = next(filter(None, map(opaque_type, self.leaves)), None)
         if self.scaler is not None and opaque is not None:

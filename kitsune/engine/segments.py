@@ -52,6 +52,7 @@ class Segments:
         self.retain_graph = retain_graph
         self.generation = 0
         self.in_flight: weakref.ref[Token] | None = None
+        self._device = recorder.device
         self._optimizer = optimizer
         self._forward = forward
         self._contexts = contexts
@@ -60,7 +61,8 @@ class Segments:
         self._retain = recorder.executes or retain_graph
         self._static = StaticBatch(arguments, recorder.device, memory_format)
         self._forward_graph, self._outputs = recorder.capture(self._run_forward)
-        self._check_outputs()
+        if reason := why_not_joined(self._leaves):
+            raise CaptureError(reason)
         self._output_gradients = [torch.zeros_like(output) for output in self._live if output.requires_grad]
         self._backward_graph, self._gradients = recorder.capture(self._run_backward)
         self._remember_gradients()
@@ -83,20 +85,17 @@ class Segments:
 
     def _run_forward(self) -> list[torch.Tensor]:
         args, kwargs = self._static.batch
+        # The user's autocast must neither give us casts that it kept from before nor keep those of the graph.
+        torch.clear_autocast_cache()
         with torch.enable_grad():
             self._leaves, self._spec = pytree.tree_flatten(self._forward(*args, **kwargs))
+        torch.clear_autocast_cache()
         self._live = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
         return [output.detach() for output in self._live]
 
-    def _check_outputs(self) -> None:
-        opaque = next(filter(None, map(opaque_type, self._leaves)), None)
-        if opaque is not None:
-            raise CaptureError(f"the model returns a {opaque}, whose tensors cannot be told")
-        if not any(output.requires_grad for output in self._live):
-            raise CaptureError("the model's output does not depend on a parameter that requires a gradient")
-
     def _run_backward(self) -> list[torch.Tensor | None]:
-        with entered(self._contexts):
+        # Captured from within a forward, under the user's autocast perhaps; their backward is not.
+        with entered(self._contexts), torch.autocast(self._device.type, enabled=False):
             gradients = torch.autograd.grad(
                 [output for output in self._live if output.requires_grad],
                 self.parameters,
@@ -163,6 +162,16 @@ class Segments:
         context.mark_non_differentiable(
             *(out for out, live in zip(outputs, self._live, strict=True) if not live.requires_grad)
         )
+
+
+def why_not_joined(leaves: Sequence[Any]) -> str | None:
+    """Why the leaves of an output cannot come out of a node of the user's autograd graph, or None."""
+    opaque = next(filter(None, map(opaque_type, leaves)), None)
+    if opaque is not None:
+        return f"the model returns a {opaque}, whose tensors cannot be told"
+    if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+        return "the model's output does not depend on a parameter that requires a gradient"
+    return None
 
 
 class _Joined(torch.autograd.Function):

@@ -1,6 +1,9 @@
 """Watch: has anything changed that a captured graph has baked in? Cheap enough to ask before every replay."""
 
+import random
 from collections.abc import Iterator
+from types import NoneType
+from typing import Any
 
 import torch
 
@@ -10,6 +13,8 @@ HOOKS = (
     ("_backward_pre_hooks", "a backward pre-hook"),
     ("_backward_hooks", "a backward hook"),
 )
+
+MEMBERS = ("_modules", "_parameters", "_buffers")
 
 
 class Watch:
@@ -25,7 +30,7 @@ class Watch:
         self._states = len(optimizer.state)
         self._modules = list(model.modules())
         self._hooks = [getattr(module, name) for module in self._modules for name, _ in HOOKS]
-        self._members = [members for module in self._modules for members in (module._modules, module._parameters)]
+        self._members = [getattr(module, name) for module in self._modules for name in MEMBERS]
         self._parameters = list(model.parameters())
         self._tensors = [*self._parameters, *model.buffers()]
         self._seen = list(self._look())
@@ -45,6 +50,43 @@ class Watch:
         yield [tensor.data_ptr() for tensor in self._tensors]
         yield [parameter.requires_grad for parameter in self._parameters]
         yield any(map(is_hooked, self._parameters))
+
+
+class HostState:
+    """What a step may change on the host, where a replay of its launches changes nothing."""
+
+    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+        self._model = model
+        # On a CPU the generator is part of what a step launches.
+        self._draws = device.type != "cpu"
+        self._random = self._generators()
+        self._held = self._look()
+
+    def change(self) -> str | None:
+        """What has changed since, in words, or None."""
+        if self._generators() != self._random:
+            return "the step draws random numbers on the host"
+        now = self._look()
+        for place, value in self._held.items():
+            if not same(value, now.get(place)):
+                return f"the step sets {place}"
+        return next((f"the step sets {place}" for place in now if place not in self._held), None)
+
+    def _generators(self) -> tuple[Any, ...]:
+        return random.getstate(), bytes(torch.get_rng_state().numpy()) if self._draws else b""
+
+    def _look(self) -> dict[str, Any]:
+        """Attributes and buffers of all modules that are tensors or plain values, by name."""
+        return {
+            f"{name}.{attribute}".lstrip("."): value
+            for name, module in self._model.named_modules()
+            for attribute, value in (*vars(module).items(), *module._buffers.items())
+            if isinstance(value, (torch.Tensor, bool, int, float, str, NoneType))
+        }
+
+
+def same(one: Any, other: Any) -> bool:
+    return one is other or (not isinstance(one, torch.Tensor) and type(one) is type(other) and one == other)
 
 
 class Hooks:

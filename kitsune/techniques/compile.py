@@ -45,6 +45,7 @@ class Inductor:
     """
 
     def __init__(self, options: Mapping[str, Any], tag: str) -> None:
+        self.__name__ = "inductor"  # by which torch speaks of a backend that failed
         self._options = {name.replace("-", "_"): value for name, value in options.items()}
         self._tag = tag
 

@@ -3,6 +3,7 @@
 What mostly waits (a model that hangs, a database that is locked) is started first and looked at last.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -47,11 +48,17 @@ def raises():
 def hangs():
     open(os.environ["PID_FILE"], "w").write(str(os.getpid()))
     return workload(lambda: time.sleep(600))
-
-
-def dies():
-    return workload(lambda: os._exit(3))
 """
+
+
+@contextlib.contextmanager
+def ctrl_c_heard() -> Iterator[None]:
+    """Children of a background job inherit that SIGINT is ignored; a handler is not inherited, so it ends that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Command:
@@ -62,7 +69,7 @@ class Command:
         self.home = folder / "home"
         self.out, self.err = folder / "out", folder / "err"
         variables = {**os.environ, "KITSUNE_HOME": str(self.home), "OMP_NUM_THREADS": "1", **environment}
-        with self.out.open("wb") as out, self.err.open("wb") as err:
+        with self.out.open("wb") as out, self.err.open("wb") as err, ctrl_c_heard():
             self.process = subprocess.Popen(
                 [KITSUNE, *words],
                 cwd=folder,
@@ -71,7 +78,6 @@ class Command:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
             )
 
     def wait(self, timeout_s: float = 55) -> tuple[int, str, str]:
@@ -145,10 +151,11 @@ def is_alive(pid_file: Path) -> bool:
 # The main job ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(150)  # three trials, one of which compiles C++
+@pytest.mark.timeout(150)  # 20 s on two idle cores
 def test_tune_keeps_a_plan_and_everything_that_was_tried(kitsune, tmp_path):
-    tuning = kitsune("tune", TINY, "--trials", "3", "--json", "--out", "plan.json")
-    code, out, err = tuning.wait(140)
+    # Without a C++ compiler the trial that compiles ends with a reason instead of after a minute.
+    tuning = kitsune("tune", TINY, "--trials", "3", "--json", "--out", "plan.json", CXX="/no/compiler")
+    code, out, err = tuning.wait(120)
     assert code == 0, err
     assert len(out.splitlines()) == 1
     assert "\x1b" not in out + err
@@ -175,7 +182,9 @@ def test_tune_keeps_a_plan_and_everything_that_was_tried(kitsune, tmp_path):
     assert [trial.number for trial in trials] == list(range(len(trials)))
     assert sum(trial.source is not Source.CONFIRM for trial in trials) == 3
     assert all(trial.measurement or trial.failure for trial in trials)
-    assert "CUDA graphs" in run.inapplicable["capture=step"]
+    assert found["failed"] == sum(trial.failure is not None for trial in trials)
+    reasons = [*run.inapplicable.values(), *(trial.failure.reason for trial in trials if trial.failure)]
+    assert any("C++ compiler" in reason for reason in reasons)
     assert Plan.from_json(stored["plan"]) == plan
 
     assert Plan.from_json(json.loads(kitsune("runs", "plan", "last").wait()[1])) == plan
@@ -234,11 +243,9 @@ def test_sigterm_ends_the_measuring_process_too(kitsune, tmp_path):
 @pytest.mark.parametrize(
     ("workload", "kind", "words"),
     [
-        ("zoo:mpl", "WorkloadError", "did you mean 'zoo:mlp'"),
-        ("work.py:nope", "BaselineError", "no function 'nope'"),
+        ("zoo:mpl", "WorkloadError", "did you mean 'mlp'"),
+        ("broken.ksn", "ArchiveError", "too short to be a zip file"),
         ("work.py:raises", "BaselineError", "no such luck"),
-        ("work.py:dies", "BaselineError", "exited with code 3"),
-        ("broken.ksn", "BaselineError", "zip"),
     ],
 )
 def test_a_workload_that_cannot_be_tuned(workload, kind, words, kitsune, tmp_path):
@@ -256,7 +263,7 @@ def test_a_workload_that_cannot_be_tuned(workload, kind, words, kitsune, tmp_pat
 def test_a_database_of_another_kind(kitsune, tmp_path):
     (tmp_path / "text.db").write_text("dear diary, " * 100)
     with sqlite3.connect(tmp_path / "foreign.db") as foreign:
-        foreign.execute("CREATE TABLE runs (distance REAL)")
+        foreign.execute("CREATE TABLE kitsune_runs (distance REAL)")
     foreign.close()
     for name, kind, words in (
         ("text.db", "StoreError", "is not an SQLite database"),

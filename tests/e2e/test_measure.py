@@ -11,6 +11,7 @@ from statistics import median
 
 import pytest
 
+from tests.processes import children, is_gone
 from tuner.measure import inspect, measure
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Phase
@@ -75,6 +76,10 @@ def chatters():
 def lies():
     os.write(int(sys.argv[1]), b"the answer is 42\\n")
     return workload(Model())
+
+
+def branches():
+    return workload(Model(lambda h: h if h.sum() > 0 else -h))
 
 
 def under_autocast(change):
@@ -158,6 +163,13 @@ def test_a_zoo_model_is_inspected(cache):
     assert not found.fingerprint.startswith("local-")
     assert "precision=tf32" in found.inapplicable
     assert "precision=bf16" not in found.inapplicable
+
+
+def test_a_workload_that_cannot_be_exported_has_a_fingerprint_of_this_machine(file, cache):
+    found = inspect(f"{file}:branches", "cpu", cache=cache)
+    assert isinstance(found, Inspection), found
+    assert found.fingerprint.startswith("local-")
+    assert any("not exportable" in note for note in found.notes)
 
 
 def test_a_step_against_itself(cache):
@@ -266,7 +278,8 @@ def test_a_child_that_is_killed_from_outside(file, cache):
     assert is_gone(child)
 
 
-def test_the_child_dies_with_its_parent(file, cache):
+def test_the_child_dies_with_its_parent(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a parent that is killed cannot clean up
     code = f"from tuner.measure import inspect; inspect({f'{file}:hangs'!r}, 'cpu')"
     note = Path(f"{file}.pid")
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
@@ -277,23 +290,3 @@ def test_the_child_dies_with_its_parent(file, cache):
         assert not is_gone(child, within_s=0.2)
         parent.kill()
     assert is_gone(child)
-
-
-def children() -> set[int]:
-    """The processes that this one has started, by any of its threads."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
-
-
-def is_gone(process: int, within_s: float = 5.0) -> bool:
-    """Whether the process has ended: it does not exist, or is a zombie that init has yet to collect."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state in "ZX":
-            return True
-        time.sleep(0.05)
-    return False

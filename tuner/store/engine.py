@@ -1,11 +1,13 @@
 """A database URL in, an open and migrated Database out; every error of the driver becomes one of ours."""
 
+import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, StaticPool, create_engine, event, make_url
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 from sqlalchemy.exc import ArgumentError
 
 from kitsune.errors import StoreError
@@ -56,7 +58,7 @@ def create(url: str | URL, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:
         ) from error
     event.listen(engine, "handle_error", _translate, retval=True)
     if parsed.get_backend_name() == "sqlite":
-        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "connect", _sqlite_preparer(busy_timeout_s))
         event.listen(engine, "begin", _begin_sqlite)
     else:
         event.listen(engine, "connect", _postgresql_preparer(busy_timeout_s))
@@ -92,26 +94,51 @@ def _make_folder(url: URL) -> None:
 
 
 def _translate(context: ExceptionContext) -> StoreError | None:
-    """SQLAlchemy calls this wherever a driver fails: connecting, beginning, executing, fetching, committing."""
-    if context.sqlalchemy_exception is None:
+    """SQLAlchemy calls this wherever a driver fails: connecting, beginning, executing, fetching, committing.
+
+    A connection of the pool that died unseen is told of as SQLAlchemy's own error, which makes the pool replace it.
+    """
+    if context.sqlalchemy_exception is None or context.is_pre_ping:
         return None
     return store_error(context.sqlalchemy_exception, context.engine.url if context.engine else None)
 
 
-def _prepare_sqlite(dbapi_connection: DBAPIConnection, _record: Any) -> None:
-    """Once for each connection.
+def _sqlite_preparer(busy_timeout_s: float) -> Any:
+    def prepare(dbapi_connection: DBAPIConnection, _record: Any) -> None:
+        """Once for each connection.
 
-    isolation_level None: Python's sqlite3 opens no transaction by itself; `_begin_sqlite` does.
-    WAL: readers and the writer do not wait for each other. synchronous FULL: in WAL mode NORMAL would lose the last
-    commits at a power cut, and an acknowledged run is never lost.
+        isolation_level None: Python's sqlite3 opens no transaction by itself; `_begin_sqlite` does.
+        synchronous FULL: in WAL mode NORMAL would lose the last commits at a power cut, and an acknowledged run is
+        never lost.
+        """
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.execute("PRAGMA synchronous = FULL")
+        _use_wal(cursor, time.monotonic() + busy_timeout_s)
+        cursor.close()
+
+    return prepare
+
+
+def _use_wal(cursor: DBAPICursor, deadline: float) -> None:
+    """In WAL mode readers and the writer do not wait for each other. The file remembers it: one connection switches.
+
+    That one step ignores SQLite's busy timeout when processes meet at a new file (2 of some 220 openings by 8 processes
+    failed with "database is locked"), so it is tried until the deadline here.
     """
-    dbapi_connection.isolation_level = None
-    cursor = dbapi_connection.cursor()
-    cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.execute("PRAGMA synchronous = FULL")
-    if cursor.execute("PRAGMA journal_mode").fetchone()[0] not in ("wal", "memory"):
-        cursor.execute("PRAGMA journal_mode = WAL")
-    cursor.close()
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode")
+            mode = cursor.fetchone()
+            if mode is None or mode[0] not in ("wal", "memory"):
+                cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _begin_sqlite(connection: Connection) -> None:

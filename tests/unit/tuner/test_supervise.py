@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import is_gone
 from tuner.protocol import Job, Limits, Message
 from tuner.records import Failure, FailureKind, Phase
 from tuner.supervise import supervise
@@ -163,20 +164,6 @@ def test_ctrl_c_kills_the_child_and_propagates(tmp_path):
         run(script + "\ntime.sleep(60)", tmp_path)
     thread.join()
     assert is_gone(int(note.read_text()))
-
-
-def is_gone(process: int, within_s: float = 5.0) -> bool:
-    """Whether the process has ended: it does not exist, or is a zombie that init has yet to collect."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state in "ZX":
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_is_gone_can_tell():

@@ -1,0 +1,175 @@
+"""Live models tuned by real children on the CPU; which configuration wins is not asked."""
+
+import copy
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import kitsune
+from kitsune.errors import BaselineError
+from kitsune.plan import Plan
+from tests.processes import children
+from tuner.api import tune_workload
+from tuner.events import Tried
+from tuner.records import RunStatus, Source
+from tuner.stats import samples_digest
+from tuner.store import runs, trials
+from tuner.store.engine import open_database
+from tuner.tune import Tuning
+
+Live = tuple[nn.Module, Callable[..., torch.Tensor], torch.optim.Optimizer, tuple[Any, Any]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which this process makes temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def cnn() -> Live:
+    """BatchNorm in train mode, but for one that is frozen; SGD with momentum."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Flatten()
+    )
+    model.append(nn.Linear(8 * 4 * 4, 5))
+    model[4].eval().requires_grad_(False)
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.01, momentum=0.9)
+    return model, nn.functional.cross_entropy, optimizer, (torch.randn(8, 3, 8, 8), torch.randint(5, (8,)))
+
+
+class Transformer(nn.Module):
+    """Two layers with dropout, which return their loss themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(16, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = self.head(self.layers(self.embedding(ids)))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def transformer() -> Live:
+    model = Transformer()
+    ids = torch.randint(20, (4, 8))
+    batch = {"ids": ids, "labels": ids.roll(-1, 1)}, None
+    return model, None, torch.optim.AdamW(model.parameters(), lr=1e-3), batch
+
+
+def everything(live: Live) -> dict[str, Any]:
+    """What tuning must leave as it was."""
+    model, _, optimizer, batch = live
+    return copy.deepcopy(
+        {
+            "state": model.state_dict(),
+            "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
+            "modes": [module.training for module in model.modules()],
+            "trained": [parameter.requires_grad for parameter in model.parameters()],
+            "optimizer": optimizer.state_dict(),
+            "batch": batch,
+            "torch": torch.get_rng_state(),
+            "python": random.getstate(),
+            "numpy": np.random.get_state(),
+            "threads": torch.get_num_threads(),
+            "matmul": torch.get_float32_matmul_precision(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "dtype": torch.get_default_dtype(),
+            "grad": torch.is_grad_enabled(),
+        }
+    )
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("make", [cnn, transformer])
+def test_a_live_model_is_tuned_and_stays_as_it_was(make, tmp_path, temporary):
+    torch.manual_seed(0)
+    live = make()
+    model, loss_fn, optimizer, (x, y) = live
+    (model(**x) if loss_fn is None else loss_fn(model(x), y)).backward()
+    optimizer.step()
+    before, running = everything(live), children()
+
+    url = f"sqlite:///{tmp_path}/k.db"
+    plan = kitsune.tune(model, loss_fn, optimizer, (x, y), trials=2, database=url)
+
+    torch.testing.assert_close(everything(live), before, rtol=0, atol=0, equal_nan=True)
+    assert children() == running
+    assert list(temporary.iterdir()) == []
+    assert Plan.from_json(plan.to_json()) == plan
+    with open_database(url) as database, database.read() as connection:
+        (run,) = runs.page(connection).runs
+        tried = trials.list_of(connection, run.id)
+    assert (run.status, run.plan_id, run.workload) == (RunStatus.FINISHED, plan.plan_id, runs.LIVE)
+    assert [trial.source for trial in tried[:3]] == [Source.BASELINE, Source.STOCK, Source.CONFIRM]
+    assert plan.evidence.samples_sha256 in {samples_digest(t.measurement) for t in tried[2:] if t.measurement}
+    assert not run.fingerprint.startswith("local-")
+
+    step = kitsune.TrainStep(model, loss_fn, optimizer, plan)
+    assert torch.isfinite(step(x, y))
+
+
+def test_the_defaults_of_a_tuning_are_real_children():
+    run_fields = {name: Tuning.__dataclass_fields__[name].default for name in ("measure", "inspect")}
+    assert {name: function.__module__ for name, function in run_fields.items()} == {
+        "measure": "tuner.measure",
+        "inspect": "tuner.measure",
+    }
+
+
+RAISES = """
+import torch
+from kitsune import Workload
+
+
+def make_workload():
+    class Model(torch.nn.Linear):
+        def forward(self, x):
+            raise ValueError("no such luck")
+
+    model = Model(4, 2)
+    batch = torch.randn(8, 4), torch.randn(8, 2)
+    return Workload(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), batch)
+"""
+
+
+def test_a_workload_that_fails_as_given_is_stored_with_its_reason(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(RAISES)
+    url = f"sqlite:///{tmp_path}/k.db"
+    with pytest.raises(BaselineError, match="ValueError: no such luck"):
+        tune_workload(f"{file}:make_workload", device="cpu", trials=2, database=url)
+    with open_database(url) as database, database.read() as connection:
+        (run,) = runs.page(connection).runs
+    assert run.status is RunStatus.FAILED
+    assert "no such luck" in str(run.error)
+
+
+def test_an_error_in_the_middle_leaves_no_child_behind(tmp_path):
+    running = children()
+
+    def tell(event: object) -> None:
+        if isinstance(event, Tried):
+            raise BrokenPipeError("nobody listens")
+
+    with pytest.raises(BrokenPipeError):
+        tune_workload("zoo:mlp?size=tiny", device="cpu", database=f"sqlite:///{tmp_path}/k.db", tell=tell)
+    assert children() == running

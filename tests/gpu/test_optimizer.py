@@ -1,0 +1,143 @@
+"""The drop-in on a GPU: its semantics on real CUDA graphs, and what only a GPU can show."""
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from kitsune.amp import AMPConfig
+from kitsune.optimizer import KitsuneOptimizer
+from kitsune.plan import Plan
+from tests.optimizer_models import *  # noqa: F403
+from tests.optimizer_semantics import *  # noqa: F403
+from tests.training_pairs import Batch, Net, batches, check, criterion, fused_adamw, pair, simple_loop, train_both
+
+STEPS, WARM = 12, 4
+
+
+def test_no_step_waits_for_the_device(device: torch.device) -> None:
+    """fp16 with a fused update: forward, backward, overflow check and update are all launches."""
+    config = AMPConfig(dtype=torch.float16, init_scale=1024.0)
+    both = pair(device, make_optimizer=fused_adamw, enable_amp=True, amp_config=config)
+    data = batches(device, 16)
+    simple_loop(both.ours, both.optimizer, data[:12])
+    before = both.captured, both.optimizer.counts["update"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        simple_loop(both.ours, both.optimizer, data[12:])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (both.captured, both.optimizer.counts["update"]) == (before[0] + 4, before[1] + 4)
+
+
+def test_a_forward_that_waits_for_the_device_is_not_captured(device: torch.device) -> None:
+    class Waits(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (2.0 if x.sum().item() > 0 else 1.0)
+
+    both = check(device, simple_loop, make_model=Waits)
+    assert both.captured == 0
+    assert "waits for the device" in both.optimizer.report.declined["capture"]
+    assert "test_optimizer.py" in both.optimizer.report.declined["capture"]
+
+
+def test_random_numbers_of_the_host_by_torch(device: torch.device) -> None:
+    class LayerDrop(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x if torch.rand(()) < 0.5 else x * 2)
+
+    both = check(device, simple_loop, make_model=LayerDrop)
+    assert "random numbers on the host" in both.optimizer.report.declined["capture"]
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_forwards_in_the_users_loop(device: torch.device, mode: str) -> None:
+    """Outputs are kept, two forwards share a step, and the eager last batch is in between."""
+
+    def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        kept = []
+        for x, y in data:
+            optimizer.zero_grad()
+            one, two = model(x), model(x * 0.5)
+            (criterion(one, y) + criterion(two, y)).backward()
+            optimizer.step()
+            kept += [one.detach(), two.detach()]
+        return kept
+
+    capture = "segments" if mode == "default" else "none"
+    both = pair(device, make_optimizer=fused_adamw, plan=Plan.by_hand(compile=mode, capture=capture))
+    train_both(both, loop, batches(device))
+    assert both.optimizer.report.applied["compile"] == mode
+    assert bool(both.captured) == (capture == "segments")
+
+
+def test_compiled_segments(device: torch.device) -> None:
+    plan = Plan.by_hand(compile="default", capture="segments", update="fused")
+    both = check(device, simple_loop, plan=plan, exact=False)
+    assert both.captured == STEPS - WARM
+    assert both.optimizer.counts["update"] > 0
+    assert both.optimizer.report.declined == {}
+
+
+def test_capturable_updates(device: torch.device) -> None:
+    """AdamW as given (foreach) reads its learning rate from a tensor once captured."""
+    both = check(device, simple_loop, exact=False)
+    assert both.optimizer.counts["update"] > 0
+    assert both.optimizer.base_optimizer.param_groups[0]["capturable"]
+    assert not both.optimizer.state_dict()["param_groups"][0]["capturable"]
+    both.optimizer.close()
+    assert not both.optimizer.base_optimizer.param_groups[0]["capturable"]
+    train_both(both, simple_loop, batches(device))
+
+
+def test_tf32_holds_for_forward_and_backward_only(device: torch.device) -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(6, 1024), nn.Linear(1024, 1024)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.first(x))
+
+    def run(**options: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = Wide().to(device)
+        optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), **options)
+        for x, _ in batches(device, 8, size=1024):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        assert optimizer.counts.get("captured", 0) == 4
+        assert model.head.weight.grad is not None
+        return model.head.weight.grad
+
+    exact = run()
+    rounded = run(plan=Plan.by_hand(precision="tf32", capture="segments"))
+    assert not torch.backends.cuda.matmul.allow_tf32
+    error = (rounded - exact).norm() / exact.norm()
+    assert 1e-5 < error < 1e-2
+
+
+def test_memory_is_given_back(device: torch.device) -> None:
+    """The pool of the graphs goes with the model, once the optimizer is closed."""
+
+    def train() -> None:
+        model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))).to(device)
+        optimizer = KitsuneOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
+        for _ in range(10):
+            optimizer.zero_grad()
+            model(torch.randn(256, 1024, device=device)).square().mean().backward()
+            optimizer.step()
+        assert optimizer.counts["captured"] == 6
+        optimizer.close()
+
+    def reserved_after_training() -> int:
+        train()
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(device)
+
+    assert reserved_after_training() >= reserved_after_training()

@@ -1,0 +1,237 @@
+"""The drop-in's documented options as knobs, and what becomes of those that cannot be honoured."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kitsune.amp import AMPConfig
+from kitsune.errors import SettingsError
+from kitsune.fusion import FusionConfig
+from kitsune.knobs import KNOBS
+from kitsune.options import NO_AMP, NO_FUSION, NOT_SCALED, NOT_STEERED, Options, Wish, parse_bytes, wish_of
+from kitsune.plan import Plan
+from kitsune.streams import StreamConfig
+
+
+def wish(*, has_bf16: bool = True, **options: Any) -> Wish:
+    return wish_of(Options(**options), has_bf16)
+
+
+def test_nothing_said_means_capture() -> None:
+    assert wish() == Wish(plan=Plan.by_hand(capture="segments"))
+
+
+def test_a_plan_stands_as_it_is() -> None:
+    plan = Plan.by_hand(precision="bf16", compile="default")
+    assert wish(plan=plan) == Wish(plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("options", "knobs"),
+    [
+        ({"enable_amp": True}, {"precision": "bf16", "capture": "segments"}),
+        ({"enable_amp": False}, {"capture": "segments"}),
+        ({"enable_fusion": True}, {"compile": "default", "capture": "segments"}),
+        ({"enable_fusion": False}, {"capture": "segments"}),
+        ({"capture_graph": False}, {}),
+        ({"capture_graph": True}, {"capture": "segments"}),
+        (
+            {"enable_amp": True, "amp_config": AMPConfig(dtype=torch.float16)},
+            {"precision": "fp16", "capture": "segments"},
+        ),
+        ({"enable_amp": True, "amp_config": AMPConfig(enabled=False)}, {"capture": "segments"}),
+        ({"amp_config": AMPConfig(dtype=torch.float16)}, {"capture": "segments"}),
+    ],
+)
+def test_options_are_knobs(options: dict[str, Any], knobs: dict[str, str]) -> None:
+    assert wish(**options).plan == Plan.by_hand(**knobs)
+
+
+def test_amp_takes_fp16_where_there_is_no_bf16() -> None:
+    assert wish(has_bf16=False, enable_amp=True).plan.choice("precision") == "fp16"
+    config = AMPConfig(dtype=torch.bfloat16)
+    assert wish(has_bf16=False, enable_amp=True, amp_config=config).plan.choice("precision") == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("options", "knob", "choice"),
+    [
+        ({"enable_amp": False}, "precision", "fp32"),
+        ({"amp_config": AMPConfig(enabled=False)}, "precision", "fp32"),
+        ({"enable_fusion": False}, "compile", "off"),
+        ({"capture_graph": False}, "capture", "none"),
+    ],
+)
+def test_what_is_chosen_by_hand_goes_over_the_plan(options: dict[str, Any], knob: str, choice: str) -> None:
+    plan = Plan.by_hand(precision="bf16", compile="max-autotune-no-cudagraphs", capture="segments")
+    found = wish(plan=plan, **options)
+    assert found.plan.choice(knob) == choice
+    assert found.plan.knobs == {name: value for name, value in plan.knobs.items() if name != knob}
+    assert found.overruled == {knob: f"{knob}={choice} was asked for by hand"}
+
+
+def test_options_that_agree_with_the_plan_change_nothing() -> None:
+    plan = Plan.by_hand(precision="fp16", compile="max-autotune-no-cudagraphs", capture="segments")
+    found = wish(plan=plan, enable_amp=True, enable_fusion=True, capture_graph=True)
+    assert found.plan == plan
+    assert not found.overruled
+
+
+def test_a_dtype_by_hand_goes_over_that_of_the_plan() -> None:
+    plan = Plan.by_hand(precision="bf16")
+    assert wish(plan=plan, amp_config=AMPConfig(dtype=torch.float16)).plan.choice("precision") == "fp16"
+
+
+def test_a_plan_keeps_its_environment_under_options() -> None:
+    plan = Plan.by_hand(precision="bf16").model_copy(update={"fingerprint": "f" * 8})
+    assert wish(plan=plan, capture_graph=True).plan.fingerprint == plan.fingerprint
+
+
+def test_a_whole_step_becomes_segments_with_a_note() -> None:
+    found = wish(plan=Plan.by_hand(capture="step"))
+    assert found.plan.choice("capture") == "segments"
+    assert any("capture=step became segments" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "declined"),
+    [
+        ({"num_streams": 8}, {"num_streams"}),
+        ({"num_streams": 1}, set()),
+        ({"stream_config": StreamConfig(num_streams=4)}, {"num_streams"}),
+        ({"stream_config": StreamConfig(num_streams=4), "num_streams": 1}, set()),
+        ({"memory_pool_size": "2GB"}, {"memory_pool_size"}),
+        ({"memory_pool_size": 512 * 1024 * 1024}, {"memory_pool_size"}),
+        ({"profile": True}, {"profile"}),
+        ({"profile": False}, set()),
+    ],
+)
+def test_options_that_cannot_be_honoured_yet(options: dict[str, Any], declined: set[str]) -> None:
+    found = wish(**options)
+    assert found.declined.keys() == declined
+    assert all(found.declined.values())
+
+
+def test_the_declined_pool_names_its_size() -> None:
+    assert str(2 << 30) in wish(memory_pool_size="2GB").declined["memory_pool_size"]
+
+
+@pytest.mark.parametrize(
+    ("options", "declined"),
+    [
+        ({"amp_config": AMPConfig()}, {"amp_config": NO_AMP}),
+        ({"amp_config": AMPConfig(), "enable_amp": True}, {}),
+        ({"amp_config": AMPConfig(init_scale=1.0), "enable_amp": True}, {"amp_config.init_scale": NOT_SCALED}),
+        ({"amp_config": AMPConfig(init_scale=1.0, dtype=torch.float16), "enable_amp": True}, {}),
+        ({"fusion_config": FusionConfig()}, {"fusion_config": NO_FUSION}),
+        ({"fusion_config": FusionConfig(), "enable_fusion": True}, {}),
+        (
+            {"fusion_config": FusionConfig(enable_matmul=False), "enable_fusion": True},
+            {"fusion_config.enable_matmul": NOT_STEERED},
+        ),
+        (
+            {"fusion_config": FusionConfig(min_fusion_benefit=1.5), "enable_fusion": True},
+            {"fusion_config.min_fusion_benefit": NOT_STEERED},
+        ),
+    ],
+)
+def test_configurations_that_refine_nothing_are_declined(options: dict[str, Any], declined: dict[str, str]) -> None:
+    assert wish(**options).declined == declined
+
+
+def test_configurations_go_along_with_the_plan() -> None:
+    amp = AMPConfig(dtype=torch.float16, init_scale=8.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=5)
+    found = wish(enable_amp=True, amp_config=amp, enable_fusion=True, fusion_config=FusionConfig(max_fusion_size=8))
+    assert found.loss_scaling == {
+        "init_scale": 8.0,
+        "growth_factor": 3.0,
+        "backoff_factor": 0.25,
+        "growth_interval": 5,
+    }
+    assert found.compile_options == {"max_fusion_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(0, 0), (512, 512), ("512", 512), ("7B", 7), ("1KB", 1024), ("512MB", 512 << 20), ("2GB", 2 << 30)],
+)
+def test_sizes(size: int | str, expected: int) -> None:
+    assert parse_bytes(size) == expected
+
+
+def test_sizes_are_read_kindly() -> None:
+    assert parse_bytes(" 1.5 gb ") == 3 << 29
+
+
+@pytest.mark.parametrize("size", ["", "GB", "2 TB", "-1", "-1MB", "1e9", "2GiB", "1..5GB", "²KB", -1, True])
+def test_sizes_that_make_no_sense(size: Any) -> None:
+    with pytest.raises(SettingsError, match="memory_pool_size"):
+        parse_bytes(size)
+
+
+@given(st.integers(0, 2**40), st.sampled_from(["", "B", "KB", "MB", "GB", "kb", " mb"]))
+def test_any_size_in_any_unit(number: int, unit: str) -> None:
+    factor = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}[unit.strip().upper()]
+    assert parse_bytes(f"{number}{unit}") == number * factor
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_streams": 0},
+        {"num_streams": 65},
+        {"num_streams": "8"},
+        {"num_streams": 2.0},
+        {"enable_amp": "yes"},
+        {"enable_fusion": 1},
+        {"capture_graph": "segments"},
+        {"profile": "profile.json"},
+        {"memory_pool_size": 1.5},
+        {"memory_pool_size": "lots"},
+        {"amp_config": {"dtype": torch.float16}},
+        {"fusion_config": True},
+        {"stream_config": 4},
+        {"plan": {"capture": "segments"}},
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(options))):
+        wish(**options)
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments"),
+    [
+        (AMPConfig, {"dtype": torch.float64}),
+        (AMPConfig, {"backoff_factor": 1.5}),
+        (AMPConfig, {"growth_factor": 0.5}),
+        (AMPConfig, {"growth_interval": 0}),
+        (AMPConfig, {"init_scale": 0.0}),
+        (FusionConfig, {"max_fusion_size": 0}),
+        (StreamConfig, {"num_streams": 0}),
+    ],
+)
+def test_configurations_that_make_no_sense(config: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=config.__name__):
+        config(**arguments)
+
+
+@given(
+    knobs=st.fixed_dictionaries(
+        {}, optional={name: st.sampled_from(list(knob.choices)) for name, knob in KNOBS.items()}
+    ),
+    switches=st.fixed_dictionaries(
+        {}, optional={name: st.booleans() for name in ("enable_amp", "enable_fusion", "capture_graph")}
+    ),
+)
+def test_every_knob_of_a_plan_is_kept_or_overruled(knobs: dict[str, Any], switches: dict[str, bool]) -> None:
+    plan = Plan.by_hand(**knobs)
+    found = wish(plan=plan, **switches)
+    assert plan.knobs.keys() <= found.plan.knobs.keys() | found.overruled.keys()
+    assert not found.plan.knobs.keys() & found.overruled.keys()
+    assert found.plan.choice("capture") != "step"
+    for name in plan.knobs.keys() - found.by_hand.keys() - {"capture"}:
+        assert found.plan.knobs[name] == plan.knobs[name]

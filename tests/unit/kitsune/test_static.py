@@ -1,0 +1,116 @@
+"""Signatures of batches, and the static tensors that a batch is copied into."""
+
+from collections import namedtuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kitsune.engine.static import StaticBatch, place, signature_of, tensors_of, why_not_static
+
+CPU = torch.device("cpu")
+Point = namedtuple("Point", ["a", "b"])
+
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool]
+TENSORS = st.builds(
+    lambda shape, dtype: torch.ones(shape, dtype=dtype),
+    st.lists(st.integers(0, 3), max_size=4),
+    st.sampled_from(DTYPES),
+)
+SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=3)
+TREES = st.recursive(
+    TENSORS | SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.tuples(inner, inner).map(lambda pair: Point(*pair))
+    ),
+    max_leaves=8,
+)
+
+
+def refilled(tree):
+    """A batch of the same signature with other numbers, in tensors of its own."""
+    if isinstance(tree, torch.Tensor):
+        return torch.zeros_like(tree)
+    if isinstance(tree, dict):
+        return {key: refilled(value) for key, value in tree.items()}
+    if isinstance(tree, Point):
+        return Point(*map(refilled, tree))
+    return type(tree)(map(refilled, tree)) if isinstance(tree, (list, tuple)) else tree
+
+
+@settings(deadline=None)
+@given(TREES)
+def test_a_static_batch_takes_every_batch_of_its_signature(tree):
+    static = StaticBatch(tree, CPU)
+    addresses = [tensor.data_ptr() for tensor in tensors_of(static.batch)]
+    other = refilled(tree)
+    assert signature_of(other) == signature_of(tree) == signature_of(static.batch)
+    static.load(other)
+    assert [tensor.data_ptr() for tensor in tensors_of(static.batch)] == addresses
+    for loaded, given_, before in zip(tensors_of(static.batch), tensors_of(other), tensors_of(tree), strict=True):
+        assert torch.equal(loaded, given_)
+        assert loaded is not given_
+        assert torch.equal(before, torch.ones_like(before))  # the user's first batch is left alone
+
+
+@settings(deadline=None)
+@given(TREES)
+def test_a_batch_of_plain_parts_can_be_static(tree):
+    assert why_not_static(tree) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.ones(2), torch.ones(3)),
+        (torch.ones(2), torch.ones(2, 1)),
+        (torch.ones(2), torch.ones(2, dtype=torch.float64)),
+        (torch.ones(2), torch.ones(2, requires_grad=True)),
+        ([torch.ones(2)], (torch.ones(2),)),
+        ({"a": torch.ones(2)}, {"b": torch.ones(2)}),
+        (1, 1.0),
+        (1, True),
+        (0.5, 0.25),
+        (None, 0),
+        ((), None),
+    ],
+)
+def test_signatures_differ(one, other):
+    assert signature_of((one, None)) != signature_of((other, None))
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (object(), "holds a object"),
+        ([torch.ones(2), {1, 2}], "holds a set"),
+        ({"a": torch.ones(2, requires_grad=True)}, "requires a gradient"),
+        (torch.ones(2).to_sparse(), "sparse"),
+    ],
+)
+def test_why_a_batch_cannot_be_static(batch, words):
+    assert words in why_not_static(batch)
+
+
+def test_images_get_the_memory_format_and_nothing_else_does():
+    batch = {"image": torch.ones(2, 3, 4, 4), "mask": torch.ones(2, 3, 4, 4, dtype=torch.int64), "y": torch.ones(2, 3)}
+    placed = place(batch, CPU, torch.channels_last)
+    assert placed["image"].is_contiguous(memory_format=torch.channels_last)
+    assert placed["mask"] is batch["mask"]
+    assert placed["y"] is batch["y"]
+    static = StaticBatch(batch, CPU, torch.channels_last)
+    assert static.batch["image"].is_contiguous(memory_format=torch.channels_last)
+    static.load({**batch, "image": torch.zeros(2, 3, 4, 4)})
+    assert static.batch["image"].is_contiguous(memory_format=torch.channels_last)
+    assert static.batch["image"].sum() == 0
+
+
+def test_loading_the_static_batch_itself_copies_nothing():
+    static = StaticBatch((torch.ones(2), torch.ones(3)), CPU)
+    versions = [tensor._version for tensor in tensors_of(static.batch)]
+    static.load(static.batch)
+    assert [tensor._version for tensor in tensors_of(static.batch)] == versions

@@ -1,0 +1,182 @@
+"""A machine of made-up speed with a clock of its own: its children answer as those of tuner.measure do, at once."""
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from kitsune.knobs import KNOBS
+from kitsune.plan import Environment, Numerics
+from tuner.events import Event, Tried
+from tuner.protocol import Inspection, Job, Limits, misfit
+from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Run, Source, Trial
+from tuner.tune import CONFIRM_ROUNDS, Conclusion, Tuning
+from tuner.verdicts import words
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+ENVIRONMENT = Environment(device="cpu", gpu="a CPU", memory_bytes=1, torch="2.13.0", python="3.11.7", kitsune="0.1.0")
+USUAL_MS = 10.0
+INSPECTION_S = 5.0
+
+Answer = Callable[[int, Job], Failure | None]
+
+
+def only(*choices: str) -> dict[str, str]:
+    """The reasons of a device on which nothing but these choices ("precision=bf16") applies."""
+    every = (f"{name}={choice}" for name, knob in KNOBS.items() for choice in knob.choices)
+    return {item: "not on this machine" for item in every if item not in choices}
+
+
+#: Of stock torch: eager, bf16 and compiled. Beyond it: one graph around the step, and fp16.
+SMALL = only("precision=bf16", "precision=fp16", "compile=default", "update=fused", "capture=step")
+COMPILED = "precision=bf16, compile=default, update=fused"
+GRAPH = f"{COMPILED}, capture=step"
+GRAPH_WINS = {COMPILED: 8.0, GRAPH: 5.0}
+
+
+def failure(reason: str = "it broke", kind: FailureKind = FailureKind.CRASHED) -> Failure:
+    return Failure(kind=kind, phase=Phase.NUMERICS, reason=reason)
+
+
+def numerics(error: float) -> Numerics:
+    allowed = dict.fromkeys(("loss_allowed", "gradient_allowed", "parameter_allowed"), 1.0)
+    return Numerics(steps=5, loss_error=error, gradient_error=error, parameter_error=error, **allowed)
+
+
+def nothing_special(_number: int, _job: Job) -> None:
+    return None
+
+
+@dataclass
+class Machine:
+    """`step_ms` by configuration in words. `answer(number, job)` may fail a child, or raise; children count from 0.
+
+    What child number n says of its arm number k can be told from all others: peak_bytes is 100 n + k, first_step_s is
+    n + k / 10, and every numeric error is n + 1 millionths. A child of twice the usual rounds takes twice the time.
+    """
+
+    step_ms: Mapping[str, float] = field(default_factory=dict)
+    inapplicable: Mapping[str, str] = field(default_factory=dict)
+    answer: Answer = nothing_special
+    child_s: float = 10.0
+    noise: float = 0.0005
+    fingerprint: str = "f"
+    now_s: float = 0.0
+    jobs: list[Job] = field(default_factory=list)
+    limits: list[Limits] = field(default_factory=list)
+    begun_s: list[float] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def now(self) -> datetime:
+        return NOON + timedelta(seconds=self.now_s)
+
+    def inspect(self, spec: str, device: str, *, seed: int, limits: Limits) -> Inspection | Failure:
+        self.now_s += INSPECTION_S
+        return Inspection(
+            environment=ENVIRONMENT,
+            fingerprint=self.fingerprint,
+            inapplicable=dict(self.inapplicable),
+            random=False,
+            step_ms=USUAL_MS,
+            peak_bytes=1,
+            parameters=1,
+        )
+
+    def measure(self, job: Job, *, limits: Limits) -> Measurement | Failure:
+        number = len(self.jobs)
+        self.jobs.append(job)
+        self.limits.append(limits)
+        self.begun_s.append(self.now_s)
+        takes_s = self.child_s * max(1, job.rounds / 15)
+        if limits.total_s is not None and takes_s > limits.total_s:
+            self.now_s += limits.total_s
+            return failure("no time was left", FailureKind.TIMEOUT)
+        self.now_s += takes_s
+        return self.answer(number, job) or self.measurement(number, job)
+
+    def measurement(self, number: int, job: Job) -> Measurement:
+        arms = tuple(self._arm(job, number, index) for index in range(len(job.arms)))
+        found = Measurement(
+            arms=arms,
+            steps_per_block=(1,) * len(arms),
+            numerics=numerics((number + 1) * 1e-6),
+            environment=ENVIRONMENT,
+        )
+        assert misfit(job, found) is None
+        return found
+
+    def _arm(self, job: Job, number: int, index: int) -> Arm:
+        spec = job.arms[index]
+        rng = random.Random(f"{number}:{index}")
+        usual_ms = self.step_ms.get(words(spec.knobs), USUAL_MS)
+        return Arm(
+            name=spec.name,
+            knobs=spec.knobs,
+            step_ms=tuple(usual_ms * rng.lognormvariate(0, self.noise) for _ in range(job.rounds)),
+            peak_bytes=100 * number + index,
+            first_step_s=number + index / 10,
+        )
+
+    def tuning(self, run: Run, trials: list[Trial] | None = None) -> Tuning:
+        return self.make(run=run, spec=run.workload, trials=list(trials or []))
+
+    def make(self, **given: Any) -> Tuning:
+        """For `carry_out(make=...)`."""
+        return Tuning(**given, measure=self.measure, inspect=self.inspect, clock=self.clock, now=self.now)
+
+
+def a_run(**changes: Any) -> Run:
+    return Run(**{"id": "run", "workload": "zoo:mlp", "device": "cpu", "created_at": NOON, **changes})
+
+
+def drained(tuning: Tuning) -> tuple[list[Event], Conclusion]:
+    """Every event, and what the run came to."""
+    events: list[Event] = []
+    steps = tuning.steps()
+    while True:
+        try:
+            events.append(next(steps))
+        except StopIteration as end:
+            return events, end.value
+
+
+def is_confirmation(job: Job) -> bool:
+    return job.rounds >= CONFIRM_ROUNDS
+
+
+def failing(is_struck: Callable[[Job], bool], why: str = "it broke") -> Callable[[int, Job], Failure | None]:
+    return lambda _, job: failure(why) if is_struck(job) else None
+
+
+def interrupting(number: int) -> Callable[[int, Job], None]:
+    def answer(child: int, job: Job) -> None:
+        if child == number:
+            raise KeyboardInterrupt
+
+    return answer
+
+
+def trials_of(events: Iterable[Event]) -> list[Trial]:
+    return [event.trial for event in events if isinstance(event, Tried)]
+
+
+def sources(trials: Iterable[Trial]) -> list[Source]:
+    return [trial.source for trial in trials]
+
+
+def run_out(machine: Machine, run: Run) -> tuple[list[Trial], Conclusion]:
+    events, conclusion = drained(machine.tuning(run))
+    return trials_of(events), conclusion
+
+
+def until_it_raises(machine: Machine, run: Run, error: type[Exception], match: str) -> list[Trial]:
+    """The trials that were told of before the error came."""
+    trials: list[Trial] = []
+    with pytest.raises(error, match=match):
+        trials.extend(event.trial for event in machine.tuning(run).steps() if isinstance(event, Tried))
+    return trials

@@ -1,0 +1,293 @@
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kitsune.errors import BaselineError, NoTrialError, WorkloadError
+from tests.unit.tuner.machine import (
+    COMPILED,
+    GRAPH,
+    GRAPH_WINS,
+    INSPECTION_S,
+    SMALL,
+    USUAL_MS,
+    Machine,
+    a_run,
+    drained,
+    failing,
+    failure,
+    interrupting,
+    is_confirmation,
+    only,
+    run_out,
+    sources,
+    trials_of,
+    until_it_raises,
+)
+from tuner.events import Confirming, Inspected, Tried, Trying
+from tuner.protocol import Job, Limits
+from tuner.records import Failure, FailureKind, Source, Verdict
+from tuner.tune import MIN_CHILD_S, SEARCH_ROUNDS, limits_within
+from tuner.verdicts import CANDIDATE, EAGER, words
+
+# What happens, in which order -----------------------------------------------------------------------------------------
+
+
+def test_the_order_of_events():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
+    events, conclusion = drained(machine.tuning(a_run(budget_trials=4)))
+    assert [type(event) for event in events] == [Inspected, *[Trying, Tried] * 4, Confirming, Tried]
+    announced = [event for event in events if isinstance(event, Trying)]
+    trials = trials_of(events)
+    assert [event.number for event in announced] == [0, 1, 2, 3]
+    assert {event.total for event in announced} == {4}
+    assert [trial.number for trial in trials] == [0, 1, 2, 3, 4]
+    assert [trial.knobs for trial in trials[:4]] == [event.proposal.knobs for event in announced]
+    assert sources(trials)[0] is Source.BASELINE
+    assert sources(trials)[-1] is Source.CONFIRM
+    assert events[-2] == Confirming(trials[-1].knobs)
+    assert not conclusion.interrupted
+
+
+def test_the_run_goes_to_its_children():
+    machine = Machine(inapplicable=SMALL)
+    seen = []
+    inspect = machine.inspect
+    tuning = machine.tuning(a_run(workload="live", device="cuda:1", seed=7, budget_trials=2))
+    tuning.spec = "somewhere/model.ksn"
+    tuning.inspect = lambda spec, device, **rest: (
+        seen.append((spec, device, rest["seed"])) or inspect(spec, device, **rest)
+    )
+    drained(tuning)
+    assert seen == [("somewhere/model.ksn", "cuda:1", 7)]
+    assert {(job.workload, job.device, job.seed) for job in machine.jobs} == {("somewhere/model.ksn", "cuda:1", 7)}
+
+
+@pytest.mark.parametrize("budget", [1, 2, 7])
+def test_a_budget_of_trials(budget):
+    trials, _ = run_out(Machine(inapplicable=SMALL), a_run(budget_trials=budget))
+    assert len([trial for trial in trials if trial.source is not Source.CONFIRM]) == budget
+
+
+def test_the_search_ends_when_nothing_is_left_to_try():
+    trials, _ = run_out(Machine(inapplicable=only("precision=bf16")), a_run(budget_trials=100))
+    assert [words(trial.knobs) for trial in trials[:-1]] == ["eager", "precision=bf16"]
+
+
+def test_only_what_the_search_chose_by_measurements_may_be_stopped_early():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
+    trials, _ = run_out(machine, a_run(budget_trials=100))
+    assert set(sources(trials)) == set(Source)
+    best = 0.0
+    for trial, job in zip(trials, machine.jobs, strict=True):
+        if trial.source in (Source.BASELINE, Source.STOCK, Source.CONFIRM):
+            assert job.best_speedup is None
+        else:
+            assert job.best_speedup == best
+        if trial.source is not Source.CONFIRM:
+            best = max(best, trial.comparison.speedup.median)
+
+
+def test_every_trial_is_compared_with_the_step_as_given():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
+    trials, _ = run_out(machine, a_run(budget_trials=6))
+    for trial, job in zip(trials[:-1], machine.jobs, strict=False):
+        assert [arm.name for arm in job.arms] == [EAGER, CANDIDATE]
+        assert (job.arms[0].knobs, job.arms[1].knobs) == ({}, trial.knobs)
+        assert job.rounds == SEARCH_ROUNDS
+        expected = USUAL_MS / GRAPH_WINS.get(words(trial.knobs), USUAL_MS)
+        assert trial.comparison.speedup.median == pytest.approx(expected, rel=0.01)
+
+
+# A budget of time -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(1, 60), st.floats(150, 900))
+def test_a_run_ends_within_its_time(child_s, budget_s):
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=only("precision=bf16", "compile=default"), child_s=child_s)
+    if budget_s < INSPECTION_S + 4 * child_s:  # for less than a trial and its confirmation there is no promise
+        budget_s += 4 * child_s
+    run_out(machine, a_run(budget_s=budget_s))
+    assert machine.now_s <= budget_s
+
+
+def test_no_trial_begins_that_cannot_end_before_the_confirmation_must_begin():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=40)
+    trials, _ = run_out(machine, a_run(budget_s=300))
+    # 5 s for the inspection, 80 s for the confirmation, so 215 s for five trials of 40 s
+    assert [trial.source is Source.CONFIRM for trial in trials] == [False] * 5 + [True]
+    assert not [trial for trial in trials if trial.failure]
+    assert machine.now_s == 5 + 5 * 40 + 80
+
+
+def test_time_bounds_the_children():
+    machine = Machine(inapplicable=SMALL, child_s=40)
+    run_out(machine, a_run(budget_s=300))
+    first, second, *_ = machine.limits
+    assert first.total_s == 295
+    assert second.total_s == 300 - 45 - 2 * 40  # the baseline is the leader and the best stock configuration
+    assert machine.limits[-1].total_s == 160  # twice what the confirmation should take, although only 95 s are left
+
+
+def test_without_a_budget_of_time_only_the_phases_are_limited():
+    machine = Machine(inapplicable=SMALL)
+    run_out(machine, a_run(budget_trials=3))
+    assert set(machine.limits) == {Limits()}
+
+
+def test_a_trial_that_hangs_is_ended_by_what_is_left():
+    machine = Machine(inapplicable=SMALL, child_s=20)
+
+    def hang(number: int, job: Job) -> Failure | None:
+        if number != 2:
+            return None
+        machine.now_s += machine.limits[2].total_s - 20
+        return failure("took longer than its limit", FailureKind.TIMEOUT)
+
+    machine.answer = hang
+    trials, _ = run_out(machine, a_run(budget_s=300))
+    assert [trial.failure is None for trial in trials] == [True, True, False, True]
+    assert machine.now_s <= 300
+
+
+def test_a_child_always_has_the_time_to_start():
+    assert limits_within(math.inf) == Limits()
+    assert limits_within(-5).total_s == limits_within(1).total_s == MIN_CHILD_S
+    assert limits_within(100).total_s == 100
+
+
+def test_a_budget_that_ends_with_the_inspection():
+    machine = Machine()
+    assert until_it_raises(machine, a_run(budget_s=4), NoTrialError, "budget ended before anything") == []
+    assert machine.jobs == []
+
+
+# Failures -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_trial_is_kept_with_its_reason_and_the_search_goes_on():
+    compiled = failing(lambda job: "compile" in job.arms[-1].knobs, "no compiler")
+    trials, conclusion = run_out(Machine(inapplicable=SMALL, answer=compiled), a_run(budget_trials=8))
+    assert len(trials) == 9
+    failed = [trial for trial in trials if trial.failure is not None]
+    assert failed
+    for trial in failed:
+        assert "compile" in trial.knobs
+        assert (trial.failure.reason, trial.measurement, trial.comparison) == ("no compiler", None, None)
+    assert conclusion.verdict is Verdict.SAME
+
+
+def test_when_every_trial_fails_the_first_reason_is_told():
+    def answer(number: int, job: Job) -> Failure:
+        return failure(f"reason {number}")
+
+    machine = Machine(inapplicable=SMALL, answer=answer)
+    trials = until_it_raises(machine, a_run(budget_trials=5), NoTrialError, "all 5 trials failed; the first: reason 0")
+    assert len(trials) == 5
+    assert Source.CONFIRM not in sources(trials)
+
+
+def test_a_workload_that_fails_as_given():
+    machine = Machine()
+    tuning = machine.tuning(a_run(budget_trials=5))
+    tuning.inspect = lambda *_, **__: failure("no such luck")
+    with pytest.raises(BaselineError, match="fails as given: no such luck"):
+        drained(tuning)
+    assert machine.jobs == []
+
+
+@pytest.mark.parametrize("kind", [FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE])
+def test_a_step_that_fails_against_itself_ends_the_run(kind):
+    machine = Machine(answer=lambda *_: failure("no two steps are alike", kind))
+    trials = until_it_raises(machine, a_run(budget_trials=5), BaselineError, "against itself: no two steps")
+    assert sources(trials) == [Source.BASELINE], "it is told of, so that it can be stored"
+
+
+def test_a_baseline_for_which_memory_or_time_is_missing_does_not_end_the_run():
+    machine = Machine(step_ms={"precision=bf16": 5.0}, inapplicable=only("precision=bf16"))
+    machine.answer = lambda number, _: failure("too large", FailureKind.OUT_OF_MEMORY) if number == 0 else None
+    trials, conclusion = run_out(machine, a_run(budget_trials=2))
+    assert [trial.failure is None for trial in trials] == [False, True, True]
+    assert conclusion.plan.knobs == {"precision": "bf16"}
+
+
+# Interrupts -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_ends_the_search_and_the_best_so_far_is_confirmed():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, answer=interrupting(5))
+    events, conclusion = drained(machine.tuning(a_run(budget_trials=25)))
+    assert conclusion.interrupted
+    assert words(conclusion.plan.knobs) == GRAPH
+    assert [type(event) for event in events[-4:]] == [Tried, Trying, Confirming, Tried]
+    assert [trial.number for trial in trials_of(events)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_interrupt_before_anything_was_measured():
+    machine = Machine(answer=interrupting(0))
+    assert until_it_raises(machine, a_run(budget_trials=25), NoTrialError, "interrupted before anything") == []
+
+
+def test_an_interrupt_of_the_confirmation_propagates():
+    machine = Machine(inapplicable=SMALL, answer=interrupting(3))
+    with pytest.raises(KeyboardInterrupt):
+        drained(machine.tuning(a_run(budget_trials=3)))
+
+
+# Going on -------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 9))
+def test_a_run_goes_on_where_it_stopped(stored):
+    run = a_run(budget_trials=8)
+    whole, _ = run_out(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL), run)
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
+    events, conclusion = drained(machine.tuning(run, whole[:stored]))
+    both = [*whole[:stored], *trials_of(events)]
+    searched = [words(trial.knobs) for trial in both if trial.source is not Source.CONFIRM]
+    assert searched == [words(trial.knobs) for trial in whole[:-1]], "what had been tried is not tried again"
+    assert [trial.number for trial in both] == list(range(len(both)))
+    assert words(conclusion.plan.knobs) == GRAPH
+    assert len(machine.jobs) == max(1, 9 - stored)
+
+
+def test_a_stored_confirmation_is_no_trial_of_the_search():
+    run = a_run(budget_trials=8)
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, answer=interrupting(4))
+    interrupted, _ = run_out(machine, run)  # four trials and a confirmation
+    assert sources(interrupted)[-1] is Source.CONFIRM
+    events, _ = drained(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL).tuning(run, interrupted))
+    rest = trials_of(events)
+    assert len([trial for trial in rest if trial.source is not Source.CONFIRM]) == 4
+    assert [trial.number for trial in rest] == [5, 6, 7, 8, 9]
+
+
+def test_a_stored_confirmation_that_failed_is_not_repeated():
+    run = a_run(budget_trials=8)
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
+    machine.answer = failing(is_confirmation)
+    died = until_it_raises(machine, run, NoTrialError, "afresh")[:9]
+    assert (sources(died)[-1], words(died[-1].knobs)) == (Source.CONFIRM, GRAPH)
+    events, conclusion = drained(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL).tuning(run, died))
+    assert [words(event.knobs) for event in events if isinstance(event, Confirming)] == [COMPILED]
+    assert words(conclusion.plan.knobs) == COMPILED
+
+
+def test_time_that_was_spent_before_counts():
+    run = a_run(budget_s=300)
+    whole, _ = run_out(Machine(inapplicable=SMALL, child_s=40), run)
+    machine = Machine(inapplicable=SMALL, child_s=40, now_s=1e6)
+    events, _ = drained(machine.tuning(run, whole[:3]))
+    assert len(trials_of(events)) == len(whole) - 3
+
+
+def test_trials_of_another_workload_are_not_gone_on_with():
+    run = a_run(budget_trials=8, fingerprint="f")
+    whole, _ = run_out(Machine(inapplicable=SMALL), run)
+    machine = Machine(inapplicable=SMALL, fingerprint="g")
+    with pytest.raises(WorkloadError, match="zoo:mlp has changed since 3 trials of run run were made"):
+        drained(machine.tuning(run, whole[:3]))
+    assert machine.jobs == []
