@@ -14,7 +14,7 @@ from kitsune.engine.scaler import LossScaler
 from kitsune.engine.snapshot import Snapshot
 from kitsune.engine.update import Update, parameters_of
 from kitsune.engine.updategraph import UpdateGraph
-from kitsune.engine.watch import Hooks, Watch
+from kitsune.engine.watch import Hooks
 from kitsune.errors import DeclinedError
 from kitsune.options import HALF, Wish
 from kitsune.plan import Plan
@@ -166,7 +166,7 @@ class Loop:
         if self._assembly.knobs:
             self.forward = self._forward_of(build)
         if build.capture != "none":
-            self._graph = UpdateGraph(self._update, Recorder(self.device), lambda: Watch(self.model, self.optimizer))
+            self._graph = UpdateGraph(self._update, Recorder(self.device))
 
     def _forward_of(self, build: Build) -> SegmentedForward:
         knobs = self._assembly.knobs

@@ -140,7 +140,11 @@ class KitsuneOptimizer(Optimizer):
             self._loop.rebuild()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self.base_optimizer.zero_grad(set_to_none)
+        if not set_to_none or type(self.base_optimizer).zero_grad is not Optimizer.zero_grad:
+            self.base_optimizer.zero_grad(set_to_none)
+            return
+        for parameter in parameters_of(self.base_optimizer):  # as torch does, less 15 us for its profiler's label
+            parameter.grad = None
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

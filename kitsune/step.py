@@ -16,7 +16,7 @@ from kitsune.engine.snapshot import Snapshot
 from kitsune.engine.static import opaque_type, signature_of
 from kitsune.engine.update import Update
 from kitsune.engine.updategraph import UpdateGraph
-from kitsune.engine.watch import Hooks, Watch
+from kitsune.engine.watch import Hooks
 from kitsune.errors import CaptureError, WorkloadError
 from kitsune.plan import Plan
 from kitsune.report import Report
@@ -148,7 +148,7 @@ class TrainStep:
             forward_contexts=build.forward_contexts,
             memory_format=build.memory_format,
         )
-        graph = UpdateGraph(update, self._recorder, lambda: Watch(model, optimizer))
+        graph = UpdateGraph(update, self._recorder)
         self._segmented, self._update_graph = segmented, graph
 
         def forward(x: Any, y: Any) -> torch.Tensor:

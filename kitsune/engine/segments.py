@@ -65,6 +65,8 @@ class Segments:
             raise CaptureError(reason)
         self._output_gradients = [torch.zeros_like(output) for output in self._live if output.requires_grad]
         self._backward_graph, self._gradients = recorder.capture(self._run_backward)
+        if not recorder.executes:
+            self._forget_graph()
         self._remember_gradients()
         self._watch = Watch(model, optimizer)
 
@@ -79,7 +81,10 @@ class Segments:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._ran:
             self._static.load((args, kwargs))
-        outputs = iter(_Joined.apply(self, *self.parameters))
+        joined = _Joined.apply(self, *self.parameters)
+        if self._is_tensor:
+            return joined[0]
+        outputs = iter(joined)
         leaves = [next(outputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         return pytree.tree_unflatten(leaves, self._spec)
 
@@ -88,10 +93,19 @@ class Segments:
         # The user's autocast must neither give us casts that it kept from before nor keep those of the graph.
         torch.clear_autocast_cache()
         with torch.enable_grad():
-            self._leaves, self._spec = pytree.tree_flatten(self._forward(*args, **kwargs))
+            output = self._forward(*args, **kwargs)
+        self._leaves, self._spec = pytree.tree_flatten(output)
+        self._is_tensor = isinstance(output, torch.Tensor)
         torch.clear_autocast_cache()
         self._live = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
         return [output.detach() for output in self._live]
+
+    def _forget_graph(self) -> None:
+        """Replays need no autograd graph. Alive, it keeps AccumulateGrad nodes of the capturing stream, and the user's
+        backward would wait for that stream at every parameter."""
+        self._live = [output.detach().requires_grad_(output.requires_grad) for output in self._live]
+        tensors = iter(self._live)
+        self._leaves = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
 
     def _run_backward(self) -> list[torch.Tensor | None]:
         # Captured from within a forward, under the user's autocast perhaps; their backward is not.

@@ -117,11 +117,12 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
 def skip_overflows(optimizer: Optimizer, scaler: LossScaler) -> None:
     """Runs optimizer.step unless the scaler found an overflow: on the device when the optimizer can, else by a sync."""
     if getattr(optimizer, "_step_supports_amp_scaling", False) and not is_starting(optimizer):
-        optimizer.grad_scale, optimizer.found_inf = None, scaler.found_inf  # type: ignore[attr-defined]
+        scaled: Any = optimizer
+        scaled.grad_scale, scaled.found_inf = None, scaler.found_inf
         try:
             optimizer.step()
         finally:
-            del optimizer.grad_scale, optimizer.found_inf
+            del scaled.grad_scale, scaled.found_inf
     elif not scaler.found_inf.item():
         optimizer.step()
 

@@ -1,12 +1,10 @@
 """The optimizer's update as a graph of its own, for loops that keep their backward to themselves."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from kitsune.device import Graph, Recorder
-from kitsune.engine.update import Update, has_step_hooks
-from kitsune.engine.watch import Watch
+from kitsune.engine.update import Update, has_step_hooks, parameters_of
 from kitsune.errors import CaptureError
 
 WARM_UPDATES = 3
@@ -14,15 +12,16 @@ WARM_UPDATES = 3
 
 @dataclass(slots=True)
 class Held:
-    """The update for one owner of gradients: seen to be what it is by `watch`, and captured once `graph` is there."""
+    """The update for one owner of gradients, captured once `graph` is there, and where its tensors are."""
 
     update: Update  # a copy with learning-rate tensors of its own
-    watch: Watch
-    parameters: list[int]
+    state: object
+    parameters: list[tuple[int, int]]
     graph: Graph | None = None
 
     def fits(self) -> bool:
-        return self.parameters == parameter_ids(self.update) and self.watch.unchanged()
+        """The forward of the same step has looked at the model as a whole."""
+        return self.update.optimizer.state is self.state and self.parameters == places(self.update)
 
 
 class UpdateGraph:
@@ -31,10 +30,9 @@ class UpdateGraph:
     `refusal` says why the update is not captured, once that is known.
     """
 
-    def __init__(self, update: Update, recorder: Recorder, watch: Callable[[], Watch]) -> None:
+    def __init__(self, update: Update, recorder: Recorder) -> None:
         self._update = update
         self._recorder = recorder
-        self._new_watch = watch
         self._held: dict[object, Held] = {}
         self._calls = 0
         self.refusal: str | None = None
@@ -62,7 +60,7 @@ class UpdateGraph:
         """One eager step before the capture: state that is first made under capture would be made anew each time."""
         self._update.step()
         self._held = {owner: held for owner, held in self._held.items() if held.fits()}
-        self._held[owner] = Held(copy.copy(self._update), self._new_watch(), parameter_ids(self._update))
+        self._held[owner] = Held(copy.copy(self._update), self._update.optimizer.state, places(self._update))
 
     def _replay(self, graph: Graph) -> None:
         graph.replay()
@@ -86,5 +84,6 @@ class UpdateGraph:
             self._replay(held.graph)
 
 
-def parameter_ids(update: Update) -> list[int]:
-    return [id(parameter) for group in update.optimizer.param_groups for parameter in group["params"]]
+def places(update: Update) -> list[tuple[int, int]]:
+    """Identity and address of every parameter."""
+    return [(id(parameter), parameter.data_ptr()) for parameter in parameters_of(update.optimizer)]

@@ -48,7 +48,7 @@ class Switch:
             optimizer.register_load_state_dict_post_hook(self._take),
         ]
         # torch warns once when a capturable optimizer runs uncaptured; warming up does so on purpose
-        optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
+        optimizer._warned_capturable_if_run_uncaptured = True
         self._set()
 
     def undo(self) -> None:

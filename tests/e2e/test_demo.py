@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 import kitsune
 from tuner.store import runs
@@ -37,9 +36,9 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.timeout(180)
 def test_the_demo_tunes_keeps_the_run_and_trains_both_ways(kitsune_home):
-    done = run_demo("--trials", "2")
+    done = run_demo("--trials", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    for part in ("trial 1 of 2: eager", "trial 2 of 2: precision=bf16", "Verdict: ", "the same within the tolerance"):
+    for part in ("trial 1 of 1: eager", "measured afresh: eager", "Verdict: same", "the same within the tolerance"):
         assert part in done.stdout
     assert done.stderr == ""
     with open_database(f"sqlite:///{kitsune_home}/kitsune.db") as database, database.read() as connection:
@@ -72,4 +71,3 @@ def test_both_ways_are_timed(demo, monkeypatch, capsys):
     demo.compare_speed(kitsune.Plan.by_hand(update="foreach"), "cpu")
     told = capsys.readouterr().out
     assert [line.split("  ")[1] for line in told.splitlines()[2:4]] == ["plain", "by the plan"]
-    assert torch.is_grad_enabled()
