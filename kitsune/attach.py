@@ -125,6 +125,11 @@ def is_routed(model: torch.nn.Module) -> bool:
     return isinstance(model._compiled_call_impl, Route)
 
 
+def is_looked_for() -> bool:
+    """Whether some KitsuneOptimizer still looks for its model, and must see forwards that a replay would not show."""
+    return any(isinstance(hook, Lookout) for hook in modules._global_forward_pre_hooks.values())
+
+
 def has_global_hooks() -> bool:
     """Whether somebody's hook wants to see every forward or backward of the process."""
     return bool(

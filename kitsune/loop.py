@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kitsune.assembly import Assembly, OnDecline, refused
-from kitsune.attach import has_global_hooks, is_routed
+from kitsune.attach import has_global_hooks, is_looked_for, is_routed
 from kitsune.device import Recorder, first_line
 from kitsune.engine.dispatch import NOTES, SegmentedForward
 from kitsune.engine.scaler import LossScaler
@@ -81,6 +81,7 @@ class Loop:
 
     def rebuild(self) -> None:
         """To be called when the optimizer has changed in a way that the plan's changes to it do not cover."""
+        self._undo.close()  # first, lest the plan's own flags be taken for the user's
         self._assembly.check(facts_of(self.model, self.optimizer, self.device))
         self._assemble()
 
@@ -99,7 +100,7 @@ class Loop:
         """Whether this forward is none of the plan's business."""
         if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and self.model.training):
             return True
-        if self.forward is None or is_transformed():
+        if self.forward is None or is_transformed() or is_looked_for():
             return True
         if self._assembly.knobs.get("precision") in HALF and torch.is_autocast_enabled(self.device.type):
             self._assembly.report.note(AUTOCAST_NOTE)

@@ -81,6 +81,7 @@ class TrainStep:
         batch = (x, y)
         program = self._program(batch)
         if program.is_stale():
+            self._undo.close()  # first, lest the plan's own flags be taken for the user's
             self._assembly.check(facts_of(self.model, self.optimizer, self.device))
             self._assemble()
             program = self._program(batch)

@@ -693,6 +693,19 @@ def test_an_overflow_skips_one_step_and_halves_the_scale(device: torch.device, m
         assert optimizer.counts["update"] > 0
 
 
+def test_the_scale_outlives_a_new_assembly(device: torch.device) -> None:
+    """What is built anew in mid-step must still see the overflow of the micro-batches before."""
+    both = pair(device, make_optimizer=sgd, enable_amp=True, amp_config=fp16(init_scale=64.0), capture_graph=False)
+    data = batches(device, 4)
+    simple_loop(both.ours, both.optimizer, data)
+    both.optimizer.zero_grad()
+    (criterion(both.ours(data[0][0]), data[0][1]) * float("inf")).backward()
+    both.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1, device=device))]})
+    before = [parameter.detach().clone() for parameter in both.ours.parameters()]
+    both.optimizer.step()
+    assert_same([parameter.detach() for parameter in both.ours.parameters()], before)
+
+
 def test_one_bad_micro_batch_skips_the_accumulated_step(device: torch.device) -> None:
     both = pair(device, make_optimizer=sgd, enable_amp=True, amp_config=fp16(), capture_graph=False)
     data = batches(device, 8)

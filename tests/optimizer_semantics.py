@@ -280,6 +280,22 @@ def test_stale_backward_is_a_clear_error(device: torch.device) -> None:
         loss.backward()
 
 
+def test_a_second_backward_after_a_forward_of_another_shape_is_a_clear_error(device: torch.device) -> None:
+    both = pair(device)
+    data = [
+        batch
+        for both_sizes in zip(batches(device, 14), batches(device, 14, size=5), strict=True)
+        for batch in both_sizes
+    ]
+    train_both(both, simple_loop, data)
+    (x, y), (small, labels) = data[:2]
+    loss = criterion(both.ours(x), y)
+    loss.backward(retain_graph=True)
+    criterion(both.ours(small), labels).backward()
+    with pytest.raises(CaptureError, match="overwritten by a later one"):
+        loss.backward()
+
+
 def test_zero_grad_by_the_model(device: torch.device) -> None:
     def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
         losses = []
@@ -370,6 +386,18 @@ def test_param_group_added_in_mid_run(device: torch.device) -> None:
     both = check(device, loop, make_optimizer=make_optimizer)
     assert both.captured > 0
     assert both.optimizer.counts["update"] > 0
+
+
+def test_a_param_group_that_is_added_is_the_plans_too(device: torch.device) -> None:
+    both = pair(device, make_optimizer=lambda parameters: adamw(list(parameters)[:5]), plan=FUSED, exact=False)
+    train_both(both, simple_loop, batches(device))
+    assert both.optimizer._loop is not None
+    for model, optimizer in ((both.plain, both.plain_optimizer), (both.ours, both.optimizer)):
+        optimizer.add_param_group({"params": list(model.head.parameters())})
+    assert [group["fused"] for group in both.optimizer.param_groups] == [True, True]
+    train_both(both, simple_loop, batches(device))
+    both.optimizer.close()
+    assert [group["fused"] for group in both.optimizer.param_groups] == [None, None]
 
 
 # The user's own mixed precision

@@ -218,6 +218,7 @@ def test_an_overflow_skips_one_step_and_halves_the_scale(device, capture, update
     assert scaler.scale.item() == 32768.0
     assert all(torch.isfinite(parameter).all() for parameter in planned.model.parameters())
     assert not planned.step.report.declined
+    assert is_captured(planned.step) == (capture != "none")
 
 
 def test_the_scale_outlives_a_new_assembly(device):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from kitsune.engine.leaves import fresh_leaves, joined
 from kitsune.engine.update import Update, parameters_of
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -41,22 +42,33 @@ class Body:
         """The model's and the optimizer's as they are now: layers are replaced, frozen and thawed in mid-run."""
         return list(dict.fromkeys([*self.model.parameters(), *parameters_of(self.update.optimizer)]))
 
-    def step(self, batch: tuple[Any, Any]) -> Result:
-        """One whole training step."""
-        result = self.gradients(batch)
+    def step(self, batch: tuple[Any, Any], *, fresh: bool = False) -> Result:
+        """One whole training step; `fresh` under capture (kitsune/engine/leaves.py)."""
+        result = self.gradients(batch, fresh=fresh)
         self.finish()
         return result
 
-    def gradients(self, batch: tuple[Any, Any]) -> Result:
+    def gradients(self, batch: tuple[Any, Any], *, fresh: bool = False) -> Result:
         """All of a step but the optimizer's own update."""
         with entered(self.step_contexts):
             self.clear()
-            with entered(self.forward_contexts):
-                loss = self.forward(*batch)
-            scaler = self.update.scaler
-            (loss if scaler is None else loss * scaler.scale).backward()
+            loss = self._fresh_backward(batch) if fresh else self._backward(batch)
             self.update.prepare_gradients()
         return loss.detach(), [parameter.grad for parameter in self.parameters]
+
+    def _fresh_backward(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        with fresh_leaves(self.model) as leaves:
+            loss = self._backward(batch)
+        for parameter, alias in leaves.items():
+            parameter.grad = joined(parameter.grad, alias.grad)
+        return loss
+
+    def _backward(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        with entered(self.forward_contexts):
+            loss = self.forward(*batch)
+        scaler = self.update.scaler
+        (loss if scaler is None else loss * scaler.scale).backward()
+        return loss
 
     def clear(self) -> None:
         for parameter in self.parameters:

@@ -135,7 +135,7 @@ class StepGraph:
         function = self._body.gradients if self.update_outside else self._body.step
         update.begin_capture()
         try:
-            graph, result = self._recorder.capture(lambda: function(self._static.batch))
+            graph, result = self._recorder.capture(lambda: function(self._static.batch, fresh=True))
         finally:
             update.end_capture()
         self._graph, (self._loss, self._gradients) = graph, result

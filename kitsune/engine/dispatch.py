@@ -11,7 +11,7 @@ from kitsune.device import Recorder, Sync, watch_syncs
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import enclosed
 from kitsune.engine.scaler import LossScaler
-from kitsune.engine.segments import Segments, why_not_joined
+from kitsune.engine.segments import Segments, Turn, why_not_joined
 from kitsune.engine.static import opaque_type, restrided, signature_of
 from kitsune.engine.watch import first_hook
 from kitsune.errors import CaptureError
@@ -71,6 +71,7 @@ class SegmentedForward:
         self._forward = forward
         self._plain = plain
         self._recorder = Recorder(device)
+        self._turn = Turn()
         self._captured: dict[Any, Segments] = {}
         self._seen: dict[Any, int] = {}
 
@@ -171,6 +172,7 @@ class SegmentedForward:
             memory_format=self.memory_format,
             scaler=self.scaler,
             retain_graph=self.retain_graph,
+            turn=self._turn,
         )
 
     def _replay(self, segments: Segments, args: Any, kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from kitsune.device import Recorder
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import SECOND_ORDER, own_gradients, scaled, unscale
+from kitsune.engine.leaves import fresh_leaves, joined
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import StaticBatch, opaque_type
 from kitsune.engine.update import parameters_of
@@ -25,6 +26,12 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 class Token:
     """Alive as long as a forward waits for its backward."""
+
+
+class Turn:
+    """Whose forward was the last of all that share a pool: it has overwritten the activations of the others."""
+
+    holder: object = None
 
 
 class Segments:
@@ -46,13 +53,17 @@ class Segments:
         memory_format: torch.memory_format | None = None,
         scaler: LossScaler | None = None,
         retain_graph: bool = False,
+        turn: Turn | None = None,
     ) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._ids = set(map(id, self.parameters))
         self.scaler = scaler
         self.retain_graph = retain_graph
         self.generation = 0
         self.in_flight: weakref.ref[Token] | None = None
+        self.turn = turn or Turn()
         self._device = recorder.device
+        self._model = model
         self._optimizer = optimizer
         self._forward = forward
         self._contexts = contexts
@@ -92,8 +103,9 @@ class Segments:
         args, kwargs = self._static.batch
         # The user's autocast must neither give us casts that it kept from before nor keep those of the graph.
         torch.clear_autocast_cache()
-        with torch.enable_grad():
+        with torch.enable_grad(), fresh_leaves(self._model) as aliases:
             output = self._forward(*args, **kwargs)
+        self._aliases = [aliases.get(parameter, parameter) for parameter in self.parameters]
         self._leaves, self._spec = pytree.tree_flatten(output)
         self._is_tensor = isinstance(output, torch.Tensor)
         torch.clear_autocast_cache()
@@ -101,8 +113,7 @@ class Segments:
         return [output.detach() for output in self._live]
 
     def _forget_graph(self) -> None:
-        """Replays need no autograd graph. Alive, it keeps AccumulateGrad nodes of the capturing stream, and the user's
-        backward would wait for that stream at every parameter."""
+        """Replays need no autograd graph, and what it holds is memory of the pool."""
         self._live = [output.detach().requires_grad_(output.requires_grad) for output in self._live]
         tensors = iter(self._live)
         self._leaves = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
@@ -110,13 +121,16 @@ class Segments:
     def _run_backward(self) -> list[torch.Tensor | None]:
         # Captured from within a forward, under the user's autocast perhaps; their backward is not.
         with entered(self._contexts), torch.autocast(self._device.type, enabled=False):
-            gradients = torch.autograd.grad(
+            both = torch.autograd.grad(
                 [output for output in self._live if output.requires_grad],
-                self.parameters,
+                [*self._aliases, *self.parameters],
                 scaled(self._output_gradients, self.scaler),
                 retain_graph=self._retain,
                 allow_unused=True,
             )
+        # A layer may keep a parameter where no alias reaches it, as nn.LSTM does in its list of flat weights.
+        halves = zip(self._aliases, self.parameters, both, both[len(self._aliases) :], strict=False)
+        gradients = [first if alias is own else joined(first, second) for alias, own, first, second in halves]
         own = own_gradients(gradients, self.parameters)
         unscale(own, self.scaler)
         return own
@@ -169,8 +183,7 @@ class Segments:
                 return False
             if now is not None and gradient is not None and now.data_ptr() != gradient.data_ptr():
                 return False
-        own = set(map(id, self.parameters))
-        return all(p.grad is None for p in parameters_of(self._optimizer) if id(p) not in own)
+        return all(p.grad is None for p in parameters_of(self._optimizer) if id(p) not in self._ids)
 
     def mark_differentiable(self, context: Any, outputs: tuple[torch.Tensor, ...]) -> None:
         context.mark_non_differentiable(
@@ -195,7 +208,7 @@ class _Joined(torch.autograd.Function):
     def forward(context: Any, segments: Segments, *_: torch.nn.Parameter) -> tuple[torch.Tensor, ...]:
         segments.generation += 1
         context.segments, context.generation, context.token = segments, segments.generation, Token()
-        segments.in_flight = weakref.ref(context.token)
+        segments.in_flight, segments.turn.holder = weakref.ref(context.token), segments
         outputs = segments.replay_forward()
         segments.mark_differentiable(context, outputs)
         context.set_materialize_grads(False)
@@ -204,7 +217,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *output_gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         segments: Segments = context.segments
-        if context.generation != segments.generation:
+        if context.generation != segments.generation or segments.turn.holder is not segments:
             raise CaptureError("this forward's activations were overwritten by a later one; call backward before it")
         if torch.is_grad_enabled():
             raise CaptureError(SECOND_ORDER)

@@ -16,12 +16,14 @@ class Held:
 
     update: Update  # a copy with learning-rate tensors of its own
     state: object
+    states: int
     parameters: list[tuple[int, int]]
     graph: Graph | None = None
 
     def fits(self) -> bool:
         """The forward of the same step has looked at the model as a whole."""
-        return self.update.optimizer.state is self.state and self.parameters == places(self.update)
+        state = self.update.optimizer.state
+        return state is self.state and len(state) == self.states and self.parameters == places(self.update)
 
 
 class UpdateGraph:
@@ -60,7 +62,8 @@ class UpdateGraph:
         """One eager step before the capture: state that is first made under capture would be made anew each time."""
         self._update.step()
         self._held = {owner: held for owner, held in self._held.items() if held.fits()}
-        self._held[owner] = Held(copy.copy(self._update), self._update.optimizer.state, places(self._update))
+        state = self._update.optimizer.state
+        self._held[owner] = Held(copy.copy(self._update), state, len(state), places(self._update))
 
     def _replay(self, graph: Graph) -> None:
         graph.replay()

@@ -53,6 +53,7 @@ def test_random_numbers_of_the_host_by_torch(device: torch.device) -> None:
     assert "random numbers on the host" in both.optimizer.report.declined["capture"]
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.compile's own
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled_forwards_in_the_users_loop(device: torch.device, mode: str) -> None:
     """Outputs are kept, two forwards share a step, and the eager last batch is in between."""
@@ -74,6 +75,7 @@ def test_compiled_forwards_in_the_users_loop(device: torch.device, mode: str) ->
     assert bool(both.captured) == (capture == "segments")
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.compile's own
 def test_compiled_segments(device: torch.device) -> None:
     plan = Plan.by_hand(compile="default", capture="segments", update="fused")
     both = check(device, simple_loop, plan=plan, exact=False)

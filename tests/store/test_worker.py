@@ -1,8 +1,9 @@
 """A claimed run carried out on both databases; its children are those of a made-up machine."""
 
 import logging
-import time
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -223,29 +224,29 @@ def test_who_lost_the_run_at_the_very_end_stores_no_plan(database, machine, how)
 
 def test_heartbeats_extend_the_lease_while_a_trial_takes_long(database, machine):
     run = claimed(database)
-    assert run.lease_until is not None
-    seen: list[Run] = []
+    seen: list[Run] = [run]
 
     def take_long() -> None:
-        first = stored(database, run)[0].heartbeat_at
+        """Until two heartbeats were there."""
         for _ in range(2):
-            before = stored(database, run)[0].heartbeat_at
-            wait_until(lambda before=before: stored(database, run)[0].heartbeat_at != before)
-        seen.append(stored(database, run)[0])
-        assert seen[0].heartbeat_at > first
+            wait_until(lambda: stored(database, run)[0].heartbeat_at != seen[-1].heartbeat_at)
+            seen.append(stored(database, run)[0])
 
     machine.answer = lambda number, _: take_long() if number == 1 else None
-    finished, _ = carried_out(database, run, machine, lease_s=0.3)
-    assert seen[0].lease_until - seen[0].heartbeat_at == timedelta(seconds=0.3)
+    finished, _ = carried_out(database, run, machine, lease_s=2)
+    _, first, second = seen
+    assert second.lease_until - second.heartbeat_at == timedelta(seconds=2)
+    assert first.heartbeat_at < second.heartbeat_at < first.lease_until, "there was no moment without a lease"
     assert finished.status is RunStatus.FINISHED
 
 
-def test_the_heart_stops_with_the_run(database, machine):
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_heart_stops_with_the_run(database, machine, fails):
     run = claimed(database)
-    carried_out(database, run, machine, lease_s=0.03)
-    beats = stored(database, run)[0].heartbeat_at
-    time.sleep(0.2)
-    assert stored(database, run)[0].heartbeat_at == beats
+    machine.answer = lambda *_: failure() if fails else None
+    with pytest.raises(NoTrialError) if fails else nullcontext():
+        carried_out(database, run, machine)
+    assert "kitsune-heartbeat" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.parametrize("how", [cancel, taken_over])

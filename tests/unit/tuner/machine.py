@@ -64,10 +64,10 @@ class Machine:
     child_s: float = 10.0
     noise: float = 0.0005
     fingerprint: str = "f"
+    most_rounds: int = 1000
     now_s: float = 0.0
     jobs: list[Job] = field(default_factory=list)
     limits: list[Limits] = field(default_factory=list)
-    begun_s: list[float] = field(default_factory=list)
 
     def clock(self) -> float:
         return self.now_s
@@ -91,7 +91,6 @@ class Machine:
         number = len(self.jobs)
         self.jobs.append(job)
         self.limits.append(limits)
-        self.begun_s.append(self.now_s)
         takes_s = self.child_s * max(1, job.rounds / 15)
         if limits.total_s is not None and takes_s > limits.total_s:
             self.now_s += limits.total_s
@@ -114,10 +113,11 @@ class Machine:
         spec = job.arms[index]
         rng = random.Random(f"{number}:{index}")
         usual_ms = self.step_ms.get(words(spec.knobs), USUAL_MS)
+        blocks = min(job.rounds, self.most_rounds)
         return Arm(
             name=spec.name,
             knobs=spec.knobs,
-            step_ms=tuple(usual_ms * rng.lognormvariate(0, self.noise) for _ in range(job.rounds)),
+            step_ms=tuple(usual_ms * rng.lognormvariate(0, self.noise) for _ in range(blocks)),
             peak_bytes=100 * number + index,
             first_step_s=number + index / 10,
         )

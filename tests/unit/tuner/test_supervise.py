@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,6 +74,13 @@ def test_a_flood_ends(script, tmp_path):
 def test_a_flood_of_stderr_is_bounded(tmp_path):
     failure = run("while True: os.write(2, b'noise ' * 10_000)", tmp_path, build_s=1)
     assert failure.kind is FailureKind.TIMEOUT
+
+
+def test_all_phases_together_have_a_limit(tmp_path):
+    script = "for name in ('numerics', 'warmup'): say(json.dumps({'phase': name}) + chr(10)); time.sleep(1)"
+    failure = run(script + "\ntime.sleep(60)", tmp_path, total_s=1.7)
+    assert failure.kind is FailureKind.TIMEOUT
+    assert re.fullmatch("all up to .* took longer than its limit of 1.7 s; the process was killed", failure.reason)
 
 
 def test_exit_without_a_result_gives_the_last_words(tmp_path):

@@ -1,4 +1,5 @@
 import math
+from datetime import timedelta
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +29,7 @@ from tests.unit.tuner.machine import (
 from tuner.events import Confirming, Inspected, Tried, Trying
 from tuner.protocol import Job, Limits
 from tuner.records import Failure, FailureKind, Source, Verdict
-from tuner.tune import MIN_CHILD_S, SEARCH_ROUNDS, limits_within
+from tuner.tune import MIN_CHILD_S, SEARCH_ROUNDS, duration_s, limits_within
 from tuner.verdicts import CANDIDATE, EAGER, words
 
 # What happens, in which order -----------------------------------------------------------------------------------------
@@ -120,6 +121,28 @@ def test_no_trial_begins_that_cannot_end_before_the_confirmation_must_begin():
     assert [trial.source is Source.CONFIRM for trial in trials] == [False] * 5 + [True]
     assert not [trial for trial in trials if trial.failure]
     assert machine.now_s == 5 + 5 * 40 + 80
+
+
+def test_a_trial_that_failed_at_once_says_nothing_of_how_long_one_takes():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=40)
+
+    def decline(number: int, job: Job) -> Failure | None:
+        if number != 1:
+            return None
+        machine.now_s -= 39
+        return failure("declined", FailureKind.DECLINED)
+
+    machine.answer = decline
+    run_out(machine, a_run(budget_s=300))
+    # 5 s for the inspection, 1 s for what failed, 80 s for the confirmation, so 214 s for five trials of 40 s
+    assert machine.now_s == 5 + 1 + 5 * 40 + 80
+
+
+def test_a_clock_that_was_set_back_gives_no_time():
+    (first, *_), _ = run_out(Machine(inapplicable=SMALL), a_run(budget_trials=1))
+    assert duration_s(first) == 10
+    moved = first.model_copy(update={"finished_at": first.started_at + timedelta(seconds=-100)})
+    assert duration_s(moved) == 0
 
 
 def test_time_bounds_the_children():
@@ -261,8 +284,9 @@ def test_a_stored_confirmation_is_no_trial_of_the_search():
     assert sources(interrupted)[-1] is Source.CONFIRM
     events, _ = drained(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL).tuning(run, interrupted))
     rest = trials_of(events)
-    assert len([trial for trial in rest if trial.source is not Source.CONFIRM]) == 4
     assert [trial.number for trial in rest] == [5, 6, 7, 8, 9]
+    undisturbed, _ = run_out(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL), run)
+    assert [trial.knobs for trial in rest] == [trial.knobs for trial in undisturbed[4:]]
 
 
 def test_a_stored_confirmation_that_failed_is_not_repeated():

@@ -166,6 +166,14 @@ def test_there_is_no_second_look_without_the_time_for_it():
     assert machine.jobs[-1].rounds == 2 * CONFIRM_ROUNDS
 
 
+def test_there_is_no_second_look_where_time_ended_the_first():
+    """Steps of many seconds: asking for more rounds would not bring any."""
+    machine = open_forever(most_rounds=CONFIRM_ROUNDS - 1)
+    trials, _ = run_out(machine, a_run(budget_trials=2))
+    assert sources(trials) == [Source.BASELINE, Source.STOCK, Source.CONFIRM]
+    assert trials[-1].comparison.verdict is Verdict.AMBIGUOUS
+
+
 def test_a_machine_on_which_nothing_applies_keeps_the_step_as_given():
     trials, conclusion = run_out(Machine(inapplicable=only()), a_run(budget_trials=25))
     assert [words(trial.knobs) for trial in trials] == ["eager", "eager"]

@@ -133,6 +133,8 @@ def test_the_noise_floor_is_the_margin():
     measurement = measured(10, None, 9.5)
     assert decide(measurement, 0.02).verdict is Verdict.FASTER
     assert decide(measurement, 0.08).verdict is Verdict.SAME
+    stock_alone = measured(10, 9.5, None)
+    assert [decide(stock_alone, floor).chosen for floor in (0.02, 0.08)] == [STOCK, EAGER]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,7 @@ def test_the_noise_floor_is_the_margin():
     [
         (9.9, 0.10, 0.0, True),
         (9.9, 0.10, 0.5, False),  # the whole interval is within the noise floor: more rounds would not help
+        (10.4, 0.05, 0.0, False),  # unclear, but surely no gain
         (12.0, 0.10, 0.0, False),
         (5.0, 0.10, 0.0, False),
         (10.0, 0.0001, 0.0, False),
