@@ -52,6 +52,11 @@ class Lookout:
         else:
             attachment.look(module)
 
+    def wants(self, parameters: set[int]) -> bool:
+        """Whether a parameter of its optimizer is among these (ids)."""
+        attachment = self.attachment()
+        return attachment is not None and any(id(parameter) in parameters for parameter in attachment._parameters())
+
     def remove(self) -> None:
         self._handle.remove()
         with contextlib.suppress(ValueError):  # somebody has put the filters back as they were before us
@@ -125,9 +130,13 @@ def is_routed(model: torch.nn.Module) -> bool:
     return isinstance(model._compiled_call_impl, Route)
 
 
-def is_looked_for() -> bool:
-    """Whether some KitsuneOptimizer still looks for its model, and must see forwards that a replay would not show."""
-    return any(isinstance(hook, Lookout) for hook in modules._global_forward_pre_hooks.values())
+def is_looked_for(model: torch.nn.Module) -> bool:
+    """Whether another optimizer still looks for this very model, whose forward a replay would not show it."""
+    lookouts = [hook for hook in modules._global_forward_pre_hooks.values() if isinstance(hook, Lookout)]
+    if not lookouts:
+        return False
+    own = {id(parameter) for parameter in model.parameters()}
+    return any(lookout.wants(own) for lookout in lookouts)
 
 
 def has_global_hooks() -> bool:

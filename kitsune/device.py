@@ -6,11 +6,15 @@ everything built on static buffers can be tested without a GPU.
 
 import contextlib
 import functools
+import gc
 import os
 import platform
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +25,9 @@ from kitsune.errors import CaptureError, UnfitError
 from kitsune.plan import Environment
 
 Sync = tuple[str, int]  # source file and line of a host synchronisation
+NOT_THE_USERS = tuple(
+    os.path.dirname(file) + os.sep for file in (__file__, torch.__file__, warnings.__file__, contextlib.__file__)
+)
 
 
 class Graph(Protocol):
@@ -165,18 +172,35 @@ def watch_syncs(device: torch.device, found: list[Sync]) -> Iterator[None]:
         yield
         return
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
+    others: list[tuple[Any, ...]] = []
+
+    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            found.append(user_line() or (filename, lineno))
+        elif "Synchronization debug mode" not in str(message):
+            others.append((message, category, filename, lineno))
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
+        warnings.showwarning = show
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    for warning in caught:
-        if "synchronizing CUDA operation" in str(warning.message):
-            found.append((warning.filename, warning.lineno))
-        elif "Synchronization debug mode" not in str(warning.message):
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    for warning in others:
+        warnings.warn_explicit(*warning)
+
+
+def user_line() -> Sync | None:
+    """The innermost line on the stack that is neither torch's nor ours nor Python's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((*NOT_THE_USERS, "<")):
+            return name, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 class Recorder:
@@ -188,7 +212,8 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.executes = device.type != "cuda"
-        self._pool = None if self.executes else torch.cuda.graph_pool_handle()
+        self._pool: Any = None
+        self._graphs: weakref.WeakSet[DeviceGraph] = weakref.WeakSet()
 
     def capture(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
         """The graph of what `function` launches, and its result, whose tensors every replay overwrites.
@@ -215,11 +240,14 @@ class Recorder:
         # H200: an illegal access). With the table empty, the workspace is taken from the graph's own pool.
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            return self._graph_of(function)
+            with uncollected():
+                return self._graph_of(function)
         finally:
             torch._C._cuda_clearCublasWorkspaces()
 
     def _graph_of(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
+        if not self._graphs:  # a pool dies with its last graph
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         stream = capture_stream(self.device.index or 0)
         # torch.cuda.graph stays on its stream when ending a broken capture raises: the outer context leaves it.
@@ -229,7 +257,22 @@ class Recorder:
             torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
         ):
             result = function()
-        return DeviceGraph(graph, self.device), result
+        captured = DeviceGraph(graph, self.device)
+        self._graphs.add(captured)
+        return captured, result
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection in the block: a CUDA graph that dies during a capture breaks it."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class DeviceGraph:

@@ -100,7 +100,7 @@ class Loop:
         """Whether this forward is none of the plan's business."""
         if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and self.model.training):
             return True
-        if self.forward is None or is_transformed() or is_looked_for():
+        if self.forward is None or is_transformed() or is_looked_for(self.model):
             return True
         if self._assembly.knobs.get("precision") in HALF and torch.is_autocast_enabled(self.device.type):
             self._assembly.report.note(AUTOCAST_NOTE)

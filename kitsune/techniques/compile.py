@@ -7,6 +7,7 @@ import torch
 import torch._inductor
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
 from kitsune.knobs import Choice
@@ -32,6 +33,8 @@ class Compile(Technique):
             # In a user's loop two forwards may share a step: there Inductor tells steps apart by their backward.
             if not build.in_loop:
                 build.step_contexts.append(_mark_step)
+        if build.in_loop and any(True for _ in build.model.buffers()):
+            build.forward = sparing(build.forward, build.model)
 
     def blames(self, error: BaseException) -> bool:
         return isinstance(error, (TorchDynamoException, InductorError))
@@ -75,6 +78,18 @@ def copying(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         output = function(*args, **kwargs)
         return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, output)
+
+    return call
+
+
+def sparing(function: Callable[..., Any], model: torch.nn.Module) -> Callable[..., Any]:
+    """Forwards that share a step: what Inductor saves for the backward holds statistics of batch norm that the second
+    forward updates in place. Training does not read them, but autograd would refuse the backward of the first.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _unsafe_preserve_version_counter(tuple(model.buffers())):
+            return function(*args, **kwargs)
 
     return call
 

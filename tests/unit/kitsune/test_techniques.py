@@ -292,6 +292,7 @@ def attention_kernels(choice):
 
 @pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # torch 2.11
 def test_one_plan_does_not_get_the_code_of_another_from_the_cache(own_cache):
     """torch's cache on disk does not see the attention backend: math would be served where flash was chosen."""
     assert not attention_kernels("math")
