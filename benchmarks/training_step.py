@@ -54,12 +54,14 @@ def dropin_step(case: Case, plan: Plan) -> tuple[Step, Callable[[], str]]:
     workload = workload_of(case)
     optimizer = KitsuneOptimizer(workload.optimizer, plan=plan)
     model, loss_fn, (x, y) = workload.model, workload.loss_fn, workload.batch
+    held: list[torch.Tensor] = []
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
         loss = loss_fn(model(x), y)
         loss.backward()
         optimizer.step()
+        held[:] = [loss]  # as the variable of a loop holds it into the next iteration
         return loss.detach()
 
     return step, lambda: f"{optimizer.report}"
@@ -80,6 +82,7 @@ def prepare(name: str, case: Case, plan: Plan) -> Arm:
     """Builds and settles an arm. Its peak: bytes in tensors at the worst moment of a settled step, its graphs' pools
     included, over what was there before it."""
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # each arm pays for its own
     torch.cuda.empty_cache()
     before_bytes, pools_before = torch.cuda.memory_allocated(), pool_bytes()
     begin = time.perf_counter()
