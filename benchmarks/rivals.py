@@ -73,9 +73,9 @@ def graphed_step(workload: Workload) -> Step:
     with torch.cuda.graph(graph):
         loss = step()
 
-    def replay(alive: tuple[object, ...] = (workload, step)) -> torch.Tensor:
-        """`alive` holds what the graph reads and writes by address."""
+    def replay() -> torch.Tensor:
         graph.replay()
         return loss
 
+    replay.__dict__["alive"] = workload, step  # what the graph reads and writes by address
     return replay

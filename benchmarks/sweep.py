@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import threading
@@ -33,13 +34,15 @@ class Sweep:
         self.lock = threading.Lock()
 
     def run(self) -> None:
-        threads = [threading.Thread(target=self.work, args=(gpu,)) for gpu in range(torch.cuda.device_count())]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
+        threads = [threading.Thread(target=self.work, args=(gpu,)) for gpu in gpus]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def work(self, gpu: int) -> None:
+    def work(self, gpu: str) -> None:
         while True:
             try:
                 case = self.waiting.get_nowait()
@@ -55,16 +58,16 @@ class Sweep:
     def command(self, case: Case, stage: str) -> list[str]:
         plan = str(self.plan_of(case))
         if stage == "tune":
-            kitsune = str(Path(sys.executable).with_name("kitsune"))
+            kitsune = shutil.which("kitsune") or str(Path(sys.executable).with_name("kitsune"))
             return [kitsune, "tune", case.spec, "--trials", str(self.arguments.trials), "--out", plan, "--json"]
         measure = [sys.executable, "-m", "benchmarks.training_step", "--case", case.name, "--plan", plan]
         return [*measure, "--out", str(self.part_of(case))]
 
-    def call(self, gpu: int, case: Case, command: list[str]) -> str:
+    def call(self, gpu: str, case: Case, command: list[str]) -> str:
         left_s = self.deadline - time.monotonic()
         if left_s < 5:
             return "not begun: no time left"
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
         with self.log_of(case).open("a") as log:
             try:
                 ended = subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=left_s, check=False)

@@ -174,7 +174,7 @@ def watch_syncs(device: torch.device, found: list[Sync]) -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
     others: list[tuple[Any, ...]] = []
 
-    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+    def show(message: Any, category: Any, filename: str, lineno: int, *_: Any, **__: Any) -> None:
         if "synchronizing CUDA operation" in str(message):
             found.append(user_line() or (filename, lineno))
         elif "Synchronization debug mode" not in str(message):
@@ -182,7 +182,7 @@ def watch_syncs(device: torch.device, found: list[Sync]) -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield

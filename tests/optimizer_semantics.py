@@ -477,7 +477,7 @@ def test_two_shapes_in_flight(device: torch.device) -> None:
             losses.append(criterion(model(x), y).detach())
         return losses
 
-    both = check(device, loop, steps=20)
+    both = check(device, loop, steps=20, make_optimizer=sgd)
     assert both.optimizer.counts["in_flight"] == 4
 
 

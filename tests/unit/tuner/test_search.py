@@ -167,7 +167,10 @@ def test_first_the_baseline_then_quick_stock_then_seeds_then_slow_stock_then_des
     assert [trial.knobs for trial in trials[: len(expected)]] == expected
     seeds = [Source.SEED] * len(expert_seeds(EVERYTHING))
     assert sources[: len(expected)] == [
-        Source.BASELINE, *[Source.STOCK] * len(quick), *seeds, *[Source.STOCK] * len(slow)
+        Source.BASELINE,
+        *[Source.STOCK] * len(quick),
+        *seeds,
+        *[Source.STOCK] * len(slow),
     ]
     assert sources.index(Source.DESCENT) < sources.index(Source.TPE)
 
