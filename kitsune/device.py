@@ -182,7 +182,7 @@ def watch_syncs(device: torch.device, found: list[Sync]) -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = show  # type: ignore[assignment]
+        warnings.showwarning = show
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield
