@@ -19,7 +19,7 @@ from kitsune.step import device_of
 from kitsune.submission.export import to_archive
 from kitsune.workload import LossFn, Workload
 from tuner.events import Event, Started
-from tuner.records import Run, Source, Trial
+from tuner.records import Run, Trial
 from tuner.settings import Settings
 from tuner.store import runs, trials
 from tuner.store.engine import open_database
@@ -43,7 +43,7 @@ class Result(Record):
         """What `kitsune tune --json` prints."""
         evidence = self.plan.evidence
         assert evidence is not None
-        searched = [trial for trial in self.trials if trial.source is not Source.CONFIRM]
+        searched = [trial for trial in self.trials if trial.source.is_search]
         return {
             "run_id": self.run.id,
             "plan_id": self.plan.plan_id,

@@ -40,8 +40,15 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
+class PlayingOff:
+    """The search has ended; the best few are measured against each other in one process."""
+
+    contenders: tuple[Mapping[str, Choice], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Confirming:
-    """The search has ended; these choices are measured again, fresh, and only those samples are published.
+    """These choices are measured again, fresh, and only those samples are published.
 
     Told again when the confirmation failed and the next best has its turn, and when it is measured once more, longer.
     """
@@ -49,4 +56,4 @@ class Confirming:
     knobs: Mapping[str, Choice]
 
 
-Event = Started | Inspected | Trying | Tried | Confirming
+Event = Started | Inspected | Trying | Tried | PlayingOff | Confirming

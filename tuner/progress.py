@@ -12,9 +12,9 @@ from rich.table import Column
 from rich.text import Text
 
 from kitsune.screen import clean, duration, factor, stderr, step_time
-from tuner.events import Confirming, Event, Inspected, Started, Tried, Trying
+from tuner.events import Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
 from tuner.protocol import Inspection
-from tuner.records import Run, Source, Trial
+from tuner.records import Run, Trial
 from tuner.search import best, speedup
 from tuner.verdicts import words
 from tuner.views import tried_line
@@ -44,6 +44,9 @@ class Standing:
             self.doing = f"trial {event.number + 1}{total}: {words(event.proposal.knobs)}"
         elif isinstance(event, Tried):
             self.trials.append(event.trial)
+        elif isinstance(event, PlayingOff):
+            self.is_searching = False
+            self.doing = f"measuring the best {len(event.contenders)} against each other"
         elif isinstance(event, Confirming):
             self.is_searching, self.is_confirming = False, True
             self.doing = f"measuring the best afresh: {words(event.knobs)}"
@@ -51,7 +54,7 @@ class Standing:
 
     @property
     def searched(self) -> list[Trial]:
-        return [trial for trial in self.trials if trial.source is not Source.CONFIRM]
+        return [trial for trial in self.trials if trial.source.is_search]
 
     @property
     def best(self) -> str:
@@ -118,7 +121,7 @@ class Lines(Quiet):
         if isinstance(event, Tried):
             total = self.standing.run.budget_trials if self.standing.run else None
             yield tried_line(event.trial, len(self.standing.searched), total)
-        elif isinstance(event, Confirming):
+        elif isinstance(event, (PlayingOff, Confirming)):
             yield self.standing.doing
 
     def say(self, text: str) -> None:

@@ -41,7 +41,12 @@ class Source(StrEnum):
     SEED = "seed"  #: what an expert would try first
     DESCENT = "descent"  #: one knob changed from the best so far
     TPE = "tpe"  #: Optuna's tree-structured Parzen estimator
+    PLAYOFF = "playoff"  #: the best few, against each other in one process
     CONFIRM = "confirm"  #: the winner, measured again in a fresh process
+
+    @property
+    def is_search(self) -> bool:
+        return self not in (Source.PLAYOFF, Source.CONFIRM)
 
 
 class Phase(StrEnum):

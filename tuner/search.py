@@ -80,7 +80,7 @@ def best(trials: Iterable[Trial]) -> Trial | None:
     Confirmations are left out: they measure a choice that was made already, and may be against another baseline.
     """
     return max(
-        (trial for trial in trials if is_success(trial) and trial.source is not Source.CONFIRM),
+        (trial for trial in trials if is_success(trial) and trial.source.is_search),
         key=lambda trial: (speedup(trial), -trial.number),
         default=None,
     )
@@ -182,7 +182,7 @@ def costs(space: Space, trials: Sequence[Trial]) -> list[tuple[Configuration, fl
     A penalty and not Optuna's FAIL, which the sampler ignores: it would walk into the same wall again (measured on a
     simulated surface: regret of 21 % with FAIL, 13 % with a penalty, after 60 trials).
     """
-    fitting = [trial for trial in trials if trial.source is not Source.CONFIRM and space.allows(trial.knobs) is None]
+    fitting = [trial for trial in trials if trial.source.is_search and space.allows(trial.knobs) is None]
     measured = [-math.log(speedup(trial)) for trial in fitting if is_success(trial)]
     penalty = max([0.0, *measured]) + 1.0
     return [(trial.knobs, -math.log(speedup(trial)) if is_success(trial) else penalty) for trial in fitting]

@@ -11,7 +11,9 @@ from tuner.arms import Rates
 from tuner.batches import varied
 from tuner.numerics import EARLY_STEPS, LATE_STEPS, Snapshot, Start, Trace
 
-RATES = (1.0, 0.6, 0.3, 0.8)
+# Small rates: at full ones a step of Adam moves every weight whose gradient is noise by the whole rate, and after one
+# such step the gradients of ResNet-50 in fp32 are further from those in float64 than from zero (1.4 on an H200).
+RATES = (0.01, 0.006, 0.003, 0.008)
 PERTURBATION = 2.0**-21  # a few units in the last place of fp32
 
 BatchAt = Callable[[int], Any]

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -10,17 +10,19 @@ from kitsune.errors import BaselineError, NoTrialError, WorkloadError
 from kitsune.knobs import Choice
 from kitsune.plan import Plan
 from tuner import measure as measuring
-from tuner.events import Confirming, Event, Inspected, Tried, Trying
+from tuner.events import Confirming, Event, Inspected, PlayingOff, Tried, Trying
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Comparison, Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
 from tuner.search import Proposal, best, best_stock, is_success, propose, speedup
 from tuner.space import Space
-from tuner.stats import noise_floor
+from tuner.stats import median, noise_floor
 from tuner.verdicts import CANDIDATE, EAGER, Decision, compare_arms, confirmation_arms, decide, plan_from
 
 SEARCH_ROUNDS = 15
 CONFIRM_ROUNDS = 30
 MAX_CONFIRMATIONS = 3  # that fail
+MAX_CONTENDERS = 3  # each has a model of its own in the memory of one process
+MAX_RANKING_NOISE = 0.25
 MIN_CHILD_S = 30.0  # importing torch and a first step take up to 15 s on a busy machine
 #: A step that fails like this against itself does so in every other trial too.
 FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
@@ -70,6 +72,7 @@ class Tuning:
         inspection = self._inspected()
         yield Inspected(inspection)
         yield from self._search(Space.of(inspection.inapplicable))
+        yield from self._play_off()
         return (yield from self._conclude(inspection.fingerprint))
 
     def _inspected(self) -> Inspection:
@@ -110,6 +113,30 @@ class Tuning:
         if isinstance(outcome, Measurement):
             comparison = compare_arms(outcome, EAGER, CANDIDATE, self._noise())
         return self._keep(proposal.source, proposal.knobs, outcome, comparison, started_at)
+
+    def _play_off(self) -> Iterator[Event]:
+        """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""
+        contenders = contenders_of(self._unrefused())
+        longest_s = 2 * sum(map(duration_s, contenders))
+        if len(contenders) < 2 or self.interrupted or self._left_s() < self._confirmation_s() + longest_s:
+            return
+        yield PlayingOff(tuple(trial.knobs for trial in contenders))
+        started_at = self.now()
+        names = [f"contender {number}" for number in range(1, len(contenders) + 1)]
+        arms = [ArmSpec(name=name, knobs=trial.knobs) for name, trial in zip(names, contenders, strict=True)]
+        job = self._job((ArmSpec(name=EAGER), *arms), SEARCH_ROUNDS, None).model_copy(update={"numerics": False})
+        try:
+            outcome = self.measure(job, limits=limits_within(self._left_s() - self._confirmation_s()))
+        except KeyboardInterrupt:
+            self.interrupted = True
+            return
+        if isinstance(outcome, Failure):
+            yield Tried(self._keep(Source.PLAYOFF, contenders[0].knobs, outcome, None, started_at))
+            return
+        compared = {name: compare_arms(outcome, EAGER, name, self._noise()) for name in names}
+        first = max(names, key=lambda name: compared[name].speedup.median)
+        knobs = contenders[names.index(first)].knobs
+        yield Tried(self._keep(Source.PLAYOFF, knobs, outcome, compared[first], started_at))
 
     def _conclude(self, fingerprint: str) -> Steps:
         """Measures the best again in a fresh process, against eager and the best stock configuration.
@@ -177,7 +204,7 @@ class Tuning:
         return self.trials[-1].number + 1 if self.trials else 0
 
     def _searched(self) -> list[Trial]:
-        return [trial for trial in self.trials if trial.source is not Source.CONFIRM]
+        return [trial for trial in self.trials if trial.source.is_search]
 
     def _failed_confirmations(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.source is Source.CONFIRM and trial.failure is not None]
@@ -195,12 +222,14 @@ class Tuning:
         """
         is_last_try = len(self._failed_confirmations()) == MAX_CONFIRMATIONS - 1
         safest = best_stock(self._unrefused()) if is_last_try else None
-        return safest or best(self._unrefused())
+        won = [trial.knobs for trial in self.trials if trial.source is Source.PLAYOFF and is_success(trial)]
+        winners = [trial for trial in self._unrefused() if is_success(trial) and trial.knobs in won]
+        return safest or best(winners) or best(self._unrefused())
 
     def _to_beat(self, proposal: Proposal) -> float | None:
         """The speedup below which a trial may be stopped early; rivals are measured in full."""
         leader = None if proposal.source in (Source.BASELINE, Source.STOCK) else self._leader()
-        return None if leader is None else speedup(leader)
+        return None if leader is None else speedup(leader) * (1 - ranking_noise(self._searched()))
 
     def _noise(self) -> float:
         """The noise floor that the step measured against itself."""
@@ -243,6 +272,22 @@ class Tuning:
         if self.interrupted:
             return "the search was interrupted before anything was measured"
         return "the budget ended before anything was measured; give more time"
+
+
+def contenders_of(trials: Sequence[Trial]) -> list[Trial]:
+    """The best few trials that noise may have put in the wrong order, best first."""
+    found = sorted(filter(is_success, trials), key=speedup, reverse=True)
+    noise = ranking_noise(trials)
+    return [trial for trial in found if speedup(trial) >= speedup(found[0]) * (1 - noise)][:MAX_CONTENDERS]
+
+
+def ranking_noise(trials: Iterable[Trial]) -> float:
+    """How far speedups of different processes may lie apart for nothing: the spread of the baseline they are over.
+
+    20 % for a launch-bound MLP on an H200.
+    """
+    medians = [median(trial.measurement.arms[0].step_ms) for trial in trials if trial.measurement is not None]
+    return min(MAX_RANKING_NOISE, (max(medians) - min(medians)) / median(medians)) if medians else 0.0
 
 
 def duration_s(trial: Trial) -> float:

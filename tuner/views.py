@@ -47,7 +47,7 @@ LEGEND = (
 def tried_line(trial: Trial, position: int, total: int | None) -> str:
     """One trial on one line; `position` counts from 1."""
     of = f" of {total}" if total else ""
-    name = "confirm" if trial.source is Source.CONFIRM else f"{position}{of}"
+    name = f"{position}{of}" if trial.source.is_search else trial.source.value
     ms, gain, interval, verdict = _outcome(trial)
     result = f"{ms} ms, {gain} ({interval}), {verdict}" if ms else f"failed: {verdict}"
     return f"[{name}] {words(trial.knobs)}: {result}"

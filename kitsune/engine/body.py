@@ -10,14 +10,13 @@ from kitsune.engine.leaves import fresh_leaves, joined
 from kitsune.engine.update import Update, parameters_of
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
-Result = tuple[torch.Tensor, list[torch.Tensor | None]]
 
 
 class Body:
     """zero_grad -> forward and loss -> backward -> unscale, clip -> update.
 
-    `forward(x, y)` gives the loss with its autograd graph; `finish` is the optimizer's update. Results are the
-    detached loss and every `p.grad`, in the order of `parameters`.
+    `forward(x, y)` gives the loss with its autograd graph; `finish` is the optimizer's update. The result is the
+    detached loss.
     """
 
     def __init__(
@@ -36,25 +35,26 @@ class Body:
         self.finish = finish or update.step
         self.forward_contexts = forward_contexts
         self.step_contexts = step_contexts
+        self._known = list(model.parameters())
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The model's and the optimizer's as they are now: layers are replaced, frozen and thawed in mid-run."""
+        """The model's and the optimizer's as they are now: layers are replaced in mid-run. 60 us for an MLP."""
         return list(dict.fromkeys([*self.model.parameters(), *parameters_of(self.update.optimizer)]))
 
-    def step(self, batch: tuple[Any, Any], *, fresh: bool = False) -> Result:
+    def step(self, batch: tuple[Any, Any], *, fresh: bool = False) -> torch.Tensor:
         """One whole training step; `fresh` under capture (kitsune/engine/leaves.py)."""
-        result = self.gradients(batch, fresh=fresh)
+        loss = self.gradients(batch, fresh=fresh)
         self.finish()
-        return result
+        return loss
 
-    def gradients(self, batch: tuple[Any, Any], *, fresh: bool = False) -> Result:
+    def gradients(self, batch: tuple[Any, Any], *, fresh: bool = False) -> torch.Tensor:
         """All of a step but the optimizer's own update."""
         with entered(self.step_contexts):
             self.clear()
             loss = self._fresh_backward(batch) if fresh else self._backward(batch)
             self.update.prepare_gradients()
-        return loss.detach(), [parameter.grad for parameter in self.parameters]
+        return loss.detach()
 
     def _fresh_backward(self, batch: tuple[Any, Any]) -> torch.Tensor:
         with fresh_leaves(self.model) as leaves:
@@ -71,7 +71,9 @@ class Body:
         return loss
 
     def clear(self) -> None:
-        for parameter in self.parameters:
+        for parameter in self._known:
+            parameter.grad = None
+        for parameter in parameters_of(self.update.optimizer):
             parameter.grad = None
 
 

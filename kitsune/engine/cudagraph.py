@@ -46,7 +46,7 @@ class EagerStep:
         """Nothing is baked in."""
 
     def __call__(self, batch: tuple[Any, Any]) -> torch.Tensor:
-        loss, _ = self._body.step(place(batch, self._device, self._memory_format))
+        loss = self._body.step(place(batch, self._device, self._memory_format))
         self.calls += 1
         return loss
 
@@ -102,7 +102,7 @@ class StepGraph:
         with side_stream(self._device):
             placed = place(batch, self._device, self._memory_format)
             if self.calls < WARM_STEPS - 1:
-                return self._body.step(placed)[0]
+                return self._body.step(placed)
             loss = self._watched(placed)
             self._body.update.step()
         self.refusal = self.refusal or why_not_static(batch)
@@ -117,7 +117,7 @@ class StepGraph:
         syncs: list[Sync] = []
         host = HostState(self._body.model, self._device)
         with watch_syncs(self._device, syncs):
-            loss, _ = self._body.gradients(placed)
+            loss = self._body.gradients(placed)
         change = host.change()
         if syncs:
             file, line = syncs[0]
@@ -133,9 +133,14 @@ class StepGraph:
         self._body.clear()
         reset_peak(self._device)
         function = self._body.gradients if self.update_outside else self._body.step
+
+        def launches() -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+            loss = function(self._static.batch, fresh=True)
+            return loss, [parameter.grad for parameter in self._body.parameters]
+
         update.begin_capture()
         try:
-            graph, result = self._recorder.capture(lambda: function(self._static.batch, fresh=True))
+            graph, result = self._recorder.capture(launches)
         finally:
             update.end_capture()
         self._graph, (self._loss, self._gradients) = graph, result

@@ -70,7 +70,6 @@ class SegmentedForward:
         self._last: Segments | None = None
         self._forward = forward
         self._plain = plain
-        self._recorder = Recorder(device)
         self._turn = Turn()
         self._captured: dict[Any, Segments] = {}
         self._seen: dict[Any, int] = {}
@@ -166,7 +165,8 @@ class SegmentedForward:
             self.model,
             self.optimizer,
             self._in_contexts(self._forward),
-            self._recorder,
+            # A pool for each signature: what one graph keeps may not lie where another one scribbles.
+            Recorder(self.device),
             (args, kwargs),
             contexts=self.step_contexts,
             memory_format=self.memory_format,
@@ -176,7 +176,6 @@ class SegmentedForward:
         )
 
     def _replay(self, segments: Segments, args: Any, kwargs: Any) -> Any:
-        # Graphs of one pool share the memory of what they throw away: no other one's activations may be waiting either.
         if any(captured.is_waiting for captured in self._captured.values()):
             return self._eager("in_flight", self._plain, args, kwargs)
         if segments.gradients_are_kept():

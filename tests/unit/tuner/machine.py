@@ -63,6 +63,7 @@ class Machine:
     answer: Answer = nothing_special
     child_s: float = 10.0
     noise: float = 0.0005
+    drift: float = 0.0  # of the step as given, from child to child
     fingerprint: str = "f"
     most_rounds: int = 1000
     now_s: float = 0.0
@@ -113,6 +114,8 @@ class Machine:
         spec = job.arms[index]
         rng = random.Random(f"{number}:{index}")
         usual_ms = self.step_ms.get(words(spec.knobs), USUAL_MS)
+        if not spec.knobs:
+            usual_ms *= random.Random(number).uniform(1 - self.drift, 1 + self.drift)
         blocks = min(job.rounds, self.most_rounds)
         return Arm(
             name=spec.name,
@@ -143,6 +146,10 @@ def drained(tuning: Tuning) -> tuple[list[Event], Conclusion]:
             events.append(next(steps))
         except StopIteration as end:
             return events, end.value
+
+
+def is_playoff(job: Job) -> bool:
+    return not job.numerics
 
 
 def is_confirmation(job: Job) -> bool:

@@ -20,6 +20,7 @@ from tests.unit.tuner.machine import (
     failure,
     interrupting,
     is_confirmation,
+    is_playoff,
     only,
     run_out,
     sources,
@@ -29,6 +30,7 @@ from tests.unit.tuner.machine import (
 from tuner.events import Confirming, Inspected, Tried, Trying
 from tuner.protocol import Job, Limits
 from tuner.records import Failure, FailureKind, Source, Verdict
+from tuner.search import best
 from tuner.tune import MIN_CHILD_S, SEARCH_ROUNDS, duration_s, limits_within
 from tuner.verdicts import CANDIDATE, EAGER, words
 
@@ -68,7 +70,7 @@ def test_the_run_goes_to_its_children():
 @pytest.mark.parametrize("budget", [1, 2, 7])
 def test_a_budget_of_trials(budget):
     trials, _ = run_out(Machine(inapplicable=SMALL), a_run(budget_trials=budget))
-    assert len([trial for trial in trials if trial.source is not Source.CONFIRM]) == budget
+    assert len([trial for trial in trials if trial.source.is_search]) == budget
 
 
 def test_the_search_ends_when_nothing_is_left_to_try():
@@ -79,14 +81,15 @@ def test_the_search_ends_when_nothing_is_left_to_try():
 def test_only_what_the_search_chose_by_measurements_may_be_stopped_early():
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
     trials, _ = run_out(machine, a_run(budget_trials=100))
-    assert set(sources(trials)) == set(Source)
+    assert set(sources(trials)) >= set(Source) - {Source.PLAYOFF}
     best = 0.0
     for trial, job in zip(trials, machine.jobs, strict=True):
-        if trial.source in (Source.BASELINE, Source.STOCK, Source.CONFIRM):
+        if trial.source in (Source.BASELINE, Source.STOCK) or not trial.source.is_search:
             assert job.best_speedup is None
         else:
-            assert job.best_speedup == best
-        if trial.source is not Source.CONFIRM:
+            assert job.best_speedup == pytest.approx(best, rel=0.01)  # less what noise may do to the order
+            assert job.best_speedup < best
+        if trial.source.is_search:
             best = max(best, trial.comparison.speedup.median)
 
 
@@ -193,7 +196,7 @@ def test_a_budget_that_ends_with_the_inspection():
 def test_a_failed_trial_is_kept_with_its_reason_and_the_search_goes_on():
     compiled = failing(lambda job: "compile" in job.arms[-1].knobs, "no compiler")
     trials, conclusion = run_out(Machine(inapplicable=SMALL, answer=compiled), a_run(budget_trials=8))
-    assert len(trials) == 9
+    assert len([trial for trial in trials if trial.source.is_search]) == 8
     failed = [trial for trial in trials if trial.failure is not None]
     assert failed
     for trial in failed:
@@ -254,9 +257,47 @@ def test_an_interrupt_before_anything_was_measured():
 
 
 def test_an_interrupt_of_the_confirmation_propagates():
-    machine = Machine(inapplicable=SMALL, answer=interrupting(3))
+    def answer(_: int, job: Job) -> None:
+        if is_confirmation(job):
+            raise KeyboardInterrupt
+
+    machine = Machine(inapplicable=SMALL, answer=answer)
     with pytest.raises(KeyboardInterrupt):
         drained(machine.tuning(a_run(budget_trials=3)))
+
+
+# The playoff ----------------------------------------------------------------------------------------------------------
+
+CLOSE = {COMPILED: 8.0, GRAPH: 5.0, "precision=fp16, update=fused, capture=step": 4.6}
+
+
+@pytest.mark.parametrize("run_id", ["a", "b", "c"])
+def test_the_best_few_play_off_where_the_baseline_is_noisy(run_id):
+    """Over a baseline that drifts by 20 % from process to process the better of two configurations may look worse."""
+    machine = Machine(step_ms=CLOSE, inapplicable=SMALL, drift=0.2)
+    trials, conclusion = run_out(machine, a_run(id=run_id, budget_trials=24))
+    (playoff,) = [trial for trial in trials if trial.source is Source.PLAYOFF]
+    (job,) = filter(is_playoff, machine.jobs)
+    assert 3 <= len(job.arms) <= 4
+    assert job.arms[0].knobs == {}
+    best_ms = min(CLOSE.get(words(arm.knobs), USUAL_MS) for arm in job.arms)
+    assert CLOSE[words(playoff.knobs)] == best_ms
+    assert conclusion.plan.knobs == playoff.knobs
+
+
+def test_a_playoff_that_fails_leaves_the_order_as_it_was():
+    machine = Machine(step_ms=CLOSE, inapplicable=SMALL, drift=0.2, answer=failing(is_playoff, "out of memory"))
+    trials, conclusion = run_out(machine, a_run(budget_trials=24))
+    (playoff,) = [trial for trial in trials if trial.source is Source.PLAYOFF]
+    assert playoff.failure.reason == "out of memory"
+    assert conclusion.plan.knobs == best(trials).knobs
+
+
+def test_nothing_plays_off_where_the_order_is_clear():
+    machine = Machine(step_ms={GRAPH: 1.0}, inapplicable=SMALL)
+    trials, _ = run_out(machine, a_run(budget_trials=8))
+    assert not any(map(is_playoff, machine.jobs))
+    assert Source.PLAYOFF not in sources(trials)
 
 
 # Going on -------------------------------------------------------------------------------------------------------------
