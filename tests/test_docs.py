@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 
+from benchmarks import table
 from kitsune import cli, errors
 from kitsune.exits import MEANINGS
 from kitsune.knobs import KNOBS
@@ -309,3 +310,7 @@ def toy() -> Any:
 def test_misuse_is_found(toy, line, problem):
     found = misuse(toy, line.split())
     assert found is None if problem is None else problem in (found or "")
+
+
+def test_the_table_of_the_readme_is_that_of_the_result_files() -> None:
+    assert "\n".join(table.rows()) in PAGES[0].read_text(encoding="utf-8")

