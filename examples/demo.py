@@ -15,7 +15,7 @@ from train_cnn import batches, make_model, train
 
 import kitsune
 from tuner.api import Result, tune_workload
-from tuner.events import Confirming, Event, Tried, Trying
+from tuner.events import Confirming, Event, PlayingOff, Tried, Trying
 from tuner.records import Source
 from tuner.verdicts import words
 
@@ -51,6 +51,8 @@ def tell(event: Event) -> None:
     if isinstance(event, Trying):
         of = f" of {event.total}" if event.total else ""
         print(f"  trial {event.number + 1}{of}: {words(event.proposal.knobs)} ...", flush=True)
+    elif isinstance(event, PlayingOff):
+        print(f"  the best {len(event.contenders)} against each other: the winner ...", flush=True)
     elif isinstance(event, Confirming):
         print(f"  measured afresh: {words(event.knobs)} ...", flush=True)
     elif isinstance(event, Tried):

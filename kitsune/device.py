@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from kitsune import __version__
 from kitsune.errors import CaptureError, UnfitError
+from kitsune.garbage import uncollected
 from kitsune.plan import Environment
 
 Sync = tuple[str, int]  # source file and line of a host synchronisation
@@ -240,6 +241,7 @@ class Recorder:
         # H200: an illegal access). With the table empty, the workspace is taken from the graph's own pool.
         torch._C._cuda_clearCublasWorkspaces()
         try:
+            gc.collect()  # a CUDA graph that dies during a capture breaks it
             with uncollected():
                 return self._graph_of(function)
         finally:
@@ -260,19 +262,6 @@ class Recorder:
         captured = DeviceGraph(graph, self.device)
         self._graphs.add(captured)
         return captured, result
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection in the block: a CUDA graph that dies during a capture breaks it."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class DeviceGraph:

@@ -13,7 +13,7 @@ PACKAGES = ("kitsune", "tuner", "server", "migrations")
 # The house from the ground up. A module may import from its own tier and from those above it in this list.
 # A line stands for a module, or for a folder with all that is in it; package roots stand for themselves only.
 TIERS: tuple[tuple[str, ...], ...] = (
-    ("kitsune", "kitsune.errors", "kitsune.knobs", "kitsune.record", "kitsune.switch"),
+    ("kitsune", "kitsune.errors", "kitsune.garbage", "kitsune.knobs", "kitsune.record", "kitsune.switch"),
     ("kitsune.exits", "kitsune.plan", "kitsune.report", "kitsune.screen"),
     ("kitsune.amp", "kitsune.fusion", "kitsune.options", "kitsune.streams"),
     ("kitsune.device", "kitsune.engine", "kitsune.submission", "kitsune.workload"),

@@ -1,12 +1,11 @@
 """Running arms in, ms per step of every block out: interleaved rounds, disturbed ones dropped. No torch here."""
 
-import contextlib
-import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kitsune.garbage import uncollected
 from tuner.stats import order
 
 Step = Callable[[], object]
@@ -117,21 +116,10 @@ def steps_per_block(step_ms: float, block_ms: float) -> int:
 def one_round(turn: Sequence[int], steps: Sequence[Step], counts: Sequence[int], clock: Clock) -> list[float]:
     """ms per step of each arm, by arm; they run in the order of `turn`, without the garbage collector."""
     times = [0.0] * len(steps)
-    with _no_garbage_collection():
+    with uncollected():
         for arm in turn:
             times[arm] = clock.block_ms(steps[arm], counts[arm]) / counts[arm]
     return times
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _first_and_last(rounds: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
