@@ -90,6 +90,7 @@ class Segments:
         return self._watch.unchanged(state=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._spare_accumulated()
         if not self._ran:
             self._static.load((args, kwargs))
         joined = _Joined.apply(self, *self.parameters)
@@ -154,7 +155,10 @@ class Segments:
         return [gradient if gradient is None else gradient.detach() for gradient in self._gradients]
 
     def _spare_accumulated(self) -> None:
-        """Gradients of the last micro-batch live in the buffers that the next replay overwrites: copy them first."""
+        """Gradients of an earlier backward live in memory that the next replay overwrites: copy them first.
+
+        A replay of the forward does so too: what it frees on its way is where the backward's results were put.
+        """
         for parameter in self.parameters:
             if parameter.grad is not None and parameter.grad.data_ptr() in self._addresses:
                 parameter.grad = parameter.grad.clone()

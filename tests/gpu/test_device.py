@@ -2,7 +2,7 @@
 
 import torch
 
-from kitsune import Plan, TrainStep
+from kitsune import KitsuneOptimizer, Plan, TrainStep
 
 
 def matmul_net(device):
@@ -54,3 +54,55 @@ def test_a_graph_lives_beside_graphs_of_inductor(device):
         optimizer.step()
 
     assert losses(device, other) == losses(device, lambda: None)
+
+
+class Scribbles(torch.nn.Module):
+    """Frees much on its way forward: memory that the backward's results may be put into."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x) * 1.5 + 0.1 - 0.2)
+        return x
+
+
+def accumulated(device, optimizer_of):
+    torch.manual_seed(0)
+    model = Scribbles().to(device)
+    optimizer = optimizer_of(torch.optim.SGD(model.parameters(), lr=0.1))
+    generator = torch.Generator(device).manual_seed(1)
+    found = []
+    for _ in range(10):
+        optimizer.zero_grad()
+        for _ in range(3):
+            loss = model(torch.randn(256, 256, device=device, generator=generator)).square().mean()
+            loss.backward()
+        model(torch.ones(256, 256, device=device))  # a forward between the backward and the step
+        optimizer.step()
+        found.append(loss.item())
+    return found, optimizer
+
+
+def test_gradients_survive_the_forwards_that_follow(device):
+    plain, _ = accumulated(device, lambda optimizer: optimizer)
+    captured, optimizer = accumulated(device, lambda optimizer: KitsuneOptimizer(optimizer, capture_graph=True))
+    assert optimizer.counts["captured"] > 20
+    torch.testing.assert_close(captured, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_that_is_still_held_does_not_break_the_capture(device):
+    """As in a notebook, where plain steps were run before."""
+    model, optimizer = matmul_net(device)
+    x, y = torch.randn(256, 512, device=device), torch.randint(64, (256,), device=device)
+    held = torch.nn.functional.cross_entropy(model(x), y)
+    held.backward()
+    optimizer.step()
+    step = TrainStep(model, torch.nn.functional.cross_entropy, optimizer, Plan.by_hand(capture="step"))
+    for _ in range(6):
+        step(x, y)
+    assert step.report.declined == {}
+    assert step.is_settled
+    assert held.item() > 0
