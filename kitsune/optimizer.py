@@ -157,7 +157,11 @@ class KitsuneOptimizer(Optimizer):
         # grad_scale and found_inf are GradScaler's to set here; asking the wrapped optimizer would hide their absence
         if name.startswith("__") or name in ("base_optimizer", "grad_scale", "found_inf"):
             raise AttributeError(name)
-        return getattr(self.base_optimizer, name)
+        try:
+            return getattr(self.base_optimizer, name)
+        except AttributeError as error:
+            kind = type(self.base_optimizer).__name__
+            raise AttributeError(f"neither KitsuneOptimizer nor the {kind} that it wraps has {name!r}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         inner = self.base_optimizer if self._loop is None else as_given(self.base_optimizer)

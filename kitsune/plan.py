@@ -132,7 +132,7 @@ class Plan(Record):
         content = dict(value)
         claimed = content.pop("plan_id", None)
         version = content.get("format_version")
-        if version != FORMAT_VERSION:
+        if type(version) is not int or version != FORMAT_VERSION:
             raise PlanError("format_version", f"is {version!r}; this Kitsune reads version {FORMAT_VERSION}")
         try:
             plan = cls.model_validate(content)

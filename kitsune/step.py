@@ -14,10 +14,10 @@ from kitsune.engine.dispatch import SegmentedForward
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.snapshot import Snapshot
 from kitsune.engine.static import opaque_type, signature_of
-from kitsune.engine.update import Update
+from kitsune.engine.update import Update, parameters_of
 from kitsune.engine.updategraph import UpdateGraph
 from kitsune.engine.watch import Hooks
-from kitsune.errors import CaptureError, WorkloadError
+from kitsune.errors import CaptureError, SettingsError, WorkloadError
 from kitsune.plan import Plan
 from kitsune.report import Report
 from kitsune.techniques import Build, facts_of
@@ -52,6 +52,7 @@ class TrainStep:
         clip_grad_norm: float | None = None,
         on_decline: OnDecline = "eager",
     ) -> None:
+        check_arguments(model, optimizer, plan, clip_grad_norm)
         self.model = model
         self.loss_fn = loss_fn
         self.optimizer = optimizer
@@ -233,6 +234,25 @@ class TrainStep:
                 self.report.note(f"the optimizer's update runs outside of the graph: {program.update_outside}")
         if refusal:
             self._go_on_without("capture", refusal)
+
+
+def check_arguments(model: Any, optimizer: Any, plan: Any, clip_grad_norm: Any) -> None:
+    """Raises WorkloadError or SettingsError for what cannot be meant."""
+    if not isinstance(model, torch.nn.Module):
+        raise WorkloadError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise WorkloadError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is needed")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise WorkloadError(
+            "LBFGS evaluates a closure several times a step, which TrainStep does not; use KitsuneOptimizer"
+        )
+    own = {id(parameter) for parameter in model.parameters()}
+    if not any(id(parameter) in own for parameter in parameters_of(optimizer)):
+        raise WorkloadError("the optimizer holds none of the model's parameters")
+    if plan is not None and not isinstance(plan, Plan):
+        raise SettingsError(f"plan is a {type(plan).__name__}; use kitsune.Plan.load(PATH)")
+    if clip_grad_norm is not None and not clip_grad_norm > 0:
+        raise SettingsError(f"clip_grad_norm is {clip_grad_norm!r}; it must be greater than 0")
 
 
 def device_of(model: torch.nn.Module) -> torch.device:

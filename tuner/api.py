@@ -1,5 +1,6 @@
 """Tune on this machine: a workload in, a plan out, everything remembered in the database."""
 
+import contextlib
 import math
 import re
 import secrets
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from kitsune.device import pick_device
-from kitsune.errors import SettingsError, UnfitError
+from kitsune.errors import SettingsError, StoreError, UnfitError
 from kitsune.plan import Plan
 from kitsune.record import Record
 from kitsune.step import device_of
@@ -154,7 +155,12 @@ def _tune(run: Run, spec: str, database_url: str, tell: Tell) -> Result:
             claimed = runs.claim_one(connection, run.id, worker_name())
         assert claimed is not None, "a run added in this transaction is free to claim"
         tell(Started(claimed))
-        finished, conclusion = carry_out(database, claimed, spec, tell)
+        try:
+            finished, conclusion = carry_out(database, claimed, spec, tell)
+        except (KeyboardInterrupt, SystemExit):
+            with contextlib.suppress(StoreError), database.begin() as connection:
+                runs.cancel(connection, run.id)  # no other process goes on with it
+            raise
         with database.read() as connection:
             tried = trials.list_of(connection, run.id)
     return Result(run=finished, plan=conclusion.plan, trials=tuple(tried), interrupted=conclusion.interrupted)

@@ -162,6 +162,7 @@ def supervise(job: Job, limits: Limits, cache: Path, command: Sequence[str] = CO
             outcome, phase = _attend(process, results.fileno(), limits)
         finally:
             is_dead = _kill(process)
+            _kill_strays(scratch)
     if not is_dead:
         return Failure(
             kind=FailureKind.CRASHED, phase=phase, reason="the measuring process cannot be killed: the GPU hangs"
@@ -208,6 +209,15 @@ def _kill(process: subprocess.Popen[bytes]) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+def _kill_strays(scratch: Path) -> None:
+    """Processes that have left the group, by setsid, are known by the child's own folder in their environment."""
+    mark = f"TMPDIR={scratch}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _environment(given: Mapping[str, str], scratch: Path, cache: Path) -> dict[str, str]:

@@ -45,7 +45,7 @@ def carry_out(
                 return runs.finish(connection, run, plan=conclusion.plan, verdict=conclusion.verdict), conclusion
         except LeaseLostError:
             raise
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             _store_end(database, run, _give_back)
             raise
         except Exception as error:

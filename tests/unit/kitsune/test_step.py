@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kitsune import TrainStep
+from kitsune.errors import SettingsError, WorkloadError
 from kitsune.techniques.capture import Capture
 from tests.step_semantics import *  # noqa: F403
 
@@ -18,3 +20,23 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         Capture, "why_not", lambda self, choice, facts: WHY_NOT(self, choice, replace(facts, device="cuda"))
     )
     return torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"clip_grad_norm": 0}, SettingsError, "greater than 0"),
+        ({"clip_grad_norm": -1.0}, SettingsError, "greater than 0"),
+        ({"clip_grad_norm": float("nan")}, SettingsError, "greater than 0"),
+        ({"plan": "plan.json"}, SettingsError, "Plan.load"),
+        ({"optimizer": "adam"}, WorkloadError, "torch.optim.Optimizer"),
+        ({"optimizer": torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))])}, WorkloadError, "closure"),
+        ({"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)}, WorkloadError, "none of"),
+        ({"model": len}, WorkloadError, "torch.nn.Module"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(change, error, text):
+    model = torch.nn.Linear(2, 2)
+    given = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "plan": None, **change}
+    with pytest.raises(error, match=text):
+        TrainStep(given.pop("model"), None, given.pop("optimizer"), **given)
