@@ -243,9 +243,7 @@ def check_arguments(model: Any, optimizer: Any, plan: Any, clip_grad_norm: Any) 
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is needed")
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise WorkloadError(
-            "LBFGS evaluates a closure several times a step, which TrainStep does not; use KitsuneOptimizer"
-        )
+        raise WorkloadError("LBFGS evaluates a closure several times a step: use it in a loop of your own")
     own = {id(parameter) for parameter in model.parameters()}
     if not any(id(parameter) in own for parameter in parameters_of(optimizer)):
         raise WorkloadError("the optimizer holds none of the model's parameters")

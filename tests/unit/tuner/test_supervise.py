@@ -131,6 +131,18 @@ def test_the_whole_group_is_killed(tmp_path):
     assert is_gone(int(note.read_text()))
 
 
+def test_who_leaves_the_group_is_killed_too(tmp_path):
+    note = tmp_path / "stray"
+    script = (
+        "stray = os.fork()\n"
+        "if stray == 0:\n"
+        "    os.setsid(); os.close(out); time.sleep(60); os._exit(0)\n"
+        f"open({str(note)!r}, 'w').write(str(stray)); time.sleep(0.5); os._exit(3)"
+    )
+    assert "code 3" in run(script, tmp_path).reason
+    assert is_gone(int(note.read_text()))
+
+
 def test_a_grandchild_that_keeps_the_pipe_open_does_not_hold_us(tmp_path):
     script = "import subprocess\nsubprocess.Popen(['sleep', '60'], pass_fds=(out,)); sys.exit(4)"
     begin = time.monotonic()
