@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kitsune.plan import Plan
-from tuner.records import Run, RunStatus, Source, Trial
+from tuner.records import Run, RunStatus, Trial
 
 KITSUNE = Path(sysconfig.get_path("scripts")) / "kitsune"
 TINY = "zoo:mlp?size=tiny"
@@ -180,7 +180,7 @@ def test_tune_keeps_a_plan_and_everything_that_was_tried(kitsune, tmp_path):
     trials = [Trial.model_validate(trial) for trial in stored["trials"]]
     assert (run.status, run.workload, run.plan_id) == (RunStatus.FINISHED, TINY, plan.plan_id)
     assert [trial.number for trial in trials] == list(range(len(trials)))
-    assert sum(trial.source is not Source.CONFIRM for trial in trials) == 3
+    assert sum(trial.source.is_search for trial in trials) == 3
     assert all(trial.measurement or trial.failure for trial in trials)
     assert found["failed"] == sum(trial.failure is not None for trial in trials)
     reasons = [*run.inapplicable.values(), *(trial.failure.reason for trial in trials if trial.failure)]
