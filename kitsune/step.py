@@ -21,7 +21,7 @@ from kitsune.errors import CaptureError, SettingsError, WorkloadError
 from kitsune.plan import Plan
 from kitsune.report import Report
 from kitsune.techniques import Build, facts_of
-from kitsune.workload import LossFn, call_model, loss_of
+from kitsune.workload import LossFn, call_model, check_types, loss_of
 
 OTHER_SHAPE_PATIENCE = 8  # batches of another shape run uncompiled this often before they get a program of their own
 MAX_PROGRAMS = 4
@@ -238,10 +238,7 @@ class TrainStep:
 
 def check_arguments(model: Any, optimizer: Any, plan: Any, clip_grad_norm: Any) -> None:
     """Raises WorkloadError or SettingsError for what cannot be meant."""
-    if not isinstance(model, torch.nn.Module):
-        raise WorkloadError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise WorkloadError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is needed")
+    check_types(model, optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise WorkloadError("LBFGS evaluates a closure several times a step: use it in a loop of your own")
     own = {id(parameter) for parameter in model.parameters()}

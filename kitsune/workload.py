@@ -27,14 +27,19 @@ class Workload:
     batch: Batch
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, torch.nn.Module):
-            raise WorkloadError(f"model is a {type(self.model).__name__}; a torch.nn.Module is needed")
-        if not isinstance(self.optimizer, torch.optim.Optimizer):
-            raise WorkloadError(f"optimizer is a {type(self.optimizer).__name__}; a torch.optim.Optimizer is needed")
+        check_types(self.model, self.optimizer)
         if not isinstance(self.batch, tuple) or len(self.batch) != 2:
             raise WorkloadError("batch must be a pair (x, y); y may be None when the model returns its loss itself")
         if not batch_tensors(self.batch):
             raise WorkloadError("batch holds no tensor")
+
+
+def check_types(model: Any, optimizer: Any) -> None:
+    """Raises WorkloadError when these are not a model and an optimizer of torch."""
+    if not isinstance(model, torch.nn.Module):
+        raise WorkloadError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise WorkloadError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is needed")
 
 
 def call_model(model: Callable[..., Any], x: Any) -> Any:
