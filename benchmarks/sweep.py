@@ -1,6 +1,6 @@
 """Tunes and measures many cases, one case a GPU at a time, and joins the results in one file.
 
-    python -m benchmarks.sweep --trials 5 --out results.jsonl --plans plans/ --minutes 9
+    python -m benchmarks.sweep --trials 10 --out results.jsonl --plans plans/ --minutes 9
 
 Cases wait in a queue; each GPU takes the next. Stages: `tune` writes plans/<case>.json, `measure` reads it.
 """
@@ -59,7 +59,8 @@ class Sweep:
         plan = str(self.plan_of(case))
         if stage == "tune":
             kitsune = shutil.which("kitsune") or str(Path(sys.executable).with_name("kitsune"))
-            return [kitsune, "tune", case.spec, "--trials", str(self.arguments.trials), "--out", plan, "--json"]
+            budget = ["--budget", self.arguments.budget] if self.arguments.budget else []
+            return [kitsune, "tune", case.spec, "--trials", self.arguments.trials, *budget, "--out", plan, "--json"]
         measure = [sys.executable, "-m", "benchmarks.training_step", "--case", case.name, "--plan", plan]
         return [*measure, "--out", str(self.part_of(case))]
 
@@ -107,8 +108,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=CASES)
     parser.add_argument("--stages", nargs="*", default=["tune", "measure"], choices=["tune", "measure"])
-    parser.add_argument("--trials", type=int, default=5)
-    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--trials", default="10", help="of each tune")
+    parser.add_argument("--budget", help="of each tune, as 9m")
+    parser.add_argument("--minutes", type=float, default=60.0, help="for the whole sweep")
     parser.add_argument("--plans", type=Path, required=True, help="folder of plans, parts and logs")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()

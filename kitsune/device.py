@@ -231,9 +231,17 @@ class Recorder:
             # A failed capture leaves the generator in capturing mode for ever ("offset increment outside graph
             # capture"): give it a state that no graph has registered.
             generator.graphsafe_set_state(spare)
+            self._leave_pool()
             # Ending a broken capture raises an error of its own, which hides the one that broke it.
             cause = error.__context__ or error
             raise CaptureError(f"CUDA graph capture failed: {first_line(cause)}") from error
+
+    def _leave_pool(self) -> None:
+        """A failed capture leaves the allocator recording for ever, and it frees nothing that two streams used then."""
+        index = self.device.index or 0
+        with contextlib.suppress(RuntimeError):  # it was left already
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+            torch._C._cuda_releasePool(index, self._pool)
 
     def _captured(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
         # cuBLAS keeps its workspaces in a process-wide table, which Inductor's graphs clear whenever they like. A graph

@@ -280,7 +280,7 @@ def test_stale_backward_is_a_clear_error(device: torch.device) -> None:
         loss.backward()
 
 
-def test_a_second_backward_after_a_forward_of_another_shape_is_a_clear_error(device: torch.device) -> None:
+def test_a_second_backward_after_a_forward_of_another_shape(device: torch.device) -> None:
     both = pair(device)
     data = [
         batch
@@ -288,12 +288,19 @@ def test_a_second_backward_after_a_forward_of_another_shape_is_a_clear_error(dev
         for batch in both_sizes
     ]
     train_both(both, simple_loop, data)
-    (x, y), (small, labels) = data[:2]
-    loss = criterion(both.ours(x), y)
-    loss.backward(retain_graph=True)
-    criterion(both.ours(small), labels).backward()
-    with pytest.raises(CaptureError, match="overwritten by a later one"):
+
+    def twice(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        (x, y), (small, labels) = data[:2]
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward(retain_graph=True)
+        criterion(model(small), labels).backward()
         loss.backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    before = both.captured
+    train_both(both, twice, data)
+    assert both.captured == before + 2
 
 
 def test_zero_grad_by_the_model(device: torch.device) -> None:
@@ -460,7 +467,7 @@ def test_autocast_that_comes_and_goes(device: torch.device) -> None:
 
 
 def test_two_shapes_in_flight(device: torch.device) -> None:
-    """Graphs share the memory of what they throw away, so that one at a time may wait for its backward."""
+    """Graphs of two shapes share no memory: what one throws away may not be where another keeps its gradients."""
 
     def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
         losses = []
@@ -478,7 +485,8 @@ def test_two_shapes_in_flight(device: torch.device) -> None:
         return losses
 
     both = check(device, loop, steps=20, make_optimizer=sgd)
-    assert both.optimizer.counts["in_flight"] == 4
+    assert both.optimizer.counts.get("in_flight", 0) == 0
+    assert both.captured > 2 * 4
 
 
 def test_autocast_of_the_loop_stands(device: torch.device) -> None:

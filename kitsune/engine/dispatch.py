@@ -11,7 +11,7 @@ from kitsune.device import Recorder, Sync, watch_syncs
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import enclosed
 from kitsune.engine.scaler import LossScaler
-from kitsune.engine.segments import Segments, Turn, why_not_joined
+from kitsune.engine.segments import Segments, why_not_joined
 from kitsune.engine.static import opaque_type, restrided, signature_of
 from kitsune.engine.watch import first_hook
 from kitsune.errors import CaptureError
@@ -23,7 +23,7 @@ MAX_SEEN = 64
 HALF = (torch.float16, torch.bfloat16)
 NOTES = {
     "other_shape": "forwards of other shapes, or with other values of plain arguments, ran as given until frequent",
-    "in_flight": "a forward before the backward of the last one ran as given",
+    "in_flight": "a forward before the backward of the last one of its shape ran as given",
     "differentiable": "forwards whose inputs require gradients ran uncaptured",
     "kept": "forwards ran uncaptured while the loop kept gradients of an earlier step",
 }
@@ -70,7 +70,6 @@ class SegmentedForward:
         self._last: Segments | None = None
         self._forward = forward
         self._plain = plain
-        self._turn = Turn()
         self._captured: dict[Any, Segments] = {}
         self._seen: dict[Any, int] = {}
 
@@ -172,11 +171,10 @@ class SegmentedForward:
             memory_format=self.memory_format,
             scaler=self.scaler,
             retain_graph=self.retain_graph,
-            turn=self._turn,
         )
 
     def _replay(self, segments: Segments, args: Any, kwargs: Any) -> Any:
-        if any(captured.is_waiting for captured in self._captured.values()):
+        if segments.is_waiting:
             return self._eager("in_flight", self._plain, args, kwargs)
         if segments.gradients_are_kept():
             return self._eager("kept", self._plain, args, kwargs)

@@ -28,12 +28,6 @@ class Token:
     """Alive as long as a forward waits for its backward."""
 
 
-class Turn:
-    """Whose forward was the last of all that share a pool: it has overwritten the activations of the others."""
-
-    holder: object = None
-
-
 class Segments:
     """One batch signature of `forward`, captured. Call it with arguments of that signature, with gradients enabled.
 
@@ -53,7 +47,6 @@ class Segments:
         memory_format: torch.memory_format | None = None,
         scaler: LossScaler | None = None,
         retain_graph: bool = False,
-        turn: Turn | None = None,
     ) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._ids = set(map(id, self.parameters))
@@ -61,7 +54,6 @@ class Segments:
         self.retain_graph = retain_graph
         self.generation = 0
         self.in_flight: weakref.ref[Token] | None = None
-        self.turn = turn or Turn()
         self._device = recorder.device
         self._model = model
         self._optimizer = optimizer
@@ -212,7 +204,7 @@ class _Joined(torch.autograd.Function):
     def forward(context: Any, segments: Segments, *_: torch.nn.Parameter) -> tuple[torch.Tensor, ...]:
         segments.generation += 1
         context.segments, context.generation, context.token = segments, segments.generation, Token()
-        segments.in_flight, segments.turn.holder = weakref.ref(context.token), segments
+        segments.in_flight = weakref.ref(context.token)
         outputs = segments.replay_forward()
         segments.mark_differentiable(context, outputs)
         context.set_materialize_grads(False)
@@ -221,7 +213,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *output_gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         segments: Segments = context.segments
-        if context.generation != segments.generation or segments.turn.holder is not segments:
+        if context.generation != segments.generation:
             raise CaptureError("this forward's activations were overwritten by a later one; call backward before it")
         if torch.is_grad_enabled():
             raise CaptureError(SECOND_ORDER)

@@ -1,8 +1,13 @@
 """Graphs and what the rest of the process does to the libraries they use."""
 
+import gc
+
+import pytest
 import torch
 
 from kitsune import KitsuneOptimizer, Plan, TrainStep
+from kitsune.device import Recorder
+from kitsune.errors import CaptureError
 
 
 def matmul_net(device):
@@ -106,3 +111,30 @@ def test_a_loss_that_is_still_held_does_not_break_the_capture(device):
     assert step.report.declined == {}
     assert step.is_settled
     assert held.item() > 0
+
+
+def test_a_failed_capture_leaves_the_allocator_as_it_was(device):
+    """Else the process keeps what two streams used, for ever."""
+    weights = torch.randn(512, 512, device=device)
+    weights @ weights  # what cuBLAS makes once must not be made under capture
+    reserved = reserved_bytes(device)
+    for _ in range(2):
+        with pytest.raises(CaptureError):
+            Recorder(device).capture(lambda: (weights @ weights).sum().item())
+        side = torch.cuda.Stream(device)
+        shared = torch.zeros(2**28, dtype=torch.uint8, device=device)
+        with torch.cuda.stream(side):
+            shared.add_(1)
+            shared.record_stream(side)
+        del shared
+    assert reserved_bytes(device) - reserved < 2**27
+    graph, product = Recorder(device).capture(lambda: weights @ weights)
+    graph.replay()
+    torch.testing.assert_close(product, weights @ weights)
+
+
+def reserved_bytes(device):
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)

@@ -158,7 +158,9 @@ def test_a_table_without_the_knobs_of_the_presets_is_searched_all_the_same() -> 
 
 
 def test_what_is_quick_to_try_comes_before_what_is_slow_and_before_descent() -> None:
-    trials = replay(Surface(EVERYTHING, seed=6, walls=False), propose, 60)
+    surface = Surface(EVERYTHING, seed=6, walls=False)
+    surface.host_share = 1.0
+    trials = replay(surface, propose, 60)
     sources = [trial.source for trial in trials]
     rivals, seeds = stock_rivals(EVERYTHING)[1:], expert_seeds(EVERYTHING)
     expected: list[tuple[Source, object]] = [(Source.BASELINE, {})]
@@ -169,6 +171,18 @@ def test_what_is_quick_to_try_comes_before_what_is_slow_and_before_descent() -> 
     assert [(trial.source, trial.knobs) for trial in trials[: len(expected)]] == expected
     assert any(seed.slow for seed in seeds)
     assert sources.index(Source.DESCENT) < sources.index(Source.TPE)
+
+
+@pytest.mark.parametrize("gain", [0.8, 1.6])
+def test_seeds_in_full_precision_come_last_where_half_alone_pays(gain: float) -> None:
+    trials = [trial(0, {}, Source.BASELINE), trial(1, {"precision": "bf16"}, Source.STOCK, gain)]
+    while (found := propose(EVERYTHING, trials)) is not None and found.source in (Source.STOCK, Source.SEED):
+        trials.append(trial(len(trials), found.knobs, found.source))
+        if len(trials) == 1 + len(stock_rivals(EVERYTHING)[1:]) + len(expert_seeds(EVERYTHING)):
+            break
+    is_full = [t.source is Source.SEED and t.knobs["precision"] == "tf32" for t in trials]
+    assert sum(is_full) == 2
+    assert all(is_full[-2:]) is (gain > 1)
 
 
 def test_proposals_carry_the_name_of_what_they_are() -> None:
