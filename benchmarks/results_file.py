@@ -1,6 +1,7 @@
 """Result files: an environment line, then one line a case and arm, as JSON; raw samples always."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ def environment_line(command: str) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the checkout; "unknown" in a copy without git."""
+    """The commit of the checkout; a copy without git is told by KITSUNE_COMMIT."""
     found = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=Path(__file__).parent,
@@ -38,7 +39,7 @@ def commit() -> str:
         text=True,
         check=False,
     )
-    return found.stdout.strip() or "unknown"
+    return found.stdout.strip() or os.environ.get("KITSUNE_COMMIT", "unknown")
 
 
 def free_path(suite: str, folder: Path = RESULTS) -> Path:

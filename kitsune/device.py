@@ -140,6 +140,18 @@ def set_rng_state(device: torch.device, state: tuple[torch.Tensor, torch.Tensor 
         torch.cuda.set_rng_state(gpu, device)
 
 
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32 in the block."""
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, convolution.allow_tf32
+    matmul.allow_tf32, convolution.allow_tf32 = False, False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, convolution.allow_tf32 = before
+
+
 @functools.cache
 def capture_stream(index: int) -> torch.cuda.Stream:
     """The one stream of a GPU on which everything is warmed up and captured.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kitsune.device import pick_device
+from kitsune.device import full_precision, pick_device
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
 from kitsune.workload import Workload
@@ -31,7 +31,6 @@ from tuner.tracing import (
     batches_of,
     begin,
     follow,
-    full_precision,
     perturb,
     remember,
     snapshot,

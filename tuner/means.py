@@ -10,6 +10,7 @@ from statistics import fmean, variance
 
 import torch
 
+from kitsune.device import full_precision
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
 from kitsune.workload import Workload
@@ -26,7 +27,7 @@ from tuner.numerics import (
 )
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure, FailureKind, Phase
-from tuner.tracing import begin, full_precision, snapshot, start_of, state
+from tuner.tracing import begin, snapshot, start_of, state
 
 STEPS = 24
 STANDARD_ERRORS = 4.0

@@ -1,7 +1,6 @@
 """Workloads run step by step from one start: what a training run did, as a Trace on the host."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,15 +83,3 @@ def state(workload: Workload) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 def host(tensor: torch.Tensor | None) -> Any:
     """A copy on the host; None stays None."""
     return None if tensor is None else tensor.detach().to("cpu", copy=True)
-
-
-@contextlib.contextmanager
-def full_precision() -> Iterator[None]:
-    """No TF32 in the block."""
-    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, convolution.allow_tf32
-    matmul.allow_tf32, convolution.allow_tf32 = False, False
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, convolution.allow_tf32 = before

@@ -1,11 +1,14 @@
 """The exported graph against the module that it came from: same seed, same loss, same gradients."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kitsune.device import full_precision
 from kitsune.errors import ExportError
 from kitsune.submission.archive import Archive
 from kitsune.submission.rebuild import assemble_modules
@@ -32,16 +35,36 @@ class Outcome:
 def outcome_of(run: Callable[[], torch.Tensor], parameters: Sequence[torch.Tensor]) -> Outcome:
     """Run under a fixed seed. Gradients are returned; `.grad` of the parameters is not touched."""
     torch.manual_seed(_SEED)
-    loss = run()
-    functions = tuple(sorted(set(_custom_functions(loss))))
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if not trained or not loss.requires_grad:
-        raise ExportError(
-            "the loss does not depend on any parameter that requires gradients: there is no training step"
-        )
-    found = iter(torch.autograd.grad(loss.sum(), trained, allow_unused=True))
+    with _one_way_to_compute(parameters[0].device if parameters else torch.device("cpu")):
+        loss = run()
+        functions = tuple(sorted(set(_custom_functions(loss))))
+        if not trained or not loss.requires_grad:
+            raise ExportError(
+                "the loss does not depend on any parameter that requires gradients: there is no training step"
+            )
+        found = iter(torch.autograd.grad(loss.sum(), trained, allow_unused=True))
     gradients = tuple(next(found) if parameter.requires_grad else None for parameter in parameters)
     return Outcome(loss.detach(), gradients, functions)
+
+
+@contextlib.contextmanager
+def _one_way_to_compute(device: torch.device) -> Iterator[None]:
+    """Kernels on a GPU that do not depend on the path that led to them.
+
+    With a mask or without one, attention takes another backend, and each draws its dropout differently: a BERT on an
+    H200 had another loss (0.0127) as a graph. TF32 convolutions of a GoogLeNet differed by 3.5e-4.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        with full_precision(), sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.cudnn.deterministic = before
 
 
 def _custom_functions(loss: torch.Tensor) -> Iterator[str]:

@@ -101,6 +101,33 @@ def test_an_eager_step_that_is_itself_wrong_excuses_nothing():
     assert "gradients" in str(verdict(trace(gradient=2.0), trace(gradient=2.0)))
 
 
+def lossy(seed: int, scale: float = 1.0, bias: float = 1.0) -> Trace:
+    """Gradients of which a precision leaves the sizes, but not the directions."""
+    generator = torch.Generator().manual_seed(seed)
+    gradients = [
+        scale * torch.randn(40, 30, generator=generator),
+        scale * bias * torch.randn(30, generator=generator),
+    ]
+    return Trace({step: Snapshot(2.0, gradients) for step in STEPS}, set(), 8, START.parameters, START.buffers)
+
+
+def lossy_verdict(candidate: Trace, yardstick: Trace) -> str | None:
+    own, found = (errors_between(each, lossy(0), START) for each in (yardstick, candidate))
+    assert max(own.gradient.values()) > 1.3
+    numerics, reason = judge(found, own, FLOOR, NAMES, 8)
+    assert "also sizes were compared" in numerics.note
+    return reason
+
+
+def test_where_eager_loses_its_gradients_their_sizes_are_compared():
+    assert lossy_verdict(lossy(2), lossy(1)) is None
+    assert "gradient of bias" in str(lossy_verdict(lossy(2, bias=0.0), lossy(1)))
+    assert "gradient of bias" in str(lossy_verdict(lossy(2, bias=3.0), lossy(1)))
+    assert "times the size" in str(lossy_verdict(lossy(2, scale=0.5), lossy(1)))
+    assert "times the size" in str(lossy_verdict(lossy(2, scale=1.6), lossy(1, scale=1.6)))
+    assert "gradients at step" in str(lossy_verdict(lossy(0, scale=-1.5), lossy(1)))
+
+
 def test_a_small_gradient_that_is_missing_is_found_among_large_ones():
     def with_bias(scale: float) -> Trace:
         gradients = [torch.ones(1000, 100), scale * torch.full((10,), 0.3)]
@@ -135,8 +162,8 @@ def test_skipped_steps_are_not_compared():
 
 
 def test_the_published_numbers_are_those_of_the_step_nearest_to_its_limit():
-    errors = Errors({0: 0.01, 5: 0.02}, {0: 0.0, 5: 0.0}, [0.0, 0.0], 0.1, 0.0)
-    own = Errors({0: 0.001, 5: 0.1}, {0: 0.0, 5: 0.0}, [0.0, 0.0], 0.05, 0.0)
+    errors = Errors({0: 0.01, 5: 0.02}, {0: 0.0, 5: 0.0}, [0.0, 0.0], 1.0, [1.0, 1.0], 0.1, 0.0)
+    own = Errors({0: 0.001, 5: 0.1}, {0: 0.0, 5: 0.0}, [0.0, 0.0], 1.0, [1.0, 1.0], 0.05, 0.0)
     numerics, reason = judge(errors, own, FLOOR, NAMES, 8, note="so")
     assert (numerics.loss_error, numerics.loss_allowed) == (0.01, pytest.approx(0.003))
     assert numerics.parameter_allowed == pytest.approx(0.15)
