@@ -21,7 +21,7 @@ from tuner.arms import LiveArm, fresh_workload, plain_step
 from tuner.batches import doubled
 from tuner.dropout import dropout_off
 from tuner.means import means_gate
-from tuner.numerics import EARLY_STEPS, LATE_STEPS, Start, Trace, errors_between, judge
+from tuner.numerics import EARLY_STEPS, LATE_STEPS, Ruler, Start, Trace, errors_between, judge
 from tuner.probe import Probe, draws_random
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure, FailureKind, Phase
@@ -82,9 +82,10 @@ def _prove(job: Job, probe: Probe) -> Proof | Failure:
     arm.weigh()
     reference, note = _trace_reference(job, probe, start, batches, traced)
     yardstick = _trace_yardstick(job, probe, start, batches, traced, perturbed=bool(note))
+    ruler = Ruler(pick_device(job.device))
     numerics, wrong = judge(
-        errors_between(traced, reference, start),
-        errors_between(yardstick, reference, start),
+        errors_between(traced, reference, start, ruler),
+        errors_between(yardstick, reference, start, ruler),
         tolerance(job.arms[-1].knobs),
         start.names,
         traced.steps,

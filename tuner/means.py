@@ -10,20 +10,20 @@ from statistics import fmean, variance
 
 import torch
 
-from kitsune.device import full_precision
+from kitsune.device import full_precision, pick_device
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
 from kitsune.workload import Workload
 from tuner.arms import LiveArm, Rates, fresh_workload, plain_step
 from tuner.numerics import (
     GRADIENT_CEILING,
+    HOST,
     LOSS_CEILING,
     YARDSTICK_FACTOR,
+    Ruler,
     Start,
     Tensors,
     allowed,
-    distance,
-    norm,
 )
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure, FailureKind, Phase
@@ -63,7 +63,8 @@ def means_gate(job: Job) -> Numerics | Failure:
     arm = LiveArm(job, job.arms[-1])
     start = start_of(arm.workload)
     candidate = _sample_arm(arm, start, job.seed)
-    sizes = {"loss": candidate.loss, "gradient": norm(candidate.gradient), "update": candidate.update}
+    ruler = Ruler(pick_device(job.device))
+    sizes = {"loss": candidate.loss, "gradient": ruler.norm(candidate.gradient), "update": candidate.update}
     for what, value in sizes.items():
         if not math.isfinite(value):
             return Failure(kind=FailureKind.NOT_FINITE, phase=Phase.NUMERICS, reason=f"the mean {what} is {value}")
@@ -104,7 +105,7 @@ def _sample(workload: Workload, step: Callable[[], torch.Tensor], rates: Rates, 
                 total[index] = gradient / STEPS if before is None else before + gradient / STEPS
     rates.scale(1.0)
     step()
-    return Sample(losses, total, distance(state(workload)[0], start.parameters))
+    return Sample(losses, total, HOST.distance(state(workload)[0], start.parameters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,9 @@ class _Samples:
 
 def _judged(samples: _Samples, job: Job) -> Numerics | Failure:
     floor = tolerance(job.arms[-1].knobs)
+    ruler = Ruler(pick_device(job.device))
     found, own, chance = (
-        _errors(sample, samples.reference) for sample in (samples.candidate, samples.yardstick, samples.again)
+        _errors(sample, samples.reference, ruler) for sample in (samples.candidate, samples.yardstick, samples.again)
     )
     limits = (
         max(_chance_of_loss(samples), allowed(own[0], floor.loss, LOSS_CEILING)),
@@ -149,10 +151,10 @@ def _chance_of_loss(samples: _Samples) -> float:
     return STANDARD_ERRORS * error / max(abs(samples.reference.loss), TINY)
 
 
-def _errors(sample: Sample, reference: Sample) -> tuple[float, float, float]:
+def _errors(sample: Sample, reference: Sample, ruler: Ruler) -> tuple[float, float, float]:
     """Of the mean loss, of the mean gradient, and of the size of an update."""
     return (
         abs(sample.loss - reference.loss) / max(abs(reference.loss), TINY),
-        distance(sample.gradient, reference.gradient) / max(norm(reference.gradient), TINY),
+        ruler.distance(sample.gradient, reference.gradient) / max(ruler.norm(reference.gradient), TINY),
         abs(sample.update - reference.update) / max(reference.update, TINY),
     )

@@ -7,16 +7,15 @@ from hypothesis import strategies as st
 
 from kitsune.techniques.technique import Tolerance
 from tuner.numerics import (
+    HOST,
     LARGEST_ERROR,
     Errors,
     Snapshot,
     Start,
     Trace,
     allowed,
-    distance,
     errors_between,
     judge,
-    norm,
 )
 
 FLOOR = Tolerance(loss=1e-4, gradient=1e-3, parameter=1e-2)
@@ -179,11 +178,11 @@ def test_allowed(own, floor, ceiling):
 
 def test_norms_count_none_as_zeros_and_dtypes_mix():
     ones = torch.ones(4)
-    assert norm([ones, None]) == 2.0
-    assert distance([ones, None], [None, None]) == 2.0
-    assert distance([ones.bfloat16()], [ones.double() * 2]) == 2.0
-    assert distance([torch.tensor(3)], [torch.tensor(5)]) == 2.0
-    assert norm([torch.tensor([3 + 4j])]) == 5.0
+    assert HOST.norm([ones, None]) == 2.0
+    assert HOST.distance([ones, None], [None, None]) == 2.0
+    assert HOST.distance([ones.bfloat16()], [ones.double() * 2]) == 2.0
+    assert HOST.distance([torch.tensor(3)], [torch.tensor(5)]) == 2.0
+    assert HOST.norm([torch.tensor([3 + 4j])]) == 5.0
     assert errors_between(trace(end=math.nan), trace(), START).parameter == LARGEST_ERROR
 
 
