@@ -1,8 +1,8 @@
 """The trials so far in, the next configuration to try out. Pure: the same trials give the same proposal.
 
 The order: the step as given, against itself; what a user of plain torch would try; what an expert would try; of
-both what takes minutes to compile (GPT-2 with max-autotune: 171 s on an H200), and seeds in full precision where half
-alone is a clear gain; the best rival in its other variants;
+both what takes minutes to compile (GPT-2 with max-autotune: 171 s on an H200); seeds without half precision or without
+compiling, where that alone is a clear gain; the best rival in its other variants;
 coordinate descent from the best so far; then TPE; then whatever is left.
 Mean regret after 25 trials on 60 simulated steps (tests/unit/tuner/simulation.py): chance 25 %, TPE alone 15 %, seeds
 then TPE 8 %, seeds then descent in table order 7 %, the order here 3 %.
@@ -26,8 +26,8 @@ from tuner.space import Configuration, Item, Named, Space, expert_seeds, stock_r
 
 ASKS: Final = 10  # proposals of TPE that may repeat a known configuration before chance takes over
 DRAWS: Final = 100
-HALF_PRECISIONS: Final = ("bf16", "fp16")
-HALF_PAYS: Final = 1.1  # eager bf16 over fp32 on an H200: MLP 0.84, ResNet-18 1.2, GPT-2 2.7
+HALF_ALONE: Final[Configuration] = {"precision": "bf16"}
+PAYS: Final = 1.1  # bf16 over fp32, eager, on an H200: MLP 0.84, ResNet-18 1.2, GPT-2 2.7; compiled over that: BERT 1.8
 HOPELESS_AFTER: Final = 3  # blocks
 HOPELESS_BY: Final = 1.03  # simulated, 1 % noise: saves 61 % of the blocks and stopped the best in none of 300 runs
 
@@ -70,23 +70,41 @@ def proposals(space: Space, trials: Sequence[Trial], seed: int) -> Iterator[Prop
 
 
 def presets(space: Space, trials: Sequence[Trial], avoid: frozenset[Item]) -> list[Proposal]:
-    """Stock rivals and expert seeds: quick ones, slow ones, and last seeds in full precision where half alone pays."""
+    """Stock rivals and expert seeds: quick ones, slow ones, and last seeds without a choice that clearly pays."""
     named = [(Source.STOCK, rival) for rival in stock_rivals(space, avoid)]
     named += [(Source.SEED, seed) for seed in expert_seeds(space, avoid)]
-    pays = half_pays(trials)
+    half, compiled = half_pays(trials), compiling_pays(trials)
 
     def rank(preset: tuple[Source, Named]) -> int:
         source, found = preset
-        is_doubtful = pays and source is Source.SEED and found.knobs.get("precision") not in HALF_PRECISIONS
-        return 2 if is_doubtful else int(found.slow)
+        lacks = (half and not is_half(found.knobs)) or (compiled and "compile" not in found.knobs)
+        return 2 if lacks and source is Source.SEED else int(found.slow)
 
     return [Proposal(found.knobs, source, found.name) for source, found in sorted(named, key=rank)]
 
 
-def half_pays(trials: Iterable[Trial]) -> bool:
+def half_pays(trials: Sequence[Trial]) -> bool:
     """Whether half precision alone made the step clearly faster: the device computes more than it waits."""
-    alone = (trial for trial in trials if is_success(trial) and list(trial.knobs) == ["precision"])
-    return any(trial.knobs["precision"] in HALF_PRECISIONS and speedup(trial) > HALF_PAYS for trial in alone)
+    return speedup_of(trials, HALF_ALONE) > PAYS
+
+
+def compiling_pays(trials: Sequence[Trial]) -> bool:
+    """Whether a stock rival that compiles, without graphs, was clearly faster than one that only computes in half."""
+    compiled = max((speedup_of(trials, trial.knobs) for trial in trials if is_compiled_alone(trial)), default=0.0)
+    return compiled > PAYS * speedup_of(trials, HALF_ALONE, missing=math.inf)
+
+
+def is_compiled_alone(trial: Trial) -> bool:
+    return trial.source is Source.STOCK and trial.knobs.get("compile") == "default"
+
+
+def is_half(knobs: Configuration) -> bool:
+    return knobs.get("precision") in ("bf16", "fp16")
+
+
+def speedup_of(trials: Iterable[Trial], knobs: Configuration, missing: float = 0.0) -> float:
+    """Median speedup of the trial of this very configuration."""
+    return next((speedup(trial) for trial in trials if is_success(trial) and trial.knobs == knobs), missing)
 
 
 def is_success(trial: Trial) -> bool:

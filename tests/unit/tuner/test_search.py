@@ -158,31 +158,46 @@ def test_a_table_without_the_knobs_of_the_presets_is_searched_all_the_same() -> 
 
 
 def test_what_is_quick_to_try_comes_before_what_is_slow_and_before_descent() -> None:
-    surface = Surface(EVERYTHING, seed=6, walls=False)
-    surface.host_share = 1.0
-    trials = replay(surface, propose, 60)
-    sources = [trial.source for trial in trials]
     rivals, seeds = stock_rivals(EVERYTHING)[1:], expert_seeds(EVERYTHING)
-    expected: list[tuple[Source, object]] = [(Source.BASELINE, {})]
+    expected: list[tuple[Source, object]] = []
     for slow in (False, True):
         expected += [(Source.STOCK, rival.knobs) for rival in rivals if rival.slow is slow]
         expected += [(Source.SEED, seed.knobs) for seed in seeds if seed.slow is slow]
-    assert len(expected) == 1 + len(rivals) + len(seeds)
-    assert [(trial.source, trial.knobs) for trial in trials[: len(expected)]] == expected
+    assert len(expected) == len(rivals) + len(seeds)
     assert any(seed.slow for seed in seeds)
+    trials = [trial(0, {}, Source.BASELINE)]
+    while len(trials) <= len(expected):
+        found = propose(EVERYTHING, trials)
+        assert found is not None
+        trials.append(trial(len(trials), found.knobs, found.source))
+    assert [(each.source, each.knobs) for each in trials[1:]] == expected
+
+
+def test_descent_comes_before_the_estimator() -> None:
+    sources = [trial.source for trial in replay(Surface(EVERYTHING, seed=6, walls=False), propose, 60)]
+    presets = 1 + len(stock_rivals(EVERYTHING)[1:]) + len(expert_seeds(EVERYTHING))
+    assert not {Source.DESCENT, Source.TPE} & set(sources[:presets])
     assert sources.index(Source.DESCENT) < sources.index(Source.TPE)
 
 
-@pytest.mark.parametrize("gain", [0.8, 1.6])
-def test_seeds_in_full_precision_come_last_where_half_alone_pays(gain: float) -> None:
-    trials = [trial(0, {}, Source.BASELINE), trial(1, {"precision": "bf16"}, Source.STOCK, gain)]
-    while (found := propose(EVERYTHING, trials)) is not None and found.source in (Source.STOCK, Source.SEED):
-        trials.append(trial(len(trials), found.knobs, found.source))
-        if len(trials) == 1 + len(stock_rivals(EVERYTHING)[1:]) + len(expert_seeds(EVERYTHING)):
-            break
-    is_full = [t.source is Source.SEED and t.knobs["precision"] == "tf32" for t in trials]
-    assert sum(is_full) == 2
-    assert all(is_full[-2:]) is (gain > 1)
+@pytest.mark.parametrize(
+    ("half", "compiled", "late"),
+    [
+        (0.8, 0.8, set()),
+        (1.6, 1.6, {"full, compiled, one graph", "full, one graph"}),
+        (0.8, 1.6, {"half, one graph", "full, one graph"}),
+        (1.6, 3.2, {"half, one graph", "full, compiled, one graph", "full, one graph"}),
+    ],
+)
+def test_seeds_without_what_clearly_pays_come_last(half: float, compiled: float, late: set[str]) -> None:
+    trials = [trial(0, {}, Source.BASELINE), trial(1, {"precision": "bf16"}, Source.STOCK, half)]
+    names: list[str] = []
+    while (found := propose(EVERYTHING, trials)) is not None and found.name:
+        names.append(found.name)
+        trials.append(trial(len(trials), found.knobs, found.source, compiled if found.name == "compile" else 1.0))
+    assert len(names) == len(stock_rivals(EVERYTHING)) + len(expert_seeds(EVERYTHING)) - 2
+    in_order = [name for name in names if name in late]
+    assert names[len(names) - len(late) :] == in_order
 
 
 def test_proposals_carry_the_name_of_what_they_are() -> None:
