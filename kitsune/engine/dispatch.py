@@ -1,6 +1,5 @@
 """Dispatch: which forwards of a model run by captured segments, and which run eagerly, with the reason."""
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from kitsune.engine.enclosed import enclosed
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.segments import Segments, why_not_joined
 from kitsune.engine.static import opaque_type, restrided, signature_of
-from kitsune.engine.watch import first_hook
+from kitsune.engine.watch import HostState, first_hook
 from kitsune.errors import CaptureError
 
 WARM_FORWARDS = 3
@@ -119,23 +118,17 @@ class SegmentedForward:
         if warm < WARM_FORWARDS:  # compiling and autotuning wait for the device as they please
             return self._eager("warm", self._forward, args, kwargs)
         syncs: list[Sync] = []
-        drawn, buffers = self._host_random(), list(self.model.buffers())
+        host = HostState(self.model, self.device)
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
         self.refusal = why_not_joined(pytree.tree_leaves(output))
+        change = host.change()
         if syncs:
             file, line = syncs[0]
             self.refusal = f"the forward waits for the device at {file}:{line}"
-        elif drawn != self._host_random():
-            self.refusal = "the forward draws random numbers on the host, which a replay would not draw anew"
-        elif any(now is not before for now, before in zip(self.model.buffers(), buffers, strict=False)):
-            self.refusal = "the forward puts another tensor in the place of a buffer, which a replay would not do"
+        elif change:
+            self.refusal = f"{change}, which a replayed graph would not"
         return output
-
-    def _host_random(self) -> tuple[Any, ...]:
-        """The states of the generators that a captured forward must not draw from."""
-        on_host = bytes(torch.get_rng_state().numpy()) if self.device.type == "cuda" else b""
-        return random.getstate(), on_host
 
     def _first_replay(self, key: Any, args: Any, kwargs: Any) -> Any:
         self.refusal = self._why_not_capturable((args, kwargs))
