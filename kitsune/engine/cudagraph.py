@@ -12,7 +12,7 @@ from kitsune.device import Graph, Recorder, Sync, peak_bytes, reset_peak, side_s
 from kitsune.engine.body import Body
 from kitsune.engine.static import StaticBatch, place, why_not_static
 from kitsune.engine.update import is_starting
-from kitsune.engine.watch import Hooks, HostState, Watch
+from kitsune.engine.watch import Hooks, HostState, Watch, why_not_replayed
 
 WARM_STEPS = 3
 
@@ -118,12 +118,7 @@ class StepGraph:
         host = HostState(self._body.model, self._device)
         with watch_syncs(self._device, syncs):
             loss = self._body.gradients(placed)
-        change = host.change()
-        if syncs:
-            file, line = syncs[0]
-            self.refusal = f"the step waits for the device at {file}:{line}"
-        elif change:
-            self.refusal = f"{change}, which a replayed graph would not"
+        self.refusal = why_not_replayed("the step", syncs, host)
         return loss
 
     def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from kitsune.engine.enclosed import enclosed
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.segments import Segments, why_not_joined
 from kitsune.engine.static import opaque_type, restrided, signature_of
-from kitsune.engine.watch import HostState, first_hook
+from kitsune.engine.watch import HostState, first_hook, why_not_replayed
 from kitsune.errors import CaptureError
 
 WARM_FORWARDS = 3
@@ -121,13 +121,7 @@ class SegmentedForward:
         host = HostState(self.model, self.device)
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
-        self.refusal = why_not_joined(pytree.tree_leaves(output))
-        change = host.change()
-        if syncs:
-            file, line = syncs[0]
-            self.refusal = f"the forward waits for the device at {file}:{line}"
-        elif change:
-            self.refusal = f"{change}, which a replayed graph would not"
+        self.refusal = why_not_replayed("the forward", syncs, host) or why_not_joined(pytree.tree_leaves(output))
         return output
 
     def _first_replay(self, key: Any, args: Any, kwargs: Any) -> Any:

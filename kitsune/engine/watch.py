@@ -1,11 +1,13 @@
 """Watch: has anything changed that a captured graph has baked in? Cheap enough to ask before every replay."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import NoneType
 from typing import Any
 
 import torch
+
+from kitsune.device import Sync
 
 HOOKS = (
     ("_forward_pre_hooks", "a forward pre-hook"),
@@ -83,6 +85,15 @@ class HostState:
             for attribute, value in (*vars(module).items(), *module._buffers.items())
             if isinstance(value, (torch.Tensor, bool, int, float, str, NoneType))
         }
+
+
+def why_not_replayed(what: str, syncs: Sequence[Sync], host: HostState) -> str | None:
+    """Why a replay of what has run under watch would not do the same, or None."""
+    if syncs:
+        file, line = syncs[0]
+        return f"{what} waits for the device at {file}:{line}"
+    change = host.change()
+    return f"{change}, which a replayed graph would not" if change else None
 
 
 def same(one: Any, other: Any) -> bool:
