@@ -26,12 +26,16 @@ class Exclusion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knob:
-    """One optimisation: the first choice is the default, which leaves the user's step as it was given."""
+    """One optimisation: the first choice is the default, which leaves the user's step as it was given.
+
+    `slow` choices take minutes to compile.
+    """
 
     name: str
     meaning: str
     choices: Mapping[Choice, str]
     needs: str
+    slow: tuple[Choice, ...] = ()
     excludes: tuple[Exclusion, ...] = ()
 
     @property
@@ -94,6 +98,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 "max-autotune": "Inductor autotuned, with its own CUDA graphs",
             },
             needs="a working compiler (Triton on a GPU, a C++ compiler on a CPU)",
+            slow=("max-autotune-no-cudagraphs", "max-autotune"),
         ),
         Knob(
             name="update",

@@ -41,14 +41,15 @@ class Proposal:
     name: str = ""
 
 
-def propose(space: Space, trials: Sequence[Trial], seed: int = 0) -> Proposal | None:
+def propose(space: Space, trials: Sequence[Trial], seed: int = 0, *, is_patient: bool = True) -> Proposal | None:
     """The next configuration that is allowed and was not tried yet, or None when there is none left.
 
-    `seed` is the run's; chance is drawn from it and from the number of trials, so nothing needs to be remembered.
+    Nothing that takes minutes to compile unless `is_patient`. `seed` is the run's; chance is drawn from it and from the
+    number of trials, so nothing needs to be remembered.
     """
     tried = {key(space, trial.knobs) for trial in trials}
     for proposal in proposals(space, trials, seed):
-        if key(space, proposal.knobs) not in tried:
+        if key(space, proposal.knobs) not in tried and (is_patient or not space.is_slow(proposal.knobs)):
             return proposal
     return None
 
@@ -78,7 +79,7 @@ def presets(space: Space, trials: Sequence[Trial], avoid: frozenset[Item]) -> li
     def rank(preset: tuple[Source, Named]) -> int:
         source, found = preset
         lacks = (half and not is_half(found.knobs)) or (compiled and "compile" not in found.knobs)
-        return 2 if lacks and source is Source.SEED else int(found.slow)
+        return 2 if lacks and source is Source.SEED else int(space.is_slow(found.knobs))
 
     return [Proposal(found.knobs, source, found.name) for source, found in sorted(named, key=rank)]
 

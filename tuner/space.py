@@ -55,6 +55,10 @@ class Space:
             return f"{pair}: {exclusion.reason}"
         return None
 
+    def is_slow(self, knobs: Configuration) -> bool:
+        """Whether a choice takes minutes to compile."""
+        return any(choice in self.table[knob].slow for knob, choice in knobs.items() if knob in self.table)
+
     def canonical(self, knobs: Configuration) -> dict[str, Choice]:
         """The same configuration without defaults and without unknown knobs, in table order."""
         return {name: knobs[name] for name, knob in self.table.items() if name in knobs and knobs[name] != knob.default}
@@ -106,7 +110,6 @@ class Named:
 
     name: str
     knobs: Configuration
-    slow: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,13 +117,11 @@ class Preset:
     """A configuration as one would write it by hand, before it is known what applies.
 
     It is dropped when something it needs does not apply; of each wish the first choice that applies is taken.
-    A slow one takes minutes to compile, and waits until what is quick to try was tried.
     """
 
     name: str
     needs: Mapping[str, Choice]
     wishes: Mapping[str, tuple[Choice, ...]]
-    slow: bool = False
 
     def resolve(self, space: Space, avoid: Iterable[Item] = ()) -> dict[str, Choice] | None:
         """The configuration on this space without the choices to avoid, or None."""
@@ -152,7 +153,7 @@ STOCK: Final = (
     Preset(name="eager_bf16", needs={"precision": "bf16"}, wishes={}),
     Preset(name="compile", needs={"compile": "default"}, wishes=AT_ITS_BEST),
     Preset(name="reduce_overhead", needs={"compile": "reduce-overhead"}, wishes=AT_ITS_BEST),
-    Preset(name="max_autotune", needs={"compile": "max-autotune"}, wishes=AT_ITS_BEST, slow=True),
+    Preset(name="max_autotune", needs={"compile": "max-autotune"}, wishes=AT_ITS_BEST),
 )
 # The other layout and the other precisions of the best rival. AMP alone makes launch-bound steps slower (eager MLP on
 # an H200: 1.08 ms in fp32, 1.28 ms in bf16), so a rival in bf16 only would not be at its best.
@@ -178,7 +179,6 @@ SEEDS: Final = (
         name="half, autotuned, one graph",
         needs={"compile": "max-autotune-no-cudagraphs"},
         wishes={**HALF, **GRAPHS},
-        slow=True,
     ),
 )
 
@@ -215,5 +215,5 @@ def resolved(presets: Iterable[Preset], space: Space, avoid: Iterable[Item]) -> 
     for preset in presets:
         knobs = preset.resolve(space, avoided)
         if knobs is not None and all(knobs != other.knobs for other in found):
-            found.append(Named(preset.name, knobs, preset.slow))
+            found.append(Named(preset.name, knobs))
     return tuple(found)

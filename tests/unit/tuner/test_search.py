@@ -161,16 +161,23 @@ def test_what_is_quick_to_try_comes_before_what_is_slow_and_before_descent() -> 
     rivals, seeds = stock_rivals(EVERYTHING)[1:], expert_seeds(EVERYTHING)
     expected: list[tuple[Source, object]] = []
     for slow in (False, True):
-        expected += [(Source.STOCK, rival.knobs) for rival in rivals if rival.slow is slow]
-        expected += [(Source.SEED, seed.knobs) for seed in seeds if seed.slow is slow]
+        expected += [(Source.STOCK, rival.knobs) for rival in rivals if EVERYTHING.is_slow(rival.knobs) is slow]
+        expected += [(Source.SEED, seed.knobs) for seed in seeds if EVERYTHING.is_slow(seed.knobs) is slow]
     assert len(expected) == len(rivals) + len(seeds)
-    assert any(seed.slow for seed in seeds)
+    assert any(EVERYTHING.is_slow(seed.knobs) for seed in seeds)
     trials = [trial(0, {}, Source.BASELINE)]
     while len(trials) <= len(expected):
         found = propose(EVERYTHING, trials)
         assert found is not None
         trials.append(trial(len(trials), found.knobs, found.source))
     assert [(each.source, each.knobs) for each in trials[1:]] == expected
+
+
+def test_without_patience_nothing_slow_is_proposed() -> None:
+    surface = Surface(EVERYTHING, seed=6, walls=False)
+    trials = replay(surface, lambda space, trials, seed=0: propose(space, trials, seed, is_patient=False), 40)
+    assert len(trials) == 40
+    assert not any(EVERYTHING.is_slow(trial.knobs) for trial in trials)
 
 
 def test_descent_comes_before_the_estimator() -> None:
