@@ -18,6 +18,8 @@ _HOMES = {
     "FusionConfig": "kitsune.fusion",
     "StreamConfig": "kitsune.streams",
     "export": "kitsune.submission.export",
+    "fetch_plan": "kitsune.remote",
+    "submit": "kitsune.remote",
     "tune": "tuner.api",
 }
 __all__ = ["__version__", *_HOMES]
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from kitsune.fusion import FusionConfig as FusionConfig
     from kitsune.optimizer import KitsuneOptimizer as KitsuneOptimizer
     from kitsune.plan import Plan as Plan
+    from kitsune.remote import fetch_plan as fetch_plan
+    from kitsune.remote import submit as submit
     from kitsune.step import TrainStep as TrainStep
     from kitsune.streams import StreamConfig as StreamConfig
     from kitsune.submission.export import export as export

@@ -108,6 +108,10 @@ class Attachment:
             return
         self._stop_looking()
         self._take_over(module, wanted)
+        self.route(module)
+
+    def route(self, module: torch.nn.Module) -> None:
+        """The module's later forwards are those that `found` gives for it."""
         forward = self._found(module)
         if forward is not None:
             self._root = weakref.ref(module)

@@ -6,6 +6,7 @@ Data goes to stdout, everything else to stderr. Nothing here loads torch before 
 import importlib
 import logging
 import platform
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from kitsune.exits import ExitCode, code_of
 from kitsune.plan import Match, Plan
 
 GROUP: Final = "kitsune.commands"
+PLAN_GROUP: Final = "plan"
+_PLAN_ID: Final = re.compile(r"[0-9a-f]{64}")
 DEBUG: Final = "--debug"
 # Typer brings a Click of its own or uses the one from PyPI, by its version: this is ClickException of either.
 UsageProblem: Final[type[Any]] = typer.BadParameter.__mro__[2]
@@ -31,6 +34,10 @@ log = logging.getLogger("kitsune")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, for errors too.")]
 PlanFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="A plan in a JSON file.", exists=True, dir_okay=False, readable=True)
+]
+PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan in a JSON file, or its id on a server.")]
+ServerUrl = Annotated[
+    str | None, typer.Option("--server", metavar="URL", help="Default: KITSUNE_SERVER, or the one on this machine.")
 ]
 Device = Annotated[str | None, typer.Option(metavar="cpu|cuda:N", help="Default: the current GPU, or the CPU.")]
 
@@ -83,6 +90,11 @@ def full_app() -> typer.Typer:
         add_completion=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
     )
     app.callback(invoke_without_command=True)(root)
+    plans = typer.Typer(help="Look at a plan: show, check, diff; fetch one from a server.")
+    plans.command("show")(plan_show)
+    plans.command("check")(plan_check)
+    plans.command("diff")(plan_diff)
+    app.add_typer(plans, name=PLAN_GROUP)
     # a set: an editable installation is found twice
     for entry in sorted(set(entry_points(group=GROUP)), key=lambda entry: entry.name, reverse=True):
         try:
@@ -91,10 +103,6 @@ def full_app() -> typer.Typer:
             log.warning("the commands of %s are left out: %s", entry.name, error)
             continue
         register(app)
-    plans = typer.Typer(help="Look at a plan in a file.")
-    plans.command("show")(plan_show)
-    plans.command("check")(plan_check)
-    app.add_typer(plans, name="plan")
     app.command("doctor")(tell_health)
     return app
 
@@ -161,6 +169,29 @@ def plan_check(file: PlanFile, device: Device = None, as_json: Json = False) -> 
         screen.stdout().print(screen.clean(f"{match.value}: {reason}"), soft_wrap=True)
     if match is Match.REFUSED:
         raise typer.Exit(ExitCode.UNFIT)
+
+
+def plan_diff(one: PlanName, other: PlanName, server: ServerUrl = None, as_json: Json = False) -> None:
+    """What differs between two plans: choices, measurements, machines."""
+    plans = [named_plan(name, server) for name in (one, other)]
+    rows = importlib.import_module("kitsune.plan_diff").differences(*plans)
+    if as_json:
+        screen.emit({"differences": [{"field": field, "one": a, "other": b} for field, a, b in rows]})
+    elif rows:
+        screen.stdout().print(screen.table("", one, other, rows=rows))
+    else:
+        screen.note("They are the same.")
+
+
+def named_plan(name: str, server: str | None) -> Plan:
+    """A plan in a file, or by its id on a server. Raises PlanError, SettingsError and RemoteError."""
+    if Path(name).is_file():
+        return Plan.load(name)
+    if not _PLAN_ID.fullmatch(name):
+        raise typer.BadParameter(f"there is no file {name!r}, and the id of a plan has 64 hexadecimal digits")
+    client = importlib.import_module("kitsune.client").Client
+    plan: Plan = client(importlib.import_module("kitsune.server_address").server_of(server)).plan(name)
+    return plan
 
 
 def fit(plan: Plan, device: str | None) -> tuple[Match, str]:

@@ -17,7 +17,13 @@ KitsuneError
 │   ├── StoreFullError     the disk or the database is full
 │   ├── SchemaError        the database was written by another version
 │   ├── NotFoundError      the database holds nothing under this name
+│   ├── CursorError        the cursor of a page is not one that we gave
+│   ├── ConflictError      a key that was used before comes with another request
 │   └── LeaseLostError     another worker owns the run now; what was being written is refused
+├── StoppedError           this process was asked to end, and what it was doing with it
+├── RemoteError
+│   ├── UnreachableError   no server answers there in time, or it is not ours
+│   └── RefusedError       the server says no (status and reason)
 ├── SettingsError          an environment variable or option has a value that makes no sense
 └── UnfitError             this machine lacks something that the command needs
 """
@@ -100,8 +106,37 @@ class NotFoundError(StoreError):
     """The database holds nothing under this name."""
 
 
+class CursorError(StoreError):
+    """The cursor of a page is not one that we gave."""
+
+
+class ConflictError(StoreError):
+    """A key that was used before comes with another request."""
+
+
 class LeaseLostError(StoreError):
     """Another worker owns the run now."""
+
+
+class StoppedError(KitsuneError):
+    """This process was asked to end, and what it was doing with it."""
+
+
+class RemoteError(KitsuneError):
+    """A server did not do what it was asked for."""
+
+
+class UnreachableError(RemoteError):
+    """No server answers there in time, or what answers is not a Kitsune server that works."""
+
+
+class RefusedError(RemoteError):
+    """The server says no."""
+
+    def __init__(self, server: str, status: int, detail: str) -> None:
+        super().__init__(f"{server} refuses ({status}): {detail}")
+        self.status = status
+        self.detail = detail
 
 
 class SettingsError(KitsuneError):

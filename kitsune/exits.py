@@ -9,7 +9,7 @@ from kitsune.errors import KitsuneError
 
 
 class ExitCode(IntEnum):
-    """What a script can tell from how `kitsune` ended. 6 to 10 are kept for the server and for gates."""
+    """What a script can tell from how `kitsune` ended. 7 to 10 are kept for gates."""
 
     OK = 0
     UNEXPECTED = 1
@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     UNFIT = 3
     REJECTED = 4
     NO_RESULT = 5
+    REMOTE = 6
     STORE = 11
     HUNG_UP = 129
     INTERRUPTED = 130
@@ -30,10 +31,11 @@ MEANINGS: Final[Mapping[ExitCode, str]] = {
     ExitCode.UNFIT: "this machine lacks what is needed, or a plan does not fit it",
     ExitCode.REJECTED: "what was given is refused: a workload, an archive, a plan, the name of a run",
     ExitCode.NO_RESULT: "tuning has no result: every trial failed, or the budget ended before the first",
+    ExitCode.REMOTE: "a server does not answer, or refuses what it was asked for",
     ExitCode.STORE: "the database cannot be used: locked, full, unreachable, of another version",
     ExitCode.HUNG_UP: "the terminal went away (SIGHUP)",
     ExitCode.INTERRUPTED: "Ctrl-C (SIGINT); after the first one the best so far is printed",
-    ExitCode.TERMINATED: "SIGTERM",
+    ExitCode.TERMINATED: "SIGTERM; a worker leaves with 0",
 }
 
 #: The nearest class of an error decides, so a subclass may stand apart from its base.
@@ -47,8 +49,11 @@ CODES: Final[Mapping[type[BaseException], ExitCode]] = {
     errors.WorkloadError: ExitCode.REJECTED,
     errors.BaselineError: ExitCode.REJECTED,
     errors.NotFoundError: ExitCode.REJECTED,
+    errors.ConflictError: ExitCode.REJECTED,
     errors.TuneError: ExitCode.NO_RESULT,
+    errors.RemoteError: ExitCode.REMOTE,
     errors.StoreError: ExitCode.STORE,
+    errors.StoppedError: ExitCode.TERMINATED,
 }
 
 

@@ -4,6 +4,8 @@ The training loop stays as it is; its semantics, case by case, are those of the 
 """
 
 import copy
+import dataclasses
+import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,11 +19,13 @@ from kitsune.attach import Attachment
 from kitsune.engine.update import parameters_of
 from kitsune.errors import DeclinedError, SettingsError
 from kitsune.fusion import FusionConfig
-from kitsune.loop import Loop
+from kitsune.loop import Loop, is_transformed
 from kitsune.options import Options, Wish, wish_of
 from kitsune.plan import Plan
+from kitsune.remote import Auto, plan_of_model
 from kitsune.report import Report
 from kitsune.streams import StreamConfig
+from kitsune.workload import call_of
 
 PATIENCE_STEPS = 3
 UNFOUND = (
@@ -44,9 +48,10 @@ class KitsuneOptimizer(Optimizer):
         optimizer = KitsuneOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), plan=plan)
         optimizer = KitsuneOptimizer(torch.optim.AdamW, model.parameters(), lr=1e-3, enable_amp=True)
 
-    Options given by hand go over the plan. `param_groups`, `state`, `defaults` and checkpoints are the wrapped
-    optimizer's own, both ways. The model is found by its first training forward; `report` then says what was applied
-    and what was declined, and `counts` how the forwards ran. `close()` gives everything back.
+    `plan="auto"` asks a server (see `kitsune.fetch_plan`) at the second training forward, and trains plain when there
+    is no plan. Options given by hand go over the plan. `param_groups`, `state`, `defaults` and checkpoints are the
+    wrapped optimizer's own, both ways. The model is found by its first training forward; `report` then says what was
+    applied and what was declined, and `counts` how the forwards ran. `close()` gives everything back.
 
     Raises SettingsError for arguments that make no sense, and DeclinedError, with `on_decline="raise"`, for a part of
     the plan or an option that cannot be honoured.
@@ -66,7 +71,7 @@ class KitsuneOptimizer(Optimizer):
         stream_config: StreamConfig | None = None,
         memory_pool_size: int | str | None = None,
         capture_graph: bool | None = None,
-        plan: Plan | None = None,
+        plan: Plan | Auto | None = None,
         on_decline: OnDecline = "eager",
         **arguments: Any,
     ) -> None:
@@ -80,7 +85,7 @@ class KitsuneOptimizer(Optimizer):
             amp_config=amp_config,
             fusion_config=fusion_config,
             stream_config=stream_config,
-            plan=plan,
+            plan=Plan() if plan == "auto" else plan,
         )
         if on_decline not in ("eager", "raise"):
             raise SettingsError(f"on_decline is {on_decline!r}; use 'eager' or 'raise'")
@@ -89,11 +94,12 @@ class KitsuneOptimizer(Optimizer):
         if on_decline == "raise":
             for option, reason in wish.declined.items():
                 raise DeclinedError(option, reason)
-        self._start(inner, wish, on_decline)
+        self._start(inner, wish, on_decline, options if plan == "auto" else None)
 
-    def _start(self, inner: Optimizer, wish: Wish, on_decline: OnDecline) -> None:
+    def _start(self, inner: Optimizer, wish: Wish, on_decline: OnDecline, seeking: Options | None) -> None:
         self.base_optimizer = inner
         self._wish = wish
+        self._seeking = seeking  # what goes over the plan that is still to be asked for
         self._on_decline = on_decline
         for name in STATE_HOOKS:
             setattr(self, name, getattr(inner, name))
@@ -165,10 +171,10 @@ class KitsuneOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         inner = self.base_optimizer if self._loop is None else as_given(self.base_optimizer)
-        return {"inner": inner, "wish": self._wish, "on_decline": self._on_decline}
+        return {"inner": inner, "wish": self._wish, "on_decline": self._on_decline, "seeking": self._seeking}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._start(state["inner"], state["wish"], state["on_decline"])
+        self._start(**state)
 
     # What Kitsune adds
 
@@ -254,8 +260,10 @@ class KitsuneOptimizer(Optimizer):
         declined = dict.fromkeys(self._wish.plan.knobs, reason)
         self._report = Report(declined={**self._report.declined, **declined}, notes=list(self._wish.notes))
 
-    def _attach(self, model: torch.nn.Module) -> Loop | None:
+    def _attach(self, model: torch.nn.Module) -> Callable[..., Any] | None:
         """Applies the plan to the model that was found; None when its forwards stay plain."""
+        if self._seeking is not None:
+            return functools.partial(self._seek, model, self._seeking)
         try:
             loop = Loop(model, self.base_optimizer, self._wish, self._on_decline)
         except DeclinedError as error:
@@ -266,6 +274,18 @@ class KitsuneOptimizer(Optimizer):
             return None
         self._loop = loop
         return loop
+
+    def _seek(self, model: torch.nn.Module, options: Options, *args: Any, **kwargs: Any) -> Any:
+        """A forward that, when it is one of training, tells how the model is called: so the plan is asked for, once."""
+        if not (torch.is_grad_enabled() and model.training) or torch.compiler.is_compiling() or is_transformed():
+            return model._call_impl(*args, **kwargs)
+        self._attachment.detach()  # the export calls the model too
+        self._seeking = None
+        found = plan_of_model(model, self.base_optimizer, lambda: call_of(model, args, kwargs))
+        wish = wish_of(dataclasses.replace(options, plan=found.plan or Plan()), has_bf16(self.base_optimizer))
+        self._wish = dataclasses.replace(wish, notes=(*wish.notes, f"plan='auto': {found.reason}"))
+        self._attachment.route(model)
+        return model(*args, **kwargs)
 
     def _lose(self) -> None:
         self.close()

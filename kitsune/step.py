@@ -19,9 +19,10 @@ from kitsune.engine.updategraph import UpdateGraph
 from kitsune.engine.watch import Hooks
 from kitsune.errors import CaptureError, SettingsError, WorkloadError
 from kitsune.plan import Plan
+from kitsune.remote import Auto, plan_of_step
 from kitsune.report import Report
 from kitsune.techniques import Build, facts_of
-from kitsune.workload import LossFn, call_model, check_types, loss_of
+from kitsune.workload import LossFn, call_model, check_types, device_of, loss_of
 
 OTHER_SHAPE_PATIENCE = 8  # batches of another shape run uncompiled this often before they get a program of their own
 MAX_PROGRAMS = 4
@@ -38,8 +39,9 @@ class TrainStep:
             loss = step(x, y)
 
     The first calls are real steps that compile, warm up and capture; `is_settled` tells when that is over. Learning
-    rates are read at every step. What cannot be applied is in `report.declined` with its reason, or raises
-    DeclinedError with `on_decline="raise"`. `close()` undoes every change to model, optimizer and global flags.
+    rates are read at every step. `plan="auto"` asks a server (see `kitsune.fetch_plan`) at the first call, which knows
+    the batch, and trains plain when there is no plan. What cannot be applied is in `report.declined` with its reason,
+    or raises DeclinedError with `on_decline="raise"`. `close()` undoes every change to model, optimizer and flags.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class TrainStep:
         model: torch.nn.Module,
         loss_fn: LossFn,
         optimizer: torch.optim.Optimizer,
-        plan: Plan | None = None,
+        plan: Plan | Auto | None = None,
         *,
         clip_grad_norm: float | None = None,
         on_decline: OnDecline = "eager",
@@ -56,10 +58,12 @@ class TrainStep:
         self.model = model
         self.loss_fn = loss_fn
         self.optimizer = optimizer
-        self.plan = plan
+        self.plan = None if isinstance(plan, str) else plan
+        self._is_seeking = isinstance(plan, str)
+        self._on_decline: OnDecline = on_decline
         self.clip_grad_norm = clip_grad_norm
         self.device = device_of(model)
-        self._assembly = Assembly(plan, facts_of(model, optimizer, self.device), self.device, on_decline)
+        self._assembly = self._planned()
         self._undo = contextlib.ExitStack()
         self._scaler: LossScaler | None = None
         self._assemble()
@@ -80,6 +84,8 @@ class TrainStep:
     def __call__(self, x: Any, y: Any = None) -> torch.Tensor:
         """Runs one step on a batch, on any device, and returns the detached loss, a scalar on the model's device."""
         batch = (x, y)
+        if self._is_seeking:
+            self._seek(batch)
         program = self._program(batch)
         if program.is_stale():
             self._undo.close()  # first, lest the plan's own flags be taken for the user's
@@ -99,6 +105,20 @@ class TrainStep:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
+
+    def _planned(self) -> Assembly:
+        facts = facts_of(self.model, self.optimizer, self.device)
+        return Assembly(self.plan, facts, self.device, self._on_decline)
+
+    def _seek(self, batch: tuple[Any, Any]) -> None:
+        """Asks for the plan of this very step, once."""
+        self._is_seeking = False
+        found = plan_of_step(self.model, self.loss_fn, self.optimizer, batch)
+        if found.plan is not None:
+            self.plan = found.plan
+            self._assembly = self._planned()
+            self._assemble()
+        self._assembly.report.note(f"plan='auto': {found.reason}")
 
     def _assemble(self) -> None:
         """Builds the step anew from what is left of the plan."""
@@ -244,16 +264,7 @@ def check_arguments(model: Any, optimizer: Any, plan: Any, clip_grad_norm: Any) 
     own = {id(parameter) for parameter in model.parameters()}
     if not any(id(parameter) in own for parameter in parameters_of(optimizer)):
         raise WorkloadError("the optimizer holds none of the model's parameters")
-    if plan is not None and not isinstance(plan, Plan):
-        raise SettingsError(f"plan is a {type(plan).__name__}; use kitsune.Plan.load(PATH)")
+    if plan is not None and plan != "auto" and not isinstance(plan, Plan):
+        raise SettingsError(f"plan is a {type(plan).__name__}; use kitsune.Plan.load(PATH), or 'auto' to ask a server")
     if clip_grad_norm is not None and not clip_grad_norm > 0:
         raise SettingsError(f"clip_grad_norm is {clip_grad_norm!r}; it must be greater than 0")
-
-
-def device_of(model: torch.nn.Module) -> torch.device:
-    """The one device of a model. Raises WorkloadError when it has no parameters or spans several devices."""
-    devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) != 1:
-        found = ", ".join(sorted(map(str, devices))) or "none"
-        raise WorkloadError(f"the model's parameters must be on one device; found {found}")
-    return devices.pop()

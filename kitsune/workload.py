@@ -1,5 +1,6 @@
 """Workload: a model, its loss, its optimizer and an example batch; and how the loss of a batch is computed."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,15 @@ def check_types(model: Any, optimizer: Any) -> None:
         raise WorkloadError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is needed")
 
 
+def device_of(model: torch.nn.Module) -> torch.device:
+    """The one device of a model. Raises WorkloadError when it has no parameters or spans several devices."""
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1:
+        found = ", ".join(sorted(map(str, devices))) or "none"
+        raise WorkloadError(f"the model's parameters must be on one device; found {found}")
+    return devices.pop()
+
+
 def call_model(model: Callable[..., Any], x: Any) -> Any:
     """model(x), model(*x) or model(**x), by the type of x."""
     if isinstance(x, dict):
@@ -49,6 +59,20 @@ def call_model(model: Callable[..., Any], x: Any) -> Any:
     if isinstance(x, tuple):
         return model(*x)
     return model(x)
+
+
+def call_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The x of a call: `call_model(model, x)` is model(*args, **kwargs). Raises WorkloadError where no x is."""
+    if not kwargs:
+        return args
+    signature = inspect.signature(model.forward)
+    named: dict[str, Any] = {}
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            raise WorkloadError(f"the model takes {name!r} by position alone, and others by name; give all by position")
+        named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return named
 
 
 def loss_of(output: Any, loss_fn: LossFn, y: Any) -> torch.Tensor:

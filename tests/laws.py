@@ -13,17 +13,20 @@ PACKAGES = ("kitsune", "tuner", "server", "migrations")
 # The house from the ground up. A module may import from its own tier and from those above it in this list.
 # A line stands for a module, or for a folder with all that is in it; package roots stand for themselves only.
 TIERS: tuple[tuple[str, ...], ...] = (
-    ("kitsune", "kitsune.errors", "kitsune.garbage", "kitsune.knobs", "kitsune.record", "kitsune.switch"),
-    ("kitsune.exits", "kitsune.plan", "kitsune.report", "kitsune.screen"),
+    ("kitsune", "kitsune.errors", "kitsune.garbage", "kitsune.knobs", "kitsune.record", "kitsune.run_status"),
+    ("kitsune.home",),
+    ("kitsune.server_address", "kitsune.switch"),
+    ("kitsune.duration", "kitsune.exits", "kitsune.plan", "kitsune.report", "kitsune.screen"),
     ("kitsune.amp", "kitsune.fusion", "kitsune.options", "kitsune.streams"),
-    ("kitsune.device", "kitsune.engine", "kitsune.submission", "kitsune.workload"),
-    ("kitsune.techniques",),
-    ("kitsune.assembly",),
+    ("kitsune.cache", "kitsune.exchange", "kitsune.plan_diff"),
+    ("kitsune.client", "kitsune.device", "kitsune.engine", "kitsune.submission", "kitsune.workload"),
+    ("kitsune.lookup", "kitsune.remote_run", "kitsune.techniques"),
+    ("kitsune.assembly", "kitsune.remote"),
     ("kitsune.attach", "kitsune.loop", "kitsune.step"),
     ("kitsune.optimizer",),
     ("kitsune.doctor",),
     ("kitsune.cli",),
-    ("tuner", "tuner.records", "tuner.settings"),
+    ("tuner", "tuner.depot", "tuner.ids", "tuner.patience", "tuner.records", "tuner.settings"),
     ("tuner.protocol", "tuner.space", "tuner.store", "tuner.zoo"),
     (
         "migrations",
@@ -47,10 +50,19 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("tuner.tune",),
     ("tuner.worker",),
     ("tuner.api", "tuner.views"),
-    ("tuner.history", "tuner.packing", "tuner.progress"),
-    ("tuner.session",),
+    ("tuner.history", "tuner.packing", "tuner.progress", "tuner.upkeep"),
+    ("tuner.database_ledger", "tuner.remote_workloads", "tuner.server_ledger"),
+    ("tuner.queue",),
+    ("tuner.duty", "tuner.session"),
     ("tuner.cli",),
-    ("server",),
+    ("server", "server.settings"),
+    ("server.admission", "server.cli", "server.metrics", "server.problems", "server.tokens"),
+    ("server.context", "server.guard", "server.protocol", "server.schemas"),
+    ("server.auth", "server.openapi"),
+    ("server.archives", "server.health", "server.plans", "server.runs"),
+    ("server.events",),
+    ("server.app",),
+    ("server.serving",),
 )
 
 TORCH = frozenset({"torch", "torchvision", "triton", "transformers", "functorch"})
@@ -59,24 +71,39 @@ FREE_OF: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
         (
             "kitsune",
+            "kitsune.cache",
             "kitsune.cli",
+            "kitsune.client",
             "kitsune.doctor",
+            "kitsune.duration",
             "kitsune.errors",
+            "kitsune.exchange",
             "kitsune.exits",
+            "kitsune.home",
             "kitsune.knobs",
+            "kitsune.lookup",
             "kitsune.plan",
+            "kitsune.plan_diff",
             "kitsune.record",
+            "kitsune.remote_run",
             "kitsune.report",
             "kitsune.screen",
+            "kitsune.server_address",
             "kitsune.submission.archive",
             "kitsune.submission.ops",
+            "kitsune.switch",
+            "tuner.depot",
             "tuner.events",
             "tuner.history",
+            "tuner.ids",
             "tuner.measure",
+            "tuner.patience",
             "tuner.progress",
             "tuner.protocol",
+            "tuner.queue",
             "tuner.records",
             "tuner.search",
+            "tuner.server_ledger",
             "tuner.settings",
             "tuner.space",
             "tuner.stats",
@@ -91,6 +118,7 @@ FREE_OF: Mapping[str, frozenset[str]] = {
     ),
     "tuner.cli": TORCH | {"optuna", "sqlalchemy"},
     "server": TORCH | {"optuna"},
+    "server.cli": TORCH | {"optuna", "sqlalchemy", "fastapi"},
 }
 
 # Where a module may be looked up at run time: lazy public names, extras that may be absent, files named by the table.
@@ -100,11 +128,13 @@ LAZY_IMPORTERS = frozenset(
         "kitsune/cli.py",
         "kitsune/doctor.py",
         "kitsune/techniques/__init__.py",
+        "server/cli.py",
         "tuner/cli.py",
     }
 )
 # The two process borders: whatever a user's model does must become a value there.
-BROAD_CATCHERS = frozenset({"tuner/child.py", "tuner/worker.py"})
+# kitsune/lookup.py: training must go on plain whatever a server sends and whatever the export of a model raises.
+BROAD_CATCHERS = frozenset({"kitsune/lookup.py", "tuner/child.py", "tuner/worker.py"})
 # Whose product is text on stdout.
 PRINTERS = frozenset({"kitsune/cli.py", "tuner/cli.py", "server/cli.py", "tuner/child.py"})
 

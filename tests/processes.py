@@ -4,21 +4,25 @@ import time
 from pathlib import Path
 
 
-def children() -> set[int]:
-    """The processes that this one has started, by any of its threads."""
-    tasks = Path("/proc/self/task").iterdir()
+def children(process: int | str = "self") -> set[int]:
+    """The processes that this one, or another, has started, by any of its threads."""
+    tasks = Path(f"/proc/{process}/task").iterdir()
     return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+
+
+def state(process: int) -> str | None:
+    """One letter, as ps shows it: R, S, T (stopped), Z (ended, not yet collected); None when there is none."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def is_gone(process: int, within_s: float = 5.0) -> bool:
     """Whether the process has ended: it does not exist, or is a zombie that init has yet to collect."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:
-        try:
-            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state in "ZX":
+        if state(process) in (None, "Z", "X"):
             return True
         time.sleep(0.05)
     return False

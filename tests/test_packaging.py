@@ -62,6 +62,7 @@ def test_the_wheel_says_who_it_is(wheel):
     assert metadata["License-Expression"] == "MIT"
     entries = wheel.read(name.replace("METADATA", "entry_points.txt")).decode()
     assert "kitsune = kitsune.cli:main" in entries
+    assert "server = server.cli:register" in entries
     assert "tuner = tuner.cli:register" in entries
 
 

@@ -1,35 +1,30 @@
 """Tune on this machine: a workload in, a plan out, everything remembered in the database."""
 
 import contextlib
-import math
-import re
-import secrets
 import tempfile
-import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kitsune.device import pick_device
+from kitsune.duration import seconds_of
 from kitsune.errors import SettingsError, StoreError, UnfitError
 from kitsune.plan import Plan
 from kitsune.record import Record
-from kitsune.step import device_of
 from kitsune.submission.export import to_archive
-from kitsune.workload import LossFn, Workload
+from kitsune.workload import LossFn, Workload, device_of
 from tuner.events import Event, Started
-from tuner.records import Run, Trial
+from tuner.ids import new_id
+from tuner.records import DEFAULT_TRIALS, Run, Trial
 from tuner.settings import Settings
 from tuner.store import runs, trials
 from tuner.store.engine import open_database
+from tuner.tune import Tuning
 from tuner.worker import Tell, carry_out, worker_name
 from tuner.workloads import check_spec
-
-DEFAULT_TRIALS = 25
-UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
-ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: sorts as it counts, no look-alikes
 
 
 class Result(Record):
@@ -125,19 +120,9 @@ def new_run(
     )
 
 
-def new_id() -> str:
-    """26 characters that sort by time: 48 bits of milliseconds, 80 of chance (after the ULID specification)."""
-    number = (int(time.time() * 1000) << 80) | secrets.randbits(80)
-    return "".join(ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
-
-
 def parse_budget(budget: str | float) -> float:
     """Seconds of 300, "300", "90s", "5m" or "1h". Raises SettingsError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", str(budget), re.ASCII)
-    seconds = float(match[1]) * UNITS_S[match[2]] if match else 0.0
-    if not 0 < seconds < math.inf:
-        raise SettingsError(f"budget is {budget!r}; use seconds or a time as 90s, 5m or 1h")
-    return seconds
+    return seconds_of(budget, "budget")
 
 
 def _settings() -> Settings:
@@ -156,7 +141,7 @@ def _tune(run: Run, spec: str, database_url: str, tell: Tell) -> Result:
         assert claimed is not None, "a run added in this transaction is free to claim"
         tell(Started(claimed))
         try:
-            finished, conclusion = carry_out(database, claimed, spec, tell)
+            finished, conclusion = carry_out(database, claimed, partial(Tuning, spec=spec), tell)
         except (KeyboardInterrupt, SystemExit):
             with contextlib.suppress(StoreError), database.begin() as connection:
                 runs.cancel(connection, run.id)  # no other process goes on with it

@@ -3,14 +3,17 @@
 So `kitsune --help` loads neither torch nor optuna nor SQLAlchemy, and says what to install where they are missing.
 """
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from kitsune.cli import Device, Json
+from kitsune.cli import PLAN_GROUP, Device, Json, ServerUrl
 from kitsune.errors import UnfitError
+from kitsune.home import variable
 from tuner.records import RunStatus
 
 #: Packages of the extra, by the name under which they are imported.
@@ -23,6 +26,9 @@ Database = Annotated[
     str | None, typer.Option(metavar="URL", help="sqlite:///PATH or postgresql://...; default: KITSUNE_DATABASE_URL.")
 ]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Save the plan here.", dir_okay=False)]
+RunsServer = Annotated[
+    str | None, typer.Option("--server", metavar="URL", help="The runs of a server; default: KITSUNE_SERVER, if set.")
+]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help='The id of a run, or "last".')]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most so many runs, newest first.")]
 Status = Annotated[RunStatus | None, typer.Option(help="Only runs that stand so.")]
@@ -30,14 +36,23 @@ After = Annotated[str | None, typer.Option(metavar="CURSOR", help='Go on after t
 
 
 def register(app: typer.Typer) -> None:
-    """The entry point: adds `tune`, `export` and `runs` to the app."""
+    """The entry point: adds `tune`, `worker`, `export`, `migrate`, `submit`, `plan fetch` and `runs` to the app."""
     app.command("tune")(tune)
+    app.command("worker")(worker)
     app.command("export")(export)
-    history = typer.Typer(help="What was tuned here: list, show, plan. Alone it lists.")
+    app.command("migrate")(migrate)
+    app.command("submit")(submit)
+    plans = next(
+        group.typer_instance for group in app.registered_groups if group.name == PLAN_GROUP and group.typer_instance
+    )
+    plans.command("fetch")(plan_fetch)
+    history = typer.Typer(help="What was tuned: list, show, plan, watch, cancel. Alone it lists.")
     history.callback(invoke_without_command=True)(runs)
     history.command("list")(runs_list)
     history.command("show")(runs_show)
     history.command("plan")(runs_plan)
+    history.command("watch")(runs_watch)
+    history.command("cancel")(runs_cancel)
     app.add_typer(history, name="runs")
 
 
@@ -65,6 +80,23 @@ def tune(
     raise typer.Exit(code)
 
 
+def worker(
+    once: Annotated[bool, typer.Option("--once", help="Carry out one run and leave; wait for none.")] = False,
+    device: Device = None,
+    database: Database = None,
+    lease: Annotated[
+        str, typer.Option(metavar="TIME", help="Another worker takes a run over after so long without a sign of life.")
+    ] = "60s",
+) -> None:
+    """Carry out the runs that were submitted, one after another. Ctrl-C and SIGTERM put the run of the moment back."""
+    raise typer.Exit(_load("tuner.duty").work(device, database, lease, once=once))
+
+
+def migrate(database: Database = None, as_json: Json = False) -> None:
+    """Bring the database to the schema of this version. Every command does so when it opens it; a team does it first."""
+    _load("tuner.upkeep").migrate(database, as_json=as_json)
+
+
 def export(
     workload: Spec,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The archive to write; by custom *.ksn.", dir_okay=False)],
@@ -74,18 +106,50 @@ def export(
     _load("tuner.packing").export(workload, out, as_json=as_json)
 
 
+def submit(
+    workload: Spec,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="How many configurations to try; 25 without a budget.")
+    ] = None,
+    budget: Annotated[str | None, typer.Option(metavar="TIME", help="How long it may take: 90s, 5m, 1h.")] = None,
+    server: ServerUrl = None,
+    name: Annotated[str, typer.Option(help="What to call the run.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Have a server tune a training step: its graph is sent, no weights, code or data. The token is KITSUNE_TOKEN."""
+    remote = _load("tuner.remote_workloads")
+    options = {"trials": trials, "budget": budget, "name": name}
+    raise typer.Exit(remote.submit(workload, _server(server), options, wait=wait, as_json=as_json))
+
+
+def plan_fetch(
+    workload: Spec, server: ServerUrl = None, device: Device = None, out: Out = None, as_json: Json = False
+) -> None:
+    """The plan that a server has for a workload on this machine, as JSON: on stdout, or in a file."""
+    _load("tuner.remote_workloads").fetch(workload, _server(server), out, device=device, as_json=as_json)
+
+
 def runs(
     context: typer.Context,
     limit: Limit = 20,
     status: Status = None,
     after: After = None,
     database: Database = None,
+    server: RunsServer = None,
     as_json: Json = False,
 ) -> None:
-    """What was tuned here: list, show, plan. Alone it lists."""
+    """What was tuned: list, show, plan, watch, cancel. Alone it lists."""
     if context.invoked_subcommand is None:
-        return runs_list(limit, status, after, database, as_json)
-    given = {"limit": limit != 20, "status": status, "after": after, "database": database, "json": as_json}
+        return runs_list(limit, status, after, database, server, as_json)
+    given = {
+        "limit": limit != 20,
+        "status": status,
+        "after": after,
+        "database": database,
+        "server": server,
+        "json": as_json,
+    }
     if misplaced := [f"--{name}" for name, value in given.items() if value]:
         raise typer.BadParameter(f"stands after {context.invoked_subcommand!r}", param_hint=misplaced)
     return None
@@ -96,20 +160,55 @@ def runs_list(
     status: Status = None,
     after: After = None,
     database: Database = None,
+    server: RunsServer = None,
     as_json: Json = False,
 ) -> None:
     """The newest runs."""
-    _load("tuner.history").list_runs(database, limit=limit, status=status, after=after, as_json=as_json)
+    with _ledger(database, server) as ledger:
+        _load("tuner.history").list_runs(ledger, limit=limit, status=status, after=after, as_json=as_json)
 
 
-def runs_show(run: RunId, database: Database = None, as_json: Json = False) -> None:
+def runs_show(run: RunId, database: Database = None, server: RunsServer = None, as_json: Json = False) -> None:
     """One run: what was tried, what failed and why, what was never tried and why, and the plan."""
-    _load("tuner.history").show_run(database, run, as_json=as_json)
+    with _ledger(database, server) as ledger:
+        _load("tuner.history").show_run(ledger, run, as_json=as_json)
 
 
-def runs_plan(run: RunId, out: Out = None, database: Database = None, as_json: Json = False) -> None:
+def runs_plan(
+    run: RunId, out: Out = None, database: Database = None, server: RunsServer = None, as_json: Json = False
+) -> None:
     """The plan of a run as JSON: on stdout, or in a file."""
-    _load("tuner.history").give_plan(database, run, out, as_json=as_json)
+    with _ledger(database, server) as ledger:
+        _load("tuner.history").give_plan(ledger, run, out, as_json=as_json)
+
+
+def runs_watch(run: RunId, database: Database = None, server: RunsServer = None, as_json: Json = False) -> None:
+    """Follow a run to its end; exit code 5 when it fails or is cancelled. Ctrl-C leaves, and the run goes on."""
+    with _ledger(database, server) as ledger:
+        code = _load("tuner.history").watch_run(ledger, run, as_json=as_json)
+    raise typer.Exit(code)
+
+
+def runs_cancel(run: RunId, database: Database = None, server: RunsServer = None, as_json: Json = False) -> None:
+    """End a run, at the end of the trial that is under way; what was tried is kept."""
+    with _ledger(database, server) as ledger:
+        _load("tuner.history").cancel_run(ledger, run, as_json=as_json)
+
+
+@contextlib.contextmanager
+def _ledger(database: str | None, server: str | None) -> Iterator[Any]:
+    """Where the runs are: on a server when one is named, by KITSUNE_SERVER too unless a database is."""
+    if database is not None and server is not None:
+        raise typer.BadParameter("give one of them", param_hint=["--database", "--server"])
+    if server is None and (database is not None or variable("server") is None):
+        with _load("tuner.database_ledger").opened(database) as ledger:
+            yield ledger
+    else:
+        yield _load("tuner.server_ledger").ServerLedger(_load("kitsune.client").Client(_server(server)))
+
+
+def _server(url: str | None) -> Any:
+    return _load("kitsune.server_address").server_of(url)
 
 
 def _load(module: str) -> Any:

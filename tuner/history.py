@@ -1,45 +1,110 @@
-"""The database in, its runs on the terminal out: `kitsune runs`."""
+"""A ledger of runs in, its runs on the terminal out: `kitsune runs`."""
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
-
-from sqlalchemy import Connection
+from typing import Final, Protocol
 
 from kitsune import screen
 from kitsune.errors import NotFoundError, PlanError, SettingsError
+from kitsune.exits import ExitCode
 from kitsune.plan import Plan
 from tuner import views
-from tuner.records import Run, RunStatus
-from tuner.settings import Settings
-from tuner.store import plans, runs, trials
-from tuner.store.database import Database
-from tuner.store.engine import open_database
+from tuner.records import Run, RunStatus, Trial
 
-LAST = "last"
-FIRST = "kitsune tune 'zoo:lenet5?batch=64' --trials 12"
+LAST: Final = "last"
+FIRST: Final = "kitsune tune 'zoo:lenet5?batch=64' --trials 12"
+PAUSE_S: Final = 1.0  # between two looks at a run that is watched
 
 
-def list_runs(
-    database_url: str | None, *, limit: int, status: RunStatus | None, after: str | None, as_json: bool
-) -> None:
-    with _open(database_url) as database, database.read() as connection:
-        page = runs.page(connection, status=status, after=after, limit=limit)
-        found = [_readable_plan(connection, run) for run in page.runs]
+class Ledger(Protocol):
+    """Where runs are kept: the database of this machine, or a server."""
+
+    def page(
+        self, *, status: RunStatus | None = None, after: str | None = None, limit: int
+    ) -> tuple[Sequence[Run], str | None]:
+        """Runs, newest first, and the cursor of the next page."""
+
+    def run(self, run_id: str) -> Run | None: ...
+
+    def trials(self, run_id: str, after: int = -1) -> Sequence[Trial]:
+        """All trials of a higher number than `after`, by number."""
+
+    def plan(self, plan_id: str) -> Plan | None:
+        """Raises PlanError when what is kept is no plan that this version reads."""
+
+    def cancel(self, run_id: str) -> Run | None: ...
+
+
+def list_runs(ledger: Ledger, *, limit: int, status: RunStatus | None, after: str | None, as_json: bool) -> None:
+    runs, cursor = ledger.page(status=status, after=after, limit=limit)
     if as_json:
-        screen.emit(page.model_dump(mode="json"))
-    elif page.runs:
-        screen.stdout().print(views.run_table(page.runs, found))
-        if page.after is not None:
-            screen.note(f"There are more: --after {page.after}")
+        screen.emit({"runs": [run.model_dump(mode="json") for run in runs], "after": cursor})
+    elif runs:
+        screen.stdout().print(views.run_table(runs, [_readable_plan(ledger, run) for run in runs]))
+        if cursor is not None:
+            screen.note(f"There are more: --after {cursor}")
     else:
         screen.note("No run stands so." if status else f"No runs yet. A first one: {FIRST}")
 
 
-def show_run(database_url: str | None, run_id: str, *, as_json: bool) -> None:
+def show_run(ledger: Ledger, run_id: str, *, as_json: bool) -> None:
     """Raises NotFoundError."""
-    with _open(database_url) as database, database.read() as connection:
-        run = _run(connection, run_id)
-        tried = trials.list_of(connection, run.id)
-        plan = _plan_of(connection, run)
+    run = _run(ledger, run_id)
+    _show(run, ledger.trials(run.id), _plan_of(ledger, run), as_json=as_json)
+
+
+def give_plan(ledger: Ledger, run_id: str, out: Path | None, *, as_json: bool) -> None:
+    """Raises NotFoundError when there is no such run or it has no plan, SettingsError when `out` cannot be written."""
+    run = _run(ledger, run_id)
+    plan = _plan_of(ledger, run)
+    if plan is None:
+        why = f": {run.error}" if run.error else ""
+        raise NotFoundError(f"run {run.id} has no plan, it is {views.standing(run)}{why}")
+    if out is not None:
+        save(plan, out)
+    if as_json or out is None:
+        screen.emit(plan.to_json())
+
+
+def watch_run(ledger: Ledger, run_id: str, *, as_json: bool) -> ExitCode:
+    """Tells of every trial on stderr until the run has ended, then shows it. Raises NotFoundError."""
+    run = _run(ledger, run_id)
+    tried: list[Trial] = []
+    while True:
+        for trial in ledger.trials(run.id, after=tried[-1].number if tried else -1):
+            tried.append(trial)
+            position = sum(known.source.is_search for known in tried)
+            screen.note(views.tried_line(trial, position, run.budget_trials))
+        if run.status.is_finished:
+            break
+        time.sleep(PAUSE_S)
+        run = _run(ledger, run.id)
+    _show(run, tried, _plan_of(ledger, run), as_json=as_json)
+    return ExitCode.OK if run.status is RunStatus.FINISHED else ExitCode.NO_RESULT
+
+
+def cancel_run(ledger: Ledger, run_id: str, *, as_json: bool) -> None:
+    """Ends a run; one that has ended stays as it is. Raises NotFoundError."""
+    run = ledger.cancel(_run(ledger, run_id).id)
+    if run is None:
+        raise _no_run(run_id)
+    if as_json:
+        screen.emit({"run": run.model_dump(mode="json")})
+    else:
+        screen.note(f"Run {run.id} is {run.status.value}.")
+
+
+def save(plan: Plan, out: Path) -> None:
+    """Raises SettingsError when the file cannot be written."""
+    try:
+        plan.save(out)
+    except OSError as error:
+        raise SettingsError(f"--out {out} cannot be written: {error.strerror}; the plan is in the database") from error
+    screen.note(f"The plan is in {out}")
+
+
+def _show(run: Run, tried: Sequence[Trial], plan: Plan | None, *, as_json: bool) -> None:
     if as_json:
         screen.emit(
             {
@@ -54,52 +119,29 @@ def show_run(database_url: str | None, run_id: str, *, as_json: bool) -> None:
         console.print(screen.clean(part) if isinstance(part, str) else part)
 
 
-def give_plan(database_url: str | None, run_id: str, out: Path | None, *, as_json: bool) -> None:
-    """Raises NotFoundError when there is no such run or it has no plan, SettingsError when `out` cannot be written."""
-    with _open(database_url) as database, database.read() as connection:
-        run = _run(connection, run_id)
-        plan = _plan_of(connection, run)
-    if plan is None:
-        why = f": {run.error}" if run.error else ""
-        raise NotFoundError(f"run {run.id} has no plan, it is {run.status.value}{why}")
-    if out is not None:
-        save(plan, out)
-    if as_json or out is None:
-        screen.emit(plan.to_json())
-
-
-def save(plan: Plan, out: Path) -> None:
-    """Raises SettingsError when the file cannot be written."""
-    try:
-        plan.save(out)
-    except OSError as error:
-        raise SettingsError(f"--out {out} cannot be written: {error.strerror}; the plan is in the database") from error
-    screen.note(f"The plan is in {out}")
-
-
-def _open(database_url: str | None) -> Database:
-    return open_database(database_url or Settings.from_environment().database_url)
-
-
-def _run(connection: Connection, run_id: str) -> Run:
+def _run(ledger: Ledger, run_id: str) -> Run:
     if run_id == LAST:
-        newest = runs.page(connection, limit=1).runs
+        newest, _ = ledger.page(limit=1)
         if not newest:
             raise NotFoundError("there are no runs yet; make one with kitsune tune")
         return newest[0]
-    run = runs.get(connection, run_id)
+    run = ledger.run(run_id)
     if run is None:
-        raise NotFoundError(f"there is no run {run_id!r}; kitsune runs lists those that there are")
+        raise _no_run(run_id)
     return run
 
 
-def _plan_of(connection: Connection, run: Run) -> Plan | None:
-    return plans.get(connection, run.plan_id) if run.plan_id else None
+def _no_run(run_id: str) -> NotFoundError:
+    return NotFoundError(f"there is no run {run_id!r}; kitsune runs lists those that there are")
 
 
-def _readable_plan(connection: Connection, run: Run) -> Plan | None:
+def _plan_of(ledger: Ledger, run: Run) -> Plan | None:
+    return ledger.plan(run.plan_id) if run.plan_id else None
+
+
+def _readable_plan(ledger: Ledger, run: Run) -> Plan | None:
     """One plan that this version cannot read must not hide the other runs; `kitsune runs show` tells of it."""
     try:
-        return _plan_of(connection, run)
+        return _plan_of(ledger, run)
     except PlanError:
         return None

@@ -5,36 +5,45 @@ from pathlib import Path
 from tuner.protocol import Inspection, Job, Limits, misfit
 from tuner.records import Failure, FailureKind, Measurement, Phase
 from tuner.settings import Settings
-from tuner.supervise import Outcome, supervise
+from tuner.supervise import Check, Outcome, go_on, supervise
 
 DEFAULT_LIMITS = Limits()
 TIMING_SHARE = 0.8
 
 
 def inspect(
-    spec: str, device: str, *, seed: int = 0, limits: Limits = DEFAULT_LIMITS, cache: Path | None = None
+    spec: str,
+    device: str,
+    *,
+    seed: int = 0,
+    limits: Limits = DEFAULT_LIMITS,
+    cache: Path | None = None,
+    check: Check = go_on,
 ) -> Inspection | Failure:
     """What the workload is and what can be tried on it. A workload that fails as given is a Failure in phase build."""
-    outcome = _run(Job(kind="inspect", workload=spec, device=device, seed=seed), limits, cache)
+    outcome = _run(Job(kind="inspect", workload=spec, device=device, seed=seed), limits, cache, check)
     assert not isinstance(outcome, Measurement)
     return outcome
 
 
-def measure(job: Job, *, limits: Limits = DEFAULT_LIMITS, cache: Path | None = None) -> Measurement | Failure:
+def measure(
+    job: Job, *, limits: Limits = DEFAULT_LIMITS, cache: Path | None = None, check: Check = go_on
+) -> Measurement | Failure:
     """Proves the numbers of the job's last arm, then times all arms interleaved. `limits` in seconds a phase.
 
-    Whatever the measuring process does is a Failure, never an exception; KeyboardInterrupt ends it and propagates.
+    Whatever the measuring process does is a Failure, never an exception. KeyboardInterrupt, and what `check` raises,
+    ends it and propagates.
     """
     # timing that ends by itself keeps its rounds; timing that is killed loses them
     limit_s = limits.of(Phase.TIMING)
     budget_s = min(job.budget_s or limit_s, TIMING_SHARE * limit_s)
-    outcome = _run(job.model_copy(update={"budget_s": budget_s}), limits, cache)
+    outcome = _run(job.model_copy(update={"budget_s": budget_s}), limits, cache, check)
     assert not isinstance(outcome, Inspection)
     return outcome
 
 
-def _run(job: Job, limits: Limits, cache: Path | None) -> Outcome:
-    outcome = supervise(job, limits, cache or Settings.from_environment().home / "cache")
+def _run(job: Job, limits: Limits, cache: Path | None, check: Check) -> Outcome:
+    outcome = supervise(job, limits, cache or Settings.from_environment().home / "cache", check=check)
     problem = None if isinstance(outcome, Failure) else misfit(job, outcome)
     if problem is None:
         return outcome

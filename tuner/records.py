@@ -2,26 +2,17 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 from pydantic import AwareDatetime, Field
 
 from kitsune.knobs import Choice
 from kitsune.plan import Environment, Interval, Numerics
 from kitsune.record import Record
+from kitsune.run_status import RunStatus as RunStatus
 
-
-class RunStatus(StrEnum):
-    """Where a run stands."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_finished(self) -> bool:
-        return self in (RunStatus.FINISHED, RunStatus.FAILED, RunStatus.CANCELLED)
+#: So many configurations are tried when nobody says how many, or for how long.
+DEFAULT_TRIALS: Final = 25
 
 
 class Verdict(StrEnum):
@@ -131,9 +122,15 @@ class Run(Record):
     """One request to tune one workload on one kind of device."""
 
     id: str
-    workload: str = Field(description='"zoo:resnet18?batch=128", "train.py:make_workload", "model.ksn" or "live"')
+    name: str = Field(default="", description="what its owner calls it")
+    workload: str = Field(
+        description='"zoo:resnet18?batch=128", "train.py:make_workload", "model.ksn", "archive" or "live"'
+    )
+    archive: str | None = Field(default=None, description="SHA-256 of the submitted archive, when that is the workload")
     fingerprint: str = ""
-    device: str = "cuda:0"
+    device: str = Field(
+        default="cuda:0", description='where it runs; of a queued submit what it asks for: "cuda", "cpu" or "" for any'
+    )
     budget_trials: int | None = Field(default=None, ge=1)
     budget_s: float | None = Field(default=None, gt=0)
     seed: int = 0

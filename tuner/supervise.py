@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +26,8 @@ from tuner.protocol import Inspection, Job, Limits, LineReader, Message, one_lin
 from tuner.records import Failure, FailureKind, Measurement, Phase
 
 Outcome = Inspection | Measurement | Failure
+#: Asked every TICK_S while a child runs. What it raises kills the child and propagates.
+Check = Callable[[], None]
 
 GRACE_S = 10.0  # for a child that has answered to leave by itself: a CUDA context takes up to seconds to go
 HOST_THREADS = "8"  # beside a GPU
@@ -39,12 +41,19 @@ COMMAND = (sys.executable, "-P", "-m", "tuner.child")
 SECRETS = ("KITSUNE_DATABASE_URL", "KITSUNE_TOKEN")
 
 
+def go_on() -> None:
+    """The Check that never objects."""
+
+
 class Child:
     """One measuring process and what it has said so far."""
 
-    def __init__(self, process: subprocess.Popen[bytes], results: int, limits: Limits, reader: LineReader) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], results: int, limits: Limits, reader: LineReader, check: Check
+    ) -> None:
         assert process.stderr is not None
         self._process = process
+        self._check = check
         self._limits = limits
         self._reader = reader
         self._tail: deque[int] = deque(maxlen=TAIL_BYTES)
@@ -64,6 +73,7 @@ class Child:
         """The child's answer, or the Failure that it is."""
         try:
             while self.outcome is None and not self.has_exited():
+                self._check()
                 if time.monotonic() > self._deadline:
                     return self._timed_out()
                 if self._hung_up_at is not None and time.monotonic() > self._hung_up_at + HANG_UP_S:
@@ -79,6 +89,7 @@ class Child:
         """Lets a child that has answered leave by itself, and keeps its pipes from filling up."""
         end = time.monotonic() + GRACE_S
         while not self.has_exited() and time.monotonic() < end:
+            self._check()
             with contextlib.suppress(MeasureError):
                 self._listen(TICK_S)
 
@@ -150,18 +161,18 @@ class Child:
         return Failure(kind=kind, phase=self.phase, reason=one_line(reason))
 
 
-def supervise(job: Job, limits: Limits, cache: Path, command: Sequence[str] = COMMAND) -> Outcome:
+def supervise(job: Job, limits: Limits, cache: Path, command: Sequence[str] = COMMAND, check: Check = go_on) -> Outcome:
     """Runs one job in a process of its own, and leaves nothing behind: no process, no descriptor, no file.
 
     The numbers of the result descriptor and of this process are added to `command`. Compiled code is kept in `cache`.
-    KeyboardInterrupt kills the child and propagates.
+    KeyboardInterrupt, and what `check` raises, kills the child and propagates.
     """
     with _scratch(cache) as scratch, _pipe() as (results, child_end), _stdin(job, scratch) as stdin:
         environment = {**_habits(job.device), **_environment(os.environ, scratch, cache)}
         process = _start(command, stdin, child_end.fileno(), environment)
         try:
             child_end.close()
-            outcome, phase = _attend(process, results.fileno(), limits)
+            outcome, phase = _attend(process, results.fileno(), limits, check)
         finally:
             is_dead = _kill(process)
             _kill_strays(scratch)
@@ -172,8 +183,8 @@ def supervise(job: Job, limits: Limits, cache: Path, command: Sequence[str] = CO
     return outcome
 
 
-def _attend(process: subprocess.Popen[bytes], results: int, limits: Limits) -> tuple[Outcome, Phase]:
-    child = Child(process, results, limits, LineReader())
+def _attend(process: subprocess.Popen[bytes], results: int, limits: Limits, check: Check) -> tuple[Outcome, Phase]:
+    child = Child(process, results, limits, LineReader(), check)
     try:
         outcome = child.wait()
         if child.outcome is outcome:

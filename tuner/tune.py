@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from kitsune.errors import BaselineError, NoTrialError, WorkloadError
 from kitsune.knobs import Choice
-from kitsune.plan import Plan
+from kitsune.plan import Match, Plan
 from tuner import measure as measuring
 from tuner.events import Confirming, Event, Inspected, PlayingOff, Tried, Trying
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
@@ -16,11 +16,13 @@ from tuner.records import Comparison, Failure, FailureKind, Measurement, Run, So
 from tuner.search import Proposal, best, best_stock, is_success, propose, speedup
 from tuner.space import Space
 from tuner.stats import median, noise_floor
+from tuner.supervise import Check, go_on
 from tuner.verdicts import CANDIDATE, EAGER, Decision, compare_arms, confirmation_arms, decide, plan_from
 
 SEARCH_ROUNDS = 15
 CONFIRM_ROUNDS = 30
 MAX_CONFIRMATIONS = 3  # that fail
+SLOW_FACTOR = 4.0  # on an H200, autotuning over compiling: GPT-2 171 s and 40 s, ResNet-50 more than 222 s and 50 s
 MAX_CONTENDERS = 3  # each has a model of its own in the memory of one process
 MAX_RANKING_NOISE = 0.25
 MIN_CHILD_S = 30.0  # importing torch and a first step take up to 15 s on a busy machine
@@ -48,7 +50,8 @@ def utcnow() -> datetime:
 class Tuning:
     """One run on its way. `trials` are those that were stored before, so that a run goes on where it stopped.
 
-    `spec` is what the children load: the run's workload, or the archive that stands for a live model.
+    `spec` is what the children load: the run's workload, or the archive that stands for a live model. What `check`
+    raises kills the child of the moment and propagates.
     """
 
     run: Run
@@ -58,6 +61,7 @@ class Tuning:
     inspect: Callable[..., Inspection | Failure] = measuring.inspect
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = utcnow
+    check: Check = go_on
     interrupted: bool = False
     _begin_s: float = 0.0
 
@@ -65,8 +69,8 @@ class Tuning:
         """Yields events; the Conclusion is the generator's return value.
 
         Raises BaselineError when the step fails as given, NoTrialError when nothing at all could be measured, and
-        WorkloadError when the stored trials are of another workload. KeyboardInterrupt during a trial ends the search,
-        and what is best so far is confirmed; during a confirmation it propagates.
+        WorkloadError when the stored trials are of another workload or machine. KeyboardInterrupt during a trial ends
+        the search, and what is best so far is confirmed; during a confirmation it propagates.
         """
         self._begin_s = self.clock() - sum(map(duration_s, self.trials))
         inspection = self._inspected()
@@ -76,19 +80,29 @@ class Tuning:
         return (yield from self._conclude(inspection.fingerprint))
 
     def _inspected(self) -> Inspection:
-        found = self.inspect(self.spec, self.run.device, seed=self.run.seed, limits=limits_within(self._left_s()))
+        limits = limits_within(self._left_s())
+        found = self.inspect(self.spec, self.run.device, seed=self.run.seed, limits=limits, check=self.check)
         if isinstance(found, Failure):
             raise BaselineError(f"the workload fails as given: {found.reason}")
-        if self.trials and self.run.fingerprint not in ("", found.fingerprint):
+        if self.trials and (change := self._change(found)):
             raise WorkloadError(
-                f"{self.run.workload} has changed since {len(self.trials)} trials of run {self.run.id} were made, so "
-                "they say nothing about it; start a new run"
+                f"{change} since {len(self.trials)} trials of run {self.run.id} were made, so they say nothing about "
+                "it; start a new run"
             )
         return found
 
+    def _change(self, found: Inspection) -> str | None:
+        """What is no longer as it was when the run was last worked on, in words."""
+        before = self.run.environment
+        if self.run.fingerprint not in ("", found.fingerprint):
+            return f"{self.run.workload} has changed"
+        if before is not None and before.match(found.environment)[0] is Match.REFUSED:
+            return f"the run has moved from {before.gpu} to {found.environment.gpu}"
+        return None
+
     def _search(self, space: Space) -> Iterator[Event]:
         while self._may_go_on():
-            proposal = propose(space, self._searched(), self.run.seed)
+            proposal = propose(space, self._searched(), self.run.seed, is_patient=self._is_patient(space))
             if proposal is None:
                 return
             yield Trying(self._next_number(), self.run.budget_trials, proposal)
@@ -105,7 +119,8 @@ class Tuning:
         arms = (ArmSpec(name=EAGER), ArmSpec(name=CANDIDATE, knobs=proposal.knobs))
         limits = limits_within(self._left_s() - self._confirmation_s())
         try:
-            outcome = self.measure(self._job(arms, SEARCH_ROUNDS, self._to_beat(proposal)), limits=limits)
+            job = self._job(arms, SEARCH_ROUNDS, self._to_beat(proposal))
+            outcome = self.measure(job, limits=limits, check=self.check)
         except KeyboardInterrupt:
             self.interrupted = True
             return None
@@ -125,8 +140,9 @@ class Tuning:
         names = [f"contender {number}" for number in range(1, len(contenders) + 1)]
         arms = [ArmSpec(name=name, knobs=trial.knobs) for name, trial in zip(names, contenders, strict=True)]
         job = self._job((ArmSpec(name=EAGER), *arms), SEARCH_ROUNDS, None).model_copy(update={"numerics": False})
+        limits = limits_within(self._left_s() - self._confirmation_s())
         try:
-            outcome = self.measure(job, limits=limits_within(self._left_s() - self._confirmation_s()))
+            outcome = self.measure(job, limits=limits, check=self.check)
         except KeyboardInterrupt:
             self.interrupted = True
             return
@@ -164,7 +180,7 @@ class Tuning:
         stock = best_stock(self._unrefused())
         arms = confirmation_arms(leader.knobs, None if stock is None else stock.knobs)
         limits = limits_within(max(self._left_s(), 2 * self._confirmation_s()))
-        outcome = self.measure(self._job(arms, rounds, None), limits=limits)
+        outcome = self.measure(self._job(arms, rounds, None), limits=limits, check=self.check)
         if isinstance(outcome, Failure):
             yield Tried(self._keep(Source.CONFIRM, leader.knobs, outcome, None, started_at))
             return None
@@ -245,6 +261,13 @@ class Tuning:
             return False
         quickest_s = min(map(duration_s, filter(is_success, searched)), default=0.0)
         return self._left_s() > quickest_s + self._confirmation_s()
+
+    def _is_patient(self, space: Space) -> bool:
+        """Whether the budget holds a trial that takes minutes to compile, by what trials took so far."""
+        tried = list(filter(is_success, self._searched()))
+        slow_s = [duration_s(trial) for trial in tried if space.is_slow(trial.knobs)]
+        needed_s = max(slow_s) if slow_s else SLOW_FACTOR * max(map(duration_s, tried), default=0.0)
+        return self._left_s() > needed_s + self._confirmation_s()
 
     def _may_look_again(self, decision: Decision) -> bool:
         """Whether twice the rounds could help: not where time ended the first look, or the user did."""

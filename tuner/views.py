@@ -1,14 +1,16 @@
 """Runs and trials in, tables and sentences for a terminal out."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.table import Table
 
 from kitsune.plan import Plan
 from kitsune.screen import factor, facts, headline, machine, spread, step_time, table
-from tuner.records import Failure, Run, Source, Trial
+from tuner.records import Failure, Run, RunStatus, Source, Trial
 from tuner.stats import median
+from tuner.store.runs import ZOO
 from tuner.verdicts import words
 
 
@@ -38,6 +40,7 @@ def step_ms(trial: Trial) -> float:
     return median(trial.measurement.arms[-1].step_ms)
 
 
+LOST = "lost"
 LEGEND = (
     "speedup: over the step as given, timed in the same process; of 'confirm': over the best stock configuration, "
     "measured afresh"
@@ -62,7 +65,16 @@ def _run_row(run: Run, plan: Plan | None) -> tuple[str, ...]:
     gain = factor(plan.evidence.speedup.median) if plan and plan.evidence else ""
     device = run.environment.gpu if run.environment else run.device
     verdict = run.verdict.value if run.verdict else ""
-    return run.id, f"{run.created_at:%Y-%m-%d %H:%M}", run.status.value, run.workload, device, verdict, gain
+    return run.id, f"{run.created_at:%Y-%m-%d %H:%M}", standing(run), run.workload, device, verdict, gain
+
+
+def standing(run: Run, now: datetime | None = None) -> str:
+    """The status in a word; a run whose worker has fallen silent is "lost", though the database has it as running."""
+    return LOST if is_lost(run, now or datetime.now(UTC)) else run.status.value
+
+
+def is_lost(run: Run, now: datetime) -> bool:
+    return run.status is RunStatus.RUNNING and run.lease_until is not None and run.lease_until < now
 
 
 def run_screen(run: Run, trials: Sequence[Trial], plan: Plan | None) -> list[Any]:
@@ -72,13 +84,21 @@ def run_screen(run: Run, trials: Sequence[Trial], plan: Plan | None) -> list[Any
     if run.inapplicable:
         rows = sorted(run.inapplicable.items())
         parts += ["", "Never tried, as it does not apply here:", table("choice", "why", rows=rows)]
-    return [*parts, "", headline(plan) if plan else run.error or f"No plan: the run is {run.status.value}."]
+    return [*parts, "", headline(plan) if plan else run.error or f"No plan: the run is {_how_it_stands(run)}."]
+
+
+def _how_it_stands(run: Run) -> str:
+    if standing(run) != LOST:
+        return run.status.value
+    can_move = run.archive is not None or run.workload.startswith(ZOO)
+    what_next = "the next worker goes on with it" if can_move else "start it again"
+    return f"lost, as its worker has been silent beyond {run.lease_until:%Y-%m-%d %H:%M:%S} UTC; {what_next}"
 
 
 def _run_facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "run", run.id
     yield "workload", run.workload
-    yield "status", run.status.value + (f" ({run.worker}, attempt {run.attempt})" if run.worker else "")
+    yield "status", standing(run) + (f" ({run.worker}, attempt {run.attempt})" if run.worker else "")
     yield "device", machine(run.environment) if run.environment else run.device
     budget = [f"{run.budget_trials} trials" if run.budget_trials else "", f"{run.budget_s:g} s" if run.budget_s else ""]
     yield "budget", " or ".join(filter(None, budget)) or "none"

@@ -2,59 +2,142 @@
 
 import logging
 import os
+import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from kitsune.errors import LeaseLostError, StoreError
+from kitsune.errors import (
+    KitsuneError,
+    LeaseLostError,
+    NotFoundError,
+    SchemaError,
+    StoppedError,
+    StoreError,
+    UnfitError,
+)
+from kitsune.screen import headline
 from tuner.events import Event, Inspected, Tried
+from tuner.patience import pauses, rest
 from tuner.records import Run, RunStatus
 from tuner.store import runs, trials
 from tuner.store.database import Database
+from tuner.supervise import Check, go_on
 from tuner.tune import Conclusion, Tuning
 
 log = logging.getLogger("kitsune")
 
 Tell = Callable[[Event], None]
+#: Called with `run`, `trials` (those that are stored already) and `check`.
 Make = Callable[..., Tuning]
+Written = TypeVar("Written")
+
+#: How soon a worker learns that its run was cancelled, where a third of the lease is not sooner.
+BEAT_S = 2.0
+FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
+#: The run is as good as before, so it goes back into the queue.
+NOT_ITS_FAULT = (KeyboardInterrupt, SystemExit, StoppedError, UnfitError)
+
+
+class How(StrEnum):
+    """What became of a run that a worker had claimed."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    LOST = "lost"  #: cancelled, or another worker's
+    RETURNED = "returned"  #: to the queue, since the worker was asked to end
+    UNWRITTEN = "unwritten"  #: the database is away; back in the queue at the latest when the lease ends
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What became of a run, and why in a sentence."""
+
+    how: How
+    words: str
 
 
 def worker_name() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
+    """Another one at each call: a host that starts again, and every container, gives the same numbers again."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+def ending_of(carry: Callable[[], tuple[Run, Conclusion]]) -> Ending:
+    """The border between a worker and its runs: what `carry_out` raises over a run becomes a value.
+
+    UnfitError passes: it is about the machine, so the next run would end like this one.
+    """
+    try:
+        _, conclusion = carry()
+    except UnfitError:
+        raise
+    except StoppedError as error:
+        return Ending(How.RETURNED, str(error))
+    except LeaseLostError as error:
+        return Ending(How.LOST, str(error))
+    except StoreError as error:
+        return Ending(How.UNWRITTEN, str(error))
+    except KitsuneError as error:
+        return Ending(How.FAILED, str(error))
+    except Exception as error:
+        log.warning("an error that nobody foresaw", exc_info=True)
+        return Ending(How.FAILED, _reason(error))
+    return Ending(How.FINISHED, headline(conclusion.plan))
 
 
 def carry_out(
-    database: Database, run: Run, spec: str, tell: Tell, make: Make = Tuning, lease_s: float = runs.LEASE_S
+    database: Database,
+    run: Run,
+    make: Make,
+    tell: Tell,
+    *,
+    lease_s: float = runs.LEASE_S,
+    patience_s: float = 0.0,
+    stop: Check = go_on,
 ) -> tuple[Run, Conclusion]:
     """Tunes the claimed run to its end; trials that are stored already are not tried again.
 
-    A run that cannot be tuned is stored as failed with the reason, and the error raised. LeaseLostError when the run
-    was cancelled or taken over, at the end of the trial during which that happened: what others wrote stays.
-    KeyboardInterrupt that no trial has caught puts the run back into the queue, and propagates.
+    A run that cannot be tuned is stored as failed with the reason, and the error raised. What ends the trial of the
+    moment within seconds and propagates: LeaseLostError, when the run was cancelled or taken over, and what others
+    wrote stays; what `stop` raises, and KeyboardInterrupt that no trial has caught, which put the run back into the
+    queue. A database that refuses is asked again for `patience_s`; after that the StoreError propagates, and a run that
+    came through the queue is put back, if that can be written.
     """
-    with database.read() as connection:
-        known = trials.list_of(connection, run.id)
-    tuning = make(run=run, spec=spec, trials=known)
     with Lease(database, run, lease_s).kept() as lease:
+
+        def check() -> None:
+            stop()
+            lease.check()
+
+        ledger = Ledger(database, run, check, patience_s)
         try:
-            conclusion = _follow(database, run, tuning, tell, lease)
-            with database.begin() as connection:
-                return runs.finish(connection, run, plan=conclusion.plan, verdict=conclusion.verdict), conclusion
+            known = ledger.write(lambda connection, run: trials.list_of(connection, run.id))
+            conclusion = _follow(make(run=run, trials=known, check=check), ledger, tell)
+            return ledger.write(
+                lambda connection, run: runs.finish(connection, run, plan=conclusion.plan, verdict=conclusion.verdict)
+            ), conclusion
         except LeaseLostError:
             raise
-        except (KeyboardInterrupt, SystemExit):
-            _store_end(database, run, _give_back)
+        except NOT_ITS_FAULT:
+            ledger.write_end(_give_back)
             raise
         except Exception as error:
-            reason = str(error) or type(error).__name__
-            _store_end(database, run, lambda connection, run: runs.fail(connection, run, reason))
+            if isinstance(error, StoreError) and run.archive is not None:
+                ledger.write_end(_give_back)
+            else:
+                reason = _reason(error)
+                ledger.write_end(lambda connection, run: runs.fail(connection, run, reason))
             raise
 
 
-def _follow(database: Database, run: Run, tuning: Tuning, tell: Tell, lease: "Lease") -> Conclusion:
+def _follow(tuning: Tuning, ledger: "Ledger", tell: Tell) -> Conclusion:
     with closing(tuning.steps()) as steps:
         while True:
             try:
@@ -62,25 +145,26 @@ def _follow(database: Database, run: Run, tuning: Tuning, tell: Tell, lease: "Le
             except StopIteration as end:
                 conclusion: Conclusion = end.value
                 return conclusion
-            lease.check()
-            _store(database, run, event)
+            ledger.check()
+            _store(event, ledger)
             tell(event)
 
 
-def _store(database: Database, run: Run, event: Event) -> None:
+def _store(event: Event, ledger: "Ledger") -> None:
     if isinstance(event, Inspected):
         found = event.inspection
-        with database.begin() as connection:
-            runs.note_inspection(
+        ledger.write(
+            lambda connection, run: runs.note_inspection(
                 connection,
                 run,
                 fingerprint=found.fingerprint,
                 environment=found.environment,
                 inapplicable=dict(found.inapplicable),
             )
+        )
     elif isinstance(event, Tried):
-        with database.begin() as connection:
-            trials.add(connection, run, event.trial)
+        trial = event.trial
+        ledger.write(lambda connection, run: trials.add(connection, run, trial))
 
 
 def _give_back(connection: Connection, run: Run) -> None:
@@ -90,17 +174,53 @@ def _give_back(connection: Connection, run: Run) -> None:
         runs.release(connection, run)
 
 
-def _store_end(database: Database, run: Run, write: Callable[[Connection, Run], object]) -> None:
-    """How the run ended is kept if the database can take it; the error that ended it is what the caller must see."""
-    try:
-        with database.begin() as connection:
-            write(connection, run)
-    except StoreError as trouble:
-        log.warning("how run %s ended could not be stored: %s", run.id, trouble)
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What a worker writes about its run: each time in a transaction, again and again while the database refuses."""
+
+    database: Database
+    run: Run
+    check: Check
+    patience_s: float
+
+    def write(self, entry: Callable[[Connection, Run], Written]) -> Written:
+        """Raises StoreError when patience has ended, LeaseLostError at once, and what `check` raises while it waits.
+
+        An entry may be written twice, where the answer to a commit was lost: what is written here allows that.
+        """
+        end = time.monotonic() + self.patience_s
+        waits = pauses(FIRST_PAUSE_S, MOST_PAUSE_S)
+        while True:
+            try:
+                with self.database.begin() as connection:
+                    return entry(connection, self.run)
+            except (LeaseLostError, SchemaError, NotFoundError):
+                raise
+            except StoreError as error:
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    raise
+                log.warning("run %s will be written again: %s", self.run.id, error)
+                rest(min(left_s, next(waits)), self.check)
+
+    def write_end(self, entry: Callable[[Connection, Run], object]) -> None:
+        """How the run ended, if the database can take it; the error that ended it is what the caller must see."""
+        try:
+            with self.database.begin() as connection:
+                entry(connection, self.run)
+        except StoreError as trouble:
+            log.warning("how run %s ended could not be stored: %s", self.run.id, trouble)
 
 
 class Lease:
-    """Heartbeats of a run from a thread of their own, since a trial may take minutes."""
+    """Heartbeats of a run from a thread of their own, since a trial may take minutes.
+
+    They are more frequent than the lease asks for: their answer is how a worker learns that its run was cancelled.
+    """
 
     def __init__(self, database: Database, run: Run, lease_s: float) -> None:
         self._database = database
@@ -125,7 +245,7 @@ class Lease:
             raise LeaseLostError(self._lost)
 
     def _beat(self) -> None:
-        while not self._done.wait(self._lease_s / 3):
+        while not self._done.wait(min(self._lease_s / 3, BEAT_S)):
             try:
                 with self._database.begin() as connection:
                     current = runs.heartbeat(connection, self._run, lease_s=self._lease_s)

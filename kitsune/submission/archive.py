@@ -17,6 +17,7 @@ from kitsune.errors import ArchiveError
 from kitsune.record import canonical_json
 from kitsune.submission.container import GRAPH, member_name, pack, unpack
 from kitsune.submission.document import Document
+from kitsune.submission.forward import forward_part
 from kitsune.submission.limits import (
     MAX_ARCHIVE_BYTES,
     MAX_COMMAS,
@@ -88,14 +89,28 @@ class Archive:
         Out: values and their statistics, names, the learning rate, the batch size where it may vary.
         """
         document = self.document.model_dump(mode="json")
-        for entry in (*document["tensors"], *document["inputs"]):
-            for key in ("names", "blob", "spread"):
-                entry.pop(key, None)
-        for group in document["optimizer"]["groups"]:
-            options = ((key, _kind(value)) for key, value in group["options"].items() if key not in _LEFT_OUT_OPTIONS)
-            group["options"] = {key: kind for key, kind in options if kind}
         del document["sizes"]
-        return hashlib.sha256(canonical_json(document).encode()).hexdigest()
+        return _digest(document)
+
+    @cached_property
+    def model_fingerprint(self) -> str:
+        """The same of the model and its optimizer alone, whatever the loss: for those who cannot name their loss.
+
+        In, as above: the forward, x, the model's parameters, the buffers that it reads, the optimizer. Out: the loss,
+        y, and which values of the forward the loss reads.
+        """
+        return _digest(forward_part(self.document))
+
+
+def _digest(document: dict[str, Any]) -> str:
+    """SHA-256 of the JSON of a document, or of a part of it, without what does not decide how it runs."""
+    for entry in (*document["tensors"], *document["inputs"]):
+        for key in ("names", "blob", "spread"):
+            entry.pop(key, None)
+    for group in document["optimizer"]["groups"]:
+        options = ((key, _kind(value)) for key, value in group["options"].items() if key not in _LEFT_OUT_OPTIONS)
+        group["options"] = {key: kind for key, kind in options if kind}
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()
 
 
 def _kind(value: Any) -> Any:

@@ -8,6 +8,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from torch.utils import _pytree as pytree
 
 from kitsune.errors import ArchiveError, ExportError, WorkloadError
 from kitsune.submission.archive import Archive, checked_document
@@ -43,14 +44,47 @@ def to_archive(workload: Workload) -> Archive:
     step = _Step(workload)
     device = _device_of(step)
     expected = _outcome(step, device)
-    try:
-        archive, originals = _archive(step, workload.optimizer, device, is_dynamic=True)
-    except ExportError:
-        # Some models fix their batch size; the sizes of this batch then become part of the archive.
-        archive, originals = _archive(step, workload.optimizer, device, is_dynamic=False)
+    archive, originals = _unchecked(step, workload.optimizer, device)
     with quiet(), preserved(step, device), torch.enable_grad():
         verify(archive, originals, step.leaves, expected)
     return archive
+
+
+def fingerprint_of(workload: Workload) -> str:
+    """The fingerprint of the archive, for less: the graph is not checked, since it goes nowhere. Raises ExportError."""
+    step = _Step(workload)
+    archive, _ = _unchecked(step, workload.optimizer, _device_of(step))
+    return archive.fingerprint
+
+
+def model_fingerprint_of(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any) -> str:
+    """The `model_fingerprint` of the archive of this model under any loss, its own one too. Raises ExportError."""
+    step = _Step(Workload(model, _any_loss, optimizer, (x, None)))
+    archive, _ = _unchecked(step, optimizer, _device_of(step))
+    return archive.model_fingerprint
+
+
+def _any_loss(output: Any, _: Any) -> torch.Tensor:
+    """The loss that the model returns, or one of all outputs that a loss could be made of."""
+    own = own_loss(output)
+    if isinstance(own, torch.Tensor) and own.dim() == 0:
+        return own
+    leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    trained = [leaf for leaf in leaves if leaf.requires_grad and leaf.is_floating_point()]
+    if not trained:
+        raise WorkloadError(f"the model's output, a {type(output).__name__}, holds no tensor that can be trained by")
+    return torch.stack([leaf.sum(dtype=torch.float32) for leaf in trained]).sum()
+
+
+def _unchecked(
+    step: "_Step", optimizer: torch.optim.Optimizer, device: torch.device
+) -> tuple[Archive, list[torch.Tensor]]:
+    """The archive, not yet checked against the module, and the tensors that its entries stand for."""
+    try:
+        return _archive(step, optimizer, device, is_dynamic=True)
+    except ExportError:
+        # Some models fix their batch size; the sizes of this batch then become part of the archive.
+        return _archive(step, optimizer, device, is_dynamic=False)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -131,7 +165,6 @@ def _outcome(step: _Step, device: torch.device) -> Outcome:
 def _archive(
     step: _Step, optimizer: torch.optim.Optimizer, device: torch.device, is_dynamic: bool
 ) -> tuple[Archive, list[torch.Tensor]]:
-    """The archive, not yet checked against the module, and the tensors that its entries stand for."""
     program = _program(step, device, is_dynamic)
     table = Table(step, program)
     forward, loss = cut(program, table.origins(step.x_count), step.loss_fn is not None, device)

@@ -41,6 +41,11 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def left_in(folder: Path) -> list[str]:
+    """What of ours lies there; torch makes a folder of its own the first time that it exports."""
+    return [path.name for path in folder.iterdir() if not path.name.startswith("torchinductor")]
+
+
 def cnn() -> Live:
     """BatchNorm in train mode, but for one that is frozen; SGD with momentum."""
     model = nn.Sequential(
@@ -137,7 +142,7 @@ def test_a_live_model_is_tuned_and_stays_as_it_was(make, tmp_path, temporary):
 
     assert differences(everything(live), before) == []
     assert children() == running
-    assert list(temporary.iterdir()) == []
+    assert left_in(temporary) == []
     assert Plan.from_json(plan.to_json()) == plan
     with open_database(url) as database, database.read() as connection:
         (run,) = runs.page(connection).runs

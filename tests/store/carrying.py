@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 from sqlalchemy import text
 
@@ -31,9 +33,9 @@ def claimed(database: Database, **changes: object) -> Run:
 
 
 def carried_out(
-    database: Database, run: Run, machine: Machine, tell: Callable[[Event], object] = lambda _: None, **changes: float
+    database: Database, run: Run, machine: Machine, tell: Callable[[Event], object] = lambda _: None, **changes: Any
 ) -> tuple[Run, Conclusion]:
-    return carry_out(database, run, run.workload, tell, machine.make, **changes)
+    return carry_out(database, run, partial(machine.make, spec=run.workload), tell, **changes)
 
 
 def stored(database: Database, run: Run) -> tuple[Run, list[Trial]]:

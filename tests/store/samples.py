@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Interval, Numerics, Plan
+from kitsune.submission.archive import Archive
+from tests.unit.submission.hostile import put, valid
 from tuner.records import (
     Arm,
     Comparison,
@@ -32,7 +34,20 @@ def after(seconds: float) -> datetime:
 
 
 def a_run(**changes: Any) -> Run:
-    return Run(**{"id": f"run-{next(_ids)}", "workload": "zoo:mlp", "created_at": START, **changes})
+    return Run(**{"id": f"run-{next(_ids)}", "workload": "zoo:mlp", "device": "cpu", "created_at": START, **changes})
+
+
+def an_archive(*change: Any) -> Archive:
+    """A small step; `change` is a path into its document and what to put there."""
+    return Archive.from_bytes(put(*change)) if change else valid()
+
+
+#: Another batch size: other bytes, and the same fingerprints.
+OTHER_BATCH = ("sizes", "s0", 9)
+#: The sum instead of the mean: another step of the same model.
+OTHER_LOSS = ("loss", "nodes", 0, "args", ["%0", "%1", None, 2])
+#: Without momentum: another model, as far as a plan goes.
+OTHER_MODEL = ("optimizer", "groups", 0, "options", {"lr": 0.1, "momentum": 0.0})
 
 
 def an_environment(**changes: Any) -> Environment:
@@ -141,7 +156,9 @@ trials = st.builds(
 runs = st.builds(
     Run,
     id=st.uuids().map(str),
+    name=lines,
     workload=lines,
+    archive=st.none(),
     fingerprint=lines,
     device=lines,
     budget_trials=st.none() | st.integers(min_value=1, max_value=2**63 - 1),

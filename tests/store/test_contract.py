@@ -92,7 +92,7 @@ class TestStore:
             assert plans.get(connection, "no") is None
             assert trials.list_of(connection, "no") == []
             assert runs.cancel(connection, "no") is None
-            assert runs.claim(connection, "w") is None
+            assert runs.claim(connection, "w", device="cpu") is None
             assert runs.claim_one(connection, "no", "w") is None
             assert plans.find(connection, "no", an_environment()) == []
 
@@ -128,7 +128,7 @@ class TestStore:
         order = []
         for _ in range(4):
             with database.begin() as connection:
-                order.append(runs.claim(connection, "w", now=after(3)))
+                order.append(runs.claim(connection, "w", device="cpu", now=after(3)))
         assert [run.id if run else None for run in order] == ["a", "b", "c", None]
 
     def test_a_claim_is_written_down(self, database: Database) -> None:
@@ -142,9 +142,9 @@ class TestStore:
     def test_a_run_is_taken_over_only_after_its_lease(self, database: Database) -> None:
         run = claimed(database)
         with database.begin() as connection:
-            assert runs.claim(connection, "v", now=after(60)) is None
+            assert runs.claim(connection, "v", device="cpu", now=after(60)) is None
             assert runs.claim_one(connection, run.id, "v", now=after(60)) is None
-            taken = runs.claim(connection, "v", lease_s=10, now=after(60.000001))
+            taken = runs.claim(connection, "v", device="cpu", lease_s=10, now=after(60.000001))
         assert taken is not None
         assert (taken.id, taken.attempt, taken.worker) == (run.id, 2, "v")
         assert (taken.started_at, taken.lease_until) == (START, after(70.000001))
@@ -154,7 +154,7 @@ class TestStore:
         with database.begin() as connection:
             beaten = runs.heartbeat(connection, run, lease_s=60, now=after(50))
             assert (beaten.heartbeat_at, beaten.lease_until) == (after(50), after(110))
-            assert runs.claim(connection, "v", now=after(100)) is None
+            assert runs.claim(connection, "v", device="cpu", now=after(100)) is None
 
     def test_a_late_heartbeat_still_counts_when_nobody_took_over(self, database: Database) -> None:
         run = claimed(database)
@@ -166,7 +166,7 @@ class TestStore:
         with database.begin() as connection:
             released = runs.release(connection, run)
             assert (released.status, released.worker, released.lease_until) == (RunStatus.QUEUED, None, None)
-            taken = runs.claim(connection, "v", now=after(1))
+            taken = runs.claim(connection, "v", device="cpu", now=after(1))
         assert taken is not None
         assert (taken.attempt, taken.worker) == (2, "v")
 
@@ -176,11 +176,11 @@ class TestStore:
         for attempt in (2, 3):
             at += timedelta(seconds=61)
             with database.begin() as connection:
-                taken = runs.claim(connection, "w", lease_s=60, max_attempts=3, now=at)
+                taken = runs.claim(connection, "w", device="cpu", lease_s=60, max_attempts=3, now=at)
             assert taken is not None
             assert taken.attempt == attempt
         with database.begin() as connection:
-            assert runs.claim(connection, "w", max_attempts=3, now=at + timedelta(seconds=61)) is None
+            assert runs.claim(connection, "w", device="cpu", max_attempts=3, now=at + timedelta(seconds=61)) is None
             ended = runs.get(connection, run.id)
         assert ended is not None
         assert ended.status is RunStatus.FAILED
@@ -190,7 +190,7 @@ class TestStore:
         run = claimed(database, workload="live")
         with database.begin() as connection:
             assert runs.fail_abandoned(connection, now=after(60)) == 0
-            assert runs.claim(connection, "v", now=after(61)) is None
+            assert runs.claim(connection, "v", device="cpu", now=after(61)) is None
             ended = runs.get(connection, run.id)
         assert ended is not None
         assert (ended.status, ended.finished_at) == (RunStatus.FAILED, after(61))
@@ -223,7 +223,7 @@ class TestStore:
         with database.begin() as connection:
             runs.add(connection, run)
             cancelled = runs.cancel(connection, run.id, now=after(1))
-            assert runs.claim(connection, "w", now=after(2)) is None
+            assert runs.claim(connection, "w", device="cpu", now=after(2)) is None
         assert cancelled is not None
         assert (cancelled.status, cancelled.finished_at) == (RunStatus.CANCELLED, after(1))
 
@@ -232,7 +232,7 @@ class TestStore:
         with database.begin() as connection:
             cancelled = runs.cancel(connection, run.id, now=after(1))
             assert runs.heartbeat(connection, run, now=after(2)) == cancelled
-            assert runs.claim(connection, "v", now=after(1000)) is None
+            assert runs.claim(connection, "v", device="cpu", now=after(1000)) is None
 
     def test_what_has_ended_cannot_be_cancelled(self, database: Database) -> None:
         run = claimed(database)
@@ -246,7 +246,7 @@ class TestStore:
     def test_a_zombie_writes_nothing_after_a_take_over(self, database: Database, write: str) -> None:
         zombie = claimed(database)
         with database.begin() as connection:
-            assert runs.claim(connection, "v", lease_s=1000, now=after(61)) is not None
+            assert runs.claim(connection, "v", device="cpu", lease_s=1000, now=after(61)) is not None
         before = everything(database)
         # The transaction is committed: even what the write did before it raised must leave no trace.
         with database.begin() as connection, pytest.raises(LeaseLostError, match=r"attempt 2 .*worker v"):
@@ -291,7 +291,7 @@ class TestStore:
         run = claimed(database)
         with database.begin() as connection:
             trials.add(connection, run, a_trial(run))
-            taken = runs.claim(connection, "v", now=after(61))
+            taken = runs.claim(connection, "v", device="cpu", now=after(61))
             assert taken is not None
             assert trials.list_of(connection, taken.id) == [a_trial(run)]
             assert not trials.add(connection, taken, a_trial(run, finished_at=after(99)))

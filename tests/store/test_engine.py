@@ -81,6 +81,15 @@ def test_no_server_at_the_address() -> None:
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_network_that_went_silent_is_noticed(postgres: Postgres) -> None:
+    url = postgres.create()
+    with open_database(url) as database, database.read() as connection:
+        used = connection.connection.dbapi_connection.info.get_parameters()
+    postgres.drop(url)
+    assert used["tcp_user_timeout"] == "30000"
+    assert int(used["keepalives_idle"]) + int(used["keepalives_interval"]) * int(used["keepalives_count"]) == 30
+
+
 def test_no_such_database(postgres: Postgres) -> None:
     with pytest.raises(StoreError, match="does not exist"):
         open_database(postgres.admin.url.set(database="nowhere").render_as_string(hide_password=False))
@@ -287,7 +296,7 @@ def test_a_rival_cannot_claim_between_check_and_commit(postgres: Postgres) -> No
         with database.begin() as connection:
             trials.add(connection, run, a_trial(run))
             with database.begin() as rival:
-                assert runs.claim(rival, "v", now=after(1000)) is None
+                assert runs.claim(rival, "v", device="cpu", now=after(1000)) is None
             thread = Thread(target=take_over)
             thread.start()
             assert not done.wait(0.3)

@@ -1,7 +1,9 @@
 """From any database to the schema of this version, or a refusal that says why."""
 
+from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -14,8 +16,8 @@ from optuna.storages import RDBStorage
 from sqlalchemy import Connection, event, inspect, text
 
 from kitsune.errors import SchemaError, StoreFullError
-from tests.store.samples import a_run
-from tuner.store import migrate, runs, tables
+from tests.store.samples import a_run, an_archive
+from tuner.store import archives, migrate, runs, submits, tables, trials
 from tuner.store.database import Database
 from tuner.store.engine import create, open_database
 
@@ -77,6 +79,83 @@ def test_a_second_opening_changes_nothing(bare_url: str) -> None:
         assert migrate.revisions(connection) == (tables.SCHEMA_REVISION,)
 
 
+def test_an_old_database_keeps_its_rows(bare_url: str) -> None:
+    """Those of the first version, written as it wrote them, with every reference between them."""
+    with Database(create(bare_url)) as database:
+        with database.begin() as connection:
+            command.upgrade(migrate.config(connection), "0001")
+            old = fill_first_version(connection)
+            assert migrate.revisions(connection) == ("0001",)
+        migrate.bring_up_to_date(database)
+        with database.begin() as connection:
+            command.check(migrate.config(connection))
+            assert {name: rows(connection, name, old[name][0]) for name in old} == old
+            run = runs.get(connection, "r1")
+            assert run is not None
+            assert (run.name, run.archive, run.workload, run.plan_id) == ("", None, "zoo:mlp", "p1")
+            assert [trial.number for trial in trials.list_of(connection, "r1")] == [0]
+            taken = runs.claim(connection, "w", device="cpu")
+            assert taken is not None
+            assert taken.id == "r2"
+            runs.add(connection, a_run(name="new"))
+
+
+def test_back_to_the_first_version_keeps_what_that_knew(bare_url: str) -> None:
+    with Database(create(bare_url)) as database, database.begin() as connection:
+        command.upgrade(migrate.config(connection), "0001")
+        old = fill_first_version(connection)
+        before = schema(connection)
+        command.upgrade(migrate.config(connection), "0002")
+        step = an_archive()
+        stored, _ = archives.put(connection, step.to_bytes(), step)
+        run, _ = submits.submit(connection, submits.Request(archive=stored.sha256), owner="ann", key="k")
+        command.downgrade(migrate.config(connection), "0001")
+        assert schema(connection) == before
+        found = {name: rows(connection, name) for name in old}
+        assert found["kitsune_runs"].pop(0)["id"] == run.id
+        assert found == old
+
+
+def fill_first_version(connection: Connection) -> dict[str, list[dict[str, Any]]]:
+    """The rows that are there then, by table. No code of today makes them: that may change."""
+    moment = "2026-11-20 12:00:00.123456"
+    knobs = '{"precision":"bf16"}'
+    for table, row in (
+        ("plans", {"plan_id": "p1", "fingerprint": "f", "created_at": moment, "document": f'{{"knobs":{knobs}}}'}),
+        ("runs", {"id": "r1", **OLD_RUN, "status": "finished", "plan_id": "p1", "created_at": moment}),
+        ("runs", {"id": "r2", **OLD_RUN, "status": "queued", "created_at": moment}),
+        (
+            "trials",
+            {"run_id": "r1", "number": 0, "attempt": 1, "source": "seed", "knobs": knobs}
+            | {"started_at": moment, "finished_at": moment},
+        ),
+    ):
+        columns, values = ", ".join(row), ", ".join(f":{name}" for name in row)
+        connection.execute(text(f"INSERT INTO kitsune_{table} ({columns}) VALUES ({values})"), row)
+    return {name: rows(connection, name) for name in ("kitsune_plans", "kitsune_runs", "kitsune_trials")}
+
+
+OLD_RUN = {"workload": "zoo:mlp", "fingerprint": "f", "device": "cpu", "seed": 0, "attempt": 0, "inapplicable": "{}"}
+
+
+def rows(connection: Connection, table: str, like: Iterable[str] = ("*",)) -> list[dict[str, Any]]:
+    found = connection.execute(text(f"SELECT {', '.join(like)} FROM {table} ORDER BY 1, 2"))
+    return [dict(row._mapping) for row in found]
+
+
+def schema(connection: Connection) -> list[tuple[str, list[str], list[str]]]:
+    """Tables with their columns and indexes."""
+    seen = inspect(connection)
+    return [
+        (
+            name,
+            [column["name"] for column in seen.get_columns(name)],
+            sorted(str(i["name"]) for i in seen.get_indexes(name)),
+        )
+        for name in sorted(seen.get_table_names())
+    ]
+
+
 def test_a_newer_database_is_refused(bare_url: str) -> None:
     with open_database(bare_url) as database, database.begin() as connection:
         connection.execute(text(f"UPDATE {tables.VERSION_TABLE} SET version_num = '9999'"))
@@ -87,7 +166,7 @@ def test_a_newer_database_is_refused(bare_url: str) -> None:
 def test_our_tables_without_their_version_are_refused(bare_url: str) -> None:
     with open_database(bare_url) as database, database.begin() as connection:
         connection.execute(text(f"DROP TABLE {tables.VERSION_TABLE}"))
-    with pytest.raises(SchemaError, match="kitsune_plans, kitsune_runs, kitsune_trials but no"):
+    with pytest.raises(SchemaError, match=r"kitsune_archives, kitsune_plans, .*kitsune_trials but no"):
         open_database(bare_url)
 
 

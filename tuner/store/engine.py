@@ -18,6 +18,8 @@ from tuner.store.migrate import bring_up_to_date
 #: 8 processes that claim at once waited 0.57 s at most (2000 runs, SQLite, 2 cores); beyond this something hangs.
 BUSY_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 10
+#: A network that swallows what we send, or a host that vanished, is noticed after 30 s; TCP itself takes 15 minutes.
+KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
 #: PostgreSQL ends a transaction whose client fell silent: the host of a worker may vanish without closing its
 #: connection, and its locks would hide the run from every claim until TCP gives up, after two hours.
 SILENCE_S = 60.0
@@ -51,7 +53,8 @@ def create(url: str | URL, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:
         elif parsed.get_backend_name() == "sqlite":
             engine = create_engine(parsed, connect_args={"timeout": busy_timeout_s})
         else:
-            engine = create_engine(parsed, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
+            habits = {"connect_timeout": CONNECT_TIMEOUT_S, **KEEPALIVE}
+            engine = create_engine(parsed, pool_pre_ping=True, connect_args=habits)
     except ImportError as error:
         raise StoreError(
             f"PostgreSQL needs the psycopg driver ({error}); install it with: pip install 'kitsune-torch[postgres]'"

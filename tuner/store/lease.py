@@ -9,11 +9,11 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, literal, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from kitsune.errors import LeaseLostError
 from tuner.records import Run, RunStatus
 from tuner.store import tables
+from tuner.store.once import insert_selected
 from tuner.store.rows import from_row
 
 _runs = tables.runs
@@ -46,19 +46,11 @@ def insert_if_held(connection: Connection, run: Run, table: Table, values: dict[
         .where(_held_by(run))
         .with_for_update(key_share=True, of=_runs)
     )
-    if insert_new(connection, table, list(values), chosen):
+    if insert_selected(connection, table, list(values), chosen):
         return True
     if connection.scalar(select(_runs.c.id).where(_held_by(run))) is None:
         raise lost(connection, run)
     return False
-
-
-def insert_new(connection: Connection, table: Table, names: list[str], source: Any) -> bool:
-    """INSERT ... SELECT ... ON CONFLICT DO NOTHING. Whether a row was inserted."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    key = list(table.primary_key.columns)
-    statement = dialect.insert(table).from_select(names, source, include_defaults=False)
-    return connection.execute(statement.on_conflict_do_nothing(index_elements=key).returning(*key)).first() is not None
 
 
 def lost(connection: Connection, run: Run) -> LeaseLostError:

@@ -1,17 +1,36 @@
-"""Plans: content-addressed by plan_id, written once, found by workload and machine."""
+"""Plans: content-addressed by plan_id, written once, found by workload and machine.
+
+A workload is named by the fingerprint of its step, or by the `model_fingerprint` of a stored archive: then plans for
+that model and optimizer are found, whatever the loss.
+"""
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, and_, case, literal, select
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    case,
+    or_,
+    select,
+    union_all,
+)
 
 from kitsune.errors import PlanError
 from kitsune.plan import Environment, Plan
 from tuner.records import Run
 from tuner.store import tables
-from tuner.store.lease import insert_if_held, insert_new
+from tuner.store.lease import insert_if_held
+from tuner.store.once import insert_once
 from tuner.store.rows import to_row, utcnow
 
 _log = logging.getLogger(__name__)
@@ -21,6 +40,62 @@ _plans = tables.plans
 _EXACT = ("compute_capability", "memory_bytes", "torch", "triton", "cuda", "driver")
 
 
+class StoredPlan(NamedTuple):
+    """A plan as its stored text, and the columns that tell for which workload and which machine it holds."""
+
+    plan_id: str
+    fingerprint: str
+    device: str
+    gpu: str
+    compute_capability: str
+    memory_bytes: int
+    torch: str
+    triton: str
+    cuda: str
+    driver: str
+    document: str
+
+
+def _given(name: str) -> BindParameter[Any]:
+    return bindparam(name, type_=_plans.c[name].type)
+
+
+def _agrees(name: str) -> ColumnElement[bool]:
+    """Whether the plan holds for what is given of the machine; what is not given agrees with everything."""
+    return or_(_given(name).is_(None), _plans.c[name] == _given(name))
+
+
+def _best_first() -> Select[Any]:
+    """One statement for all searches, made once: making it took longer than running it."""
+    archives = tables.archives
+    named = union_all(
+        select(_given("fingerprint")),
+        select(archives.c.fingerprint).where(archives.c.model_fingerprint == _given("fingerprint")),
+    )
+    is_exact = and_(*(_agrees(name) for name in _EXACT))
+    is_near = and_(_agrees("torch"), _agrees("triton"))
+    return (
+        select(*(_plans.c[name] for name in StoredPlan._fields))
+        .where(
+            _plans.c.fingerprint.in_(named),
+            _plans.c.gpu.is_not(None),  # a plan made by hand names no machine
+            _agrees("device"),
+            _agrees("gpu"),
+        )
+        .order_by(
+            case((is_exact, 2), (is_near, 1), else_=0).desc(),
+            _plans.c.speedup_over_eager.desc().nulls_last(),
+            _plans.c.created_at.desc(),
+            _plans.c.plan_id,
+        )
+        .limit(bindparam("limit", type_=Integer))
+    )
+
+
+_BEST_FIRST = _best_first()
+_DOCUMENT = select(_plans.c.document).where(_plans.c.plan_id == bindparam("plan_id"))
+
+
 def put(connection: Connection, plan: Plan, run: Run | None = None, *, now: datetime | None = None) -> bool:
     """Stores the plan unless it is there already (then False): a plan never changes once written.
 
@@ -28,16 +103,19 @@ def put(connection: Connection, plan: Plan, run: Run | None = None, *, now: date
     from outside, such as from a file.
     """
     row = _to_row(plan, now or utcnow())
-    if run is not None:
-        return insert_if_held(connection, run, _plans, row)
-    values = select(*(literal(value, _plans.c[name].type) for name, value in row.items())).where(literal(1) == 1)
-    return insert_new(connection, _plans, list(row), values)
+    return insert_once(connection, _plans, row) if run is None else insert_if_held(connection, run, _plans, row)
 
 
 def get(connection: Connection, plan_id: str) -> Plan | None:
     """Raises PlanError when the stored plan is not what was written under this id."""
     row = connection.execute(select(_plans).where(_plans.c.plan_id == plan_id)).one_or_none()
     return None if row is None else _from_row(row)
+
+
+def get_document(connection: Connection, plan_id: str) -> str | None:
+    """The stored canonical JSON of a plan, unread: whoever gets it checks it against its id (`Plan.from_json`)."""
+    found: str | None = connection.scalar(_DOCUMENT, {"plan_id": plan_id})
+    return found
 
 
 def find(connection: Connection, fingerprint: str, environment: Environment, *, limit: int = 20) -> list[Plan]:
@@ -47,25 +125,37 @@ def find(connection: Connection, fingerprint: str, environment: Environment, *, 
     equals the largest measured gain over the step as given comes first (that baseline is the same in every run), then
     the newest. Plans that this version cannot read are left out with a warning.
     """
-    same = {name: _plans.c[name] == getattr(environment, name) for name in _EXACT}
-    nearness = case((and_(*same.values()), 2), (and_(same["torch"], same["triton"]), 1), else_=0)
-    statement = (
-        select(_plans)
-        .where(
-            _plans.c.fingerprint == fingerprint,
-            _plans.c.device == environment.device,
-            _plans.c.gpu == environment.gpu,
-        )
-        .order_by(
-            nearness.desc(),
-            _plans.c.speedup_over_eager.desc().nulls_last(),
-            _plans.c.created_at.desc(),
-            _plans.c.plan_id,
-        )
-        .limit(limit)
-    )
-    found = (_readable(row) for row in connection.execute(statement))
-    return [plan for plan in found if plan is not None]
+    software = {name: getattr(environment, name) for name in _EXACT}
+    rows = _found(connection, fingerprint, environment.device, environment.gpu, software, limit)
+    return [plan for plan in map(_readable, rows) if plan is not None]
+
+
+def find_documents(
+    connection: Connection,
+    fingerprint: str,
+    *,
+    device: str | None = None,
+    gpu: str | None = None,
+    software: Mapping[str, str | int] | None = None,
+    limit: int = 20,
+) -> list[StoredPlan]:
+    """As `find`, unread, and for a caller who may not know everything of the machine: None is any device, any GPU.
+
+    `software` names what is known of compute_capability, memory_bytes, torch, triton, cuda and driver.
+    """
+    return [StoredPlan._make(row) for row in _found(connection, fingerprint, device, gpu, software or {}, limit)]
+
+
+def _found(
+    connection: Connection,
+    fingerprint: str,
+    device: str | None,
+    gpu: str | None,
+    software: Mapping[str, str | int],
+    limit: int,
+) -> Sequence[Row[Any]]:
+    machine = {"device": device, "gpu": gpu, **{name: software.get(name) for name in _EXACT}}
+    return connection.execute(_BEST_FIRST, {"fingerprint": fingerprint, **machine, "limit": limit}).all()
 
 
 def _to_row(plan: Plan, now: datetime) -> dict[str, Any]:

@@ -7,12 +7,13 @@ sleep. Clocks of several machines may differ: skew makes a take-over begin earli
 
 import base64
 import binascii
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Update, func, insert, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Update, and_, func, insert, not_, or_, select, tuple_, update
 
-from kitsune.errors import StoreError
+from kitsune.errors import CursorError
 from kitsune.plan import Environment, Plan
 from kitsune.record import Record
 from tuner.records import Run, RunStatus, Verdict
@@ -22,12 +23,17 @@ from tuner.store.rows import from_row, to_row, utcnow
 
 #: A worker renews at a third of it; a worker that died is replaced after it.
 LEASE_S = 60.0
-#: So many workers may vanish while they hold a run before the run is taken for the cause.
+#: So many workers in a row may vanish before they store a trial of a run; then the run is taken for the cause.
 MAX_ATTEMPTS = 3
 #: A model in the memory of the process that tunes it: no other process can take it over.
 LIVE = "live"
+#: An archive that the database holds, see `Run.archive`: any worker can do it.
+ARCHIVE = "archive"
+#: How the name of a workload begins that every installation has.
+ZOO = "zoo:"
 
 _runs = tables.runs
+_trials = tables.trials
 
 
 class Page(Record):
@@ -37,10 +43,13 @@ class Page(Record):
     after: str | None
 
 
-def add(connection: Connection, run: Run) -> Run:
-    """Stores a new run as it is. Raises StoreError when its id is taken."""
+def add(connection: Connection, run: Run, *, content: str | None = None) -> Run:
+    """Stores a new run as it is. Raises StoreError when its id is taken.
+
+    `content` is the digest of the request that it answers, by which a submit finds it.
+    """
     gpu = run.environment.gpu if run.environment else None
-    connection.execute(insert(_runs).values(to_row(run, gpu=gpu)))
+    connection.execute(insert(_runs).values(to_row(run, gpu=gpu, content=content)))
     return run
 
 
@@ -62,7 +71,7 @@ def page(
 ) -> Page:
     """Up to `limit` (>= 1) runs that match every filter, newest first, beginning after the cursor.
 
-    A cursor names a place by (created_at, id), so runs that arrive meanwhile shift nothing. Raises StoreError for a
+    A cursor names a place by (created_at, id), so runs that arrive meanwhile shift nothing. Raises CursorError for a
     cursor that is not ours.
     """
     filters = {"status": status, "fingerprint": fingerprint, "gpu": gpu, "workload": workload, "verdict": verdict}
@@ -76,15 +85,26 @@ def page(
     return Page(runs=tuple(found[:limit]), after=_cursor(found[limit - 1]) if len(found) > limit else None)
 
 
+def count(connection: Connection) -> Mapping[RunStatus, int]:
+    """How many runs stand so, for every status."""
+    rows = connection.execute(select(_runs.c.status, func.count()).group_by(_runs.c.status)).all()
+    found: dict[str, int] = {row[0]: row[1] for row in rows}
+    return {status: found.get(status, 0) for status in RunStatus}
+
+
 def claim(
     connection: Connection,
     worker: str,
     *,
+    device: str,
     lease_s: float = LEASE_S,
     max_attempts: int = MAX_ATTEMPTS,
     now: datetime | None = None,
 ) -> Run | None:
-    """The oldest run that is queued or whose worker vanished, now owned by `worker`; None when there is none.
+    """The oldest run for such a worker that is queued or whose worker vanished, now its own; None when there is none.
+
+    `device` is the worker's ("cuda:1", "cpu"): it takes runs for any device or for its kind, and the run then names it.
+    Only data is taken, an archive or a name of the zoo: never a live model, nor code in somebody's file.
 
     One conditional UPDATE. `= (scalar subquery)`, not IN: PostgreSQL may run the subquery of IN again and claim more
     than one. Rivals skip locked rows instead of waiting for each other.
@@ -93,12 +113,13 @@ def claim(
     fail_abandoned(connection, max_attempts=max_attempts, now=at)
     oldest = (
         select(_runs.c.id)
-        .where(is_claimable(at))
+        .where(is_claimable(at), _is_data(), _suits(device))
         .order_by(_runs.c.created_at, _runs.c.id)
         .limit(1)
         .with_for_update(skip_locked=True)
     )
-    return _taken(connection, update(_runs).where(_runs.c.id == oldest.scalar_subquery()), worker, lease_s, at)
+    statement = update(_runs).where(_runs.c.id == oldest.scalar_subquery()).values(device=device)
+    return _taken(connection, statement, worker, lease_s, at)
 
 
 def claim_one(
@@ -110,16 +131,18 @@ def claim_one(
 
 
 def fail_abandoned(connection: Connection, *, max_attempts: int = MAX_ATTEMPTS, now: datetime | None = None) -> int:
-    """Ends runs whose worker vanished and that nobody should take over; returns how many.
+    """Ends runs whose worker vanished and that nobody takes over; returns how many.
 
-    A run that `max_attempts` workers did not survive would take down the next one too; a live model is gone with its
-    process.
+    A run that `max_attempts` workers in a row did not survive, and without one more trial, would take down the next one
+    too; a live model is gone with its process, and the code of a local run is nobody else's to start.
     """
     at = now or utcnow()
+    last = select(func.max(_trials.c.attempt)).where(_trials.c.run_id == _runs.c.id).scalar_subquery()
+    in_vain = _runs.c.attempt - func.coalesce(last, 0)
     error = "the worker vanished before the run had ended; read the worker's log, then start the run again"
     ended = (
         update(_runs)
-        .where(is_abandoned(at), or_(_runs.c.attempt >= max_attempts, _runs.c.workload == LIVE))
+        .where(is_abandoned(at), or_(in_vain >= max_attempts, not_(_is_data())))
         .values(status=RunStatus.FAILED, error=error, finished_at=at, lease_until=None)
         .returning(_runs.c.id)
     )
@@ -198,6 +221,22 @@ def cancel(connection: Connection, run_id: str, *, now: datetime | None = None) 
     return get(connection, run_id) if row is None else from_row(Run, _runs, row)
 
 
+def _is_data() -> ColumnElement[bool]:
+    """Runs that need nothing of the machine where they were asked for."""
+    is_archive = and_(_runs.c.workload == ARCHIVE, _runs.c.archive.is_not(None))
+    return or_(is_archive, _begins(_runs.c.workload, ZOO))
+
+
+def _suits(device: str) -> ColumnElement[bool]:
+    kind = device.partition(":")[0]
+    return or_(_runs.c.device.in_(("", kind)), _begins(_runs.c.device, f"{kind}:"))
+
+
+def _begins(column: ColumnElement[str], word: str) -> ColumnElement[bool]:
+    """Not LIKE, to which on SQLite "ZOO:" is "zoo:": a file of code may lie in a folder of that name."""
+    return func.substr(column, 1, len(word)) == word
+
+
 def _taken(connection: Connection, statement: Update, worker: str, lease_s: float, at: datetime) -> Run | None:
     row = connection.execute(
         statement.values(
@@ -226,7 +265,7 @@ def _place(cursor: str) -> tuple[datetime, str]:
         moment, _, run_id = text.partition(" ")
         created_at = datetime.fromisoformat(moment)
     except (binascii.Error, ValueError) as error:
-        raise StoreError(f"{cursor!r:.100} is not a cursor of a page; begin again without one") from error
+        raise CursorError(f"{cursor!r:.100} is not a cursor of a page; begin again without one") from error
     if created_at.tzinfo is None or "\x00" in run_id:
-        raise StoreError(f"{cursor!r:.100} is not a cursor of a page; begin again without one")
+        raise CursorError(f"{cursor!r:.100} is not a cursor of a page; begin again without one")
     return created_at, run_id

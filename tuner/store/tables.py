@@ -3,7 +3,7 @@
 Every name starts with `kitsune_`: Optuna's own tables (`trials`, `studies`, `alembic_version`) may share the database.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ from sqlalchemy import (
     Double,
     ForeignKey,
     Index,
+    LargeBinary,
     MetaData,
     Table,
     Text,
@@ -24,7 +25,7 @@ from sqlalchemy import (
 from kitsune.record import Record, canonical_json
 
 #: The newest revision in `migrations/versions`; a test compares.
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 #: Ours alone: Optuna keeps its own revision in `alembic_version` of the same database.
 VERSION_TABLE = "kitsune_alembic_version"
 
@@ -86,10 +87,14 @@ class JsonText(TypeDecorator[Any]):
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: Record | Mapping[str, Any] | None, _dialect: Dialect) -> str | None:
+    def process_bind_param(
+        self, value: Record | Mapping[str, Any] | Sequence[Any] | None, _dialect: Dialect
+    ) -> str | None:
         if value is None:
             return None
-        return value.canonical_json() if isinstance(value, Record) else canonical_json(dict(value))
+        if isinstance(value, Record):
+            return value.canonical_json()
+        return canonical_json(dict(value) if isinstance(value, Mapping) else list(value))
 
 
 plans = Table(
@@ -112,6 +117,19 @@ plans = Table(
     Column("created_at", Moment, nullable=False),
     Column("document", JsonText, nullable=False),
     Index(None, "fingerprint", "gpu"),
+)
+
+archives = Table(
+    "kitsune_archives",
+    metadata,
+    Column("sha256", Line, primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+    Column("size_bytes", Whole, nullable=False),
+    Column("fingerprint", Line, nullable=False),
+    Column("model_fingerprint", Line, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Index(None, "fingerprint"),
+    Index(None, "model_fingerprint"),
 )
 
 runs = Table(
@@ -138,6 +156,11 @@ runs = Table(
     Column("plan_id", Line, ForeignKey(plans.c.plan_id)),
     Column("verdict", Line),
     Column("error", Line),
+    Column("name", Line, nullable=False, server_default=""),
+    Column("archive", Line, ForeignKey(archives.c.sha256)),
+    Column("content", Line),
+    Index(None, "archive"),
+    Index(None, "content"),
     Index(None, "status", "created_at", "id"),
     Index(None, "created_at", "id"),
     Index(None, "fingerprint", "created_at", "id"),
@@ -159,4 +182,27 @@ trials = Table(
     Column("failure", JsonText),
     Column("started_at", Moment, nullable=False),
     Column("finished_at", Moment, nullable=False),
+)
+
+submits = Table(
+    "kitsune_submits",
+    metadata,
+    Column("owner", Line, primary_key=True),
+    Column("key", Line, primary_key=True),
+    Column("digest", Line, nullable=False),
+    Column("run_id", Line, ForeignKey(runs.c.id), nullable=False),
+    Column("created_at", Moment, nullable=False),
+)
+
+tokens = Table(
+    "kitsune_tokens",
+    metadata,
+    Column("id", Line, primary_key=True),
+    Column("name", Line, nullable=False),
+    Column("digest", Line, nullable=False),
+    Column("scopes", JsonText, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("expires_at", Moment),
+    Column("revoked_at", Moment),
+    Index(None, "digest", unique=True),
 )

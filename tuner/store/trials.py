@@ -8,6 +8,8 @@ from tuner.store import tables
 from tuner.store.lease import insert_if_held
 from tuner.store.rows import from_row, to_row
 
+_trials = tables.trials
+
 
 def add(connection: Connection, run: Run, trial: Trial) -> bool:
     """Stores a trial of the run that `run` claimed. A trial may be tried twice but counts once: the first stays.
@@ -23,10 +25,15 @@ def add(connection: Connection, run: Run, trial: Trial) -> bool:
         speedup=trial.comparison.speedup.median if trial.comparison else None,
         failure_kind=trial.failure.kind if trial.failure else None,
     )
-    return insert_if_held(connection, run, tables.trials, row)
+    return insert_if_held(connection, run, _trials, row)
 
 
-def list_of(connection: Connection, run_id: str) -> list[Trial]:
-    """All trials of a run, by number; empty when there is no such run."""
-    statement = select(tables.trials).where(tables.trials.c.run_id == run_id).order_by(tables.trials.c.number)
-    return [from_row(Trial, tables.trials, row) for row in connection.execute(statement)]
+def list_of(connection: Connection, run_id: str, *, after: int = -1, limit: int | None = None) -> list[Trial]:
+    """The trials of a run numbered above `after`, at most `limit`, by number; empty when there is no such run."""
+    statement = (
+        select(_trials)
+        .where(_trials.c.run_id == run_id, _trials.c.number > after)
+        .order_by(_trials.c.number)
+        .limit(limit)
+    )
+    return [from_row(Trial, _trials, row) for row in connection.execute(statement)]

@@ -75,8 +75,16 @@ def tree(kind: type[KitsuneError] = KitsuneError) -> list[type[KitsuneError]]:
     return [kind, *(deeper for child in kind.__subclasses__() for deeper in tree(child))]
 
 
+#: What an error that takes more than a message is made of.
+GIVEN: dict[type[KitsuneError], tuple[object, ...]] = {
+    errors.PlanError: ("knobs.x", "is wrong"),
+    errors.DeclinedError: ("knobs.x", "is wrong"),
+    errors.RefusedError: ("http://localhost:8537", 409, "it is so"),
+}
+
+
 def instance(kind: type[KitsuneError]) -> KitsuneError:
-    return kind("knobs.x", "is wrong") if kind in (errors.PlanError, errors.DeclinedError) else kind("it is so")
+    return kind(*GIVEN.get(kind, ("it is so",)))
 
 
 @pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
@@ -98,7 +106,10 @@ def test_every_error_of_ours_has_a_code_that_is_not_success(kind):
         (errors.PlanError, 4),
         (errors.BaselineError, 4),
         (errors.NotFoundError, 4),
+        (errors.ConflictError, 4),
         (errors.NoTrialError, 5),
+        (errors.UnreachableError, 6),
+        (errors.RefusedError, 6),
         (errors.StoreBusyError, 11),
         (errors.SchemaError, 11),
     ],

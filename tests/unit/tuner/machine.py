@@ -13,6 +13,7 @@ from kitsune.plan import Environment, Numerics
 from tuner.events import Event, Tried
 from tuner.protocol import Inspection, Job, Limits, misfit
 from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Run, Source, Trial
+from tuner.supervise import Check, go_on
 from tuner.tune import CONFIRM_ROUNDS, Conclusion, Tuning
 from tuner.verdicts import words
 
@@ -69,6 +70,7 @@ class Machine:
     now_s: float = 0.0
     jobs: list[Job] = field(default_factory=list)
     limits: list[Limits] = field(default_factory=list)
+    check: Check = go_on  # of the child of the moment: an `answer` that takes long asks it, as waiting for a child does
 
     def clock(self) -> float:
         return self.now_s
@@ -76,7 +78,7 @@ class Machine:
     def now(self) -> datetime:
         return NOON + timedelta(seconds=self.now_s)
 
-    def inspect(self, spec: str, device: str, *, seed: int, limits: Limits) -> Inspection | Failure:
+    def inspect(self, spec: str, device: str, *, seed: int, limits: Limits, check: Check) -> Inspection | Failure:
         self.now_s += INSPECTION_S
         return Inspection(
             environment=ENVIRONMENT,
@@ -88,8 +90,9 @@ class Machine:
             parameters=1,
         )
 
-    def measure(self, job: Job, *, limits: Limits) -> Measurement | Failure:
+    def measure(self, job: Job, *, limits: Limits, check: Check) -> Measurement | Failure:
         number = len(self.jobs)
+        self.check = check
         self.jobs.append(job)
         self.limits.append(limits)
         takes_s = self.child_s * max(1, job.rounds / 15)

@@ -3,7 +3,6 @@ import json
 import math
 import tempfile
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,11 @@ from hypothesis import strategies as st
 from kitsune.errors import BaselineError, ExportError, SettingsError, UnfitError, WorkloadError
 from tests.unit.tuner.machine import GRAPH, GRAPH_WINS, SMALL, Machine, failure
 from tuner import api
-from tuner.api import new_id, new_run, parse_budget, tune, tune_workload
+from tuner.api import new_run, parse_budget, tune, tune_workload
 from tuner.events import Started, Tried
 from tuner.records import FailureKind, RunStatus
 from tuner.store import plans, runs, trials
 from tuner.store.engine import open_database
-from tuner.worker import carry_out
 
 
 @pytest.fixture
@@ -31,7 +29,7 @@ def url(tmp_path: Path) -> str:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """The children of these tests run on it."""
     made = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
-    monkeypatch.setattr(api, "carry_out", partial(carry_out, make=made.make))
+    monkeypatch.setattr(api, "Tuning", made.make)
     return made
 
 
@@ -42,6 +40,11 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
+
+
+def left_in(folder: Path) -> list[str]:
+    """What of ours lies there; torch makes a folder of its own the first time that it exports."""
+    return [path.name for path in folder.iterdir() if not path.name.startswith("torchinductor")]
 
 
 def live() -> tuple[torch.nn.Module, object, torch.optim.Optimizer, tuple[torch.Tensor, torch.Tensor]]:
@@ -74,29 +77,13 @@ def test_any_text_is_a_positive_time_or_refused(text):
         assert 0 < parse_budget(text) < math.inf
 
 
-NO_BUDGETS = ["", "5 minutes", "-5m", "0", "0.0h", "5d", "1e3", "nan", "inf", "True", "9" * 400, "9" * 308 + "h", "٣m"]
+NO_BUDGETS = ["", "5 minutes", "-5m", "0", "0.0h", "5w", "1e3", "nan", "inf", "True", "9" * 400, "9" * 308 + "h", "٣m"]
 
 
 @pytest.mark.parametrize("budget", NO_BUDGETS)
 def test_no_budget(budget):
     with pytest.raises(SettingsError, match="use seconds or a time"):
         parse_budget(budget)
-
-
-@given(st.integers(0, 2**47 - 1), st.integers(1, 10_000))
-def test_ids_sort_by_time(moment_ms, later_ms):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api.time, "time", lambda: moment_ms / 1000)
-        first = new_id()
-        patch.setattr(api.time, "time", lambda: (moment_ms + later_ms + 1) / 1000)
-        second = new_id()
-    assert first < second
-    assert len(first) == len(second) == 26
-    assert set(first + second) <= set(api.ALPHABET)
-
-
-def test_ids_are_unique():
-    assert len({new_id() for _ in range(5000)}) == 5000
 
 
 @pytest.mark.parametrize("trials", [0, -1, 2.5, "3"])
@@ -194,7 +181,7 @@ def test_a_live_model_travels_as_an_archive_that_is_removed(url, machine, tempor
     assert plan.evidence is not None
     assert {exists for exists, _ in seen} == {True}
     assert {Path(path).suffix for _, path in seen} == {".ksn"}
-    assert list(temporary.iterdir()) == []
+    assert left_in(temporary) == []
     with open_database(url) as database, database.read() as connection:
         (run,) = runs.page(connection).runs
     assert (run.workload, run.plan_id) == (runs.LIVE, plan.plan_id)
@@ -204,7 +191,7 @@ def test_the_archive_is_removed_when_tuning_fails(url, machine, temporary):
     machine.inspect = lambda *_, **__: failure("no such luck")
     with pytest.raises(BaselineError, match="no such luck"):
         tune(*live(), trials=5, database=url)
-    assert list(temporary.iterdir()) == []
+    assert left_in(temporary) == []
 
 
 def test_a_model_that_cannot_travel_is_told_the_way_out(url, machine, temporary):
@@ -218,7 +205,7 @@ def test_a_model_that_cannot_travel_is_told_the_way_out(url, machine, temporary)
         tune(model, torch.nn.functional.mse_loss, optimizer, (torch.randn(8, 4), torch.randn(8, 2)), database=url)
     assert "test_api.py" in str(caught.value), "the line is named"
     assert machine.jobs == []
-    assert list(temporary.iterdir()) == []
+    assert left_in(temporary) == []
 
 
 @pytest.mark.parametrize("given_", [{"budget": "soon"}, {"trials": 0}])

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -175,6 +176,24 @@ def test_a_run_without_a_plan_says_where_it_stands(call, store):
     code, _, err = call("runs", "plan", run.id)
     assert code == 4
     assert "it is running" in err
+
+
+def test_a_run_whose_worker_has_vanished_is_lost_and_not_running(call, store):
+    live = stored(store, a_run(workload="live"))
+    long_ago = datetime(2024, 1, 31, tzinfo=UTC)
+    gone = {"status": RunStatus.RUNNING, "worker": "host:1", "attempt": 1, "lease_until": long_ago}
+    lost = [a_run(workload=workload, **gone) for workload in ("zoo:mlp", "train.py:make")]
+    with store.begin() as connection:
+        for run in lost:
+            runs.add(connection, run)
+    shown = {line.split()[0]: line.split()[3] for line in call("runs")[1].splitlines()}
+    assert shown == {"run": "status", live.id: "running", lost[0].id: "lost", lost[1].id: "lost"}
+    assert "No plan: the run is running." in call("runs", "show", live.id)[1]
+    for run, what_next in zip(lost, ("the next worker goes on with it", "start it again"), strict=True):
+        out = call("runs", "show", run.id)[1]
+        assert "lost (host:1, attempt 1)" in out
+        assert f"silent beyond 2024-01-31 00:00:00 UTC; {what_next}." in out.replace("\n", " ")
+    assert json.loads(call("runs", "show", lost[0].id, "--json")[1])["run"]["status"] == "running"
 
 
 def test_an_option_before_the_subcommand_is_refused_rather_than_ignored(call):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kitsune.errors import StoppedError
 from tests.processes import is_gone
 from tuner.protocol import Job, Limits, Message
 from tuner.records import Failure, FailureKind, Phase
@@ -184,6 +185,37 @@ def test_ctrl_c_kills_the_child_and_propagates(tmp_path):
         run(script + "\ntime.sleep(60)", tmp_path)
     thread.join()
     assert is_gone(int(note.read_text()))
+
+
+def test_a_check_that_objects_kills_the_child_and_propagates(tmp_path):
+    note = tmp_path / "child"
+    path = str(note)
+    script = f"open({path!r} + '.new', 'w').write(str(os.getpid())); os.rename({path!r} + '.new', {path!r})"
+
+    def check() -> None:
+        if note.exists():
+            raise StoppedError("enough")
+
+    command = (sys.executable, "-c", PRELUDE + script + "\ntime.sleep(60)")
+    begin = time.monotonic()
+    with pytest.raises(StoppedError, match="enough"):
+        supervise(JOB, Limits(build_s=50), tmp_path, command, check)
+    assert is_gone(int(note.read_text()))
+    assert time.monotonic() - begin < 10
+
+
+def test_a_check_is_asked_while_an_answered_child_lingers(tmp_path):
+    asked = []
+
+    def check() -> None:
+        asked.append(time.monotonic())
+        if len(asked) == 20:
+            raise StoppedError("enough")
+
+    command = (sys.executable, "-c", PRELUDE + f"say({ANSWER!r}); time.sleep(60)")
+    with pytest.raises(StoppedError, match="enough"):
+        supervise(JOB, Limits(build_s=50), tmp_path, command, check)
+    assert asked[-1] - asked[0] < 8
 
 
 def test_is_gone_can_tell():

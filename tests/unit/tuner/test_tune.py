@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kitsune.errors import BaselineError, NoTrialError, WorkloadError
 from tests.unit.tuner.machine import (
     COMPILED,
+    ENVIRONMENT,
     GRAPH,
     GRAPH_WINS,
     INSPECTION_S,
@@ -105,6 +106,14 @@ def test_every_trial_is_compared_with_the_step_as_given():
 
 
 # A budget of time -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget_s", "is_tried"), [(160, False), (600, True)])
+def test_what_compiles_for_minutes_is_tried_when_there_is_time_for_it(budget_s, is_tried):
+    machine = Machine(inapplicable=only("compile=default", "compile=max-autotune", "update=fused"), child_s=20)
+    trials, _ = run_out(machine, a_run(budget_s=budget_s))
+    assert len(trials) >= 5
+    assert any("max-autotune" in trial.knobs.values() for trial in trials) is is_tried
 
 
 @settings(max_examples=25, deadline=None)
@@ -354,5 +363,15 @@ def test_trials_of_another_workload_are_not_gone_on_with():
     whole, _ = run_out(Machine(inapplicable=SMALL), run)
     machine = Machine(inapplicable=SMALL, fingerprint="g")
     with pytest.raises(WorkloadError, match="zoo:mlp has changed since 3 trials of run run were made"):
+        drained(machine.tuning(run, whole[:3]))
+    assert machine.jobs == []
+
+
+def test_trials_of_another_machine_are_not_gone_on_with():
+    elsewhere = ENVIRONMENT.model_copy(update={"gpu": "another CPU"})
+    run = a_run(budget_trials=8, environment=elsewhere)
+    whole, _ = run_out(Machine(inapplicable=SMALL), run)
+    machine = Machine(inapplicable=SMALL)
+    with pytest.raises(WorkloadError, match="the run has moved from another CPU to a CPU since 3 trials"):
         drained(machine.tuning(run, whole[:3]))
     assert machine.jobs == []

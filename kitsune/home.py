@@ -1,0 +1,38 @@
+"""KITSUNE_ variables in; out comes what they say, and the folder of all that Kitsune keeps on this machine."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from kitsune.errors import SettingsError
+
+PREFIX: Final = "KITSUNE_"
+
+
+def variable(name: str, variables: Mapping[str, str] | None = None) -> str | None:
+    """KITSUNE_ and the name in capitals, of this process or of the given ones; None when unset, empty or blank."""
+    value = (os.environ if variables is None else variables).get(PREFIX + name.upper(), "").strip()
+    return value or None
+
+
+def home_folder(variables: Mapping[str, str] | None = None) -> Path:
+    """KITSUNE_HOME, or a folder in the user's data folder; absolute, and perhaps not there yet.
+
+    The data folder is that of the XDG Base Directory Specification, which ignores relative paths. Raises SettingsError
+    when the user has no home folder, as in some containers.
+    """
+    given = variable("home", variables)
+    if given is not None:
+        return _absolute(given)
+    base = (os.environ if variables is None else variables).get("XDG_DATA_HOME", "")
+    return Path(base) / "kitsune" if base and Path(base).is_absolute() else _absolute("~/.local/share/kitsune")
+
+
+def _absolute(folder: str) -> Path:
+    try:
+        return Path(folder).expanduser().absolute()
+    except RuntimeError as error:
+        raise SettingsError(
+            f"{PREFIX}HOME: cannot find the folder {folder!r} ({error}); set {PREFIX}HOME to an absolute path"
+        ) from error

@@ -1,0 +1,102 @@
+"""Lookup: what to ask a server in, a plan or the reason why there is none out. It never raises, and it is quick.
+
+A training script must run as well without a server, without a network, and beside a server that has gone mad. The model
+is exported by PyTorch's tracer, which runs the user's code, so any error at all may come up here; whichever it is,
+training goes on plain.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from kitsune.cache import PlanCache
+from kitsune.client import Client, Found
+from kitsune.errors import UnreachableError
+from kitsune.home import variable
+from kitsune.plan import Environment, Match
+from kitsune.server_address import server_of
+from kitsune.switch import is_disabled
+
+log = logging.getLogger("kitsune")
+
+#: All that the network may cost a training script: 2 s with what is not network around it.
+NETWORK_S: Final = 1.6
+#: Of it for finding out whether a server is there at all.
+CALL_S: Final = 1.0
+
+_told: set[str] = set()
+
+
+def look_up(
+    fingerprint: Callable[[], str],
+    environment: Callable[[], Environment],
+    server: str | None = None,
+    token: str | None = None,
+) -> Found:
+    """What the server, or while it is out of reach the cache, knows.
+
+    `fingerprint` is called only where the answer may help: it takes seconds. What went wrong is logged as a warning
+    once in a process for each server.
+    """
+    try:
+        if is_disabled():
+            return Found(None, "KITSUNE_DISABLE is set")
+        found, trouble = _asked(fingerprint, environment, server, token)
+    except Exception as error:  # noqa: BLE001  (see above)
+        trouble = " ".join(f"{type(error).__name__}: {error}".split())
+        found = Found(None, trouble)
+    if trouble:
+        follows = "training goes on plain" if found.plan is None else "the plan is the one it gave earlier"
+        _tell_once(server or variable("server") or "", f"no plan was fetched, {follows}: {trouble}")
+    else:
+        log.info("plan lookup: %s", found.reason)
+    return found
+
+
+def _asked(
+    fingerprint: Callable[[], str], environment: Callable[[], Environment], server: str | None, token: str | None
+) -> tuple[Found, str]:
+    """What was found, and what is wrong with the server, if anything."""
+    there = server_of(server, token)
+    client, cache = Client(there, call_s=CALL_S, in_all_s=NETWORK_S), PlanCache(there.url)
+    here = environment()
+    try:
+        client.check_presence()
+    except UnreachableError as error:
+        if cache.is_empty:
+            raise
+        return _kept(cache, fingerprint(), here), str(error)
+    asked = fingerprint()
+    try:
+        found = client.find_plan(asked, here)
+    except UnreachableError as error:
+        return _kept(cache, asked, here), str(error)
+    if found.plan is None:
+        cache.forget(asked, here)
+        return found, ""
+    misfit = _misfit(found.plan.environment, here)
+    if misfit:
+        return Found(None, misfit), misfit
+    cache.keep(asked, here, found.plan)
+    return found, ""
+
+
+def _kept(cache: PlanCache, fingerprint: str, here: Environment) -> Found:
+    plan = cache.get(fingerprint, here)
+    return Found(plan, "the server is out of reach; " + ("a plan that it gave earlier" if plan else "no plan is kept"))
+
+
+def _misfit(tuned_on: Environment | None, here: Environment) -> str:
+    """Why a plan may not be applied here, or ""."""
+    if tuned_on is None:
+        return "the server sent a plan that was measured nowhere"
+    match, reason = tuned_on.match(here)
+    return f"the server sent a plan {reason}" if match is Match.REFUSED else ""
+
+
+def _tell_once(server: str, text: str) -> None:
+    if server in _told:
+        log.debug("%s", text)
+        return
+    _told.add(server)
+    log.warning("%s", text)

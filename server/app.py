@@ -1,0 +1,67 @@
+"""A database and settings in, the application out. The order of the gates is here, and nowhere else."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import Response
+from starlette.middleware import Middleware
+
+from kitsune import __version__
+from server import archives, events, health, openapi, plans, problems, runs
+from server.admission import Admission
+from server.auth import GuardedRouter
+from server.context import Context
+from server.guard import Guard
+from server.metrics import Counting, Metrics
+from server.schemas import answer
+from server.settings import ServerSettings
+from tuner.store.database import Database
+from tuner.store.tokens import Scope
+
+GUARDED: Final[tuple[GuardedRouter, ...]] = (
+    archives.router,
+    runs.submitting,
+    runs.reading,
+    events.router,
+    plans.router,
+    health.measured,
+)
+
+
+def create_app(
+    database: Database, settings: ServerSettings, *, is_stopping: Callable[[], bool] = lambda: False
+) -> FastAPI:
+    """The service. Streams of events end soon after `is_stopping` says so."""
+    metrics = Metrics()
+    app = FastAPI(
+        title="Kitsune",
+        version=__version__,
+        description="Tunes PyTorch training steps that are sent as graphs, without weights, code or data.",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        middleware=[Middleware(Counting, metrics=metrics), Middleware(Guard, settings=settings)],
+    )
+    app.state.context = Context(database, settings, metrics, Admission(database), is_stopping)
+    problems.install(app)
+    app.include_router(health.public)
+    app.include_router(_description(app, is_public=settings.is_loopback))
+    for router in GUARDED:
+        app.include_router(router)
+    return app
+
+
+def _description(app: FastAPI, *, is_public: bool) -> APIRouter:
+    """What the routes are is told to this machine, and to others with a token."""
+    router = APIRouter(redirect_slashes=False) if is_public else GuardedRouter(Scope.READ, tag="health")
+    made: dict[str, Any] = {}
+
+    @router.get("/openapi.json", include_in_schema=False)
+    def description() -> Response:
+        if not made:
+            made.update(openapi.document(app))
+        return answer(made)
+
+    return router

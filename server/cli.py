@@ -1,0 +1,83 @@
+"""The server's part of the command line: options in; modules that are loaded when a command runs do the work."""
+
+import importlib
+from typing import Annotated, Any, Final
+
+import typer
+
+from kitsune.cli import Json
+from kitsune.errors import UnfitError
+
+#: Packages of the extra, by the name under which they are imported.
+EXTRA: Final = ("alembic", "fastapi", "prometheus_client", "sqlalchemy", "starlette", "uvicorn")
+
+Database = Annotated[
+    str | None, typer.Option(metavar="URL", help="sqlite:///PATH or postgresql://...; default: KITSUNE_DATABASE_URL.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """The entry point: adds `serve` and `token` to the app."""
+    app.command("serve")(serve)
+    tokens = typer.Typer(help="Who may use the server: create, list, revoke.")
+    tokens.command("create")(token_create)
+    tokens.command("list")(token_list)
+    tokens.command("revoke")(token_revoke)
+    app.add_typer(tokens, name="token")
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where to listen; default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Default: 8537. 0: any free one.")] = None,
+    database: Database = None,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Needed to listen where other machines can connect.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name by which clients call this server; may be repeated."),
+    ] = None,
+) -> None:
+    """Take submissions and give plans over HTTP; `kitsune worker` does the tuning."""
+    _load("server.serving").serve(host, port, database, allow_remote=allow_remote, allowed_hosts=allow_host or [])
+
+
+def token_create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is.")],
+    scope: Annotated[
+        list[str] | None, typer.Option(metavar="read|submit|admin", help="May be repeated; default: read and submit.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="For how long: 12h, 30d. Default: for good.")
+    ] = None,
+    database: Database = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token. It is shown once: the database keeps its digest only."""
+    _load("server.tokens").create(database, name, scope or ["read", "submit"], expires, as_json=as_json)
+
+
+def token_list(database: Database = None, as_json: Json = False) -> None:
+    """The tokens, with what they may do and until when."""
+    _load("server.tokens").list_all(database, as_json=as_json)
+
+
+def token_revoke(
+    token: Annotated[str, typer.Argument(metavar="ID", help="As `kitsune token list` shows it.")],
+    database: Database = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token worthless, within a second."""
+    _load("server.tokens").revoke(database, token, as_json=as_json)
+
+
+def _load(module: str) -> Any:
+    """Raises UnfitError when the packages of the extra are not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA:
+            raise
+        raise UnfitError(
+            f"this command needs {error.name}, which is not installed; pip install 'kitsune-torch[server]'"
+        ) from error

@@ -1,0 +1,79 @@
+"""A run in, a stream of server-sent events out: `run` whenever it changes, `trial` for each trial, until it has ended.
+
+The id of an event is the number of trials seen by then. A client that comes back with Last-Event-ID gets the trials
+that it missed. No connection to the database is held while nothing happens.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final
+
+import anyio
+from anyio import to_thread
+from fastapi import Header
+from fastapi.responses import StreamingResponse
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+
+from kitsune.record import canonical_json
+from server.auth import GuardedRouter
+from server.context import Context, Here
+from server.runs import existing
+from server.schemas import RunId, documented, run_json
+from tuner.records import Run, Trial
+from tuner.store import runs, trials
+from tuner.store.tokens import Scope
+
+#: Change with every heartbeat, and tell a watcher nothing.
+_SILENT: Final = frozenset({"heartbeat_at", "lease_until"})
+_BATCH: Final = 50
+_MEDIA_TYPE: Final = "text/event-stream"
+_TEXT: Final = {
+    "description": "Events `run` and `trial`, whose data are the JSON of /runs/{id} and of one of its trials",
+    "content": {_MEDIA_TYPE: {"schema": {"type": "string"}}},
+}
+
+router = GuardedRouter(Scope.READ, prefix="/api/v1/runs", tag="runs")
+
+
+@router.get("/{run_id}/events", response_class=StreamingResponse, responses={200: _TEXT, **documented(404)})
+async def events(
+    here: Here,
+    run_id: RunId,
+    last_event_id: Annotated[int, Header(ge=0, lt=2**63, description="id of the last event seen")] = 0,
+) -> StreamingResponse:
+    """Watch a run until it ends."""
+    first = await to_thread.run_sync(_look, here, run_id, last_event_id)
+    return StreamingResponse(_stream(here, first, last_event_id), media_type=_MEDIA_TYPE)
+
+
+async def _stream(here: Context, look: tuple[Run, list[Trial]], seen: int) -> AsyncIterator[bytes]:
+    told: dict[str, Any] = {}
+    spoke = time.monotonic()
+    while True:
+        run, tried = look
+        for trial in tried:
+            seen, spoke = trial.number + 1, time.monotonic()
+            yield _event("trial", trial.model_dump(mode="json"), seen)
+        if len(tried) < _BATCH:
+            news = {name: value for name, value in run_json(run).items() if name not in _SILENT}
+            if news != told:
+                told, spoke = news, time.monotonic()
+                yield _event("run", run_json(run), seen)
+            if run.status.is_finished or here.is_stopping():
+                return
+            if time.monotonic() - spoke >= here.settings.events_ping_s:
+                spoke = time.monotonic()
+                yield KEEPALIVE_COMMENT
+            await anyio.sleep(here.settings.events_poll_s)
+        look = await to_thread.run_sync(_look, here, run.id, seen)
+
+
+def _look(here: Context, run_id: str, seen: int) -> tuple[Run, list[Trial]]:
+    """The run as it stands and its next trials, from one moment. Raises NotFoundError."""
+    with here.database.read() as connection:
+        run = existing(runs.get(connection, run_id), run_id)
+        return run, trials.list_of(connection, run_id, after=seen - 1, limit=_BATCH)
+
+
+def _event(name: str, data: dict[str, Any], seen: int) -> bytes:
+    return format_sse_event(data_str=canonical_json(data), event=name, id=str(seen))

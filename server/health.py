@@ -1,0 +1,38 @@
+"""Questions of those who operate the server in: does it live, can it work, what does it do."""
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse, Response
+from sqlalchemy import text
+
+from server.auth import GuardedRouter
+from server.context import Here
+from server.metrics import CONTENT_TYPE
+from server.schemas import documented
+from tuner.store import runs
+from tuner.store.tokens import Scope
+
+#: Open to all: load balancers have no token. Nothing that stands here may tell anything.
+public = APIRouter(tags=["health"], redirect_slashes=False)
+measured = GuardedRouter(Scope.READ, tag="health")
+
+
+@public.get("/healthz", response_class=PlainTextResponse)
+async def lives() -> Response:
+    """The process lives."""
+    return PlainTextResponse("ok\n")
+
+
+@public.get("/readyz", response_class=PlainTextResponse, responses=documented(503))
+def is_ready(here: Here) -> Response:
+    """The database answers as well."""
+    with here.database.read() as connection:
+        connection.execute(text("SELECT 1"))
+    return PlainTextResponse("ok\n")
+
+
+@measured.get("/metrics", response_class=PlainTextResponse)
+def metrics(here: Here) -> Response:
+    """Requests by route, method and status, their latency, and runs by status, for Prometheus."""
+    with here.database.read() as connection:
+        counted = runs.count(connection)
+    return Response(here.metrics.text(counted), media_type=CONTENT_TYPE)

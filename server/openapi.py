@@ -1,0 +1,24 @@
+"""An application in, its OpenAPI document out."""
+
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from server.problems import Problem
+from server.schemas import Submit
+
+_REFERENCE: Final = "#/components/schemas/{model}"
+#: Schemas that no parameter or answer of a route names by itself.
+_OURS: Final = (Problem, Submit)
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """What FastAPI knows of the routes, and the schemas of bodies and problems, which it does not see."""
+    found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    schemas = found.setdefault("components", {}).setdefault("schemas", {})
+    for model in _OURS:
+        schema = model.model_json_schema(ref_template=_REFERENCE)
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
+    return found

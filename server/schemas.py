@@ -1,0 +1,167 @@
+"""What crosses the wire: bodies in, checked requests out; records in, the JSON of an answer out; examples for both."""
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from fastapi import Path
+from fastapi.responses import Response
+from pydantic import ConfigDict, Field, model_validator
+
+from kitsune.duration import seconds_of
+from kitsune.errors import SettingsError
+from kitsune.plan import Plan
+from kitsune.record import Record, canonical_json
+from server.problems import API, MEDIA_TYPE, TITLES
+from tuner.records import Run, Trial
+from tuner.store.archives import StoredArchive
+from tuner.store.submits import Request
+
+_SHA256: Final = r"^[0-9a-f]{64}$"
+_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
+_EXAMPLE_ID: Final = "06g0t3n8q4v0e4b6k1m2z5y7xc"
+_EXAMPLE_SHA256: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", examples=[_EXAMPLE_ID])]
+PlanId = Annotated[str, Path(pattern=_SHA256, examples=[_EXAMPLE_SHA256])]
+ArchiveId = Annotated[
+    str, Path(pattern=_SHA256, description="SHA-256 of the bytes that are sent", examples=[_EXAMPLE_SHA256])
+]
+Sha256 = Annotated[str, Field(pattern=_SHA256)]
+Word = Annotated[str, Field(max_length=200, pattern=_LINE)]
+Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]*$")]
+
+
+class Submit(Record):
+    """What to tune. The budget is time as "5m" (or `budget_s`, in seconds), `trials` a number of configurations."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"archive": _EXAMPLE_SHA256, "budget": "10m", "device": "cuda"}]}
+    )
+
+    archive: Sha256 = Field(description="as PUT /archives named it")
+    device: Literal["", "cuda", "cpu"] = Field(default="", description="empty: on whatever a worker has")
+    trials: int | None = Field(default=None, ge=1, le=100_000)
+    budget: str | float | None = Field(default=None, description='"90s", "5m", "1h" or seconds', examples=["5m"])
+    budget_s: float | None = Field(default=None, gt=0)
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)
+    name: Word = ""
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        if self.budget is not None and self.budget_s is not None:
+            raise ValueError("give either budget or budget_s")
+        try:
+            self._seconds()
+        except SettingsError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def request(self) -> Request:
+        given = self.model_dump(exclude={"budget", "budget_s"})
+        return Request(**given, budget_s=self._seconds())
+
+    def _seconds(self) -> float | None:
+        return self.budget_s if self.budget is None else seconds_of(self.budget, "budget")
+
+
+class Links(Record):
+    """Where the parts of a run are; `plan` once there is one."""
+
+    self: str
+    trials: str
+    events: str
+    cancel: str
+    plan: str | None = None
+
+
+class RunView(Run):
+    """A run and where its parts are."""
+
+    links: Links
+
+
+class RunsView(Record):
+    """A page of runs, newest first; `after` is the cursor of the next one, null on the last."""
+
+    runs: tuple[RunView, ...]
+    after: str | None
+
+
+class TrialsView(Record):
+    """What was tried, by number."""
+
+    trials: tuple[Trial, ...]
+
+
+class ArchiveView(StoredArchive):
+    """An archive as it is kept: `sha256` names it, `sent_sha256` the bytes that were sent."""
+
+    sent_sha256: str
+
+
+class PlanView(Plan):
+    """A plan under its id, which is the SHA-256 of the rest."""
+
+    id: str = Field(alias="plan_id")
+
+
+class Question(Record):
+    """For which workload a plan is wanted, and on which machine."""
+
+    fingerprint: Sha256 = Field(description="of the step, or of model and optimizer alone", examples=[_EXAMPLE_SHA256])
+    gpu: Word = Field(examples=["NVIDIA H200"])
+    torch: Word = Field(examples=["2.13.0"])
+    device: Literal["cuda", "cpu"] | None = None
+    triton: Word | None = None
+    cuda: Word | None = None
+    driver: Word | None = None
+    compute_capability: Word | None = Field(default=None, examples=["9.0"])
+    memory_bytes: int | None = Field(default=None, ge=0, lt=2**63)
+
+    def software(self) -> dict[str, str | int]:
+        """What is said of the machine, in the order in which a difference is told."""
+        said: dict[str, str | int | None] = {
+            "compute_capability": self.compute_capability,
+            "memory_bytes": self.memory_bytes,
+            "torch": self.torch,
+            "triton": self.triton,
+            "cuda": self.cuda,
+            "driver": self.driver,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+
+class Lookup(Record):
+    """The best plan for a workload on a machine, and how well it fits."""
+
+    match: Literal["exact", "compatible", "none"]
+    reason: str = Field(examples=["tuned with torch 2.12.0, this is 2.13.0"])
+    plan: PlanView | None
+
+
+def query_of(model: type[Record]) -> list[dict[str, Any]]:
+    """The documentation of a query that is read as one record."""
+    schema = model.model_json_schema()
+    required = schema.get("required", ())
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": part}
+        for name, part in schema["properties"].items()
+    ]
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    place = f"{API}/runs/{run.id}"
+    links = {"self": place, "trials": f"{place}/trials", "events": f"{place}/events", "cancel": f"{place}/cancel"}
+    plan = {"plan": f"{API}/plans/{run.plan_id}"} if run.plan_id else {}
+    return {**run.model_dump(mode="json"), "links": {**links, **plan}}
+
+
+def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(canonical_json(value), status, headers, media_type="application/json")
+
+
+def documented(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """The documentation of answers that are problems."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {
+        code: {"description": TITLES.get(code, "The database cannot be used now"), "content": content} for code in codes
+    }

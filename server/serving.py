@@ -1,0 +1,85 @@
+"""Settings in, a server that answers until it is told to stop out: `kitsune serve`."""
+
+import socket
+
+import uvicorn
+
+from kitsune import screen
+from kitsune.errors import SettingsError
+from server.app import create_app
+from server.protocol import BoundedProtocol
+from server.settings import ServerSettings
+from server.tokens import ensure_local_token, has_live_token
+from tuner.settings import Settings
+from tuner.store.database import Database
+from tuner.store.engine import open_database
+
+
+def serve(
+    host: str | None, port: int | None, database_url: str | None, *, allow_remote: bool, allowed_hosts: list[str]
+) -> None:
+    """Raises SettingsError when the address is taken or not ours to open, or when nobody could use the server."""
+    given = {"host": host, "port": port, "allow_remote": allow_remote, "allowed_hosts": tuple(allowed_hosts)}
+    settings = ServerSettings.model_validate({name: value for name, value in given.items() if value is not None})
+    settings.check_reach()
+    here = Settings.from_environment()
+    with open_database(database_url or here.database_url) as database:
+        welcome = _prepare(settings, database, here)
+        with _listen(settings) as listening:
+            screen.note(f"Kitsune serves on {_address(settings, listening)}; {welcome}")
+            _Server(settings, database).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our limits. Told to stop, it takes no new request, ends streams, and gives the rest 10 s."""
+
+    def __init__(self, settings: ServerSettings, database: Database) -> None:
+        app = create_app(database, settings, is_stopping=lambda: self.should_exit)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                http=BoundedProtocol,
+                ws="none",
+                timeout_keep_alive=15,
+                timeout_graceful_shutdown=10,
+            )
+        )
+
+
+def _prepare(settings: ServerSettings, database: Database, here: Settings) -> str:
+    """What a user needs to know of tokens. Raises SettingsError beyond this machine while there is none."""
+    if settings.is_loopback:
+        return f"the token is in {ensure_local_token(database, here.home)}"
+    with database.read() as connection:
+        if not has_live_token(connection):
+            raise SettingsError(
+                f"--host {settings.host} lets other machines in, but there is no token; make one first: "
+                "kitsune token create NAME"
+            )
+    return "tokens travel as they are: put a proxy with TLS in front"
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    """Raises SettingsError. Connections wait in the queue of the socket until the application is ready."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((settings.host, settings.port))
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        raise SettingsError(
+            f"cannot listen on {settings.host} port {settings.port} ({error.strerror}); choose others with --host and "
+            "--port"
+        ) from error
+    return listening
+
+
+def _address(settings: ServerSettings, listening: socket.socket) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{listening.getsockname()[1]}"

@@ -1,0 +1,160 @@
+"""Names and scopes in, tokens out: `kitsune token`, and the token that a server on loopback makes for its user."""
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection
+
+from kitsune import screen
+from kitsune.duration import seconds_of
+from kitsune.errors import NotFoundError, SettingsError, StoreError
+from kitsune.server_address import TOKEN_FILE
+from tuner.settings import Settings
+from tuner.store import tokens
+from tuner.store.database import Database
+from tuner.store.engine import open_database
+from tuner.store.tokens import Scope, Token
+
+LOCAL: Final = "this machine"
+_MAX_BYTES: Final = 200
+_SECRET: Final = re.compile(rb"(ksn_[A-Za-z0-9_-]{43})\s*")
+
+
+def create(database_url: str | None, name: str, scopes: list[str], expires: str | None, *, as_json: bool) -> None:
+    """Raises SettingsError for a scope or a time that makes no sense."""
+    wanted, until = scopes_of(scopes), expiry(expires)
+    with _open(database_url) as database, database.begin() as connection:
+        token, secret = tokens.create(connection, name, wanted, expires_at=until)
+    if as_json:
+        screen.emit({"token": token.model_dump(mode="json"), "secret": secret})
+    else:
+        screen.stdout().print(secret, soft_wrap=True)
+        screen.note(f"Token {token.id} of {name}: {_allowed(token)}, {_until(token)}. It is not shown again.")
+
+
+def list_all(database_url: str | None, *, as_json: bool) -> None:
+    with _open(database_url) as database, database.read() as connection:
+        found = tokens.listed(connection)
+    if as_json:
+        screen.emit({"tokens": [token.model_dump(mode="json") for token in found]})
+    elif found:
+        rows = [
+            (token.id, token.name, _allowed(token), f"{token.created_at:%Y-%m-%d}", _until(token)) for token in found
+        ]
+        screen.stdout().print(screen.table("id", "name", "may", "made", "until", rows=rows))
+    else:
+        screen.note("No tokens yet. A first one: kitsune token create NAME")
+
+
+def revoke(database_url: str | None, token_id: str, *, as_json: bool) -> None:
+    """Raises NotFoundError."""
+    with _open(database_url) as database, database.begin() as connection:
+        token = tokens.revoke(connection, token_id)
+    if token is None:
+        raise NotFoundError(f"there is no token {token_id!r}; 'kitsune token list' shows them")
+    if as_json:
+        screen.emit({"token": token.model_dump(mode="json")})
+    else:
+        screen.note(f"Token {token.id} of {token.name} is revoked.")
+
+
+def scopes_of(words: list[str]) -> tuple[Scope, ...]:
+    unknown = sorted(set(words) - set(Scope))
+    if unknown:
+        raise SettingsError(f"--scope {unknown[0]!r:.100} is none; there are {', '.join(Scope)}")
+    return tuple(scope for scope in Scope if scope in words)
+
+
+def expiry(length: str | None) -> datetime | None:
+    if length is None:
+        return None
+    try:
+        return datetime.now(UTC) + timedelta(seconds=seconds_of(length, "--expires"))
+    except OverflowError as error:
+        raise SettingsError(
+            f"--expires {length!r:.100} is too far away; leave it out for a token without end"
+        ) from error
+
+
+def has_live_token(connection: Connection) -> bool:
+    now = datetime.now(UTC)
+    return any(token.is_good(now) for token in tokens.listed(connection))
+
+
+def ensure_local_token(database: Database, home: Path) -> Path:
+    """The file with a token that works on this database, readable by this user only; made when there is none.
+
+    A token that the database does not know is added to it: the file may have served another one. One that was revoked
+    is replaced. Raises SettingsError when the file cannot be used.
+    """
+    path = home / TOKEN_FILE
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            with contextlib.suppress(FileExistsError):  # another server of this user was faster: its token is as good
+                _write(path, os.link)
+        if not (_works(database, _read(path)) or _is_taken_in(database, _read(path))):
+            _write(path, os.replace)
+            _is_taken_in(database, _read(path))
+    except OSError as error:
+        raise SettingsError(
+            f"the token of this machine cannot be kept in {path} ({error.strerror}); set KITSUNE_HOME"
+        ) from error
+    return path
+
+
+def _read(path: Path) -> str:
+    """Raises SettingsError for a file that holds something else. Takes away what others may do with it."""
+    path.chmod(0o600)
+    with path.open("rb") as file:
+        found = _SECRET.fullmatch(file.read(_MAX_BYTES))
+    if found is None:
+        raise SettingsError(f"{path} does not hold a token; move it away, and a new one is made")
+    return found[1].decode()
+
+
+def _write(path: Path, place: Callable[[Path, Path], None]) -> None:
+    """A new secret, put at `path` in one step: nobody ever reads half of it."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(f"{tokens.new_secret()}\n")
+    try:
+        place(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _works(database: Database, secret: str) -> bool:
+    with database.read() as connection:
+        token = tokens.authenticate(connection, secret)
+    return token is not None
+
+
+def _is_taken_in(database: Database, secret: str) -> bool:
+    """Adds a token to the database; False when it was there once, and is no longer good."""
+    try:
+        with database.begin() as connection:
+            tokens.create(connection, LOCAL, tuple(Scope), secret=secret)
+    except StoreError:
+        return _works(database, secret)
+    return True
+
+
+def _allowed(token: Token) -> str:
+    return ", ".join(token.scopes)
+
+
+def _until(token: Token) -> str:
+    if token.revoked_at is not None:
+        return f"revoked {token.revoked_at:%Y-%m-%d}"
+    return f"until {token.expires_at:%Y-%m-%d %H:%M} UTC" if token.expires_at else "without end"
+
+
+def _open(database_url: str | None) -> Database:
+    return open_database(database_url or Settings.from_environment().database_url)

@@ -1,0 +1,243 @@
+"""Workers as processes, on the CPU: what becomes of runs whose workers are killed, stopped or asked to end.
+
+Where a trial must be caught in the middle, its measuring process is stopped: then nothing but the worker can end it.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from tests.e2e.command import Command
+from tests.processes import children, is_gone, state
+from tests.unit.submission.steps import archive_of
+from tuner.records import Run, RunStatus, Trial
+from tuner.store import archives, runs, tables, trials
+from tuner.store.database import Database
+from tuner.store.engine import open_database
+from tuner.store.submits import Request, submit
+
+PATIENCE_S = 90.0  # a child imports torch, which takes 3 s on an idle core
+SOON_S = 10.0
+LONG_AGO = datetime(2024, 1, 31, tzinfo=UTC)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/queue.db"
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    with open_database(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def hire(tmp_path: Path, url: str) -> Iterator[Callable[..., Command]]:
+    """Starts workers on the one database, each with a KITSUNE_HOME of its own as on a machine of its own."""
+    hired: list[Command] = []
+
+    def start(*words: str) -> Command:
+        folder = tmp_path / f"worker{len(hired)}"
+        hired.append(Command(folder, "worker", "--device", "cpu", "--database", url, *words))
+        return hired[-1]
+
+    yield start
+    for command in hired:
+        left = children(command.process.pid) if command.process.poll() is None else set()
+        command.close()
+        for child in left:  # one that a failed test has left stopped cannot see that its worker is gone
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def submitted(database: Database, **changes: Any) -> Run:
+    archive = archive_of("mlp")
+    with database.begin() as connection:
+        stored, _ = archives.put(connection, archive.to_bytes(), archive)
+        run, is_new = submit(connection, Request(archive=stored.sha256, **{"trials": 1, **changes}), owner="me")
+    assert is_new
+    return run
+
+
+def found(database: Database, run: Run) -> tuple[Run, list[Trial]]:
+    with database.read() as connection:
+        current = runs.get(connection, run.id)
+        assert current is not None
+        return current, trials.list_of(connection, run.id)
+
+
+def attempts(database: Database, run: Run) -> list[int]:
+    """Who stored each trial."""
+    trial = tables.trials.c
+    with database.read() as connection:
+        chosen = select(trial.attempt).where(trial.run_id == run.id).order_by(trial.number)
+        return list(connection.scalars(chosen))
+
+
+def wait_until(is_so: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    end = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+
+
+def is_finished(database: Database, run: Run) -> bool:
+    return found(database, run)[0].status is RunStatus.FINISHED
+
+
+def measuring(worker: Command) -> list[int]:
+    """Its measuring processes. One that is forked but not yet itself is left out: to stop it would stop the worker."""
+    return [child for child in children(worker.process.pid) if b"tuner.child" in command_line(child)]
+
+
+def command_line(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def caught(worker: Command) -> int:
+    """The worker's measuring process, stopped in the middle of its trial."""
+    wait_until(lambda: worker.process.poll() is not None or measuring(worker))
+    (child,) = measuring(worker)
+    os.kill(child, signal.SIGSTOP)
+    wait_until(lambda: state(child) == "T", SOON_S)
+    return child
+
+
+def caught_after(worker: Command, database: Database, run: Run, number: int) -> int:
+    """The same, in the trial after so many that are stored."""
+    wait_until(lambda: len(found(database, run)[1]) == number)
+    return caught(worker)
+
+
+def assert_each_trial_counts_once(database: Database, run: Run) -> None:
+    current, tried = found(database, run)
+    assert [trial.number for trial in tried] == list(range(len(tried)))
+    searched = [trial for trial in tried if trial.source.is_search]
+    assert len(searched) == len({tuple(sorted(trial.knobs.items())) for trial in searched}) == current.budget_trials
+
+
+@pytest.mark.timeout(200)  # 30 s on two idle cores
+def test_two_workers_share_three_runs(database, hire):
+    made = [submitted(database, seed=seed) for seed in range(3)]
+    workers = [hire(), hire()]
+    wait_until(lambda: all(is_finished(database, run) for run in made))
+    done = [found(database, run)[0] for run in made]
+    assert {run.attempt for run in done} == {1}
+    assert len({run.worker for run in done}) == 2, "one worker did it all: nothing was shared"
+    for run in made:
+        assert_each_trial_counts_once(database, run)
+    for worker in workers:
+        worker.process.terminate()
+        code, out, err = worker.wait(SOON_S)
+        assert (code, out) == (0, "")
+        assert "has finished: " in err
+        assert "[1 of 1] " in err
+
+
+@pytest.mark.timeout(200)
+def test_a_worker_that_is_killed_is_replaced_and_no_trial_counts_twice(database, hire):
+    run = submitted(database, trials=2)
+    victim = hire("--lease", "4s")
+    child = caught_after(victim, database, run, 1)
+    before, tried = found(database, run)
+    victim.process.kill()
+    assert victim.process.wait(SOON_S) == -signal.SIGKILL
+    assert (before.status, before.attempt, len(tried)) == (RunStatus.RUNNING, 1, 1)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGCONT)  # one that was stopped before it asked to die with its parent sees so by itself
+    assert is_gone(child, SOON_S), "a measuring process outlives its worker"
+
+    heir = hire()
+    wait_until(lambda: is_finished(database, run))
+    after, all_tried = found(database, run)
+    assert after.attempt == 2
+    assert after.worker != before.worker
+    assert all_tried[0] == tried[0], "what the first worker stored stays, and is not tried again"
+    assert attempts(database, run)[:2] == [1, 2]
+    assert_each_trial_counts_once(database, run)
+    assert heir.process.poll() is None
+
+
+@pytest.mark.timeout(200)
+def test_a_worker_that_slept_beyond_its_lease_writes_nothing(database, hire):
+    run = submitted(database, trials=2)
+    sleeper = hire("--lease", "3s")
+    child = caught_after(sleeper, database, run, 1)
+    sleeper.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: state(sleeper.process.pid) == "T", SOON_S)
+    os.kill(child, signal.SIGCONT)  # it goes on, and answers to a worker that sleeps
+
+    heir = hire()
+    wait_until(lambda: found(database, run)[0].attempt == 2)
+    wait_until(lambda: state(child) == "Z")
+    sleeper.process.send_signal(signal.SIGCONT)
+    sleeper.wait_for(f"run {run.id} is no longer ours: ", SOON_S)
+    assert is_gone(child)
+    wait_until(lambda: is_finished(database, run))
+    assert "attempt 2" in sleeper.err.read_text()
+    assert attempts(database, run)[0] == 1
+    assert set(attempts(database, run)[1:]) == {2}
+    assert_each_trial_counts_once(database, run)
+    for worker in (sleeper, heir):
+        worker.process.terminate()
+        assert worker.wait(SOON_S)[0] == 0, "it went on to wait for the next run"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_worker_that_is_asked_to_end_gives_its_run_back_at_once(number, code, database, hire):
+    run = submitted(database)
+    worker = hire()
+    child = caught(worker)
+    worker.process.send_signal(number)
+    left, out, err = worker.wait(SOON_S)
+    assert (left, out) == (code, "")
+    assert err.splitlines()[-1] == f"run {run.id} goes back into the queue: the worker was asked to end"
+    assert is_gone(child)
+    current, tried = found(database, run)
+    assert (current.status, current.worker, current.lease_until, tried) == (RunStatus.QUEUED, None, None, [])
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_is_cancelled_stops_within_seconds_and_the_worker_goes_on(database, hire):
+    run = submitted(database)
+    worker = hire()
+    child = caught(worker)
+    begin = time.monotonic()
+    with database.begin() as connection:
+        assert runs.cancel(connection, run.id) is not None
+    worker.wait_for(f"run {run.id} is no longer ours: run {run.id} was cancelled", SOON_S)
+    assert is_gone(child, 1)
+    assert time.monotonic() - begin < SOON_S
+    current, tried = found(database, run)
+    assert (current.status, tried) == (RunStatus.CANCELLED, [])
+    another = submitted(database, seed=1)
+    wait_until(lambda: is_finished(database, another))
+
+
+@pytest.mark.timeout(120)
+def test_once_carries_out_one_run_and_tells_by_its_exit_code_how_it_ended(database, hire):
+    bad = submitted(database).evolve(id="bad", workload="zoo:nope", archive=None, created_at=LONG_AGO)
+    with database.begin() as connection:
+        runs.add(connection, bad)
+    code, out, err = hire("--once").wait()
+    current, _ = found(database, bad)
+    assert (code, out, current.status) == (5, "", RunStatus.FAILED)
+    assert "the zoo has no 'nope'" in str(current.error)
+    assert err.splitlines()[-1] == f"run bad has failed: {current.error}"
+    code, _, err = hire("--once").wait(PATIENCE_S)
+    assert code == 0
+    assert "has finished: " in err.splitlines()[-1]
+    code, _, err = hire("--once").wait()
+    assert (code, err.splitlines()[-1]) == (0, "The queue holds no run for this device.")

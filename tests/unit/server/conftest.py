@@ -1,0 +1,98 @@
+"""An application on a database of the test's own, and a client for each kind of token."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from server.app import create_app
+from server.settings import ServerSettings
+from tests.store.samples import after
+from tests.unit.submission import hostile
+from tuner.store import archives, tokens
+from tuner.store.archives import StoredArchive
+from tuner.store.database import Database
+from tuner.store.engine import open_database
+from tuner.store.tokens import Scope, Token
+
+HERE = "http://localhost:8537"
+ALL = (Scope.READ, Scope.SUBMIT)
+
+Client = Callable[..., TestClient]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with open_database(f"sqlite:///{tmp_path}/server.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def settings() -> ServerSettings:
+    return ServerSettings(events_poll_s=0.01, events_ping_s=0.02)
+
+
+@pytest.fixture
+def app(database: Database, settings: ServerSettings) -> FastAPI:
+    return create_app(database, settings)
+
+
+@pytest.fixture
+def client(app: FastAPI, database: Database) -> Iterator[TestClient]:
+    """One that may read and submit."""
+    with TestClient(app, base_url=HERE, headers=bearer(secret(database)), raise_server_exceptions=False) as made:
+        yield made
+
+
+@pytest.fixture
+def stranger(app: FastAPI) -> Iterator[TestClient]:
+    """One without a token."""
+    with TestClient(app, base_url=HERE, raise_server_exceptions=False) as made:
+        yield made
+
+
+@pytest.fixture
+def archive(database: Database) -> StoredArchive:
+    """One that is kept already."""
+    valid = hostile.valid()
+    with database.begin() as connection:
+        return archives.put(connection, valid.to_bytes(), valid)[0]
+
+
+def secret(database: Database, *scopes: Scope, **changes: object) -> str:
+    return made(database, *scopes, **changes)[1]
+
+
+def made(database: Database, *scopes: Scope, **changes: object) -> tuple[Token, str]:
+    with database.begin() as connection:
+        return tokens.create(connection, "test", scopes or ALL, **changes)
+
+
+def expired(database: Database) -> str:
+    return secret(database, *Scope, expires_at=after(60), now=after(0))
+
+
+def revoked(database: Database) -> str:
+    token, found = made(database, *Scope)
+    with database.begin() as connection:
+        tokens.revoke(connection, token.id)
+    return found
+
+
+def bearer(given: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {given}"}
+
+
+def assert_problem(response: object, status: int, *words: str) -> dict[str, object]:
+    """The answer is a problem of this status that says what to do; gives it."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert problem["status"] == status
+    assert problem["type"].startswith("urn:kitsune:problem:")
+    assert problem["title"] and len(problem["detail"]) > 20
+    for word in words:
+        assert word in problem["detail"]
+    return problem

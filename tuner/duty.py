@@ -1,0 +1,102 @@
+"""Options and signals in, a worker on duty and its exit code out: `kitsune worker`."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Final
+
+from kitsune import screen
+from kitsune.device import environment, pick_device
+from kitsune.duration import seconds_of
+from kitsune.errors import SettingsError, StoppedError, UnfitError
+from kitsune.exits import ExitCode
+from tuner.progress import Lines
+from tuner.queue import Stop, Worker
+from tuner.settings import Settings
+from tuner.store.engine import open_database
+from tuner.worker import How
+
+#: Shorter ones are lost to a moment's load.
+MIN_LEASE_S: Final = 2.0
+#: The signals that ask a worker to end, and the code it then leaves with: to be ended is the usual end of a worker.
+CODES: Final = {signal.SIGTERM: ExitCode.OK, signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGHUP: ExitCode.HUNG_UP}
+#: What one run came to, for --once.
+ENDS: Final = {
+    How.FINISHED: ExitCode.OK,
+    How.FAILED: ExitCode.NO_RESULT,
+    How.LOST: ExitCode.NO_RESULT,
+    How.RETURNED: ExitCode.OK,
+    How.UNWRITTEN: ExitCode.STORE,
+}
+
+
+def work(device: str | None, database_url: str | None, lease: str, *, once: bool) -> int:
+    """Carries out runs until a signal comes, or one of them with `once`; the exit code.
+
+    Raises UnfitError when this machine cannot carry out runs, SettingsError for a lease that makes no sense, and
+    StoreError when the database cannot be opened, or with `once` not be used.
+    """
+    lease_s = _lease_s(lease)
+    settings = Settings.from_environment()
+    if settings.disable:
+        raise UnfitError("KITSUNE_DISABLE is set, so nothing is tuned; unset it first")
+    place = pick_device(device)
+    with (
+        Signals().heard() as signals,
+        open_database(database_url or settings.database_url) as database,
+    ):
+        worker = Worker(
+            database, str(place), settings.home, lambda: Lines(screen.stderr()), stop=signals.stop, lease_s=lease_s
+        )
+        screen.note(f"worker {worker.name} on {place}: {environment(place).gpu}")
+        if once:
+            code = _work_once(worker)
+        else:
+            worker.work()
+            code = ExitCode.OK
+        return code if signals.first is None else CODES[signals.first]
+
+
+def _work_once(worker: Worker) -> ExitCode:
+    try:
+        ending = worker.work_once()
+    except StoppedError:
+        return ExitCode.OK
+    if ending is None:
+        screen.note("The queue holds no run for this device.")
+        return ExitCode.OK
+    return ENDS[ending.how]
+
+
+def _lease_s(lease: str) -> float:
+    lease_s = seconds_of(lease, "lease")
+    if lease_s < MIN_LEASE_S:
+        raise SettingsError(f"lease is {lease!r}; a worker needs at least {MIN_LEASE_S:g} s between signs of life")
+    return lease_s
+
+
+class Signals:
+    """The first one asks the worker to stop, which takes it a moment; the second one ends the process."""
+
+    def __init__(self) -> None:
+        self.stop = Stop()
+        self.first: signal.Signals | None = None
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator["Signals"]:
+        before = {number: signal.getsignal(number) for number in CODES}
+        caught = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # as under nohup
+        for number in caught:
+            signal.signal(number, self._hear)
+        try:
+            yield self
+        finally:
+            for number in caught:
+                signal.signal(number, before[number])
+
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        if self.first is not None:
+            raise SystemExit(128 + number)
+        self.first = signal.Signals(number)
+        self.stop.ask()

@@ -1,0 +1,66 @@
+"""A workload in, a run on a server or a plan from one out: `kitsune submit`, `kitsune plan fetch`."""
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kitsune import screen
+from kitsune.client import Client
+from kitsune.device import environment, pick_device
+from kitsune.errors import NotFoundError
+from kitsune.exits import ExitCode
+from kitsune.remote_run import check_budget, check_switched_on, send
+from kitsune.server_address import Server
+from kitsune.submission.archive import Archive
+from kitsune.submission.export import to_archive
+from tuner.history import save, watch_run
+from tuner.server_ledger import ServerLedger
+from tuner.workloads import WorkloadSource, load_workload, workload_source
+
+
+def submit(spec: str, server: Server, options: Mapping[str, Any], *, wait: bool, as_json: bool) -> ExitCode:
+    """Starts a run and names it; with `wait` follows it to its end. `options` are those of `kitsune.remote_run.send`.
+
+    Raises WorkloadError, ExportError, ArchiveError, SettingsError, UnreachableError and RefusedError.
+    """
+    check_switched_on()
+    check_budget(options["trials"], options["budget"])
+    client = Client(server)
+    client.check_presence()
+    run = send(client, archive_of(spec), **options)
+    if wait:
+        screen.note(f"run {run.id} on {server.url}")
+        return watch_run(ServerLedger(client), run.id, as_json=as_json)
+    if as_json:
+        screen.emit({"run_id": run.id, "server": server.url})
+    else:
+        screen.stdout().print(run.id)
+        screen.note(f"Follow it: kitsune runs watch {run.id} --server {server.url}")
+    return ExitCode.OK
+
+
+def fetch(spec: str, server: Server, out: Path | None, *, device: str | None, as_json: bool) -> None:
+    """The plan that the server has for this workload on this machine, as JSON: on stdout, or in a file.
+
+    Raises NotFoundError when it has none, and the errors of `submit`.
+    """
+    client = Client(server)
+    client.check_presence()
+    found = client.find_plan(archive_of(spec).fingerprint, environment(pick_device(device)))
+    if found.plan is None:
+        raise NotFoundError(f"{server.url} has no plan for {spec} on this machine: {found.reason}")
+    screen.note(found.reason)
+    if out is not None:
+        save(found.plan, out)
+    if as_json or out is None:
+        screen.emit(found.plan.to_json())
+
+
+def archive_of(spec: str) -> Archive:
+    """The workload as an archive; one that is an archive already is only read."""
+    if workload_source(spec) is WorkloadSource.ARCHIVE:
+        return Archive.load(spec)
+    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result of ours
+        return to_archive(load_workload(spec, "cpu"))

@@ -1,0 +1,69 @@
+"""The runs of a server, as `kitsune runs --server` reads them."""
+
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from kitsune.client import Client
+from kitsune.errors import RefusedError, UnreachableError
+from kitsune.plan import Plan
+from kitsune.record import Record
+from tuner.records import Run, RunStatus, Trial
+
+_Kind = TypeVar("_Kind", bound=Record)
+
+
+class ServerLedger:
+    """See `tuner.history.Ledger`. Raises UnreachableError and RefusedError."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def page(
+        self, *, status: RunStatus | None = None, after: str | None = None, limit: int
+    ) -> tuple[Sequence[Run], str | None]:
+        query = {"limit": str(limit), "status": status.value if status else "", "after": after or ""}
+        page = self._client.runs({name: value for name, value in query.items() if value})
+        cursor = page.get("after")
+        return [self._record(Run, run) for run in page.get("runs", ())], cursor if isinstance(cursor, str) else None
+
+    def run(self, run_id: str) -> Run | None:
+        return self._known(self._client.run, run_id)
+
+    def trials(self, run_id: str, after: int = -1) -> Sequence[Trial]:
+        found: list[Trial] = []
+        while more := self._client.trials(run_id, after):
+            found += [self._record(Trial, trial) for trial in more]
+            if found[-1].number <= after:
+                raise self._strange("it sent the same trials again")
+            after = found[-1].number
+        return found
+
+    def plan(self, plan_id: str) -> Plan | None:
+        return self._client.plan(plan_id)
+
+    def cancel(self, run_id: str) -> Run | None:
+        return self._known(self._client.cancel_run, run_id)
+
+    def _known(self, ask: Callable[[str], dict[str, Any]], run_id: str) -> Run | None:
+        try:
+            return self._record(Run, ask(run_id))
+        except RefusedError as error:
+            # 422: what was given cannot be the name of a run
+            if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY):
+                return None
+            raise
+
+    def _record(self, kind: type[_Kind], value: Any) -> _Kind:
+        """Its fields that we know; a server may be newer, and adds links."""
+        if not isinstance(value, dict):
+            raise self._strange(f"a {kind.__name__.lower()} that it sent is none")
+        try:
+            return kind.model_validate({name: value[name] for name in kind.model_fields if name in value})
+        except ValidationError as error:
+            raise self._strange(f"a {kind.__name__.lower()} that it sent is of another version: {error}") from error
+
+    def _strange(self, problem: str) -> UnreachableError:
+        return UnreachableError(f"{self._client.server.url}: {' '.join(problem.split())[:500]}")

@@ -1,0 +1,16 @@
+"""A database in, the same at the schema of this version out: `kitsune migrate`."""
+
+from kitsune import screen
+from tuner.settings import Settings
+from tuner.store.engine import open_database
+from tuner.store.tables import SCHEMA_REVISION
+
+
+def migrate(database_url: str | None, *, as_json: bool) -> None:
+    """Raises StoreError when the database cannot be opened, and SchemaError when another version wrote it."""
+    with open_database(database_url or Settings.from_environment().database_url) as database:
+        where = database.engine.url.render_as_string(hide_password=True)
+    if as_json:
+        screen.emit({"database": where, "revision": SCHEMA_REVISION})
+    else:
+        screen.note(f"{where} is at schema revision {SCHEMA_REVISION}.")
