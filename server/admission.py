@@ -1,11 +1,10 @@
 """A secret in, the live token that it belongs to out; remembered for a moment, so few requests ask the database."""
 
 import hashlib
-import time
+from functools import partial
 from typing import Final
 
-from anyio import to_thread
-
+from server.remembered import Remembered
 from tuner.store import tokens
 from tuner.store.database import Database
 from tuner.store.rows import utcnow
@@ -13,7 +12,6 @@ from tuner.store.tokens import Token
 
 #: A revoked token may be used for so long: the price of half a millisecond for each request.
 REMEMBERED_S: Final = 1.0
-_MOST: Final = 1024
 
 
 class Admission:
@@ -21,7 +19,7 @@ class Admission:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: dict[bytes, tuple[Token, float]] = {}
+        self._known: Remembered[bytes, Token] = Remembered(REMEMBERED_S, most=1024)
 
     async def token_of(self, secret: str) -> Token | None:
         """None when it is unknown, expired or revoked.
@@ -30,20 +28,8 @@ class Admission:
         tells of them.
         """
         digest = hashlib.sha256(secret.encode()).digest()
-        token, until = self._known.get(digest, (None, 0.0))
-        now = time.monotonic()
-        if token is None or now >= until:
-            token = await to_thread.run_sync(self._ask, secret)
-            self._remember(digest, token, now + REMEMBERED_S)
+        token = await self._known.of(digest, partial(self._ask, secret))
         return token if token is not None and token.is_good(utcnow()) else None
-
-    def _remember(self, digest: bytes, token: Token | None, until: float) -> None:
-        if token is None:
-            self._known.pop(digest, None)
-            return
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        self._known[digest] = token, until
 
     def _ask(self, secret: str) -> Token | None:
         with self._database.read() as connection:

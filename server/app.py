@@ -13,18 +13,20 @@ from server.admission import Admission
 from server.auth import GuardedRouter
 from server.context import Context
 from server.guard import Guard
+from server.lookups import Lookups
 from server.metrics import Counting, Metrics
 from server.schemas import answer
 from server.settings import ServerSettings
 from tuner.store.database import Database
 from tuner.store.tokens import Scope
 
+#: In the order in which a path is compared with them: every router before its own costs a look-up 5 % of its time.
 GUARDED: Final[tuple[GuardedRouter, ...]] = (
+    plans.router,
     archives.router,
     runs.submitting,
     runs.reading,
     events.router,
-    plans.router,
     health.measured,
 )
 
@@ -44,11 +46,9 @@ def create_app(
         redirect_slashes=False,
         middleware=[Middleware(Counting, metrics=metrics), Middleware(Guard, settings=settings)],
     )
-    app.state.context = Context(database, settings, metrics, Admission(database), is_stopping)
+    app.state.context = Context(database, settings, metrics, Admission(database), Lookups(database), is_stopping)
     problems.install(app)
-    app.include_router(health.public)
-    app.include_router(_description(app, is_public=settings.is_loopback))
-    for router in GUARDED:
+    for router in (*GUARDED, health.public, _description(app, is_public=settings.is_loopback)):
         app.include_router(router)
     return app
 

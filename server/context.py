@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from server.admission import Admission
+from server.lookups import Lookups
 from server.metrics import Metrics
 from server.settings import ServerSettings
 from tuner.store.database import Database
@@ -18,14 +19,19 @@ class Context:
     settings: ServerSettings
     metrics: Metrics
     admission: Admission
+    lookups: Lookups
     is_stopping: Callable[[], bool]
 
 
-async def context_of(request: Request) -> Context:
-    """A coroutine, so that it costs no thread."""
+def context_in(request: Request) -> Context:
     found = request.app.state.context
     assert isinstance(found, Context)
     return found
 
 
-Here = Annotated[Context, Depends(context_of)]
+async def _of(request: Request) -> Context:
+    """A coroutine, so that it costs no thread."""
+    return context_in(request)
+
+
+Here = Annotated[Context, Depends(_of)]

@@ -93,7 +93,7 @@ def worker(
 
 
 def migrate(database: Database = None, as_json: Json = False) -> None:
-    """Bring the database to the schema of this version. Every command does so when it opens it; a team does it first."""
+    """Bring the database to the schema of this version. Every command that opens it does so too."""
     _load("tuner.upkeep").migrate(database, as_json=as_json)
 
 

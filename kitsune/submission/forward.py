@@ -4,7 +4,6 @@ The cut of a step into forward and loss leaves traces of the loss in the forward
 order, tensors that it only hands on, and so the numbers of all values. Here they are gone.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from kitsune.submission.blocks import block_json
@@ -19,8 +18,7 @@ def forward_part(document: Document) -> dict[str, Any]:
     """
     block = document.forward
     nodes = block_json(block)["nodes"]
-    used = [block.inputs[number] for number in _read(nodes) if number < len(block.inputs)]
-    kept = _kept_tensors(document, used)
+    kept = _kept_tensors(document)
     names = {f"t{index}": f"t{place}" for place, index in enumerate(kept)}
     number = {index: place for place, index in enumerate(kept)}
     optimizer = document.optimizer.model_dump(mode="json")
@@ -38,34 +36,20 @@ def forward_part(document: Document) -> dict[str, Any]:
     }
 
 
-def _kept_tensors(document: Document, used: list[str]) -> list[int]:
+def _kept_tensors(document: Document) -> list[int]:
     trained = {index for group in document.optimizer.groups for index in group.parameters}
     parameters = [
         index
         for index, entry in enumerate(document.tensors)
         if entry.kind == "parameter" and (index in trained or not all(name.startswith(":") for name in entry.names))
     ]
-    read = dict.fromkeys(int(source[1:]) for source in used if source[0] == "t")
-    return [*parameters, *(index for index in read if index not in set(parameters))]
+    read = [int(source[1:]) for source in document.forward.inputs if source[0] == "t"]
+    return [*parameters, *(index for index in read if document.tensors[index].kind != "parameter")]
 
 
 def _as_arguments(x: dict[str, Any]) -> dict[str, Any]:
     """How the model is called: `model(x)` and `model(*(x,))` are the same call."""
     return x if x.keys() & {"tuple", "dict"} else {"tuple": [x]}
-
-
-def _read(nodes: list[dict[str, Any]]) -> Iterator[int]:
-    """The numbers of the values that nodes of one block read; those inside a region are numbered by the region."""
-    for node in nodes:
-        yield from _references([node["args"], list(node.get("kwargs", {}).values())])
-
-
-def _references(argument: Any) -> Iterator[int]:
-    if isinstance(argument, str) and argument.startswith("%"):
-        yield int(argument[1:])
-    elif isinstance(argument, list | dict):
-        for part in argument.values() if isinstance(argument, dict) else argument:
-            yield from _references(part)
 
 
 def _renamed(nodes: list[dict[str, Any]], sources: list[str]) -> list[dict[str, Any]]:

@@ -14,8 +14,11 @@ import pytest
 
 from tests.e2e.command import Command
 from tests.store.conftest import Postgres, postgres  # noqa: F401  (a fixture)
+from tests.test_docs import PYTHON
+from tests.test_docs import script as program
 
-NAMES = ("cnn", "bert", "gpt")
+#: Of the models below. One on PostgreSQL: what differs between databases is tested in tests/store.
+NAMES = {"sqlite": ("cnn", "bert", "gpt"), "postgresql": ("cnn",)}
 #: A trial is a process that imports torch; the machines of CI have two slow cores.
 TUNING_S = 540.0
 
@@ -67,7 +70,7 @@ import kitsune, torch
 from models import MAKERS
 
 torch.manual_seed(1)
-runs = {name: kitsune.submit(*make(), trials=2) for name, make in MAKERS.items()}
+runs = {name: kitsune.submit(*MAKERS[name](), trials=2) for name in sys.argv[2:]}
 print(json.dumps({name: run.id for name, run in runs.items()}), flush=True)
 ends = {name: run.wait(timeout=float(sys.argv[1])) for name, run in runs.items()}
 assert set(ends.values()) == {"finished"}, ends
@@ -75,7 +78,7 @@ print(json.dumps({name: run.plan().plan_id for name, run in runs.items()}), flus
 """
 
 FETCH = """
-import copy, json
+import json, sys
 import kitsune, torch
 from models import MAKERS
 
@@ -95,7 +98,8 @@ def again(make, seed):
 
 
 found = {}
-for seed, (name, make) in enumerate(MAKERS.items()):
+for seed, name in enumerate(sys.argv[1:]):
+    make = MAKERS[name]
     model, _, optimizer, batch = again(make, seed)
     plan = kitsune.fetch_plan(model, optimizer, batch)
     found[name] = {
@@ -174,17 +178,31 @@ def lines_of(done: subprocess.CompletedProcess[str]) -> list[Any]:
 
 @pytest.mark.timeout(TUNING_S + 120)
 def test_submit_tune_fetch_and_train(start, url, script, database):
+    names = NAMES[database.partition(":")[0]]
     workers = [start("worker", "--device", "cpu") for _ in range(2)]
-    ids, plans = lines_of(script(SUBMIT, str(TUNING_S - 60)))
-    (found,) = lines_of(script(FETCH))
-    for name in NAMES:
+    ids, plans = lines_of(script(SUBMIT, str(TUNING_S - 60), *names))
+    (found,) = lines_of(script(FETCH, *names))
+    for name in names:
         got = found[name]
         assert got["plan"] == got["auto"]["plan"] == plans[name], name
         for how in ("fetched", "auto"):
             assert got[how]["losses"] == pytest.approx(got["plain"]["losses"], rel=0.05), (name, how, got)
     assert found["another"] is None
     assert all(worker.process.poll() is None for worker in workers)
-    check_what_the_commands_show(start, url, ids)
+    if len(names) > 1:
+        check_what_the_commands_show(start, url, ids)
+
+
+@pytest.mark.timeout(TUNING_S)
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_the_journeys_of_the_readme(start, script):
+    """The page as one script, beside a server and a worker."""
+    start("worker", "--device", "cpu")
+    page = [block for block in PYTHON if block.page == "README.md"]
+    assert any(block.need == "server" for block in page)
+    done = script(program(page) + "print(repr(step.report))")
+    assert done.returncode == 0, done.stderr
+    assert "no plan was fetched" not in done.stderr
 
 
 def check_what_the_commands_show(start: Callable[..., Command], url: str, ids: dict[str, str]) -> None:
@@ -193,7 +211,7 @@ def check_what_the_commands_show(start: Callable[..., Command], url: str, ids: d
     listed = {run["id"]: run for run in json.loads(out)["runs"]}
     assert code == 0
     assert {run["status"] for run in listed.values()} == {"finished"}
-    assert len({listed[ids[name]]["worker"] for name in NAMES} - {None}) <= 2
+    assert len({listed[run_id]["worker"] for run_id in ids.values()} - {None}) <= 2
     shown = [start("runs", "show", ids["cnn"], "--json", *where).wait() for where in ((), ("--server", url))]
     assert shown[0][:2] == shown[1][:2]
     code, _, err = start("runs", "watch", ids["bert"], "--server", url).wait()

@@ -20,6 +20,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    func,
     or_,
     select,
     union_all,
@@ -38,6 +39,13 @@ _plans = tables.plans
 
 #: The columns that tell a plan for exactly this machine from one for its like (see Environment.match).
 _EXACT = ("compute_capability", "memory_bytes", "torch", "triton", "cuda", "driver")
+
+
+class Extent(NamedTuple):
+    """How much there is to be found. Plans and archives are only ever added: while it is the same, so is every find."""
+
+    plans: int
+    archives: int
 
 
 class StoredPlan(NamedTuple):
@@ -94,6 +102,7 @@ def _best_first() -> Select[Any]:
 
 _BEST_FIRST = _best_first()
 _DOCUMENT = select(_plans.c.document).where(_plans.c.plan_id == bindparam("plan_id"))
+_EXTENT = select(*(select(func.count()).select_from(table).scalar_subquery() for table in (_plans, tables.archives)))
 
 
 def put(connection: Connection, plan: Plan, run: Run | None = None, *, now: datetime | None = None) -> bool:
@@ -116,6 +125,10 @@ def get_document(connection: Connection, plan_id: str) -> str | None:
     """The stored canonical JSON of a plan, unread: whoever gets it checks it against its id (`Plan.from_json`)."""
     found: str | None = connection.scalar(_DOCUMENT, {"plan_id": plan_id})
     return found
+
+
+def extent(connection: Connection) -> Extent:
+    return Extent._make(connection.execute(_EXTENT).one())
 
 
 def find(connection: Connection, fingerprint: str, environment: Environment, *, limit: int = 20) -> list[Plan]:

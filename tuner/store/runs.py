@@ -21,7 +21,7 @@ from tuner.store import plans, tables
 from tuner.store.lease import is_abandoned, is_claimable, lost, try_update, update_if_held
 from tuner.store.rows import from_row, to_row, utcnow
 
-#: A worker renews at a third of it; a worker that died is replaced after it.
+#: A worker that died is replaced after it; a living one renews it every 2 s, or at a third of it.
 LEASE_S = 60.0
 #: So many workers in a row may vanish before they store a trial of a run; then the run is taken for the cause.
 MAX_ATTEMPTS = 3
