@@ -47,9 +47,15 @@ def work(device: str | None, database_url: str | None, lease: str, *, once: bool
         open_database(database_url or settings.database_url) as database,
     ):
         worker = Worker(
-            database, str(place), settings.home, lambda: Lines(screen.stderr()), stop=signals.stop, lease_s=lease_s
+            database,
+            str(place),
+            environment(place).gpu,
+            settings.home,
+            lambda: Lines(screen.stderr()),
+            stop=signals.stop,
+            lease_s=lease_s,
         )
-        screen.note(f"worker {worker.name} on {place}: {environment(place).gpu}")
+        screen.note(f"worker {worker.name} on {place}: {worker.gpu}")
         if once:
             code = _work_once(worker)
         else:

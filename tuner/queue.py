@@ -44,10 +44,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One process that carries out runs on one device, one at a time. `teller` makes a teller for each run."""
+    """One process that carries out runs on one device, one at a time. `teller` makes a teller for each run.
+
+    `gpu` is the device's model, by which runs that were begun elsewhere are told.
+    """
 
     database: Database
     device: str
+    gpu: str
     home: Path
     teller: Callable[[], Quiet]
     stop: Stop = field(default_factory=Stop)
@@ -108,7 +112,7 @@ class Worker:
     def _claimed(self) -> tuple[Run, bytes | None] | None:
         """A run, and the bytes of its archive when it has one. A claim whose archive cannot be read is not made."""
         with self.database.begin() as connection:
-            run = runs.claim(connection, self.name, device=self.device, lease_s=self.lease_s)
+            run = runs.claim(connection, self.name, device=self.device, gpu=self.gpu, lease_s=self.lease_s)
             if run is None or run.archive is None:
                 return None if run is None else (run, None)
             return run, archives.content(connection, run.archive)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.store.samples import START, a_run, a_trial, after, an_archive
+from tests.store.samples import START, a_run, a_trial, after, an_archive, an_environment
 from tuner.records import Run, RunStatus
 from tuner.store import archives, runs, trials
 from tuner.store.database import Database
@@ -113,6 +113,18 @@ class TestQueue:
         taken = claimed(database, "cpu")
         assert taken is not None
         assert taken.id == run.id
+
+    def test_a_run_that_began_on_one_model_of_gpu_goes_on_on_its_like(self, database: Database) -> None:
+        added(database, "archive", archive=STORED, device="cuda")
+        with database.begin() as connection:
+            begun = runs.claim(connection, "w", device="cuda:0", gpu="NVIDIA H200", now=after(0))
+            assert begun is not None
+            here = an_environment().model_copy(update={"device": "cuda", "gpu": "NVIDIA H200"})
+            runs.note_inspection(connection, begun, fingerprint="f", environment=here, inapplicable={})
+        for gpu, is_taken in (("NVIDIA A100", False), ("NVIDIA H200", True)):
+            with database.begin() as connection:
+                taken = runs.claim(connection, "v", device="cuda:1", gpu=gpu, now=after(1000))
+            assert (taken is not None) is is_taken
 
     def test_a_run_that_began_on_one_kind_of_device_goes_on_there(self, database: Database) -> None:
         """What was measured on a GPU says nothing of a CPU."""

@@ -18,7 +18,7 @@ from tests.store.carrying import cancel, locked, raising, stored, taken_over, wa
 from tests.store.conftest import Postgres
 from tests.store.samples import a_run, after
 from tests.unit.submission.hostile import valid
-from tests.unit.tuner.machine import GRAPH, GRAPH_WINS, SMALL, Machine, failure
+from tests.unit.tuner.machine import ENVIRONMENT, GRAPH, GRAPH_WINS, SMALL, Machine, failure
 from tuner import queue
 from tuner.events import Event, Started
 from tuner.progress import Quiet
@@ -57,7 +57,7 @@ class Hired:
     def __init__(self, database: Database, machine: Machine, home: Path, **changes: Any) -> None:
         self.said: list[str] = []
         self.hear: Callable[[Event], object] = lambda _: None
-        self.worker = Worker(database, "cpu", home, self._teller, **{"make": machine.make, **changes})
+        self.worker = Worker(database, "cpu", ENVIRONMENT.gpu, home, self._teller, **{"make": machine.make, **changes})
 
     def _teller(self) -> Teller:
         return Teller(self.said, self.hear)

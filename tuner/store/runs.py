@@ -97,6 +97,7 @@ def claim(
     worker: str,
     *,
     device: str,
+    gpu: str | None = None,
     lease_s: float = LEASE_S,
     max_attempts: int = MAX_ATTEMPTS,
     now: datetime | None = None,
@@ -104,6 +105,8 @@ def claim(
     """The oldest run for such a worker that is queued or whose worker vanished, now its own; None when there is none.
 
     `device` is the worker's ("cuda:1", "cpu"): it takes runs for any device or for its kind, and the run then names it.
+    With `gpu`, the model that it is, a run that was begun on another one is left for its like: its trials were measured
+    there.
     Only data is taken, an archive or a name of the zoo: never a live model, nor code in somebody's file.
 
     One conditional UPDATE. `= (scalar subquery)`, not IN: PostgreSQL may run the subquery of IN again and claim more
@@ -113,7 +116,7 @@ def claim(
     fail_abandoned(connection, max_attempts=max_attempts, now=at)
     oldest = (
         select(_runs.c.id)
-        .where(is_claimable(at), _is_data(), _suits(device))
+        .where(is_claimable(at), _is_data(), _suits(device, gpu))
         .order_by(_runs.c.created_at, _runs.c.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -227,9 +230,10 @@ def _is_data() -> ColumnElement[bool]:
     return or_(is_archive, _begins(_runs.c.workload, ZOO))
 
 
-def _suits(device: str) -> ColumnElement[bool]:
+def _suits(device: str, gpu: str | None) -> ColumnElement[bool]:
     kind = device.partition(":")[0]
-    return or_(_runs.c.device.in_(("", kind)), _begins(_runs.c.device, f"{kind}:"))
+    is_of_kind = or_(_runs.c.device.in_(("", kind)), _begins(_runs.c.device, f"{kind}:"))
+    return is_of_kind if gpu is None else and_(is_of_kind, or_(_runs.c.gpu.is_(None), _runs.c.gpu == gpu))
 
 
 def _begins(column: ColumnElement[str], word: str) -> ColumnElement[bool]:
