@@ -1,15 +1,16 @@
 """The server's part of the command line: options in; modules that are loaded when a command runs do the work."""
 
-import importlib
-from typing import Annotated, Any, Final
+from functools import partial
+from typing import Annotated, Final
 
 import typer
 
 from kitsune.cli import Json
-from kitsune.errors import UnfitError
+from kitsune.extras import load
 
 #: Packages of the extra, by the name under which they are imported.
 EXTRA: Final = ("alembic", "fastapi", "prometheus_client", "sqlalchemy", "starlette", "uvicorn")
+_load = partial(load, extra="server", packages=EXTRA)
 
 Database = Annotated[
     str | None, typer.Option(metavar="URL", help="sqlite:///PATH or postgresql://...; default: KITSUNE_DATABASE_URL.")
@@ -69,15 +70,3 @@ def token_revoke(
 ) -> None:
     """Make a token worthless, within a second."""
     _load("server.tokens").revoke(database, token, as_json=as_json)
-
-
-def _load(module: str) -> Any:
-    """Raises UnfitError when the packages of the extra are not installed."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRA:
-            raise
-        raise UnfitError(
-            f"this command needs {error.name}, which is not installed; pip install 'kitsune-torch[server]'"
-        ) from error

@@ -16,7 +16,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune", "kitsune.errors", "kitsune.garbage", "kitsune.knobs", "kitsune.record", "kitsune.run_status"),
     ("kitsune.home",),
     ("kitsune.server_address", "kitsune.switch"),
-    ("kitsune.duration", "kitsune.exits", "kitsune.plan", "kitsune.report", "kitsune.screen"),
+    ("kitsune.duration", "kitsune.exits", "kitsune.extras", "kitsune.plan", "kitsune.report", "kitsune.screen"),
     ("kitsune.amp", "kitsune.fusion", "kitsune.options", "kitsune.streams"),
     ("kitsune.cache", "kitsune.exchange", "kitsune.plan_diff"),
     ("kitsune.client", "kitsune.device", "kitsune.engine", "kitsune.submission", "kitsune.workload"),
@@ -129,9 +129,8 @@ LAZY_IMPORTERS = frozenset(
         "kitsune/__init__.py",
         "kitsune/cli.py",
         "kitsune/doctor.py",
+        "kitsune/extras.py",
         "kitsune/techniques/__init__.py",
-        "server/cli.py",
-        "tuner/cli.py",
     }
 )
 # The two process borders: whatever a user's model does must become a value there.

@@ -4,20 +4,21 @@ So `kitsune --help` loads neither torch nor optuna nor SQLAlchemy, and says what
 """
 
 import contextlib
-import importlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from kitsune.cli import PLAN_GROUP, Device, Json, ServerUrl
-from kitsune.errors import UnfitError
+from kitsune.extras import load
 from kitsune.home import variable
 from tuner.records import RunStatus
 
 #: Packages of the extra, by the name under which they are imported.
 EXTRA: Final = ("alembic", "optuna", "pynvml", "sqlalchemy")
+_load = partial(load, extra="tuner", packages=EXTRA)
 
 Spec = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="zoo:NAME[?batch=N&size=tiny|base], FILE.py:FUNCTION or FILE.ksn")
@@ -209,15 +210,3 @@ def _ledger(database: str | None, server: str | None) -> Iterator[Any]:
 
 def _server(url: str | None) -> Any:
     return _load("kitsune.server_address").server_of(url)
-
-
-def _load(module: str) -> Any:
-    """Raises UnfitError when the packages of the extra are not installed."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRA:
-            raise
-        raise UnfitError(
-            f"this command needs {error.name}, which is not installed; pip install 'kitsune-torch[tuner]'"
-        ) from error

@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kitsune import cli
+from kitsune import cli, extras
 from kitsune.errors import BaselineError, NoTrialError
 from kitsune.plan import Plan
 from kitsune.submission.archive import Archive
 from tests.store.samples import a_plan, a_run, after, an_environment
 from tests.unit.tuner.terminal import BF16, INSPECTED, RUN, TRIALS, a_failure, a_trial
-from tuner import cli as tuner_cli
 from tuner import session
 from tuner.api import Result
 from tuner.events import Confirming, Started, Trying
@@ -406,7 +405,7 @@ def test_a_missing_extra_is_told_with_the_way_out(call, monkeypatch):
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name="optuna.samplers")
 
-    monkeypatch.setattr(tuner_cli.importlib, "import_module", missing)
+    monkeypatch.setattr(extras.importlib, "import_module", missing)
     code, _, err = call("tune", "zoo:mlp")
     assert code == 3
     assert "pip install 'kitsune-torch[tuner]'" in err
