@@ -21,7 +21,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,8 @@ class Serving:
     database: str
     log: Path
 
-    def request(self, line: str, body: bytes = b"", **headers: str) -> bytes:
-        given = {"Host": f"{self.host}:{self.port}", "Authorization": f"Bearer {self.token}", **headers}
+    def request(self, line: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
+        given = {"Host": f"{self.host}:{self.port}", "Authorization": f"Bearer {self.token}", **(headers or {})}
         if body:
             given["Content-Length"] = str(len(body))
         return "\r\n".join([f"{line} HTTP/1.1", *map(": ".join, given.items()), "", ""]).encode() + body
@@ -130,7 +130,7 @@ def a_plan(fingerprint: str) -> Plan:
             first_step_s=1.0,
             blocks=20,
             samples_sha256="0" * 64,
-            numerics=Numerics(steps=3, **errors, **allowed),
+            numerics=Numerics.model_validate({"steps": 3, **errors, **allowed}),
         ),
     )
 
@@ -145,7 +145,7 @@ def look_ups(server: Serving, seconds: float) -> Iterator[Figure]:
     # `first` is in the order of arrival: ask again, one after the other, for the tag of each.
     again = iter(plain)
     tags = [tag_of(answer) for answer in server.ask(1, lambda: next(again, None))[0]]
-    tagged = [server.request(line, **{"If-None-Match": tag}) for line, tag in zip(asked, tags, strict=True)]
+    tagged = [server.request(line, headers={"If-None-Match": tag}) for line, tag in zip(asked, tags, strict=True)]
     yield from rates("lookup 304", *server.ask(READERS, by_chance(tagged, seconds)), 304)
 
 
@@ -209,7 +209,7 @@ def send_archive(server: Serving) -> str:
 def submit(server: Serving, archive: str, number: int) -> bytes:
     body = json.dumps({"archive": archive, "seed": number}).encode()
     headers = {"Content-Type": "application/json", "Idempotency-Key": f"load-{number}"}
-    return server.request("POST /api/v1/runs", body, **headers)
+    return server.request("POST /api/v1/runs", body, headers)
 
 
 def kept_runs(database: str) -> Iterator[str]:

@@ -57,4 +57,4 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def command_line() -> str:
-    return "python -m " + " ".join([Path(sys.argv[0]).stem, *sys.argv[1:]])
+    return "python -m benchmarks." + " ".join([Path(sys.argv[0]).stem, *sys.argv[1:]])

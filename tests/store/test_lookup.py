@@ -103,6 +103,18 @@ class TestLookup:
                 archives.put(connection, archive.to_bytes(), archive)
             assert ids(connection, archive.model_fingerprint) == [plan.plan_id]
 
+    def test_the_extent_tells_of_every_plan_and_archive_that_is_added(self, database: Database) -> None:
+        archive = an_archive()
+        with database.begin() as connection:
+            seen = [plans.extent(connection)]
+            put(connection, a_plan(1.1))
+            seen.append(plans.extent(connection))
+            put(connection, a_plan(1.1))
+            assert plans.extent(connection) == seen[-1]
+            archives.put(connection, archive.to_bytes(), archive)
+            seen.append(plans.extent(connection))
+        assert seen == [(0, 0), (1, 0), (1, 1)]
+
 
 def test_a_search_reads_indexes_and_no_table_from_end_to_end(tmp_path: Path) -> None:
     """On SQLite, which chooses so however few rows there are."""
