@@ -135,6 +135,8 @@ class Tuning:
         longest_s = 2 * sum(map(duration_s, contenders))
         if len(contenders) < 2 or self.interrupted or self._left_s() < self._confirmation_s() + longest_s:
             return
+        if self._is_played_off():
+            return
         yield PlayingOff(tuple(trial.knobs for trial in contenders))
         started_at = self.now()
         names = [f"contender {number}" for number in range(1, len(contenders) + 1)]
@@ -221,6 +223,15 @@ class Tuning:
 
     def _searched(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.source.is_search]
+
+    def _is_played_off(self) -> bool:
+        """Whether the best few have met since the last search, in this process or in one that died afterwards.
+
+        To play off again would be a new trial of each attempt, by which a run that kills its workers in the
+        confirmation looks as if it came forward, and is never given up.
+        """
+        ranked = [trial.source for trial in self.trials if trial.source is not Source.CONFIRM]
+        return ranked[-1:] == [Source.PLAYOFF]
 
     def _failed_confirmations(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.source is Source.CONFIRM and trial.failure is not None]

@@ -22,6 +22,7 @@ from tests.unit.tuner.machine import (
     interrupting,
     is_confirmation,
     is_playoff,
+    nothing_special,
     only,
     run_out,
     sources,
@@ -307,6 +308,27 @@ def test_nothing_plays_off_where_the_order_is_clear():
     trials, _ = run_out(machine, a_run(budget_trials=8))
     assert not any(map(is_playoff, machine.jobs))
     assert Source.PLAYOFF not in sources(trials)
+
+
+@pytest.mark.parametrize("answer", [nothing_special, failing(is_playoff, "out of memory")])
+def test_a_stored_playoff_is_not_repeated(answer):
+    """However often the confirmation takes its worker down: else each attempt would seem to have come forward."""
+    run = a_run(budget_trials=24)
+    whole, conclusion = run_out(Machine(step_ms=CLOSE, inapplicable=SMALL, drift=0.2, answer=answer), run)
+    stored = whole[: sources(whole).index(Source.PLAYOFF) + 1]
+    machine = Machine(step_ms=CLOSE, inapplicable=SMALL, drift=0.2, answer=answer)
+    events, again = drained(machine.tuning(run, stored))
+    assert sources(trials_of(events)) == [Source.CONFIRM] == sources(whole[len(stored) :])
+    assert again.plan.knobs == conclusion.plan.knobs
+
+
+def test_what_is_searched_after_a_playoff_has_one_of_its_own():
+    run = a_run(budget_trials=8)
+    whole, _ = run_out(Machine(step_ms=CLOSE, inapplicable=SMALL, drift=0.2), run)
+    stored = whole[: sources(whole).index(Source.PLAYOFF) + 1]
+    machine = Machine(step_ms=CLOSE, inapplicable=SMALL, drift=0.2)
+    events, _ = drained(machine.tuning(run.evolve(budget_trials=9), stored))
+    assert sources(trials_of(events))[1:] == [Source.PLAYOFF, Source.CONFIRM]
 
 
 # Going on -------------------------------------------------------------------------------------------------------------
