@@ -79,8 +79,12 @@ def script(page_blocks: list[Block]) -> str:
 PYTHON = all_blocks("python")
 
 
+#: Pages that tests/e2e/test_service.py runs whole, beside a server and a worker.
+WITH_SERVER = {block.page for block in PYTHON if block.need == "server"}
+
+
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("page", sorted({block.page for block in PYTHON if not block.need}))
+@pytest.mark.parametrize("page", sorted({block.page for block in PYTHON if not block.need} - WITH_SERVER))
 def test_python_blocks_run(page, tmp_path, kitsune_home):
     program = tmp_path / f"{Path(page).stem.replace('-', '_')}.py"
     program.write_text(script([block for block in PYTHON if block.page == page and not block.need]), "utf-8")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.command import Command
 from tests.store.conftest import Postgres, postgres  # noqa: F401  (a fixture)
-from tests.test_docs import PYTHON
+from tests.test_docs import PYTHON, WITH_SERVER
 from tests.test_docs import script as program
 
 #: Of the models below. One on PostgreSQL: what differs between databases is tested in tests/store.
@@ -195,12 +195,11 @@ def test_submit_tune_fetch_and_train(start, url, script, database):
 
 @pytest.mark.timeout(TUNING_S)
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_the_journeys_of_the_readme(start, script):
-    """The page as one script, beside a server and a worker."""
+@pytest.mark.parametrize("page", sorted(WITH_SERVER))
+def test_the_journeys_of_the_pages(start, script, page):
+    """A page as one script, beside a server and a worker."""
     start("worker", "--device", "cpu")
-    page = [block for block in PYTHON if block.page == "README.md"]
-    assert any(block.need == "server" for block in page)
-    done = script(program(page) + "print(repr(step.report))")
+    done = script(program([block for block in PYTHON if block.page == page and block.need in ("", "server")]))
     assert done.returncode == 0, done.stderr
     assert "no plan was fetched" not in done.stderr
 
@@ -224,6 +223,7 @@ def check_what_the_commands_show(start: Callable[..., Command], url: str, ids: d
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_workload_of_a_file_is_submitted_looked_at_and_cancelled(start, url, tmp_path):
     (tmp_path / "train.py").write_text(
         MODELS + "\n\ndef make():\n    from kitsune import Workload\n    return Workload(*cnn())\n"
