@@ -176,6 +176,7 @@ def lines_of(done: subprocess.CompletedProcess[str]) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.minutes
 @pytest.mark.timeout(TUNING_S + 120)
 def test_submit_tune_fetch_and_train(start, url, script, database):
     names = NAMES[database.partition(":")[0]]
