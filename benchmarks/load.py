@@ -9,20 +9,15 @@ ETag along. Submits: every one is sent a second time with its key, as a client d
 
 import argparse
 import asyncio
-import contextlib
 import hashlib
 import itertools
 import json
-import os
 import random
 import re
 import statistics
-import subprocess
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +25,13 @@ import torch
 
 from benchmarks import results_file
 from benchmarks.connections import Answer, keep_asking
+from benchmarks.serving import Serving, serving
 from kitsune.plan import Environment, Evidence, Interval, Numerics, Plan
 from kitsune.submission.export import to_archive
 from kitsune.workload import Workload
 from tuner.store import plans, runs
 from tuner.store.engine import open_database
 
-KITSUNE = Path(sysconfig.get_path("scripts")) / "kitsune"
 PLANS = 5_000
 READERS = 32
 WRITERS, SUBMITS = 50, 20
@@ -45,45 +40,15 @@ GPU, TORCH = "NVIDIA H200", "2.13.0"
 Figure = tuple[str, float, str, int]
 
 
-@dataclass(frozen=True)
-class Serving:
-    """A server that runs, and its database."""
-
-    host: str
-    port: int
-    token: str
-    database: str
-    log: Path
-
-    def request(self, line: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
-        given = {"Host": f"{self.host}:{self.port}", "Authorization": f"Bearer {self.token}", **(headers or {})}
-        if body:
-            given["Content-Length"] = str(len(body))
-        return "\r\n".join([f"{line} HTTP/1.1", *map(": ".join, given.items()), "", ""]).encode() + body
-
-    def ask(self, clients: int, following: Callable[[], bytes | None]) -> tuple[list[Answer], float]:
-        return asyncio.run(keep_asking(self.host, self.port, clients, following))
+def request(server: Serving, line: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
+    given = {"Host": f"{server.host}:{server.port}", "Authorization": f"Bearer {server.token}", **(headers or {})}
+    if body:
+        given["Content-Length"] = str(len(body))
+    return "\r\n".join([f"{line} HTTP/1.1", *map(": ".join, given.items()), "", ""]).encode() + body
 
 
-@contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Serving]:
-    database, log = f"sqlite:///{folder}/load.db", folder / "server.log"
-    fill(database)
-    with log.open("w") as written:
-        process = subprocess.Popen(
-            [KITSUNE, "serve", "--port", "0", "--database", database],
-            env={**os.environ, "KITSUNE_HOME": str(folder)},
-            stderr=written,
-        )
-    try:
-        while (found := re.search(r"http://(\S+):(\d+)", log.read_text())) is None:
-            if process.poll() is not None:
-                raise SystemExit(f"the server did not start: {log.read_text()}")
-            time.sleep(0.05)
-        yield Serving(found[1], int(found[2]), (folder / "token").read_text().strip(), database, log)
-    finally:
-        process.terminate()
-        process.wait()
+def ask(server: Serving, clients: int, following: Callable[[], bytes | None]) -> tuple[list[Answer], float]:
+    return asyncio.run(keep_asking(server.host, server.port, clients, following))
 
 
 def fill(database: str) -> None:
@@ -137,16 +102,16 @@ def a_plan(fingerprint: str) -> Plan:
 
 def look_ups(server: Serving, seconds: float) -> Iterator[Figure]:
     asked = [f"GET /api/v1/plans?fingerprint={fingerprint(n)}&gpu=NVIDIA+H200&torch={TORCH}" for n in range(PLANS)]
-    plain = [server.request(line) for line in asked]
+    plain = [request(server, line) for line in asked]
     once = iter(plain)
-    first, took = server.ask(READERS, lambda: next(once, None))
+    first, took = ask(server, READERS, lambda: next(once, None))
     yield from rates("lookup first", first, took, 200)
-    yield from rates("lookup", *server.ask(READERS, by_chance(plain, seconds)), 200)
+    yield from rates("lookup", *ask(server, READERS, by_chance(plain, seconds)), 200)
     # `first` is in the order of arrival: ask again, one after the other, for the tag of each.
     again = iter(plain)
-    tags = [tag_of(answer) for answer in server.ask(1, lambda: next(again, None))[0]]
-    tagged = [server.request(line, headers={"If-None-Match": tag}) for line, tag in zip(asked, tags, strict=True)]
-    yield from rates("lookup 304", *server.ask(READERS, by_chance(tagged, seconds)), 304)
+    tags = [tag_of(answer) for answer in ask(server, 1, lambda: next(again, None))[0]]
+    tagged = [request(server, line, headers={"If-None-Match": tag}) for line, tag in zip(asked, tags, strict=True)]
+    yield from rates("lookup 304", *ask(server, READERS, by_chance(tagged, seconds)), 304)
 
 
 def by_chance(requests: list[bytes], seconds: float) -> Callable[[], bytes | None]:
@@ -181,7 +146,7 @@ def submits(server: Serving) -> Iterator[Figure]:
     archive = send_archive(server)
     requests = [submit(server, archive, number) for number in range(WRITERS * SUBMITS)]
     twice = itertools.chain(requests, requests)
-    answers, seconds = server.ask(WRITERS, lambda: next(twice, None))
+    answers, seconds = ask(server, WRITERS, lambda: next(twice, None))
     acknowledged = {json.loads(answer.body)["id"] for answer in answers if answer.status in (200, 201)}
     kept = set(kept_runs(server.database))
     locked = [answer for answer in answers if answer.status >= 500 or b"locked" in answer.body]
@@ -199,8 +164,8 @@ def send_archive(server: Serving) -> str:
     batch = torch.randn(8, 4), torch.randn(8, 2)
     step = Workload(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), batch)
     content = to_archive(step).to_bytes()
-    put = iter([server.request(f"PUT /api/v1/archives/{hashlib.sha256(content).hexdigest()}", content)])
-    (answer,), _ = server.ask(1, lambda: next(put, None))
+    put = iter([request(server, f"PUT /api/v1/archives/{hashlib.sha256(content).hexdigest()}", content)])
+    (answer,), _ = ask(server, 1, lambda: next(put, None))
     name = json.loads(answer.body)["sha256"]
     assert isinstance(name, str)
     return name
@@ -209,7 +174,7 @@ def send_archive(server: Serving) -> str:
 def submit(server: Serving, archive: str, number: int) -> bytes:
     body = json.dumps({"archive": archive, "seed": number}).encode()
     headers = {"Content-Type": "application/json", "Idempotency-Key": f"load-{number}"}
-    return server.request("POST /api/v1/runs", body, headers)
+    return request(server, "POST /api/v1/runs", body, headers)
 
 
 def kept_runs(database: str) -> Iterator[str]:
@@ -238,8 +203,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement of look-ups")
     parser.add_argument("--out", type=Path, help="a new file under benchmarks/results otherwise")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as server:
-        figures = [*look_ups(server, arguments.seconds), *submits(server)]
+    with tempfile.TemporaryDirectory() as folder:
+        database = f"sqlite:///{folder}/load.db"
+        fill(database)
+        with serving(Path(folder), database) as server:
+            figures = [*look_ups(server, arguments.seconds), *submits(server)]
     write(arguments.out or results_file.free_path("load"), figures)
 
 
