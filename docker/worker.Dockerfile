@@ -14,7 +14,8 @@ COPY migrations migrations
 RUN pip install --no-cache-dir -c constraints.txt '.[tuner,postgres]' && rm -rf /opt/kitsune/*
 
 USER kitsune
-ENV KITSUNE_HOME=/data
+# Compiled code outlives the container.
+ENV KITSUNE_HOME=/data TORCHINDUCTOR_CACHE_DIR=/data/compiled
 WORKDIR /data
 VOLUME /data
 # SIGTERM gives the current run back to the queue.

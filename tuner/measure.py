@@ -1,10 +1,7 @@
 """A workload or a Job in, an Inspection or a Measurement out, or the Failure that came instead. No torch here."""
 
-from pathlib import Path
-
 from tuner.protocol import Inspection, Job, Limits, misfit
 from tuner.records import Failure, FailureKind, Measurement, Phase
-from tuner.settings import Settings
 from tuner.supervise import Check, Outcome, go_on, supervise
 
 DEFAULT_LIMITS = Limits()
@@ -17,18 +14,15 @@ def inspect(
     *,
     seed: int = 0,
     limits: Limits = DEFAULT_LIMITS,
-    cache: Path | None = None,
     check: Check = go_on,
 ) -> Inspection | Failure:
     """What the workload is and what can be tried on it. A workload that fails as given is a Failure in phase build."""
-    outcome = _run(Job(kind="inspect", workload=spec, device=device, seed=seed), limits, cache, check)
+    outcome = _run(Job(kind="inspect", workload=spec, device=device, seed=seed), limits, check)
     assert not isinstance(outcome, Measurement)
     return outcome
 
 
-def measure(
-    job: Job, *, limits: Limits = DEFAULT_LIMITS, cache: Path | None = None, check: Check = go_on
-) -> Measurement | Failure:
+def measure(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) -> Measurement | Failure:
     """Proves the numbers of the job's last arm, then times all arms interleaved. `limits` in seconds a phase.
 
     Whatever the measuring process does is a Failure, never an exception. KeyboardInterrupt, and what `check` raises,
@@ -37,13 +31,13 @@ def measure(
     # timing that ends by itself keeps its rounds; timing that is killed loses them
     limit_s = limits.of(Phase.TIMING)
     budget_s = min(job.budget_s or limit_s, TIMING_SHARE * limit_s)
-    outcome = _run(job.model_copy(update={"budget_s": budget_s}), limits, cache, check)
+    outcome = _run(job.model_copy(update={"budget_s": budget_s}), limits, check)
     assert not isinstance(outcome, Inspection)
     return outcome
 
 
-def _run(job: Job, limits: Limits, cache: Path | None, check: Check) -> Outcome:
-    outcome = supervise(job, limits, cache or Settings.from_environment().home / "cache", check=check)
+def _run(job: Job, limits: Limits, check: Check) -> Outcome:
+    outcome = supervise(job, limits, check=check)
     problem = None if isinstance(outcome, Failure) else misfit(job, outcome)
     if problem is None:
         return outcome

@@ -117,6 +117,11 @@ class Trial(Record):
     started_at: AwareDatetime
     finished_at: AwareDatetime
 
+    @property
+    def took_s(self) -> float:
+        """At least 0, whatever was done to the clock of the machine."""
+        return max(0.0, (self.finished_at - self.started_at).total_seconds())
+
 
 class Run(Record):
     """One request to tune one workload on one kind of device."""

@@ -72,7 +72,7 @@ class Tuning:
         WorkloadError when the stored trials are of another workload or machine. KeyboardInterrupt during a trial ends
         the search, and what is best so far is confirmed; during a confirmation it propagates.
         """
-        self._begin_s = self.clock() - sum(map(duration_s, self.trials))
+        self._begin_s = self.clock() - sum(trial.took_s for trial in self.trials)
         inspection = self._inspected()
         yield Inspected(inspection)
         yield from self._search(Space.of(inspection.inapplicable))
@@ -132,7 +132,7 @@ class Tuning:
     def _play_off(self) -> Iterator[Event]:
         """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""
         contenders = contenders_of(self._unrefused())
-        longest_s = 2 * sum(map(duration_s, contenders))
+        longest_s = 2 * sum(trial.took_s for trial in contenders)
         if len(contenders) < 2 or self.interrupted or self._left_s() < self._confirmation_s() + longest_s:
             return
         if self._is_played_off():
@@ -270,21 +270,21 @@ class Tuning:
         searched = self._searched()
         if self.run.budget_trials is not None and len(searched) >= self.run.budget_trials:
             return False
-        quickest_s = min(map(duration_s, filter(is_success, searched)), default=0.0)
+        quickest_s = min((trial.took_s for trial in searched if is_success(trial)), default=0.0)
         return self._left_s() > quickest_s + self._confirmation_s()
 
     def _is_patient(self, space: Space) -> bool:
         """Whether the budget holds a trial that takes minutes to compile, by what trials took so far."""
         tried = list(filter(is_success, self._searched()))
-        slow_s = [duration_s(trial) for trial in tried if space.is_slow(trial.knobs)]
-        needed_s = max(slow_s) if slow_s else SLOW_FACTOR * max(map(duration_s, tried), default=0.0)
+        slow_s = [trial.took_s for trial in tried if space.is_slow(trial.knobs)]
+        needed_s = max(slow_s) if slow_s else SLOW_FACTOR * max((trial.took_s for trial in tried), default=0.0)
         return self._left_s() > needed_s + self._confirmation_s()
 
     def _may_look_again(self, decision: Decision) -> bool:
         """Whether twice the rounds could help: not where time ended the first look, or the user did."""
         if not decision.is_open or self.interrupted or decision.comparison.blocks < CONFIRM_ROUNDS:
             return False
-        return self._left_s() > 2 * duration_s(self.trials[-1])
+        return self._left_s() > 2 * self.trials[-1].took_s
 
     def _left_s(self) -> float:
         """Seconds of the budget that are left; infinite when only trials are counted."""
@@ -293,7 +293,7 @@ class Tuning:
     def _confirmation_s(self) -> float:
         """What confirming the leader may take: its own trial's time and that of the best stock configuration."""
         wanted = [trial for trial in (self._leader(), best_stock(self._unrefused())) if trial is not None]
-        return sum(map(duration_s, wanted))
+        return sum(trial.took_s for trial in wanted)
 
     def _why_nothing(self) -> str:
         if unconfirmed := self._failed_confirmations():
@@ -322,11 +322,6 @@ def ranking_noise(trials: Iterable[Trial]) -> float:
     """
     medians = [median(trial.measurement.arms[0].step_ms) for trial in trials if trial.measurement is not None]
     return min(MAX_RANKING_NOISE, (max(medians) - min(medians)) / median(medians)) if medians else 0.0
-
-
-def duration_s(trial: Trial) -> float:
-    """At least 0, whatever was done to the clock of the machine."""
-    return max(0.0, (trial.finished_at - trial.started_at).total_seconds())
 
 
 def reason(failed: Iterable[Trial]) -> str:

@@ -48,12 +48,12 @@ LEGEND = (
 
 
 def tried_line(trial: Trial, position: int, total: int | None) -> str:
-    """One trial on one line; `position` counts from 1."""
+    """One trial on one line, with how long trying it took; `position` counts from 1."""
     of = f" of {total}" if total else ""
     name = f"{position}{of}" if trial.source.is_search else trial.source.value
     ms, gain, interval, verdict = _outcome(trial)
     result = f"{ms} ms, {gain} ({interval}), {verdict}" if ms else f"failed: {verdict}"
-    return f"[{name}] {words(trial.knobs)}: {result}"
+    return f"[{name}] {words(trial.knobs)}: {result}; tried in {trial.took_s:.0f} s"
 
 
 def run_table(runs: Sequence[Run], plans: Sequence[Plan | None]) -> Table:

@@ -30,9 +30,6 @@ class Compile(Technique):
         build.forward = torch.compile(own_code(build.forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:
             build.forward = copying(build.forward)
-            # In a user's loop two forwards may share a step: there Inductor tells steps apart by their backward.
-            if not build.in_loop:
-                build.step_contexts.append(_mark_step)
         if build.in_loop and any(True for _ in build.model.buffers()):
             build.forward = sparing(build.forward, build.model)
 
@@ -73,7 +70,12 @@ def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def copying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Results that the next replay of Inductor's own CUDA graphs does not overwrite: users keep losses."""
+    """Results that the next replay of Inductor's own CUDA graphs does not overwrite: users keep losses.
+
+    That a new step begins, Inductor sees by the backward of the last one. torch.compiler.cudagraph_mark_step_begin
+    would tell it, but for the whole process: from the first mark on, every other compiled function that does not mark
+    its steps is recorded again at each call (stock max-autotune beside a plan of it, ResNet-18 on an H200: 15 min).
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         output = function(*args, **kwargs)
@@ -99,16 +101,6 @@ def options_of(choice: str) -> dict[str, Any]:
     if choice == "coordinate-descent":
         return {"coordinate_descent_tuning": True}
     return dict(torch._inductor.list_mode_options(choice))
-
-
-class _mark_step:  # noqa: N801
-    """Tells Inductor's CUDA graph trees that a new step begins, so that outputs of the last one may be reused."""
-
-    def __enter__(self) -> None:
-        torch.compiler.cudagraph_mark_step_begin()
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 TECHNIQUE = Compile()

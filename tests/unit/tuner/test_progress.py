@@ -76,10 +76,10 @@ def test_plain_lines_tell_each_trial_once():
         "run the-run: zoo:mlp on cpu",
         "as given: about 3.000 ms a step, 1,234,567 parameters; 1 choices do not apply here",
         "a note",
-        "[1 of 2] eager: 3.000 ms, 1.00x (0.99-1.01), noise floor",
-        "[2 of 2] compile=default: failed: out of memory, warmup: no luck",
+        "[1 of 2] eager: 3.000 ms, 1.00x (0.99-1.01), noise floor; tried in 10 s",
+        "[2 of 2] compile=default: failed: out of memory, warmup: no luck; tried in 10 s",
         "measuring the best afresh: precision=bf16",
-        "[confirm] precision=bf16: 2.000 ms, 1.50x (1.49-1.51), faster",
+        "[confirm] precision=bf16: 2.000 ms, 1.50x (1.49-1.51), faster; tried in 10 s",
     ]
 
 
