@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._inductor import cudagraph_trees
 
 from kitsune.device import Recorder, rng_state
 from kitsune.errors import CaptureError
@@ -331,7 +330,7 @@ def test_a_plan_with_graphs_of_inductor_leaves_other_compiled_functions_alone(de
 
 def next_graph_id() -> int:
     """What Inductor would have called its next CUDA graph on this GPU; asking uses one up."""
-    manager = cudagraph_trees.get_container(torch.cuda.current_device()).tree_manager
+    manager = torch._inductor.cudagraph_trees.get_container(torch.cuda.current_device()).tree_manager
     return manager.new_graph_id().id
 
 
