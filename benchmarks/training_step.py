@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +22,8 @@ from benchmarks.cases import CASES, Case
 from benchmarks.rivals import COMPILED, Step, at_its_best, compiled_step, eager_step, graphed_step
 from kitsune import KitsuneOptimizer, Plan, TrainStep, Workload
 from tuner.workloads import load_workload
+
+Build = Callable[[], tuple[Step, Callable[[], str]]]
 
 ARMS = ("eager_fp32", "eager_bf16", *COMPILED, "graph", "kitsune_dropin", "kitsune")
 DEVICE = torch.device("cuda", 0)
@@ -79,7 +82,7 @@ def step_of(name: str, case: Case, plan: Plan) -> tuple[Step, Callable[[], str]]
     return (graphed_step(best) if name == "graph" else compiled_step(best, COMPILED[name])), str
 
 
-def prepare(name: str, case: Case, plan: Plan) -> Arm:
+def prepare(name: str, build: Build) -> Arm:
     """Builds and settles an arm. Its peak: bytes in tensors at the worst moment of a settled step, its graphs' pools
     included, over what was there before it."""
     gc.collect()
@@ -87,7 +90,7 @@ def prepare(name: str, case: Case, plan: Plan) -> Arm:
     torch.cuda.empty_cache()
     before_bytes, pools_before = torch.cuda.memory_allocated(), pool_bytes()
     begin = time.perf_counter()
-    step, notes = step_of(name, case, plan)
+    step, notes = build()
     float(step())
     first_step_s = time.perf_counter() - begin
     for _ in range(SETTLING_STEPS):
@@ -132,11 +135,11 @@ def interleave(arms: list[Arm], rounds: int) -> None:
             arm.step_ms.append(block_ms(arm, arm.steps_per_block))
 
 
-def lines(case: Case, arms: list[Arm], note: str) -> Iterator[dict[str, object]]:
+def lines(suite: str, case: Case, arms: list[Arm], note: str) -> Iterator[dict[str, object]]:
     for arm in arms:
         yield {
             "kind": "case",
-            "suite": "training_step",
+            "suite": suite,
             "case": case.name,
             "arm": arm.name,
             "step_ms": arm.step_ms,
@@ -144,6 +147,17 @@ def lines(case: Case, arms: list[Arm], note: str) -> Iterator[dict[str, object]]
             "first_step_s": arm.first_step_s,
             "notes": "; ".join(part for part in (arm.notes.replace("\n", "; "), note) if part),
         }
+
+
+def write(suite: str, case: Case, arms: list[Arm], note: str, out: Path | None) -> None:
+    path = out or results_file.free_path(suite)
+    if not path.exists():
+        results_file.append(path, results_file.environment_line(results_file.command_line()))
+    for line in lines(suite, case, arms, note):
+        results_file.append(path, line)
+    for arm in arms:
+        memory = "" if arm.peak_bytes is None else f"{arm.peak_bytes >> 20:6} MiB"
+        print(f"{case.name:20} {arm.name:16} {statistics.median(arm.step_ms):9.4f} ms {memory}")
 
 
 def main() -> None:
@@ -156,16 +170,9 @@ def main() -> None:
     arguments = parser.parse_args()
     case, plan = CASES[arguments.case], Plan.load(arguments.plan)
     torch.cuda.set_device(DEVICE)
-    arms = [prepare(name, case, plan) for name in arguments.arms]
+    arms = [prepare(name, partial(step_of, name, case, plan)) for name in arguments.arms]
     interleave(arms, arguments.rounds)
-    path = arguments.out or results_file.free_path("training_step")
-    if not path.exists():
-        results_file.append(path, results_file.environment_line(results_file.command_line()))
-    for line in lines(case, arms, f"plan {plan.plan_id[:16]}"):
-        results_file.append(path, line)
-    for arm in arms:
-        memory = "" if arm.peak_bytes is None else f"{arm.peak_bytes >> 20:6} MiB"
-        print(f"{case.name:20} {arm.name:16} {statistics.median(arm.step_ms):9.4f} ms {memory}")
+    write("training_step", case, arms, f"plan {plan.plan_id[:16]}", arguments.out)
 
 
 if __name__ == "__main__":

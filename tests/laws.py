@@ -129,6 +129,7 @@ LAZY_IMPORTERS = frozenset(
         "kitsune/__init__.py",
         "kitsune/cli.py",
         "kitsune/doctor.py",
+        "kitsune/engine/triton_launches.py",  # Triton is there with a CUDA build of torch only
         "kitsune/extras.py",
         "kitsune/techniques/__init__.py",
     }

@@ -4,13 +4,15 @@ Nothing is run twice: the warming steps are the first steps of the training itse
 nothing, so parameters, statistics and generators see every step exactly once.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from kitsune.device import Graph, Recorder, Sync, peak_bytes, reset_peak, side_stream, watch_syncs
 from kitsune.engine.body import Body
-from kitsune.engine.static import StaticBatch, place, why_not_static
+from kitsune.engine.planned import Planner
+from kitsune.engine.static import StaticBatch, place, tensors_of, why_not_static
 from kitsune.engine.update import is_starting
 from kitsune.engine.watch import Hooks, HostState, Watch, why_not_replayed
 
@@ -55,19 +57,27 @@ class StepGraph:
     """The body for one batch signature, in one CUDA graph.
 
     `refusal` says why the step cannot be captured, once that is known; the step that found out has been run.
-    `update_outside` says why the optimizer's update is not part of the graph.
+    `update_outside` says why the optimizer's update is not part of the graph, `streams_refusal` why its launches cannot
+    be planned for several `streams`.
     """
 
     def __init__(
-        self, body: Body, recorder: Recorder, device: torch.device, memory_format: torch.memory_format | None
+        self,
+        body: Body,
+        recorder: Recorder,
+        device: torch.device,
+        memory_format: torch.memory_format | None,
+        streams: int = 1,
     ) -> None:
         self._body = body
         self._recorder = recorder
         self._device = device
         self._memory_format = memory_format
+        self._streams = streams
         self._graph: Graph | None = None
         self.calls = 0
         self.refusal: str | None = None
+        self.streams_refusal = ""
         self.update_outside: str | None = None
         self.peak_bytes = 0
 
@@ -135,14 +145,24 @@ class StepGraph:
 
         update.begin_capture()
         try:
-            graph, result = self._recorder.capture(launches)
+            graph, result, has_run = self._captured(launches)
         finally:
             update.end_capture()
         self._graph, (self._loss, self._gradients) = graph, result
         self._parameters = self._body.parameters
         self.peak_bytes = peak_bytes(self._device)
         self._watch = Watch(self._body.model, update.optimizer)
-        return self._issue(replay=not self._recorder.executes)
+        return self._issue(replay=not has_run)
+
+    def _captured(self, launches: Callable[[], Any]) -> tuple[Graph | None, Any, bool]:
+        """(the graph, what it writes, whether that holds the results of a real run by now)."""
+        if self._streams == 1 or self.streams_refusal:
+            return *self._recorder.capture(launches), self._recorder.executes
+        planner = Planner(self._recorder, self._streams)
+        with side_stream(self._device):
+            graph, result = planner.capture(launches, list(tensors_of(self._static.batch)), self._body.update.rates)
+        self.streams_refusal = planner.refusal
+        return graph, result, True
 
     def _issue(self, *, replay: bool) -> torch.Tensor:
         if replay:

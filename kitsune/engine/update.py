@@ -85,6 +85,11 @@ class Update:
         for group, given in zip(self.optimizer.param_groups, self._given, strict=True):
             group["lr"] = given
 
+    @property
+    def rates(self) -> list[torch.Tensor]:
+        """The static learning rates of the capture that was begun last."""
+        return self._rates
+
     def refresh(self) -> bool:
         """Copies changed learning rates to the device. False when something that is baked in has changed."""
         groups = self.optimizer.param_groups

@@ -1,0 +1,87 @@
+"""Suite engine: the same compiled step as one plain CUDA graph and as planned launches on several streams.
+
+    python -m benchmarks.engine --case resnet18/128 --out results.jsonl
+
+All arms interleaved in one process, each with its own model, drawn from the same seed; `graph` has its best single
+fused update.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.cases import CASES, Case
+from benchmarks.rivals import Step, at_its_best, compiled_step, graphed_step
+from benchmarks.training_step import DEVICE, interleave, prepare, workload_of, write
+from kitsune.device import Recorder, side_stream
+from kitsune.engine.planned import Planned, Planner
+from kitsune.engine.schedule import critical_path_us
+
+STREAMS = {"k1": 1, "k2": 2, "k4": 4, "k8": 8}
+WARM_STEPS = 4
+
+
+def graph_step(case: Case) -> tuple[Step, Callable[[], str]]:
+    return graphed_step(at_its_best(workload_of(case), channels_last=case.channels_last, capturable=True)), str
+
+
+def planned_step(case: Case, streams: int) -> tuple[Step, Callable[[], str]]:
+    best = at_its_best(workload_of(case), channels_last=case.channels_last, capturable=True)
+    step = compiled_step(best, None)
+    with side_stream(DEVICE):
+        for _ in range(WARM_STEPS):
+            step()
+        planner = Planner(Recorder(DEVICE), streams)
+        began = time.perf_counter()
+        graph, loss = planner.capture(step, [tensor for tensor in best.batch if isinstance(tensor, torch.Tensor)])
+    planning_s = time.perf_counter() - began
+    if graph is None or planner.plan is None:
+        raise SystemExit(f"{case.name}: {planner.refusal}")
+    plan = planner.plan
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return loss
+
+    replay.__dict__["alive"] = best, step, planner
+    return replay, lambda: json.dumps(facts(plan, planning_s))
+
+
+def facts(plan: Planned, planning_s: float) -> dict[str, float]:
+    return {
+        "streams": plan.schedule.streams,
+        "launches": len(plan.recording.calls),
+        "sum_us": round(sum(plan.costs_us), 1),
+        "critical_us": round(critical_path_us(plan.recording.graph, plan.costs_us), 1),
+        "predicted_us": round(plan.schedule.makespan_us, 1),
+        "waits": sum(len(placed.waits) for placed in plan.schedule.placed),
+        "pool_bytes": plan.memory.peak_bytes,
+        "naive_bytes": plan.memory.naive_bytes,
+        "planning_s": round(planning_s, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", required=True, choices=CASES)
+    parser.add_argument("--arms", nargs="*", default=["graph", *STREAMS], choices=["graph", *STREAMS])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
+    arguments = parser.parse_args()
+    case = CASES[arguments.case]
+    torch.cuda.set_device(DEVICE)
+    builds = {"graph": partial(graph_step, case)} | {
+        name: partial(planned_step, case, streams) for name, streams in STREAMS.items()
+    }
+    arms = [prepare(name, builds[name]) for name in arguments.arms]
+    interleave(arms, arguments.rounds)
+    write("engine", case, arms, "", arguments.out)
+
+
+if __name__ == "__main__":
+    main()

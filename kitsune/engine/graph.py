@@ -1,0 +1,213 @@
+"""The launches of a recorded step go in, with the bytes that they touch; out comes which must wait for which. Pure."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from operator import attrgetter
+from typing import Any, Final, Self
+
+BEGIN: Final = attrgetter("begin")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes [begin, end) of a storage."""
+
+    storage: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel or operation as the host issued it, with what it reads and writes.
+
+    `draws`: it draws random numbers. The generator hands out its offsets on the host, so launches that draw must be
+    issued in the recorded order, but need not wait for each other on the device.
+    """
+
+    name: str
+    reads: tuple[Span, ...]
+    writes: tuple[Span, ...]
+    draws: bool = False
+
+    @property
+    def touches(self) -> tuple[int, ...]:
+        """The storages of which it reads or writes at least one byte, sorted."""
+        return tuple(sorted({span.storage for span in (*self.reads, *self.writes) if span.begin < span.end}))
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Memory that launches touch.
+
+    `is_own`: made by a launch of this step; otherwise it was there before (parameter, input, optimizer state).
+    `is_kept`: read after the step (loss, gradient), so it must outlive the step.
+    """
+
+    nbytes: int
+    is_own: bool
+    is_kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchGraph:
+    """The launches in recorded order, and what each has to wait for. Build it with `of`, which checks and derives.
+
+    `after[i]`: the launches that must have ended before launch i begins, sorted; none that the others already imply.
+    `issued_after[i]`: the launch that the host must have issued before it issues i, at most one: the previous draw.
+    """
+
+    launches: tuple[Launch, ...]
+    storages: tuple[Storage, ...]
+    after: tuple[tuple[int, ...], ...]
+    issued_after: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, launches: Iterable[Launch], storages: Iterable[Storage]) -> Self:
+        """Raises ValueError when a launch names a storage that is not there, or bytes outside of it."""
+        launches, storages = tuple(launches), tuple(storages)
+        for number, launch in enumerate(launches):
+            check(number, launch, storages)
+        return cls(launches, storages, reduced(hazards(launches, storages)), previous_draws(launches))
+
+    def touchers(self) -> tuple[tuple[int, ...], ...]:
+        """For every storage the launches that touch it, in recorded order. The first is the one that makes it."""
+        found: list[list[int]] = [[] for _ in self.storages]
+        for number, launch in enumerate(self.launches):
+            for storage in launch.touches:
+                found[storage].append(number)
+        return tuple(map(tuple, found))
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads. What follows from launches and storages is left out: one truth only."""
+        return {
+            "storages": [asdict(storage) for storage in self.storages],
+            "launches": [launch_to_json(launch) for launch in self.launches],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Raises ValueError as `of` does, and when the data has another form than that of `to_json`."""
+        try:
+            launches = [launch_from_json(launch) for launch in data["launches"]]
+            return cls.of(launches, [Storage(**storage) for storage in data["storages"]])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is not a launch graph as Kitsune writes it: {error!r}") from error
+
+
+def launch_to_json(launch: Launch) -> dict[str, Any]:
+    reads, writes = ([list(astuple(span)) for span in spans] for spans in (launch.reads, launch.writes))
+    return {"name": launch.name, "reads": reads, "writes": writes, "draws": launch.draws}
+
+
+def launch_from_json(data: Mapping[str, Any]) -> Launch:
+    reads, writes = (tuple(Span(*span) for span in data[spans]) for spans in ("reads", "writes"))
+    return Launch(data["name"], reads, writes, data["draws"])
+
+
+def check(number: int, launch: Launch, storages: Sequence[Storage]) -> None:
+    """Raises ValueError when the launch names a storage that is not there, or bytes outside of it."""
+    for span in (*launch.reads, *launch.writes):
+        who = f"launch {number} ({launch.name})"
+        if not 0 <= span.storage < len(storages):
+            raise ValueError(f"{who} names storage {span.storage}, but there are only {len(storages)}")
+        nbytes = storages[span.storage].nbytes
+        if not 0 <= span.begin <= span.end <= nbytes:
+            raise ValueError(f"{who} touches bytes {span.begin} to {span.end} of storage {span.storage} ({nbytes} B)")
+
+
+@dataclass(slots=True)
+class Piece:
+    """Bytes of a storage with one history: who wrote them last, and who has read them since."""
+
+    begin: int
+    end: int
+    writer: int | None
+    readers: list[int]
+
+
+class History:
+    """What happened to the bytes of one storage so far: pieces in order that together cover it."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.pieces = [Piece(0, nbytes, None, [])]
+
+    def read(self, span: Span, launch: int) -> set[int]:
+        """The launches for which this one must wait in order to read the span (read after write)."""
+        pieces = self.pieces[self.cover(span)]
+        for piece in pieces:
+            piece.readers.append(launch)
+        return {piece.writer for piece in pieces if piece.writer is not None}
+
+    def write(self, span: Span, launch: int) -> set[int]:
+        """The launches for which this one must wait in order to write it (write after write, write after read)."""
+        where = self.cover(span)
+        found = {number for piece in self.pieces[where] for number in (piece.writer, *piece.readers)}
+        self.pieces[where] = [Piece(span.begin, span.end, launch, [])]
+        return {number for number in found if number is not None}
+
+    def cover(self, span: Span) -> slice:
+        """Where the pieces lie that make up exactly the span; pieces that reach out of it are cut."""
+        first = self.cut(span.begin)
+        return slice(first, self.cut(span.end))
+
+    def cut(self, at: int) -> int:
+        """The index of the piece that begins at this byte; at the end of the storage, one past the last."""
+        index = bisect_left(self.pieces, at, key=BEGIN)
+        if index == len(self.pieces) or self.pieces[index].begin > at:
+            before = self.pieces[index - 1]
+            if before.end > at:
+                self.pieces.insert(index, Piece(at, before.end, before.writer, list(before.readers)))
+                before.end = at
+        return index
+
+
+def hazards(launches: Sequence[Launch], storages: Sequence[Storage]) -> list[set[int]]:
+    """For every launch the earlier ones that it must wait for; some may be implied by others.
+
+    A storage of the step's own is there from its first launch on, whichever bytes that touches: all others wait for it.
+    """
+    histories = [History(storage.nbytes) for storage in storages]
+    makers: dict[int, int] = {}
+    found: list[set[int]] = []
+    for number, launch in enumerate(launches):
+        needed = {makers.setdefault(storage, number) for storage in launch.touches if storages[storage].is_own}
+        for span in filter(is_filled, launch.reads):
+            needed |= histories[span.storage].read(span, number)
+        for span in filter(is_filled, launch.writes):
+            needed |= histories[span.storage].write(span, number)
+        found.append(needed - {number})
+    return found
+
+
+def is_filled(span: Span) -> bool:
+    return span.begin < span.end
+
+
+def reduced(needed: Sequence[set[int]]) -> tuple[tuple[int, ...], ...]:
+    """The transitive reduction: the same order with the fewest edges. Sets of ancestors are bits of integers.
+
+    Edges point to earlier launches, so what implies an edge is always reached through a later launch than its own.
+    """
+    ancestors: list[int] = []
+    kept: list[tuple[int, ...]] = []
+    for candidates in needed:
+        above, direct = 0, []
+        for candidate in sorted(candidates, reverse=True):
+            if not above >> candidate & 1:
+                above |= ancestors[candidate] | 1 << candidate
+                direct.append(candidate)
+        ancestors.append(above)
+        kept.append(tuple(reversed(direct)))
+    return tuple(kept)
+
+
+def previous_draws(launches: Sequence[Launch]) -> tuple[tuple[int, ...], ...]:
+    """For every launch that draws random numbers, the one that drew before it."""
+    latest: tuple[int, ...] = ()
+    found: list[tuple[int, ...]] = []
+    for number, launch in enumerate(launches):
+        found.append(latest if launch.draws else ())
+        latest = (number,) if launch.draws else latest
+    return tuple(found)

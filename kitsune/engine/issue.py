@@ -1,0 +1,153 @@
+"""A Recording, a Schedule and a MemoryPlan in; the launches of the step, issued again on lanes, out.
+
+A lane is a stream: what is issued on it runs in that order. Own storages are allocated on the lane of the launch that
+makes them and let go on it, by the plan, so that torch's allocator, which gives a block again to the same stream only,
+never gives it too early.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import torch
+from torch.utils import _pytree as pytree
+
+from kitsune.engine.memory import MemoryPlan
+from kitsune.engine.record import Call, Place, Recording, is_place, is_tensor
+from kitsune.engine.schedule import Schedule
+
+
+class Lanes(Protocol):
+    """Where launches go. Used as a context: everything has ended, or is ordered before what follows, at its end."""
+
+    def __enter__(self) -> "Lanes": ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, lane: int, launch: int, waits: Sequence[int], run: Callable[[], None]) -> None:
+        """Runs after what was submitted to this lane, and after the launches in `waits`."""
+
+
+def issue(recording: Recording, schedule: Schedule, plan: MemoryPlan, lanes: Lanes) -> Any:
+    """Issues every launch once, and returns what the step returns, in memory of this issue."""
+    memory = Memory(recording)
+    maker: dict[int, int] = {}  # own storage -> lane
+    due: defaultdict[int, list[int]] = defaultdict(list)  # lane -> storages that its next launch lets go
+    with lanes:
+        for placed, released in zip(schedule.placed, plan.releases, strict=False):
+            call = recording.calls[placed.launch]
+            for storage in released:
+                due[maker[storage]].append(storage)
+            for span in recording.graph.launches[placed.launch].writes:
+                maker.setdefault(span.storage, placed.stream)
+            freed = tuple(due.pop(placed.stream, ()))
+            lanes.submit(placed.stream, placed.launch, placed.waits, memory.task(call, freed))
+    return memory.tensors(recording.result)
+
+
+class Memory:
+    """The storages of one issue: those that were there before, and the step's own as they come and go."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._storages = dict(recording.held)
+
+    def task(self, call: Call, freed: Sequence[int]) -> Callable[[], None]:
+        def run() -> None:
+            for storage in freed:
+                del self._storages[storage]
+            self._issue(call)
+
+        return run
+
+    def tensors(self, tree: Any) -> Any:
+        return pytree.tree_map(lambda leaf: self._tensor(leaf) if is_place(leaf) else leaf, tree, is_leaf=is_place)
+
+    def _issue(self, call: Call) -> None:
+        for storage in call.allocates:
+            self._storages[storage] = self._allocated(storage)
+        with torch.set_grad_enabled(call.in_grad_mode), torch._C._AutoDispatchBelowAutograd():
+            output = call.function(*self.tensors(call.arguments), **self.tensors(call.named))
+        if not call.results:
+            return
+        for leaf, place in zip(pytree.tree_leaves(output), call.results, strict=True):
+            if place is not None and is_tensor(leaf):
+                self._storages.setdefault(place.storage, leaf.untyped_storage())
+
+    def _allocated(self, storage: int) -> torch.UntypedStorage:
+        nbytes = self._recording.graph.storages[storage].nbytes
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._recording.device).untyped_storage()
+
+    def _tensor(self, place: Place) -> torch.Tensor:
+        storage = self._storages[place.storage]
+        tensor = torch.empty(0, dtype=place.dtype, device=storage.device)
+        return tensor.set_(storage, place.offset, place.size, place.stride)
+
+
+class HostLane:
+    """One after the other, on the host: the CPU twin of streams that never overlap."""
+
+    def __enter__(self) -> "HostLane":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def submit(self, lane: int, launch: int, waits: Sequence[int], run: Callable[[], None]) -> None:
+        run()
+
+
+class HostLanes:
+    """A thread for each lane: the CPU twin of streams that overlap as they like, with waits as their only order."""
+
+    def __init__(self, count: int) -> None:
+        self._workers = [ThreadPoolExecutor(1) for _ in range(count)]
+        self._launched: dict[int, Future[None]] = {}
+
+    def __enter__(self) -> "HostLanes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.shutdown()
+        for launched in self._launched.values():
+            launched.result()
+
+    def submit(self, lane: int, launch: int, waits: Sequence[int], run: Callable[[], None]) -> None:
+        before = [self._launched[other] for other in waits]
+
+        def task() -> None:
+            for launched in before:
+                launched.result()
+            run()
+
+        self._launched[launch] = self._workers[lane].submit(task)
+
+
+class CudaLanes:
+    """Streams that fork from the current one and join it again; under capture, branches of the graph."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._device = device
+        self._count = count
+
+    def __enter__(self) -> "CudaLanes":
+        main = torch.cuda.current_stream(self._device)
+        self._streams = [main, *(torch.cuda.Stream(self._device) for _ in range(self._count - 1))]
+        self._events: dict[int, torch.cuda.Event] = {}
+        for stream in self._streams[1:]:
+            stream.wait_stream(main)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in self._streams[1:]:
+            self._streams[0].wait_stream(stream)
+
+    def submit(self, lane: int, launch: int, waits: Sequence[int], run: Callable[[], None]) -> None:
+        stream = self._streams[lane]
+        for other in waits:
+            stream.wait_event(self._events[other])
+        with torch.cuda.stream(stream):
+            run()
+        self._events[launch] = stream.record_event()

@@ -1,0 +1,118 @@
+"""A launch graph and a schedule of it go in; out comes when the host lets go of which storage, and the memory needed.
+
+Torch's caching allocator takes memory on the stream of the launch that makes a storage, and gives it again only to that
+stream, to whatever is issued there next, without looking at the other streams. Pure.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kitsune.engine.graph import LaunchGraph, Storage
+from kitsune.engine.schedule import Clock, Schedule, clocks, latest, on_streams
+
+BLOCK_BYTES: Final = 512  # kMinBlockSize of c10/cuda/CUDACachingAllocator
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """When storages of the step's own are let go of, and what they need, in blocks as torch rounds them.
+
+    `releases[p]`: storages let go of right before the launch at issue position p is issued; the last entry is for
+    after the last launch. Storages that are kept are in none.
+    `peak_bytes`: every stream's own pool at its fullest, added up; how blocks lie in it (fragmentation) is left out.
+    `naive_bytes`: all storages of the step's own, nothing used again.
+    """
+
+    releases: tuple[tuple[int, ...], ...]
+    peak_bytes: int
+    naive_bytes: int
+
+
+def plan_memory(graph: LaunchGraph, schedule: Schedule) -> MemoryPlan:
+    """Every storage is let go of as soon as the allocator could not hand its memory to a launch that runs too early."""
+    releases = plan_releases(graph, schedule)
+    naive_bytes = sum(rounded_bytes(storage) for storage in graph.storages if storage.is_own)
+    return MemoryPlan(releases, peak_bytes(graph, schedule, releases), naive_bytes)
+
+
+def within(
+    graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float, pool_bytes: int | None
+) -> tuple[Schedule, MemoryPlan]:
+    """The quickest schedule on 1 to `streams` streams, by prediction, whose memory fits into the pool.
+
+    When none fits, the one that needs the least. None: the pool has no limit. Raises ValueError as `on_streams` does.
+    """
+    if streams < 1:
+        raise ValueError(f"a schedule needs at least one stream, not {streams}")
+    schedules = [on_streams(graph, costs_us, count, wait_us) for count in range(1, streams + 1)]
+    planned = [(schedule, plan_memory(graph, schedule)) for schedule in schedules]
+    fitting = [pair for pair in planned if pool_bytes is None or pair[1].peak_bytes <= pool_bytes]
+    if fitting:
+        return min(fitting, key=lambda pair: (pair[0].makespan_us, pair[1].peak_bytes))
+    return min(planned, key=lambda pair: (pair[1].peak_bytes, pair[0].makespan_us))
+
+
+def plan_releases(graph: LaunchGraph, schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+    """For every issue position, and for after the last, the storages to let go of right before."""
+    releases: list[list[int]] = [[] for _ in range(len(schedule.placed) + 1)]
+    seen = clocks(schedule)
+    positions = positions_of(schedule)
+    lanes = [[p for p, placed in enumerate(schedule.placed) if placed.stream == s] for s in range(schedule.streams)]
+    for number, (storage, touchers) in enumerate(zip(graph.storages, graph.touchers(), strict=True)):
+        if storage.is_own and not storage.is_kept:
+            touched = [positions[launch] for launch in touchers]
+            releases[release_position(schedule, seen, lanes, touched)].append(number)
+    return tuple(map(tuple, releases))
+
+
+def release_position(
+    schedule: Schedule, seen: Sequence[Clock], lanes: Sequence[Sequence[int]], touched: Sequence[int]
+) -> int:
+    """The first launch of the storage's stream that begins after everything that touches the storage.
+
+    Any launch may be given the memory, not only one that makes a storage: operations take workspace while they run.
+    The clocks of a stream only grow, so what is true of this launch is true of all later ones there; and what is known
+    to have ended has been issued.
+    """
+    if not touched:
+        return len(schedule.placed)
+    needed = latest(*(behind(schedule, seen, position) for position in touched))
+    lane = lanes[schedule.placed[touched[0]].stream]
+    index = bisect_left(lane, True, key=lambda position: latest(seen[position], needed) == seen[position])
+    return lane[index] if index < len(lane) else len(schedule.placed)
+
+
+def behind(schedule: Schedule, seen: Sequence[Clock], position: int) -> Clock:
+    """The least that must be known for the launch at this position to have ended."""
+    stream = schedule.placed[position].stream
+    return tuple(count + 1 if other == stream else 0 for other, count in enumerate(seen[position]))
+
+
+def peak_bytes(graph: LaunchGraph, schedule: Schedule, releases: Sequence[Sequence[int]]) -> int:
+    """What the streams' pools need together when storages are made and let go of in this order."""
+    makers: dict[int, list[int]] = {}
+    for storage, touchers in enumerate(graph.touchers()):
+        if graph.storages[storage].is_own and touchers:
+            makers.setdefault(touchers[0], []).append(storage)
+    stream_of: dict[int, int] = {}
+    used, peaks = [0] * schedule.streams, [0] * schedule.streams
+    for position, placed in enumerate(schedule.placed):
+        for storage in releases[position]:
+            used[stream_of[storage]] -= rounded_bytes(graph.storages[storage])
+        for storage in makers.get(placed.launch, ()):
+            stream_of[storage] = placed.stream
+            used[placed.stream] += rounded_bytes(graph.storages[storage])
+        peaks[placed.stream] = max(peaks[placed.stream], used[placed.stream])
+    return sum(peaks)
+
+
+def rounded_bytes(storage: Storage) -> int:
+    """The size of a storage in whole blocks."""
+    return -(-storage.nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def positions_of(schedule: Schedule) -> dict[int, int]:
+    """At which issue position each launch is."""
+    return {placed.launch: position for position, placed in enumerate(schedule.placed)}

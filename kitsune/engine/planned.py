@@ -1,0 +1,146 @@
+"""Planned: a step in, a graph of its launches on several streams out, once it is proven to be the same step.
+
+record -> split -> measure -> schedule -> plan memory -> capture -> prove (DESIGN: docs/decisions/0008).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from kitsune.device import Graph, Recorder
+from kitsune.engine.costs import measured_us
+from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, issue
+from kitsune.engine.kernels import difference, kernels_of
+from kitsune.engine.memory import MemoryPlan, plan_memory, within
+from kitsune.engine.proof import refuted
+from kitsune.engine.record import Recording, is_tensor, record
+from kitsune.engine.schedule import Schedule, in_order
+from kitsune.engine.split import split
+from kitsune.engine.state import State
+from kitsune.errors import CaptureError
+
+WAIT_US: Final = 1.5  # an event between two streams of a CUDA graph on an H200
+
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What was decided for a step: what it launches, when and where, and the memory that it needs."""
+
+    recording: Recording
+    costs_us: Sequence[float]
+    schedule: Schedule
+    memory: MemoryPlan
+
+
+def planned(recording: Recording, streams: int, pool_bytes: int | None) -> Planned:
+    """The quickest way to issue a recorded step on up to `streams` streams. Leaves the state of the step as it was."""
+    smaller = recording if streams == 1 else split(recording)
+    before = State(recording)
+    try:
+        costs_us = measured_us(smaller)
+    finally:
+        before.restore()
+    schedule, memory = within(smaller.graph, costs_us, streams, WAIT_US, pool_bytes)
+    return Planned(smaller, costs_us, schedule, memory)
+
+
+class Planner:
+    """Turns steps into graphs of several streams. `refusal` says why the last one was not, `plan` what it became."""
+
+    def __init__(self, recorder: Recorder, streams: int, pool_bytes: int | None = None) -> None:
+        self._recorder = recorder
+        self._streams = streams
+        self._pool_bytes = pool_bytes
+        self.plan: Planned | None = None
+        self.refusal = ""
+
+    def capture(
+        self, step: Step, inputs: Sequence[torch.Tensor] = (), rates: Sequence[torch.Tensor] = ()
+    ) -> tuple[Graph | None, Any]:
+        """(graph, the tensors that it writes), or (None, what the step returned). The step runs once, for real.
+
+        The tensors hold what that run gave. `inputs` and `rates` are the static tensors of the batch and of the
+        learning rates, which the proof changes from step to step.
+        """
+        recorded = record(step, self._recorder.device)
+        self.refusal = recorded.refusal
+        if recorded.recording is None:
+            return None, recorded.result
+        try:
+            graph, static = self._proven(recorded.recording, step, inputs, rates)
+        except CaptureError as error:
+            self.refusal = str(error)
+            return None, recorded.result
+        fill(static, recorded.result)
+        return graph, static
+
+    def _proven(
+        self, recording: Recording, step: Step, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
+    ) -> tuple[Graph, Any]:
+        self._check_kernels(recording, step)
+        plan = planned(recording, self._streams, self._pool_bytes)
+        graph, static = self._captured(plan)
+
+        def replay() -> Any:
+            graph.replay()
+            return static
+
+        problem = refuted(recording, step, replay, inputs, rates)
+        if problem is not None:
+            raise CaptureError(f"the launches as they were planned are not the step: {problem}")
+        self.plan = plan
+        return graph, static
+
+    def _check_kernels(self, recording: Recording, step: Step) -> None:
+        """Raises CaptureError when the step launches what the recording does not."""
+        if recording.device.type != "cuda":
+            return
+        before = State(recording)
+        schedule = in_order(recording.graph, [0.0] * len(recording.calls))
+        memory = plan_memory(recording.graph, schedule)
+        expected = kernels_of(step)
+        before.restore()
+        found = kernels_of(lambda: issue(recording, schedule, memory, HostLane()))
+        before.restore()
+        if unseen := difference(expected, found):
+            raise CaptureError(unseen)
+
+    def _captured(self, plan: Planned) -> tuple[Graph, Any]:
+        device = self._recorder.device
+        if device.type == "cuda":
+            lanes = CudaLanes(plan.schedule.streams, device)
+            return self._recorder.capture(lambda: issue(plan.recording, plan.schedule, plan.memory, lanes))
+        before = State(plan.recording)
+        graph = HostPlan(plan)
+        before.restore()
+        return graph, graph.result
+
+
+class HostPlan:
+    """The CPU twin: the planned launches on threads, or in order where some draw random numbers."""
+
+    def __init__(self, plan: Planned) -> None:
+        self._plan = plan
+        self.result = self._issued()
+
+    def replay(self) -> None:
+        fill(self.result, self._issued())
+
+    def _issued(self) -> Any:
+        plan = self._plan
+        draws = any(launch.draws for launch in plan.recording.graph.launches)
+        lanes: Lanes = HostLane() if draws else HostLanes(plan.schedule.streams)
+        return issue(plan.recording, plan.schedule, plan.memory, lanes)
+
+
+def fill(static: Any, values: Any) -> None:
+    """Copies tensors into those of the same structure."""
+    with torch.no_grad():
+        for one, two in zip(pytree.tree_leaves(static), pytree.tree_leaves(values), strict=True):
+            if is_tensor(one):
+                one.copy_(two)

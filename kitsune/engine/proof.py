@@ -1,0 +1,127 @@
+"""Proof: does a graph do what the step does? Both run from the same state over the same batches, and every byte counts.
+
+Where the step itself, run twice, does not come to the same bits (atomic additions), the graph may differ as much.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from kitsune.engine.record import Recording, is_tensor
+from kitsune.engine.state import State, as_bytes
+
+STEPS: Final = 3
+SLACK: Final = 4.0  # how much further than the step from itself; atomics are a matter of chance
+
+Trace = list[torch.Tensor]
+
+
+def refuted(
+    recording: Recording,
+    step: Callable[[], Any],
+    replay: Callable[[], Any],
+    inputs: Sequence[torch.Tensor],
+    rates: Sequence[torch.Tensor],
+) -> str | None:
+    """Why `replay` is not the `step` that was recorded, or None. State and inputs end as they were.
+
+    `inputs` are the static tensors of the batch, which is put into another order for every step; `rates` the learning
+    rates, which change too.
+    """
+    start, untouched = Start(recording, inputs, rates), Untouched(recording, (*inputs, *rates))
+    try:
+        expected, found = start.trace(step), start.trace(replay)
+        if untouched.has_changed():
+            return "an operation writes memory that it says it only reads"
+        if same(expected, found):
+            return None
+        again = start.trace(step)
+        if same(expected, again):
+            return "its numbers are not those of the step"
+        if is_as_near(expected, again, found):
+            return None
+        return "its numbers are further from those of the step than the step's own from each other"
+    finally:
+        start.restore()
+
+
+class Start:
+    """Where all runs begin: a state of the training and a batch."""
+
+    def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]) -> None:
+        self._recording = recording
+        self._inputs = inputs
+        self._rates = rates
+        self._state = State(recording)
+        self._given = [tensor.clone() for tensor in (*inputs, *rates)]
+
+    def restore(self) -> None:
+        self._state.restore()
+        for tensor, value in zip((*self._inputs, *self._rates), self._given, strict=True):
+            tensor.copy_(value)
+
+    def trace(self, one_step: Callable[[], Any]) -> Trace:
+        """What every one of some steps from here returned, and the state that they led to, as copies."""
+        self.restore()
+        found: Trace = []
+        for number in range(STEPS):
+            reorder(self._inputs, number)
+            for rate in self._rates:
+                rate.mul_(0.5)
+            found += [leaf.clone() for leaf in pytree.tree_leaves(one_step()) if is_tensor(leaf)]
+        return [*found, *State(self._recording).values()]
+
+
+class Untouched:
+    """Copies of what was there before the step and what, by all that its operations say, it leaves alone."""
+
+    def __init__(self, recording: Recording, changing: Sequence[torch.Tensor]) -> None:
+        written = {span.storage for launch in recording.graph.launches for span in launch.writes}
+        ours = {tensor.untyped_storage()._cdata for tensor in changing}
+        self._storages = [
+            storage
+            for number, storage in recording.held.items()
+            if number not in written and storage._cdata not in ours
+        ]
+        self._copies = [as_bytes(storage).clone() for storage in self._storages]
+
+    def has_changed(self) -> bool:
+        return any(not torch.equal(as_bytes(s), copy) for s, copy in zip(self._storages, self._copies, strict=True))
+
+
+def reorder(inputs: Sequence[torch.Tensor], number: int) -> None:
+    """Rows of all tensors that share the first dimension, in the same new order: still a batch of the user's."""
+    rows = max((tensor.shape[0] for tensor in inputs if tensor.dim()), default=0)
+    order = random.Random(number).sample(range(rows), rows)  # noqa: S311 - no secrets
+    for tensor in inputs:
+        if tensor.dim() and tensor.shape[0] == rows:
+            tensor.copy_(tensor[order].clone())
+
+
+def same(one: Trace, two: Trace) -> bool:
+    return all(map(equal, one, two))
+
+
+def equal(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """By bits, so that NaN equals NaN."""
+    return torch.equal(one.contiguous().view(-1).view(torch.uint8), two.contiguous().view(-1).view(torch.uint8))
+
+
+def is_as_near(expected: Trace, again: Trace, found: Trace) -> bool:
+    return all(
+        distance(one, three) <= SLACK * max(distance(one, two), torch.finfo(torch.float32).eps)
+        for one, two, three in zip(expected, again, found, strict=True)
+    )
+
+
+def distance(one: torch.Tensor, two: torch.Tensor) -> float:
+    """Relative, in the largest norm."""
+    if not one.is_floating_point():
+        return 0.0 if equal(one, two) else float("inf")
+    if one.numel() == 0:
+        return 0.0
+    scale = max(float(one.abs().max()), torch.finfo(torch.float32).tiny)
+    return float((one.double() - two.double()).abs().max()) / scale

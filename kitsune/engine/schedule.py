@@ -1,0 +1,250 @@
+"""A launch graph and what each launch costs go in; out comes which stream issues which launch, and who waits for whom.
+
+On a stream launches run in the order in which they are issued; between streams only a wait orders them. Pure.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+from kitsune.engine.graph import LaunchGraph
+
+Clock = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A launch on its stream. `waits`: launches on other streams whose end it waits for. The times are predicted."""
+
+    launch: int
+    stream: int
+    waits: tuple[int, ...]
+    begin_us: float
+    end_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Every launch once, in the order in which the host issues them."""
+
+    streams: int
+    placed: tuple[Placed, ...]
+
+    @property
+    def makespan_us(self) -> float:
+        """When the last launch ends, as predicted."""
+        return max((placed.end_us for placed in self.placed), default=0.0)
+
+    @property
+    def awaited(self) -> frozenset[int]:
+        """The launches that need an event recorded behind them, since another stream waits for them."""
+        return frozenset(launch for placed in self.placed for launch in placed.waits)
+
+
+def critical_path_us(graph: LaunchGraph, costs_us: Sequence[float]) -> float:
+    """The longest chain of launches that wait for each other: no number of streams is faster. Waits are free here."""
+    check(graph, costs_us)
+    ends_us: list[float] = []
+    for needed, cost_us in zip(graph.after, costs_us, strict=True):
+        ends_us.append(max((ends_us[launch] for launch in needed), default=0.0) + cost_us)
+    return max(ends_us, default=0.0)
+
+
+def in_order(graph: LaunchGraph, costs_us: Sequence[float]) -> Schedule:
+    """All launches on one stream as they were recorded, so nothing waits."""
+    check(graph, costs_us)
+    placed: list[Placed] = []
+    now_us = 0.0
+    for launch, cost_us in enumerate(costs_us):
+        placed.append(Placed(launch, 0, (), now_us, now_us + cost_us))
+        now_us += cost_us
+    return Schedule(1, tuple(placed))
+
+
+def on_streams(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float) -> Schedule:
+    """The launches on up to so many streams: list scheduling by upward rank (HEFT: Topcuoglu, Hariri, Wu 2002).
+
+    What depends on a launch of another stream begins `wait_us` after its end at the earliest. When that does not
+    promise a shorter step than one stream, the result is `in_order`. Raises ValueError when there is no stream, or a
+    cost is missing, negative or not finite.
+    """
+    if streams < 1:
+        raise ValueError(f"a schedule needs at least one stream, not {streams}")
+    if not 0 <= wait_us < math.inf:
+        raise ValueError(f"a wait cannot cost {wait_us} us")
+    alone = in_order(graph, costs_us)
+    if streams == 1:
+        return alone
+    spread = Schedule(streams, with_waits(graph, listed(graph, costs_us, streams, wait_us), streams))
+    return spread if spread.makespan_us < alone.makespan_us else alone
+
+
+def check(graph: LaunchGraph, costs_us: Sequence[float]) -> None:
+    """Raises ValueError unless there is one cost for every launch, finite and not negative."""
+    if len(costs_us) != len(graph.launches):
+        raise ValueError(f"{len(graph.launches)} launches, but {len(costs_us)} costs")
+    for launch, cost_us in enumerate(costs_us):
+        if not 0 <= cost_us < math.inf:
+            raise ValueError(f"launch {launch} ({graph.launches[launch].name}) cannot cost {cost_us} us")
+
+
+# Who goes where -------------------------------------------------------------------------------------------------------
+
+
+def upward_ranks(graph: LaunchGraph, costs_us: Sequence[float], wait_us: float) -> list[float]:
+    """For every launch the longest way from its begin to the end of the step, with `wait_us` between two launches.
+
+    A launch that must be issued before another is at least as urgent, or it would hold that one up.
+    """
+    tails = [0.0] * len(costs_us)
+    ranks = [0.0] * len(costs_us)
+    for launch in reversed(range(len(costs_us))):
+        ranks[launch] = max(ranks[launch], costs_us[launch] + tails[launch])
+        for needed in graph.after[launch]:
+            tails[needed] = max(tails[needed], ranks[launch] + wait_us)
+        for earlier in graph.issued_after[launch]:
+            ranks[earlier] = max(ranks[earlier], ranks[launch])
+    return ranks
+
+
+@dataclass(slots=True)
+class Board:
+    """The streams as far as they are filled."""
+
+    wait_us: float
+    free_us: list[float]
+    placed: dict[int, Placed] = field(default_factory=dict)
+
+    def reach_us(self, needed: Iterable[int]) -> list[float]:
+        """For every stream when something that needs those launches may begin there at the earliest."""
+        streams = range(len(self.free_us))
+        ends_us = [-math.inf] * len(streams)
+        for launch in needed:
+            before = self.placed[launch]
+            ends_us[before.stream] = max(ends_us[before.stream], before.end_us)
+        return [
+            max(0.0, *(end_us if other == stream else end_us + self.wait_us for other, end_us in enumerate(ends_us)))
+            for stream in streams
+        ]
+
+    def place(self, launch: int, needed: tuple[int, ...], cost_us: float) -> None:
+        """Puts the launch where it begins earliest; of several, behind what it needs last, which saves a wait."""
+        begins_us = [max(times_us) for times_us in zip(self.free_us, self.reach_us(needed), strict=True)]
+        last = max((self.placed[before] for before in needed), key=lambda before: before.end_us, default=None)
+        home = last.stream if last else 0
+        stream = min(range(len(begins_us)), key=lambda stream: (begins_us[stream], stream != home, stream))
+        end_us = begins_us[stream] + cost_us
+        self.placed[launch] = Placed(launch, stream, (), begins_us[stream], end_us)
+        self.free_us[stream] = end_us
+
+
+def listed(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float) -> tuple[Placed, ...]:
+    """The launches in issue order on their streams, without waits.
+
+    As soon as a stream is free, it takes the launch with the highest rank among those that could begin by then. HEFT
+    takes the highest rank of all, which leaves the stream idle until that one can begin: on simulated training steps
+    the result was up to 19 % longer, and never more than 3 % shorter.
+    """
+    ranks = upward_ranks(graph, costs_us, wait_us)
+    board = Board(wait_us, [0.0] * streams)
+    missing = [len(after) + len(issued) for after, issued in zip(graph.after, graph.issued_after, strict=True)]
+    followers = followers_of(graph)
+    coming = [(0.0, launch) for launch, count in enumerate(missing) if not count]
+    ready: list[tuple[float, int]] = []
+    while coming or ready:
+        now_us = min(board.free_us) if ready else max(min(board.free_us), coming[0][0])
+        while coming and coming[0][0] <= now_us:
+            launch = heappop(coming)[1]
+            heappush(ready, (-ranks[launch], launch))
+        launch = heappop(ready)[1]
+        board.place(launch, graph.after[launch], costs_us[launch])
+        for follower in followers[launch]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                heappush(coming, (min(board.reach_us(graph.after[follower])), follower))
+    return tuple(board.placed.values())
+
+
+def followers_of(graph: LaunchGraph) -> list[list[int]]:
+    """For every launch those that wait for it or are issued after it; one that does both stands there twice."""
+    found: list[list[int]] = [[] for _ in graph.launches]
+    for launch, needed in enumerate(zip(graph.after, graph.issued_after, strict=True)):
+        for before in (*needed[0], *needed[1]):
+            found[before].append(launch)
+    return found
+
+
+# Who waits for whom ---------------------------------------------------------------------------------------------------
+
+
+class Knowledge:
+    """Vector clocks (Fidge 1988, Mattern 1989): what has ended when a launch begins, by stream order and waits alone.
+
+    A clock counts, for every stream, how many of its first launches are known to have ended.
+    """
+
+    def __init__(self, streams: int) -> None:
+        self.of_stream: list[Clock] = [(0,) * streams] * streams
+        self.behind: dict[int, Clock] = {}
+        self.stream_of: dict[int, int] = {}
+
+    def issue(self, launch: int, stream: int, waits: Iterable[int]) -> Clock:
+        """The clock at the begin of the launch, which is the next one on its stream."""
+        clock = latest(self.of_stream[stream], *(self.behind[awaited] for awaited in waits))
+        behind = (*clock[:stream], clock[stream] + 1, *clock[stream + 1 :])
+        self.behind[launch] = self.of_stream[stream] = behind
+        self.stream_of[launch] = stream
+        return clock
+
+    def missing(self, stream: int, needed: Iterable[int]) -> tuple[int, ...]:
+        """The fewest waits after which the next launch of the stream knows that all those have ended."""
+        newest: dict[int, int] = {}
+        for launch in needed:
+            other = self.stream_of[launch]
+            if not self.covers(self.of_stream[stream], launch) and (
+                other not in newest or self.covers(self.behind[launch], newest[other])
+            ):
+                newest[other] = launch
+        candidates = sorted(newest.values())
+        return tuple(
+            launch
+            for launch in candidates
+            if not any(self.covers(self.behind[other], launch) for other in candidates if other != launch)
+        )
+
+    def covers(self, clock: Clock, launch: int) -> bool:
+        """Whether the launch has ended by that clock."""
+        stream = self.stream_of[launch]
+        return clock[stream] >= self.behind[launch][stream]
+
+
+def latest(first: Clock, *others: Clock) -> Clock:
+    """What is known from all of the clocks together."""
+    return tuple(map(max, first, *others)) if others else first
+
+
+def with_waits(graph: LaunchGraph, placed: Iterable[Placed], streams: int) -> tuple[Placed, ...]:
+    """The same with waits: no more than the graph needs, none that the others already imply."""
+    knowledge = Knowledge(streams)
+    found: list[Placed] = []
+    for one in placed:
+        waits = knowledge.missing(one.stream, graph.after[one.launch])
+        knowledge.issue(one.launch, one.stream, waits)
+        found.append(replace(one, waits=waits))
+    return tuple(found)
+
+
+def clocks(schedule: Schedule) -> tuple[Clock, ...]:
+    """For every issue position: of each stream, how many of its launches are known to have ended before it begins."""
+    knowledge = Knowledge(schedule.streams)
+    return tuple(knowledge.issue(placed.launch, placed.stream, placed.waits) for placed in schedule.placed)
+
+
+def happens_before(schedule: Schedule, seen: Sequence[Clock], first: int, second: int) -> bool:
+    """Whether the launch at issue position `first` is known to end before the one at `second` begins.
+
+    `seen` is `clocks(schedule)`. The count of its own stream is the place of a launch on it.
+    """
+    stream = schedule.placed[first].stream
+    return seen[second][stream] > seen[first][stream]

@@ -1,0 +1,95 @@
+"""Triton kernels bypass the dispatcher: this adapter sees them at their own launchers. What the engine relies on of
+torch's internals for that is all here.
+
+Inductor's kernels go through CachingAutotuner.run with arguments named in_ptr0, out_ptr0, in_out_ptr0; a kernel of the
+user goes through JITFunction.run, and may read and write whatever it is given a pointer to.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLaunch:
+    """A kernel with its arguments. `function(*arguments, **named)` launches it on the current stream.
+
+    `reads` and `writes` are positions in `arguments`.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+Saw = Callable[[TritonLaunch], None]
+
+
+@contextlib.contextmanager
+def triton_launches(device: torch.device, saw: Saw) -> Iterator[None]:
+    """Tells `saw` of every launch in the block, in all threads, right before it happens. On a CPU there are none."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        yield
+        return
+    heuristics: Any = importlib.import_module("torch._inductor.runtime.triton_heuristics")
+    jit: Any = importlib.import_module("triton.runtime.jit")
+    with _wrapped(heuristics.CachingAutotuner, _inductors, saw), _wrapped(jit.JITFunction, _users, saw):
+        yield
+
+
+@contextlib.contextmanager
+def _wrapped(kind: Any, watched: Callable[..., Any], saw: Saw) -> Iterator[None]:
+    run = kind.run
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        return watched(run, saw, self, *arguments, **named)
+
+    kind.run = call
+    try:
+        yield
+    finally:
+        kind.run = run
+
+
+def _inductors(run: Any, saw: Saw, tuner: Any, *arguments: Any, stream: Any, **named: Any) -> Any:
+    names, mutated = list(tuner.fn.arg_names), set(getattr(tuner, "mutated_arg_names", None) or ())
+    pointers = [(at, name) for at, (name, value) in enumerate(zip(names, arguments, strict=False)) if _is_tensor(value)]
+    reads = tuple(at for at, name in pointers if name in mutated or not name.startswith("out_ptr"))
+    writes = tuple(at for at, name in pointers if name in mutated or not name.startswith("in_ptr"))
+    launch = partial(_on_current_stream, run, tuner)
+    saw(TritonLaunch(tuner.fn.__name__, launch, arguments, named, reads, writes))
+    return run(tuner, *arguments, stream=stream, **named)
+
+
+def _on_current_stream(run: Any, tuner: Any, *arguments: Any, **named: Any) -> Any:
+    return run(tuner, *arguments, stream=torch.cuda.current_stream().cuda_stream, **named)
+
+
+def _users(run: Any, saw: Saw, kernel: Any, *arguments: Any, **named: Any) -> Any:
+    if named.get("warmup"):
+        return run(kernel, *arguments, **named)
+    by_name = {name: value for name, value in named.items() if _is_tensor(value)}
+    everything = (*arguments, *by_name.values())
+    rest = {name: value for name, value in named.items() if name not in by_name}
+    pointers = tuple(at for at, value in enumerate(everything) if _is_tensor(value))
+    launch = partial(_with_names, run, kernel, tuple(by_name))
+    saw(TritonLaunch(kernel.__name__, launch, everything, rest, pointers, pointers))
+    return run(kernel, *arguments, **named)
+
+
+def _with_names(run: Any, kernel: Any, names: tuple[str, ...], *everything: Any, **rest: Any) -> Any:
+    at = len(everything) - len(names)
+    return run(kernel, *everything[:at], **dict(zip(names, everything[at:], strict=True)), **rest)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)

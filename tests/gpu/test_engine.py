@@ -1,0 +1,150 @@
+"""Planned launches on a GPU: real streams, a real capture, compiled code, and the kernels that the profiler counts."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kitsune.device import Recorder, side_stream
+from kitsune.engine.kernels import kernels_of
+from kitsune.engine.planned import Planner
+from kitsune.engine.record import record
+from tests.unit.engine.steps import CASES, Step, equal, warmed
+
+triton = pytest.importorskip("triton")
+tl = triton.language
+STEPS = 20
+
+
+@triton.jit
+def doubled(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
+
+
+@pytest.fixture(autouse=True)
+def repeatable(monkeypatch):
+    """The same bits from the same step, or nothing could be compared to the bit."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-2, fused=True, capturable=True)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, fused=True)
+
+
+def settle(*steps: Step, count: int = 3) -> None:
+    for one in steps:
+        torch.manual_seed(5)
+        for _ in range(count):
+            one()
+
+
+def planned_and_plain(device, name, streams, make_optimizer=adamw, compiled=False):
+    step, twin = warmed(name, make_optimizer, device=device)
+    if compiled:
+        for one in (step, twin):
+            one.model.forward = torch.compile(one.model.forward)
+    with side_stream(device):
+        settle(step, twin)
+        torch.manual_seed(1)
+        planner = Planner(Recorder(device), streams)
+        graph, result = planner.capture(step, step.inputs)
+    assert graph is not None, planner.refusal
+    return planner, graph, result, step, twin
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("streams", [1, 2, 4])
+@pytest.mark.parametrize("make_optimizer", [adamw, sgd])
+def test_training_by_the_planned_step_is_training_to_the_bit(device, name, streams, make_optimizer):
+    _, graph, (loss, gradients), step, twin = planned_and_plain(device, name, streams, make_optimizer)
+    losses = [loss.clone()]
+    for _ in range(STEPS):
+        graph.replay()
+        losses.append(loss.clone())
+    torch.manual_seed(1)
+    with side_stream(device):
+        expected = [twin() for _ in range(STEPS + 1)]
+    assert equal(losses, [each[0] for each in expected])
+    assert equal(gradients, expected[-1][1])
+    assert equal(step.state(), twin.state())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["mlp", "branches", "tied"])
+@pytest.mark.parametrize("streams", [1, 4])
+def test_compiled_steps_are_planned_too(device, name, streams):
+    planner, graph, (loss, _), step, twin = planned_and_plain(device, name, streams, compiled=True)
+    assert any("triton" in launch.name for launch in planner.plan.recording.graph.launches)
+    losses = [loss.clone()]
+    for _ in range(STEPS):
+        graph.replay()
+        losses.append(loss.clone())
+    torch.manual_seed(1)
+    with side_stream(device):
+        expected = [twin()[0] for _ in range(STEPS + 1)]
+    assert equal(losses, expected)
+    assert equal(step.state(), twin.state())
+
+
+def test_several_streams_are_used(device):
+    planner, *_ = planned_and_plain(device, "branches", 4)
+    assert planner.plan.schedule.streams > 1
+    assert any(placed.waits for placed in planner.plan.schedule.placed)
+
+
+def test_replays_allocate_nothing(device):
+    _, graph, *_ = planned_and_plain(device, "branches", 4)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats(device)["allocation.all.allocated"]
+    for _ in range(5):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_stats(device)["allocation.all.allocated"] == before
+
+
+def test_planned_graphs_launch_what_the_step_launches(device):
+    _, graph, _, _, twin = planned_and_plain(device, "branches", 1)
+    assert kernels_of(graph.replay) == kernels_of(twin)
+
+
+def test_a_kernel_of_the_users_own_is_seen(device):
+    x, weight = torch.randn(100, device=device), torch.ones(100, device=device)
+
+    def step():
+        y = torch.empty_like(x)
+        doubled[(1,)](x, y, 100, BLOCK=128)
+        weight.add_(y)
+        return weight.sum()
+
+    step()
+    found = record(step, device)
+    assert found.refusal == ""
+    assert "doubled" in [launch.name for launch in found.recording.graph.launches]
+    graph, total = Planner(Recorder(device), 2).capture(step, [x])
+    expected = weight.clone()
+    graph.replay()
+    torch.testing.assert_close(weight, expected + 2 * x)
+    torch.testing.assert_close(total, weight.sum())
+
+
+def test_attention_with_dropout_draws_anew_at_every_replay(device):
+    q = torch.randn(2, 2, 16, 64, device=device, dtype=torch.float16)
+
+    def step():
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+
+    with side_stream(device):
+        step()
+        graph, out = Planner(Recorder(device), 2).capture(step, [])
+    assert graph is not None
+    seen = set()
+    for _ in range(5):
+        graph.replay()
+        seen.add(float(out.float().sum()))
+    assert len(seen) == 5

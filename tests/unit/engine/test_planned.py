@@ -1,0 +1,255 @@
+"""The whole way on the CPU twin: record, split, schedule, plan memory, issue on threads, prove. To the bit."""
+
+import pytest
+import torch
+from torch import nn
+
+from kitsune.device import Recorder
+from kitsune.engine.costs import measured_us
+from kitsune.engine.issue import HostLane, HostLanes, issue
+from kitsune.engine.memory import plan_memory
+from kitsune.engine.planned import Planner, planned
+from kitsune.engine.proof import refuted
+from kitsune.engine.record import record
+from kitsune.engine.schedule import in_order, on_streams
+from kitsune.engine.split import split
+from kitsune.engine.state import State
+from tests.unit.engine.steps import CASES, CPU, adam, adamw, equal, rmsprop, sgd, warmed
+
+STEPS = 20
+
+
+def recorded(step):
+    found = record(step, CPU)
+    assert found.refusal == ""
+    return found.recording
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("streams", [1, 2, 4])
+@pytest.mark.parametrize("make_optimizer", [adamw, sgd])
+def test_training_by_the_planned_step_is_training_to_the_bit(name, streams, make_optimizer):
+    step, twin = warmed(name, make_optimizer)
+    torch.manual_seed(1)
+    planner = Planner(Recorder(CPU), streams)
+    graph, (loss, gradients) = planner.capture(step, step.inputs)
+    assert planner.refusal == ""
+    assert planner.plan.schedule.streams <= streams
+    losses = [loss.clone()]
+    for _ in range(STEPS):
+        graph.replay()
+        losses.append(loss.clone())
+    torch.manual_seed(1)
+    expected = [twin() for _ in range(STEPS + 1)]
+    assert equal(losses, [each[0] for each in expected])
+    assert equal(gradients, expected[-1][1])
+    assert equal(step.state(), twin.state())
+
+
+@pytest.mark.parametrize("make_optimizer", [adam, rmsprop])
+def test_other_optimizers_and_clipping(make_optimizer):
+    step, twin = warmed("branches", make_optimizer, clip=0.1)
+    planner = Planner(Recorder(CPU), 3)
+    graph, _ = planner.capture(step, step.inputs)
+    assert graph is not None, planner.refusal
+    twin()
+    for _ in range(STEPS):
+        graph.replay()
+        twin()
+    assert equal(step.state(), twin.state())
+
+
+def test_another_batch_goes_through_the_static_one():
+    step, twin = warmed("branches")
+    graph, (loss, _) = Planner(Recorder(CPU), 3).capture(step, step.inputs)
+    twin()
+    for number in range(4):
+        for one in (step, twin):
+            one.inputs[0].copy_(torch.randn(one.inputs[0].shape, generator=torch.Generator().manual_seed(number)))
+        graph.replay()
+        assert torch.equal(loss, twin()[0])
+
+
+def random_costs(count, seed):
+    return (torch.rand(count, generator=torch.Generator().manual_seed(seed)) * 100).tolist()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", ["branches", "frozen", "recurrent"])
+def test_any_schedule_on_threads_gives_the_same_bits(name, seed):
+    step, twin = warmed(name)
+    recording = split(recorded(step), bucket_bytes=64)
+    expected = twin()
+    costs_us = random_costs(len(recording.calls), seed)
+    schedule = on_streams(recording.graph, costs_us, 4, 1.0)
+    assert schedule.streams > 1
+    for _ in range(3):
+        result = issue(recording, schedule, plan_memory(recording.graph, schedule), HostLanes(4))
+        expected = twin()
+        assert equal(result[1], expected[1])
+        assert equal(step.state(), twin.state())
+
+
+def test_a_storage_that_is_let_go_too_early_is_noticed():
+    step, _ = warmed("branches")
+    recording = recorded(step)
+    schedule = in_order(recording.graph, [1.0] * len(recording.calls))
+    plan = plan_memory(recording.graph, schedule)
+    first = next(at for at, storages in enumerate(plan.releases) if storages)
+    releases = list(plan.releases)
+    releases[first - 1], releases[first] = releases[first], ()
+    with pytest.raises(KeyError):
+        issue(recording, schedule, type(plan)(tuple(releases), 0, 0), HostLane())
+
+
+def test_an_error_on_a_lane_comes_out_and_nothing_hangs():
+    ran = []
+
+    def fail_on_the_first() -> None:
+        with HostLanes(2) as lanes:
+            lanes.submit(0, 0, (), lambda: 1 / 0)
+            lanes.submit(1, 1, (0,), lambda: ran.append(1))
+
+    with pytest.raises(ZeroDivisionError):
+        fail_on_the_first()
+    assert ran == []
+
+
+def test_the_gradients_of_a_convolution_and_the_update_are_split():
+    step, _ = warmed("branches")
+    recording = recorded(step)
+    smaller = split(recording, bucket_bytes=300)
+    count = [launch.name for launch in recording.graph.launches].count("convolution_backward")
+    names = [launch.name for launch in smaller.graph.launches]
+    both = [name for name in names if name.startswith("convolution_backward of")]
+    # The gradient of the images is asked of neither of the first two convolutions.
+    assert count == 3
+    assert both == ["convolution_backward of input", "convolution_backward of weight"]
+    assert names.count("_fused_adamw_") > 2
+    updated = [span for launch in smaller.graph.launches if launch.name == "_fused_adamw_" for span in launch.writes]
+    whole = next(launch for launch in recording.graph.launches if launch.name == "_fused_adamw_")
+    assert set(updated) == set(whole.writes)
+
+
+def test_planning_leaves_state_and_generators_alone():
+    step, _ = warmed("mlp")
+    recording = recorded(step)
+    before, drawn = [tensor.clone() for tensor in step.state()], torch.get_rng_state()
+    planned(recording, 4, None)
+    assert equal(step.state(), before)
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_every_launch_has_a_cost():
+    step, _ = warmed("mlp")
+    recording = recorded(step)
+    costs_us = measured_us(recording)
+    assert len(costs_us) == len(recording.graph.launches)
+    assert min(costs_us) > 0
+
+
+# What the proof must find ---------------------------------------------------------------------------------------------
+
+
+def proven(step, tamper=lambda: None):
+    recording = recorded(step)
+    schedule = in_order(recording.graph, [1.0] * len(recording.calls))
+    plan = plan_memory(recording.graph, schedule)
+
+    def replay():
+        result = issue(recording, schedule, plan, HostLane())
+        tamper()
+        return result
+
+    return refuted(recording, step, replay, step.inputs, ())
+
+
+def test_the_proof_accepts_the_step_and_leaves_everything_as_it_was():
+    step, _ = warmed("branches")
+    before = [tensor.clone() for tensor in (*step.state(), *step.inputs)]
+    recorded(step)
+    after = [tensor.clone() for tensor in (*step.state(), *step.inputs)]
+    assert proven(step) is None
+    assert not equal(before, after)
+
+
+@pytest.mark.parametrize("where", ["weight", "statistics", "optimizer"])
+def test_the_proof_finds_a_single_bit(where):
+    step, _ = warmed("branches")
+    tensor = {
+        "weight": step.model.head.weight.data,
+        "statistics": step.model.norm.running_var,
+        "optimizer": step.optimizer.state[step.model.head.weight]["exp_avg"],
+    }[where]
+    assert proven(step, lambda: tensor.view(torch.int32).view(-1)[:1].bitwise_xor_(1)) is not None
+
+
+def test_the_proof_finds_what_changes_with_the_data_only():
+    """A branch on the host, by a value: the launches of the recorded step are right for the recorded batch alone."""
+    step, _ = warmed("mlp")
+    plain = step.model.forward
+
+    def by_first_label(x):
+        return plain(x) * (2.0 if step.inputs[1].numpy()[0] == 0 else 1.0)
+
+    step.model.forward = by_first_label
+    assert proven(step) == "its numbers are not those of the step"
+
+
+@torch.library.custom_op("kitsune_test::honest", mutates_args=("total",))
+def honest(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    total.add_(x.sum())
+    return x * 2
+
+
+@torch.library.custom_op("kitsune_test::liar", mutates_args=())
+def liar(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    total.add_(x.sum())
+    return x * 2
+
+
+class Counting(nn.Module):
+    def __init__(self, operation):
+        super().__init__()
+        self.operation = operation
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x):
+        with torch.no_grad():
+            return x + self.operation(x.detach(), self.total)
+
+
+def counting(operation):
+    step, twin = warmed("mlp")
+    for one in (step, twin):
+        one.model.insert(0, Counting(operation))
+    return step, twin
+
+
+def test_a_custom_operation_that_declares_what_it_writes_is_planned():
+    step, twin = counting(honest)
+    graph, _ = Planner(Recorder(CPU), 2).capture(step, step.inputs)
+    twin()
+    for _ in range(3):
+        graph.replay()
+        twin()
+    assert torch.equal(step.model[0].total, twin.model[0].total)
+
+
+def test_a_custom_operation_that_lies_about_what_it_writes_is_refused():
+    step, _ = counting(liar)
+    planner = Planner(Recorder(CPU), 2)
+    graph, result = planner.capture(step, step.inputs)
+    assert graph is None
+    assert "writes memory that it says it only reads" in planner.refusal
+    assert isinstance(result[0], torch.Tensor)
+
+
+def test_a_state_brings_back_what_it_has_seen():
+    step, _ = warmed("branches")
+    recording = recorded(step)
+    state, before = State(recording), [tensor.clone() for tensor in step.state()]
+    step()
+    assert not equal(step.state(), before)
+    state.restore()
+    assert equal(step.state(), before)

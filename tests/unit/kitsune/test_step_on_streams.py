@@ -1,0 +1,69 @@
+"""TrainStep on a CPU with planned launches: what tests/step_semantics.py says of captured steps, on four streams.
+
+Where an optimizer asks the host for its step, as Adam does on a CPU, the plan is declined, and all else holds.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kitsune.engine.cudagraph import StepGraph
+from kitsune.techniques.capture import Capture
+from tests.step_cases import OPTIMIZERS, assert_same, batches, is_captured, pair, train_both
+from tests.step_semantics import (  # noqa: F401
+    test_a_captured_step_trains_as_the_plain_loop,
+    test_a_checkpoint_of_a_plan_goes_on_plain,
+    test_a_frequent_other_shape_gets_a_program_of_its_own,
+    test_a_model_that_returns_its_loss,
+    test_a_plain_checkpoint_goes_on_by_a_plan,
+    test_a_scheduler_is_honoured_at_every_step,
+    test_a_user_may_clear_and_read_gradients_between_steps,
+    test_an_overflow_skips_one_step_and_halves_the_scale,
+    test_as_many_random_numbers_are_drawn_as_by_the_plain_loop,
+    test_close_gives_everything_back,
+    test_dropout_is_another_one_at_every_step,
+    test_evaluation_in_between,
+    test_freezing_and_thawing_in_mid_run,
+    test_gradients_are_clipped,
+    test_inputs_by_position_and_by_name,
+    test_loading_an_optimizer_checkpoint_in_mid_run,
+    test_loading_weights_in_mid_run,
+    test_losses_that_are_kept_stay_what_they_were,
+    test_replacing_a_layer_in_mid_run,
+    test_the_odd_last_batch_runs_plain,
+    test_the_scale_outlives_a_new_assembly,
+    test_two_graphs_follow_one_learning_rate,
+    test_weight_decay_may_change_in_mid_run,
+    test_what_happens_on_the_host_is_not_captured,
+)
+
+WHY_NOT = Capture.why_not
+MADE: list[StepGraph] = []
+
+
+class OnStreams(StepGraph):
+    def __init__(self, *arguments):
+        super().__init__(*arguments, streams=4)
+        MADE.append(self)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    monkeypatch.setattr(
+        Capture, "why_not", lambda self, choice, facts: WHY_NOT(self, choice, replace(facts, device="cuda"))
+    )
+    monkeypatch.setattr("kitsune.step.StepGraph", OnStreams)
+    MADE.clear()
+    return torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_which_optimizers_are_planned(device, name):
+    planned, plain = pair(device, {"capture": "step"}, optimizer=OPTIMIZERS[name])
+    train_both(planned, plain, batches(10))
+    assert_same(planned, plain)
+    assert is_captured(planned.step)
+    (graph,) = MADE
+    asks_the_host = name in ("adamw", "adam")  # on a GPU, capturable ends that
+    assert ("depends on the data" in graph.streams_refusal) == asks_the_host
