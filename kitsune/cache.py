@@ -9,11 +9,12 @@ import hashlib
 import logging
 import os
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from kitsune.errors import PlanError
 from kitsune.home import home_folder
-from kitsune.plan import Environment, Match, Plan
+from kitsune.plan import Asked, Environment, Match, Plan
 from kitsune.record import canonical_json
 
 log = logging.getLogger("kitsune")
@@ -33,16 +34,16 @@ class PlanCache:
         except OSError:
             return True
 
-    def get(self, fingerprint: str, environment: Environment) -> Plan | None:
+    def get(self, asked: Asked, environment: Environment) -> Plan | None:
         """The plan that was kept under this question, if it is whole and may be applied here."""
         try:
-            plan = Plan.load(self._file(fingerprint, environment))
+            plan = Plan.load(self._file(asked, environment))
         except (OSError, PlanError):
             return None
         fits = plan.environment is not None and plan.environment.match(environment)[0] is not Match.REFUSED
-        return plan if fits else None
+        return plan if fits and plan.is_of(asked.fingerprint) else None
 
-    def keep(self, fingerprint: str, environment: Environment, plan: Plan) -> None:
+    def keep(self, asked: Asked, environment: Environment, plan: Plan) -> None:
         """Whole or not at all, also when others write at the same time or the machine dies."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -50,17 +51,17 @@ class PlanCache:
                 part = Path(file.name)
             try:
                 plan.save(part)
-                os.replace(part, self._file(fingerprint, environment))
+                os.replace(part, self._file(asked, environment))
             finally:
                 part.unlink(missing_ok=True)
         except OSError as error:
             log.info("the plan is not kept in %s: %s", self.folder, error)
 
-    def forget(self, fingerprint: str, environment: Environment) -> None:
+    def forget(self, asked: Asked, environment: Environment) -> None:
         """For a server that no longer knows the plan."""
         with contextlib.suppress(OSError):
-            self._file(fingerprint, environment).unlink(missing_ok=True)
+            self._file(asked, environment).unlink(missing_ok=True)
 
-    def _file(self, fingerprint: str, environment: Environment) -> Path:
-        question = {"fingerprint": fingerprint, **environment.model_dump(mode="json", exclude={"python", "kitsune"})}
+    def _file(self, asked: Asked, environment: Environment) -> Path:
+        question = {**asdict(asked), **environment.model_dump(mode="json", exclude={"python", "kitsune"})}
         return self.folder / f"{hashlib.sha256(canonical_json(question).encode()).hexdigest()}.json"

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from http import HTTPStatus
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -18,7 +19,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from kitsune import __version__, doctor, screen
-from kitsune.errors import KitsuneError
+from kitsune.errors import KitsuneError, NotFoundError, RefusedError
 from kitsune.exits import ExitCode, code_of
 from kitsune.plan import Match, Plan
 
@@ -184,13 +185,21 @@ def plan_diff(one: PlanName, other: PlanName, server: ServerUrl = None, as_json:
 
 
 def named_plan(name: str, server: str | None) -> Plan:
-    """A plan in a file, or by its id on a server. Raises PlanError, SettingsError and RemoteError."""
+    """A plan in a file, or by its id on a server.
+
+    Raises PlanError, SettingsError, RemoteError, and NotFoundError when the server has none of this id.
+    """
     if Path(name).is_file():
         return Plan.load(name)
     if not _PLAN_ID.fullmatch(name):
         raise typer.BadParameter(f"there is no file {name!r}, and the id of a plan has 64 hexadecimal digits")
-    client = importlib.import_module("kitsune.client").Client
-    plan: Plan = client(importlib.import_module("kitsune.server_address").server_of(server)).plan(name)
+    there = importlib.import_module("kitsune.server_address").server_of(server)
+    try:
+        plan: Plan = importlib.import_module("kitsune.client").Client(there).plan(name)
+    except RefusedError as error:
+        if error.status == HTTPStatus.NOT_FOUND:
+            raise NotFoundError(f"{there.url} has no plan {name}") from error
+        raise
     return plan
 
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from kitsune import __version__
 from kitsune.errors import PlanError, RefusedError, UnreachableError
 from kitsune.exchange import Answer, Question, exchange
-from kitsune.plan import MAX_PLAN_BYTES, Environment, Plan
+from kitsune.plan import MAX_PLAN_BYTES, Asked, Environment, Plan
 from kitsune.server_address import Server
 
 CALL_S: Final = 30.0
@@ -27,6 +27,8 @@ API: Final = "/api/v1"
 PROBLEM: Final = "application/problem+json"
 #: What the server compares a plan's environment with; the rest of an Environment does not matter to a match.
 MACHINE: Final = ("device", "gpu", "compute_capability", "memory_bytes", "torch", "triton", "cuda", "driver")
+#: Besides 500 and above, what the same question may be answered to later: too slow, too many.
+TRY_AGAIN: Final = (408, 429)
 _MAX_DETAIL: Final = 1000
 
 
@@ -56,16 +58,20 @@ class Client:
         if answer.body.strip() != b"ok":
             raise self._strange("something else than a Kitsune server answers there")
 
-    def find_plan(self, fingerprint: str, environment: Environment) -> Found:
-        """The best plan for a workload here. A plan that was altered, or was tuned for another machine, raises."""
+    def find_plan(self, asked: Asked, environment: Environment) -> Found:
+        """The best plan for a workload here. A plan that was altered, or that is of another workload, raises."""
         machine = environment.model_dump(mode="json", include=set(MACHINE))
-        query = {"fingerprint": fingerprint, **{name: str(value) for name, value in machine.items() if value}}
+        known = {"batch": asked.batch, **machine}
+        query = {"fingerprint": asked.fingerprint, **{name: str(value) for name, value in known.items() if value}}
         value = self._json("GET", f"{API}/plans", query=query, limit=2 * MAX_PLAN_BYTES)
         if "plan" not in value:
             raise self._strange("the answer names no plan, not even null")
         if value["plan"] is None:
             return Found(None, _line(value.get("reason", "there is no plan yet")))
-        return Found(self._plan(value["plan"]), _line(value.get("reason", "")))
+        plan = self._plan(value["plan"])
+        if not plan.is_of(asked.fingerprint):
+            raise self._strange("the plan that it sent is of another workload")
+        return Found(plan, _line(value.get("reason", "")))
 
     def plan(self, plan_id: str) -> Plan:
         plan = self._plan(self._json("GET", f"{API}/plans/{_segment(plan_id)}", limit=2 * MAX_PLAN_BYTES))
@@ -153,6 +159,8 @@ class Client:
         if problem is None:
             raise self._strange(f"it answered {answer.status}, and not as a Kitsune server does")
         detail = _line(problem.get("detail") or problem.get("title") or "no reason given")
+        if answer.status >= 500 or answer.status in TRY_AGAIN:
+            raise self._strange(f"it cannot answer now ({answer.status}): {detail}")
         raise RefusedError(self.server.url, answer.status, detail)
 
     def _plan(self, value: Any) -> Plan:

@@ -22,11 +22,14 @@ KitsuneError
 │   └── LeaseLostError     another worker owns the run now; what was being written is refused
 ├── StoppedError           this process was asked to end, and what it was doing with it
 ├── RemoteError
-│   ├── UnreachableError   no server answers there in time, or it is not ours
+│   ├── UnreachableError   no server answers there in time, it cannot answer now, or it is not ours
 │   └── RefusedError       the server says no (status and reason)
 ├── SettingsError          an environment variable or option has a value that makes no sense
 └── UnfitError             this machine lacks something that the command needs
 """
+
+#: The status by which a server asks for a token.
+UNAUTHORIZED = 401
 
 
 class KitsuneError(Exception):
@@ -127,14 +130,15 @@ class RemoteError(KitsuneError):
 
 
 class UnreachableError(RemoteError):
-    """No server answers there in time, or what answers is not a Kitsune server that works."""
+    """No server answers there in time, or what answers is not a Kitsune server that works: asking later may help."""
 
 
 class RefusedError(RemoteError):
     """The server says no."""
 
     def __init__(self, server: str, status: int, detail: str) -> None:
-        super().__init__(f"{server} refuses ({status}): {detail}")
+        way_out = "; set KITSUNE_TOKEN to a token of this server" if status == UNAUTHORIZED else ""
+        super().__init__(f"{server} refuses ({status}): {detail}{way_out}")
         self.status = status
         self.detail = detail
 

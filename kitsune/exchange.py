@@ -16,8 +16,9 @@ import httpx
 
 from kitsune.errors import UnreachableError
 
-#: What httpx and what it stands on raise; ValueError is a name that IDNA refuses, or a socket closed under TLS.
-_FAILURES: Final = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError, ValueError)
+#: What httpx and what it stands on raise; ValueError is a name that IDNA refuses, or a socket closed under TLS, and
+#: ImportError a proxy that asks for a package, as SOCKS does.
+_FAILURES: Final = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError, ValueError, ImportError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +58,41 @@ def exchange(question: Question, within_s: float, *, direct: bool = False) -> An
     except queue.Empty:
         attempt.cut()
         raise UnreachableError(_late(within_s)) from None
+    if isinstance(outcome, Answer):
+        return outcome
     if isinstance(outcome, httpx.TimeoutException):
         raise UnreachableError(_late(within_s)) from outcome
-    if isinstance(outcome, Exception):
-        raise UnreachableError(str(outcome) or type(outcome).__name__) from outcome
-    return outcome
+    if _is_refused(outcome):
+        raise UnreachableError(_nobody(question.url, attempt.peer)) from outcome
+    raise UnreachableError(str(outcome) or type(outcome).__name__) from outcome
 
 
 def _late(within_s: float) -> str:
     return f"no whole answer came within {within_s:.1f} s"
 
 
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether nobody listens at the port; httpx tells of it as of every other trouble with a connection."""
+    while error is not None and not isinstance(error, ConnectionRefusedError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _nobody(url: str, peer: str) -> str:
+    if peer and peer != httpx.URL(url).raw_host.decode("ascii"):
+        return f"the proxy {peer} refused the connection; look at the variables HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
+    return (
+        "no server listens there, the connection was refused; start one with kitsune serve, or name another one with "
+        "--server or KITSUNE_SERVER"
+    )
+
+
 class _Attempt:
-    """An exchange under way in its thread, and the socket by which it can be cut off."""
+    """An exchange under way in its thread, the socket by which it can be cut off, and the host at its other end."""
 
     def __init__(self, question: Question, ends_at: float, direct: bool) -> None:
-        self.outcome: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
+        self.outcome: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
+        self.peer = ""
         self._question = question
         self._ends_at = ends_at
         self._direct = direct
@@ -83,6 +103,9 @@ class _Attempt:
             self.outcome.put(self._answer())
         except (UnreachableError, *_FAILURES) as error:
             self.outcome.put(error)
+        except BaseException as error:  # nobody foresaw it: the caller must not wait for its deadline to hear of it
+            self.outcome.put(error)
+            raise
 
     def cut(self) -> None:
         """Wakes the thread wherever it reads or writes."""
@@ -124,6 +147,8 @@ class _Attempt:
         return bytes(body)
 
     def _note_socket(self, event: str, info: dict[str, Any]) -> None:
+        if event.endswith(".connect_tcp.started"):
+            self.peer = info["host"]
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             self._socket = info["return_value"].get_extra_info("socket")
             if time.monotonic() >= self._ends_at:  # the time ended while a name was looked up

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -101,6 +102,8 @@ class Plan(Record):
     format_version: Literal[1] = FORMAT_VERSION
     knobs: Mapping[str, Choice] = Field(default_factory=dict, description="choices that differ from the default")
     fingerprint: str = Field(default="", description="of the workload; empty for a plan written by hand")
+    model_fingerprint: str = Field(default="", description="of model and optimizer alone, where that could be told")
+    batch: str = Field(default="", description='shapes of the tensors of x that it was measured with: "128x3x32x32"')
     environment: Environment | None = None
     evidence: Evidence | None = None
 
@@ -116,6 +119,10 @@ class Plan(Record):
 
     def choice(self, knob: str) -> Choice:
         return self.knobs.get(knob, KNOBS[knob].default)
+
+    def is_of(self, fingerprint: str) -> bool:
+        """Whether it was tuned for this step, or for this model and optimizer under some loss."""
+        return bool(fingerprint) and fingerprint in (self.fingerprint, self.model_fingerprint)
 
     @property
     def plan_id(self) -> str:
@@ -157,6 +164,14 @@ class Plan(Record):
         except (ValueError, RecursionError) as error:
             raise PlanError("plan", "is not JSON") from error
         return cls.from_json(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """For which step a plan is wanted: the fingerprint of the step, or of its model, and `Plan.batch` where known."""
+
+    fingerprint: str
+    batch: str = ""
 
 
 def checked_knobs(knobs: Mapping[str, Choice]) -> dict[str, Choice]:

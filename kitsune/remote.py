@@ -8,11 +8,11 @@ import torch
 from kitsune.client import Client, Found
 from kitsune.device import environment
 from kitsune.lookup import look_up
-from kitsune.plan import Plan
+from kitsune.plan import Asked, Plan
 from kitsune.remote_run import RemoteRun, check_budget, check_switched_on, send
 from kitsune.server_address import server_of
 from kitsune.submission.export import fingerprint_of, model_fingerprint_of, to_archive
-from kitsune.workload import Batch, LossFn, Workload, device_of, move_batch
+from kitsune.workload import Batch, LossFn, Workload, device_of, move_batch, shapes_of
 
 #: Stands for a plan that is still to be asked for.
 Auto = Literal["auto"]
@@ -75,7 +75,7 @@ def plan_of_model(
 ) -> Found:
     """The plan for a model under any loss, or the reason why there is none. Never raises, not for what `x` does."""
     return look_up(
-        lambda: model_fingerprint_of(model, optimizer, move_batch(x(), device_of(model))),
+        lambda: _asked_by_model(model, optimizer, x()),
         lambda: environment(device_of(model)),
         server,
         token,
@@ -85,6 +85,14 @@ def plan_of_model(
 def plan_of_step(model: torch.nn.Module, loss_fn: LossFn, optimizer: torch.optim.Optimizer, batch: Batch) -> Found:
     """The plan for exactly this step, or the reason why there is none. Never raises."""
     return look_up(
-        lambda: fingerprint_of(Workload(model, loss_fn, optimizer, move_batch(batch, device_of(model)))),
+        lambda: _asked_by_step(Workload(model, loss_fn, optimizer, move_batch(batch, device_of(model)))),
         lambda: environment(device_of(model)),
     )
+
+
+def _asked_by_model(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: Any) -> Asked:
+    return Asked(model_fingerprint_of(model, optimizer, move_batch(x, device_of(model))), shapes_of(x))
+
+
+def _asked_by_step(workload: Workload) -> Asked:
+    return Asked(fingerprint_of(workload), shapes_of(workload.batch[0]))

@@ -42,7 +42,7 @@ class RemoteRun:
     def wait(self, timeout: float | None = None) -> RunStatus:
         """Returns once the run has ended, or after `timeout` seconds, with where it stands then.
 
-        A server that goes away for less than a minute does not disturb it.
+        A server that goes away for less than a minute, or whose database does, does not disturb it.
         """
         began = answered = time.monotonic()
         while True:
@@ -83,7 +83,8 @@ class RemoteRun:
 
 def check_budget(trials: int | None, budget: str | float | None) -> dict[str, Any]:
     """What of the two was given, as the server takes it. Raises SettingsError."""
-    if trials is not None and not (isinstance(trials, int) and trials >= 1):
+    is_count = isinstance(trials, int) and not isinstance(trials, bool) and trials >= 1
+    if trials is not None and not is_count:
         raise SettingsError(f"trials is {trials!r}; it must be a whole number of at least 1")
     given = {"trials": trials, "budget_s": None if budget is None else seconds_of(budget, "budget")}
     return {name: value for name, value in given.items() if value is not None}

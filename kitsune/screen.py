@@ -1,14 +1,17 @@
 """Records in, text for people or one JSON object out: stdout carries data, stderr all the rest."""
 
+import contextlib
 import json
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kitsune.errors import UnfitError
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Interval, Plan
 
@@ -16,25 +19,54 @@ PIPED_WIDTH: Final = 140  # where no terminal says how wide it is
 GIB: Final = 1024**3
 
 
+class Stdout(Console):
+    """Its `print` raises UnfitError when stdout takes nothing more."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with _written():
+            super().print(*objects, **options)
+
+
 def stdout() -> Console:
-    return _console(is_stderr=False)
+    return _console(Stdout, is_stderr=False)
 
 
 def stderr() -> Console:
-    return _console(is_stderr=True)
+    return _console(Console, is_stderr=True)
 
 
-def _console(*, is_stderr: bool) -> Console:
+def _console(kind: type[Console], *, is_stderr: bool) -> Console:
     """rich leaves colours out by itself for NO_COLOR, for TERM=dumb and where there is no terminal."""
     stream = sys.stderr if is_stderr else sys.stdout
     width = None if stream.isatty() else PIPED_WIDTH
-    return Console(stderr=is_stderr, markup=False, highlight=False, emoji=False, width=width)
+    return kind(stderr=is_stderr, markup=False, highlight=False, emoji=False, width=width)
 
 
 def emit(value: dict[str, Any]) -> None:
-    """The one JSON object of a command, on stdout: on one line for a program, indented for a terminal."""
-    sys.stdout.write(json.dumps(value, indent=2 if sys.stdout.isatty() else None, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    """The one JSON object of a command, on stdout: on one line for a program, indented for a terminal.
+
+    Raises UnfitError when stdout takes nothing more.
+    """
+    with _written():
+        sys.stdout.write(json.dumps(value, indent=2 if sys.stdout.isatty() else None, allow_nan=False) + "\n")
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[None]:
+    """A full disk or a closed pipe is told of once: what is still to be written to stdout is then thrown away."""
+    try:
+        yield
+    except OSError as error:
+        _abandon_stdout()
+        raise UnfitError(f"the result cannot be written to stdout: {error.strerror or error}") from error
+
+
+def _abandon_stdout() -> None:
+    """Python writes what is left in the buffer once more at its end, and complains: so it goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def note(text: str) -> None:
@@ -45,7 +77,8 @@ def note(text: str) -> None:
 def fail(kind: str, message: str, code: int, *, as_json: bool) -> int:
     """Tells of an error on stderr, with `as_json` also as the object on stdout; returns the code."""
     if as_json:
-        emit({"error": {"type": kind, "message": message, "exit_code": int(code)}})
+        with contextlib.suppress(UnfitError):  # where there is no stdout, this error must still be told of
+            emit({"error": {"type": kind, "message": message, "exit_code": int(code)}})
     stderr().print(Text("Error: ", style="bold red") + Text(clean(message)), soft_wrap=True)
     return int(code)
 

@@ -96,5 +96,10 @@ def batch_tensors(batch: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
+def shapes_of(x: Any) -> str:
+    """The shapes of the tensors of an x, sorted, as "16x128,16x128": what a plan was measured with."""
+    return ",".join(sorted("x".join(map(str, tensor.shape)) or "scalar" for tensor in batch_tensors(x)))
+
+
 def move_batch(batch: Any, device: torch.device | str) -> Any:
     return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch)

@@ -1,7 +1,8 @@
 """A bearer token in, the right to use a route or an answer 401 or 403 out. Every guarded route is default-deny.
 
 A route is guarded by the router that it stands on, never by its path; `GuardedRouter` cannot be made without the scope
-that its routes need. Its check runs before a body is read or a parameter looked at.
+that its routes need. Its check runs before a body is read or a parameter looked at; what the route does not know of the
+query is refused right after it.
 """
 
 from fastapi import APIRouter, Depends, Request
@@ -9,6 +10,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from server.context import context_in
+from server.queries import check_query
 from server.schemas import documented
 from tuner.store.tokens import Scope, Token
 
@@ -54,6 +56,8 @@ class Check(HTTPBearer):
                 {"www-authenticate": f'Bearer realm="kitsune", error="insufficient_scope", scope="{self.scope.value}"'},
             )
         request.state.token = token
+        if request.scope["query_string"]:
+            check_query(request)
 
 
 def secret_of(request: Request) -> str | None:

@@ -1,7 +1,8 @@
 """A run in, a stream of server-sent events out: `run` whenever it changes, `trial` for each trial, until it has ended.
 
 The id of an event is the number of trials seen by then. A client that comes back with Last-Event-ID gets the trials
-that it missed. No connection to the database is held while nothing happens.
+that it missed. No connection to the database is held while nothing happens. A token is asked for again before every
+look: a stream tells nothing that a new request with its token would not be told.
 """
 
 import time
@@ -10,12 +11,12 @@ from typing import Annotated, Any, Final
 
 import anyio
 from anyio import to_thread
-from fastapi import Header
+from fastapi import Header, Request
 from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from kitsune.record import canonical_json
-from server.auth import GuardedRouter
+from server.auth import GuardedRouter, secret_of
 from server.context import Context, Here
 from server.runs import existing
 from server.schemas import RunId, documented, run_json
@@ -37,16 +38,19 @@ router = GuardedRouter(Scope.READ, prefix="/api/v1/runs", tag="runs")
 
 @router.get("/{run_id}/events", response_class=StreamingResponse, responses={200: _TEXT, **documented(404)})
 async def events(
+    request: Request,
     here: Here,
     run_id: RunId,
     last_event_id: Annotated[int, Header(ge=0, lt=2**63, description="id of the last event seen")] = 0,
 ) -> StreamingResponse:
-    """Watch a run until it ends."""
+    """Watch a run until it ends, or until the token does."""
+    secret = secret_of(request)
+    assert secret is not None
     first = await to_thread.run_sync(_look, here, run_id, last_event_id)
-    return StreamingResponse(_stream(here, first, last_event_id), media_type=_MEDIA_TYPE)
+    return StreamingResponse(_stream(here, secret, first, last_event_id), media_type=_MEDIA_TYPE)
 
 
-async def _stream(here: Context, look: tuple[Run, list[Trial]], seen: int) -> AsyncIterator[bytes]:
+async def _stream(here: Context, secret: str, look: tuple[Run, list[Trial]], seen: int) -> AsyncIterator[bytes]:
     told: dict[str, Any] = {}
     spoke = time.monotonic()
     while True:
@@ -65,6 +69,8 @@ async def _stream(here: Context, look: tuple[Run, list[Trial]], seen: int) -> As
                 spoke = time.monotonic()
                 yield KEEPALIVE_COMMENT
             await anyio.sleep(here.settings.events_poll_s)
+        if await here.admission.token_of(secret) is None:
+            return
         look = await to_thread.run_sync(_look, here, run.id, seen)
 
 

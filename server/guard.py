@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kitsune.errors import SettingsError
 from kitsune.server_address import is_loopback
 from server.problems import SECURITY_HEADERS, refusal
 from server.settings import ServerSettings
@@ -163,6 +164,18 @@ def host_of(authority: str) -> str | None:
     """The name or address of a Host header in small letters, without port and brackets; None if it is neither."""
     match = _AUTHORITY.fullmatch(authority)
     return (match[1] or match[2]) if match else None
+
+
+def named_host(given: str) -> str:
+    """What `--allow-host` names, as `host_of` gives it; a port says nothing. Raises SettingsError for anything else."""
+    name = given.lower()
+    host = name if _is_address(name) else host_of(name)
+    if host is None:
+        raise SettingsError(
+            f"--allow-host {given!a:.100} is no name of a host; give it as clients write it in an address, without "
+            "http:// and without a path: tuner.example.com"
+        )
+    return host
 
 
 def is_ours(host: str, names: Iterable[str], *, any_address: bool) -> bool:

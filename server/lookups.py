@@ -64,12 +64,17 @@ class Lookups:
 
     def _find(self, query: bytes) -> Answer:
         asked = question_of(query)
-        software = asked.software()
         with self._database.read() as connection:
             found = plans.find_documents(
-                connection, asked.fingerprint, device=asked.device, gpu=asked.gpu, software=software, limit=1
+                connection,
+                asked.fingerprint,
+                batch=asked.batch,
+                device=asked.device,
+                gpu=asked.gpu,
+                software=asked.software(),
+                limit=1,
             )
-            body = _fitting(found[0], software) if found else _lacking(connection, asked)
+            body = _fitting(found[0], asked.said()) if found else _lacking(connection, asked)
         return Answer(body, hashlib.sha256(body).hexdigest())
 
 
@@ -85,9 +90,9 @@ def question_of(query: bytes) -> Question:
 
 
 def fit(was: Mapping[str, object], now: Mapping[str, str | int]) -> tuple[Match, str]:
-    """`Environment.match` for a machine of which only `now` is known."""
+    """`Environment.match` for a machine of which only `now` is known. A plan may not know its batch."""
     for name, value in now.items():
-        if was[name] != value:
+        if was[name] != value and (name, was[name]) != ("batch", ""):
             return Match.COMPATIBLE, f"tuned with {name} {was[name]}, this is {value}"
     return Match.EXACT, "same machine type and software"
 
@@ -97,8 +102,8 @@ def spliced(plan_id: str, document: str) -> str:
     return f'{{"plan_id":"{plan_id}",{document[1:]}'
 
 
-def _fitting(found: StoredPlan, software: Mapping[str, str | int]) -> bytes:
-    match, reason = fit(found._asdict(), software)
+def _fitting(found: StoredPlan, said: Mapping[str, str | int]) -> bytes:
+    match, reason = fit(found._asdict(), said)
     plan = spliced(found.plan_id, found.document)
     return f'{{"match":"{match.value}","plan":{plan},"reason":{canonical_json(reason)}}}'.encode()
 

@@ -1,7 +1,7 @@
 """Bytes of a connection in, requests or a refusal out: uvicorn's fast parser, with the bounds that it lacks.
 
-It would keep any number of bytes of a head, of trailers or of the framing of chunks, and wait for them for ever. What
-is not HTTP at all is refused here, as a problem like every other error.
+It would keep any number of bytes of a head, of trailers or of the framing of chunks, and wait for them for ever; and it
+would take trailers for headers. What is not HTTP at all is refused here, as a problem like every other error.
 """
 
 import asyncio
@@ -50,6 +50,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect_head()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers are left out: what comes after the body may not say who asks, nor whom (RFC 9110 §6.5.1)."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._expect_nothing()
@@ -61,6 +66,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this is not HTTP/1.1 as this server understands it")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """No line of the log, since any client may ask: the request is answered as if it had not."""
 
     def _expect_head(self) -> None:
         self._timer = self.loop.call_later(HEAD_S, self._refuse, 408, f"no request arrived within {HEAD_S:g} s")

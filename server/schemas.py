@@ -4,14 +4,15 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from fastapi import Path
 from fastapi.responses import Response
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from kitsune.duration import seconds_of
 from kitsune.errors import SettingsError
 from kitsune.plan import Plan
 from kitsune.record import Record, canonical_json
+from server.names import MAX_NAME, is_showable
 from server.problems import API, MEDIA_TYPE, TITLES
-from tuner.records import Run, Trial
+from tuner.records import DEFAULT_TRIALS, Run, Trial
 from tuner.store.archives import StoredArchive
 from tuner.store.submits import Request
 
@@ -27,14 +28,16 @@ ArchiveId = Annotated[
 ]
 Sha256 = Annotated[str, Field(pattern=_SHA256)]
 Word = Annotated[str, Field(max_length=200, pattern=_LINE)]
+Shapes = Annotated[str, Field(max_length=10_000, pattern=r"^[0-9a-z,]*$")]
 Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]*$")]
 
 
 class Submit(Record):
     """What to tune. The budget is time as "5m" (or `budget_s`, in seconds), `trials` a number of configurations."""
 
+    #: Strict: neither `true` nor "1" is a number.
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"archive": _EXAMPLE_SHA256, "budget": "10m", "device": "cuda"}]}
+        strict=True, json_schema_extra={"examples": [{"archive": _EXAMPLE_SHA256, "budget": "10m", "device": "cuda"}]}
     )
 
     archive: Sha256 = Field(description="as PUT /archives named it")
@@ -43,7 +46,14 @@ class Submit(Record):
     budget: str | float | None = Field(default=None, description='"90s", "5m", "1h" or seconds', examples=["5m"])
     budget_s: float | None = Field(default=None, gt=0)
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
-    name: Word = ""
+    name: str = Field(default="", max_length=MAX_NAME, description="one line of printable characters")
+
+    @field_validator("name")
+    @classmethod
+    def _is_showable(cls, name: str) -> str:
+        if not is_showable(name):
+            raise ValueError("use printable characters only, in one line")
+        return name
 
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
@@ -56,8 +66,11 @@ class Submit(Record):
         return self
 
     def request(self) -> Request:
-        given = self.model_dump(exclude={"budget", "budget_s"})
-        return Request(**given, budget_s=self._seconds())
+        """What is asked for, defaults included: a request that names one asks for the same as one that does not."""
+        given = self.model_dump(exclude={"trials", "budget", "budget_s"})
+        seconds = self._seconds()
+        trials = DEFAULT_TRIALS if self.trials is None and seconds is None else self.trials
+        return Request(**given, trials=trials, budget_s=seconds)
 
     def _seconds(self) -> float | None:
         return self.budget_s if self.budget is None else seconds_of(self.budget, "budget")
@@ -110,12 +123,17 @@ class Question(Record):
     fingerprint: Sha256 = Field(description="of the step, or of model and optimizer alone", examples=[_EXAMPLE_SHA256])
     gpu: Word = Field(examples=["NVIDIA H200"])
     torch: Word = Field(examples=["2.13.0"])
+    batch: Shapes | None = Field(default=None, description="shapes of x's tensors, sorted", examples=["128x3x32x32"])
     device: Literal["cuda", "cpu"] | None = None
     triton: Word | None = None
     cuda: Word | None = None
     driver: Word | None = None
     compute_capability: Word | None = Field(default=None, examples=["9.0"])
     memory_bytes: int | None = Field(default=None, ge=0, lt=2**63)
+
+    def said(self) -> dict[str, str | int]:
+        """What a plan has to agree with in order to fit exactly, in the order in which a difference is told."""
+        return ({} if self.batch is None else {"batch": self.batch}) | self.software()
 
     def software(self) -> dict[str, str | int]:
         """What is said of the machine, in the order in which a difference is told."""

@@ -1,12 +1,15 @@
 """Settings in, a server that answers until it is told to stop out: `kitsune serve`."""
 
+import signal
 import socket
+from types import FrameType
 
 import uvicorn
 
 from kitsune import screen
 from kitsune.errors import SettingsError
 from server.app import create_app
+from server.guard import named_host
 from server.protocol import BoundedProtocol
 from server.settings import ServerSettings
 from server.tokens import ensure_local_token, has_live_token
@@ -19,7 +22,8 @@ def serve(
     host: str | None, port: int | None, database_url: str | None, *, allow_remote: bool, allowed_hosts: list[str]
 ) -> None:
     """Raises SettingsError when the address is taken or not ours to open, or when nobody could use the server."""
-    given = {"host": host, "port": port, "allow_remote": allow_remote, "allowed_hosts": tuple(allowed_hosts)}
+    names = tuple(named_host(name) for name in allowed_hosts)
+    given = {"host": host, "port": port, "allow_remote": allow_remote, "allowed_hosts": names}
     settings = ServerSettings.model_validate({name: value for name, value in given.items() if value is not None})
     settings.check_reach()
     here = Settings.from_environment()
@@ -48,6 +52,13 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=10,
             )
         )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM is how services are stopped: not raised again at the end, so that the process leaves with 0."""
+        if sig == signal.SIGTERM:
+            self.should_exit = True
+        else:
+            super().handle_exit(sig, frame)
 
 
 def _prepare(settings: ServerSettings, database: Database, here: Settings) -> str:

@@ -15,6 +15,7 @@ from kitsune import screen
 from kitsune.duration import seconds_of
 from kitsune.errors import NotFoundError, SettingsError, StoreError
 from kitsune.server_address import TOKEN_FILE
+from server.names import MAX_NAME, is_showable
 from tuner.settings import Settings
 from tuner.store import tokens
 from tuner.store.database import Database
@@ -27,7 +28,8 @@ _SECRET: Final = re.compile(rb"(ksn_[A-Za-z0-9_-]{43})\s*")
 
 
 def create(database_url: str | None, name: str, scopes: list[str], expires: str | None, *, as_json: bool) -> None:
-    """Raises SettingsError for a scope or a time that makes no sense."""
+    """Raises SettingsError for a name, a scope or a time that makes no sense."""
+    check_name(name)
     wanted, until = scopes_of(scopes), expiry(expires)
     with _open(database_url) as database, database.begin() as connection:
         token, secret = tokens.create(connection, name, wanted, expires_at=until)
@@ -62,6 +64,14 @@ def revoke(database_url: str | None, token_id: str, *, as_json: bool) -> None:
         screen.emit({"token": token.model_dump(mode="json")})
     else:
         screen.note(f"Token {token.id} of {token.name} is revoked.")
+
+
+def check_name(name: str) -> None:
+    """Raises SettingsError."""
+    if not name.strip() or not is_showable(name):
+        raise SettingsError(
+            f"the name of a token is {name!a:.100}; use 1 to {MAX_NAME} printable characters, in one line"
+        )
 
 
 def scopes_of(words: list[str]) -> tuple[Scope, ...]:
@@ -153,7 +163,10 @@ def _allowed(token: Token) -> str:
 def _until(token: Token) -> str:
     if token.revoked_at is not None:
         return f"revoked {token.revoked_at:%Y-%m-%d}"
-    return f"until {token.expires_at:%Y-%m-%d %H:%M} UTC" if token.expires_at else "without end"
+    if token.expires_at is None:
+        return "without end"
+    word = "until" if token.is_good(datetime.now(UTC)) else "expired"
+    return f"{word} {token.expires_at:%Y-%m-%d %H:%M} UTC"
 
 
 def _open(database_url: str | None) -> Database:

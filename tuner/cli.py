@@ -128,6 +128,8 @@ def plan_fetch(
     workload: Spec, server: ServerUrl = None, device: Device = None, out: Out = None, as_json: Json = False
 ) -> None:
     """The plan that a server has for a workload on this machine, as JSON: on stdout, or in a file."""
+    if out is not None:
+        _load("tuner.history").check_writable(out)
     _load("tuner.remote_workloads").fetch(workload, _server(server), out, device=device, as_json=as_json)
 
 

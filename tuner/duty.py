@@ -9,12 +9,15 @@ from typing import Final
 from kitsune import screen
 from kitsune.device import environment, pick_device
 from kitsune.duration import seconds_of
-from kitsune.errors import SettingsError, StoppedError, UnfitError
+from kitsune.errors import SchemaError, SettingsError, StoppedError, StoreBusyError, StoreError, UnfitError
 from kitsune.exits import ExitCode
+from tuner.patience import pauses, rest
 from tuner.progress import Lines
-from tuner.queue import Stop, Worker
+from tuner.queue import AWAY_S, Stop, Worker
 from tuner.settings import Settings
-from tuner.store.engine import open_database
+from tuner.store.database import Database
+from tuner.store.engine import create, open_database
+from tuner.supervise import sweep
 from tuner.worker import How
 
 #: Shorter ones are lost to a moment's load.
@@ -35,40 +38,65 @@ def work(device: str | None, database_url: str | None, lease: str, *, once: bool
     """Carries out runs until a signal comes, or one of them with `once`; the exit code.
 
     Raises UnfitError when this machine cannot carry out runs, SettingsError for a lease that makes no sense, and
-    StoreError when the database cannot be opened, or with `once` not be used.
+    StoreError when the database can never be opened, or with `once` not now.
     """
     lease_s = _lease_s(lease)
     settings = Settings.from_environment()
     if settings.disable:
         raise UnfitError("KITSUNE_DISABLE is set, so nothing is tuned; unset it first")
     place = pick_device(device)
-    with (
-        Signals().heard() as signals,
-        open_database(database_url or settings.database_url) as database,
-    ):
-        worker = Worker(
-            database,
-            str(place),
-            environment(place).gpu,
-            settings.home,
-            lambda: Lines(screen.stderr()),
-            stop=signals.stop,
-            lease_s=lease_s,
-        )
-        screen.note(f"worker {worker.name} on {place}: {worker.gpu}")
-        if once:
-            code = _work_once(worker)
-        else:
-            worker.work()
-            code = ExitCode.OK
+    sweep()
+    with Signals().heard() as signals:
+        code = ExitCode.OK
+        with (
+            contextlib.suppress(StoppedError),
+            _opened(database_url or settings.database_url, None if once else signals.stop) as database,
+        ):
+            worker = Worker(
+                database,
+                str(place),
+                environment(place).gpu,
+                settings.home,
+                lambda: Lines(screen.stderr()),
+                stop=signals.stop,
+                lease_s=lease_s,
+            )
+            screen.note(f"worker {worker.name} on {place}: {worker.gpu}; it serves {_named(database)}")
+            if once:
+                code = _work_once(worker)
+            else:
+                worker.work()
         return code if signals.first is None else CODES[signals.first]
 
 
+def _opened(url: str, stop: Stop | None) -> Database:
+    """With `stop`, a database that is away is asked for again until it is there, or StoppedError.
+
+    Raises StoreError when waiting does not help, or without `stop` at once.
+    """
+    engine = create(url)  # an address that cannot be read stays so, and a driver that is missing too
+    engine.dispose()
+    is_file = engine.dialect.name == "sqlite"  # which no other host takes away: it is locked, or it is wrong
+    away = pauses(*AWAY_S)
+    while True:
+        try:
+            return open_database(url)
+        except SchemaError:
+            raise
+        except StoreError as error:
+            if stop is None or (is_file and not isinstance(error, StoreBusyError)):
+                raise
+            screen.note(f"The database cannot be opened, will try again: {error}")
+            rest(next(away), stop.check)
+
+
+def _named(database: Database) -> str:
+    """Its address without a password, which may stand behind the question mark too."""
+    return database.engine.url.set(query={}).render_as_string(hide_password=True)
+
+
 def _work_once(worker: Worker) -> ExitCode:
-    try:
-        ending = worker.work_once()
-    except StoppedError:
-        return ExitCode.OK
+    ending = worker.work_once()
     if ending is None:
         screen.note("The queue holds no run for this device.")
         return ExitCode.OK

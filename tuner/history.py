@@ -1,12 +1,15 @@
 """A ledger of runs in, its runs on the terminal out: `kitsune runs`."""
 
+import math
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from kitsune import screen
-from kitsune.errors import NotFoundError, PlanError, SettingsError
+from kitsune.errors import NotFoundError, PlanError, SettingsError, UnreachableError
 from kitsune.exits import ExitCode
 from kitsune.plan import Plan
 from tuner import views
@@ -15,6 +18,12 @@ from tuner.records import Run, RunStatus, Trial
 LAST: Final = "last"
 FIRST: Final = "kitsune tune 'zoo:lenet5?batch=64' --trials 12"
 PAUSE_S: Final = 1.0  # between two looks at a run that is watched
+#: So long a server may be away, as for a restart, before watching gives up; as `RemoteRun.wait` has it.
+PATIENCE_S: Final = 60.0
+#: A run that nobody has claimed by then may be waiting for a worker that does not exist.
+QUEUE_S: Final = 10.0
+
+Answer = TypeVar("Answer")
 
 
 class Ledger(Protocol):
@@ -62,26 +71,56 @@ def give_plan(ledger: Ledger, run_id: str, out: Path | None, *, as_json: bool) -
         why = f": {run.error}" if run.error else ""
         raise NotFoundError(f"run {run.id} has no plan, it is {views.standing(run)}{why}")
     if out is not None:
-        save(plan, out)
+        save(plan, out, kept=f"run {run.id} keeps the plan")
     if as_json or out is None:
         screen.emit(plan.to_json())
 
 
 def watch_run(ledger: Ledger, run_id: str, *, as_json: bool) -> ExitCode:
-    """Tells of every trial on stderr until the run has ended, then shows it. Raises NotFoundError."""
+    """Tells of every trial on stderr until the run has ended, then shows it.
+
+    A server that goes away for less than a minute does not disturb it. Raises NotFoundError.
+    """
     run = _run(ledger, run_id)
     tried: list[Trial] = []
+    hint_at = time.monotonic() + QUEUE_S
     while True:
-        for trial in ledger.trials(run.id, after=tried[-1].number if tried else -1):
+        last = tried[-1].number if tried else -1
+        for trial in _outlasting(partial(ledger.trials, run.id, after=last)):
             tried.append(trial)
             position = sum(known.source.is_search for known in tried)
             screen.note(views.tried_line(trial, position, run.budget_trials))
         if run.status.is_finished:
             break
+        if run.status is not RunStatus.QUEUED:
+            hint_at = max(hint_at, time.monotonic() + QUEUE_S)
+        elif time.monotonic() >= hint_at:
+            screen.note(f"run {run.id} is queued; is a worker running? (kitsune worker)")
+            hint_at = math.inf
         time.sleep(PAUSE_S)
-        run = _run(ledger, run.id)
-    _show(run, tried, _plan_of(ledger, run), as_json=as_json)
+        run = _outlasting(partial(_run, ledger, run.id))
+    _show(run, tried, _outlasting(partial(_plan_of, ledger, run)), as_json=as_json)
     return ExitCode.OK if run.status is RunStatus.FINISHED else ExitCode.NO_RESULT
+
+
+def _outlasting(ask: Callable[[], Answer]) -> Answer:
+    """What `ask` gives, in the end: the run goes on without its server. Raises UnreachableError after PATIENCE_S."""
+    end = time.monotonic() + PATIENCE_S
+    is_told = False
+    while True:
+        try:
+            answer = ask()
+        except UnreachableError as error:
+            if time.monotonic() >= end:
+                raise
+            if not is_told:
+                screen.note(f"The server is away, and the run goes on without it; asking again: {error}")
+            is_told = True
+            time.sleep(PAUSE_S)
+        else:
+            if is_told:
+                screen.note("The server is back.")
+            return answer
 
 
 def cancel_run(ledger: Ledger, run_id: str, *, as_json: bool) -> None:
@@ -95,12 +134,19 @@ def cancel_run(ledger: Ledger, run_id: str, *, as_json: bool) -> None:
         screen.note(f"Run {run.id} is {run.status.value}.")
 
 
-def save(plan: Plan, out: Path) -> None:
-    """Raises SettingsError when the file cannot be written."""
+def check_writable(out: Path) -> None:
+    """Before time is spent, not after. Raises SettingsError."""
+    target = out if out.exists() else out.absolute().parent
+    if not os.access(target, os.W_OK):
+        raise SettingsError(f"--out {out} cannot be written: {target} is missing or not yours to write")
+
+
+def save(plan: Plan, out: Path, *, kept: str = "the plan is in the database") -> None:
+    """Raises SettingsError when the file cannot be written; `kept` says where the plan is then."""
     try:
         plan.save(out)
     except OSError as error:
-        raise SettingsError(f"--out {out} cannot be written: {error.strerror}; the plan is in the database") from error
+        raise SettingsError(f"--out {out} cannot be written: {error.strerror}; {kept}") from error
     screen.note(f"The plan is in {out}")
 
 

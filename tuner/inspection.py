@@ -8,7 +8,7 @@ from kitsune.record import canonical_json
 from kitsune.submission.archive import Archive
 from kitsune.submission.export import to_archive
 from kitsune.techniques import inapplicable, observed_facts
-from kitsune.workload import Workload
+from kitsune.workload import Workload, shapes_of
 from tuner.arms import fresh_workload
 from tuner.probe import probe_workload
 from tuner.protocol import Inspection, Job, one_line
@@ -23,10 +23,12 @@ def inspect_workload(job: Job) -> Inspection | Failure:
         return probe
     device = pick_device(job.device)
     workload = fresh_workload(job)  # steps have changed the buffers of the probed one, which are part of its identity
-    fingerprint, note = fingerprint_of(job.workload, workload)
+    fingerprint, model_fingerprint, note = fingerprints_of(job.workload, workload)
     return Inspection(
         environment=environment(device),
         fingerprint=fingerprint,
+        model_fingerprint=model_fingerprint,
+        batch=shapes_of(workload.batch[0]),
         inapplicable=inapplicable(observed_facts(workload, device)),
         random=probe.random,
         step_ms=probe.step_ms,
@@ -36,14 +38,15 @@ def inspect_workload(job: Job) -> Inspection | Failure:
     )
 
 
-def fingerprint_of(spec: str, workload: Workload) -> tuple[str, str]:
-    """The fingerprint of the workload's graph, or one that holds on this machine only, with a note that says why."""
+def fingerprints_of(spec: str, workload: Workload) -> tuple[str, str, str]:
+    """(of the step, of its model, note): of the workload's graph, or one that holds on this machine only, and why."""
     try:
-        if workload_source(spec) is WorkloadSource.ARCHIVE:
-            return Archive.load(spec).fingerprint, ""
-        return to_archive(workload).fingerprint, ""
+        is_archive = workload_source(spec) is WorkloadSource.ARCHIVE
+        archive = Archive.load(spec) if is_archive else to_archive(workload)
+        return archive.fingerprint, archive.model_fingerprint, ""
     except SubmissionError as error:
-        return local_fingerprint(workload), one_line(f"not exportable, so its plan holds for this code only: {error}")
+        note = one_line(f"not exportable, so its plan holds for this code only: {error}")
+        return local_fingerprint(workload), "", note
 
 
 def local_fingerprint(workload: Workload) -> str:

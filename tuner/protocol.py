@@ -75,6 +75,8 @@ class Inspection(Record):
 
     environment: Environment
     fingerprint: str = Field(min_length=1, max_length=200)
+    model_fingerprint: str = Field(default="", max_length=200)
+    batch: str = Field(default="", max_length=10_000, description="shapes of the tensors of x")
     inapplicable: Mapping[str, str] = Field(description='"knob=choice" -> why it does not apply here')
     random: bool = Field(description="whether a step draws random numbers, as dropout does")
     step_ms: float = Field(gt=0, description="an eager step as given, roughly")

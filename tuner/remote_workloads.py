@@ -11,6 +11,7 @@ from kitsune.client import Client
 from kitsune.device import environment, pick_device
 from kitsune.errors import NotFoundError
 from kitsune.exits import ExitCode
+from kitsune.plan import Asked
 from kitsune.remote_run import check_budget, check_switched_on, send
 from kitsune.server_address import Server
 from kitsune.submission.archive import Archive
@@ -34,6 +35,7 @@ def submit(spec: str, server: Server, options: Mapping[str, Any], *, wait: bool,
         screen.note(f"run {run.id} on {server.url}")
         return watch_run(ServerLedger(client), run.id, as_json=as_json)
     if as_json:
+        screen.note(f"run {run.id} on {server.url}")
         screen.emit({"run_id": run.id, "server": server.url})
     else:
         screen.stdout().print(run.id)
@@ -48,12 +50,13 @@ def fetch(spec: str, server: Server, out: Path | None, *, device: str | None, as
     """
     client = Client(server)
     client.check_presence()
-    found = client.find_plan(archive_of(spec).fingerprint, environment(pick_device(device)))
+    archive = archive_of(spec)
+    found = client.find_plan(Asked(archive.fingerprint, archive.batch), environment(pick_device(device)))
     if found.plan is None:
         raise NotFoundError(f"{server.url} has no plan for {spec} on this machine: {found.reason}")
     screen.note(found.reason)
     if out is not None:
-        save(found.plan, out)
+        save(found.plan, out, kept="the server has the plan")
     if as_json or out is None:
         screen.emit(found.plan.to_json())
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -11,6 +11,9 @@ from kitsune.errors import RefusedError, UnreachableError
 from kitsune.plan import Plan
 from kitsune.record import Record
 from tuner.records import Run, RunStatus, Trial
+
+#: The server gives no more runs at once.
+PAGE: Final = 200
 
 _Kind = TypeVar("_Kind", bound=Record)
 
@@ -24,6 +27,16 @@ class ServerLedger:
     def page(
         self, *, status: RunStatus | None = None, after: str | None = None, limit: int
     ) -> tuple[Sequence[Run], str | None]:
+        found: list[Run] = []
+        while True:
+            asked = min(limit - len(found), PAGE)
+            part, after = self._part(status, after, asked)
+            found += part
+            if after is None or len(part) < asked or len(found) >= limit:
+                return found, after
+
+    def _part(self, status: RunStatus | None, after: str | None, limit: int) -> tuple[list[Run], str | None]:
+        """What the server gives at once."""
         query = {"limit": str(limit), "status": status.value if status else "", "after": after or ""}
         page = self._client.runs({name: value for name, value in query.items() if value})
         cursor = page.get("after")

@@ -1,7 +1,6 @@
 """A workload and options in, the result on the terminal out: `kitsune tune`."""
 
 import contextlib
-import os
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,11 +8,11 @@ from types import FrameType
 from typing import Any
 
 from kitsune import screen
-from kitsune.errors import NoTrialError, SettingsError
+from kitsune.errors import NoTrialError
 from kitsune.exits import ExitCode
 from tuner import views
 from tuner.api import Result, tune_workload
-from tuner.history import save
+from tuner.history import check_writable, save
 from tuner.progress import Quiet, telling
 
 PLAN_FILE = "plan.json"
@@ -25,7 +24,7 @@ def tune(spec: str, *, options: Mapping[str, Any], out: Path | None, as_json: bo
     Raises the errors of `tune_workload`, and SettingsError when `out` cannot be written.
     """
     if out is not None:
-        _check_writable(out)
+        check_writable(out)
     with telling(quiet=quiet) as teller, Interrupts(teller).heard() as interrupts:
         try:
             result = tune_workload(spec, tell=teller, **options)
@@ -77,13 +76,6 @@ def _stopped(teller: Quiet, error: BaseException) -> str:
     run = teller.standing.run
     why = str(error) or "stopped before there was a result"
     return f"{why}; what was tried is kept: kitsune runs show {run.id}" if run else why
-
-
-def _check_writable(out: Path) -> None:
-    """Before minutes are spent, not after."""
-    target = out if out.exists() else out.absolute().parent
-    if not os.access(target, os.W_OK):
-        raise SettingsError(f"--out {out} cannot be written: {target} is missing or not yours to write")
 
 
 def _show(result: Result, out: Path | None) -> None:

@@ -5,6 +5,7 @@ disturb them. Whatever the child does becomes a value. No torch here.
 """
 
 import contextlib
+import fcntl
 import getpass
 import math
 import os
@@ -12,6 +13,7 @@ import re
 import selectors
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -38,6 +40,8 @@ CHUNK_BYTES = 64 * 1024
 TAIL_BYTES = 8 * 1024
 # -P: a folder of the user's named tuner/ or torch/ beside their script must not be imported instead of ours
 COMMAND = (sys.executable, "-P", "-m", "tuner.child")
+SCRATCH = "kitsune-"
+OWNER = "owner"  # in the folder of a child: the file that the living process it belongs to keeps locked
 SECRETS = ("KITSUNE_DATABASE_URL", "KITSUNE_TOKEN")
 
 
@@ -253,13 +257,46 @@ def _environment(given: Mapping[str, str], scratch: Path, compiled: Path) -> dic
 @contextlib.contextmanager
 def _scratch(compiled: Path) -> Iterator[Path]:
     """A folder for temporary files. Inductor keeps precompiled C++ headers, 5 s of work, among them: those stay."""
-    path = Path(tempfile.mkdtemp(prefix="kitsune-"))
+    path = Path(tempfile.mkdtemp(prefix=SCRATCH))
     try:
-        compiled.mkdir(parents=True, exist_ok=True)
-        (path / compiled.name).symlink_to(compiled.resolve(), target_is_directory=True)
-        yield path
+        with _owned(path):
+            compiled.mkdir(parents=True, exist_ok=True)
+            (path / compiled.name).symlink_to(compiled.resolve(), target_is_directory=True)
+            yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """Marks the folder as that of a living process.
+
+    By a lock, which ends with the process however it ends: a number may be used again, and in another container it
+    means another process. Under its name the file is locked from the first moment.
+    """
+    fresh = folder / f"{OWNER}.new"
+    with fresh.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        fresh.rename(folder / OWNER)
+        yield
+
+
+def sweep() -> None:
+    """Removes what processes of this user have left that had no time to: the folders whose owner is gone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError):  # another process sweeps too, or the folder is not ours
+            _sweep(folder)
+
+
+def _sweep(folder: Path) -> None:
+    """Raises OSError when the folder is in use, or none of ours."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return
+    descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb+", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
 
 
 def _compiled() -> Path:

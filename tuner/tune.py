@@ -77,7 +77,7 @@ class Tuning:
         yield Inspected(inspection)
         yield from self._search(Space.of(inspection.inapplicable))
         yield from self._play_off()
-        return (yield from self._conclude(inspection.fingerprint))
+        return (yield from self._conclude(inspection))
 
     def _inspected(self) -> Inspection:
         limits = limits_within(self._left_s())
@@ -156,7 +156,7 @@ class Tuning:
         knobs = contenders[names.index(first)].knobs
         yield Tried(self._keep(Source.PLAYOFF, knobs, outcome, compared[first], started_at))
 
-    def _conclude(self, fingerprint: str) -> Steps:
+    def _conclude(self, inspection: Inspection) -> Steps:
         """Measures the best again in a fresh process, against eager and the best stock configuration.
 
         Where that leaves a gain open, once more with twice the rounds; then only those samples count. Taking the
@@ -171,7 +171,7 @@ class Tuning:
             measurement, decision = confirmed
             stock = best_stock(self._unrefused())
             numerics = stock.measurement.numerics if stock is not None and stock.measurement is not None else None
-            plan = plan_from(measurement, decision, self.run.id, fingerprint, numerics)
+            plan = plan_from(measurement, decision, self.run.id, inspection, numerics)
             return Conclusion(plan, decision.verdict, self.interrupted)
         raise NoTrialError(self._why_nothing())
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Evidence, Interval, Numerics, Plan
-from tuner.protocol import ArmSpec
+from tuner.protocol import ArmSpec, Inspection
 from tuner.records import Arm, Comparison, Measurement, Verdict
 from tuner.stats import THRESHOLD, compare, median, samples_digest
 
@@ -86,13 +86,15 @@ def plan_from(
     measurement: Measurement,
     decision: Decision,
     run_id: str,
-    fingerprint: str,
+    inspection: Inspection,
     stock_numerics: Numerics | None = None,
 ) -> Plan:
     """The plan that was decided on. `stock_numerics` were found when the best stock configuration was first tried."""
     return Plan(
         knobs=dict(_arm(measurement, decision.chosen).knobs),
-        fingerprint=fingerprint,
+        fingerprint=inspection.fingerprint,
+        model_fingerprint=inspection.model_fingerprint,
+        batch=inspection.batch,
         environment=measurement.environment,
         evidence=evidence(measurement, decision, run_id, stock_numerics),
     )

@@ -57,8 +57,12 @@ def tried_line(trial: Trial, position: int, total: int | None) -> str:
 
 
 def run_table(runs: Sequence[Run], plans: Sequence[Plan | None]) -> Table:
-    columns = ("run", "created (UTC)", "status", "workload", "device", "verdict", "speedup")
-    return table(*columns, rows=(_run_row(run, plan) for run, plan in zip(runs, plans, strict=True)))
+    """A row for each run; the column of names is there when one of them has a name."""
+    columns = ["run", "created (UTC)", "status", "workload", "device", "verdict", "speedup"]
+    rows = [_run_row(run, plan) for run, plan in zip(runs, plans, strict=True)]
+    if not any(run.name for run in runs):
+        return table(*columns, rows=rows)
+    return table(*columns, "name", rows=((*row, run.name) for row, run in zip(rows, runs, strict=True)))
 
 
 def _run_row(run: Run, plan: Plan | None) -> tuple[str, ...]:
@@ -97,6 +101,8 @@ def _how_it_stands(run: Run) -> str:
 
 def _run_facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "run", run.id
+    if run.name:
+        yield "name", run.name
     yield "workload", run.workload
     yield "status", standing(run) + (f" ({run.worker}, attempt {run.attempt})" if run.worker else "")
     yield "device", machine(run.environment) if run.environment else run.device

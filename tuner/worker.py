@@ -245,6 +245,7 @@ class Lease:
             raise LeaseLostError(self._lost)
 
     def _beat(self) -> None:
+        is_away = False
         while not self._done.wait(min(self._lease_s / 3, BEAT_S)):
             try:
                 with self._database.begin() as connection:
@@ -253,8 +254,13 @@ class Lease:
                 self._lost = str(error)
                 return
             except StoreError as error:
-                log.warning("heartbeat of run %s failed, will try again: %s", self._run.id, error)
+                if not is_away:  # an outage may last for hours
+                    log.warning("heartbeat of run %s failed, will try again: %s", self._run.id, error)
+                is_away = True
                 continue
+            if is_away:
+                log.warning("heartbeats of run %s are stored again", self._run.id)
+            is_away = False
             if current.status is RunStatus.CANCELLED:
                 self._lost = f"run {self._run.id} was cancelled"
                 return

@@ -101,6 +101,12 @@ class Archive:
         """
         return _digest(forward_part(self.document))
 
+    @cached_property
+    def batch(self) -> str:
+        """The shapes of the tensors of x, as `kitsune.workload.shapes_of` tells them."""
+        shapes = (self.document.input_shape(index) for index in range(self.document.x_leaves))
+        return ",".join(sorted("x".join(map(str, shape)) or "scalar" for shape in shapes))
+
 
 def _digest(document: dict[str, Any]) -> str:
     """SHA-256 of the JSON of a document, or of a part of it, without what does not decide how it runs."""

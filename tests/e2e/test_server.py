@@ -157,7 +157,7 @@ def test_the_process_loads_neither_torch_nor_optuna(server):
     assert "libtorch" not in maps and "optuna" not in maps
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_told_to_stop_it_ends_its_streams_and_leaves(tmp_path, number, code):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -324,6 +324,62 @@ def test_endless_trailers_and_framing_end(server, once, ever):
                 wire.sendall(ever)
                 sent += len(ever)
     assert sent < 2**26
+
+
+def trailed(server: Serving, line: str, trailer: str, *headers: str, **changes: object) -> tuple[int, str]:
+    """Status and text of the answer to a request whose body is one object, and which ends with a trailer."""
+    start = head(server, line, "Transfer-Encoding: chunked", "Content-Type: application/json", *headers, **changes)
+    return said(server, f"{start}2\r\n{{}}\r\n0\r\n{trailer}\r\n\r\n")
+
+
+def said(server: Serving, request: str) -> tuple[int, str]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as wire:
+        wire.sendall(request.encode())
+        answer = b""
+        while part := wire.recv(65536):
+            answer += part
+    return int(answer.split()[1]), answer.decode()
+
+
+def test_trailers_are_no_headers(server):
+    """Neither who asks, nor whom, nor for which page is said after the body."""
+    token = f"Authorization: Bearer {server.token}"
+    assert trailed(server, "POST /api/v1/runs", token, token=False)[0] == 401
+    assert trailed(server, "POST /api/v1/runs", token)[0] == 422, "a second token would be none"
+    assert trailed(server, "GET /healthz", "Host: evil.example")[0] == 200
+    assert trailed(server, "GET /healthz", "Origin: https://evil.example")[0] == 200
+    assert trailed(server, "GET /healthz", "Host: localhost", host="evil.example")[0] == 421
+    without = (
+        "GET /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\nHost: localhost\r\n\r\n"
+    )
+    assert said(server, without)[0] == 400
+
+
+def test_headers_after_a_trailer_are_those_of_the_next_request(server):
+    first = head(server, "POST /api/v1/runs/x/cancel", "Transfer-Encoding: chunked", token=False)
+    first = first.replace("Connection: close\r\n", "") + "0\r\nX: y\r\n\r\n"
+    status, text = said(server, first + head(server, "GET /api/v1/runs"))
+    assert status == 401
+    assert re.findall(r"HTTP/1.1 (\d+) ", text) == ["401", "200"]
+
+
+def test_another_protocol_is_neither_spoken_nor_logged(tmp_path):
+    with serving(tmp_path) as server:
+        for name in ("websocket", "h2c"):
+            asked = head(server, "GET /healthz", f"Upgrade: {name}").replace(
+                "Connection: close", "Connection: Upgrade, close"
+            )
+            assert said(server, asked)[0] == 200
+        assert server.stop() == 0
+        assert server.process.stderr is not None
+        assert server.process.stderr.read() == ""
+
+
+def test_health_by_head_has_no_body(server):
+    for path in ("/healthz", "/readyz"):
+        status, text = said(server, head(server, f"HEAD {path}", token=False))
+        assert status == 200
+        assert text.endswith("\r\n\r\n") and "content-length: 3" in text
 
 
 def test_slow_heads_end(server):

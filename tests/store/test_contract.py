@@ -1,5 +1,6 @@
 """What the store promises, on SQLite and on PostgreSQL alike."""
 
+import base64
 from collections.abc import Callable
 from datetime import timedelta
 from uuid import uuid4
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, select
 
-from kitsune.errors import LeaseLostError, PlanError, StoreError
+from kitsune.errors import CursorError, LeaseLostError, PlanError, StoreError
 from kitsune.plan import Plan
 from tests.store import samples
 from tests.store.samples import START, a_plan, a_run, a_trial, after, an_environment
@@ -390,6 +391,12 @@ class TestStore:
             assert found(gpu="NVIDIA H200") == {first.id}
             assert found(verdict=Verdict.FASTER) == found(workload="zoo:lenet5") == {third.id}
             assert found(status=RunStatus.QUEUED) == set()
+
+    @pytest.mark.parametrize("text", ["0001-01-01T00:00:00+14:00 x", "9999-12-31T23:59:59-14:00 x"])
+    def test_a_cursor_that_names_no_time_in_utc_is_refused(self, database: Database, text: str) -> None:
+        cursor = base64.urlsafe_b64encode(text.encode()).decode()
+        with pytest.raises(CursorError, match="not a cursor"), database.read() as connection:
+            runs.page(connection, after=cursor)
 
     @pytest.mark.parametrize("cursor", ["", "x", "AAAA", "é", "bm93IHg=", "MjAyNi0xMS0yMCB4"])
     def test_a_foreign_cursor_is_refused(self, database: Database, cursor: str) -> None:

@@ -62,6 +62,15 @@ class TestLookup:
             assert ids(connection, gpu="NVIDIA H200") == [on_cpu.plan_id, fast.plan_id, slow.plan_id]
             assert len(ids(connection)) == 4
 
+    def test_a_plan_of_this_batch_comes_before_a_larger_gain_with_another(self, database: Database) -> None:
+        ours, larger, unknown = a_plan(1.0, batch="4x64"), a_plan(3.0, batch="2048x64"), a_plan(2.0)
+        with database.begin() as connection:
+            put(connection, larger, ours, unknown)
+            assert ids(connection, batch="4x64") == [unknown.plan_id, ours.plan_id, larger.plan_id]
+            assert ids(connection, batch="2048x64") == [larger.plan_id, unknown.plan_id, ours.plan_id]
+            assert ids(connection) == [larger.plan_id, unknown.plan_id, ours.plan_id]
+            assert plans.find(connection, "f", an_environment(), batch="4x64")[1:] == [ours, larger]
+
     def test_among_equals_the_newest_comes_first(self, database: Database) -> None:
         old, new = a_plan(1.5, knobs={"precision": "fp16"}), a_plan(1.5)
         with database.begin() as connection:

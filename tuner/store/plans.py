@@ -53,6 +53,7 @@ class StoredPlan(NamedTuple):
 
     plan_id: str
     fingerprint: str
+    batch: str
     device: str
     gpu: str
     compute_capability: str
@@ -81,6 +82,7 @@ def _best_first() -> Select[Any]:
         select(archives.c.fingerprint).where(archives.c.model_fingerprint == _given("fingerprint")),
     )
     is_exact = and_(*(_agrees(name) for name in _EXACT))
+    is_of_this_size = or_(_agrees("batch"), _plans.c.batch == "")
     is_near = and_(_agrees("torch"), _agrees("triton"))
     return (
         select(*(_plans.c[name] for name in StoredPlan._fields))
@@ -91,6 +93,7 @@ def _best_first() -> Select[Any]:
             _agrees("gpu"),
         )
         .order_by(
+            case((is_of_this_size, 1), else_=0).desc(),
             case((is_exact, 2), (is_near, 1), else_=0).desc(),
             _plans.c.speedup_over_eager.desc().nulls_last(),
             _plans.c.created_at.desc(),
@@ -131,15 +134,18 @@ def extent(connection: Connection) -> Extent:
     return Extent._make(connection.execute(_EXTENT).one())
 
 
-def find(connection: Connection, fingerprint: str, environment: Environment, *, limit: int = 20) -> list[Plan]:
+def find(
+    connection: Connection, fingerprint: str, environment: Environment, *, batch: str | None = None, limit: int = 20
+) -> list[Plan]:
     """Plans of a workload for this type of device, best first.
 
-    Those of exactly this environment come before those of the same torch and triton, these before the rest; among
-    equals the largest measured gain over the step as given comes first (that baseline is the same in every run), then
-    the newest. Plans that this version cannot read are left out with a warning.
+    Those that were measured with `batch` (Plan.batch) come before those of other sizes; then those of exactly this
+    environment, those of the same torch and triton, and the rest. Among equals the largest measured gain over the step
+    as given comes first (that baseline is the same in every run), then the newest. Plans that this version cannot read
+    are left out with a warning.
     """
     software = {name: getattr(environment, name) for name in _EXACT}
-    rows = _found(connection, fingerprint, environment.device, environment.gpu, software, limit)
+    rows = _found(connection, fingerprint, batch, environment.device, environment.gpu, software, limit)
     return [plan for plan in map(_readable, rows) if plan is not None]
 
 
@@ -147,28 +153,31 @@ def find_documents(
     connection: Connection,
     fingerprint: str,
     *,
+    batch: str | None = None,
     device: str | None = None,
     gpu: str | None = None,
     software: Mapping[str, str | int] | None = None,
     limit: int = 20,
 ) -> list[StoredPlan]:
-    """As `find`, unread, and for a caller who may not know everything of the machine: None is any device, any GPU.
+    """As `find`, unread, and for a caller who may not know everything: None is any batch, any device, any GPU.
 
     `software` names what is known of compute_capability, memory_bytes, torch, triton, cuda and driver.
     """
-    return [StoredPlan._make(row) for row in _found(connection, fingerprint, device, gpu, software or {}, limit)]
+    return [StoredPlan._make(row) for row in _found(connection, fingerprint, batch, device, gpu, software or {}, limit)]
 
 
 def _found(
     connection: Connection,
     fingerprint: str,
+    batch: str | None,
     device: str | None,
     gpu: str | None,
     software: Mapping[str, str | int],
     limit: int,
 ) -> Sequence[Row[Any]]:
     machine = {"device": device, "gpu": gpu, **{name: software.get(name) for name in _EXACT}}
-    return connection.execute(_BEST_FIRST, {"fingerprint": fingerprint, **machine, "limit": limit}).all()
+    asked = {"fingerprint": fingerprint, "batch": batch, **machine, "limit": limit}
+    return connection.execute(_BEST_FIRST, asked).all()
 
 
 def _to_row(plan: Plan, now: datetime) -> dict[str, Any]:
@@ -177,6 +186,7 @@ def _to_row(plan: Plan, now: datetime) -> dict[str, Any]:
     return {
         "plan_id": plan.plan_id,
         "fingerprint": plan.fingerprint,
+        "batch": plan.batch,
         **{name: machine.get(name) for name in ("device", "gpu", *_EXACT)},
         "run_id": evidence.run_id if evidence else None,
         "verdict": evidence.verdict if evidence else None,

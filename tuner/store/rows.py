@@ -24,8 +24,9 @@ def from_row(model: type[R], table: Table, row: Row[Any]) -> R:
     try:
         return model.model_validate({name: _decoded(table, name, values[name]) for name in model.model_fields})
     except (ValueError, RecursionError) as error:
+        which = " ".join(str(values[column.name]) for column in table.primary_key if column.name in values)
         raise StoreError(
-            f"a row of {table.name} is not a {model.__name__} ({str(error).splitlines()[0]}): "
+            f"row {which} of {table.name} is not a {model.__name__} ({' '.join(str(error).split())[:300]}): "
             "it was altered by hand or written by another version; restore the database from a backup"
         ) from error
 

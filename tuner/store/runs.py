@@ -8,7 +8,7 @@ sleep. Clocks of several machines may differ: skew makes a take-over begin earli
 import base64
 import binascii
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Update, and_, func, insert, not_, or_, select, tuple_, update
@@ -268,8 +268,10 @@ def _place(cursor: str) -> tuple[datetime, str]:
         text = base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
         moment, _, run_id = text.partition(" ")
         created_at = datetime.fromisoformat(moment)
-    except (binascii.Error, ValueError) as error:
+        is_ours = created_at.tzinfo is not None and "\x00" not in run_id
+        created_at = created_at.astimezone(UTC)
+    except (binascii.Error, ValueError, OverflowError) as error:
         raise CursorError(f"{cursor!r:.100} is not a cursor of a page; begin again without one") from error
-    if created_at.tzinfo is None or "\x00" in run_id:
+    if not is_ours:
         raise CursorError(f"{cursor!r:.100} is not a cursor of a page; begin again without one")
     return created_at, run_id

@@ -25,7 +25,7 @@ from sqlalchemy import (
 from kitsune.record import Record, canonical_json
 
 #: The newest revision in `migrations/versions`; a test compares.
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 #: Ours alone: Optuna keeps its own revision in `alembic_version` of the same database.
 VERSION_TABLE = "kitsune_alembic_version"
 
@@ -102,6 +102,7 @@ plans = Table(
     metadata,
     Column("plan_id", Line, primary_key=True),
     Column("fingerprint", Line, nullable=False),
+    Column("batch", Line, nullable=False, server_default=""),
     Column("device", Line),
     Column("gpu", Line),
     Column("compute_capability", Line),

@@ -1,10 +1,12 @@
 """The base commands in this process, by `cli.run`; what only a process of its own shows, in one."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, version
+from typing import IO
 
 import pytest
 from hypothesis import given
@@ -316,10 +318,9 @@ def test_commands_of_a_package_that_does_not_load_are_left_out(call, monkeypatch
     assert call("tune")[0] == 2
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=50
-    )
+def python(code: str, *arguments: str, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=50)
 
 
 def test_help_is_quick_and_loads_nothing_heavy():
@@ -373,6 +374,48 @@ def test_debug_shows_the_traceback_wherever_it_stands():
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "in boom" in done.stderr
+
+
+CALLS = """
+import sys
+from kitsune import cli, screen
+from kitsune.errors import NotFoundError
+def shows(words): screen.emit({"a": "b" * 20_000})
+def prints(words): screen.stdout().print("b" * 20_000)
+def fails(words): raise NotFoundError("it is not there")
+cli.doctor.checks = lambda: CALL(None) or []
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "told"),
+    [
+        ("shows", 3, "the result cannot be written to stdout: No space left on device"),
+        ("prints", 3, "the result cannot be written to stdout: No space left on device"),
+        ("fails", 4, "it is not there"),
+    ],
+)
+@pytest.mark.parametrize("words", [["doctor"], ["doctor", "--json"]])
+def test_a_full_disk_is_one_line_and_a_code(call, code, told, words):
+    with open("/dev/full", "wb") as full:
+        done = python(CALLS.replace("CALL", call), *words, stdout=full)
+    assert (done.returncode, done.stderr) == (code, f"Error: {told}\n")
+
+
+def test_an_unforeseen_error_is_told_of_without_a_stdout():
+    with open("/dev/full", "wb") as full:
+        done = python(BOOM, "doctor", "--json", stdout=full)
+    told = "unexpected ZeroDivisionError: by zero; run with --debug for the traceback"
+    assert (done.returncode, done.stderr) == (1, f"Error: {told}\n")
+
+
+def test_a_reader_that_left_is_one_line_and_a_code():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as gone:
+        done = python(CALLS.replace("CALL", "shows"), "doctor", stdout=gone)
+    assert (done.returncode, done.stderr) == (3, "Error: the result cannot be written to stdout: Broken pipe\n")
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])

@@ -11,7 +11,7 @@ import pytest
 
 from kitsune.client import MACHINE, Client, Found
 from kitsune.errors import RefusedError, UnreachableError
-from kitsune.plan import MAX_PLAN_BYTES, Environment, Plan
+from kitsune.plan import MAX_PLAN_BYTES, Asked, Environment, Plan
 from kitsune.server_address import Server
 from tests.scripted_server import (
     Play,
@@ -32,6 +32,7 @@ SLACK_S = 0.7
 SECRET = "ksn_" + "s3cret" * 7
 HERE = Environment(device="cpu", gpu="Some CPU", memory_bytes=2**34, torch="2.13.0", python="3.11.7", kitsune="0.1.0")
 PLAN = Plan(knobs={"precision": "bf16"}, fingerprint="f" * 64, environment=HERE)
+ASKED = Asked("f" * 64)
 PLANS = "GET /api/v1/plans"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
@@ -67,6 +68,10 @@ MISBEHAVIOUR: dict[str, tuple[Play, str]] = {
     "a plan that is a list": (answers({PLANS: of_json({"plan": [1]})}), "refused"),
     "an unknown knob": (answers({PLANS: of_json({"plan": {**PLAN.to_json(), "knobs": {"x": 1}}})}), "refused"),
     "a plan that was altered": (answers({PLANS: tampered()}), "altered after it was written"),
+    "a plan of another step": (
+        answers({PLANS: found(PLAN.model_copy(update={"fingerprint": "e" * 64}))}), "of another workload"),
+    "a database that is away": (answers({PLANS: problem(503, "try again")}), r"cannot answer now \(503\): try again"),
+    "too many of us": (answers({PLANS: problem(429, "slow down")}), r"cannot answer now \(429\)"),
     "a web page": (answers({PLANS: raw(200, b"<html>", Content_Type="text/html")}), "not a JSON object"),
     "an error of a proxy": (answers({PLANS: raw(502, b"<html>", Content_Type="text/html")}), "answered 502"),
     "an error that is not ours": (answers({PLANS: of_json({"detail": "x"}, 500)}), "answered 500"),
@@ -81,7 +86,7 @@ def test_a_server_that_misbehaves_is_unreachable_and_in_time(name):
     with ScriptedServer(play).running() as server:
         began = time.monotonic()
         with pytest.raises(UnreachableError, match=expected) as caught:
-            client_of(server.url).find_plan("f" * 64, HERE)
+            client_of(server.url).find_plan(ASKED, HERE)
         assert time.monotonic() - began < CALL_S + SLACK_S
     assert server.url in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -152,7 +157,7 @@ def test_a_redirect_is_not_followed_and_the_token_stays(status):
         away = raw(status, b"", Location=f"{thief.url}/api/v1/plans")
         server = ScriptedServer(answers({PLANS: away}))
         with server.running(), pytest.raises(UnreachableError, match="redirects are not followed"):
-            client_of(server.url).find_plan("f" * 64, HERE)
+            client_of(server.url).find_plan(ASKED, HERE)
         assert thief.seen == []
 
 
@@ -160,7 +165,7 @@ def test_the_token_goes_with_questions_but_not_with_the_knock():
     with ScriptedServer(answers({PLANS: found(None)})).running() as server:
         client = client_of(server.url)
         client.check_presence()
-        client.find_plan("f" * 64, HERE)
+        client.find_plan(ASKED, HERE)
     knock, question = server.seen
     assert "authorization" not in knock.headers
     assert question.headers["authorization"] == f"Bearer {SECRET}"
@@ -173,7 +178,7 @@ def test_a_proxy_never_sees_what_is_meant_for_this_machine(monkeypatch):
     ):
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
-        assert client_of(server.url).find_plan("f" * 64, HERE).plan == PLAN
+        assert client_of(server.url).find_plan(ASKED, HERE).plan == PLAN
         assert proxy.seen == []
 
 
@@ -182,7 +187,7 @@ def test_no_error_and_no_log_line_shows_the_token(caplog):
     with ScriptedServer(answers({PLANS: problem(401, "the token has expired")})).running() as server:
         client = client_of(server.url)
         with pytest.raises(RefusedError) as caught:
-            client.find_plan("f" * 64, HERE)
+            client.find_plan(ASKED, HERE)
     assert SECRET not in repr(client.server) + str(caught.value) + caplog.text
 
 
@@ -191,23 +196,35 @@ def test_no_error_and_no_log_line_shows_the_token(caplog):
 
 def test_the_machine_is_part_of_the_question():
     with ScriptedServer(answers({PLANS: found(PLAN)})).running() as server:
-        assert client_of(server.url).find_plan("f" * 64, HERE) == Found(PLAN, "same machine type and software")
+        assert client_of(server.url).find_plan(ASKED, HERE) == Found(PLAN, "same machine type and software")
     query = dict(part.split("=") for part in server.seen[0].query.split("&"))
     assert query == {
         "fingerprint": "f" * 64, "device": "cpu", "gpu": "Some+CPU", "memory_bytes": str(2**34), "torch": "2.13.0",
     }  # fmt: skip
 
 
+def test_the_batch_is_part_of_the_question_where_it_is_known():
+    with ScriptedServer(answers({PLANS: found(PLAN)})).running() as server:
+        client_of(server.url).find_plan(Asked("f" * 64, "16x128,16x128"), HERE)
+    assert "batch=16x128%2C16x128" in server.seen[0].query.split("&")
+
+
+def test_a_plan_of_the_model_under_another_loss_is_one_that_was_asked_for():
+    plan = PLAN.model_copy(update={"fingerprint": "e" * 64, "model_fingerprint": "f" * 64})
+    with ScriptedServer(answers({PLANS: found(plan)})).running() as server:
+        assert client_of(server.url).find_plan(ASKED, HERE).plan == plan
+
+
 def test_no_plan_yet_is_an_answer():
     with ScriptedServer(answers({PLANS: found(None, "no run of this model has finished")})).running() as server:
-        assert client_of(server.url).find_plan("f" * 64, HERE) == Found(None, "no run of this model has finished")
+        assert client_of(server.url).find_plan(ASKED, HERE) == Found(None, "no run of this model has finished")
 
 
 def test_a_refusal_has_the_servers_status_and_reason_in_one_clean_line():
     text = "the token\x1b[2J has expired;\nmake a new one" + "!" * 5000
     server = ScriptedServer(answers({PLANS: problem(401, text)}))
     with server.running(), pytest.raises(RefusedError) as caught:
-        client_of(server.url).find_plan("f" * 64, HERE)
+        client_of(server.url).find_plan(ASKED, HERE)
     assert caught.value.status == 401
     assert caught.value.detail.startswith("the token\N{REPLACEMENT CHARACTER}[2J has expired; make a new one!")
     assert len(caught.value.detail) <= 1000

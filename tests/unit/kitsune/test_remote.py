@@ -5,6 +5,7 @@ import logging
 import socket
 import threading
 import time
+import urllib.parse
 
 import pytest
 import torch
@@ -15,11 +16,14 @@ import kitsune
 from kitsune import lookup, remote_run
 from kitsune.device import environment
 from kitsune.errors import ExportError, RefusedError, SettingsError, TuneError, UnfitError, UnreachableError
+from kitsune.lookup import NOBODYS
 from kitsune.plan import Plan
 from kitsune.submission.archive import Archive
 from kitsune.submission.export import fingerprint_of, model_fingerprint_of
 from kitsune.workload import Workload
 from tests.scripted_server import (
+    Play,
+    Request,
     ScriptedServer,
     absent,
     after_health,
@@ -38,6 +42,7 @@ LIMIT_S = 2.0
 PLANS = "GET /api/v1/plans"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 CPU = environment(torch.device("cpu"))
+NO_PLAN = {"match": "none", "reason": "it was never tuned here", "plan": None}
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +68,24 @@ def plan_for(knobs: dict[str, str] | None = None, **changes: object) -> Plan:
     return Plan(knobs={"precision": "bf16"} if knobs is None else knobs, fingerprint="f" * 64, environment=here)
 
 
-def found(plan: Plan) -> bytes:
-    return of_json({"match": "exact", "reason": "same machine type and software", "plan": plan.to_json()})
+def found(plan: Plan | None) -> bytes:
+    value = {"match": "exact", "reason": "same machine type and software", "plan": plan.to_json()} if plan else NO_PLAN
+    return of_json(value)
+
+
+def knows(plan: Plan) -> Play:
+    """As a server that was asked for this plan before: it has one for whatever model is asked for."""
+
+    def play(request: Request, connection: socket.socket, over: threading.Event) -> None:
+        asked = dict(urllib.parse.parse_qsl(request.query)).get("fingerprint", "")
+        of_the_model = plan.model_copy(update={"model_fingerprint": asked}) if asked != NOBODYS.fingerprint else None
+        answers({PLANS: found(of_the_model)})(request, connection, over)
+
+    return play
 
 
 def serves(plan: Plan) -> ScriptedServer:
-    return ScriptedServer(answers({PLANS: found(plan)}))
+    return ScriptedServer(knows(plan))
 
 
 def fetch(url: str | None) -> Plan | None:
@@ -87,9 +104,12 @@ def warnings_in(caplog) -> list[str]:
 def test_a_plan_is_fetched_for_the_model_and_the_machine():
     model, optimizer, batch = parts()
     with serves(plan_for()).running() as server:
-        assert kitsune.fetch_plan(model, optimizer, batch, server=server.url, token="ksn_1") == plan_for()
+        plan = kitsune.fetch_plan(model, optimizer, batch, server=server.url, token="ksn_1")
+    asked = model_fingerprint_of(model, optimizer, batch[0])
+    assert plan == plan_for().model_copy(update={"model_fingerprint": asked})
     question = server.seen[-1]
-    assert f"fingerprint={model_fingerprint_of(model, optimizer, batch[0])}" in question.query
+    assert f"fingerprint={asked}" in question.query
+    assert "batch=4x8" in question.query.split("&")
     assert f"torch={torch.__version__.replace('+', '%2B')}" in question.query
     assert question.headers["authorization"] == "Bearer ksn_1"
 
@@ -97,7 +117,7 @@ def test_a_plan_is_fetched_for_the_model_and_the_machine():
 def test_y_is_not_needed():
     model, optimizer, (x, _) = parts()
     with serves(plan_for()).running() as server:
-        assert kitsune.fetch_plan(model, optimizer, (x, None), server=server.url) == plan_for()
+        assert kitsune.fetch_plan(model, optimizer, (x, None), server=server.url).knobs == plan_for().knobs
 
 
 def test_asking_leaves_model_and_random_state_as_they_were():
@@ -123,9 +143,10 @@ TROUBLE = {
     "a problem of 503": answers({PLANS: problem(503, "the database cannot be used now")}),
     "garbage": answers({PLANS: raw(200, b"\x00\xff")}),
     "an expired token": answers({PLANS: problem(401, "the token has expired")}),
-    "a plan for another GPU": answers({PLANS: found(plan_for(device="cuda", gpu="NVIDIA H200"))}),
-    "a plan for another CPU": answers({PLANS: found(plan_for(gpu="Another CPU"))}),
-    "a plan of no machine": answers({PLANS: found(Plan.by_hand(precision="bf16"))}),
+    "a plan for another GPU": knows(plan_for(device="cuda", gpu="NVIDIA H200")),
+    "a plan for another CPU": knows(plan_for(gpu="Another CPU")),
+    "a plan of no machine": knows(Plan.by_hand(precision="bf16")),
+    "a plan of another model": answers({PLANS: found(plan_for())}),
     "a tampered plan": answers({PLANS: of_json({"plan": {**plan_for().to_json(), "knobs": {"precision": "fp16"}}})}),
     "a plan of the future": answers({PLANS: of_json({"plan": {**plan_for().to_json(), "format_version": 2}})}),
 }
@@ -133,7 +154,7 @@ TROUBLE = {
 
 @pytest.mark.parametrize("name", TROUBLE)
 def test_trouble_costs_little_and_is_told_once(name, caplog, monkeypatch):
-    monkeypatch.setattr("kitsune.remote.model_fingerprint_of", lambda *_: "f" * 64)  # seconds on a busy machine
+    monkeypatch.setattr("kitsune.remote.model_fingerprint_of", lambda *_: "e" * 64)  # seconds on a busy machine
     with ScriptedServer(TROUBLE[name]).running() as server:
         began = time.monotonic()
         assert fetch(server.url) is None
@@ -249,13 +270,13 @@ def outlived(monkeypatch) -> str:
     server = serves(plan_for())
     with server.running():
         monkeypatch.setenv("KITSUNE_SERVER", server.url)
-        assert fetch(None) == plan_for()
+        assert fetch(None).knobs == plan_for().knobs
     return server.url
 
 
 def test_a_server_that_is_gone_is_replaced_by_what_it_gave(monkeypatch, caplog):
     url = outlived(monkeypatch)
-    assert fetch(None) == plan_for()
+    assert fetch(None).knobs == plan_for().knobs
     assert url in caplog.text
     assert "the one it gave earlier" in caplog.text
 
@@ -299,11 +320,11 @@ def test_a_step_asks_for_its_own_plan_and_trains_by_it(monkeypatch):
             assert server.seen == []
             seen = losses(step, batch)
             assert step.report.applied == {"update": "fused"}
-            assert step.plan == plan_for({"update": "fused"})
-    assert [request.path for request in server.seen] == ["/healthz", "/api/v1/plans"]
+            assert step.plan.knobs == {"update": "fused"}
+    assert [request.path for request in server.seen] == ["/healthz", "/api/v1/plans", "/api/v1/plans"]
     model, optimizer, batch = parts()
     asked = fingerprint_of(Workload(model, F.cross_entropy, optimizer, batch))
-    assert f"fingerprint={asked}&" in server.seen[1].query + "&"
+    assert f"fingerprint={asked}&" in server.seen[2].query + "&"
     assert seen == pytest.approx(losses(kitsune.TrainStep(model, F.cross_entropy, optimizer), batch), rel=1e-4)
 
 
@@ -349,9 +370,9 @@ def test_the_drop_in_asks_by_its_model_and_trains_by_the_plan(monkeypatch):
         seen = train(wrapped, model, batch)
         assert wrapped.report.applied == {"update": "fused"}
         wrapped.close()
-    assert [request.path for request in server.seen] == ["/healthz", "/api/v1/plans"]
+    assert [request.path for request in server.seen] == ["/healthz", "/api/v1/plans", "/api/v1/plans"]
     plain, optimizer, batch = parts()
-    assert f"fingerprint={model_fingerprint_of(plain, optimizer, batch[0])}&" in server.seen[1].query + "&"
+    assert f"fingerprint={model_fingerprint_of(plain, optimizer, batch[0])}&" in server.seen[2].query + "&"
     assert seen == pytest.approx(train(optimizer, plain, batch), rel=1e-4)
 
 
@@ -383,9 +404,9 @@ def test_the_drop_in_waits_for_a_forward_of_training(monkeypatch):
         assert server.seen == []
         model.train()
         train(wrapped, model, batch, steps=1)
-        assert len(server.seen) == 2
+        assert len(server.seen) == 3
         train(wrapped, model, batch, steps=2)
-        assert len(server.seen) == 2
+        assert len(server.seen) == 3
 
 
 def test_the_drop_in_names_what_is_called_by_name(monkeypatch):
@@ -408,7 +429,7 @@ def test_the_drop_in_names_what_is_called_by_name(monkeypatch):
             model(x["x"], scale=x["scale"]).sum().backward()
             wrapped.step()
         wrapped.close()
-    assert f"fingerprint={model_fingerprint_of(model, optimizer, x)}&" in server.seen[1].query + "&"
+    assert f"fingerprint={model_fingerprint_of(model, optimizer, x)}&" in server.seen[2].query + "&"
 
 
 # submit -------------------------------------------------------------------------------------------------------------

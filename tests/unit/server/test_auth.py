@@ -19,7 +19,9 @@ from tuner.store.database import Database
 from tuner.store.tokens import Scope, new_secret
 
 #: All that may be asked without a token, on this machine.
-OPEN = {("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/openapi.json")}
+OPEN = {(method, path) for method in ("GET", "HEAD") for path in ("/healthz", "/readyz")} | {("GET", "/openapi.json")}
+#: Of them, what the description leaves out.
+UNTOLD = {("GET", "/openapi.json"), ("HEAD", "/healthz"), ("HEAD", "/readyz")}
 #: What each route needs: a new route must be written down here.
 NEEDS = {
     ("PUT", "/api/v1/archives/{sha256}"): Scope.SUBMIT,
@@ -148,6 +150,16 @@ def test_no_spelling_of_a_path_opens_a_route(stranger, path, method):
     assert stranger.request(method, f"{HERE}{path}").status_code in (401, 404, 405)
 
 
+@pytest.mark.parametrize(("method", "path"), sorted(NEEDS))
+def test_a_parameter_that_a_route_does_not_know_is_refused(client, stranger, database, method, path):
+    answers = [ask(client, method, f"{path}?{query}") for query in ("bogus=1", "bogus", "limit=1&Limit=1&=", "%00=1")]
+    answers = [ask(stranger, method, f"{path}?bogus=1", headers=bearer(secret(database, Scope.ADMIN))), *answers]
+    for answer in answers:
+        assert_problem(answer, 422)
+    assert "bogus" in answers[0].json()["errors"][-1]["field"]
+    assert_problem(ask(stranger, method, f"{path}?bogus=1"), 401)
+
+
 @pytest.mark.parametrize("header", ["X-Original-URL", "X-Rewrite-URL", "X-Forwarded-Prefix", "X-HTTP-Method-Override"])
 def test_no_header_opens_a_route(stranger, header):
     assert_problem(stranger.get("/api/v1/runs", headers={header: "/healthz"}), 401)
@@ -171,7 +183,7 @@ def test_the_description_says_that_every_guarded_route_needs_a_token(client):
         for path, operations in document["paths"].items()
         for method, operation in operations.items()
     }
-    assert set(described) == (OPEN | set(NEEDS)) - {("GET", "/openapi.json")}
+    assert set(described) == (OPEN | set(NEEDS)) - UNTOLD
     for place, operation in described.items():
         assert bool(operation.get("security")) == (place in NEEDS)
         assert place not in NEEDS or {"401", "403"} <= set(operation["responses"])

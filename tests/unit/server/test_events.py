@@ -4,15 +4,18 @@ import asyncio
 import json
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from server import admission
 from server.app import create_app
 from server.settings import ServerSettings
 from tests.store.samples import a_plan, a_run, a_trial
-from tests.unit.server.conftest import assert_problem, secret
+from tests.unit.server.conftest import assert_problem, made, secret
 from tests.unit.server.wire import Wire
-from tuner.store import runs, trials
+from tuner.store import runs, tokens, trials
+from tuner.store.tokens import Scope
 
 
 @pytest.fixture
@@ -99,6 +102,28 @@ def test_a_cancelled_run_ends_its_streams(client, database, claimed):
     events = told(watch(client, claimed).text)
     timer.join()
     assert [data["status"] for name, _, data in events if name == "run"] == ["running", "cancelled"]
+
+
+@pytest.mark.parametrize("ending", ["revoked", "expired"])
+def test_a_stream_ends_with_its_token(database, claimed, ending):
+    """A second later at the latest, and with nothing that happened after it."""
+    app = create_app(database, ServerSettings(events_poll_s=0.05))
+    until = datetime.now(UTC) + timedelta(seconds=0.5) if ending == "expired" else None
+    token, given = made(database, Scope.READ, expires_at=until)
+    wire = Wire(app, ("authorization", f"Bearer {given}"), method="GET", path=f"/api/v1/runs/{claimed.id}/events")
+
+    async def stay():
+        await asyncio.sleep(0.5)
+        if ending == "revoked":
+            with database.begin() as connection:
+                tokens.revoke(connection, token.id)
+        await asyncio.sleep(admission.REMEMBERED_S)
+        add(database, claimed, 0)
+        await asyncio.sleep(60)
+
+    begin = time.monotonic()
+    assert [name for name, _, _ in told(wire.answer(stay)[2])] == ["run"]
+    assert time.monotonic() - begin < 5
 
 
 def test_streams_end_when_the_server_stops(database, claimed):

@@ -7,9 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
+from kitsune.errors import SettingsError
 from kitsune.server_address import is_loopback
 from server.app import create_app
-from server.guard import host_of, is_ours, is_same
+from server.guard import host_of, is_ours, is_same, named_host
 from server.settings import ServerSettings
 from tests.unit.server.conftest import HERE, assert_problem, secret
 from tests.unit.server.wire import Wire
@@ -102,6 +103,28 @@ def test_beyond_this_machine_addresses_and_listed_names_pass(database):
             assert client.get("/healthz", headers={"Host": host}).status_code == 200
         for host in ("evil.example", "tuner.example.evil.example", "0.0.0.0", "[::]"):
             assert_problem(client.get("/healthz", headers={"Host": host}), 421)
+
+
+@pytest.mark.parametrize(
+    ("given", "host"),
+    [
+        ("tuner.example.com", "tuner.example.com"),
+        ("Tuner.Example.com:18544", "tuner.example.com"),
+        ("10.0.0.7:80", "10.0.0.7"),
+        ("[fe80::1]:80", "fe80::1"),
+        ("fe80::1", "fe80::1"),
+    ],
+)
+def test_a_name_to_go_by_may_have_a_port(given, host):
+    assert named_host(given) == host
+
+
+@pytest.mark.parametrize(
+    "given", ["", " ", "*", "*.example.com", "https://t2.example.com", "a/b", "a,b", ":80", "a:b", "é"]
+)
+def test_what_no_client_can_call_a_server_is_refused(given):
+    with pytest.raises(SettingsError, match="--allow-host"):
+        named_host(given)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.5.5.5", "::1", "localhost", "LocalHost"])

@@ -99,6 +99,19 @@ def test_a_plan_is_seen_after_a_second_when_an_archive_names_its_model(client, d
     assert client.get(PLACE, params=asked).json()["match"] == "exact"
 
 
+def test_a_plan_of_another_batch_is_compatible_and_says_so(client, database, clock):
+    keep(database, batch="2048x64")
+    assert client.get(PLACE, params={**ASKED, "batch": "2048x64"}).json()["match"] == "exact"
+    assert client.get(PLACE, params=ASKED).json()["match"] == "exact"
+    other = client.get(PLACE, params={**ASKED, "batch": "4x64"}).json()
+    assert (other["match"], other["reason"]) == ("compatible", "tuned with batch 2048x64, this is 4x64")
+    keep(database, batch="4x64", knobs={})
+    clock.now += lookups.UNSEEN_S
+    ours = client.get(PLACE, params={**ASKED, "batch": "4x64"}).json()
+    assert (ours["match"], ours["plan"]["knobs"]) == ("exact", {})
+    assert_problem(client.get(PLACE, params={**ASKED, "batch": "4x64'; --"}), 422)
+
+
 def test_a_plan_for_another_workload_leaves_the_answer_as_it_was(client, database, clock):
     keep(database)
     first = client.get(PLACE, params=ASKED)

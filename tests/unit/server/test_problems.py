@@ -89,6 +89,14 @@ def test_a_database_that_is_gone_is_not_ready(database, tmp_path):
         assert stranger.get("/healthz").status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_load_balancers_may_ask_for_the_head_alone(stranger, path):
+    asked, whole = stranger.head(path), stranger.get(path)
+    assert (asked.status_code, asked.content) == (200, b"")
+    assert asked.headers == whole.headers
+    assert_problem(stranger.post(path), 405)
+
+
 # Metrics --------------------------------------------------------------------------------------------------------------
 
 

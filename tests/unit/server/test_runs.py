@@ -1,5 +1,6 @@
 """Submitting, listing, looking and cancelling over HTTP; bad input is a 4xx and leaves nothing."""
 
+import base64
 import json
 import threading
 
@@ -63,6 +64,22 @@ def test_a_key_stands_for_one_submit(client, database, archive):
     assert count(database) == 1
 
 
+@pytest.mark.parametrize(
+    "spelled", [{"trials": 25}, {"seed": 0}, {"device": ""}, {"name": ""}, {"budget": None}, {"trials": None}], ids=str
+)
+@pytest.mark.parametrize("key", ["k1", None])
+def test_a_default_that_is_spelled_out_asks_for_the_same(client, archive, spelled, key):
+    first, again = submit(client, archive, key), submit(client, archive, key, **spelled)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json() == first.json()
+
+
+def test_a_budget_of_time_has_no_default_beside_it(client, archive):
+    assert submit(client, archive, "k1", budget="5m").json()["budget_trials"] is None
+    assert_problem(submit(client, archive, "k1", budget="5m", trials=25), 409)
+    assert submit(client, archive, "k1", budget_s=300).status_code == 200
+
+
 def test_many_submits_at_once_make_one_run(client, database, archive):
     found: list[tuple[int, str]] = []
 
@@ -97,7 +114,14 @@ BAD = {
     "a seed of 65 bits": ({"seed": 2**64}, 422, "seed"),
     "a name with a NUL": ({"name": "a\0b"}, 422, "name"),
     "a name that steers a terminal": ({"name": "\x1b[2J"}, 422, "name"),
-    "a long name": ({"name": "a" * 201}, 422, "name"),
+    "a name of two lines": ({"name": "a\nb"}, 422, "name"),
+    "a name that turns the text around": ({"name": "a\u202eb"}, 422, "name"),
+    "a long name": ({"name": "a" * 101}, 422, "name"),
+    "true trials": ({"trials": True}, 422, "trials"),
+    "a true budget": ({"budget": True}, 422, "budget"),
+    "a true budget_s": ({"budget_s": True}, 422, "budget_s"),
+    "a false seed": ({"seed": False}, 422, "seed"),
+    "trials as text": ({"trials": "25"}, 422, "trials"),
 }
 
 
@@ -187,10 +211,15 @@ def test_runs_are_filtered(client, history, query, found):
     assert [run["id"] for run in listed] == [history[number].id for number in found]
 
 
+def cursor(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
 BAD_QUERIES = (
     {"limit": 0}, {"limit": 201}, {"limit": "all"}, {"status": "asleep"}, {"verdict": "best"}, {"after": "x"},
     {"after": "AAAA"}, {"after": "\0"}, {"after": "é" * 50}, {"fingerprint": "abc"}, {"gpu": "a\0b"},
-    {"workload": "x" * 201},
+    {"workload": "x" * 201}, {"bogus": 1}, {"after": cursor("0001-01-01T00:00:00+14:00 x")},
+    {"after": cursor("9999-12-31T23:59:59-14:00 x")},
 )  # fmt: skip
 
 

@@ -76,6 +76,29 @@ def test_a_token_that_makes_no_sense_is_not_made(call, store, words):
         assert tokens.listed(connection) == []
 
 
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "a\x1b[2J", "a\u202eb", "a\u2066b", "a\0b", "x" * 101])
+def test_a_name_that_cannot_be_shown_is_refused(call, store, name):
+    code, _, err = call("token", "create", name)
+    assert code == 2 and "name" in err and "100 printable" in " ".join(err.split())
+    assert "\u202e" not in err and "\x1b[2J" not in err
+    with store.read() as connection:
+        assert tokens.listed(connection) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 100, "Zoë's laptop", "狐"])
+def test_a_name_may_be_of_any_script(call, store, name):
+    assert call("token", "create", name)[0] == 0
+    with store.read() as connection:
+        assert [token.name for token in tokens.listed(connection)] == [name]
+
+
+def test_the_list_says_which_tokens_have_expired(call, store):
+    with store.begin() as connection:
+        tokens.create(connection, "past", (Scope.READ,), expires_at=datetime(2020, 1, 2, 3, 4, tzinfo=UTC))
+    out = " ".join(call("token", "list")[1].split())
+    assert "expired 2020-01-02 03:04 UTC" in out and "until 2020" not in out
+
+
 def test_an_unknown_token_cannot_be_revoked(call):
     code, _, err = call("token", "revoke", "nobody")
     assert code == 4 and "token list" in err
@@ -157,6 +180,13 @@ def test_servers_that_start_together_agree(database, tmp_path):
 
 
 # serve ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "*", "https://t2.example.com", "tuner.example.com/"])
+def test_a_name_that_no_client_can_use_is_refused_at_the_start(call, name, kitsune_home, taken_port):
+    code, _, err = call("serve", "--port", str(taken_port), "--allow-host", name)
+    assert code == 2 and "--allow-host" in err and "tuner.example.com" in err
+    assert not kitsune_home.exists()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::", "example.com"])

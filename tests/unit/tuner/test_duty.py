@@ -2,12 +2,18 @@
 
 import os
 import signal
+import threading
 
 import pytest
 
 from kitsune import cli
+from kitsune.errors import SchemaError, StoreBusyError, StoreError
 from kitsune.exits import ExitCode
+from tuner import duty
 from tuner.duty import CODES, ENDS, Signals
+from tuner.store.database import Database
+from tuner.store.engine import create, open_database
+from tuner.supervise import OWNER, SCRATCH
 from tuner.worker import How
 
 
@@ -17,8 +23,18 @@ def test_once_waits_for_no_run(capsys, kitsune_home):
     assert out == ""
     first, second = err.splitlines()
     assert first.startswith("worker ") and " on cpu: " in first
+    assert first.endswith(f"; it serves sqlite:///{kitsune_home}/kitsune.db")
     assert second == "The queue holds no run for this device."
     assert (kitsune_home / "kitsune.db").exists()
+
+
+def test_a_worker_sweeps_what_others_left(tmp_path, monkeypatch):
+    stale = tmp_path / f"{SCRATCH}1234"
+    stale.mkdir()
+    (stale / OWNER).touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cli.run(["worker", "--once", "--device", "cpu"]) == 0
+    assert not stale.exists()
 
 
 @pytest.mark.parametrize(
@@ -36,6 +52,79 @@ def test_what_makes_no_sense_is_told_at_once(words, variables, code, message, ca
         monkeypatch.setenv(name, value)
     assert cli.run(["worker", *words]) == code
     assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def away(monkeypatch):
+    """Databases that are away: the next ones to be opened raise these errors. Gives the addresses that were asked."""
+    asked: list[str] = []
+
+    def replace(*errors: StoreError) -> list[str]:
+        left = list(errors)
+
+        def opened(url: str) -> Database:
+            asked.append(url)
+            if left:
+                raise left.pop(0)
+            return open_database("sqlite://")
+
+        monkeypatch.setattr(duty, "open_database", opened)
+        monkeypatch.setattr(duty, "AWAY_S", (0.01, 0.02))
+        return asked
+
+    return replace
+
+
+TEAM = "postgresql://me:secret@127.0.0.1:1/kitsune"
+GONE = StoreError("the database cannot be reached")
+
+
+def test_a_database_that_is_away_at_the_start_is_asked_again(away, capsys, monkeypatch):
+    asked = away(GONE, StoreBusyError("the database has no connection left"))
+    monkeypatch.setattr(duty.Worker, "work", lambda self: None)
+    assert cli.run(["worker", "--device", "cpu", "--database", TEAM]) == 0
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert asked == [TEAM] * 3
+    assert first == "The database cannot be opened, will try again: the database cannot be reached"
+    assert "no connection left" in second
+    assert third.startswith("worker ")
+
+
+def test_a_worker_that_waits_for_its_database_can_be_ended(away, capsys, heard):
+    away(*[GONE] * 100_000)
+    ending = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    ending.start()
+    assert cli.run(["worker", "--device", "cpu", "--database", TEAM]) == 0
+    ending.join()
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--once", "--database", TEAM], GONE),
+        (["--database", TEAM], SchemaError("another version wrote it")),
+        (["--database", "sqlite:///x"], StoreError("the database is damaged")),
+    ],
+)
+def test_where_waiting_does_not_help_a_worker_does_not_wait(words, error, away, capsys):
+    asked = away(error)
+    assert cli.run(["worker", "--device", "cpu", *words]) == 11
+    assert len(asked) == 1
+    assert capsys.readouterr().err == f"Error: {error}\n"
+
+
+def test_a_locked_file_is_waited_for(away, monkeypatch):
+    asked = away(StoreBusyError("the database stayed locked"))
+    monkeypatch.setattr(duty.Worker, "work", lambda self: None)
+    assert cli.run(["worker", "--device", "cpu", "--database", "sqlite:///x"]) == 0
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("url", [TEAM, "postgresql://me@127.0.0.1:1/kitsune?password=secret"])
+def test_the_database_is_named_without_its_password(url):
+    database = Database(create(url))
+    assert "secret" not in duty._named(database)
+    assert "127.0.0.1:1/kitsune" in duty._named(database)
 
 
 def test_every_end_of_a_run_has_an_exit_code():

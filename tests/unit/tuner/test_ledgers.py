@@ -1,8 +1,10 @@
 """`kitsune runs`, `submit` and `plan` against a server, which a script plays; the database's side is in test_cli.py."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from kitsune import cli
 from kitsune.client import Client
@@ -15,7 +17,8 @@ from tests.scripted_server import ScriptedServer, absent, of_json, problem, raw
 from tests.store.samples import a_plan, a_run
 from tests.unit.submission.hostile import valid
 from tests.unit.tuner.terminal import TRIALS
-from tuner.records import RunStatus
+from tuner import views
+from tuner.records import Run, RunStatus
 from tuner.server_ledger import ServerLedger
 
 PLAN = a_plan()
@@ -97,6 +100,64 @@ def test_filters_go_to_the_server(call, team):
     assert team.server.seen[0].query == "limit=7&status=failed&after=c"
 
 
+class Many(Client):
+    """A server of `count` runs that gives 200 at most, as ours does."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(Server("http://127.0.0.1:1"))
+        self.runs_of_it = [a_run(id=f"r{number}").model_dump(mode="json") for number in range(count)]
+        self.limits: list[int] = []
+
+    def runs(self, query):
+        limit, begin = int(query["limit"]), int(query.get("after", 0))
+        assert 1 <= limit <= 200
+        self.limits.append(limit)
+        end = begin + limit
+        return {"runs": self.runs_of_it[begin:end], "after": str(end) if end < len(self.runs_of_it) else None}
+
+
+@pytest.mark.parametrize(
+    ("count", "limit", "limits", "cursor"),
+    [
+        (700, 500, [200, 200, 100], "500"),
+        (450, 500, [200, 200, 100], None),
+        (400, 400, [200, 200], None),
+        (300, 20, [20], "20"),
+        (0, 1000, [200], None),
+    ],
+)
+def test_a_long_list_is_asked_for_in_parts(count, limit, limits, cursor):
+    many = Many(count)
+    found, after = ServerLedger(many).page(limit=limit)
+    assert [run.id for run in found] == [f"r{number}" for number in range(min(count, limit))]
+    assert (many.limits, after) == (limits, cursor)
+
+
+def test_parts_without_runs_end_a_list():
+    class Empty(Client):
+        def runs(self, query):
+            return {"runs": [], "after": "more"}
+
+    assert ServerLedger(Empty(Server("http://127.0.0.1:1"))).page(limit=500)[0] == []
+
+
+def test_names_have_a_column_where_there_are_any(call):
+    out = call("runs", "list")[1]
+    assert out.splitlines()[0].split()[-1] == "name"
+    assert out.splitlines()[1].split()[-1] == "mine"
+    shown = call("runs", "show", RUN.id)[1].splitlines()
+    assert ["name", "mine"] in [line.split() for line in shown]
+    assert "name" not in views_of(WAITING)
+
+
+def views_of(*runs: Run) -> str:
+    """The header of their table, and the screen of the first one."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(views.run_table(runs, [None] * len(runs)))
+    console.print(*views.run_screen(runs[0], [], None))
+    return console.file.getvalue()
+
+
 def test_the_variable_names_a_server_and_a_database_goes_over_it(monkeypatch, team, capsys, tmp_path):
     monkeypatch.setenv("KITSUNE_SERVER", team.server.url)
     assert cli.run(["runs"]) == 0
@@ -141,6 +202,80 @@ def test_watching_a_run_to_its_end(call, team, monkeypatch):
     team.statuses = ["queued", "running", "running", "failed"]
     assert call("runs", "watch", WAITING.id, "--json")[0] == 5
     assert len(team.statuses) == 1
+
+
+AWAY = problem(503, "the database cannot be used now")
+
+
+class Disturbed(Team):
+    """Answers with each of `troubles` once, to what is asked after the first question about a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.troubles: list[bytes] = []
+        self.asked = 0
+
+    def answer(self, request) -> bytes:
+        self.asked += request.path.startswith(f"/api/v1/runs/{WAITING.id}")
+        return self.troubles.pop(0) if self.asked > 1 and self.troubles else super().answer(request)
+
+
+@pytest.fixture
+def disturbed(monkeypatch):
+    monkeypatch.setattr("tuner.history.PAUSE_S", 0.01)
+    team = Disturbed()
+    with team.server.running():
+        yield team
+
+
+def test_watching_outlasts_a_server_that_starts_anew(disturbed, capsys):
+    disturbed.troubles = [AWAY, b"", AWAY]
+    disturbed.statuses = ["queued", "running", "finished"]
+    assert cli.run(["runs", "watch", WAITING.id, "--server", disturbed.server.url, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["run"]["status"] == "finished"
+    away, back = err.splitlines()
+    assert "The server is away, and the run goes on without it" in away
+    assert "the database cannot be used now" in away
+    assert back == "The server is back."
+
+
+def test_submitting_and_waiting_outlasts_it_too(disturbed, capsys, tmp_path):
+    valid().save(tmp_path / "model.ksn")
+    disturbed.troubles = [AWAY] * 3
+    disturbed.statuses = ["running", "finished"]
+    words = ["submit", str(tmp_path / "model.ksn"), "--wait", "--server", disturbed.server.url]
+    assert cli.run(words) == 0
+    assert capsys.readouterr().err.count("The server is away") == 1
+
+
+def test_watching_a_server_that_stays_away_ends(disturbed, capsys, monkeypatch):
+    monkeypatch.setattr("tuner.history.PATIENCE_S", 0.2)
+    disturbed.troubles = [AWAY] * 1000
+    assert cli.run(["runs", "watch", WAITING.id, "--server", disturbed.server.url]) == 6
+    assert "Error: " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_run_that_nobody_takes_is_told_of_once(call, team, monkeypatch):
+    monkeypatch.setattr("tuner.history.PAUSE_S", 0.01)
+    monkeypatch.setattr("tuner.history.QUEUE_S", 0.02)
+    team.statuses = ["queued"] * 20 + ["running", "finished"]
+    code, _, err = call("runs", "watch", WAITING.id)
+    assert code == 0
+    assert err == f"run {WAITING.id} is queued; is a worker running? (kitsune worker)\n"
+
+
+def test_the_wait_begins_anew_for_a_run_that_was_put_back(call, team, monkeypatch):
+    monkeypatch.setattr("tuner.history.PAUSE_S", 0.01)
+    monkeypatch.setattr("tuner.history.QUEUE_S", 1.0)
+    team.statuses = ["running"] * 120 + ["queued"] * 2 + ["running", "finished"]
+    assert call("runs", "watch", WAITING.id)[2] == ""
+
+
+def test_a_run_that_is_taken_soon_needs_no_hint(call, team, monkeypatch):
+    monkeypatch.setattr("tuner.history.PAUSE_S", 0.01)
+    team.statuses = ["queued"] * 5 + ["running", "finished"]
+    assert call("runs", "watch", WAITING.id)[2] == ""
 
 
 def test_cancelling(call, team):
@@ -190,6 +325,30 @@ def test_no_server(words, capsys):
     code = cli.run([*words, "--server", absent(), "--json"])
     assert code == 6
     assert json.loads(capsys.readouterr().out)["error"]["type"] == "UnreachableError"
+
+
+def test_a_plan_for_which_there_is_no_place_is_not_fetched(call, team, tmp_path):
+    valid().save(tmp_path / "model.ksn")
+    words = ["plan", "fetch", str(tmp_path / "model.ksn"), "--out", str(tmp_path / "no" / "p.json")]
+    code, _, err = call(*words)
+    assert code == 2
+    assert "no is missing or not yours to write" in err
+    assert "database" not in err
+    assert team.server.seen == []
+
+
+def test_what_keeps_a_plan_that_cannot_be_saved_is_told(call, tmp_path):
+    code, _, err = call("runs", "plan", RUN.id, "--out", str(tmp_path / "no" / "p.json"))
+    assert code == 2
+    assert f"run {RUN.id} keeps the plan" in err
+    assert "database" not in err
+
+
+def test_a_token_that_is_missing_is_asked_for(capsys):
+    refused = problem(401, "send one header 'Authorization: Bearer TOKEN'")
+    with ScriptedServer(lambda _, connection, __: connection.sendall(refused)).running() as server:
+        assert cli.run(["runs", "--server", server.url]) == 6
+    assert "set KITSUNE_TOKEN to a token of this server" in capsys.readouterr().err
 
 
 def test_switched_off_nothing_is_submitted(monkeypatch, call, team):
@@ -242,3 +401,9 @@ def test_a_file_against_a_plan_of_the_server(call, tmp_path):
     code, out, err = call("plan", "diff", PLAN.plan_id, PLAN.plan_id)
     assert (code, out, "the same" in err) == (0, "", True)
     assert call("plan", "diff", "no-such-file", PLAN.plan_id)[0] == 2
+
+
+def test_a_plan_that_the_server_does_not_have_is_not_there_as_a_run_is_not(call, team):
+    code, out, _ = call("plan", "diff", PLAN.plan_id, "0" * 64, "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (4, "NotFoundError")
+    assert f"{team.server.url} has no plan {'0' * 64}" in json.loads(out)["error"]["message"]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kitsune.knobs import KNOBS
 from kitsune.plan import Plan
 from tests.unit.tuner.machine import ENVIRONMENT, numerics
+from tuner.protocol import Inspection
 from tuner.records import Arm, Measurement, Verdict
 from tuner.stats import compare, median, samples_digest
 from tuner.verdicts import (
@@ -27,6 +28,17 @@ CANDIDATE_NUMERICS, STOCK_NUMERICS = numerics(1e-3), numerics(2e-3)
 
 some_knobs = st.fixed_dictionaries(
     {}, optional={name: st.sampled_from(list(knob.choices)[1:]) for name, knob in KNOBS.items()}
+)
+INSPECTION = Inspection(
+    environment=ENVIRONMENT,
+    fingerprint="f",
+    model_fingerprint="m",
+    batch="16x128",
+    inapplicable={},
+    random=False,
+    step_ms=1.0,
+    peak_bytes=1,
+    parameters=1,
 )
 times = st.floats(0.1, 100)
 
@@ -57,7 +69,7 @@ def measured(eager_ms: float, stock_ms: float | None, candidate_ms: float | None
 
 def planned(measurement: Measurement, noise_floor: float = 0.0) -> tuple[Plan, Decision]:
     decision = decide(measurement, noise_floor)
-    return plan_from(measurement, decision, "run", "f", STOCK_NUMERICS), decision
+    return plan_from(measurement, decision, "run", INSPECTION, STOCK_NUMERICS), decision
 
 
 @pytest.mark.parametrize(
