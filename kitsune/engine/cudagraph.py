@@ -162,6 +162,7 @@ class StepGraph:
         with side_stream(self._device):
             graph, result = planner.capture(launches, list(tensors_of(self._static.batch)), self._body.update.rates)
         self.streams_refusal = planner.refusal
+        self._planner = planner  # holds the constants that the graph reads by address
         return graph, result, True
 
     def _issue(self, *, replay: bool) -> torch.Tensor:

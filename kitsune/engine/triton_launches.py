@@ -1,8 +1,8 @@
 """Triton kernels bypass the dispatcher: this adapter sees them at their own launchers. What the engine relies on of
 torch's internals for that is all here.
 
-Inductor's kernels go through CachingAutotuner.run with arguments named in_ptr0, out_ptr0, in_out_ptr0; a kernel of the
-user goes through JITFunction.run, and may read and write whatever it is given a pointer to.
+Inductor's kernels go through CachingAutotuner.run with arguments named in_ptr0, arg_A, out_ptr0, in_out_ptr0; a kernel
+of the user goes through JITFunction.run, and may read and write whatever it is given a pointer to.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -30,6 +30,9 @@ class TritonLaunch:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
 
+
+#: What Inductor calls the inputs of its own kernels, and of its templates of matrix products.
+READ_ONLY: Final = ("in_ptr", "arg_")
 
 Saw = Callable[[TritonLaunch], None]
 
@@ -64,7 +67,7 @@ def _inductors(run: Any, saw: Saw, tuner: Any, *arguments: Any, stream: Any, **n
     names, mutated = list(tuner.fn.arg_names), set(getattr(tuner, "mutated_arg_names", None) or ())
     pointers = [(at, name) for at, (name, value) in enumerate(zip(names, arguments, strict=False)) if _is_tensor(value)]
     reads = tuple(at for at, name in pointers if name in mutated or not name.startswith("out_ptr"))
-    writes = tuple(at for at, name in pointers if name in mutated or not name.startswith("in_ptr"))
+    writes = tuple(at for at, name in pointers if name in mutated or not name.startswith(READ_ONLY))
     launch = partial(_on_current_stream, run, tuner)
     saw(TritonLaunch(tuner.fn.__name__, launch, arguments, named, reads, writes))
     return run(tuner, *arguments, stream=stream, **named)
