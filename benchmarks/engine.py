@@ -30,7 +30,7 @@ def graph_step(case: Case) -> tuple[Step, Callable[[], str]]:
     return graphed_step(at_its_best(workload_of(case), channels_last=case.channels_last, capturable=True)), str
 
 
-def planned_step(case: Case, streams: int) -> tuple[Step, Callable[[], str]]:
+def planned_step(case: Case, streams: int, traces: Path | None) -> tuple[Step, Callable[[], str]]:
     best = at_its_best(workload_of(case), channels_last=case.channels_last, capturable=True)
     step = compiled_step(best, None)
     with side_stream(DEVICE):
@@ -43,6 +43,8 @@ def planned_step(case: Case, streams: int) -> tuple[Step, Callable[[], str]]:
     if graph is None or planner.plan is None:
         raise SystemExit(f"{case.name}: {planner.refusal}")
     plan = planner.plan
+    if traces is not None:
+        plan.save_trace(traces / f"{case.name.replace('/', '-')}-k{streams}.json")
 
     def replay() -> torch.Tensor:
         graph.replay()
@@ -72,11 +74,12 @@ def main() -> None:
     parser.add_argument("--arms", nargs="*", default=["graph", *STREAMS], choices=["graph", *STREAMS])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
+    parser.add_argument("--traces", type=Path, metavar="FOLDER", help="where to put a trace of every schedule")
     arguments = parser.parse_args()
     case = CASES[arguments.case]
     torch.cuda.set_device(DEVICE)
     builds = {"graph": partial(graph_step, case)} | {
-        name: partial(planned_step, case, streams) for name, streams in STREAMS.items()
+        name: partial(planned_step, case, streams, arguments.traces) for name, streams in STREAMS.items()
     }
     arms = [prepare(name, builds[name]) for name in arguments.arms]
     interleave(arms, arguments.rounds)

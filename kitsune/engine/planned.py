@@ -3,8 +3,10 @@
 record -> split -> measure -> schedule -> plan memory -> capture -> prove (DESIGN: docs/decisions/0008).
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -20,6 +22,7 @@ from kitsune.engine.record import Recording, is_tensor, record
 from kitsune.engine.schedule import Schedule, in_order
 from kitsune.engine.split import split
 from kitsune.engine.state import State
+from kitsune.engine.trace import svg_of, trace_of
 from kitsune.errors import CaptureError
 
 WAIT_US: Final = 1.5  # an event between two streams of a CUDA graph on an H200
@@ -35,6 +38,13 @@ class Planned:
     costs_us: Sequence[float]
     schedule: Schedule
     memory: MemoryPlan
+
+    def save_trace(self, path: str | Path) -> None:
+        """As JSON that Perfetto opens (https://ui.perfetto.dev)."""
+        Path(path).write_text(json.dumps(trace_of(self.recording.graph, self.schedule, self.memory)), encoding="utf-8")
+
+    def save_svg(self, path: str | Path) -> None:
+        Path(path).write_text(svg_of(self.recording.graph, self.schedule), encoding="utf-8")
 
 
 def planned(recording: Recording, streams: int, pool_bytes: int | None) -> Planned:
