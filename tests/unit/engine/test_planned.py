@@ -70,6 +70,40 @@ def test_another_batch_goes_through_the_static_one():
         assert torch.equal(loss, twin()[0])
 
 
+def test_a_forward_alone_is_planned_as_well():
+    step, _ = warmed("branches")
+    model, (x, _) = step.model.eval(), step.inputs
+
+    @torch.no_grad()
+    def forward():
+        return model(x)
+
+    graph, out = Planner(Recorder(CPU), 3).capture(forward, [x])
+    x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(3)))
+    graph.replay()
+    assert torch.equal(out, forward())
+
+
+def test_gradients_of_two_batches_are_accumulated_in_one_step():
+    step, twin = warmed("frozen")
+
+    def twice(one):
+        for parameter in one.model.parameters():
+            parameter.grad = None
+        x, y = one.inputs
+        for rows in (slice(0, 3), slice(3, 6)):
+            torch.nn.functional.cross_entropy(one.model(x[rows]), y[rows]).backward()
+        one.optimizer.step()
+
+    graph, _ = Planner(Recorder(CPU), 4).capture(lambda: twice(step), step.inputs)
+    assert graph is not None
+    twice(twin)
+    for _ in range(4):
+        graph.replay()
+        twice(twin)
+    assert equal(step.state(), twin.state())
+
+
 def random_costs(count, seed):
     return (torch.rand(count, generator=torch.Generator().manual_seed(seed)) * 100).tolist()
 
