@@ -14,7 +14,9 @@ from kitsune.engine.record import record
 from kitsune.engine.schedule import in_order, on_streams
 from kitsune.engine.split import split
 from kitsune.engine.state import State
+from kitsune.workload import batch_tensors, call_model, loss_of
 from tests.unit.engine.steps import CASES, CPU, adam, adamw, equal, rmsprop, sgd, warmed
+from tuner.workloads import load_workload
 
 STEPS = 20
 
@@ -68,6 +70,29 @@ def test_another_batch_goes_through_the_static_one():
             one.inputs[0].copy_(torch.randn(one.inputs[0].shape, generator=torch.Generator().manual_seed(number)))
         graph.replay()
         assert torch.equal(loss, twin()[0])
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet50", "googlenet", "bert_base", "vit_b16", "gpt2_small"])
+def test_models_of_the_zoo_are_planned_in_half_precision(name):
+    workload = load_workload(f"zoo:{name}?size=tiny", "cpu", 0)
+    model, (x, y) = workload.model, workload.batch
+    optimizer = adamw(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = loss_of(call_model(model, x), workload.loss_fn, y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step()
+    planner = Planner(Recorder(CPU), 4)
+    graph, _ = planner.capture(step, batch_tensors((x, y)))
+    assert graph is not None, planner.refusal
+    plan = planner.plan
+    assert plan.schedule.streams > 1
+    assert plan.memory.peak_bytes < plan.memory.naive_bytes
 
 
 def test_a_forward_alone_is_planned_as_well():
