@@ -21,6 +21,7 @@ from benchmarks.training_step import DEVICE, interleave, prepare, workload_of, w
 from kitsune.device import Recorder, side_stream
 from kitsune.engine.planned import Planned, Planner
 from kitsune.engine.schedule import critical_path_us
+from kitsune.engine.trace import idle_shares
 
 STREAMS = {"k1": 1, "k2": 2, "k4": 4, "k8": 8}
 WARM_STEPS = 4
@@ -54,11 +55,12 @@ def planned_step(case: Case, streams: int, traces: Path | None) -> tuple[Step, C
     return replay, lambda: json.dumps(facts(plan, planning_s))
 
 
-def facts(plan: Planned, planning_s: float) -> dict[str, float]:
+def facts(plan: Planned, planning_s: float) -> dict[str, float | list[float]]:
     return {
         "streams": plan.schedule.streams,
         "launches": len(plan.recording.calls),
         "sum_us": round(sum(plan.costs_us), 1),
+        "idle": [round(share, 3) for share in idle_shares(plan.schedule)],
         "critical_us": round(critical_path_us(plan.recording.graph, plan.costs_us), 1),
         "predicted_us": round(plan.schedule.makespan_us, 1),
         "waits": sum(len(placed.waits) for placed in plan.schedule.placed),

@@ -17,14 +17,14 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks import results_file
 from benchmarks.connections import Answer, keep_asking
+from benchmarks.results_file import Figure
 from benchmarks.serving import Serving, serving
 from kitsune.plan import Environment, Evidence, Interval, Numerics, Plan
 from kitsune.submission.export import to_archive
@@ -36,8 +36,6 @@ PLANS = 5_000
 READERS = 32
 WRITERS, SUBMITS = 50, 20
 GPU, TORCH = "NVIDIA H200", "2.13.0"
-
-Figure = tuple[str, float, str, int]
 
 
 def request(server: Serving, line: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
@@ -188,16 +186,6 @@ def kept_runs(database: str) -> Iterator[str]:
                 return
 
 
-def write(path: Path, figures: Iterable[Figure]) -> None:
-    command = results_file.command_line()
-    results_file.append(path, results_file.environment_line(command))
-    for case, value, unit, count in figures:
-        line: dict[str, Any] = {"kind": "figure", "suite": "load", "case": case, "value": value, "unit": unit}
-        line |= {"n": count, "upper_bound_95": None, "command": command}
-        results_file.append(path, line)
-        print(json.dumps(line))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement of look-ups")
@@ -208,7 +196,7 @@ def main() -> None:
         fill(database)
         with serving(Path(folder), database) as server:
             figures = [*look_ups(server, arguments.seconds), *submits(server)]
-    write(arguments.out or results_file.free_path("load"), figures)
+    results_file.write_figures(arguments.out or results_file.free_path("load"), "load", figures)
 
 
 if __name__ == "__main__":

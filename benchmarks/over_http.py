@@ -26,14 +26,13 @@ import torch
 import kitsune
 from benchmarks import results_file
 from benchmarks.cases import CASES, Case
+from benchmarks.results_file import Figure
 from benchmarks.serving import KITSUNE, serving
 from tuner.workloads import load_workload
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS = 100
 SEED = 1  # of the weights; the submitted ones are drawn from another
-
-Figure = tuple[str, float, str, int]
 
 
 def tuned_over_http(case: Case, trials: str, folder: Path) -> Iterator[Figure]:
@@ -108,15 +107,6 @@ def measure(case: Case, folder: Path, out: Path | None) -> None:
     subprocess.run([sys.executable, "-m", "benchmarks.training_step", *words], check=True)
 
 
-def write(path: Path, figures: list[Figure]) -> None:
-    command = results_file.command_line()
-    results_file.append(path, results_file.environment_line(command))
-    for name, value, unit, count in figures:
-        line = {"kind": "figure", "suite": "over_http", "case": name, "value": value, "unit": unit, "n": count}
-        results_file.append(path, line | {"upper_bound_95": None, "command": command})
-        print(f"{name}: {value:.4g} {unit}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", default="resnet18/128", choices=CASES)
@@ -131,7 +121,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="kitsune-over-http-") as name:
         figures = list(tuned_over_http(case, arguments.trials, Path(name)))
-        write(arguments.out or results_file.free_path("over_http"), figures)
+        results_file.write_figures(arguments.out or results_file.free_path("over_http"), "over_http", figures)
         if DEVICE == "cuda":
             measure(case, Path(name), arguments.steps_out)
 

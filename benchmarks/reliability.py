@@ -20,14 +20,12 @@ from typing import Any
 
 from benchmarks import results_file, server_kills, worker_kills
 from benchmarks.audit import Audit, audited, ids_of
+from benchmarks.results_file import Figure
 from kitsune.submission.archive import Archive
 from tests.e2e.command import Command
 from tests.unit.submission.steps import archive_of
 from tuner.store.engine import open_database
 from tuner.store.runs import MAX_ATTEMPTS
-
-#: case, value, unit, n
-Figure = tuple[str, float, str, int]
 
 PARTS = ("workers", "servers")
 
@@ -128,10 +126,9 @@ def is_never(case: str) -> bool:
 
 def line_of(figure: Figure, command: str) -> dict[str, Any]:
     """With the rule of three where nothing happened in n kills: then, at 95 %, it happens in less than 3/n of them."""
-    case, value, unit, count = figure
+    case, value, _, count = figure
     bound = 3 / count if is_never(case) and value == 0 and count else None
-    line: dict[str, Any] = {"kind": "figure", "suite": "reliability", "case": case, "value": value, "unit": unit}
-    return line | {"n": count, "upper_bound_95": bound, "command": command}
+    return results_file.figure_line("reliability", figure, command, bound)
 
 
 def measured(asked: argparse.Namespace) -> Iterator[Figure]:

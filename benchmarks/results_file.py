@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from typing import Any
 from kitsune.device import environment, pick_device
 
 RESULTS = Path(__file__).parent / "results"
+
+#: case, value, unit, n
+Figure = tuple[str, float, str, int]
 
 
 def environment_line(command: str) -> dict[str, Any]:
@@ -28,6 +31,22 @@ def environment_line(command: str) -> dict[str, Any]:
         "command": command,
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def figure_line(suite: str, figure: Figure, command: str, upper_bound_95: float | None = None) -> dict[str, Any]:
+    case, value, unit, count = figure
+    told = {"kind": "figure", "suite": suite, "case": case, "value": value, "unit": unit, "n": count}
+    return {**told, "upper_bound_95": upper_bound_95, "command": command}
+
+
+def write_figures(path: Path, suite: str, figures: Iterable[Figure]) -> None:
+    """A new file of them, each also on stdout."""
+    command = command_line()
+    append(path, environment_line(command))
+    for figure in figures:
+        line = figure_line(suite, figure, command)
+        append(path, line)
+        print(json.dumps(line))
 
 
 def commit() -> str:

@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import torch
 
 from benchmarks import results_file
 from benchmarks.cases import CASES, Case
+from benchmarks.serving import KITSUNE
 
 
 class Sweep:
@@ -58,9 +58,8 @@ class Sweep:
     def command(self, case: Case, stage: str) -> list[str]:
         plan = str(self.plan_of(case))
         if stage == "tune":
-            kitsune = shutil.which("kitsune") or str(Path(sys.executable).with_name("kitsune"))
             budget = ["--budget", self.arguments.budget] if self.arguments.budget else []
-            return [kitsune, "tune", case.spec, "--trials", self.arguments.trials, *budget, "--out", plan, "--json"]
+            return [KITSUNE, "tune", case.spec, "--trials", self.arguments.trials, *budget, "--out", plan, "--json"]
         measure = [sys.executable, "-m", "benchmarks.training_step", "--case", case.name, "--plan", plan]
         return [*measure, "--out", str(self.part_of(case))]
 

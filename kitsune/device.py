@@ -306,17 +306,21 @@ class HostGraph:
     @classmethod
     def record(cls, function: Callable[[], Any]) -> tuple["HostGraph", Any]:
         result = function()
-        return cls(function, _tensors(result)), result
+        return cls(function, tensors_in(result)), result
 
     def replay(self) -> None:
-        fresh = _tensors(self._function())
-        with torch.no_grad():
-            for static, value in zip(self._results, fresh, strict=True):
-                if static is not value:
-                    static.detach().copy_(value.detach())
+        fill(self._results, self._function())
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def fill(static: Any, values: Any) -> None:
+    """Copies tensors into those that stand at the same places of another structure."""
+    with torch.no_grad():
+        for one, two in zip(tensors_in(static), tensors_in(values), strict=True):
+            if one is not two:
+                one.detach().copy_(two.detach())
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -172,6 +172,11 @@ class Asked:
 
     fingerprint: str
     batch: str = ""
+
+
+def told_shapes(shapes: Iterable[Sequence[int]]) -> str:
+    """`Plan.batch` of tensors of these shapes, in whatever order they come: "16x128,16x128"."""
+    return ",".join(sorted("x".join(map(str, shape)) or "scalar" for shape in shapes))
 
 
 def checked_knobs(knobs: Mapping[str, Choice]) -> dict[str, Choice]:

@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kitsune.errors import WorkloadError
+from kitsune.plan import told_shapes
 
 LossFn = Callable[[Any, Any], torch.Tensor] | None
 Batch = tuple[Any, Any]
@@ -97,8 +98,8 @@ def batch_tensors(batch: Any) -> list[torch.Tensor]:
 
 
 def shapes_of(x: Any) -> str:
-    """The shapes of the tensors of an x, sorted, as "16x128,16x128": what a plan was measured with."""
-    return ",".join(sorted("x".join(map(str, tensor.shape)) or "scalar" for tensor in batch_tensors(x)))
+    """The shapes of the tensors of an x, as `Plan.batch` has them."""
+    return told_shapes(tensor.shape for tensor in batch_tensors(x))
 
 
 def move_batch(batch: Any, device: torch.device | str) -> Any:

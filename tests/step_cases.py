@@ -2,9 +2,10 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 from kitsune.knobs import Choice
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
+from kitsune.techniques.capture import Capture
 from kitsune.workload import call_model, loss_of, move_batch
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
@@ -168,6 +170,15 @@ def pair(
     plain = Plain(two, optimizer(two.parameters()), loss_fn, clip)
     planned.start(knobs, **options)
     return planned, plain
+
+
+def capturing_cpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A CPU on which capture applies for one test: its graphs are `kitsune.device.HostGraph`."""
+    why_not = Capture.why_not
+    monkeypatch.setattr(
+        Capture, "why_not", lambda self, choice, facts: why_not(self, choice, replace(facts, device="cuda"))
+    )
+    return torch.device("cpu")
 
 
 def train_both(planned: Run, plain: Run, many: Sequence[tuple[Any, Any]], seed: int = 7) -> None:

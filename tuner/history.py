@@ -12,14 +12,13 @@ from kitsune import screen
 from kitsune.errors import NotFoundError, PlanError, SettingsError, UnreachableError
 from kitsune.exits import ExitCode
 from kitsune.plan import Plan
+from kitsune.remote_run import PATIENCE_S
 from tuner import views
 from tuner.records import Run, RunStatus, Trial
 
 LAST: Final = "last"
 FIRST: Final = "kitsune tune 'zoo:lenet5?batch=64' --trials 12"
 PAUSE_S: Final = 1.0  # between two looks at a run that is watched
-#: So long a server may be away, as for a restart, before watching gives up; as `RemoteRun.wait` has it.
-PATIENCE_S: Final = 60.0
 #: A run that nobody has claimed by then may be waiting for a worker that does not exist.
 QUEUE_S: Final = 10.0
 

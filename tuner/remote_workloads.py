@@ -31,11 +31,11 @@ def submit(spec: str, server: Server, options: Mapping[str, Any], *, wait: bool,
     client = Client(server)
     client.check_presence()
     run = send(client, archive_of(spec), **options)
-    if wait:
+    if wait or as_json:
         screen.note(f"run {run.id} on {server.url}")
+    if wait:
         return watch_run(ServerLedger(client), run.id, as_json=as_json)
     if as_json:
-        screen.note(f"run {run.id} on {server.url}")
         screen.emit({"run_id": run.id, "server": server.url})
     else:
         screen.stdout().print(run.id)

@@ -79,6 +79,10 @@ class LaunchGraph:
                 found[storage].append(number)
         return tuple(map(tuple, found))
 
+    def written(self) -> frozenset[int]:
+        """The storages that some launch writes."""
+        return frozenset(span.storage for launch in self.launches for span in launch.writes)
+
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads. What follows from launches and storages is left out: one truth only."""
         return {

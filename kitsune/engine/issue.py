@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kitsune.engine.memory import MemoryPlan
-from kitsune.engine.record import Call, Place, Recording, is_place, is_tensor
+from kitsune.engine.record import Call, Place, Recording, is_place
 from kitsune.engine.schedule import Schedule
 
 
@@ -72,7 +72,7 @@ class Memory:
         if not call.results:
             return
         for leaf, place in zip(pytree.tree_leaves(output), call.results, strict=True):
-            if place is not None and is_tensor(leaf):
+            if place is not None and torch.is_tensor(leaf):
                 self._storages.setdefault(place.storage, leaf.untyped_storage())
 
     def _allocated(self, storage: int) -> torch.UntypedStorage:
@@ -128,9 +128,10 @@ class HostLanes:
 class CudaLanes:
     """Streams that fork from the current one and join it again; under capture, branches of the graph."""
 
-    def __init__(self, count: int, device: torch.device) -> None:
+    def __init__(self, schedule: Schedule, device: torch.device) -> None:
         self._device = device
-        self._count = count
+        self._count = schedule.streams
+        self._awaited = schedule.awaited
 
     def __enter__(self) -> "CudaLanes":
         main = torch.cuda.current_stream(self._device)
@@ -150,4 +151,5 @@ class CudaLanes:
             stream.wait_event(self._events[other])
         with torch.cuda.stream(stream):
             run()
-        self._events[launch] = stream.record_event()
+        if launch in self._awaited:
+            self._events[launch] = stream.record_event()

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch.utils import _pytree as pytree
 
-from kitsune.device import Graph, Recorder
+from kitsune.device import Graph, Recorder, fill
 from kitsune.engine.costs import measured_us
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, issue
 from kitsune.engine.kernels import difference, kernels_of
 from kitsune.engine.memory import MemoryPlan, plan_memory, within
 from kitsune.engine.proof import refuted
-from kitsune.engine.record import Recording, is_tensor, record
+from kitsune.engine.record import Recording, record
 from kitsune.engine.schedule import Schedule, in_order
 from kitsune.engine.split import split
 from kitsune.engine.state import State
@@ -121,36 +120,22 @@ class Planner:
             raise CaptureError(unseen)
 
     def _captured(self, plan: Planned) -> tuple[Graph, Any]:
-        device = self._recorder.device
-        if device.type == "cuda":
-            lanes = CudaLanes(plan.schedule.streams, device)
-            return self._recorder.capture(lambda: issue(plan.recording, plan.schedule, plan.memory, lanes))
+        """Leaves the state of the step as it was, also where capturing runs it."""
+
+        def issued() -> Any:
+            return issue(plan.recording, plan.schedule, plan.memory, lanes_of(plan))
+
+        if not self._recorder.executes:
+            return self._recorder.capture(issued)
         before = State(plan.recording)
-        graph = HostPlan(plan)
+        captured = self._recorder.capture(issued)
         before.restore()
-        return graph, graph.result
+        return captured
 
 
-class HostPlan:
-    """The CPU twin: the planned launches on threads, or in order where some draw random numbers."""
-
-    def __init__(self, plan: Planned) -> None:
-        self._plan = plan
-        self.result = self._issued()
-
-    def replay(self) -> None:
-        fill(self.result, self._issued())
-
-    def _issued(self) -> Any:
-        plan = self._plan
-        draws = any(launch.draws for launch in plan.recording.graph.launches)
-        lanes: Lanes = HostLane() if draws else HostLanes(plan.schedule.streams)
-        return issue(plan.recording, plan.schedule, plan.memory, lanes)
-
-
-def fill(static: Any, values: Any) -> None:
-    """Copies tensors into those of the same structure."""
-    with torch.no_grad():
-        for one, two in zip(pytree.tree_leaves(static), pytree.tree_leaves(values), strict=True):
-            if is_tensor(one):
-                one.copy_(two)
+def lanes_of(plan: Planned) -> Lanes:
+    """On a CPU threads, or one lane where some launches draw random numbers: their order is that of the issue."""
+    if plan.recording.device.type == "cuda":
+        return CudaLanes(plan.schedule, plan.recording.device)
+    draws = any(launch.draws for launch in plan.recording.graph.launches)
+    return HostLane() if draws else HostLanes(plan.schedule.streams)

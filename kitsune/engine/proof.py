@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from torch.utils import _pytree as pytree
 
-from kitsune.engine.record import Recording, is_tensor
+from kitsune.device import tensors_in
+from kitsune.engine.record import Recording
 from kitsune.engine.state import State, as_bytes
 
 STEPS: Final = 3
@@ -71,7 +71,7 @@ class Start:
             reorder(self._inputs, number)
             for rate in self._rates:
                 rate.mul_(0.5)
-            found += [leaf.clone() for leaf in pytree.tree_leaves(one_step()) if is_tensor(leaf)]
+            found += [tensor.clone() for tensor in tensors_in(one_step())]
         return [*found, *State(self._recording).values()]
 
 
@@ -79,7 +79,7 @@ class Untouched:
     """Copies of what was there before the step and what, by all that its operations say, it leaves alone."""
 
     def __init__(self, recording: Recording, changing: Sequence[torch.Tensor]) -> None:
-        written = {span.storage for launch in recording.graph.launches for span in launch.writes}
+        written = recording.graph.written()
         ours = {tensor.untyped_storage()._cdata for tensor in changing}
         self._storages = [
             storage

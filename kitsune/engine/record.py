@@ -169,7 +169,7 @@ class Observer(TorchDispatchMode):
 
     def _saw(self, func: Any, given: Any, output: Any) -> None:
         name = func._schema.name
-        results = tuple(self._placed(leaf) if is_tensor(leaf) else None for leaf in pytree.tree_leaves(output))
+        results = tuple(self._placed(leaf) if torch.is_tensor(leaf) else None for leaf in pytree.tree_leaves(output))
         if name in ALLOCATIONS:
             self._storages.allocated(results)
         elif name in LIFTED:
@@ -200,7 +200,7 @@ class Observer(TorchDispatchMode):
         self._calls.append(replace(call, allocates=self._storages.touched(launch)))
 
     def _placed(self, tree: Any) -> Any:
-        return pytree.tree_map(lambda leaf: self._storages.place(leaf) if is_tensor(leaf) else leaf, tree)
+        return pytree.tree_map(lambda leaf: self._storages.place(leaf) if torch.is_tensor(leaf) else leaf, tree)
 
 
 class Storages:
@@ -303,10 +303,6 @@ def spans(places: Iterable[Place]) -> tuple[Span, ...]:
 
 def is_place(value: Any) -> bool:
     return isinstance(value, Place)
-
-
-def is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def check_replayable(func: Any) -> None:

@@ -11,8 +11,8 @@ class State:
 
     def __init__(self, recording: Recording) -> None:
         self._device = recording.device
-        written = {span.storage for launch in recording.graph.launches for span in launch.writes}
-        self._storages = [recording.held[number] for number in sorted(written & recording.held.keys())]
+        written = recording.graph.written() & recording.held.keys()
+        self._storages = [recording.held[number] for number in sorted(written)]
         self._copies = [as_bytes(storage).clone() for storage in self._storages]
         self._random = rng_state(recording.device)
 

@@ -65,7 +65,8 @@ def _wrapped(kind: Any, watched: Callable[..., Any], saw: Saw) -> Iterator[None]
 
 def _inductors(run: Any, saw: Saw, tuner: Any, *arguments: Any, stream: Any, **named: Any) -> Any:
     names, mutated = list(tuner.fn.arg_names), set(getattr(tuner, "mutated_arg_names", None) or ())
-    pointers = [(at, name) for at, (name, value) in enumerate(zip(names, arguments, strict=False)) if _is_tensor(value)]
+    called = enumerate(zip(names, arguments, strict=False))
+    pointers = [(at, name) for at, (name, value) in called if torch.is_tensor(value)]
     reads = tuple(at for at, name in pointers if name in mutated or not name.startswith("out_ptr"))
     writes = tuple(at for at, name in pointers if name in mutated or not name.startswith(READ_ONLY))
     launch = partial(_on_current_stream, run, tuner)
@@ -80,10 +81,10 @@ def _on_current_stream(run: Any, tuner: Any, *arguments: Any, **named: Any) -> A
 def _users(run: Any, saw: Saw, kernel: Any, *arguments: Any, **named: Any) -> Any:
     if named.get("warmup"):
         return run(kernel, *arguments, **named)
-    by_name = {name: value for name, value in named.items() if _is_tensor(value)}
+    by_name = {name: value for name, value in named.items() if torch.is_tensor(value)}
     everything = (*arguments, *by_name.values())
     rest = {name: value for name, value in named.items() if name not in by_name}
-    pointers = tuple(at for at, value in enumerate(everything) if _is_tensor(value))
+    pointers = tuple(at for at, value in enumerate(everything) if torch.is_tensor(value))
     launch = partial(_with_names, run, kernel, tuple(by_name))
     saw(TritonLaunch(kernel.__name__, launch, everything, rest, pointers, pointers))
     return run(kernel, *arguments, **named)
@@ -92,7 +93,3 @@ def _users(run: Any, saw: Saw, kernel: Any, *arguments: Any, **named: Any) -> An
 def _with_names(run: Any, kernel: Any, names: tuple[str, ...], *everything: Any, **rest: Any) -> Any:
     at = len(everything) - len(names)
     return run(kernel, *everything[:at], **dict(zip(names, everything[at:], strict=True)), **rest)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)

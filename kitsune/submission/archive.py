@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Self
 from pydantic import ValidationError
 
 from kitsune.errors import ArchiveError
+from kitsune.plan import told_shapes
 from kitsune.record import canonical_json
 from kitsune.submission.container import GRAPH, member_name, pack, unpack
 from kitsune.submission.document import Document
@@ -103,9 +104,8 @@ class Archive:
 
     @cached_property
     def batch(self) -> str:
-        """The shapes of the tensors of x, as `kitsune.workload.shapes_of` tells them."""
-        shapes = (self.document.input_shape(index) for index in range(self.document.x_leaves))
-        return ",".join(sorted("x".join(map(str, shape)) or "scalar" for shape in shapes))
+        """The shapes of the tensors of x, as `Plan.batch` has them."""
+        return told_shapes(map(self.document.input_shape, range(self.document.x_leaves)))
 
 
 def _digest(document: dict[str, Any]) -> str:

@@ -57,19 +57,24 @@ def planned_and_plain(device, name, streams, make_optimizer=adamw, compiled=Fals
     return planner, graph, result, step, twin
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("streams", [1, 2, 4])
-@pytest.mark.parametrize("make_optimizer", [adamw, sgd])
-def test_training_by_the_planned_step_is_training_to_the_bit(device, name, streams, make_optimizer):
-    _, graph, (loss, gradients), step, twin = planned_and_plain(device, name, streams, make_optimizer)
+def trained(device, graph, loss, twin):
+    """(the losses of the planned steps, what the plain ones returned)."""
     losses = [loss.clone()]
     for _ in range(STEPS):
         graph.replay()
         losses.append(loss.clone())
     torch.manual_seed(1)
     with side_stream(device):
-        expected = [twin() for _ in range(STEPS + 1)]
+        return losses, [twin() for _ in range(STEPS + 1)]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("streams", [1, 2, 4])
+@pytest.mark.parametrize("make_optimizer", [adamw, sgd])
+def test_training_by_the_planned_step_is_training_to_the_bit(device, name, streams, make_optimizer):
+    _, graph, (loss, gradients), step, twin = planned_and_plain(device, name, streams, make_optimizer)
+    losses, expected = trained(device, graph, loss, twin)
     assert equal(losses, [each[0] for each in expected])
     assert equal(gradients, expected[-1][1])
     assert equal(step.state(), twin.state())
@@ -81,14 +86,8 @@ def test_training_by_the_planned_step_is_training_to_the_bit(device, name, strea
 def test_compiled_steps_are_planned_too(device, name, streams):
     planner, graph, (loss, _), step, twin = planned_and_plain(device, name, streams, compiled=True)
     assert any("triton" in launch.name for launch in planner.plan.recording.graph.launches)
-    losses = [loss.clone()]
-    for _ in range(STEPS):
-        graph.replay()
-        losses.append(loss.clone())
-    torch.manual_seed(1)
-    with side_stream(device):
-        expected = [twin()[0] for _ in range(STEPS + 1)]
-    assert equal(losses, expected)
+    losses, expected = trained(device, graph, loss, twin)
+    assert equal(losses, [each[0] for each in expected])
     assert equal(step.state(), twin.state())
 
 

@@ -3,14 +3,11 @@
 Where an optimizer asks the host for its step, as Adam does on a CPU, the plan is declined, and all else holds.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from kitsune.engine.cudagraph import StepGraph
-from kitsune.techniques.capture import Capture
-from tests.step_cases import OPTIMIZERS, assert_same, batches, is_captured, pair, train_both
+from tests.step_cases import OPTIMIZERS, assert_same, batches, capturing_cpu, is_captured, pair, train_both
 from tests.step_semantics import (  # noqa: F401
     test_a_captured_step_trains_as_the_plain_loop,
     test_a_checkpoint_of_a_plan_goes_on_plain,
@@ -38,7 +35,6 @@ from tests.step_semantics import (  # noqa: F401
     test_what_happens_on_the_host_is_not_captured,
 )
 
-WHY_NOT = Capture.why_not
 MADE: list[StepGraph] = []
 
 
@@ -50,12 +46,9 @@ class OnStreams(StepGraph):
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    monkeypatch.setattr(
-        Capture, "why_not", lambda self, choice, facts: WHY_NOT(self, choice, replace(facts, device="cuda"))
-    )
     monkeypatch.setattr("kitsune.step.StepGraph", OnStreams)
     MADE.clear()
-    return torch.device("cpu")
+    return capturing_cpu(monkeypatch)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
