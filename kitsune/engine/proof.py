@@ -40,7 +40,7 @@ def refuted(
             return None
         again = start.trace(step)
         if same(expected, again):
-            return "its numbers are not those of the step"
+            return f"its numbers are not those of the step, first {start.name_of(expected, found)}"
         if is_as_near(expected, again, found):
             return None
         return "its numbers are further from those of the step than the step's own from each other"
@@ -73,6 +73,16 @@ class Start:
                 rate.mul_(0.5)
             found += [tensor.clone() for tensor in tensors_in(one_step())]
         return [*found, *State(self._recording).values()]
+
+    def name_of(self, expected: Trace, found: Trace) -> str:
+        """What the first difference of two traces is about."""
+        at = next(at for at, (one, two) in enumerate(zip(expected, found, strict=True)) if not equal(one, two))
+        graph, changed = self._recording.graph, self._state.numbers
+        if (of_state := at - len(expected) + len(changed)) < 0:
+            return "in what it returns"
+        number = changed[of_state]
+        writers = (one for one in graph.launches if any(span.storage == number for span in one.writes))
+        return f"in what {next(writers).name} writes"
 
 
 class Untouched:

@@ -7,7 +7,7 @@ tensors back as other TensorImpls.
 """
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kitsune.device import user_line
+from kitsune.device import own_pool, user_line
 from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
 from kitsune.engine.triton_launches import TritonLaunch, triton_launches
 from kitsune.errors import CaptureError
@@ -110,10 +110,10 @@ class Recorded:
 def record(step: Callable[[], Any], device: torch.device) -> Recorded:
     """Runs `step` once, for real. All memory of the step stays until it ends."""
     observer = Observer(device)
-    with triton_launches(device, observer.saw_triton), observer:
+    with own_pool(device) as addresses, triton_launches(device, observer.saw_triton), observer:
         result = step()
     try:
-        return Recorded(observer.recording(result), "", result)
+        return Recorded(observer.recording(result, addresses), "", result)
     except CaptureError as error:
         return Recorded(None, str(error), result)
 
@@ -136,6 +136,8 @@ class Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
+        if is_view_of_storage(func, args):
+            return func(*args, **named)
         given = self._noted(lambda: self._given(func, args, named))
         output = func(*args, **named)
         self._noted(lambda: self._saw(func, given, output))
@@ -145,11 +147,15 @@ class Observer(TorchDispatchMode):
         """A Triton kernel that is about to be launched."""
         self._noted(lambda: self._saw_triton(seen))
 
-    def recording(self, result: Any) -> Recording:
-        """All that was seen; `result` is what the step has returned. Raises CaptureError."""
+    def recording(self, result: Any, addresses: Sequence[range] = ()) -> Recording:
+        """All that was seen; `result` is what the step has returned, `addresses` where it allocated.
+
+        Raises CaptureError.
+        """
         if self._refusal is not None:
             raise self._refusal
         placed = self._placed(result)
+        self._storages.made_within(addresses)
         held, storages = self._storages.settle({place.storage for place in places_of(placed)}, self._device)
         calls = [replace(c, allocates=tuple(n for n in c.allocates if n not in held)) for c in self._calls]
         return Recording(self._device, LaunchGraph.of(self._launches, storages), tuple(calls), held, placed)
@@ -212,7 +218,8 @@ class Storages:
         self._made: set[int] = set()  # by a launch, or by an allocation that we saw
         self._constant: set[int] = set()
         self._written: set[int] = set()
-        self._read_first: dict[int, str] = {}
+        self._read_first: dict[int, str] = {}  # storage -> launch
+        self._filled_first: set[int] = set()  # of those, what the same launch writes
 
     def place(self, tensor: torch.Tensor) -> Place:
         check_plain(tensor)
@@ -234,20 +241,27 @@ class Storages:
         self._made |= numbers
         self._written |= numbers
 
+    def made_within(self, addresses: Sequence[range]) -> None:
+        """Inductor allocates without the dispatcher: an address tells where such a storage comes from."""
+        places = ((number, storage.data_ptr()) for number, storage in enumerate(self._alive))
+        self._made |= {number for number, at in places if any(at in one for one in addresses)}
+
     def touched(self, launch: Launch) -> tuple[int, ...]:
-        """The storages that nobody has touched before, and that have to be there for this launch to write."""
+        """The storages that nobody has written before, and that have to be there for this launch to write."""
+        fresh = {span.storage for span in launch.writes} - self._written
         for span in launch.reads:
-            if span.storage not in self._written:
-                self._read_first.setdefault(span.storage, launch.name)
-        fresh = {span.storage for span in launch.writes} - self._written - self._read_first.keys()
+            if span.storage not in self._written and span.storage not in self._read_first:
+                self._read_first[span.storage] = launch.name
+                self._filled_first |= {span.storage} & fresh
         self._written |= fresh
         return tuple(sorted(fresh))
 
     def settle(self, kept: set[int], device: torch.device) -> tuple[dict[int, torch.UntypedStorage], list[Storage]]:
         """(storages that were there before the step, all of them as the graph knows them).
 
-        Inductor allocates without the dispatcher, so nobody saw where such a storage comes from. The step's own are
-        those that nobody holds once we let them go, and those that it returns.
+        The step's own are those that were seen to be made in it, those that nobody holds once we let them go, and
+        those that it returns. A launch may be given memory of nobody's to read if it writes it too: it writes it first
+        (Inductor's in_out_ptr of a reduction, an argument of a kernel of the user's).
         """
         devices = [storage.device for storage in self._alive]
         sizes = [storage.nbytes() for storage in self._alive]
@@ -255,14 +269,14 @@ class Storages:
         survivors = self._let_go(kept)
         held = {number: storage for number, storage in survivors.items() if self._was_there(number, kept)}
         for number, name in self._read_first.items():
-            if number not in held:
+            if number not in held and not (number in self._made and number in self._filled_first):
                 raise CaptureError(f"{name} reads memory that nothing in our sight has written")
         check_disjoint(held.values())
         storages = [Storage(size, number not in held, number in survivors) for number, size in enumerate(sizes)]
         return held, storages
 
     def _was_there(self, number: int, kept: set[int]) -> bool:
-        return number in self._read_first or (number not in self._made and number not in kept)
+        return number not in self._made and (number in self._read_first or number not in kept)
 
     def _let_go(self, kept: set[int]) -> dict[int, torch.UntypedStorage]:
         """The storages that live on without us, and those that we keep alive ourselves."""
@@ -303,6 +317,11 @@ def spans(places: Iterable[Place]) -> tuple[Span, ...]:
 
 def is_place(value: Any) -> bool:
     return isinstance(value, Place)
+
+
+def is_view_of_storage(func: Any, args: Sequence[Any]) -> bool:
+    """How ATen looks at a storage of others: an empty tensor is set on it (the flat weights of a cuDNN LSTM)."""
+    return bool(func._schema.name == "aten::set_" and args[0].untyped_storage().nbytes() == 0)
 
 
 def check_replayable(func: Any) -> None:

@@ -11,8 +11,8 @@ class State:
 
     def __init__(self, recording: Recording) -> None:
         self._device = recording.device
-        written = recording.graph.written() & recording.held.keys()
-        self._storages = [recording.held[number] for number in sorted(written)]
+        self.numbers = sorted(recording.graph.written() & recording.held.keys())
+        self._storages = [recording.held[number] for number in self.numbers]
         self._copies = [as_bytes(storage).clone() for storage in self._storages]
         self._random = rng_state(recording.device)
 

@@ -243,6 +243,12 @@ def test_the_proof_finds_a_single_bit(where):
     assert proven(step, lambda: tensor.view(torch.int32).view(-1)[:1].bitwise_xor_(1)) is not None
 
 
+def test_the_proof_names_the_launch_that_writes_what_differs():
+    step, _ = warmed("branches")
+    variance = step.model.norm.running_var
+    assert proven(step, lambda: variance.mul_(2)).endswith("first in what native_batch_norm writes")
+
+
 def test_the_proof_finds_what_changes_with_the_data_only():
     """A branch on the host, by a value: the launches of the recorded step are right for the recorded batch alone."""
     step, _ = warmed("mlp")
@@ -252,7 +258,7 @@ def test_the_proof_finds_what_changes_with_the_data_only():
         return plain(x) * (2.0 if step.inputs[1].numpy()[0] == 0 else 1.0)
 
     step.model.forward = by_first_label
-    assert proven(step) == "its numbers are not those of the step"
+    assert proven(step) == "its numbers are not those of the step, first in what it returns"
 
 
 @torch.library.custom_op("kitsune_test::honest", mutates_args=("total",))

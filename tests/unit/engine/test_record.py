@@ -137,6 +137,24 @@ def test_what_cannot_be_issued_again_is_refused_after_the_step_has_run(function,
     assert torch.equal(x, torch.full((3,), 2.0))
 
 
+def test_memory_of_nobodys_may_be_given_to_a_launch_that_writes_it():
+    """As Inductor gives it to a reduction, and a user to a kernel of their own."""
+    recording = recorded(lambda: torch.empty(3).mul_(0.0).fill_(1.0))
+    first, _ = recording.graph.launches
+    assert first.reads == first.writes
+    assert recording.calls[0].allocates == (first.writes[0].storage,)
+    assert not recording.held
+
+
+def test_an_empty_tensor_may_be_set_on_the_memory_of_others():
+    """As an LSTM of cuDNN looks at its flat weights."""
+    x = torch.ones(3)
+    recording = recorded(lambda: torch.empty(0).set_(x.untyped_storage()).mul_(2))
+    assert names(recording) == ["mul_"]
+    assert [storage.data_ptr() for storage in recording.held.values()] == [x.data_ptr()]
+    assert torch.equal(x, torch.full((3,), 2.0))
+
+
 def test_an_optimizer_that_asks_for_its_step_is_refused():
     step, _ = warmed("mlp", lambda parameters: torch.optim.Adam(parameters, foreach=False))
     assert "depends on the data" in record(step, CPU).refusal
