@@ -1,12 +1,13 @@
 """Assembly: a plan becomes changes to a step, part by part, each applied or declined with its reason."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 
 from kitsune.device import environment
 from kitsune.errors import DeclinedError, SettingsError
-from kitsune.knobs import Choice, clashes
+from kitsune.knobs import KNOBS, Choice, clashes
 from kitsune.plan import Match, Plan
 from kitsune.report import Report
 from kitsune.switch import is_disabled
@@ -30,21 +31,27 @@ class Assembly:
 
     def check(self, facts: Facts) -> None:
         """Declines what cannot be applied to a workload of these facts."""
-        for name, choice in list(self.knobs.items()):
-            reason = self._refusal or why_not(name, choice, facts)
-            if reason is not None:
-                self.decline(name, reason)
-        for knob, exclusion in list(clashes(self.knobs)):
-            if knob.name in self.knobs:
-                self.decline(knob.name, f"{exclusion.other}={self.knobs[exclusion.other]}: {exclusion.reason}")
+        reasons = {name: self._refusal or why_not(name, choice, facts) for name, choice in self.knobs.items()}
+        self._take_out({name: reason for name, reason in reasons.items() if reason is not None})
 
     def decline(self, knob: str, reason: str) -> None:
-        """Takes the knob out of the plan. Raises DeclinedError when the caller asked for that."""
-        self.knobs.pop(knob, None)
-        self.report.applied.pop(knob, None)
-        self.report.declined[knob] = reason
-        if self._raises:
-            raise DeclinedError(knob, reason)
+        """Takes the knob out of the plan, and what needs it. Raises DeclinedError when the caller asked for that."""
+        self._take_out({knob: reason})
+
+    def _take_out(self, reasons: Mapping[str, str]) -> None:
+        declined = dict(reasons)
+        for name in declined:
+            self.knobs.pop(name, None)
+        while (clash := next(clashes(self.knobs), None)) is not None:
+            knob, exclusion = clash
+            other = self.knobs.get(exclusion.other, KNOBS[exclusion.other].default)
+            declined[knob.name] = f"{exclusion.other}={other}: {exclusion.reason}"
+            del self.knobs[knob.name]
+        for name in declined:
+            self.report.applied.pop(name, None)
+        self.report.declined.update(declined)
+        if self._raises and declined:
+            raise DeclinedError(*next(iter(declined.items())))
 
     def apply(self, build: Build) -> None:
         """Applies what is left, in the order of the knobs table; `build.undo` takes it back."""

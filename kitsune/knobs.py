@@ -5,7 +5,7 @@ choices are applied. A plan never holds anything but these names and these choic
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 Choice = str | int
@@ -15,13 +15,16 @@ Choice = str | int
 class Exclusion:
     """`choices` of the knob that declares it cannot stand beside `other_choices` of the knob `other`.
 
-    The default is never among `choices`, so that going back to it always ends the clash.
+    The default is never among `choices`, so that going back to it always ends the clash. It may be among
+    `other_choices`: what the knob needs is then another choice of the other. `instead` says which of them comes nearest
+    to one of `other_choices`.
     """
 
     choices: tuple[Choice, ...]
     other: str
     other_choices: tuple[Choice, ...]
     reason: str
+    instead: Mapping[Choice, Choice] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +128,27 @@ KNOBS: Final[Mapping[str, Knob]] = {
                     other="compile",
                     other_choices=("reduce-overhead", "max-autotune"),
                     reason="this compile mode puts CUDA graphs of its own around forward and backward",
+                    instead={"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"},
+                ),
+            ),
+        ),
+        Knob(
+            name="streams",
+            meaning="CUDA streams on which the launches of the captured step run, as far as they do not wait",
+            choices={
+                1: "one after the other, as recorded",
+                2: "on up to 2 streams, scheduled by their measured times",
+                4: "on up to 4 streams",
+                8: "on up to 8 streams",
+            },
+            needs="the whole step in one graph; every launch in sight, and proven to be the same step",
+            excludes=(
+                Exclusion(
+                    choices=(2, 4, 8),
+                    other="capture",
+                    other_choices=("none", "segments"),
+                    reason="only the launches of a step that is captured whole are scheduled",
+                    instead={"none": "step", "segments": "step"},
                 ),
             ),
         ),

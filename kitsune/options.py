@@ -16,6 +16,7 @@ from kitsune.streams import StreamConfig
 UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 HALF = ("bf16", "fp16")
 STEP_NOTE = "capture=step became segments: the loop is yours, so its step cannot be one graph; TrainStep makes it one"
+ONE_STREAM = "the loop is yours: its forward, backward and update run on one stream each; TrainStep schedules the step"
 NOT_STEERED = "Inductor decides this itself and offers no switch for it"
 NO_FUSION = "nothing is fused without enable_fusion=True"
 NO_AMP = "mixed precision is off without enable_amp=True"
@@ -86,6 +87,7 @@ class Wish:
 def wish_of(options: Options, has_bf16: bool) -> Wish:
     """The plan, with every explicit option put over it. Without a plan, graphs are captured unless told otherwise."""
     given = dict(options.plan.knobs) if options.plan is not None else {}
+    given.pop("streams", None)
     by_hand = _by_hand(options, given, has_bf16)
     knobs = {"capture": "segments", **by_hand} if options.plan is None else {**given, **by_hand}
     notes: tuple[str, ...] = ()
@@ -141,7 +143,9 @@ def _compile_options(fusion: FusionConfig | None) -> dict[str, Any]:
 def _declined(options: Options, plan: Plan) -> dict[str, str]:
     declined = {**_declined_amp(options, plan), **_declined_fusion(options, plan)}
     if options.streams not in (None, 1):
-        declined["num_streams"] = "this version issues every launch on one stream"
+        declined["num_streams"] = ONE_STREAM
+    if options.plan is not None and "streams" in options.plan.knobs:
+        declined["streams"] = ONE_STREAM
     if options.memory_pool_size is not None:
         size = parse_bytes(options.memory_pool_size)
         declined["memory_pool_size"] = f"this version leaves memory to torch; a pool of {size} bytes is not reserved"

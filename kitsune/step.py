@@ -217,7 +217,8 @@ class TrainStep:
         build = self._build
         if build.capture == "step":
             # A body of its own: each graph reads the learning-rate tensors that it was captured with.
-            return StepGraph(self._body(build.forward), self._recorder, self.device, build.memory_format)
+            body = self._body(build.forward)
+            return StepGraph(body, self._recorder, self.device, build.memory_format, build.streams)
         hooks = Hooks(self.model) if "compile" in self._assembly.knobs else None
         return EagerStep(self._tuned, self.device, build.memory_format, hooks)
 
@@ -252,8 +253,15 @@ class TrainStep:
             self.report.peak_bytes = max(self.report.peak_bytes, program.peak_bytes)
             if program.update_outside:
                 self.report.note(f"the optimizer's update runs outside of the graph: {program.update_outside}")
+            if program.streams_refusal and self._build.streams > 1:
+                self._one_stream(program.streams_refusal)
         if refusal:
             self._go_on_without("capture", refusal)
+
+    def _one_stream(self, reason: str) -> None:
+        """The programs go on as they are: each that was refused captures its step plainly next time."""
+        self._build.streams = 1
+        self._assembly.decline("streams", reason)
 
 
 def check_arguments(model: Any, optimizer: Any, plan: Any, clip_grad_norm: Any) -> None:

@@ -795,7 +795,9 @@ def test_a_whole_step_becomes_segments(device: torch.device) -> None:
 
 
 def test_every_knob_is_accounted_for(device: torch.device) -> None:
-    plan = Plan.by_hand(layout="channels_last", precision="tf32", attention="cudnn", update="fused", capture="step")
+    plan = Plan.by_hand(
+        layout="channels_last", precision="tf32", attention="cudnn", update="fused", capture="step", streams=4
+    )
     both = pair(device, plan=plan)
     simple_loop(both.ours, both.optimizer, batches(device))
     report = both.optimizer.report

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final, Self
 
-from kitsune.knobs import KNOBS, Choice, Knob, clashes
+from kitsune.knobs import KNOBS, Choice, Exclusion, Knob, clashes
 
 Item = tuple[str, Choice]
 Configuration = Mapping[str, Choice]
@@ -66,26 +66,38 @@ class Space:
     def repair(self, knobs: Configuration, keep: str | None = None) -> dict[str, Choice]:
         """The nearest allowed configuration: what does not apply, or clashes, goes back to its default.
 
-        Of two knobs that clash, the one that declares the exclusion gives way, unless it is `keep`.
+        Of two knobs that clash, the one that declares the exclusion gives way, unless it is `keep` or was made to
+        serve it.
         """
         fixed = {knob: choice for knob, choice in knobs.items() if choice in self.choices(knob)}
+        kept = {keep}
         for _ in range(sum(len(knob.excludes) for knob in self.table.values()) + 1):
             clash = next(clashes(fixed, self.table), None)
             if clash is None:
                 return self.canonical(fixed)
             owner, exclusion = clash
-            loser, taken = (exclusion.other, exclusion.other_choices) if owner.name == keep else (owner.name, ())
-            free = [choice for choice in self.choices(loser) if choice not in taken]
-            if not free:
+            if owner.name not in kept:
+                fixed[owner.name] = owner.default
+                continue
+            served = self._instead(exclusion, fixed)
+            if served is None or exclusion.other in kept:
                 break
-            fixed[loser] = free[0]
+            fixed[exclusion.other] = served
+            kept.add(exclusion.other)
         return {}
+
+    def _instead(self, exclusion: Exclusion, knobs: Configuration) -> Choice | None:
+        """What the other knob of an exclusion may be so that they do not clash: the nearest, or the first, or None."""
+        free = [choice for choice in self.choices(exclusion.other) if choice not in exclusion.other_choices]
+        now = knobs.get(exclusion.other, self.table[exclusion.other].default)
+        nearest = exclusion.instead.get(now)
+        return nearest if nearest in free else next(iter(free), None)
 
     def neighbours(self, knobs: Configuration) -> Iterator[tuple[Item, dict[str, Choice]]]:
         """Every allowed configuration with one knob changed, in table order, each with the change that made it.
 
-        Where the new choice clashes with another knob, that one goes back to its default as well: otherwise a
-        search could never cross from `capture=step` to a compile mode with graphs of its own.
+        Where the new choice clashes with another knob, that one gives way as well: otherwise a search could never cross
+        from `capture=step` to a compile mode with graphs of its own, or back to the same kernels without.
         """
         here = self.repair(knobs)
         for knob, choices in self.searchable().items():
@@ -172,6 +184,11 @@ GRAPHS: Final[Mapping[str, tuple[Choice, ...]]] = {"capture": ("step", "segments
 INDUCTOR: Final[Mapping[str, tuple[Choice, ...]]] = {"compile": ("default",)}
 SEEDS: Final = (
     Preset(name="half, compiled, one graph", needs={}, wishes={**HALF, **INDUCTOR, **GRAPHS}),
+    Preset(
+        name="half, compiled, one graph on streams",
+        needs={"capture": "step", "streams": 4},
+        wishes={**HALF, **INDUCTOR},
+    ),
     Preset(name="half, one graph", needs={}, wishes={**HALF, **GRAPHS}),
     Preset(name="full, compiled, one graph", needs={}, wishes={**FULL, **INDUCTOR, **GRAPHS}),
     Preset(name="full, one graph", needs={}, wishes={**FULL, **GRAPHS}),

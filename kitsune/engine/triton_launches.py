@@ -34,7 +34,19 @@ class TritonLaunch:
 #: What Inductor calls the inputs of its own kernels, and of its templates of matrix products.
 READ_ONLY: Final = ("in_ptr", "arg_")
 
+#: (major, minor) of torch, the first and the last whose internals were looked at.
+KNOWN_TORCH: Final = ((2, 11), (2, 13))
+
 Saw = Callable[[TritonLaunch], None]
+
+
+def why_unknown(torch_version: str) -> str | None:
+    """The reason why launches cannot be followed in this version of torch, or None."""
+    major, minor, *_ = torch_version.split(".")
+    if KNOWN_TORCH[0] <= (int(major), int(minor)) <= KNOWN_TORCH[1]:
+        return None
+    first, last = (".".join(map(str, known)) for known in KNOWN_TORCH)
+    return f"launches are followed in torch {first} to {last}; this is {torch_version}"
 
 
 @contextlib.contextmanager

@@ -46,6 +46,7 @@ class Build:
     memory_format: torch.memory_format | None = None
     scaler: LossScaler | None = None
     capture: Choice = "none"
+    streams: int = 1
     in_loop: bool = False  # only the forward is ours: loss, backward and the order of things are the user's
     loss_scaling: Mapping[str, Any] = field(default_factory=dict)  # LossScaler's arguments, chosen by hand
     compile_options: Mapping[str, Any] = field(default_factory=dict)  # Inductor's options, chosen by hand

@@ -11,7 +11,7 @@ from kitsune.amp import AMPConfig
 from kitsune.errors import SettingsError
 from kitsune.fusion import FusionConfig
 from kitsune.knobs import KNOBS
-from kitsune.options import NO_AMP, NO_FUSION, NOT_SCALED, NOT_STEERED, Options, Wish, parse_bytes, wish_of
+from kitsune.options import NO_AMP, NO_FUSION, NOT_SCALED, NOT_STEERED, ONE_STREAM, Options, Wish, parse_bytes, wish_of
 from kitsune.plan import Plan
 from kitsune.streams import StreamConfig
 
@@ -94,6 +94,13 @@ def test_a_whole_step_becomes_segments_with_a_note() -> None:
     found = wish(plan=Plan.by_hand(capture="step"))
     assert found.plan.choice("capture") == "segments"
     assert any("capture=step became segments" in note for note in found.notes)
+
+
+def test_the_streams_of_a_plan_are_declined_with_the_reason() -> None:
+    found = wish(plan=Plan.by_hand(capture="step", streams=4))
+    assert found.plan.knobs == {"capture": "segments"}
+    assert found.declined == {"streams": ONE_STREAM}
+    assert not found.overruled
 
 
 @pytest.mark.parametrize(
@@ -230,8 +237,8 @@ def test_configurations_that_make_no_sense(config: Any, arguments: dict[str, Any
 def test_every_knob_of_a_plan_is_kept_or_overruled(knobs: dict[str, Any], switches: dict[str, bool]) -> None:
     plan = Plan.by_hand(**knobs)
     found = wish(plan=plan, **switches)
-    assert plan.knobs.keys() <= found.plan.knobs.keys() | found.overruled.keys()
+    assert plan.knobs.keys() <= found.plan.knobs.keys() | found.overruled.keys() | found.declined.keys()
     assert not found.plan.knobs.keys() & found.overruled.keys()
     assert found.plan.choice("capture") != "step"
-    for name in plan.knobs.keys() - found.by_hand.keys() - {"capture"}:
+    for name in plan.knobs.keys() - found.by_hand.keys() - {"capture", "streams"}:
         assert found.plan.knobs[name] == plan.knobs[name]

@@ -40,7 +40,7 @@ MADE: list[StepGraph] = []
 
 class OnStreams(StepGraph):
     def __init__(self, *arguments):
-        super().__init__(*arguments, streams=4)
+        super().__init__(*arguments[:4], streams=4)
         MADE.append(self)
 
 

@@ -33,6 +33,9 @@ GPU: Factor = {
     ("compile", "reduce-overhead"): (0.97, 1.03),
     ("compile", "max-autotune"): (0.9, 1.03),
     ("update", "fused"): (0.9, 1.0),
+    ("streams", 2): (0.85, 1.0),
+    ("streams", 4): (0.75, 1.0),
+    ("streams", 8): (0.75, 1.02),
 }
 HOST: Factor = {
     ("precision", "bf16"): (1.1, 1.3),

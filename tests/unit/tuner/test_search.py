@@ -70,7 +70,7 @@ def test_a_space_where_most_fails_is_still_searched() -> None:
     trials = replay(surface, propose, 40)
     found = best(trials)
     assert found is not None
-    assert "capture" in found.knobs
+    assert not surface.wrong & set(found.knobs.items())
     assert regret(surface, trials) < 0.1
 
 
@@ -134,23 +134,23 @@ def test_a_proposal_takes_less_than_a_tenth_of_a_second_after_100_trials() -> No
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_knob_added_to_the_table_is_searched_without_another_edit(first: bool) -> None:
-    streams = Knob(name="streams", meaning="how many", choices={1: "one", 2: "two", 4: "four"}, needs="CUDA")
-    table = {"streams": streams, **KNOBS} if first else {**KNOBS, "streams": streams}
-    surface = Surface(Space.of(table=table), seed=4, planted={("streams", 2): 0.7, ("streams", 4): 0.9})
+    lanes = Knob(name="lanes", meaning="how many", choices={1: "one", 2: "two", 4: "four"}, needs="CUDA")
+    table = {"lanes": lanes, **KNOBS} if first else {**KNOBS, "lanes": lanes}
+    surface = Surface(Space.of(table=table), seed=4, planted={("lanes", 2): 0.7, ("lanes", 4): 0.9})
     surface.host_share = 0.1
     found = best(replay(surface, propose, 20))
     assert found is not None
-    assert found.knobs["streams"] == 2
+    assert found.knobs["lanes"] == 2
 
 
 def test_a_table_without_the_knobs_of_the_presets_is_searched_all_the_same() -> None:
-    knob = Knob(name="streams", meaning="how many", choices={1: "one", 2: "two", 4: "four"}, needs="CUDA")
-    space = Space.of(table={"streams": knob})
+    knob = Knob(name="lanes", meaning="how many", choices={1: "one", 2: "two", 4: "four"}, needs="CUDA")
+    space = Space.of(table={"lanes": knob})
     trials = replay(Surface(space, seed=0), propose, 10)
     assert [(trial.source, trial.knobs) for trial in trials] == [
         (Source.BASELINE, {}),
-        (Source.DESCENT, {"streams": 2}),
-        (Source.DESCENT, {"streams": 4}),
+        (Source.DESCENT, {"lanes": 2}),
+        (Source.DESCENT, {"lanes": 4}),
     ]
 
 

@@ -15,6 +15,7 @@ CPU = Space.of(
         **{f"attention={choice}": "no attention in the model" for choice in KNOBS["attention"].choices},
         **{f"capture={choice}": "no CUDA" for choice in ("segments", "step")},
         **{f"compile={choice}": "no CUDA" for choice in ("reduce-overhead", "max-autotune", "coordinate-descent")},
+        **{f"streams={choice}": "no CUDA" for choice in (2, 4, 8)},
         "layout=channels_last": "no convolution in the model",
     }
 )
@@ -81,7 +82,19 @@ def test_graphs_of_ours_do_not_stand_around_graphs_of_inductor(mode: str, captur
     assert reason is not None
     assert "CUDA graphs of its own" in reason
     assert EVERYTHING.repair({"compile": mode, "capture": capture}) == {"compile": mode}
-    assert EVERYTHING.repair({"compile": mode, "capture": capture}, keep="capture") == {"capture": capture}
+    kernels = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}[mode]
+    kept = EVERYTHING.repair({"compile": mode, "capture": capture}, keep="capture")
+    assert kept == {"compile": kernels, "capture": capture}
+
+
+def test_several_streams_bring_along_the_graph_that_they_need() -> None:
+    assert "captured whole" in str(EVERYTHING.allows({"streams": 4}))
+    assert EVERYTHING.repair({"streams": 4}) == {}
+    assert EVERYTHING.repair({"streams": 4}, keep="streams") == {"streams": 4, "capture": "step"}
+    crossed = EVERYTHING.repair({"streams": 4, "compile": "reduce-overhead"}, keep="streams")
+    assert crossed == {"streams": 4, "compile": "default", "capture": "step"}
+    without = Space.of({"capture=step": "the step waits for the device"})
+    assert without.repair({"streams": 4}, keep="streams") == {}
 
 
 def test_unknown_names_are_refused_by_name() -> None:
@@ -115,7 +128,12 @@ def test_neighbours_are_allowed_distinct_and_reach_every_choice(space: Space, kn
     here = space.repair(knobs)
     found = list(space.neighbours(knobs))
     assert len({frozenset(there.items()) for _, there in found}) == len(found)
-    wanted = {(k, c) for k, cs in space.searchable().items() for c in cs if c != here.get(k, KNOBS[k].default)}
+    wanted = {
+        (k, c)
+        for k, cs in space.searchable().items()
+        for c in cs
+        if c != here.get(k, KNOBS[k].default) and space.repair({k: c}, keep=k).get(k, KNOBS[k].default) == c
+    }
     assert {item for item, _ in found} == wanted
     for (knob, choice), there in found:
         assert space.allows(there) is None
@@ -174,7 +192,7 @@ def test_rivals_do_without_what_is_known_to_fail() -> None:
 
 
 def test_the_first_seed_is_everything_at_once() -> None:
-    first, second, *_ = [seed.knobs for seed in expert_seeds(EVERYTHING)]
+    first, second, third, *_ = [seed.knobs for seed in expert_seeds(EVERYTHING)]
     assert first == {
         "layout": "channels_last",
         "precision": "bf16",
@@ -182,7 +200,8 @@ def test_the_first_seed_is_everything_at_once() -> None:
         "update": "fused",
         "capture": "step",
     }
-    assert second == {knob: choice for knob, choice in first.items() if knob != "compile"}
+    assert second == {**first, "streams": 4}
+    assert third == {knob: choice for knob, choice in first.items() if knob != "compile"}
 
 
 def test_seeds_fall_back_choice_by_choice() -> None:
