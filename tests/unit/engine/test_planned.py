@@ -1,5 +1,7 @@
 """The whole way on the CPU twin: record, split, schedule, plan memory, issue on threads, prove. To the bit."""
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -308,6 +310,31 @@ def test_a_custom_operation_that_lies_about_what_it_writes_is_refused():
     assert graph is None
     assert "writes memory that it says it only reads" in planner.refusal
     assert isinstance(result[0], torch.Tensor)
+
+
+@torch.library.custom_op("kitsune_test::shaky", mutates_args=())
+def shaky(x: torch.Tensor) -> torch.Tensor:
+    """Like atomic additions on a GPU: every time other last bits."""
+    return x * (1 + 1e-6 * random.uniform(-1, 1))
+
+
+class Shaky(nn.Module):
+    def forward(self, x):
+        with torch.no_grad():
+            return shaky(x.detach())
+
+
+def test_a_step_that_differs_from_itself_may_differ_as_much():
+    step, _ = warmed("mlp", sgd)
+    step.model.insert(0, Shaky())
+    assert proven(step) is None
+
+
+def test_and_not_more_than_that():
+    step, _ = warmed("mlp", sgd)
+    step.model.insert(0, Shaky())
+    weight = step.model[-1].weight
+    assert "further from those of the step" in proven(step, lambda: weight.data.mul_(1.001))
 
 
 def test_a_state_brings_back_what_it_has_seen():

@@ -49,9 +49,9 @@ def test_masks_of_minus_infinity_do_not_become_nan(seed):
 @given(SEEDS)
 def test_what_is_no_batch_of_rows_is_left_alone(seed):
     nodes, edges = torch.randn(5, 3), torch.randint(0, 5, (2, 9))
-    (x, same), _ = varied(((nodes, edges), None), seed)
-    assert torch.equal(same, edges)
-    assert not torch.equal(x, nodes)
+    found = [varied(((nodes, edges), None), seed + more)[0] for more in range(5)]
+    assert all(torch.equal(same, edges) for _, same in found)
+    assert any(not torch.equal(x, nodes) for x, _ in found)  # one order in 120 is the old one
 
 
 @pytest.mark.parametrize("tensor", [torch.rand(1, 8), torch.arange(8).reshape(1, 8)])
