@@ -1,40 +1,66 @@
 """A Recording in, how long each of its launches takes alone out."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import torch
 
 from kitsune.engine.issue import Memory
+from kitsune.engine.kernels import Kernel, timeline
 from kitsune.engine.record import Recording
+from kitsune.errors import CaptureError
 
-ROUNDS = 3
-LEAD_CYCLES = 150_000  # the GPU sleeps while the host gets ahead, or it would time the host
-EVENT_US = 2.0  # between two events with nothing in between, on an H200
-LEAST_US = 1.2
+ROUNDS: Final = 3
+MARK: Final = "spin_kernel"  # of torch.cuda._sleep, which marks where a launch ends
+START_US: Final = 1.0  # from the end of a kernel to the begin of the next one behind it, in a CUDA graph
 
 
 def measured_us(recording: Recording) -> list[float]:
-    """The shortest of three issues of each launch, in us. The step's state changes meanwhile."""
+    """The shortest of three issues of each launch, in us. The step's state changes meanwhile. Raises CaptureError."""
     timed = on_gpu if recording.device.type == "cuda" else on_host
-    rounds = []
+    times_us = timed(tasks_of(recording))
+    count = len(recording.calls)
+    if len(times_us) != count * ROUNDS:
+        raise CaptureError(f"torch.profiler saw the ends of {len(times_us)} launches of {count * ROUNDS}")
+    return [min(times_us[launch::count]) for launch in range(count)]
+
+
+def tasks_of(recording: Recording) -> Iterator[Callable[[], None]]:
+    """Every launch as something to call, round by round; a round begins with none of the step's own memory."""
     for _ in range(ROUNDS):
         memory = Memory(recording)
-        rounds.append([timed(memory.task(call, ())) for call in recording.calls])
-    return [min(times) for times in zip(*rounds, strict=True)]
+        for call in recording.calls:
+            yield memory.task(call, ())
 
 
-def on_gpu(run: Callable[[], None]) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(LEAD_CYCLES)
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return max(LEAST_US, start.elapsed_time(end) * 1e3 - EVENT_US)
+def on_gpu(tasks: Iterator[Callable[[], None]]) -> list[float]:
+    """By the GPU's own clock. Between two events one would time the host, which needs 40 us for a launch of 3 us."""
+    return between_marks(timeline(lambda: marked(tasks)))
 
 
-def on_host(run: Callable[[], None]) -> float:
+def marked(tasks: Iterable[Callable[[], None]]) -> None:
+    for task in tasks:
+        task()
+        torch.cuda._sleep(1)
+
+
+def between_marks(kernels: Iterable[Kernel]) -> list[float]:
+    """What the kernels before each mark took, with the time to start them."""
+    times_us = [0.0]
+    for kernel in kernels:
+        if MARK in kernel.name:
+            times_us.append(0.0)
+        else:
+            times_us[-1] += kernel.took_us + START_US
+    return times_us[:-1]
+
+
+def on_host(tasks: Iterator[Callable[[], None]]) -> list[float]:
+    return [host_us(task) for task in tasks]
+
+
+def host_us(task: Callable[[], None]) -> float:
     begin = time.perf_counter()
-    run()
+    task()
     return (time.perf_counter() - begin) * 1e6

@@ -8,7 +8,7 @@ never gives it too early.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 from kitsune.engine.memory import MemoryPlan
 from kitsune.engine.record import Call, Place, Recording, is_place
 from kitsune.engine.schedule import Schedule
+
+MOST_URGENT: Final = 3  # torch makes streams of four priorities
 
 
 class Lanes(Protocol):
@@ -126,24 +128,31 @@ class HostLanes:
 
 
 class CudaLanes:
-    """Streams that fork from the current one and join it again; under capture, branches of the graph."""
+    """Streams that fork from the current one and join it again; under capture, branches of the graph.
 
-    def __init__(self, schedule: Schedule, device: torch.device) -> None:
+    `is_urgent`: the busier a stream, the earlier the GPU begins with the blocks of its kernels.
+    """
+
+    def __init__(self, schedule: Schedule, device: torch.device, *, is_urgent: bool = False) -> None:
         self._device = device
-        self._count = schedule.streams
         self._awaited = schedule.awaited
+        self._priorities = by_load(schedule) if is_urgent else [0] * schedule.streams
 
     def __enter__(self) -> "CudaLanes":
-        main = torch.cuda.current_stream(self._device)
-        self._streams = [main, *(torch.cuda.Stream(self._device) for _ in range(self._count - 1))]
+        self._main = torch.cuda.current_stream(self._device)
+        alone = len(self._priorities) == 1
+        self._streams = [self._main] if alone else [torch.cuda.Stream(self._device, p) for p in self._priorities]
         self._events: dict[int, torch.cuda.Event] = {}
-        for stream in self._streams[1:]:
-            stream.wait_stream(main)
+        for stream in self._others():
+            stream.wait_stream(self._main)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for stream in self._streams[1:]:
-            self._streams[0].wait_stream(stream)
+        for stream in self._others():
+            self._main.wait_stream(stream)
+
+    def _others(self) -> list[torch.cuda.Stream]:
+        return [stream for stream in self._streams if stream != self._main]
 
     def submit(self, lane: int, launch: int, waits: Sequence[int], run: Callable[[], None]) -> None:
         stream = self._streams[lane]
@@ -153,3 +162,12 @@ class CudaLanes:
             run()
         if launch in self._awaited:
             self._events[launch] = stream.record_event()
+
+
+def by_load(schedule: Schedule) -> list[int]:
+    """A priority for each stream, as CUDA counts them: 0 for the least busy, and lower, down to -3, is more urgent."""
+    busy_us = [0.0] * schedule.streams
+    for placed in schedule.placed:
+        busy_us[placed.stream] += placed.end_us - placed.begin_us
+    ranks = sorted(range(schedule.streams), key=lambda stream: busy_us[stream])
+    return [-min(ranks.index(stream), MOST_URGENT) for stream in range(schedule.streams)]

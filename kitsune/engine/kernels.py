@@ -1,25 +1,50 @@
-"""A function in, the kernels that it launches on the GPU out, counted by name."""
+"""A function in, the kernels that it runs on the GPU out, as the profiler saw them."""
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch._C._autograd import DeviceType
+from torch._C._autograd import DeviceType, _profiler_enabled
 from torch.profiler import ProfilerActivity, profile
+
+from kitsune.errors import CaptureError
 
 #: Copies and fills by the driver: how many there are is a matter of how a step is issued.
 MOVES: Final = ("Memcpy", "Memset")
 
 
-def kernels_of(function: Callable[[], Any]) -> Counter[str]:
-    """Runs the function once under torch.profiler."""
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel, or a copy or fill by the driver, with the time it took on the GPU."""
+
+    name: str
+    begin_us: float
+    took_us: float
+
+
+def timeline(function: Callable[[], Any]) -> list[Kernel]:
+    """Runs the function once under torch.profiler; what ran, by the time at which it began.
+
+    Raises CaptureError where another profiler is in the way.
+    """
+    if _profiler_enabled():
+        raise CaptureError("torch.profiler is running, and only one can: launches are counted by it")
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
         function()
         torch.cuda.synchronize()
-    names = (event.name for event in profiled.events() if event.device_type is DeviceType.CUDA)
-    return Counter(name for name in names if not name.startswith(MOVES))
+    seen = (event for event in profiled.events() if event.device_type is DeviceType.CUDA)
+    kernels = [Kernel(event.name, event.time_range.start, event.time_range.elapsed_us()) for event in seen]
+    if not kernels:
+        raise CaptureError("torch.profiler sees no kernels: another tool holds the GPU's performance interface")
+    return sorted(kernels, key=lambda kernel: kernel.begin_us)
+
+
+def kernels_of(function: Callable[[], Any]) -> Counter[str]:
+    """How often each kernel runs, by name."""
+    return Counter(kernel.name for kernel in timeline(function) if not kernel.name.startswith(MOVES))
 
 
 def difference(expected: Counter[str], found: Counter[str]) -> str:

@@ -39,19 +39,19 @@ def plan_memory(graph: LaunchGraph, schedule: Schedule) -> MemoryPlan:
 
 def within(
     graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float, pool_bytes: int | None
-) -> tuple[Schedule, MemoryPlan]:
-    """The quickest schedule on 1 to `streams` streams, by prediction, whose memory fits into the pool.
+) -> list[tuple[Schedule, MemoryPlan]]:
+    """The schedules on 1 to `streams` streams whose memory fits into the pool, the quickest by prediction first.
 
     When none fits, the one that needs the least. None: the pool has no limit. Raises ValueError as `on_streams` does.
     """
     if streams < 1:
         raise ValueError(f"a schedule needs at least one stream, not {streams}")
-    schedules = [on_streams(graph, costs_us, count, wait_us) for count in range(1, streams + 1)]
+    schedules = dict.fromkeys(on_streams(graph, costs_us, count, wait_us) for count in range(1, streams + 1))
     planned = [(schedule, plan_memory(graph, schedule)) for schedule in schedules]
     fitting = [pair for pair in planned if pool_bytes is None or pair[1].peak_bytes <= pool_bytes]
     if fitting:
-        return min(fitting, key=lambda pair: (pair[0].makespan_us, pair[1].peak_bytes))
-    return min(planned, key=lambda pair: (pair[1].peak_bytes, pair[0].makespan_us))
+        return sorted(fitting, key=lambda pair: (pair[0].makespan_us, pair[1].peak_bytes))
+    return [min(planned, key=lambda pair: (pair[1].peak_bytes, pair[0].makespan_us))]
 
 
 def plan_releases(graph: LaunchGraph, schedule: Schedule) -> tuple[tuple[int, ...], ...]:

@@ -5,13 +5,14 @@ record -> split -> measure -> schedule -> plan memory -> capture -> prove (DESIG
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from kitsune.device import Graph, Recorder, fill
+from kitsune.engine.contest import Clock, is_faster, replay_ms
 from kitsune.engine.costs import measured_us
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, issue
 from kitsune.engine.kernels import difference, kernels_of
@@ -24,6 +25,8 @@ from kitsune.engine.state import State
 from kitsune.engine.trace import svg_of, trace_of
 from kitsune.errors import CaptureError
 
+#: Sizes of the buckets of parameters that are updated apart from each other; the best by prediction is taken.
+BUCKETS_BYTES: Final = (2**26, 2**24, 2**22)
 WAIT_US: Final = 1.5  # an event between two streams of a CUDA graph on an H200
 
 Step = Callable[[], Any]
@@ -31,12 +34,16 @@ Step = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What was decided for a step: what it launches, when and where, and the memory that it needs."""
+    """What was decided for a step: what it launches, when and where, and the memory that it needs.
+
+    `is_urgent`: the kernels of the busiest stream go before those of the others, as far as the GPU is full.
+    """
 
     recording: Recording
     costs_us: Sequence[float]
     schedule: Schedule
     memory: MemoryPlan
+    is_urgent: bool = False
 
     def save_trace(self, path: str | Path) -> None:
         """As JSON that Perfetto opens (https://ui.perfetto.dev)."""
@@ -47,19 +54,47 @@ class Planned:
 
 
 def planned(recording: Recording, streams: int, pool_bytes: int | None) -> Planned:
-    """The quickest way to issue a recorded step on up to `streams` streams. Leaves the state of the step as it was."""
-    smaller = recording if streams == 1 else split(recording)
+    """The quickest way to issue a recorded step on up to `streams` streams, by prediction."""
+    return plans(recording, streams, pool_bytes)[0]
+
+
+def plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Planned]:
+    """Ways to issue a recorded step on 1 to `streams` streams, the quickest by prediction first.
+
+    Leaves the state of the step as it was. Raises CaptureError when its launches cannot be timed.
+    """
+    found = _plans(recording, 1, pool_bytes)
+    if streams > 1:
+        ways = {len(way.calls): way for way in (split(recording, size) for size in BUCKETS_BYTES)}
+        best = min((_plans(way, streams, pool_bytes) for way in ways.values()), key=quickest_us)
+        found += [plan for plan in best if plan.schedule.streams > 1]
+    fitting = [plan for plan in found if pool_bytes is None or plan.memory.peak_bytes <= pool_bytes]
+    if not fitting:
+        return [min(found, key=lambda plan: plan.memory.peak_bytes)]
+    return sorted(fitting, key=lambda plan: plan.schedule.makespan_us)
+
+
+def quickest_us(found: Sequence[Planned]) -> float:
+    return min(plan.schedule.makespan_us for plan in found)
+
+
+def _plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Planned]:
     before = State(recording)
     try:
-        costs_us = measured_us(smaller)
+        costs_us = measured_us(recording)
     finally:
         before.restore()
-    schedule, memory = within(smaller.graph, costs_us, streams, WAIT_US, pool_bytes)
-    return Planned(smaller, costs_us, schedule, memory)
+    fitting = within(recording.graph, costs_us, streams, WAIT_US, pool_bytes)
+    return [Planned(recording, costs_us, schedule, memory) for schedule, memory in fitting]
 
 
 class Planner:
-    """Turns steps into graphs of several streams. `refusal` says why the last one was not, `plan` what it became."""
+    """Turns steps into graphs of several streams. `refusal` says why the last one was not, `plan` what it became.
+
+    On a GPU the plans are captured and timed against each other; on a CPU the prediction decides.
+    """
+
+    clock: Clock = staticmethod(replay_ms)
 
     def __init__(self, recorder: Recorder, streams: int, pool_bytes: int | None = None) -> None:
         self._recorder = recorder
@@ -92,8 +127,11 @@ class Planner:
         self, recording: Recording, step: Step, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
     ) -> tuple[Graph, Any]:
         self._check_kernels(recording, step)
-        plan = planned(recording, self._streams, self._pool_bytes)
-        graph, static = self._captured(plan)
+        found = plans(recording, self._streams, self._pool_bytes)
+        if self._recorder.executes:
+            plan, (graph, static) = found[0], self._captured(found[0])
+        else:
+            plan, graph, static = self._quickest(found)
 
         def replay() -> Any:
             graph.replay()
@@ -104,6 +142,21 @@ class Planner:
             raise CaptureError(f"the launches as they were planned are not the step: {problem}")
         self.plan = plan
         return graph, static
+
+    def _quickest(self, found: Sequence[Planned]) -> tuple[Planned, Graph, Any]:
+        """Of plans, those of fewer streams first, each with and without urgency: what is faster takes the place."""
+        tried = [replace(plan, is_urgent=urgent) for plan in found for urgent in urgencies(plan)]
+        first, *others = sorted(tried, key=lambda plan: plan.schedule.streams)
+        before = State(first.recording)
+        best = first, *self._captured(first)
+        try:
+            for plan in others:
+                challenger = plan, *self._captured(plan)
+                if is_faster(best[1], challenger[1], self.clock):
+                    best = challenger
+        finally:
+            before.restore()
+        return best
 
     def _check_kernels(self, recording: Recording, step: Step) -> None:
         """Raises CaptureError when the step launches what the recording does not."""
@@ -133,9 +186,13 @@ class Planner:
         return captured
 
 
+def urgencies(plan: Planned) -> tuple[bool, ...]:
+    return (False, True) if plan.schedule.streams > 1 else (False,)
+
+
 def lanes_of(plan: Planned) -> Lanes:
     """On a CPU threads, or one lane where some launches draw random numbers: their order is that of the issue."""
     if plan.recording.device.type == "cuda":
-        return CudaLanes(plan.schedule, plan.recording.device)
+        return CudaLanes(plan.schedule, plan.recording.device, is_urgent=plan.is_urgent)
     draws = any(launch.draws for launch in plan.recording.graph.launches)
     return HostLane() if draws else HostLanes(plan.schedule.streams)

@@ -15,15 +15,13 @@ from kitsune.engine.record import Call, Place, Recording, accesses, spans
 
 Pair = tuple[Launch, Call]
 
-#: Buckets of parameters to update apart from each other. A guess until it is measured: eight updates of BERT-base.
-BUCKET_BYTES: Final = 2**26
 #: Operations over parallel lists, the parameters first.
 UPDATES: Final = frozenset({"aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_"})
 CONVOLUTION: Final = "aten::convolution_backward"
 MASK: Final = 10  # position of output_mask
 
 
-def split(recording: Recording, bucket_bytes: int = BUCKET_BYTES) -> Recording:
+def split(recording: Recording, bucket_bytes: int) -> Recording:
     """The results are the same to the bit: every kernel computes what it computed, on the same operands."""
     graph = recording.graph
     pairs = zip(graph.launches, recording.calls, strict=True)

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from kitsune.workload import Workload, loss_of
+from kitsune.workload import Workload, batch_tensors, call_model, loss_of
 from tuner.zoo import ZOO
 from tuner.zoo.attention import SelfAttention
 from tuner.zoo.bert import Bert, BertSizes
+from tuner.zoo.dlrm import DLRM, TINY, products
 from tuner.zoo.gpt import GPT, GPTSizes
 
 PARAMETERS = {
@@ -19,6 +20,7 @@ PARAMETERS = {
     "bert_base": 109_483_778,
     "vit_b16": 86_567_656,
     "gpt2_small": 124_439_808,
+    "dlrm": 119_889 * 16 + (7_168 + 131_328 + 16_448 + 1_040) + (188_416 + 131_328 + 257),
 }
 BATCH_SHAPES = {
     "mlp": ((64, 1, 28, 28), (64,)),
@@ -29,6 +31,7 @@ BATCH_SHAPES = {
     "bert_base": ((16, 128), (16,)),
     "vit_b16": ((64, 3, 224, 224), (64,)),
     "gpt2_small": ((8, 512), (8, 512)),
+    "dlrm": ((2048, 13), *26 * [(2048,)], (2048,)),
 }
 LOGIT_SHAPES = {
     "mlp": (64, 10),
@@ -39,6 +42,7 @@ LOGIT_SHAPES = {
     "bert_base": (16, 2),
     "vit_b16": (64, 1000),
     "gpt2_small": (8, 512, 50257),
+    "dlrm": (2048,),
 }
 every_model = pytest.mark.parametrize("name", list(PARAMETERS))
 
@@ -48,9 +52,12 @@ def tiny(name: str, seed: int = 0) -> Workload:
     return ZOO[name].tiny.build()
 
 
+def output(workload: Workload) -> torch.Tensor:
+    return call_model(workload.model, workload.batch[0])
+
+
 def loss(workload: Workload) -> torch.Tensor:
-    x, y = workload.batch
-    return loss_of(workload.model(x), workload.loss_fn, y)
+    return loss_of(output(workload), workload.loss_fn, workload.batch[1])
 
 
 def step(workload: Workload) -> float:
@@ -78,11 +85,9 @@ def test_base_step_at_full_size_needs_no_values(name: str) -> None:
     """On the meta device tensors have no values: a host sync or a data-dependent branch would raise."""
     with torch.device("meta"):
         workload = ZOO[name].base.build("meta")
-    x, y = workload.batch
-    assert (x.shape, y.shape) == BATCH_SHAPES[name]
-    logits = workload.model(x)
-    assert logits.shape == LOGIT_SHAPES[name]
-    loss_of(logits, workload.loss_fn, y).backward()
+    assert tuple(tensor.shape for tensor in batch_tensors(workload.batch)) == BATCH_SHAPES[name]
+    assert output(workload).shape == LOGIT_SHAPES[name]
+    loss(workload).backward()
     assert all(parameter.grad is not None for parameter in workload.model.parameters())
 
 
@@ -115,7 +120,7 @@ def test_tiny_trains_on_a_fixed_batch(name: str) -> None:
 def test_first_loss_is_that_of_guessing(name: str) -> None:
     """A proper start spreads the probability over all classes: cross entropy near log(classes)."""
     workload = tiny(name)
-    classes = workload.model(workload.batch[0]).shape[-1]
+    classes = 2 if name == "dlrm" else output(workload).shape[-1]
     assert loss(workload).item() == pytest.approx(torch.tensor(float(classes)).log().item(), rel=0.35)
 
 
@@ -144,9 +149,9 @@ def test_optimizer_updates_every_parameter(name: str) -> None:
 def test_seed_decides_weights_and_batch(name: str) -> None:
     first, again, other = tiny(name, 3), tiny(name, 3), tiny(name, 4)
     assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True))
-    assert torch.equal(first.batch[0], again.batch[0])
-    assert torch.equal(first.batch[1], again.batch[1])
-    assert not torch.equal(first.batch[0], other.batch[0])
+    one, same, another = (batch_tensors(workload.batch) for workload in (first, again, other))
+    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not torch.equal(one[0], another[0])
     assert any(not torch.equal(a, b) for a, b in zip(first.model.parameters(), other.model.parameters(), strict=True))
 
 
@@ -155,24 +160,25 @@ def test_forward_compiles_as_one_graph(name: str) -> None:
     workload = tiny(name)
     workload.model.eval()
     compiled = torch.compile(workload.model, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(workload.batch[0]), workload.model(workload.batch[0]))
+    torch.testing.assert_close(call_model(compiled, workload.batch[0]), output(workload))
     torch._dynamo.reset()
 
 
 @every_model
 def test_forward_exports(name: str) -> None:
     workload = tiny(name)
-    exported = torch.export.export(workload.model, (workload.batch[0],)).module()
+    x, _ = workload.batch
+    exported = torch.export.export(workload.model, x if isinstance(x, tuple) else (x,)).module()
     torch.manual_seed(1)
-    expected = workload.model(workload.batch[0])
+    expected = output(workload)
     torch.manual_seed(1)
-    torch.testing.assert_close(exported(workload.batch[0]), expected)
+    torch.testing.assert_close(call_model(exported, x), expected)
 
 
 @every_model
 def test_recipe_takes_another_batch(name: str) -> None:
     workload = ZOO[name].tiny.resized({"batch": 3}).build()
-    assert [part.shape[0] for part in workload.batch] == [3, 3]
+    assert {tensor.shape[0] for tensor in batch_tensors(workload.batch)} == {3}
     assert torch.isfinite(loss(workload))
 
 
@@ -220,13 +226,27 @@ def test_attention_computes_what_torch_multihead_attention_computes() -> None:
     torch.testing.assert_close(ours(x), theirs(x, x, x, need_weights=False)[0])
 
 
+def test_dlrm_multiplies_every_feature_with_every_other_once() -> None:
+    vectors = torch.arange(24, dtype=torch.float32).reshape(2, 4, 3)
+    pairs = [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]
+    expected = torch.stack([(vectors[:, one] * vectors[:, other]).sum(1) for one, other in pairs], dim=1)
+    assert torch.equal(products(vectors), expected)
+
+
+def test_dlrm_takes_every_id_of_every_table_and_none_beyond() -> None:
+    model = DLRM(TINY)
+    last = [torch.tensor([rows - 1]) for rows in TINY.rows]
+    assert torch.isfinite(model(torch.zeros(1, 13), last))
+    with pytest.raises(IndexError):
+        model(torch.zeros(1, 13), [ids + 1 for ids in last])
+
+
 @pytest.mark.parametrize("name", ["bert_base", "gpt2_small", "googlenet"])
 def test_dropout_differs_from_step_to_step(name: str) -> None:
     workload = tiny(name)
-    x, _ = workload.batch
-    assert not torch.equal(workload.model(x), workload.model(x))
+    assert not torch.equal(output(workload), output(workload))
     workload.model.eval()
-    torch.testing.assert_close(workload.model(x), workload.model(x))
+    torch.testing.assert_close(output(workload), output(workload))
 
 
 @every_model
@@ -236,8 +256,7 @@ def test_all_randomness_is_that_of_dropout_modules(name: str) -> None:
     for module in workload.model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    x, _ = workload.batch
-    torch.testing.assert_close(workload.model(x), workload.model(x), rtol=0, atol=0)
+    torch.testing.assert_close(output(workload), output(workload), rtol=0, atol=0)
 
 
 def copied(ours: nn.Module, theirs: nn.Module, names: dict[str, str], transposed: tuple[str, ...] = ()) -> None:

@@ -1,0 +1,87 @@
+"""Which of several captured plans is taken, by a clock that the test makes up."""
+
+import pytest
+import torch
+
+from kitsune.device import HostGraph, Recorder
+from kitsune.engine.contest import is_faster
+from kitsune.engine.costs import START_US, between_marks
+from kitsune.engine.issue import by_load
+from kitsune.engine.kernels import Kernel, timeline
+from kitsune.engine.planned import Planner
+from kitsune.engine.schedule import Placed, Schedule
+from kitsune.errors import CaptureError
+from tests.unit.engine.steps import CPU, equal, warmed
+
+
+class Graphs(Recorder):
+    """Captures on the CPU as on a GPU: plans are timed against each other. `made` are the graphs in order."""
+
+    def __init__(self):
+        super().__init__(CPU)
+        self.executes = False
+        self.made = []
+
+    def capture(self, function):
+        graph, result = HostGraph.record(function)
+        self.made.append(graph)
+        return graph, result
+
+
+def contest(times_ms):
+    """A step planned on up to four streams, where the n-th captured graph needs so many ms."""
+    step, twin = warmed("branches")
+    recorder = Graphs()
+    planner = Planner(recorder, 4)
+    planner.clock = lambda graph: times_ms(recorder.made.index(graph))
+    graph, result = planner.capture(step, step.inputs)
+    assert planner.refusal == ""
+    assert equal([result[0]], [twin()[0]])
+    assert equal(step.state(), twin.state())
+    return planner.plan, recorder.made.index(graph), len(recorder.made)
+
+
+def test_the_fastest_is_taken():
+    plan, taken, count = contest(lambda number: 5.0 if number == 2 else 10.0)
+    assert count == 1 + 2 * 3  # one stream, and two, three and four with and without urgency
+    assert taken == 2
+    assert (plan.schedule.streams, plan.is_urgent) == (2, True)
+
+
+def test_what_is_hardly_faster_does_not_take_more_streams():
+    plan, taken, _ = contest(lambda number: 10.0 - 0.01 * number)
+    assert taken == 0
+    assert plan.schedule.streams == 1
+
+
+def test_one_slow_replay_decides_nothing():
+    first, second = object(), object()
+    times = {first: iter([1.0] * 11), second: iter([0.9] * 5 + [50.0] * 2 + [0.9] * 4)}
+    assert is_faster(first, second, lambda graph: next(times[graph]))
+
+
+def test_the_first_replays_are_not_counted():
+    first, second = object(), object()
+    times = {first: iter([9.0] + [1.0] * 10), second: iter([1.0] * 11)}
+    assert not is_faster(first, second, lambda graph: next(times[graph]))
+
+
+def test_what_a_launch_takes_is_what_ran_before_its_mark():
+    ran = [("gemm", 7.0), ("spin_kernel(long)", 0.5), ("spin_kernel(long)", 0.5), ("a", 1.0), ("b", 2.0)]
+    kernels = [Kernel(name, float(at), took) for at, (name, took) in enumerate([*ran, ("spin_kernel(long)", 0.5)])]
+    assert between_marks(kernels) == [7.0 + START_US, 0.0, 3.0 + 2 * START_US]
+    assert between_marks(kernels[:-1]) == [7.0 + START_US, 0.0]
+
+
+def test_the_busiest_stream_is_the_most_urgent_one():
+    def schedule(*loads_us):
+        placed = [Placed(number, number, (), 0.0, load) for number, load in enumerate(loads_us)]
+        return Schedule(len(loads_us), tuple(placed))
+
+    assert by_load(schedule(3.0, 9.0, 1.0)) == [-1, -2, 0]
+    assert by_load(schedule(*map(float, range(6)))) == [0, -1, -2, -3, -3, -3]
+
+
+def test_a_profiler_of_the_users_is_left_alone():
+    with torch.profiler.profile(), pytest.raises(CaptureError, match=r"torch\.profiler is running"):
+        timeline(lambda: None)
