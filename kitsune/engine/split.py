@@ -1,7 +1,7 @@
 """A Recording in, the same step in more and smaller launches out: what may overlap is only what is apart.
 
-The gradients of a convolution are two kernels behind one operation, and the optimizer's update of one parameter needs
-no other's gradient.
+The gradients of a convolution are two kernels behind one operation; what an optimizer or a clipping of gradients does
+to a list of tensors needs, for each of them, no other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ from kitsune.engine.record import Call, Place, Recording, accesses, spans
 
 Pair = tuple[Launch, Call]
 
-#: Operations over parallel lists, the parameters first.
-UPDATES: Final = frozenset({"aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_"})
+#: Operations over parallel lists: what they do to one tensor is no business of the next one's.
+LISTS: Final = ("aten::_fused_adam", "aten::_fused_sgd_", "aten::_foreach_")
 CONVOLUTION: Final = "aten::convolution_backward"
 MASK: Final = 10  # position of output_mask
 
@@ -35,7 +35,7 @@ def pieces(pair: Pair, bucket_bytes: int) -> Iterator[Pair]:
     name = call.function._schema.name if isinstance(call.function, torch._ops.OpOverload) else ""
     if name == CONVOLUTION and all(call.arguments[MASK][:2]):
         return gradients_apart(pair)
-    if name in UPDATES:
+    if name.startswith(LISTS):
         return buckets(pair, bucket_bytes)
     return iter([pair])
 
@@ -53,18 +53,23 @@ def gradients_apart(pair: Pair) -> Iterator[Pair]:
 
 
 def buckets(pair: Pair, bucket_bytes: int) -> Iterator[Pair]:
-    """The update in pieces of neighbouring parameters, each of `bucket_bytes` at least but for the last."""
+    """The lists in pieces of neighbouring tensors, each of `bucket_bytes` at least but for the last."""
     launch, call = pair
-    lists = [value for value in (*call.arguments, *call.named.values()) if is_places(value)]
     count = len(call.arguments[0])
-    if any(len(value) not in (0, count) for value in lists):
+    results = call.results if any(call.results) else ()
+    lists = [value for value in (*call.arguments, *call.named.values(), results) if is_list(value)]
+    if any(len(value) not in (0, count) for value in lists) or not is_places(call.arguments[0]):
         yield pair
         return
     for begin, end in ranges(call.arguments[0], bucket_bytes):
         arguments = tuple(part(value, begin, end) for value in call.arguments)
         named = {name: part(value, begin, end) for name, value in call.named.items()}
         reads, writes = accesses(call.function, arguments, named)
-        yield replace(launch, reads=spans(reads), writes=spans(writes)), replace(call, arguments=arguments, named=named)
+        made = results[begin:end]
+        piece = replace(launch, reads=spans(reads), writes=spans([*writes, *filter(None, made)]))
+        fresh = {span.storage for span in piece.writes}
+        allocates = tuple(storage for storage in call.allocates if storage in fresh)
+        yield piece, replace(call, arguments=arguments, named=named, results=made, allocates=allocates)
 
 
 def ranges(parameters: Sequence[Place], bucket_bytes: int) -> Iterator[tuple[int, int]]:
@@ -78,8 +83,12 @@ def ranges(parameters: Sequence[Place], bucket_bytes: int) -> Iterator[tuple[int
 
 
 def part(value: Any, begin: int, end: int) -> Any:
-    return value[begin:end] if is_places(value) else value
+    return value[begin:end] if is_list(value) else value
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
 
 
 def is_places(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(item, Place) for item in value)
+    return is_list(value) and bool(value) and all(isinstance(item, Place) for item in value)
