@@ -31,7 +31,8 @@ class Exclusion:
 class Knob:
     """One optimisation: the first choice is the default, which leaves the user's step as it was given.
 
-    `slow` choices take minutes to compile.
+    `slow` choices take minutes to compile. A knob that is not searched is a limit that the user sets: it makes no step
+    faster.
     """
 
     name: str
@@ -39,12 +40,19 @@ class Knob:
     choices: Mapping[Choice, str]
     needs: str
     slow: tuple[Choice, ...] = ()
+    is_searched: bool = True
     excludes: tuple[Exclusion, ...] = ()
 
     @property
     def default(self) -> Choice:
         return next(iter(self.choices))
 
+
+#: Power of two -> its name.
+POOL_SIZES: Final[Mapping[int, str]] = {
+    **{power: f"{2 ** (power - 20)} MiB" for power in range(24, 30)},
+    **{power: f"{2 ** (power - 30)} GiB" for power in range(30, 38)},
+}
 
 KNOBS: Final[Mapping[str, Knob]] = {
     knob.name: knob
@@ -149,6 +157,25 @@ KNOBS: Final[Mapping[str, Knob]] = {
                     other_choices=("none", "segments"),
                     reason="only the launches of a step that is captured whole are scheduled",
                     instead={"none": "step", "segments": "step"},
+                ),
+            ),
+        ),
+        Knob(
+            name="pool_bytes",
+            meaning="memory that the launches on several streams may need for what the step itself makes",
+            choices={
+                0: "a quarter more than one stream needs",
+                **{2**power: f"{size} at most" for power, size in POOL_SIZES.items()},
+            },
+            needs="launches on several streams: less memory, fewer of them side by side",
+            is_searched=False,
+            excludes=(
+                Exclusion(
+                    choices=tuple(2**power for power in POOL_SIZES),
+                    other="streams",
+                    other_choices=(1,),
+                    reason="on one stream torch takes what memory the step needs",
+                    instead={1: 2},
                 ),
             ),
         ),

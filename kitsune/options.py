@@ -17,6 +17,7 @@ UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 HALF = ("bf16", "fp16")
 STEP_NOTE = "capture=step became segments: the loop is yours, so its step cannot be one graph; TrainStep makes it one"
 ONE_STREAM = "the loop is yours: its forward, backward and update run on one stream each; TrainStep schedules the step"
+OF_THE_WHOLE_STEP = ("streams", "pool_bytes")
 NOT_STEERED = "Inductor decides this itself and offers no switch for it"
 NO_FUSION = "nothing is fused without enable_fusion=True"
 NO_AMP = "mixed precision is off without enable_amp=True"
@@ -87,7 +88,8 @@ class Wish:
 def wish_of(options: Options, has_bf16: bool) -> Wish:
     """The plan, with every explicit option put over it. Without a plan, graphs are captured unless told otherwise."""
     given = dict(options.plan.knobs) if options.plan is not None else {}
-    given.pop("streams", None)
+    for knob in OF_THE_WHOLE_STEP:
+        given.pop(knob, None)
     by_hand = _by_hand(options, given, has_bf16)
     knobs = {"capture": "segments", **by_hand} if options.plan is None else {**given, **by_hand}
     notes: tuple[str, ...] = ()
@@ -144,8 +146,8 @@ def _declined(options: Options, plan: Plan) -> dict[str, str]:
     declined = {**_declined_amp(options, plan), **_declined_fusion(options, plan)}
     if options.streams not in (None, 1):
         declined["num_streams"] = ONE_STREAM
-    if options.plan is not None and "streams" in options.plan.knobs:
-        declined["streams"] = ONE_STREAM
+    given = options.plan.knobs if options.plan is not None else {}
+    declined.update({knob: ONE_STREAM for knob in OF_THE_WHOLE_STEP if knob in given})
     if options.memory_pool_size is not None:
         size = parse_bytes(options.memory_pool_size)
         declined["memory_pool_size"] = f"this version leaves memory to torch; a pool of {size} bytes is not reserved"

@@ -38,7 +38,8 @@ class Space:
 
     def searchable(self) -> dict[str, tuple[Choice, ...]]:
         """The knobs that leave a choice, in table order."""
-        return {knob: choices for knob in self.table if len(choices := self.choices(knob)) > 1}
+        searched = (name for name, knob in self.table.items() if knob.is_searched)
+        return {knob: choices for knob in searched if len(choices := self.choices(knob)) > 1}
 
     def allows(self, knobs: Configuration) -> str | None:
         """None when the configuration may be tried, otherwise the first reason why not."""

@@ -25,10 +25,10 @@ def why_not(knob: str, choice: Choice, facts: Facts) -> str | None:
 
 
 def inapplicable(facts: Facts) -> dict[str, str]:
-    """ "knob=choice" -> reason, for every choice that cannot work here."""
+    """ "knob=choice" -> reason, for every choice that a search would try and that cannot work here."""
     reasons = {}
     for name, knob in KNOBS.items():
-        for choice in knob.choices:
+        for choice in knob.choices if knob.is_searched else ():
             reason = why_not(name, choice, facts)
             if reason is not None:
                 reasons[f"{name}={choice}"] = reason

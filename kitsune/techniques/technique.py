@@ -47,6 +47,7 @@ class Build:
     scaler: LossScaler | None = None
     capture: Choice = "none"
     streams: int = 1
+    pool_bytes: int | None = None
     in_loop: bool = False  # only the forward is ours: loss, backward and the order of things are the user's
     loss_scaling: Mapping[str, Any] = field(default_factory=dict)  # LossScaler's arguments, chosen by hand
     compile_options: Mapping[str, Any] = field(default_factory=dict)  # Inductor's options, chosen by hand

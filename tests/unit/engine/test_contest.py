@@ -41,16 +41,23 @@ def contest(times_ms):
     return planner.plan, recorder.made.index(graph), len(recorder.made)
 
 
-def test_the_fastest_is_taken():
+def test_the_fastest_is_taken_and_its_variants_race_against_it():
     plan, taken, count = contest(lambda number: 5.0 if number == 2 else 10.0)
-    assert count == 1 + 2 * 3  # one stream, and two, three and four with and without urgency
+    assert count == 1 + 3 + 3  # one stream; two, three and four; three variants of the best
     assert taken == 2
-    assert (plan.schedule.streams, plan.is_urgent) == (2, True)
+    assert (plan.schedule.streams, plan.is_urgent) == (3, False)
+
+
+@pytest.mark.parametrize(("variant", "is_urgent"), [(4, True), (5, False), (6, True)])
+def test_a_variant_that_is_faster_is_taken(variant, is_urgent):
+    plan, taken, _ = contest({0: 10.0, 1: 8.0, 2: 8.0, 3: 8.0, 4: 8.0, 5: 8.0, 6: 8.0, variant: 5.0}.__getitem__)
+    assert taken == variant
+    assert (plan.schedule.streams, plan.is_urgent) == (2, is_urgent)
 
 
 def test_what_is_hardly_faster_does_not_take_more_streams():
-    plan, taken, _ = contest(lambda number: 10.0 - 0.01 * number)
-    assert taken == 0
+    plan, taken, count = contest(lambda number: 10.0 - 0.01 * number)
+    assert (taken, count) == (0, 4)
     assert plan.schedule.streams == 1
 
 

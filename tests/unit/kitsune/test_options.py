@@ -97,9 +97,9 @@ def test_a_whole_step_becomes_segments_with_a_note() -> None:
 
 
 def test_the_streams_of_a_plan_are_declined_with_the_reason() -> None:
-    found = wish(plan=Plan.by_hand(capture="step", streams=4))
+    found = wish(plan=Plan.by_hand(capture="step", streams=4, pool_bytes=2**30))
     assert found.plan.knobs == {"capture": "segments"}
-    assert found.declined == {"streams": ONE_STREAM}
+    assert found.declined == {"streams": ONE_STREAM, "pool_bytes": ONE_STREAM}
     assert not found.overruled
 
 
@@ -240,5 +240,5 @@ def test_every_knob_of_a_plan_is_kept_or_overruled(knobs: dict[str, Any], switch
     assert plan.knobs.keys() <= found.plan.knobs.keys() | found.overruled.keys() | found.declined.keys()
     assert not found.plan.knobs.keys() & found.overruled.keys()
     assert found.plan.choice("capture") != "step"
-    for name in plan.knobs.keys() - found.by_hand.keys() - {"capture", "streams"}:
+    for name in plan.knobs.keys() - found.by_hand.keys() - {"capture", "streams", "pool_bytes"}:
         assert found.plan.knobs[name] == plan.knobs[name]

@@ -97,6 +97,15 @@ def test_several_streams_bring_along_the_graph_that_they_need() -> None:
     assert without.repair({"streams": 4}, keep="streams") == {}
 
 
+def test_a_limit_is_allowed_and_not_searched() -> None:
+    limited = {"capture": "step", "streams": 4, "pool_bytes": 2**30}
+    assert EVERYTHING.allows(limited) is None
+    assert "on one stream" in str(EVERYTHING.allows({"pool_bytes": 2**30}))
+    assert "pool_bytes" not in EVERYTHING.searchable()
+    assert all(item[0] != "pool_bytes" for item, _ in EVERYTHING.neighbours(limited))
+    assert EVERYTHING.canonical(limited) == limited
+
+
 def test_unknown_names_are_refused_by_name() -> None:
     assert EVERYTHING.allows({"telepathy": "on"}) == "there is no knob 'telepathy'"
     assert EVERYTHING.allows({"layout": "spiral"}) == "layout has no choice 'spiral'"
