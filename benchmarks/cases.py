@@ -1,20 +1,30 @@
-"""The cases of the training_step suite: a name as in the result files, and a workload with its rivals' best layout."""
+"""The cases of the suites that measure steps: a name as in the result files, a workload, its rivals' best layout."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`channels_last`: convolutions are faster in it on the GPUs we have measured."""
+    """`channels_last`: convolutions are faster in it on the GPUs we have measured.
+
+    `is_swept`: benchmarks.sweep measures it unless told otherwise. `is_forward`: the model in eval mode, nothing else.
+    """
 
     name: str
     spec: str
     channels_last: bool = False
+    is_swept: bool = True
+    is_forward: bool = False
 
 
-CASES = {
-    case.name: case
-    for case in (
+def by_name(cases: Iterable[Case]) -> dict[str, Case]:
+    return {case.name: case for case in cases}
+
+
+#: Training steps. Those of small batches leave a GPU room for several streams.
+CASES = by_name(
+    (
         Case("mlp/64", "zoo:mlp"),
         Case("lenet5/64", "zoo:lenet5"),
         Case("resnet18/128", "zoo:resnet18", channels_last=True),
@@ -23,7 +33,19 @@ CASES = {
         Case("bert_base/16x128", "zoo:bert_base"),
         Case("vit_b16/64", "zoo:vit_b16"),
         Case("gpt2_small/8x512", "zoo:gpt2_small"),
+        Case("dlrm/2048", "zoo:dlrm"),
         Case("hf-bert_base/16x128", "benchmarks/workloads/hf_bert_base.py:make_workload"),
         Case("tv-resnet50/64", "benchmarks/workloads/tv_resnet50.py:make_workload", channels_last=True),
+        Case("resnet50/8", "zoo:resnet50?batch=8", channels_last=True, is_swept=False),
+        Case("bert_base/2x128", "zoo:bert_base?batch=2&seq=128", is_swept=False),
+        Case("vit_b16/4", "zoo:vit_b16?batch=4", is_swept=False),
     )
-}
+)
+
+#: Inference, of suite engine alone.
+FORWARDS = by_name(
+    (
+        Case("googlenet/1-forward", "zoo:googlenet?batch=1", channels_last=True, is_forward=True),
+        Case("bert_base/1x128-forward", "zoo:bert_base?batch=1&seq=128", is_forward=True),
+    )
+)

@@ -1,6 +1,7 @@
-"""Suite engine: the same compiled step as one plain CUDA graph and as planned launches on several streams.
+"""Suite engine: the same compiled step, or forward, as one plain CUDA graph and as planned launches on several streams.
 
     python -m benchmarks.engine --case resnet18/128 --out results.jsonl
+    python -m benchmarks.engine --case googlenet/1-forward --out results.jsonl
 
 All arms interleaved in one process, each with its own model, drawn from the same seed; `graph` has its best single
 fused update.
@@ -15,31 +16,40 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.cases import CASES, Case
-from benchmarks.rivals import Step, at_its_best, compiled_step, graphed_step
+from benchmarks.cases import CASES, FORWARDS, Case
+from benchmarks.rivals import Step, at_its_best, compiled_forward, compiled_step, graphed
 from benchmarks.training_step import DEVICE, interleave, prepare, workload_of, write
 from kitsune.device import Recorder, side_stream
 from kitsune.engine.planned import Planned, Planner
 from kitsune.engine.schedule import critical_path_us
 from kitsune.engine.trace import idle_shares
+from kitsune.workload import batch_tensors
 
+ENGINE_CASES = CASES | FORWARDS
 STREAMS = {"k1": 1, "k2": 2, "k4": 4, "k8": 8}
 WARM_STEPS = 4
 
 
+def step_of(case: Case) -> tuple[Step, list[torch.Tensor]]:
+    """What is measured, and its static batch."""
+    best = at_its_best(workload_of(case), channels_last=case.channels_last, capturable=True)
+    step = compiled_forward(best) if case.is_forward else compiled_step(best, None)
+    return step, batch_tensors(best.batch)
+
+
 def graph_step(case: Case) -> tuple[Step, Callable[[], str]]:
-    return graphed_step(at_its_best(workload_of(case), channels_last=case.channels_last, capturable=True)), str
+    step, _ = step_of(case)
+    return graphed(step), str
 
 
 def planned_step(case: Case, streams: int, traces: Path | None) -> tuple[Step, Callable[[], str]]:
-    best = at_its_best(workload_of(case), channels_last=case.channels_last, capturable=True)
-    step = compiled_step(best, None)
+    step, inputs = step_of(case)
     with side_stream(DEVICE):
         for _ in range(WARM_STEPS):
             step()
         planner = Planner(Recorder(DEVICE), streams)
         began = time.perf_counter()
-        graph, loss = planner.capture(step, [tensor for tensor in best.batch if isinstance(tensor, torch.Tensor)])
+        graph, result = planner.capture(step, inputs)
     planning_s = time.perf_counter() - began
     if graph is None or planner.plan is None:
         raise SystemExit(f"{case.name}: {planner.refusal}")
@@ -49,9 +59,9 @@ def planned_step(case: Case, streams: int, traces: Path | None) -> tuple[Step, C
 
     def replay() -> torch.Tensor:
         graph.replay()
-        return loss
+        return result
 
-    replay.__dict__["alive"] = best, step, planner
+    replay.__dict__["alive"] = step, planner
     return replay, lambda: json.dumps(facts(plan, planning_s))
 
 
@@ -72,13 +82,13 @@ def facts(plan: Planned, planning_s: float) -> dict[str, float | list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", required=True, choices=CASES)
+    parser.add_argument("--case", required=True, choices=ENGINE_CASES)
     parser.add_argument("--arms", nargs="*", default=["graph", *STREAMS], choices=["graph", *STREAMS])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="where to put a trace of every schedule")
     arguments = parser.parse_args()
-    case = CASES[arguments.case]
+    case = ENGINE_CASES[arguments.case]
     torch.cuda.set_device(DEVICE)
     builds = {"graph": partial(graph_step, case)} | {
         name: partial(planned_step, case, streams, arguments.traces) for name, streams in STREAMS.items()

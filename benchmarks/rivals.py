@@ -60,9 +60,29 @@ def compiled_step(workload: Workload, mode: str | None) -> Step:
     return step
 
 
-def graphed_step(workload: Workload) -> Step:
-    """The compiled step captured by hand into one CUDA graph on fixed inputs, as PyTorch's documentation shows it."""
-    step = compiled_step(workload, None)
+def compiled_forward(workload: Workload) -> Step:
+    """The compiled model as one would serve it: eval mode, bf16, no gradients; it returns what the model does.
+
+    Not inference_mode: outside of it nobody may write to its tensors, and a planned graph fills in its first result.
+    """
+    x, _ = workload.batch
+    model = workload.model.eval()
+
+    def forward(x: Any) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return call_model(model, x)
+
+    compiled = torch.compile(forward)
+
+    @torch.no_grad()
+    def step() -> torch.Tensor:
+        return compiled(x)
+
+    return step
+
+
+def graphed(step: Step) -> Step:
+    """A compiled step captured by hand into one CUDA graph on fixed inputs, as PyTorch's documentation shows it."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -71,11 +91,11 @@ def graphed_step(workload: Workload) -> Step:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        loss = step()
+        result = step()
 
     def replay() -> torch.Tensor:
         graph.replay()
-        return loss
+        return result
 
-    replay.__dict__["alive"] = workload, step  # what the graph reads and writes by address
+    replay.__dict__["alive"] = step  # what the graph reads and writes by address
     return replay

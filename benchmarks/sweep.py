@@ -105,7 +105,8 @@ def slug(case: Case) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=CASES)
+    swept = [case.name for case in CASES.values() if case.is_swept]
+    parser.add_argument("--cases", nargs="*", default=swept, choices=CASES)
     parser.add_argument("--stages", nargs="*", default=["tune", "measure"], choices=["tune", "measure"])
     parser.add_argument("--trials", default="10", help="of each tune")
     parser.add_argument("--budget", help="of each tune, as 9m")

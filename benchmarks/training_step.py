@@ -19,8 +19,9 @@ import torch
 
 from benchmarks import results_file
 from benchmarks.cases import CASES, Case
-from benchmarks.rivals import COMPILED, Step, at_its_best, compiled_step, eager_step, graphed_step
+from benchmarks.rivals import COMPILED, Step, at_its_best, compiled_step, eager_step, graphed
 from kitsune import KitsuneOptimizer, Plan, TrainStep, Workload
+from kitsune.workload import call_model
 from tuner.workloads import load_workload
 
 Build = Callable[[], tuple[Step, Callable[[], str]]]
@@ -62,7 +63,7 @@ def dropin_step(case: Case, plan: Plan) -> tuple[Step, Callable[[], str]]:
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = loss_fn(model(x), y)
+        loss = loss_fn(call_model(model, x), y)
         loss.backward()
         optimizer.step()
         held[:] = [loss]  # as the variable of a loop holds it into the next iteration
@@ -79,7 +80,7 @@ def step_of(name: str, case: Case, plan: Plan) -> tuple[Step, Callable[[], str]]
     if name in ("eager_fp32", "eager_bf16"):
         return eager_step(workload_of(case), bf16=name == "eager_bf16"), str
     best = at_its_best(workload_of(case), channels_last=case.channels_last, capturable=name == "graph")
-    return (graphed_step(best) if name == "graph" else compiled_step(best, COMPILED[name])), str
+    return (graphed(compiled_step(best, None)) if name == "graph" else compiled_step(best, COMPILED[name])), str
 
 
 def prepare(name: str, build: Build) -> Arm:
@@ -91,7 +92,8 @@ def prepare(name: str, build: Build) -> Arm:
     before_bytes, pools_before = torch.cuda.memory_allocated(), pool_bytes()
     begin = time.perf_counter()
     step, notes = build()
-    float(step())
+    step()
+    torch.cuda.synchronize()
     first_step_s = time.perf_counter() - begin
     for _ in range(SETTLING_STEPS):
         step()

@@ -111,8 +111,15 @@ class Untouched:
 
 
 def reorder(inputs: Sequence[torch.Tensor], number: int) -> None:
-    """Rows of all tensors that share the first dimension, in the same new order: still a batch of the user's."""
+    """Rows of all tensors that share the first dimension, in the same new order: still a batch of the user's.
+
+    A single row is turned along its last dimension.
+    """
     rows = max((tensor.shape[0] for tensor in inputs if tensor.dim()), default=0)
+    if rows == 1:
+        for tensor in filter(torch.Tensor.dim, inputs):
+            tensor.copy_(tensor.roll(1 + number, dims=-1))
+        return
     order = random.Random(number).sample(range(rows), rows)  # noqa: S311 - no secrets
     for tensor in inputs:
         if tensor.dim() and tensor.shape[0] == rows:

@@ -45,6 +45,7 @@ LIFTED: Final = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 #: They change which memory a tensor means.
 MOVES: Final = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
 COLLECTIVES: Final = ("c10d", "_c10d_functional", "c10d_functional")
+MASKS: Final = (torch.bool, torch.uint8)
 DEPENDS_ON_DATA: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -136,6 +137,9 @@ class Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
+        if is_composite(func):
+            with self:
+                return func.decompose(*args, **named)
         if is_view_of_storage(func, args):
             return func(*args, **named)
         given = self._noted(lambda: self._given(func, args, named))
@@ -170,7 +174,7 @@ class Observer(TorchDispatchMode):
         return None
 
     def _given(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        check_replayable(func)
+        check_replayable(func, args)
         return self._placed((args, named))
 
     def _saw(self, func: Any, given: Any, output: Any) -> None:
@@ -319,20 +323,31 @@ def is_place(value: Any) -> bool:
     return isinstance(value, Place)
 
 
+def is_composite(func: Any) -> bool:
+    """Whether it is made of other operations, which are what is launched; only inference_mode lets it come this far."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
 def is_view_of_storage(func: Any, args: Sequence[Any]) -> bool:
     """How ATen looks at a storage of others: an empty tensor is set on it (the flat weights of a cuDNN LSTM)."""
     return bool(func._schema.name == "aten::set_" and args[0].untyped_storage().nbytes() == 0)
 
 
-def check_replayable(func: Any) -> None:
+def check_replayable(func: Any, args: Sequence[Any]) -> None:
     """Raises CaptureError for an operation whose launches depend on data, or that we cannot follow."""
     name = func._schema.name
-    if any(tag in func.tags for tag in DEPENDS_ON_DATA):
+    if any(tag in func.tags for tag in DEPENDS_ON_DATA) and not picks_by_number(name, args):
         raise CaptureError(f"what {name} returns depends on the data{at_line()}")
     if name in MOVES:
         raise CaptureError(f"{name} changes which memory a tensor means{at_line()}")
     if func.namespace in COLLECTIVES:
         raise CaptureError(f"{name} talks to other processes{at_line()}")
+
+
+def picks_by_number(name: str, args: Sequence[Any]) -> bool:
+    """Indexing with numbers gives a shape that the indices tell; with a mask, one that its values tell."""
+    indices = [tensor for tensor in pytree.tree_leaves(args[1:2]) if torch.is_tensor(tensor)]
+    return name == "aten::index" and all(index.dtype not in MASKS for index in indices)
 
 
 def check_plain(tensor: torch.Tensor) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from tuner.zoo import bert, googlenet, gpt, lenet, mlp, resnet, vit
+from tuner.zoo import bert, dlrm, googlenet, gpt, lenet, mlp, resnet, vit
 from tuner.zoo.recipe import ZooModel
 
 ZOO: Final[Mapping[str, ZooModel]] = {
@@ -17,5 +17,6 @@ ZOO: Final[Mapping[str, ZooModel]] = {
         bert.ENTRY,
         vit.ENTRY,
         gpt.ENTRY,
+        dlrm.ENTRY,
     )
 }

@@ -70,11 +70,36 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Clicks:
+    """Random dense features float32 [batch, dense] and, for each table, ids int64 [batch]; labels 0 or 1 as float32.
+
+    A tensor for each table and not one of them all: an archive keeps the range of a tensor, and tables differ in rows.
+    """
+
+    batch: int
+    dense: int
+    rows: tuple[int, ...]
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """What a user may choose, and the largest value of it."""
+        return {"batch": MAX_BATCH}
+
+    def resized(self, chosen: Mapping[str, int]) -> "Clicks":
+        return replace(self, batch=chosen.get("batch", self.batch))
+
+    def draw(self) -> tuple[tuple[Tensor, tuple[Tensor, ...]], Tensor]:
+        dense = torch.randn(self.batch, self.dense)
+        categories = tuple(torch.randint(rows, (self.batch,)) for rows in self.rows)
+        return (dense, categories), torch.randint(2, (self.batch,)).float()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How to make one size of one model, what it is fed with, and how it learns."""
 
     model: Callable[[], nn.Module]
-    data: Images | Tokens
+    data: Images | Tokens | Clicks
     loss_fn: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
     learning_rate: float = CNN_LEARNING_RATE
 

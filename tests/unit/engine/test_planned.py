@@ -74,7 +74,7 @@ def test_another_batch_goes_through_the_static_one():
         assert torch.equal(loss, twin()[0])
 
 
-@pytest.mark.parametrize("name", ["lenet5", "resnet50", "googlenet", "bert_base", "vit_b16", "gpt2_small"])
+@pytest.mark.parametrize("name", ["lenet5", "resnet50", "googlenet", "bert_base", "vit_b16", "gpt2_small", "dlrm"])
 def test_models_of_the_zoo_are_planned_in_half_precision(name):
     workload = load_workload(f"zoo:{name}?size=tiny", "cpu", 0)
     model, (x, y) = workload.model, workload.batch
@@ -97,18 +97,20 @@ def test_models_of_the_zoo_are_planned_in_half_precision(name):
     assert plan.memory.peak_bytes < plan.memory.naive_bytes
 
 
-def test_a_forward_alone_is_planned_as_well():
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_forward_alone_is_planned_as_well(without):
     step, _ = warmed("branches")
     model, (x, _) = step.model.eval(), step.inputs
 
-    @torch.no_grad()
     def forward():
-        return model(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # its casts are aten::to in inference_mode
+            return model(x)
 
-    graph, out = Planner(Recorder(CPU), 3).capture(forward, [x])
-    x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(3)))
-    graph.replay()
-    assert torch.equal(out, forward())
+    with without():
+        graph, out = Planner(Recorder(CPU), 3).capture(forward, [x])
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(3)))
+        graph.replay()
+        assert torch.equal(out, forward())
 
 
 def test_gradients_of_two_batches_are_accumulated_in_one_step():
@@ -243,6 +245,15 @@ def test_the_proof_finds_a_single_bit(where):
         "optimizer": step.optimizer.state[step.model.head.weight]["exp_avg"],
     }[where]
     assert proven(step, lambda: tensor.view(torch.int32).view(-1)[:1].bitwise_xor_(1)) is not None
+
+
+def test_a_batch_of_one_row_changes_from_step_to_step_too():
+    """A step that bakes in what was in its batch when it was recorded is found out."""
+    step, _ = warmed("mlp", sgd)
+    step.inputs[:] = [tensor[:1].clone() for tensor in step.inputs]
+    plain = step.model.forward
+    step.model.forward = lambda x: plain(x) * float(x.numpy()[0, 0])
+    assert proven(step) == "its numbers are not those of the step, first in what it returns"
 
 
 def test_the_proof_names_the_launch_that_writes_what_differs():

@@ -137,6 +137,12 @@ def test_what_cannot_be_issued_again_is_refused_after_the_step_has_run(function,
     assert torch.equal(x, torch.full((3,), 2.0))
 
 
+def test_indexing_with_numbers_does_not_depend_on_the_data():
+    x, at = torch.randn(4, 3), torch.tensor([2, 0])
+    recording = recorded(lambda: x[at, 1:])
+    assert names(recording) == ["index"]
+
+
 def test_memory_of_nobodys_may_be_given_to_a_launch_that_writes_it():
     """As Inductor gives it to a reduction, and a user to a kernel of their own."""
     recording = recorded(lambda: torch.empty(3).mul_(0.0).fill_(1.0))

@@ -46,7 +46,7 @@ def weights(workload: Workload) -> torch.Tensor:
 def step(workload: Workload) -> float:
     x, y = workload.batch
     workload.optimizer.zero_grad()
-    loss = loss_of(workload.model(x), workload.loss_fn, y)
+    loss = loss_of(call_model(workload.model, x), workload.loss_fn, y)
     loss.backward()
     workload.optimizer.step()
     return loss.item()

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from kitsune.submission.export import to_archive
+from kitsune.submission.rebuild import rebuild
 from kitsune.workload import Workload, batch_tensors, call_model, loss_of
 from tuner.zoo import ZOO
 from tuner.zoo.attention import SelfAttention
@@ -239,6 +241,14 @@ def test_dlrm_takes_every_id_of_every_table_and_none_beyond() -> None:
     assert torch.isfinite(model(torch.zeros(1, 13), last))
     with pytest.raises(IndexError):
         model(torch.zeros(1, 13), [ids + 1 for ids in last])
+
+
+def test_dlrm_rebuilt_from_its_archive_gets_ids_that_its_tables_have() -> None:
+    """An archive keeps the range of ids alone; drawn from another table's, they would be out of bounds."""
+    rebuilt = rebuild(to_archive(tiny("dlrm")))
+    _, categories = rebuilt.batch[0]
+    assert all(int(ids.max()) < rows for ids, rows in zip(categories, TINY.rows, strict=True))
+    assert step(rebuilt) > step(rebuilt)
 
 
 @pytest.mark.parametrize("name", ["bert_base", "gpt2_small", "googlenet"])

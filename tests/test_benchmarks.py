@@ -1,0 +1,34 @@
+"""The cases of the benchmarks: what their names promise is what they measure."""
+
+from urllib.parse import parse_qsl
+
+import pytest
+
+from benchmarks.cases import CASES, FORWARDS
+from tuner.workloads import check_spec
+from tuner.zoo import ZOO
+from tuner.zoo.recipe import Tokens
+
+ALL = CASES | FORWARDS
+
+
+def told(spec: str) -> str:
+    """MODEL/BATCH or MODEL/BATCHxSEQ of a workload of the zoo."""
+    name, _, query = spec.removeprefix("zoo:").partition("?")
+    data = ZOO[name].base.resized({option: int(value) for option, value in parse_qsl(query)}).data
+    return f"{name}/{data.batch}x{data.seq}" if isinstance(data, Tokens) else f"{name}/{data.batch}"
+
+
+@pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.spec.startswith("zoo:")])
+def test_the_name_of_a_case_tells_model_and_batch(name: str) -> None:
+    assert name.removesuffix("-forward") == told(ALL[name].spec)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_workload_of_a_case_exists(name: str) -> None:
+    check_spec(ALL[name].spec)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_forward_is_called_one_and_is_no_training_step(name: str) -> None:
+    assert ALL[name].is_forward == name.endswith("-forward") == (name not in CASES)
