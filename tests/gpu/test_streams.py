@@ -1,0 +1,46 @@
+"""The knobs `streams` and `pool_bytes` on a GPU: plans that name them, carried out by TrainStep."""
+
+import pytest
+import torch
+
+from kitsune.knobs import KNOBS
+from tests.step_cases import OPTIMIZERS, Convnet, Mlp, assert_same, batches, pair, train_both
+
+FUSED = OPTIMIZERS["adamw by hand fused"]
+STEPS = 500
+
+
+@pytest.mark.parametrize("count", [choice for choice in KNOBS["streams"].choices if choice != 1])
+def test_the_knob_plans_the_step(device, count):
+    planned, plain = pair(device, {"capture": "step", "streams": count}, model=Convnet, optimizer=FUSED)
+    train_both(planned, plain, batches(10, 8, 3, 8, 8))
+    assert_same(planned, plain)
+    assert planned.step.report.applied == {"capture": "step", "streams": count}
+    assert not planned.step.report.declined
+
+
+def test_a_pool_limits_the_streams(device):
+    knobs = {"capture": "step", "streams": 4, "pool_bytes": 2**24}
+    planned, plain = pair(device, knobs, model=Convnet, optimizer=FUSED)
+    train_both(planned, plain, batches(10, 8, 3, 8, 8))
+    assert_same(planned, plain)
+    assert planned.step.report.applied == knobs
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_500_steps_on_streams_are_500_steps_of_the_plain_graph_to_the_bit(device, dropout):
+    many = batches(STEPS, 64, 8)
+    ends = []
+    for streams in (1, 4):
+        planned, _ = pair(
+            device, {"capture": "step", "streams": streams}, model=lambda: Mlp(dropout), optimizer=FUSED, clip=1.0
+        )
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(planned.step.optimizer, STEPS)
+        torch.manual_seed(7)
+        for batch in many:
+            planned.train([batch])
+            schedule.step()
+        assert planned.step.is_settled
+        ends.append([*planned.losses, *(parameter.detach() for parameter in planned.step.model.parameters())])
+    assert all(map(torch.equal, *ends))
