@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import Optimizer
 
+from kitsune.engine.record import Recording, record
+
 CPU = torch.device("cpu")
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -156,3 +158,15 @@ def equal(one: Any, two: Any) -> bool:
     return len(one) == len(two) and all(
         a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(one, two, strict=True)
     )
+
+
+def recorded(step: Callable[[], Any]) -> Recording:
+    found = record(step, CPU)
+    assert found.refusal == ""
+    assert found.recording is not None
+    return found.recording
+
+
+def names(recording: Recording) -> list[str]:
+    """Of its launches."""
+    return [launch.name for launch in recording.graph.launches]

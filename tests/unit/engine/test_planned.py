@@ -12,21 +12,14 @@ from kitsune.engine.issue import HostLane, HostLanes, issue
 from kitsune.engine.memory import plan_memory
 from kitsune.engine.planned import Planner, planned
 from kitsune.engine.proof import refuted
-from kitsune.engine.record import record
 from kitsune.engine.schedule import in_order, on_streams
 from kitsune.engine.split import split
 from kitsune.engine.state import State
 from kitsune.workload import batch_tensors, call_model, loss_of
-from tests.unit.engine.steps import CASES, CPU, adam, adamw, equal, rmsprop, sgd, warmed
+from tests.unit.engine.steps import CASES, CPU, adam, adamw, equal, recorded, rmsprop, sgd, warmed
 from tuner.workloads import load_workload
 
 STEPS = 20
-
-
-def recorded(step):
-    found = record(step, CPU)
-    assert found.refusal == ""
-    return found.recording
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,17 +5,7 @@ import torch
 from torch import nn
 
 from kitsune.engine.record import HIDDEN_WRITES, places_of, record
-from tests.unit.engine.steps import CPU, adamw, warmed
-
-
-def recorded(step):
-    found = record(step, CPU)
-    assert found.refusal == ""
-    return found.recording
-
-
-def names(recording):
-    return [launch.name for launch in recording.graph.launches]
+from tests.unit.engine.steps import CPU, adamw, names, recorded, warmed
 
 
 def numbers(spans):

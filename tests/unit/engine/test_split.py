@@ -5,22 +5,11 @@ import torch
 
 from kitsune.engine.issue import HostLanes, issue
 from kitsune.engine.memory import plan_memory
-from kitsune.engine.record import record
 from kitsune.engine.schedule import on_streams
 from kitsune.engine.split import split
-from tests.unit.engine.steps import CPU, equal, sgd, warmed
+from tests.unit.engine.steps import equal, names, recorded, sgd, warmed
 
 BUCKET_BYTES = 300
-
-
-def recorded(step):
-    found = record(step, CPU)
-    assert found.refusal == ""
-    return found.recording
-
-
-def names(recording):
-    return [launch.name for launch in recording.graph.launches]
 
 
 def tensors(count=6):
