@@ -20,7 +20,8 @@ from benchmarks.cases import CASES, FORWARDS, Case
 from benchmarks.rivals import Step, at_its_best, compiled_forward, compiled_step, graphed
 from benchmarks.training_step import DEVICE, interleave, prepare, workload_of, write
 from kitsune.device import Recorder, side_stream
-from kitsune.engine.planned import Planned, Planner
+from kitsune.engine.planned import Planned
+from kitsune.engine.planner import Planner
 from kitsune.engine.schedule import critical_path_us
 from kitsune.engine.trace import idle_shares
 from kitsune.workload import batch_tensors

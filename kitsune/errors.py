@@ -8,6 +8,7 @@ KitsuneError
 ├── WorkloadError          a workload cannot be found, loaded or run
 ├── DeclinedError          a part of a plan cannot be applied and the caller asked for `on_decline="raise"`
 ├── CaptureError           a step cannot be captured into a CUDA graph
+├── UnplannedError         no launches were planned, so there is nothing to draw (says why)
 ├── MeasureError           the measuring child broke its protocol
 ├── TuneError              a tuning run has no result to give
 │   ├── BaselineError      the workload itself fails, as given, before anything was tuned
@@ -71,6 +72,10 @@ class DeclinedError(KitsuneError):
 
 class CaptureError(KitsuneError):
     """A step cannot be captured into a CUDA graph."""
+
+
+class UnplannedError(KitsuneError):
+    """No launches of the step were planned, so there is nothing to draw."""
 
 
 class MeasureError(KitsuneError):

@@ -8,6 +8,7 @@ import torch
 
 from kitsune.assembly import Assembly, OnDecline
 from kitsune.device import Recorder, first_line
+from kitsune.engine.analysis import in_words
 from kitsune.engine.body import Body, entered
 from kitsune.engine.cudagraph import EagerStep, StepGraph
 from kitsune.engine.dispatch import SegmentedForward
@@ -73,6 +74,9 @@ class TrainStep:
         report = self._assembly.report
         if self._update_graph is not None and self._update_graph.refusal:
             report.note(f"the optimizer's update runs outside of the graphs: {self._update_graph.refusal}")
+        plans = [program.plan for program in self._programs.values() if isinstance(program, StepGraph)]
+        report.picture = plan = next(filter(None, reversed(plans)), None)
+        report.planned = in_words(plan.costs_us, plan.schedule) if plan is not None else ""
         return report
 
     @property
@@ -218,7 +222,8 @@ class TrainStep:
         if build.capture == "step":
             # A body of its own: each graph reads the learning-rate tensors that it was captured with.
             body = self._body(build.forward)
-            return StepGraph(body, self._recorder, self.device, build.memory_format, build.streams)
+            how = build.memory_format, build.streams, build.pool_bytes
+            return StepGraph(body, self._recorder, self.device, *how)
         hooks = Hooks(self.model) if "compile" in self._assembly.knobs else None
         return EagerStep(self._tuned, self.device, build.memory_format, hooks)
 

@@ -14,10 +14,12 @@ import typer
 from kitsune.cli import PLAN_GROUP, Device, Json, ServerUrl
 from kitsune.extras import load
 from kitsune.home import variable
+from kitsune.plan import Plan
 from tuner.records import RunStatus
 
 #: Packages of the extra, by the name under which they are imported.
 EXTRA: Final = ("alembic", "optuna", "pynvml", "sqlalchemy")
+PLAN_SUFFIX: Final = ".json"
 _load = partial(load, extra="tuner", packages=EXTRA)
 
 Spec = Annotated[
@@ -37,8 +39,9 @@ After = Annotated[str | None, typer.Option(metavar="CURSOR", help='Go on after t
 
 
 def register(app: typer.Typer) -> None:
-    """The entry point: adds `tune`, `worker`, `export`, `migrate`, `submit`, `plan fetch` and `runs` to the app."""
+    """The entry point: adds `tune`, `explain`, `worker`, `export`, `migrate`, `submit`, `plan fetch` and `runs`."""
     app.command("tune")(tune)
+    app.command("explain")(explain)
     app.command("worker")(worker)
     app.command("export")(export)
     app.command("migrate")(migrate)
@@ -79,6 +82,49 @@ def tune(
         quiet=quiet,
     )
     raise typer.Exit(code)
+
+
+def explain(
+    subject: Annotated[
+        str, typer.Argument(metavar="PLAN|WORKLOAD", help="FILE.json, or a workload as for tune.", show_default=False)
+    ],
+    workload: Annotated[
+        str | None, typer.Option(metavar="WORKLOAD", help="The workload, where a plan was given first.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Run the step by this plan.", exists=True, dir_okay=False)
+    ] = None,
+    streams: Annotated[
+        int | None, typer.Option(min=1, max=8, help="Look at up to so many streams; at 1, 2, 4 and 8 without it.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the quickest plan for Perfetto.", dir_okay=False)
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the quickest plan as a picture.", dir_okay=False)
+    ] = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Show where the time of a step goes, launch by launch, and what several streams could do about it."""
+    spec, chosen = _explained(subject, workload, plan)
+    pictures = {kind: path for kind, path in (("trace", trace), ("svg", svg)) if path is not None}
+    _load("tuner.explain").explain(spec, chosen, streams=streams, device=device, pictures=pictures, as_json=as_json)
+
+
+def _explained(subject: str, workload: str | None, plan: Path | None) -> tuple[str, Plan | None]:
+    """(workload, plan): which of them stands first is told by its name. Raises PlanError."""
+    if not subject.endswith(PLAN_SUFFIX):
+        if workload is not None:
+            raise typer.BadParameter(f"{subject!r} is a workload already", param_hint="--workload")
+        return subject, Plan.load(plan) if plan is not None else None
+    if plan is not None:
+        raise typer.BadParameter(f"{subject!r} is a plan already", param_hint="--plan")
+    if workload is None:
+        raise typer.BadParameter("a plan does not hold its workload: name it by --workload", param_hint="PLAN")
+    if not Path(subject).is_file():
+        raise typer.BadParameter(f"there is no file {subject!r}", param_hint="PLAN")
+    return workload, Plan.load(subject)
 
 
 def worker(

@@ -133,11 +133,11 @@ def cancel_run(ledger: Ledger, run_id: str, *, as_json: bool) -> None:
         screen.note(f"Run {run.id} is {run.status.value}.")
 
 
-def check_writable(out: Path) -> None:
-    """Before time is spent, not after. Raises SettingsError."""
+def check_writable(out: Path, option: str = "--out") -> None:
+    """Before time is spent, not after. Raises SettingsError, which names the option."""
     target = out if out.exists() else out.absolute().parent
     if not os.access(target, os.W_OK):
-        raise SettingsError(f"--out {out} cannot be written: {target} is missing or not yours to write")
+        raise SettingsError(f"{option} {out} cannot be written: {target} is missing or not yours to write")
 
 
 def save(plan: Plan, out: Path, *, kept: str = "the plan is in the database") -> None:

@@ -4,19 +4,24 @@ Nothing is run twice: the warming steps are the first steps of the training itse
 nothing, so parameters, statistics and generators see every step exactly once.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from kitsune.device import Graph, Recorder, Sync, peak_bytes, reset_peak, side_stream, watch_syncs
 from kitsune.engine.body import Body
-from kitsune.engine.planned import Planner
+from kitsune.engine.planned import Planned
+from kitsune.engine.planner import Planner
+from kitsune.engine.record import Recorded
 from kitsune.engine.static import StaticBatch, place, tensors_of, why_not_static
 from kitsune.engine.update import is_starting
+from kitsune.engine.verified import verified
 from kitsune.engine.watch import Hooks, HostState, Watch, why_not_replayed
 
 WARM_STEPS = 3
+MAX_WARM_STEPS = 32  # an optimizer that starts late (see `is_starting`) is waited for no longer in order to be recorded
 
 
 class EagerStep:
@@ -68,13 +73,16 @@ class StepGraph:
         device: torch.device,
         memory_format: torch.memory_format | None,
         streams: int = 1,
+        pool_bytes: int | None = None,
     ) -> None:
         self._body = body
         self._recorder = recorder
         self._device = device
         self._memory_format = memory_format
         self._streams = streams
+        self._pool_bytes = pool_bytes
         self._graph: Graph | None = None
+        self._planner: Planner | None = None
         self.calls = 0
         self.refusal: str | None = None
         self.streams_refusal = ""
@@ -85,16 +93,31 @@ class StepGraph:
     def is_settled(self) -> bool:
         return self._graph is not None
 
+    @property
+    def plan(self) -> Planned | None:
+        """How the launches of the graph are issued, where they were planned."""
+        return self._planner.plan if self._planner is not None and self.is_settled else None
+
     def __call__(self, batch: tuple[Any, Any]) -> torch.Tensor:
         if self._graph is not None:
             self._static.load(batch)
             loss = self._issue(replay=True)
-        elif self.calls < WARM_STEPS or is_starting(self._body.update.optimizer):
+        elif self._is_cold():
             loss = self._warm(batch)
         else:
             loss = self._capture(batch)
         self.calls += 1
         return loss
+
+    def recorded(self, batch: tuple[Any, Any]) -> Recorded:
+        """Runs the steps that warm up, and records the one that would be captured, which runs too. On a CPU as well."""
+        while self._is_cold() and self.calls < MAX_WARM_STEPS:
+            self._warm(batch)
+            self.calls += 1
+        if self.refusal:
+            return Recorded(None, self.refusal, None)
+        with self._static_step(batch) as launches, side_stream(self._device):
+            return verified(launches, self._device, list(tensors_of(self._static.batch)), self._body.update.rates)
 
     def is_stale(self) -> bool:
         """Whether something that the graph has baked in has changed since."""
@@ -107,6 +130,9 @@ class StepGraph:
             changed = "a hyperparameter other than the learning rate changes between steps"
             self.update_outside = update.why_not_capturable() or changed
             self._graph = None
+
+    def _is_cold(self) -> bool:
+        return self.calls < WARM_STEPS or is_starting(self._body.update.optimizer)
 
     def _warm(self, batch: tuple[Any, Any]) -> torch.Tensor:
         with side_stream(self._device):
@@ -132,6 +158,17 @@ class StepGraph:
         return loss
 
     def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        with self._static_step(batch) as launches:
+            graph, result, has_run = self._captured(launches)
+        self._graph, (self._loss, self._gradients) = graph, result
+        self._parameters = self._body.parameters
+        self.peak_bytes = peak_bytes(self._device)
+        self._watch = Watch(self._body.model, self._body.update.optimizer)
+        return self._issue(replay=not has_run)
+
+    @contextlib.contextmanager
+    def _static_step(self, batch: tuple[Any, Any]) -> Iterator[Callable[[], Any]]:
+        """The step as a function of nothing: on static tensors of the batch, and of the learning rates in the block."""
         update = self._body.update
         self.update_outside = self.update_outside or update.why_not_capturable()
         self._static = StaticBatch(batch, self._device, self._memory_format)
@@ -145,20 +182,15 @@ class StepGraph:
 
         update.begin_capture()
         try:
-            graph, result, has_run = self._captured(launches)
+            yield launches
         finally:
             update.end_capture()
-        self._graph, (self._loss, self._gradients) = graph, result
-        self._parameters = self._body.parameters
-        self.peak_bytes = peak_bytes(self._device)
-        self._watch = Watch(self._body.model, update.optimizer)
-        return self._issue(replay=not has_run)
 
     def _captured(self, launches: Callable[[], Any]) -> tuple[Graph | None, Any, bool]:
         """(the graph, what it writes, whether that holds the results of a real run by now)."""
         if self._streams == 1 or self.streams_refusal:
             return *self._recorder.capture(launches), self._recorder.executes
-        planner = Planner(self._recorder, self._streams)
+        planner = Planner(self._recorder, self._streams, self._pool_bytes)
         with side_stream(self._device):
             graph, result = planner.capture(launches, list(tensors_of(self._static.batch)), self._body.update.rates)
         self.streams_refusal = planner.refusal

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from kitsune.device import Recorder, side_stream
 from kitsune.engine.kernels import kernels_of
-from kitsune.engine.planned import Planner
+from kitsune.engine.planner import Planner
 from kitsune.engine.record import record
 from tests.unit.engine.steps import CASES, Step, equal, warmed
 

@@ -8,7 +8,7 @@ from kitsune.engine.contest import is_faster
 from kitsune.engine.costs import START_US, between_marks
 from kitsune.engine.issue import by_load
 from kitsune.engine.kernels import Kernel, timeline
-from kitsune.engine.planned import Planner
+from kitsune.engine.planner import Planner
 from kitsune.engine.schedule import Placed, Schedule
 from kitsune.errors import CaptureError
 from tests.unit.engine.steps import CPU, equal, warmed

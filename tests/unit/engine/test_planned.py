@@ -10,7 +10,8 @@ from kitsune.device import Recorder
 from kitsune.engine.costs import measured_us
 from kitsune.engine.issue import HostLane, HostLanes, issue
 from kitsune.engine.memory import plan_memory
-from kitsune.engine.planned import Planner, planned
+from kitsune.engine.planned import planned
+from kitsune.engine.planner import Planner
 from kitsune.engine.proof import refuted
 from kitsune.engine.schedule import in_order, on_streams
 from kitsune.engine.split import split

@@ -5,7 +5,7 @@ import pytest
 
 from kitsune.device import Recorder
 from kitsune.engine.memory import plan_memory
-from kitsune.engine.planned import Planner
+from kitsune.engine.planner import Planner
 from kitsune.engine.record import record
 from kitsune.engine.schedule import in_order
 from kitsune.engine.trace import idle_shares, in_use_bytes, trace_of

@@ -227,12 +227,10 @@ def test_a_picture_that_cannot_be_written_is_told_of_before_anything_is_built(op
     assert refusal(out)[1].startswith(f"{option} {tmp_path}")
 
 
-def test_a_picture_that_becomes_unwritable_is_an_error_after_the_result(call, monkeypatch):
+def test_a_picture_that_becomes_unwritable_is_an_error_and_one_object(call, monkeypatch):
     monkeypatch.setattr("tuner.explain.check_writable", lambda *_: None)
-    code, out, err = call("explain", MLP, "--streams", "1", "--svg", "/dev/null/x")
-    assert code == 2
-    assert "critical path" in out
-    assert "--svg /dev/null/x cannot be written: Not a directory" in err
+    code, out, _ = call("explain", MLP, "--streams", "1", "--svg", "/dev/null/x", "--json")
+    assert (code, refusal(out)) == (2, ("SettingsError", "--svg /dev/null/x cannot be written: Not a directory"))
 
 
 @pytest.mark.parametrize(("words", "code"), [(["zoo:nope"], 4), (["nope"], 4), ([MLP, "--device", "toaster"], 3)])

@@ -1,0 +1,158 @@
+"""Planner: a step in, a graph of its launches on several streams out, once it is proven to be the same step.
+
+record -> split -> measure -> schedule -> plan memory -> capture -> race -> prove (docs/decisions/0008).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kitsune.device import Graph, Recorder, fill
+from kitsune.engine.contest import Clock, is_faster, replay_ms
+from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, issue
+from kitsune.engine.kernels import difference, kernels_of
+from kitsune.engine.memory import plan_memory
+from kitsune.engine.planned import STEADY_WAIT_US, Planned, plans
+from kitsune.engine.proof import refuted
+from kitsune.engine.record import Recording, record
+from kitsune.engine.schedule import in_order, on_streams
+from kitsune.engine.state import State
+from kitsune.errors import CaptureError
+
+Step = Callable[[], Any]
+
+
+def variants(plan: Planned, budget_bytes: int) -> Iterator[Planned]:
+    """The same on as many streams: with urgency, and with launches that change streams less, both ways."""
+    count = plan.schedule.streams
+    if count == 1:
+        return
+    yield replace(plan, is_urgent=True)
+    graph, costs_us = plan.recording.graph, plan.costs_us
+    schedule = on_streams(graph, costs_us, count, STEADY_WAIT_US)
+    memory = plan_memory(graph, schedule)
+    if memory.peak_bytes <= budget_bytes:
+        for is_urgent in (False, True):
+            yield Planned(plan.recording, costs_us, schedule, memory, is_urgent)
+
+
+def most_bytes(found: Sequence[Planned]) -> int:
+    """What the largest of plans that fit takes."""
+    return max(plan.memory.peak_bytes for plan in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A plan, its graph, and the tensors that the graph writes."""
+
+    plan: Planned
+    graph: Graph
+    static: Any
+
+
+class Planner:
+    """Turns steps into graphs of several streams. `refusal` says why the last one was not, `plan` what it became.
+
+    On a GPU the plans are captured and timed against each other; on a CPU the prediction decides.
+    """
+
+    clock: Clock = staticmethod(replay_ms)
+
+    def __init__(self, recorder: Recorder, streams: int, pool_bytes: int | None = None) -> None:
+        self._recorder = recorder
+        self._streams = streams
+        self._pool_bytes = pool_bytes
+        self.plan: Planned | None = None
+        self.refusal = ""
+
+    def capture(
+        self, step: Step, inputs: Sequence[torch.Tensor] = (), rates: Sequence[torch.Tensor] = ()
+    ) -> tuple[Graph | None, Any]:
+        """(graph, the tensors that it writes), or (None, what the step returned). The step runs once, for real.
+
+        The tensors hold what that run gave. `inputs` and `rates` are the static tensors of the batch and of the
+        learning rates, which the proof changes from step to step.
+        """
+        recorded = record(step, self._recorder.device)
+        self.refusal = recorded.refusal
+        if recorded.recording is None:
+            return None, recorded.result
+        try:
+            graph, static = self._proven(recorded.recording, step, inputs, rates)
+        except CaptureError as error:
+            self.refusal = str(error)
+            return None, recorded.result
+        fill(static, recorded.result)
+        return graph, static
+
+    def _proven(
+        self, recording: Recording, step: Step, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
+    ) -> tuple[Graph, Any]:
+        self._check_kernels(recording, step)
+        found = plans(recording, self._streams, self._pool_bytes)
+        best = self._captured(found[0]) if self._recorder.executes else self._quickest(found)
+
+        def replay() -> Any:
+            best.graph.replay()
+            return best.static
+
+        problem = refuted(recording, step, replay, inputs, rates)
+        if problem is not None:
+            raise CaptureError(f"the launches as they were planned are not the step: {problem}")
+        self.plan = best.plan
+        return best.graph, best.static
+
+    def _quickest(self, found: Sequence[Planned]) -> Captured:
+        """Of plans, those of fewer streams first; then variants of the best: what is faster takes the place."""
+        first, *others = sorted(found, key=lambda plan: plan.schedule.streams)
+        before = State(first.recording)
+        try:
+            best = self._raced(self._captured(first), others)
+            return self._raced(best, variants(best.plan, most_bytes(found)))
+        finally:
+            before.restore()
+
+    def _raced(self, best: Captured, others: Iterable[Planned]) -> Captured:
+        for plan in others:
+            challenger = self._captured(plan)
+            if is_faster(best.graph, challenger.graph, self.clock):
+                best = challenger
+        return best
+
+    def _check_kernels(self, recording: Recording, step: Step) -> None:
+        """Raises CaptureError when the step launches what the recording does not."""
+        if recording.device.type != "cuda":
+            return
+        before = State(recording)
+        schedule = in_order(recording.graph, [0.0] * len(recording.calls))
+        memory = plan_memory(recording.graph, schedule)
+        try:
+            expected = kernels_of(step)
+            before.restore()
+            found = kernels_of(lambda: issue(recording, schedule, memory, HostLane()))
+        finally:
+            before.restore()
+        if unseen := difference(expected, found):
+            raise CaptureError(unseen)
+
+    def _captured(self, plan: Planned) -> Captured:
+        """Leaves the state of the step as it was, also where capturing runs it."""
+
+        def issued() -> Any:
+            return issue(plan.recording, plan.schedule, plan.memory, lanes_of(plan))
+
+        before = State(plan.recording) if self._recorder.executes else None
+        captured = Captured(plan, *self._recorder.capture(issued))
+        if before is not None:
+            before.restore()
+        return captured
+
+
+def lanes_of(plan: Planned) -> Lanes:
+    """On a CPU threads, or one lane where some launches draw random numbers: their order is that of the issue."""
+    if plan.recording.device.type == "cuda":
+        return CudaLanes(plan.schedule, plan.recording.device, is_urgent=plan.is_urgent)
+    draws = any(launch.draws for launch in plan.recording.graph.launches)
+    return HostLane() if draws else HostLanes(plan.schedule.streams)
