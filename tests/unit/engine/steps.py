@@ -167,6 +167,11 @@ def recorded(step: Callable[[], Any]) -> Recording:
     return found.recording
 
 
+def even_us(recording: Recording) -> list[float]:
+    """In place of measured times: those of a CPU that others use too may say anything, also that one stream is best."""
+    return [10.0] * len(recording.calls)
+
+
 def names(recording: Recording) -> list[str]:
     """Of its launches."""
     return [launch.name for launch in recording.graph.launches]

@@ -11,7 +11,12 @@ from kitsune.engine.kernels import Kernel, timeline
 from kitsune.engine.planner import Planner
 from kitsune.engine.schedule import Placed, Schedule
 from kitsune.errors import CaptureError
-from tests.unit.engine.steps import CPU, equal, warmed
+from tests.unit.engine.steps import CPU, equal, even_us, warmed
+
+
+@pytest.fixture(autouse=True)
+def times(monkeypatch):
+    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
 
 
 class Graphs(Recorder):

@@ -9,14 +9,16 @@ from kitsune.engine.planner import Planner
 from kitsune.engine.record import record
 from kitsune.engine.schedule import in_order
 from kitsune.engine.trace import idle_shares, in_use_bytes, trace_of
-from tests.unit.engine.steps import CPU, warmed
+from tests.unit.engine.steps import CPU, even_us, warmed
 
 
 @pytest.fixture(scope="module")
 def plan():
     step, _ = warmed("branches")
     planner = Planner(Recorder(CPU), 3)
-    planner.capture(step, step.inputs)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kitsune.engine.planned.measured_us", even_us)
+        planner.capture(step, step.inputs)
     return planner.plan
 
 
