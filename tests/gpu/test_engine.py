@@ -10,6 +10,7 @@ from kitsune.engine.planner import Planner
 from kitsune.engine.record import record
 from tests.unit.engine.steps import CASES, Step, equal, warmed
 
+pytestmark = pytest.mark.usefixtures("more_streams_win")
 triton = pytest.importorskip("triton")
 tl = triton.language
 STEPS = 20
@@ -26,13 +27,6 @@ def repeatable(monkeypatch):
     """The same bits from the same step, or nothing could be compared to the bit."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-@pytest.fixture(autouse=True)
-def more_streams_win(monkeypatch):
-    """So that several streams are used, however small the step: each plan seems twice as fast as the one before."""
-    seen = {}
-    monkeypatch.setattr(Planner, "clock", staticmethod(lambda graph: 0.5 ** seen.setdefault(id(graph), len(seen))))
 
 
 @pytest.fixture

@@ -3,18 +3,15 @@
 import pytest
 import torch
 
-from kitsune.engine.planner import Planner
 from tests.step_cases import OPTIMIZERS, assert_same, batches, is_captured, pair, train_both
 from tests.unit.kitsune.test_step_on_streams import *  # noqa: F403
 from tests.unit.kitsune.test_step_on_streams import MADE, OnStreams
 
 
 @pytest.fixture
-def device(monkeypatch):
+def device(monkeypatch, more_streams_win):
     """The first GPU, where every captured step is planned for four streams."""
     monkeypatch.setattr("kitsune.step.StepGraph", OnStreams)
-    seen = {}  # each plan seems twice as fast as the one before, or steps as small as these would run on one stream
-    monkeypatch.setattr(Planner, "clock", staticmethod(lambda graph: 0.5 ** seen.setdefault(id(graph), len(seen))))
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     MADE.clear()
     yield torch.device("cuda", 0)
