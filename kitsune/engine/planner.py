@@ -11,6 +11,7 @@ import torch
 
 from kitsune.device import Graph, Recorder, fill
 from kitsune.engine.contest import Clock, is_faster, replay_ms
+from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, issue
 from kitsune.engine.kernels import difference, kernels_of
 from kitsune.engine.memory import plan_memory
@@ -52,6 +53,9 @@ class Captured:
     static: Any
 
 
+Pair = tuple[Captured, Captured]
+
+
 class Planner:
     """Turns steps into graphs of several streams. `refusal` says why the last one was not, `plan` what it became.
 
@@ -87,22 +91,53 @@ class Planner:
         fill(static, recorded.result)
         return graph, static
 
+    def capture_pair(self, first: Step, second: Step, inputs: Sequence[torch.Tensor]) -> Pair | None:
+        """Two graphs: of `first`, and of `second`, which goes on with what it has made. None: `refusal` says why not.
+
+        Both run, and what they change is not put back. `inputs` are the static tensors of both.
+        """
+        recorded = record(first, self._recorder.device, second)
+        self.refusal = recorded.refusal
+        if recorded.recording is None:
+            return None
+        try:
+            return self._proven_pair(recorded.recording, recorded.cut, lambda: (first(), second()), inputs)
+        except CaptureError as error:
+            self.refusal = str(error)
+            return None
+
+    def _proven_pair(self, recording: Recording, cut: int, both: Step, inputs: Sequence[torch.Tensor]) -> Pair:
+        self._check_kernels(recording, both)
+        one = self._best(first_half(recording, cut))
+        returned, crossed = one.static
+        two = self._best(second_half(recording, cut, crossed))
+
+        def replay() -> Any:
+            one.graph.replay()
+            two.graph.replay()
+            return returned, two.static
+
+        check_proven(refuted(recording, both, replay, inputs, ()))
+        self.plan = two.plan
+        return one, two
+
     def _proven(
         self, recording: Recording, step: Step, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
     ) -> tuple[Graph, Any]:
         self._check_kernels(recording, step)
-        found = plans(recording, self._streams, self._pool_bytes)
-        best = self._captured(found[0]) if self._recorder.executes else self._quickest(found)
+        best = self._best(recording)
 
         def replay() -> Any:
             best.graph.replay()
             return best.static
 
-        problem = refuted(recording, step, replay, inputs, rates)
-        if problem is not None:
-            raise CaptureError(f"the launches as they were planned are not the step: {problem}")
+        check_proven(refuted(recording, step, replay, inputs, rates))
         self.plan = best.plan
         return best.graph, best.static
+
+    def _best(self, recording: Recording) -> Captured:
+        found = plans(recording, self._streams, self._pool_bytes)
+        return self._captured(found[0]) if self._recorder.executes else self._quickest(found)
 
     def _quickest(self, found: Sequence[Planned]) -> Captured:
         """Of plans, those of fewer streams first; then variants of the best: what is faster takes the place."""
@@ -148,6 +183,11 @@ class Planner:
         if before is not None:
             before.restore()
         return captured
+
+
+def check_proven(problem: str | None) -> None:
+    if problem is not None:
+        raise CaptureError(f"the launches as they were planned are not the step: {problem}")
 
 
 def lanes_of(plan: Planned) -> Lanes:

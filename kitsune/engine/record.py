@@ -101,20 +101,27 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What came of recording a step: the `recording`, or None and the reason in `refusal`. The step ran either way."""
+    """What came of recording a step: the `recording`, or None and the reason in `refusal`. The step ran either way.
+
+    `cut`: how many of its launches belong to the first of two parts.
+    """
 
     recording: Recording | None
     refusal: str
     result: Any
+    cut: int = 0
 
 
-def record(step: Callable[[], Any], device: torch.device) -> Recorded:
-    """Runs `step` once, for real. All memory of the step stays until it ends."""
+def record(step: Callable[[], Any], device: torch.device, then: Callable[[], Any] | None = None) -> Recorded:
+    """Runs `step` once, for real; `then` after it, and the result is that of both. All memory stays until the end."""
     observer = Observer(device)
+    cut = 0
     with own_pool(device) as addresses, triton_launches(device, observer.saw_triton), observer:
         result = step()
+        if then is not None:
+            cut, result = observer.count, (result, then())
     try:
-        return Recorded(observer.recording(result, addresses), "", result)
+        return Recorded(observer.recording(result, addresses), "", result, cut)
     except CaptureError as error:
         return Recorded(None, str(error), result)
 
@@ -146,6 +153,11 @@ class Observer(TorchDispatchMode):
         output = func(*args, **named)
         self._noted(lambda: self._saw(func, given, output))
         return output
+
+    @property
+    def count(self) -> int:
+        """Launches so far."""
+        return len(self._launches)
 
     def saw_triton(self, seen: TritonLaunch) -> None:
         """A Triton kernel that is about to be launched."""

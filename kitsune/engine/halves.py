@@ -1,0 +1,55 @@
+"""A Recording of two parts in, a Recording of each out: a forward and its backward become graphs of their own.
+
+What the first part makes and the second one reads stays where the first graph has put it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from kitsune.engine.graph import LaunchGraph, Storage
+from kitsune.engine.record import Place, Recording, places_of
+
+
+def first_half(recording: Recording, cut: int) -> Recording:
+    """The launches before the cut; the result: what the first part returned, and (storage -> bytes) what crosses."""
+    crossing = crossing_of(recording, cut)
+    launches = recording.graph.launches[:cut]
+    touched = {storage for launch in launches for storage in launch.touches}
+    storages = [
+        Storage(each.nbytes, each.is_own and number in touched, each.is_kept or number in crossing)
+        for number, each in enumerate(recording.graph.storages)
+    ]
+    returned, _ = recording.result
+    result = returned, {number: as_bytes(number, recording) for number in sorted(crossing)}
+    return replace(recording, graph=LaunchGraph.of(launches, storages), calls=recording.calls[:cut], result=result)
+
+
+def second_half(recording: Recording, cut: int, crossed: Mapping[int, torch.Tensor]) -> Recording:
+    """The launches behind the cut, on the memory in which the first graph leaves what crosses."""
+    launches = recording.graph.launches[cut:]
+    touched = {storage for launch in launches for storage in launch.touches}
+    storages = [
+        replace(each, is_own=each.is_own and number in touched and number not in crossed)
+        for number, each in enumerate(recording.graph.storages)
+    ]
+    held = {**recording.held, **{number: tensor.untyped_storage() for number, tensor in crossed.items()}}
+    _, returned = recording.result
+    graph = LaunchGraph.of(launches, storages)
+    return replace(recording, graph=graph, calls=recording.calls[cut:], held=held, result=returned)
+
+
+def crossing_of(recording: Recording, cut: int) -> frozenset[int]:
+    """The step's own storages that the first part makes and that the second touches or returns."""
+    before, after = (
+        {storage for launch in launches for storage in launch.touches}
+        for launches in (recording.graph.launches[:cut], recording.graph.launches[cut:])
+    )
+    _, returned = recording.result
+    after |= {place.storage for place in places_of(returned)}
+    return frozenset(number for number in before & after if recording.graph.storages[number].is_own)
+
+
+def as_bytes(number: int, recording: Recording) -> Place:
+    return Place(number, torch.uint8, (recording.graph.storages[number].nbytes,), (1,), 0)

@@ -1,0 +1,104 @@
+"""A forward and its backward as two planned graphs, the second on what the first leaves. To the bit, on the twin."""
+
+import pytest
+import torch
+
+from kitsune.device import Recorder
+from kitsune.engine.halves import crossing_of, first_half, second_half
+from kitsune.engine.planner import Planner
+from kitsune.engine.record import record
+from tests.unit.engine.steps import CASES, CPU, equal, even_us, sgd, warmed
+
+
+@pytest.fixture(autouse=True)
+def times(monkeypatch):
+    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+
+
+class Parts:
+    """A model's forward and backward on a static batch and static gradients of its output."""
+
+    def __init__(self, name):
+        step, _ = warmed(name, sgd)
+        self.model, self.x = step.model, step.inputs[0]
+        self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        self.gradient = torch.randn(self.model(self.x).shape, generator=torch.Generator().manual_seed(1))
+
+    def forward(self):
+        self.live = self.model(self.x)
+        return self.live.detach()
+
+    def backward(self):
+        return torch.autograd.grad(self.live, self.weights, self.gradient, allow_unused=True)
+
+
+def other_data(parts, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randperm(len(parts.x), generator=generator)
+    parts.x.copy_(parts.x[rows].clone())
+    parts.gradient.copy_(torch.randn(parts.gradient.shape, generator=generator))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("streams", [1, 3])
+def test_two_graphs_are_the_forward_and_its_backward(name, streams):
+    parts, twin = Parts(name), Parts(name)
+    planner = Planner(Recorder(CPU), streams)
+    torch.manual_seed(3)
+    one, two = planner.capture_pair(parts.forward, parts.backward, [parts.x, parts.gradient])
+    assert planner.refusal == ""
+    assert (max(one.plan.schedule.streams, two.plan.schedule.streams) > 1) == (streams > 1)
+    torch.manual_seed(3)
+    twin.forward(), twin.backward()
+    for number in range(4):
+        for each in (parts, twin):
+            other_data(each, number)
+        torch.manual_seed(number)
+        one.graph.replay()
+        two.graph.replay()
+        torch.manual_seed(number)
+        assert equal([one.static[0], *two.static], [twin.forward(), *twin.backward()])
+    assert all(map(torch.equal, parts.model.buffers(), twin.model.buffers()))
+
+
+def test_a_second_backward_finds_what_the_forward_left():
+    parts = Parts("branches")
+    one, two = Planner(Recorder(CPU), 3).capture_pair(parts.forward, parts.backward, [parts.x, parts.gradient])
+    one.graph.replay()
+    two.graph.replay()
+    first = [gradient.clone() for gradient in two.static]
+    two.graph.replay()
+    assert equal(first, two.static)
+
+
+def test_each_half_has_the_launches_and_the_memory_of_its_own():
+    parts = Parts("branches")
+    found = record(parts.forward, CPU, parts.backward)
+    first, whole = first_half(found.recording, found.cut), found.recording
+    crossing = crossing_of(whole, found.cut)
+    second = second_half(whole, found.cut, {number: torch.empty(1) for number in crossing})
+    assert 0 < found.cut < len(whole.calls)
+    assert (*first.calls, *second.calls) == whole.calls
+    assert crossing
+    assert set(first.result[1]) == crossing
+    assert all(first.graph.storages[number].is_kept for number in crossing)
+    assert not any(second.graph.storages[number].is_own for number in crossing)
+    made = [storage for half in (first, second) for storage in half.graph.storages if storage.is_own]
+    both = zip(whole.graph.storages, whole.graph.touchers(), strict=True)
+    assert len(made) == sum(storage.is_own and bool(touchers) for storage, touchers in both)
+
+
+def test_what_cannot_be_followed_in_either_part_is_refused():
+    parts = Parts("mlp")
+    planner = Planner(Recorder(CPU), 2)
+    assert planner.capture_pair(parts.forward, lambda: float(parts.live.detach().sum()), [parts.x]) is None
+    assert "depends on the data" in planner.refusal
+
+
+def test_parts_that_are_not_what_was_recorded_are_found_out():
+    parts = Parts("mlp")
+    planner = Planner(Recorder(CPU), 2)
+    plain = parts.backward
+    parts.backward = lambda: [gradient * float(parts.x.numpy()[0, 0]) for gradient in plain()]
+    assert planner.capture_pair(parts.forward, parts.backward, [parts.x, parts.gradient]) is None
+    assert "not those of the step" in planner.refusal
