@@ -6,6 +6,8 @@ from typing import Literal
 import torch
 
 from kitsune.device import environment
+from kitsune.engine.analysis import in_words
+from kitsune.engine.planned import Planned
 from kitsune.errors import DeclinedError, SettingsError
 from kitsune.knobs import KNOBS, Choice, clashes
 from kitsune.plan import Match, Plan
@@ -67,6 +69,12 @@ class Assembly:
         """
         applied = (name for name in TECHNIQUES if name in self.knobs)
         return next((name for name in applied if TECHNIQUES[name].blames(error)), None)
+
+
+def show_plan(report: Report, plan: Planned | None, part: str = "") -> None:
+    """Puts into the report how launches were planned; `part` names those of less than the step."""
+    report.picture = plan
+    report.planned = part + in_words(plan.costs_us, plan.schedule) if plan is not None else ""
 
 
 def refused(plan: Plan | None, device: torch.device, report: Report) -> str | None:

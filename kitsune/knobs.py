@@ -31,8 +31,8 @@ class Exclusion:
 class Knob:
     """One optimisation: the first choice is the default, which leaves the user's step as it was given.
 
-    `slow` choices take minutes to compile. A knob that is not searched is a limit that the user sets: it makes no step
-    faster.
+    `slow` choices take minutes to compile. `searched`: the choices that a search tries beside the default, all of them
+    where nothing is said. None at all is a limit that the user sets: it makes no step faster.
     """
 
     name: str
@@ -40,14 +40,18 @@ class Knob:
     choices: Mapping[Choice, str]
     needs: str
     slow: tuple[Choice, ...] = ()
-    is_searched: bool = True
+    searched: tuple[Choice, ...] | None = None
     excludes: tuple[Exclusion, ...] = ()
 
     @property
     def default(self) -> Choice:
         return next(iter(self.choices))
 
+    def is_searched(self, choice: Choice) -> bool:
+        return self.searched is None or choice in self.searched
 
+
+SEVERAL: Final = (2, 3, 4, 5, 6, 7, 8)
 #: Power of two -> its name.
 POOL_SIZES: Final[Mapping[int, str]] = {
     **{power: f"{2 ** (power - 20)} MiB" for power in range(24, 30)},
@@ -142,21 +146,20 @@ KNOBS: Final[Mapping[str, Knob]] = {
         ),
         Knob(
             name="streams",
-            meaning="CUDA streams on which the launches of the captured step run, as far as they do not wait",
+            meaning="CUDA streams on which the launches of a captured graph run, as far as they do not wait",
             choices={
                 1: "one after the other, as recorded",
-                2: "on up to 2 streams, scheduled by their measured times",
-                4: "on up to 4 streams",
-                8: "on up to 8 streams",
+                **{count: f"on up to {count} streams, scheduled by their measured times" for count in SEVERAL},
             },
-            needs="the whole step in one graph; every launch in sight, and proven to be the same step",
+            needs="a graph of ours; every launch in sight, and proven to be the same step",
+            searched=(2, 4, 8),
             excludes=(
                 Exclusion(
-                    choices=(2, 4, 8),
+                    choices=SEVERAL,
                     other="capture",
-                    other_choices=("none", "segments"),
-                    reason="only the launches of a step that is captured whole are scheduled",
-                    instead={"none": "step", "segments": "step"},
+                    other_choices=("none",),
+                    reason="only launches that are captured can be scheduled",
+                    instead={"none": "step"},
                 ),
             ),
         ),
@@ -168,7 +171,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 **{2**power: f"{size} at most" for power, size in POOL_SIZES.items()},
             },
             needs="launches on several streams: less memory, fewer of them side by side",
-            is_searched=False,
+            searched=(),
             excludes=(
                 Exclusion(
                     choices=tuple(2**power for power in POOL_SIZES),

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kitsune.assembly import Assembly, OnDecline, refused
+from kitsune.assembly import Assembly, OnDecline, refused, show_plan
 from kitsune.attach import has_global_hooks, is_looked_for, is_routed
 from kitsune.device import Recorder, first_line
 from kitsune.engine.dispatch import NOTES, SegmentedForward
@@ -74,6 +74,7 @@ class Loop:
                 report.note(text)
         if self._graph is not None and self._graph.refusal:
             report.note(f"the update is not captured: {self._graph.refusal}")
+        show_plan(report, self.forward.plan if self.forward is not None else None, "backward: ")
         return report
 
     def close(self) -> None:
@@ -131,6 +132,8 @@ class Loop:
         else:
             if forward.refusal is not None and forward.capture:
                 self._decline("capture", forward.refusal)
+            elif forward.streams_refusal and "streams" in self._assembly.knobs:
+                self._assembly.decline("streams", forward.streams_refusal)
             return output
         if snapshot is not None:
             snapshot.restore()
@@ -185,6 +188,8 @@ class Loop:
             single_outputs=knobs.get("precision") in HALF,
             # What torch.compile makes gives up its activations in the first backward.
             retain_graph="compile" not in knobs,
+            streams=build.streams,
+            pool_bytes=build.pool_bytes,
         )
 
 

@@ -24,7 +24,7 @@ from kitsune.options import Options, Wish, wish_of
 from kitsune.plan import Plan
 from kitsune.remote import Auto, plan_of_model
 from kitsune.report import Report
-from kitsune.streams import StreamConfig
+from kitsune.streams import Scheduler, StreamConfig
 from kitsune.workload import call_of
 
 PATIENCE_STEPS = 3
@@ -187,6 +187,11 @@ class KitsuneOptimizer(Optimizer):
     def counts(self) -> dict[str, int]:
         """How often training forwards ran "captured" or otherwise, and how often the "update" was replayed."""
         return {} if self._loop is None else self._loop.counts
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """How launches are issued, as far as that is decided: see `report`."""
+        return Scheduler(int(self.report.applied.get("streams", 1)))
 
     def close(self) -> None:
         """Gives model and optimizer back as they were; the wrapped optimizer goes on alone."""

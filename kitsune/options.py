@@ -16,8 +16,9 @@ from kitsune.streams import StreamConfig
 UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 HALF = ("bf16", "fp16")
 STEP_NOTE = "capture=step became segments: the loop is yours, so its step cannot be one graph; TrainStep makes it one"
-ONE_STREAM = "the loop is yours: its forward, backward and update run on one stream each; TrainStep schedules the step"
-OF_THE_WHOLE_STEP = ("streams", "pool_bytes")
+POOL_SIZES = tuple(int(choice) for choice in KNOBS["pool_bytes"].choices if choice)
+MOST_STREAMS = max(map(int, KNOBS["streams"].choices))
+SCHEDULED = "what runs on which stream, and which of them goes first, is found out by measuring"
 NOT_STEERED = "Inductor decides this itself and offers no switch for it"
 NO_FUSION = "nothing is fused without enable_fusion=True"
 NO_AMP = "mixed precision is off without enable_amp=True"
@@ -88,8 +89,6 @@ class Wish:
 def wish_of(options: Options, has_bf16: bool) -> Wish:
     """The plan, with every explicit option put over it. Without a plan, graphs are captured unless told otherwise."""
     given = dict(options.plan.knobs) if options.plan is not None else {}
-    for knob in OF_THE_WHOLE_STEP:
-        given.pop(knob, None)
     by_hand = _by_hand(options, given, has_bf16)
     knobs = {"capture": "segments", **by_hand} if options.plan is None else {**given, **by_hand}
     notes: tuple[str, ...] = ()
@@ -123,6 +122,10 @@ def _by_hand(options: Options, given: Mapping[str, Choice], has_bf16: bool) -> d
         knobs["compile"] = given.get("compile", "default") if options.enable_fusion else KNOBS["compile"].default
     if options.capture_graph is not None:
         knobs["capture"] = "segments" if options.capture_graph else "none"
+    if options.streams is not None:
+        knobs["streams"] = min(options.streams, MOST_STREAMS)
+    if options.memory_pool_size is not None:
+        knobs["pool_bytes"] = pool_of(parse_bytes(options.memory_pool_size))
     return knobs
 
 
@@ -143,17 +146,22 @@ def _compile_options(fusion: FusionConfig | None) -> dict[str, Any]:
 
 
 def _declined(options: Options, plan: Plan) -> dict[str, str]:
-    declined = {**_declined_amp(options, plan), **_declined_fusion(options, plan)}
-    if options.streams not in (None, 1):
-        declined["num_streams"] = ONE_STREAM
-    given = options.plan.knobs if options.plan is not None else {}
-    declined.update({knob: ONE_STREAM for knob in OF_THE_WHOLE_STEP if knob in given})
-    if options.memory_pool_size is not None:
-        size = parse_bytes(options.memory_pool_size)
-        declined["memory_pool_size"] = f"this version leaves memory to torch; a pool of {size} bytes is not reserved"
+    declined = {**_declined_amp(options, plan), **_declined_fusion(options, plan), **_declined_streams(options)}
+    size = parse_bytes(options.memory_pool_size or 0)
+    if pool_of(size) > size:
+        declined["memory_pool_size"] = f"the smallest pool is {POOL_SIZES[0]:,} bytes; {size:,} are less"
     if options.profile:
         declined["profile"] = "this version records no profile"
     return declined
+
+
+def _declined_streams(options: Options) -> dict[str, str]:
+    declined = {}
+    if options.streams is not None and options.streams > MOST_STREAMS:
+        declined["num_streams"] = f"launches are scheduled on {MOST_STREAMS} streams at most"
+    roles = ("priority_streams", "compute_streams", "memory_streams")
+    asked = (role for role in roles if getattr(options.stream_config, role, ()))
+    return {**declined, **{f"stream_config.{role}": SCHEDULED for role in asked}}
 
 
 def _declined_amp(options: Options, plan: Plan) -> dict[str, str]:
@@ -174,6 +182,11 @@ def _declined_fusion(options: Options, plan: Plan) -> dict[str, str]:
         return {"fusion_config": NO_FUSION}
     names = ("enable_elementwise", "enable_reduction", "enable_matmul", "min_fusion_benefit")
     return {f"fusion_config.{name}": NOT_STEERED for name in names if getattr(fusion, name) != getattr(usual, name)}
+
+
+def pool_of(size: int) -> int:
+    """The largest pool of the knobs table that takes no more than so many bytes; the smallest where all take more."""
+    return max((each for each in POOL_SIZES if each <= size), default=POOL_SIZES[0]) if size else 0
 
 
 def parse_bytes(size: int | str) -> int:

@@ -6,9 +6,8 @@ from typing import Any, Self
 
 import torch
 
-from kitsune.assembly import Assembly, OnDecline
+from kitsune.assembly import Assembly, OnDecline, show_plan
 from kitsune.device import Recorder, first_line
-from kitsune.engine.analysis import in_words
 from kitsune.engine.body import Body, entered
 from kitsune.engine.cudagraph import EagerStep, StepGraph
 from kitsune.engine.dispatch import SegmentedForward
@@ -74,9 +73,11 @@ class TrainStep:
         report = self._assembly.report
         if self._update_graph is not None and self._update_graph.refusal:
             report.note(f"the optimizer's update runs outside of the graphs: {self._update_graph.refusal}")
-        plans = [program.plan for program in self._programs.values() if isinstance(program, StepGraph)]
-        report.picture = plan = next(filter(None, reversed(plans)), None)
-        report.planned = in_words(plan.costs_us, plan.schedule) if plan is not None else ""
+        if self._segmented is not None:
+            show_plan(report, self._segmented.plan, "backward: ")
+        else:
+            plans = [program.plan for program in self._programs.values() if isinstance(program, StepGraph)]
+            show_plan(report, next(filter(None, reversed(plans)), None))
         return report
 
     @property
@@ -173,6 +174,8 @@ class TrainStep:
             capture=True,
             forward_contexts=build.forward_contexts,
             memory_format=build.memory_format,
+            streams=build.streams,
+            pool_bytes=build.pool_bytes,
         )
         graph = UpdateGraph(update, self._recorder)
         self._segmented, self._update_graph = segmented, graph
@@ -252,16 +255,18 @@ class TrainStep:
             self._assemble()
 
     def _learn_from(self, program: Program) -> None:
-        refusal = self._segmented.refusal if self._segmented is not None else None
+        refusal, streams_refusal = None, ""
+        if self._segmented is not None:
+            refusal, streams_refusal = self._segmented.refusal, self._segmented.streams_refusal
         if isinstance(program, StepGraph):
-            refusal = program.refusal
+            refusal, streams_refusal = program.refusal, program.streams_refusal
             self.report.peak_bytes = max(self.report.peak_bytes, program.peak_bytes)
             if program.update_outside:
                 self.report.note(f"the optimizer's update runs outside of the graph: {program.update_outside}")
-            if program.streams_refusal and self._build.streams > 1:
-                self._one_stream(program.streams_refusal)
         if refusal:
             self._go_on_without("capture", refusal)
+        elif streams_refusal and self._build.streams > 1:
+            self._one_stream(streams_refusal)
 
     def _one_stream(self, reason: str) -> None:
         """The programs go on as they are: each that was refused captures its step plainly next time."""

@@ -1,4 +1,4 @@
-"""StreamConfig: stream parallelism as the user asks for it by hand."""
+"""StreamConfig: stream parallelism as the user asks for it by hand; Scheduler: what came of it."""
 
 from dataclasses import dataclass
 
@@ -17,3 +17,10 @@ class StreamConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.num_streams <= 64:
             raise SettingsError("StreamConfig.num_streams must be between 1 and 64")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """`num_streams`: on up to how many CUDA streams launches of forward and backward run; 1 where none is planned."""
+
+    num_streams: int

@@ -796,7 +796,13 @@ def test_a_whole_step_becomes_segments(device: torch.device) -> None:
 
 def test_every_knob_is_accounted_for(device: torch.device) -> None:
     plan = Plan.by_hand(
-        layout="channels_last", precision="tf32", attention="cudnn", update="fused", capture="step", streams=4
+        layout="channels_last",
+        precision="tf32",
+        attention="cudnn",
+        update="fused",
+        capture="step",
+        streams=4,
+        pool_bytes=2**30,
     )
     both = pair(device, plan=plan)
     simple_loop(both.ours, both.optimizer, batches(device))

@@ -84,7 +84,8 @@ def recordable(knobs: Mapping[str, Choice], device: torch.device) -> dict[str, C
     """
     if device.type != "cuda":
         return {**{name: choice for name, choice in knobs.items() if name not in OF_A_GPU}, "update": "fused"}
-    return Space.of().repair({**knobs, "streams": max(map(int, KNOBS["streams"].choices))}, keep="streams")
+    several: dict[str, Choice] = {"capture": "step", "streams": max(map(int, KNOBS["streams"].choices))}
+    return Space.of().repair({**knobs, **several}, keep="streams")
 
 
 def check_plannable(report: Report) -> None:

@@ -37,9 +37,13 @@ class Space:
         )
 
     def searchable(self) -> dict[str, tuple[Choice, ...]]:
-        """The knobs that leave a choice, in table order."""
-        searched = (name for name, knob in self.table.items() if knob.is_searched)
-        return {knob: choices for knob in searched if len(choices := self.choices(knob)) > 1}
+        """The knobs that leave a choice, with what a search may choose, in table order."""
+        found = {name: tuple(c for c in self.choices(name) if self.is_searched(name, c)) for name in self.table}
+        return {name: choices for name, choices in found.items() if len(choices) > 1}
+
+    def is_searched(self, knob: str, choice: Choice) -> bool:
+        entry = self.table[knob]
+        return choice == entry.default or entry.is_searched(choice)
 
     def allows(self, knobs: Configuration) -> str | None:
         """None when the configuration may be tried, otherwise the first reason why not."""

@@ -9,6 +9,8 @@ from torch.utils import _pytree as pytree
 from kitsune.device import Recorder, Sync, watch_syncs
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import enclosed
+from kitsune.engine.planned import Planned
+from kitsune.engine.planner import Planner
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.segments import Segments, why_not_joined
 from kitsune.engine.static import opaque_type, restrided, signature_of
@@ -35,7 +37,8 @@ class SegmentedForward:
     With `capture=False` nothing is ever captured and only contexts, layout and loss scaling apply. `step_contexts`
     are entered around the backward as well. `single_outputs` makes half-precision outputs fp32, as autocast itself does
     before a loss. `retain_graph` keeps activations to the end of the backward, so that there may be another.
-    `refusal` says why nothing is captured any more; `counts` how the forwards ran.
+    `refusal` says why nothing is captured any more; `counts` how the forwards ran. `streams_refusal` says why launches
+    are not planned for several `streams`; `plan` is that of the last backward that was.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class SegmentedForward:
         scaler: LossScaler | None = None,
         single_outputs: bool = False,
         retain_graph: bool = False,
+        streams: int = 1,
+        pool_bytes: int | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -64,6 +69,10 @@ class SegmentedForward:
         self.scaler = scaler
         self.single_outputs = single_outputs
         self.retain_graph = retain_graph
+        self.streams = streams
+        self.pool_bytes = pool_bytes
+        self.streams_refusal = ""
+        self.plan: Planned | None = None
         self.refusal: str | None = None
         self.counts: dict[str, int] = {}
         self._last: Segments | None = None
@@ -147,18 +156,25 @@ class SegmentedForward:
         return f"the model is called with a tensor on {others[0]}" if others else None
 
     def _segments(self, args: Any, kwargs: Any) -> Segments:
-        return Segments(
+        # A pool for each signature: what one graph keeps may not lie where another one scribbles.
+        recorder = Recorder(self.device)
+        has_streams = self.streams > 1 and not self.streams_refusal
+        planner = Planner(recorder, self.streams, self.pool_bytes) if has_streams else None
+        segments = Segments(
             self.model,
             self.optimizer,
             self._in_contexts(self._forward),
-            # A pool for each signature: what one graph keeps may not lie where another one scribbles.
-            Recorder(self.device),
+            recorder,
             (args, kwargs),
             contexts=self.step_contexts,
             memory_format=self.memory_format,
             scaler=self.scaler,
             retain_graph=self.retain_graph,
+            planner=planner,
         )
+        if planner is not None:
+            self.plan, self.streams_refusal = planner.plan or self.plan, planner.refusal
+        return segments
 
     def _replay(self, segments: Segments, args: Any, kwargs: Any) -> Any:
         if segments.is_waiting:

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.device import Recorder
+from kitsune.device import Recorder, side_stream
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import SECOND_ORDER, own_gradients, scaled, unscale
 from kitsune.engine.leaves import fresh_leaves, joined
+from kitsune.engine.planner import Pair, Planner
 from kitsune.engine.scaler import LossScaler
-from kitsune.engine.static import StaticBatch, opaque_type
+from kitsune.engine.snapshot import Snapshot
+from kitsune.engine.static import StaticBatch, opaque_type, tensors_of
 from kitsune.engine.update import parameters_of
 from kitsune.engine.watch import Watch
 from kitsune.errors import CaptureError
@@ -32,7 +34,8 @@ class Segments:
     """One batch signature of `forward`, captured. Call it with arguments of that signature, with gradients enabled.
 
     Capturing executes nothing on CUDA, so `forward` must have run (and its backward) a few times before. `contexts` are
-    those of the backward. Raises CaptureError when it cannot be captured.
+    those of the backward. With a `planner` the launches go on several streams, as far as it does not refuse. Raises
+    CaptureError when it cannot be captured.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Segments:
         memory_format: torch.memory_format | None = None,
         scaler: LossScaler | None = None,
         retain_graph: bool = False,
+        planner: Planner | None = None,
     ) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._ids = set(map(id, self.parameters))
@@ -59,19 +63,45 @@ class Segments:
         self._optimizer = optimizer
         self._forward = forward
         self._contexts = contexts
+        self._static = StaticBatch(arguments, recorder.device, memory_format)
+        self._planned = self._capture_planned(planner) if planner is not None else None
+        if self._planned is None:
+            self._capture(recorder)
+        self._remember_gradients()
+        self._watch = Watch(model, optimizer)
+
+    def _capture(self, recorder: Recorder) -> None:
         self._ran = recorder.executes
         # The CPU twin runs the backward once while it records it, and needs the graph again.
-        self._retain = recorder.executes or retain_graph
-        self._static = StaticBatch(arguments, recorder.device, memory_format)
+        self._retain = recorder.executes or self.retain_graph
         self._forward_graph, self._outputs = recorder.capture(self._run_forward)
-        if reason := why_not_joined(self._leaves):
-            raise CaptureError(reason)
-        self._output_gradients = [torch.zeros_like(output) for output in self._live if output.requires_grad]
+        self._output_gradients = self._gradients_of_outputs(torch.zeros_like)
         self._backward_graph, self._gradients = recorder.capture(self._run_backward)
         if not recorder.executes:
             self._forget_graph()
-        self._remember_gradients()
-        self._watch = Watch(model, optimizer)
+
+    def _capture_planned(self, planner: Planner) -> Pair | None:
+        """Leaves no trace of the runs that it takes. None: `planner.refusal` says why."""
+        self._ran, self._retain = False, self.retain_graph
+        before = Snapshot(self._model, self._device)
+        with side_stream(self._device):
+            self._run_forward()
+            self._output_gradients = self._gradients_of_outputs(torch.randn_like)  # zeros would prove nothing
+            inputs = [*tensors_of(self._static.batch), *self._output_gradients]
+            pair = planner.capture_pair(self._run_forward, self._run_backward, inputs)
+        before.restore()
+        if pair is not None:
+            one, two = pair
+            self._forward_graph, (self._outputs, _) = one.graph, one.static
+            self._backward_graph, self._gradients = two.graph, two.static
+            self._forget_graph()
+        return pair
+
+    def _gradients_of_outputs(self, make: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        """Static tensors for the gradients of the last forward's outputs. Raises CaptureError."""
+        if reason := why_not_joined(self._leaves):
+            raise CaptureError(reason)
+        return [make(output.detach()) for output in self._live if output.requires_grad]
 
     @property
     def is_waiting(self) -> bool:

@@ -28,7 +28,7 @@ def inapplicable(facts: Facts) -> dict[str, str]:
     """ "knob=choice" -> reason, for every choice that a search would try and that cannot work here."""
     reasons = {}
     for name, knob in KNOBS.items():
-        for choice in knob.choices if knob.is_searched else ():
+        for choice in filter(knob.is_searched, knob.choices):
             reason = why_not(name, choice, facts)
             if reason is not None:
                 reasons[f"{name}={choice}"] = reason

@@ -105,7 +105,7 @@ def test_the_form_with_a_class_and_every_option() -> None:
     losses = train(model, optimizer, 3)
     assert all(torch.isfinite(loss) for loss in losses)
     assert optimizer.report.applied == {"precision": "bf16", "compile": "default"}
-    assert optimizer.report.declined.keys() == {"capture", "num_streams", "memory_pool_size", "profile"}
+    assert optimizer.report.declined.keys() == {"capture", "streams", "pool_bytes", "profile"}
 
 
 def test_the_form_with_an_optimizer() -> None:

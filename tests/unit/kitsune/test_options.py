@@ -11,7 +11,7 @@ from kitsune.amp import AMPConfig
 from kitsune.errors import SettingsError
 from kitsune.fusion import FusionConfig
 from kitsune.knobs import KNOBS
-from kitsune.options import NO_AMP, NO_FUSION, NOT_SCALED, NOT_STEERED, ONE_STREAM, Options, Wish, parse_bytes, wish_of
+from kitsune.options import NO_AMP, NO_FUSION, NOT_SCALED, NOT_STEERED, Options, Wish, parse_bytes, wish_of
 from kitsune.plan import Plan
 from kitsune.streams import StreamConfig
 
@@ -96,22 +96,41 @@ def test_a_whole_step_becomes_segments_with_a_note() -> None:
     assert any("capture=step became segments" in note for note in found.notes)
 
 
-def test_the_streams_of_a_plan_are_declined_with_the_reason() -> None:
+def test_the_streams_of_a_plan_stay() -> None:
     found = wish(plan=Plan.by_hand(capture="step", streams=4, pool_bytes=2**30))
-    assert found.plan.knobs == {"capture": "segments"}
-    assert found.declined == {"streams": ONE_STREAM, "pool_bytes": ONE_STREAM}
+    assert found.plan.knobs == {"capture": "segments", "streams": 4, "pool_bytes": 2**30}
+    assert not found.declined
     assert not found.overruled
+
+
+@pytest.mark.parametrize(
+    ("options", "knobs"),
+    [
+        ({"num_streams": 3}, {"streams": 3}),
+        ({"stream_config": StreamConfig(num_streams=6)}, {"streams": 6}),
+        ({"stream_config": StreamConfig(num_streams=6), "num_streams": 2}, {"streams": 2}),
+        ({"num_streams": 12}, {"streams": 8}),
+        ({"num_streams": 1}, {}),
+        ({"memory_pool_size": "2GB"}, {"pool_bytes": 2**31}),
+        ({"memory_pool_size": "3GB"}, {"pool_bytes": 2**31}),
+        ({"memory_pool_size": 512 * 1024 * 1024}, {"pool_bytes": 2**29}),
+        ({"memory_pool_size": 1}, {"pool_bytes": 2**24}),
+        ({"memory_pool_size": 0}, {}),
+    ],
+)
+def test_streams_and_pool_by_hand(options: dict[str, Any], knobs: dict[str, Any]) -> None:
+    assert wish(**options).plan.knobs == {"capture": "segments", **knobs}
 
 
 @pytest.mark.parametrize(
     ("options", "declined"),
     [
-        ({"num_streams": 8}, {"num_streams"}),
-        ({"num_streams": 1}, set()),
-        ({"stream_config": StreamConfig(num_streams=4)}, {"num_streams"}),
-        ({"stream_config": StreamConfig(num_streams=4), "num_streams": 1}, set()),
-        ({"memory_pool_size": "2GB"}, {"memory_pool_size"}),
-        ({"memory_pool_size": 512 * 1024 * 1024}, {"memory_pool_size"}),
+        ({"num_streams": 8}, set()),
+        ({"num_streams": 9}, {"num_streams"}),
+        ({"stream_config": StreamConfig(num_streams=12)}, {"num_streams"}),
+        ({"stream_config": StreamConfig(priority_streams=(0,))}, {"stream_config.priority_streams"}),
+        ({"memory_pool_size": "2GB"}, set()),
+        ({"memory_pool_size": 512}, {"memory_pool_size"}),
         ({"profile": True}, {"profile"}),
         ({"profile": False}, set()),
     ],
@@ -120,10 +139,6 @@ def test_options_that_cannot_be_honoured_yet(options: dict[str, Any], declined: 
     found = wish(**options)
     assert found.declined.keys() == declined
     assert all(found.declined.values())
-
-
-def test_the_declined_pool_names_its_size() -> None:
-    assert str(2 << 30) in wish(memory_pool_size="2GB").declined["memory_pool_size"]
 
 
 @pytest.mark.parametrize(
@@ -237,8 +252,8 @@ def test_configurations_that_make_no_sense(config: Any, arguments: dict[str, Any
 def test_every_knob_of_a_plan_is_kept_or_overruled(knobs: dict[str, Any], switches: dict[str, bool]) -> None:
     plan = Plan.by_hand(**knobs)
     found = wish(plan=plan, **switches)
-    assert plan.knobs.keys() <= found.plan.knobs.keys() | found.overruled.keys() | found.declined.keys()
+    assert plan.knobs.keys() <= found.plan.knobs.keys() | found.overruled.keys()
     assert not found.plan.knobs.keys() & found.overruled.keys()
     assert found.plan.choice("capture") != "step"
-    for name in plan.knobs.keys() - found.by_hand.keys() - {"capture", "streams", "pool_bytes"}:
+    for name in plan.knobs.keys() - found.by_hand.keys() - {"capture"}:
         assert found.plan.knobs[name] == plan.knobs[name]

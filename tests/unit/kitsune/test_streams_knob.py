@@ -58,7 +58,7 @@ def test_streams_go_when_the_graph_that_they_need_goes(monkeypatch):
     assert step.report.declined["streams"] == "streams need a GPU"
     monkeypatch.setattr(TECHNIQUES["streams"], "why_not", lambda choice, facts: None)
     step = TrainStep(*small(), plan=Plan.by_hand(**ON_FOUR))
-    assert step.report.declined["streams"].startswith("capture=none: only the launches of a step that is captured")
+    assert step.report.declined["streams"].startswith("capture=none: only launches that are captured")
     assert step.report.applied == {}
 
 

@@ -15,7 +15,7 @@ CPU = Space.of(
         **{f"attention={choice}": "no attention in the model" for choice in KNOBS["attention"].choices},
         **{f"capture={choice}": "no CUDA" for choice in ("segments", "step")},
         **{f"compile={choice}": "no CUDA" for choice in ("reduce-overhead", "max-autotune", "coordinate-descent")},
-        **{f"streams={choice}": "no CUDA" for choice in (2, 4, 8)},
+        **{f"streams={choice}": "no CUDA" for choice in range(2, 9)},
         "layout=channels_last": "no convolution in the model",
     }
 )
@@ -88,13 +88,21 @@ def test_graphs_of_ours_do_not_stand_around_graphs_of_inductor(mode: str, captur
 
 
 def test_several_streams_bring_along_the_graph_that_they_need() -> None:
-    assert "captured whole" in str(EVERYTHING.allows({"streams": 4}))
+    assert "only launches that are captured" in str(EVERYTHING.allows({"streams": 4}))
     assert EVERYTHING.repair({"streams": 4}) == {}
     assert EVERYTHING.repair({"streams": 4}, keep="streams") == {"streams": 4, "capture": "step"}
     crossed = EVERYTHING.repair({"streams": 4, "compile": "reduce-overhead"}, keep="streams")
     assert crossed == {"streams": 4, "compile": "default", "capture": "step"}
     without = Space.of({"capture=step": "the step waits for the device"})
-    assert without.repair({"streams": 4}, keep="streams") == {}
+    assert without.repair({"streams": 4}, keep="streams") == {"streams": 4, "capture": "segments"}
+    nothing = Space.of({f"capture={choice}": "no CUDA" for choice in ("segments", "step")})
+    assert nothing.repair({"streams": 4}, keep="streams") == {}
+
+
+def test_every_count_of_streams_is_allowed_and_some_are_searched() -> None:
+    assert EVERYTHING.allows({"capture": "step", "streams": 5}) is None
+    assert EVERYTHING.searchable()["streams"] == (1, 2, 4, 8)
+    assert {choice for (knob, choice), _ in EVERYTHING.neighbours({"capture": "step", "streams": 5})} >= {1, 2, 4, 8}
 
 
 def test_a_limit_is_allowed_and_not_searched() -> None:
