@@ -227,7 +227,7 @@ def test_wrapping_twice_makes_no_sense() -> None:
 
 def test_options_that_cannot_be_honoured_raise_when_asked_to() -> None:
     with pytest.raises(DeclinedError, match="num_streams"):
-        KitsuneOptimizer(torch.optim.SGD, conv_net().parameters(), lr=0.1, num_streams=8, on_decline="raise")
+        KitsuneOptimizer(torch.optim.SGD, conv_net().parameters(), lr=0.1, num_streams=9, on_decline="raise")
 
 
 def test_before_the_first_forward_the_report_says_so() -> None:
