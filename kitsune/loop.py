@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kitsune.assembly import Assembly, OnDecline, refused, show_plan
+from kitsune.assembly import DISTRIBUTED, Assembly, OnDecline, refused, show_plan
 from kitsune.attach import has_global_hooks, is_looked_for, is_routed
 from kitsune.device import Recorder, first_line
 from kitsune.engine.dispatch import NOTES, SegmentedForward
@@ -23,6 +23,7 @@ from kitsune.switch import is_disabled
 from kitsune.techniques import Build, Facts, facts_of
 
 CAREFUL_FORWARDS = 5  # compiling, warming up and capturing are over after these
+SCALED_BY_LOOP = "a GradScaler steps this optimizer: the loop scales its loss already"
 AUTOCAST_NOTE = "forwards under the loop's own autocast ran as given: its choice of precision stands"
 HOOK_NOTE = "forwards ran as given while a hook on all modules was there to see them"
 
@@ -85,6 +86,11 @@ class Loop:
         self._undo.close()  # first, lest the plan's own flags be taken for the user's
         self._assembly.check(facts_of(self.model, self.optimizer, self.device))
         self._assemble()
+
+    def leave_scaling(self) -> None:
+        """The loop scales its loss by itself: two scales would multiply."""
+        if self.scaler is not None:
+            self._decline("precision", SCALED_BY_LOOP)
 
     def step(self) -> None:
         if self._graph is None or self.forward is None:
@@ -212,7 +218,7 @@ def assembly_of(wish: Wish, facts: Facts, device: torch.device, on_decline: OnDe
 def why_not_route(model: torch.nn.Module, facts: Facts) -> str | None:
     """Why a model's forwards cannot be routed, or None."""
     if facts.distributed:
-        return "distributed modules are not supported"
+        return DISTRIBUTED
     if facts.optimizer == "LBFGS":
         return "LBFGS evaluates its closure several times a step"
     if is_routed(model):

@@ -154,6 +154,9 @@ class KitsuneOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
+        """What a GradScaler asks before it steps an optimizer, and nobody else."""
+        if self._loop is not None:
+            self._loop.leave_scaling()
         return bool(getattr(self.base_optimizer, "_step_supports_amp_scaling", False))
 
     def __repr__(self) -> str:
@@ -241,15 +244,11 @@ class KitsuneOptimizer(Optimizer):
     def _step_for_scaler(self) -> None:
         """The user's own GradScaler handed its tensors over: pass them on."""
         inner: Any = self.base_optimizer
-        scaler = self._loop.scaler if self._loop is not None else None
-        inner.grad_scale = self.grad_scale
-        inner.found_inf = self.found_inf if scaler is None else torch.maximum(self.found_inf, scaler.found_inf)
+        inner.grad_scale, inner.found_inf = self.grad_scale, self.found_inf
         try:
             inner.step()
         finally:
             del inner.grad_scale, inner.found_inf
-        if scaler is not None:
-            scaler.update()
 
     def _look_no_longer_than_needed(self) -> None:
         """Watching every forward of the process costs time: the model should have run before these many steps."""

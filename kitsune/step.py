@@ -277,6 +277,8 @@ class TrainStep:
 def check_arguments(model: Any, optimizer: Any, plan: Any, clip_grad_norm: Any) -> None:
     """Raises WorkloadError or SettingsError for what cannot be meant."""
     check_types(model, optimizer)
+    if type(optimizer).__module__ == "kitsune.optimizer":
+        raise WorkloadError("a KitsuneOptimizer runs a loop of your own; give TrainStep its optimizer.base_optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise WorkloadError("LBFGS evaluates a closure several times a step: use it in a loop of your own")
     own = {id(parameter) for parameter in model.parameters()}

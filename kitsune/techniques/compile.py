@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch._functorch.config
 import torch._inductor
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
@@ -29,7 +30,7 @@ class Compile(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         options = {**options_of(str(choice)), **build.compile_options}
-        backend = Inductor(options, build.cache_tag)
+        backend = Inductor(options, build.cache_tag, may_run_twice=build.in_loop)
         build.forward = torch.compile(own_code(build.forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:
             build.forward = copying(build.forward)
@@ -44,17 +45,23 @@ class Inductor:
     """Inductor as a backend of torch.compile, with a mark on what it puts into torch's caches on disk.
 
     The key of a cached graph holds neither the attention backend nor, before torch 2.12, the dtype of autocast: the
-    second plan of a model would get the code of the first.
+    second plan of a model would get the code of the first. `may_run_twice`: a loop may ask for a second backward, whose
+    activations the first must not have used as its own memory.
     """
 
-    def __init__(self, options: Mapping[str, Any], tag: str) -> None:
+    def __init__(self, options: Mapping[str, Any], tag: str, *, may_run_twice: bool) -> None:
         self.__name__ = "inductor"  # by which torch speaks of a backend that failed
+        self._gives_memory_up = not may_run_twice
         self._options = {name.replace("-", "_"): value for name, value in options.items()}
         self._tag = tag
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         config: Any = torch.compiler.config
-        with config.patch(cache_key_tag=config.cache_key_tag + self._tag):
+        backward: Any = torch._functorch.config
+        with (
+            config.patch(cache_key_tag=config.cache_key_tag + self._tag),
+            backward.patch(donated_buffer=self._gives_memory_up and backward.donated_buffer),
+        ):
             return torch._inductor.compile(graph, inputs, options=self._options)
 
 

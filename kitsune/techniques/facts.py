@@ -10,11 +10,13 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from kitsune.device import watch_syncs
+from kitsune.engine.update import parameters_of
 from kitsune.engine.watch import first_hook
 from kitsune.techniques.technique import Facts
 from kitsune.techniques.update import chosen_by_hand, implementations
 from kitsune.workload import Workload, call_model, loss_of, move_batch
 
+EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 
@@ -32,6 +34,9 @@ def facts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: t
         optimizer=type(optimizer).__name__,
         optimizer_options=implementations(optimizer),
         optimizer_chosen=chosen_by_hand(optimizer),
+        tensor_rate=any(isinstance(group.get("lr"), torch.Tensor) for group in optimizer.param_groups),
+        others_parameters=len(others_parameters(model, optimizer)),
+        sparse_gradients=any(isinstance(module, EMBEDDINGS) and module.sparse for module in model.modules()),
     )
 
 
@@ -58,6 +63,12 @@ class AttentionCalls(TorchFunctionMode):
         if "scaled_dot_product_attention" in str(func):
             self.count += 1
         return func(*args, **(kwargs or {}))
+
+
+def others_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """Those that train and that this optimizer does not update."""
+    own = set(map(id, parameters_of(optimizer)))
+    return [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in own]
 
 
 def missing_compiler(device: torch.device) -> str | None:

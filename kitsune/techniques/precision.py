@@ -8,7 +8,7 @@ import torch
 
 from kitsune.engine.scaler import LossScaler
 from kitsune.knobs import Choice
-from kitsune.techniques.technique import Build, Facts, Technique, Tolerance
+from kitsune.techniques.technique import Build, Facts, Technique, Tolerance, raised_in
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -20,6 +20,11 @@ class Precision(Technique):
         others = facts.parameter_dtypes - {torch.float32}
         if others:
             return f"parameters are already {', '.join(sorted(str(dtype).removeprefix('torch.') for dtype in others))}"
+        if choice == "fp16" and facts.others_parameters:
+            count = facts.others_parameters
+            return f"fp16 scales every gradient, and {count} parameters that train are not in this optimizer"
+        if choice == "fp16" and facts.sparse_gradients:
+            return "sparse gradients cannot be scaled back"
         if choice == "tf32" and facts.device != "cuda":
             return "TF32 is a format of NVIDIA tensor cores"
         if choice in ("tf32", "bf16") and facts.device == "cuda" and facts.compute_capability < (8, 0):
@@ -37,6 +42,9 @@ class Precision(Technique):
         build.forward_contexts.append(lambda: torch.autocast(kind, dtype=dtype, cache_enabled=False))
         if choice == "fp16":
             build.scaler = LossScaler(build.device, **build.loss_scaling)
+
+    def blames(self, error: BaseException) -> bool:
+        return raised_in(error, LossScaler.__module__.replace(".", "/"))
 
     def tolerance(self, choice: Choice) -> Tolerance:
         return TOLERANCES[str(choice)]

@@ -1,6 +1,7 @@
 """What a technique is: one optimisation, when it applies, and how it changes a step under construction."""
 
 import contextlib
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ class Facts:
     optimizer: str = ""
     optimizer_options: tuple[str, ...] = ()  # the implementations it offers: foreach, fused, capturable
     optimizer_chosen: str | None = None  # the implementation that the user chose by hand
+    tensor_rate: bool = False  # a learning rate is a tensor
+    others_parameters: int = 0  # of the model, trained, and not in the optimizer
+    sparse_gradients: bool = False
     host_sync: str | None = None  # the user's line that waits for the device
 
 
@@ -61,6 +65,12 @@ class Tolerance:
     loss: float
     gradient: float
     parameter: float
+
+
+def raised_in(error: BaseException, part: str) -> bool:
+    """Whether an error came through a file whose path has this part."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(part in frame.f_code.co_filename for frame, _ in frames)
 
 
 class Technique(ABC):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from kitsune.knobs import Choice
-from kitsune.techniques.technique import Build, Facts, Technique
+from kitsune.techniques.technique import Build, Facts, Technique, raised_in
 
 
 class UpdateImplementation(Technique):
@@ -18,6 +18,10 @@ class UpdateImplementation(Technique):
             return f"the optimizer was built with {facts.optimizer_chosen}, and what is chosen by hand stays"
         if choice == "fused" and not facts.parameter_dtypes <= FUSED_DTYPES:
             return "the fused implementation needs floating-point parameters"
+        if choice == "fused" and facts.sparse_gradients:
+            return "the fused implementation does not take sparse gradients"
+        if choice == "foreach" and facts.tensor_rate:
+            return "the foreach implementation does not take a learning rate in a tensor"
         return None
 
     def apply(self, choice: Choice, build: Build) -> None:
@@ -26,6 +30,9 @@ class UpdateImplementation(Technique):
         known = {flag: value for flag, value in flags.items() if flag in build.optimizer.defaults}
         switch = Switch(build.optimizer, known)
         build.undo.callback(switch.undo)
+
+    def blames(self, error: BaseException) -> bool:
+        return raised_in(error, "/torch/optim/")
 
 
 FUSED_DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
