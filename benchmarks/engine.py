@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from kitsune.workload import batch_tensors
 ENGINE_CASES = CASES | FORWARDS
 STREAMS = {"k1": 1, "k2": 2, "k4": 4, "k8": 8}
 WARM_STEPS = 4
+MIB = 1024**2
 
 
 def step_of(case: Case) -> tuple[Step, list[torch.Tensor]]:
@@ -43,12 +45,14 @@ def graph_step(case: Case) -> tuple[Step, Callable[[], str]]:
     return graphed(step), str
 
 
-def planned_step(case: Case, streams: int, traces: Path | None) -> tuple[Step, Callable[[], str]]:
+def planned_step(
+    case: Case, streams: int, traces: Path | None, pool_bytes: int | None = None
+) -> tuple[Step, Callable[[], str]]:
     step, inputs = step_of(case)
     with side_stream(DEVICE):
         for _ in range(WARM_STEPS):
             step()
-        planner = Planner(Recorder(DEVICE), streams)
+        planner = Planner(Recorder(DEVICE), streams, pool_bytes)
         began = time.perf_counter()
         graph, result = planner.capture(step, inputs)
     planning_s = time.perf_counter() - began
@@ -66,9 +70,10 @@ def planned_step(case: Case, streams: int, traces: Path | None) -> tuple[Step, C
     return replay, lambda: json.dumps(facts(plan, planning_s))
 
 
-def facts(plan: Planned, planning_s: float) -> dict[str, float | list[float]]:
+def facts(plan: Planned, planning_s: float) -> dict[str, Any]:
     return {
         "streams": plan.schedule.streams,
+        "urgent": plan.is_urgent,
         "launches": len(plan.recording.calls),
         "sum_us": round(sum(plan.costs_us), 1),
         "idle": [round(share, 3) for share in idle_shares(plan.schedule)],
@@ -85,6 +90,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", required=True, choices=ENGINE_CASES)
     parser.add_argument("--arms", nargs="*", default=["graph", *STREAMS], choices=["graph", *STREAMS])
+    parser.add_argument(
+        "--pools", nargs="*", default=[], type=int, metavar="MIB", help="k8 in pools of these sizes too"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="where to put a trace of every schedule")
@@ -94,7 +102,9 @@ def main() -> None:
     builds = {"graph": partial(graph_step, case)} | {
         name: partial(planned_step, case, streams, arguments.traces) for name, streams in STREAMS.items()
     }
-    arms = [prepare(name, builds[name]) for name in arguments.arms]
+    pools = {f"k8-{mib}MiB": partial(planned_step, case, 8, None, mib * MIB) for mib in arguments.pools}
+    builds = {name: builds[name] for name in arguments.arms} | pools
+    arms = [prepare(name, build) for name, build in builds.items()]
     interleave(arms, arguments.rounds)
     write("engine", case, arms, "", arguments.out)
 
