@@ -12,7 +12,7 @@ from kitsune.device import Recorder, first_line, side_stream
 from kitsune.engine.body import Body
 from kitsune.engine.cudagraph import StepGraph
 from kitsune.engine.planned import Planned, plans
-from kitsune.engine.record import Recording
+from kitsune.engine.recording import Recording
 from kitsune.engine.update import Update
 from kitsune.errors import CaptureError, DeclinedError, UnfitError, WorkloadError
 from kitsune.knobs import KNOBS, Choice

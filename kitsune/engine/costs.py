@@ -8,7 +8,7 @@ import torch
 
 from kitsune.engine.issue import Memory
 from kitsune.engine.kernels import Kernel, timeline
-from kitsune.engine.record import Recording
+from kitsune.engine.recording import Recording
 from kitsune.errors import CaptureError
 
 ROUNDS: Final = 3

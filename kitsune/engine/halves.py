@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from kitsune.engine.graph import LaunchGraph, Storage
-from kitsune.engine.record import Place, Recording, places_of
+from kitsune.engine.recording import Place, Recording, places_of
 
 
 def first_half(recording: Recording, cut: int) -> Recording:

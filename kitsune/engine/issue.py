@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kitsune.engine.memory import MemoryPlan
-from kitsune.engine.record import Call, Place, Recording, is_place
+from kitsune.engine.recording import Call, Place, Recording, is_place
 from kitsune.engine.schedule import Schedule
 
 MOST_URGENT: Final = 3  # torch makes streams of four priorities

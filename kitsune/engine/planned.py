@@ -8,7 +8,7 @@ from typing import Final
 
 from kitsune.engine.costs import measured_us
 from kitsune.engine.memory import MemoryPlan, within
-from kitsune.engine.record import Recording
+from kitsune.engine.recording import Recording
 from kitsune.engine.schedule import Schedule
 from kitsune.engine.split import split
 from kitsune.engine.state import State

@@ -17,7 +17,8 @@ from kitsune.engine.kernels import difference, kernels_of
 from kitsune.engine.memory import plan_memory
 from kitsune.engine.planned import STEADY_WAIT_US, Planned, plans
 from kitsune.engine.proof import refuted
-from kitsune.engine.record import Recording, record
+from kitsune.engine.record import record
+from kitsune.engine.recording import Recording
 from kitsune.engine.schedule import in_order, on_streams
 from kitsune.engine.state import State
 from kitsune.errors import CaptureError

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from kitsune.device import tensors_in
-from kitsune.engine.record import Recording, places_of
+from kitsune.engine.recording import Recording, places_of
 from kitsune.engine.state import State, as_bytes
 
 STEPS: Final = 3

@@ -1,24 +1,20 @@
 """A training step that runs once in, a Recording out: every launch, what it touches, and how to issue it again.
 
 The dispatcher shows every ATen operation below autograd, kitsune/engine/triton_launches.py the kernels that bypass it.
-Storages are held, not tensors: a gradient that somebody else holds cannot be stolen by its parameter, and each would be
-copied (270-520 us a step of BERT-base on an H200). A storage is told by its StorageImpl, since autograd gives saved
-tensors back as other TensorImpls.
 """
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Final
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kitsune.device import own_pool, user_line
-from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
+from kitsune.device import own_pool
+from kitsune.engine.graph import Launch, LaunchGraph
+from kitsune.engine.recording import Call, Place, Recording, places_of, spans
+from kitsune.engine.storages import Storages, at_line
 from kitsune.engine.triton_launches import TritonLaunch, triton_launches
 from kitsune.errors import CaptureError
 
@@ -47,56 +43,6 @@ MOVES: Final = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
 COLLECTIVES: Final = ("c10d", "_c10d_functional", "c10d_functional")
 MASKS: Final = (torch.bool, torch.uint8)
 DEPENDS_ON_DATA: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A tensor of the recording: geometry, in elements, on a storage of the graph."""
-
-    storage: int
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    def span(self) -> Span:
-        """The bytes between the first and the last element; those that a stride skips are counted in."""
-        width = self.dtype.itemsize
-        if 0 in self.size:
-            return Span(self.storage, self.offset * width, self.offset * width)
-        last = self.offset + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
-        return Span(self.storage, self.offset * width, (last + 1) * width)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """How to issue a launch again: places stand for the tensors among `arguments` and `named`.
-
-    `in_grad_mode` is part of it, since operations ask for it (an LSTM on a CPU keeps its workspace by it). `results`
-    has one entry for each leaf of what the call returns, None where that is no tensor. `allocates` are the storages
-    that nobody has made yet, and that have to be there before the call.
-    """
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    named: Mapping[str, Any]
-    in_grad_mode: bool = False
-    results: tuple[Place | None, ...] = ()
-    allocates: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """One step: `calls` belong to `graph.launches`, one to one. `held` are the storages that were there before it.
-
-    `result` is what the step returned, with places for its tensors.
-    """
-
-    device: torch.device
-    graph: LaunchGraph
-    calls: tuple[Call, ...]
-    held: Mapping[int, torch.UntypedStorage]
-    result: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,89 +171,6 @@ class Observer(TorchDispatchMode):
         return pytree.tree_map(lambda leaf: self._storages.place(leaf) if torch.is_tensor(leaf) else leaf, tree)
 
 
-class Storages:
-    """The storages that a step touches, by the order in which they were seen first."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}
-        self._alive: list[torch.UntypedStorage] = []
-        self._made: set[int] = set()  # by a launch, or by an allocation that we saw
-        self._constant: set[int] = set()
-        self._written: set[int] = set()
-        self._read_first: dict[int, str] = {}  # storage -> launch
-        self._filled_first: set[int] = set()  # of those, what the same launch writes
-
-    def place(self, tensor: torch.Tensor) -> Place:
-        check_plain(tensor)
-        storage = tensor.untyped_storage()
-        number = self._numbers.setdefault(storage._cdata, len(self._alive))
-        if number == len(self._alive):
-            self._alive.append(storage)
-        return Place(number, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
-
-    def allocated(self, places: Iterable[Place | None]) -> None:
-        self._made |= {place.storage for place in places if place is not None}
-
-    def lifted(self, places: Iterable[Place | None]) -> None:
-        self._constant |= {place.storage for place in places if place is not None}
-
-    def made(self, places: Iterable[Place]) -> None:
-        """By the launch that is being noted, as what it returns."""
-        numbers = {place.storage for place in places}
-        self._made |= numbers
-        self._written |= numbers
-
-    def made_within(self, addresses: Sequence[range]) -> None:
-        """Inductor allocates without the dispatcher: an address tells where such a storage comes from."""
-        places = ((number, storage.data_ptr()) for number, storage in enumerate(self._alive))
-        self._made |= {number for number, at in places if any(at in one for one in addresses)}
-
-    def touched(self, launch: Launch) -> tuple[int, ...]:
-        """The storages that nobody has written before, and that have to be there for this launch to write."""
-        fresh = {span.storage for span in launch.writes} - self._written
-        for span in launch.reads:
-            if span.storage not in self._written and span.storage not in self._read_first:
-                self._read_first[span.storage] = launch.name
-                self._filled_first |= {span.storage} & fresh
-        self._written |= fresh
-        return tuple(sorted(fresh))
-
-    def settle(self, kept: set[int], device: torch.device) -> tuple[dict[int, torch.UntypedStorage], list[Storage]]:
-        """(storages that were there before the step, all of them as the graph knows them).
-
-        The step's own are those that were seen to be made in it, those that nobody holds once we let them go, and
-        those that it returns. A launch may be given memory of nobody's to read if it writes it too: it writes it first
-        (Inductor's in_out_ptr of a reduction, an argument of a kernel of the user's).
-        """
-        devices = [storage.device for storage in self._alive]
-        sizes = [storage.nbytes() for storage in self._alive]
-        self._constant |= {number for number in self._read_first if devices[number] != device}
-        survivors = self._let_go(kept)
-        held = {number: storage for number, storage in survivors.items() if self._was_there(number, kept)}
-        for number, name in self._read_first.items():
-            if number not in held and not (number in self._made and number in self._filled_first):
-                raise CaptureError(f"{name} reads memory that nothing in our sight has written")
-        check_disjoint(held.values())
-        storages = [Storage(size, number not in held, number in survivors) for number, size in enumerate(sizes)]
-        return held, storages
-
-    def _was_there(self, number: int, kept: set[int]) -> bool:
-        return number not in self._made and (number in self._read_first or number not in kept)
-
-    def _let_go(self, kept: set[int]) -> dict[int, torch.UntypedStorage]:
-        """The storages that live on without us, and those that we keep alive ourselves."""
-        keep = kept | self._constant
-        survivors = {number: storage for number, storage in enumerate(self._alive) if number in keep}
-        weak = {n: StorageWeakRef(storage) for n, storage in enumerate(self._alive) if n not in keep}
-        self._alive.clear()
-        gc.collect()
-        for number, reference in weak.items():
-            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
-            if storage is not None:
-                survivors[number] = storage
-        return survivors
-
-
 def accesses(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[Place], list[Place]]:
     """What an operation reads and what it writes of its arguments, by its schema and by the table of hidden writes."""
     name = func._schema.name
@@ -321,18 +184,6 @@ def accesses(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tupl
         if not argument.is_out and not (at == 0 and name in OVERWRITES):
             reads += found
     return reads, writes
-
-
-def places_of(tree: Any) -> Iterator[Place]:
-    return (leaf for leaf in pytree.tree_leaves(tree, is_leaf=is_place) if is_place(leaf))
-
-
-def spans(places: Iterable[Place]) -> tuple[Span, ...]:
-    return tuple(dict.fromkeys(place.span() for place in places))
-
-
-def is_place(value: Any) -> bool:
-    return isinstance(value, Place)
 
 
 def is_composite(func: Any) -> bool:
@@ -360,22 +211,3 @@ def picks_by_number(name: str, args: Sequence[Any]) -> bool:
     """Indexing with numbers gives a shape that the indices tell; with a mask, one that its values tell."""
     indices = [tensor for tensor in pytree.tree_leaves(args[1:2]) if torch.is_tensor(tensor)]
     return name == "aten::index" and all(index.dtype not in MASKS for index in indices)
-
-
-def check_plain(tensor: torch.Tensor) -> None:
-    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    if not is_plain or tensor.is_conj() or tensor.is_neg():
-        raise CaptureError(f"a {type(tensor).__name__} of {tensor.layout} cannot be followed{at_line()}")
-
-
-def check_disjoint(storages: Iterable[torch.UntypedStorage]) -> None:
-    """Hazards are found by storage, so memory must belong to one of them only."""
-    ranges = sorted((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages)
-    for (_, end), (begin, _) in pairwise(ranges):
-        if begin < end:
-            raise CaptureError("two storages of the step share memory")
-
-
-def at_line() -> str:
-    line = user_line()
-    return f" ({line[0]}:{line[1]})" if line else ""

@@ -11,7 +11,8 @@ from typing import Any, Final
 import torch
 
 from kitsune.engine.graph import Launch, LaunchGraph
-from kitsune.engine.record import Call, Place, Recording, accesses, spans
+from kitsune.engine.record import accesses
+from kitsune.engine.recording import Call, Place, Recording, spans
 
 Pair = tuple[Launch, Call]
 

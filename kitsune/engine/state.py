@@ -3,7 +3,7 @@
 import torch
 
 from kitsune.device import rng_state, set_rng_state
-from kitsune.engine.record import Recording
+from kitsune.engine.recording import Recording
 
 
 class State:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import Optimizer
 
-from kitsune.engine.record import Recording, record
+from kitsune.engine.record import record
+from kitsune.engine.recording import Recording
 
 CPU = torch.device("cpu")
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]

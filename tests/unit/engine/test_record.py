@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from kitsune.engine.record import HIDDEN_WRITES, places_of, record
+from kitsune.engine.record import HIDDEN_WRITES, record
+from kitsune.engine.recording import places_of
 from tests.unit.engine.steps import CPU, adamw, names, recorded, warmed
 
 
