@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kitsune.device import Graph, Recorder, Sync, peak_bytes, reset_peak, side_stream, watch_syncs
+from kitsune.device import Graph, Recorder, Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
 from kitsune.engine.body import Body
 from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
@@ -162,7 +162,7 @@ class StepGraph:
             graph, result, has_run = self._captured(launches)
         self._graph, (self._loss, self._gradients) = graph, result
         self._parameters = self._body.parameters
-        self.peak_bytes = peak_bytes(self._device)
+        self.peak_bytes = self._needed_bytes()
         self._watch = Watch(self._body.model, self._body.update.optimizer)
         return self._issue(replay=not has_run)
 
@@ -196,6 +196,14 @@ class StepGraph:
         self.streams_refusal = planner.refusal
         self._planner = planner  # holds the constants that the graph reads by address
         return graph, result, True
+
+    def _needed_bytes(self) -> int:
+        """The most in tensors while the graph runs; what recording, racing and proving took is over by now."""
+        if self._graph is None:
+            return 0
+        if self._planner is None or self._planner.plan is None:
+            return peak_bytes(self._device)
+        return allocated_bytes(self._device) + self._planner.passing_bytes
 
     def _issue(self, *, replay: bool) -> torch.Tensor:
         if replay:

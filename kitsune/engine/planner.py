@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kitsune.device import Graph, Recorder, fill
+from kitsune.device import Graph, Recorder, allocated_bytes, fill, peak_bytes, reset_peak
 from kitsune.engine.contest import Clock, is_faster, replay_ms
 from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, issue
@@ -47,11 +47,12 @@ def most_bytes(found: Sequence[Planned]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A plan, its graph, and the tensors that the graph writes."""
+    """A plan, its graph, and the tensors that the graph writes. `passing_bytes`: what it needs besides, as it runs."""
 
     plan: Planned
     graph: Graph
     static: Any
+    passing_bytes: int
 
 
 Pair = tuple[Captured, Captured]
@@ -70,6 +71,7 @@ class Planner:
         self._streams = streams
         self._pool_bytes = pool_bytes
         self.plan: Planned | None = None
+        self.passing_bytes = 0
         self.refusal = ""
 
     def capture(
@@ -133,7 +135,7 @@ class Planner:
             return best.static
 
         check_proven(refuted(recording, step, replay, inputs, rates))
-        self.plan = best.plan
+        self.plan, self.passing_bytes = best.plan, best.passing_bytes
         return best.graph, best.static
 
     def _best(self, recording: Recording) -> Captured:
@@ -179,11 +181,14 @@ class Planner:
         def issued() -> Any:
             return issue(plan.recording, plan.schedule, plan.memory, lanes_of(plan))
 
+        device = self._recorder.device
         before = State(plan.recording) if self._recorder.executes else None
-        captured = Captured(plan, *self._recorder.capture(issued))
+        reset_peak(device)
+        graph, static = self._recorder.capture(issued)
+        passing_bytes = peak_bytes(device) - allocated_bytes(device)
         if before is not None:
             before.restore()
-        return captured
+        return Captured(plan, graph, static, passing_bytes)
 
 
 def check_proven(problem: str | None) -> None:

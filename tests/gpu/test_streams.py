@@ -44,3 +44,12 @@ def test_500_steps_on_streams_are_500_steps_of_the_plain_graph_to_the_bit(device
         assert planned.step.is_settled
         ends.append([*planned.losses, *(parameter.detach() for parameter in planned.step.model.parameters())])
     assert all(map(torch.equal, *ends))
+
+
+def test_what_planning_took_is_not_what_the_step_needs(device, more_streams_win):
+    peaks = {}
+    for streams in (1, 4):
+        planned, _ = pair(device, {"capture": "step", "streams": streams}, model=Convnet, optimizer=FUSED)
+        planned.train(batches(8, 64, 3, 8, 8))
+        peaks[streams] = planned.step.report.peak_bytes
+    assert 0 < peaks[4] < 1.5 * peaks[1] + 3 * 65 * 2**20  # cuBLAS has a workspace on every stream
