@@ -1,6 +1,8 @@
 """AMPConfig: mixed precision as the user asks for it by hand."""
 
+import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 
@@ -24,7 +26,11 @@ class AMPConfig:
     def __post_init__(self) -> None:
         if self.dtype not in (None, torch.float16, torch.bfloat16):
             raise SettingsError(f"AMPConfig.dtype is {self.dtype}; use torch.float16 or torch.bfloat16")
-        if not 0 < self.backoff_factor < 1 < self.growth_factor:
+        for name in ("growth_interval", "backoff_factor", "growth_factor", "init_scale"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not 0 < value < math.inf:  # type: ignore[operator]
+                raise SettingsError(f"AMPConfig.{name} is {value!r}; it must be a finite number greater than 0")
+        if not self.backoff_factor < 1 < self.growth_factor:
             raise SettingsError("AMPConfig needs 0 < backoff_factor < 1 < growth_factor")
-        if self.growth_interval < 1 or self.init_scale <= 0:
-            raise SettingsError("AMPConfig needs growth_interval >= 1 and init_scale > 0")
+        if not isinstance(self.growth_interval, Integral):
+            raise SettingsError(f"AMPConfig.growth_interval is {self.growth_interval!r}; it must be a whole number")

@@ -55,6 +55,7 @@ CODES: Final[Mapping[type[BaseException], ExitCode]] = {
     errors.TuneError: ExitCode.NO_RESULT,
     errors.RemoteError: ExitCode.REMOTE,
     errors.StoreError: ExitCode.STORE,
+    errors.CursorError: ExitCode.USAGE,
     errors.StoppedError: ExitCode.TERMINATED,
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NoReturn, Self
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
@@ -94,13 +94,29 @@ class Evidence(Record):
     numerics: Numerics
 
 
+class Choices(dict[str, Choice]):
+    """Knob -> choice, never to be changed: evidence holds for these very choices."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("the choices of a plan cannot be changed; make another plan by Plan.by_hand")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)
+
+
 class Plan(Record):
     """A measured choice of every knob. Equal plans have equal content; `plan_id` is its SHA-256."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     format_version: Literal[1] = FORMAT_VERSION
-    knobs: Mapping[str, Choice] = Field(default_factory=dict, description="choices that differ from the default")
+    knobs: Mapping[str, Choice] = Field(default_factory=Choices, description="choices that differ from the default")
     fingerprint: str = Field(default="", description="of the workload; empty for a plan written by hand")
     model_fingerprint: str = Field(default="", description="of model and optimizer alone, where that could be told")
     batch: str = Field(default="", description='shapes of the tensors of x that it was measured with: "128x3x32x32"')
@@ -110,7 +126,13 @@ class Plan(Record):
     @field_validator("knobs")
     @classmethod
     def _known_choices(cls, knobs: Mapping[str, Choice]) -> Mapping[str, Choice]:
-        return checked_knobs(knobs)
+        return Choices(checked_knobs(knobs))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As pydantic's, but new knobs are checked: raises PlanError naming the knob."""
+        if update is not None and "knobs" in update:
+            update = {**update, "knobs": Choices(checked_knobs(update["knobs"]))}
+        return super().model_copy(update=update, deep=deep)
 
     @classmethod
     def by_hand(cls, **knobs: Choice) -> Self:
@@ -186,7 +208,7 @@ def checked_knobs(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
         knob = KNOBS.get(name)
         if knob is None:
             raise PlanError(f"knobs.{name}", f"is not a knob; there are {', '.join(KNOBS)}")
-        if choice not in knob.choices:
+        if not isinstance(choice, str | int) or choice not in knob.choices:
             raise PlanError(f"knobs.{name}", f"cannot be {choice!r}; choose one of {', '.join(map(str, knob.choices))}")
         if choice != knob.default:
             checked[name] = choice

@@ -1,6 +1,7 @@
 """TrainStep: a model, its loss and its optimizer run as one training step, by a plan."""
 
 import contextlib
+from numbers import Real
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from kitsune.engine.dispatch import SegmentedForward
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.snapshot import Snapshot
 from kitsune.engine.static import opaque_type, signature_of
-from kitsune.engine.update import Update, parameters_of
+from kitsune.engine.update import Update
 from kitsune.engine.updategraph import UpdateGraph
 from kitsune.engine.watch import Hooks
 from kitsune.errors import CaptureError, SettingsError, WorkloadError
@@ -22,7 +23,7 @@ from kitsune.plan import Plan
 from kitsune.remote import Auto, plan_of_step
 from kitsune.report import Report
 from kitsune.techniques import Build, facts_of
-from kitsune.workload import LossFn, call_model, check_types, device_of, loss_of
+from kitsune.workload import LossFn, call_model, check_optimizer, check_types, device_of, loss_of
 
 OTHER_SHAPE_PATIENCE = 8  # batches of another shape run uncompiled this often before they get a program of their own
 MAX_PROGRAMS = 4
@@ -279,12 +280,8 @@ def check_arguments(model: Any, optimizer: Any, plan: Any, clip_grad_norm: Any) 
     check_types(model, optimizer)
     if type(optimizer).__module__ == "kitsune.optimizer":
         raise WorkloadError("a KitsuneOptimizer runs a loop of your own; give TrainStep its optimizer.base_optimizer")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise WorkloadError("LBFGS evaluates a closure several times a step: use it in a loop of your own")
-    own = {id(parameter) for parameter in model.parameters()}
-    if not any(id(parameter) in own for parameter in parameters_of(optimizer)):
-        raise WorkloadError("the optimizer holds none of the model's parameters")
+    check_optimizer(model, optimizer)
     if plan is not None and plan != "auto" and not isinstance(plan, Plan):
         raise SettingsError(f"plan is a {type(plan).__name__}; use kitsune.Plan.load(PATH), or 'auto' to ask a server")
-    if clip_grad_norm is not None and not clip_grad_norm > 0:
-        raise SettingsError(f"clip_grad_norm is {clip_grad_norm!r}; it must be greater than 0")
+    if clip_grad_norm is not None and not (isinstance(clip_grad_norm, Real) and float(clip_grad_norm) > 0):
+        raise SettingsError(f"clip_grad_norm is {clip_grad_norm!r}; it must be a number greater than 0")

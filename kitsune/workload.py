@@ -44,6 +44,22 @@ def check_types(model: Any, optimizer: Any) -> None:
         raise WorkloadError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is needed")
 
 
+def check_trains(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises WorkloadError when one forward, backward and update of these cannot be a training step."""
+    check_optimizer(model, optimizer)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise WorkloadError("every parameter of the model is frozen: leave requires_grad on for those to be trained")
+
+
+def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises WorkloadError when the optimizer is not one that updates this model once a step."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise WorkloadError("LBFGS evaluates a closure several times a step: use it in a loop of your own")
+    own = {id(parameter) for parameter in model.parameters()}
+    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise WorkloadError("the optimizer holds none of the model's parameters")
+
+
 def device_of(model: torch.nn.Module) -> torch.device:
     """The one device of a model. Raises WorkloadError when it has no parameters or spans several devices."""
     devices = {parameter.device for parameter in model.parameters()}

@@ -15,7 +15,7 @@ from kitsune.errors import SettingsError, StoreError, UnfitError
 from kitsune.plan import Plan
 from kitsune.record import Record
 from kitsune.submission.export import to_archive
-from kitsune.workload import LossFn, Workload, device_of
+from kitsune.workload import LossFn, Workload, check_trains, device_of
 from tuner.events import Event, Started
 from tuner.ids import new_id
 from tuner.records import DEFAULT_TRIALS, Run, Trial
@@ -78,7 +78,9 @@ def tune(
     """
     settings = _settings()
     run = new_run(runs.LIVE, str(device_of(model)), trials=trials, budget=budget)
-    archive = to_archive(Workload(model, loss_fn, optimizer, batch))
+    workload = Workload(model, loss_fn, optimizer, batch)
+    check_trains(model, optimizer)
+    archive = to_archive(workload)
     with tempfile.TemporaryDirectory(prefix="kitsune-") as folder:
         path = Path(folder) / "model.ksn"
         archive.save(path)

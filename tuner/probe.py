@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kitsune.device import allocated_bytes, peak_bytes, pick_device, reset_peak, rng_state, synchronize
+from kitsune.errors import WorkloadError
 from kitsune.workload import Workload
 from tuner.arms import fresh_workload, plain_step
 from tuner.batches import varied
@@ -38,6 +39,7 @@ def probe_workload(job: Job) -> Probe | Failure:
     workload = fresh_workload(job)
     torch.manual_seed(job.seed)
     is_random = draws_random(workload, device)
+    check_gradients(workload)
     problem = not_finite(workload)
     if problem is not None:
         return Failure(kind=FailureKind.NOT_FINITE, phase=Phase.BUILD, reason=f"the step as given fails: {problem}")
@@ -59,6 +61,13 @@ def draws_random(workload: Workload, device: torch.device) -> bool:
     plain_step(workload, *workload.batch)
     after = rng_state(device)
     return any(a is not None and b is not None and not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def check_gradients(workload: Workload) -> None:
+    """Raises WorkloadError for a sparse gradient: no technique takes one, and its numbers could not be compared."""
+    for name, parameter in workload.model.named_parameters():
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            raise WorkloadError(f"the gradient of {name} is sparse, which cannot be tuned: build it with sparse=False")
 
 
 def not_finite(workload: Workload) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 
 from kitsune.client import Client
-from kitsune.errors import RefusedError, UnreachableError
+from kitsune.errors import CursorError, RefusedError, UnreachableError
 from kitsune.plan import Plan
 from kitsune.record import Record
 from tuner.records import Run, RunStatus, Trial
@@ -19,7 +19,7 @@ _Kind = TypeVar("_Kind", bound=Record)
 
 
 class ServerLedger:
-    """See `tuner.history.Ledger`. Raises UnreachableError and RefusedError."""
+    """See `tuner.history.Ledger`. Raises UnreachableError and RefusedError, and CursorError as a database does."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -38,7 +38,12 @@ class ServerLedger:
     def _part(self, status: RunStatus | None, after: str | None, limit: int) -> tuple[list[Run], str | None]:
         """What the server gives at once."""
         query = {"limit": str(limit), "status": status.value if status else "", "after": after or ""}
-        page = self._client.runs({name: value for name, value in query.items() if value})
+        try:
+            page = self._client.runs({name: value for name, value in query.items() if value})
+        except RefusedError as error:
+            if after and error.status == HTTPStatus.UNPROCESSABLE_ENTITY:  # the rest of the query is ours
+                raise CursorError(error.detail) from error
+            raise
         cursor = page.get("after")
         return [self._record(Run, run) for run in page.get("runs", ())], cursor if isinstance(cursor, str) else None
 

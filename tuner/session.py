@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from kitsune import screen
 from kitsune.errors import NoTrialError
@@ -16,6 +16,8 @@ from tuner.history import check_writable, save
 from tuner.progress import Quiet, telling
 
 PLAN_FILE = "plan.json"
+#: By `kitsune.cli`, which turns these signals into SystemExit.
+STOPPED: Final[Mapping[int, str]] = {ExitCode.TERMINATED: "stopped by SIGTERM", ExitCode.HUNG_UP: "stopped by SIGHUP"}
 
 
 def tune(spec: str, *, options: Mapping[str, Any], out: Path | None, as_json: bool, quiet: bool) -> int:
@@ -31,10 +33,17 @@ def tune(spec: str, *, options: Mapping[str, Any], out: Path | None, as_json: bo
         except (KeyboardInterrupt, NoTrialError) as error:
             if not interrupts.count:
                 raise
-            stopped: BaseException = error
-            result = None
+            result, code, why = None, int(ExitCode.INTERRUPTED), str(error)
+        except SystemExit as error:
+            if not isinstance(error.code, int) or error.code not in STOPPED:
+                raise
+            result, code, why = None, error.code, STOPPED[error.code]
     if result is None:
-        return screen.fail("Interrupted", _stopped(teller, stopped), ExitCode.INTERRUPTED, as_json=as_json)
+        with contextlib.suppress(OSError):  # a terminal that went away must not change the code
+            screen.fail("Interrupted", _stopped(teller, why), code, as_json=as_json)
+        return code
+    if interrupts.count:  # in the confirmation, of which the tuner does not hear
+        result = result.model_copy(update={"interrupted": True})
     if out is not None:
         save(result.plan, out)
     if as_json:
@@ -72,9 +81,9 @@ class Interrupts:
         raise KeyboardInterrupt
 
 
-def _stopped(teller: Quiet, error: BaseException) -> str:
+def _stopped(teller: Quiet, why: str) -> str:
     run = teller.standing.run
-    why = str(error) or "stopped before there was a result"
+    why = why or "stopped before there was a result"
     return f"{why}; what was tried is kept: kitsune runs show {run.id}" if run else why
 
 

@@ -21,7 +21,7 @@ from kitsune.device import pick_device, rng_state, set_rng_state
 from kitsune.errors import WorkloadError
 from kitsune.submission.archive import Archive
 from kitsune.submission.rebuild import rebuild
-from kitsune.workload import Workload, move_batch
+from kitsune.workload import Workload, check_trains, move_batch
 from tuner.zoo import ZOO
 from tuner.zoo.recipe import SIZES, Recipe
 
@@ -69,7 +69,9 @@ def load_workload(spec: str, device: str, seed: int = 0, *, randomness: bool = T
         if source is WorkloadSource.ZOO:
             return _recipe(spec).build(place)
         if source is WorkloadSource.FILE:
-            return _from_file(spec, place)
+            workload = _from_file(spec, place)
+            check_trains(workload.model, workload.optimizer)
+            return workload
         return rebuild(Archive.load(_existing(spec)), device=str(place), seed=seed, randomness=randomness)
 
 

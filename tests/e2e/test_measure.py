@@ -76,6 +76,25 @@ def lies():
     return workload(Model())
 
 
+def embeds_sparsely():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(50, 8, sparse=True), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.head(self.embedding(x))
+
+    model = Words()
+    batch = torch.randint(50, (16,)), torch.randn(16, 4)
+    return Workload(model, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), batch)
+
+
+def trains_by_closures():
+    model = Model()
+    return Workload(model, F.mse_loss, torch.optim.LBFGS(model.parameters()), (torch.randn(16, 8), torch.randn(16, 4)))
+
+
 def branches():
     return workload(Model(lambda h: h if h.sum() > 0 else -h))
 
@@ -186,6 +205,8 @@ def test_a_step_against_itself():
         ("eats_memory", FailureKind.OUT_OF_MEMORY, "allocate"),
         ("is_nan", FailureKind.NOT_FINITE, "not finite"),
         ("lies", FailureKind.CRASHED, "not a message"),
+        ("embeds_sparsely", FailureKind.RAISED, "the gradient of embedding.weight is sparse"),
+        ("trains_by_closures", FailureKind.RAISED, "LBFGS evaluates a closure"),
         ("absent", FailureKind.RAISED, "has no function 'absent'"),
     ],
 )

@@ -241,6 +241,18 @@ def test_configurations_that_make_no_sense(config: Any, arguments: dict[str, Any
         config(**arguments)
 
 
+@pytest.mark.parametrize("name", ["growth_interval", "backoff_factor", "growth_factor", "init_scale"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "a", None, [1.0]])
+def test_what_is_no_number_of_loss_scaling_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=rf"AMPConfig\.{name} is "):
+        AMPConfig(**{name: value})
+
+
+def test_the_growth_interval_counts_steps() -> None:
+    with pytest.raises(SettingsError, match=r"AMPConfig\.growth_interval is 2\.5; it must be a whole number"):
+        AMPConfig(growth_interval=2.5)  # type: ignore[arg-type]
+
+
 @given(
     knobs=st.fixed_dictionaries(
         {}, optional={name: st.sampled_from(list(knob.choices)) for name, knob in KNOBS.items()}

@@ -1,6 +1,8 @@
 """Plans: content, identity, and what is refused."""
 
+import copy
 import json
+import pickle
 
 import pytest
 from hypothesis import given
@@ -164,6 +166,54 @@ def test_a_plan_by_hand_names_what_is_wrong():
         Plan.by_hand(speed="high")
     with pytest.raises(PlanError, match=r"knobs\.update.*choose one of given, foreach, fused"):
         Plan.by_hand(update="quick")
+
+    with pytest.raises(PlanError, match=r"knobs\.update.*cannot be \['fused'\]"):
+        Plan.by_hand(update=["fused"])
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan.by_hand(update="fused")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda knobs: knobs.__setitem__("precision", "fp16"),
+        lambda knobs: knobs.update(precision="fp16"),
+        lambda knobs: knobs.setdefault("precision", "fp16"),
+        lambda knobs: knobs.__ior__({"precision": "fp16"}),
+        lambda knobs: knobs.__delitem__("update"),
+        lambda knobs: knobs.pop("update"),
+        lambda knobs: knobs.popitem(),
+        lambda knobs: knobs.clear(),
+    ],
+)
+def test_the_choices_of_a_plan_cannot_be_changed(plan, change):
+    before = plan.to_json()
+    with pytest.raises(TypeError, match="make another plan"):
+        change(plan.knobs)
+    assert plan.to_json() == before
+
+
+@given(PLANS)
+def test_a_copy_of_a_plan_is_the_same_plan_and_as_closed(plan):
+    copies = [pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan), copy.copy(plan), plan.model_copy(deep=True)]
+    assert {plan, *copies} == {plan}
+    assert {again.plan_id for again in copies} == {plan.plan_id}
+    for again in copies:
+        with pytest.raises(TypeError):
+            again.knobs["precision"] = "fp16"
+
+
+def test_new_choices_of_a_copy_are_checked_and_closed():
+    again = Plan.by_hand(update="fused").model_copy(update={"knobs": {"precision": "bf16", "update": "given"}})
+    assert again == Plan.by_hand(precision="bf16")
+    with pytest.raises(TypeError):
+        again.knobs["precision"] = "fp16"
+    with pytest.raises(PlanError, match=r"knobs\.speed"):
+        again.model_copy(update={"knobs": {"speed": "high"}})
+
+
+def test_a_plan_written_before_its_choices_were_closed_is_the_same_plan():
+    plan = Plan(knobs={"update": "fused", "streams": 2, "capture": "step"}, fingerprint="f" * 64)
+    assert plan.plan_id == "846d70aec321e822882d65d2c75b85ef3185bcccb3db16c54f64db2d6e2c4735"
 
 
 @given(ENVIRONMENTS)

@@ -208,6 +208,16 @@ def test_a_model_that_cannot_travel_is_told_the_way_out(url, machine, temporary)
     assert left_in(temporary) == []
 
 
+def test_a_live_model_that_cannot_be_trained_step_by_step(url, machine):
+    model, loss_fn, _, batch = live()
+    with pytest.raises(WorkloadError, match="LBFGS evaluates a closure"):
+        tune(model, loss_fn, torch.optim.LBFGS(model.parameters()), batch, database=url)
+    frozen = model.requires_grad_(False)
+    with pytest.raises(WorkloadError, match="every parameter of the model is frozen"):
+        tune(frozen, loss_fn, torch.optim.SGD(frozen.parameters(), lr=0.1), batch, database=url)
+    assert machine.jobs == []
+
+
 @pytest.mark.parametrize("given_", [{"budget": "soon"}, {"trials": 0}])
 def test_a_bad_budget_is_told_before_the_model_is_exported(given_, machine, monkeypatch):
     monkeypatch.setattr(api, "to_archive", lambda _: pytest.fail("it was exported"))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kitsune import cli, extras
+from kitsune import cli, extras, screen
 from kitsune.errors import BaselineError, NoTrialError
 from kitsune.plan import Plan
 from kitsune.submission.archive import Archive
@@ -153,6 +153,11 @@ def test_text_from_the_database_steers_no_terminal(call, store):
     assert "\x1b" not in call("runs")[1]
 
 
+def test_a_cursor_that_is_none_is_a_bad_argument(call):
+    code, out, _ = call("runs", "list", "--after", "zzz", "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (2, "CursorError")
+
+
 @pytest.mark.parametrize("words", [["show", "nope"], ["plan", "nope"], ["show", "last"]])
 def test_a_run_that_is_not_there(words, call):
     code, out, _ = call("runs", *words, "--json")
@@ -236,6 +241,43 @@ def test_export_refuses_what_it_cannot_take(spec, code, call, tmp_path):
     assert (ended, out) == (code, "")
     assert err.startswith("Error: ")
     assert "Traceback" not in err
+
+
+UNTRAINABLE = """
+import torch
+from kitsune import Workload
+
+def workload(optimizer, model):
+    batch = torch.randn(8, 4), torch.randn(8, 2)
+    return Workload(model, torch.nn.functional.mse_loss, optimizer, batch)
+
+def lbfgs():
+    model = torch.nn.Linear(4, 2)
+    return workload(torch.optim.LBFGS(model.parameters()), model)
+
+def frozen():
+    model = torch.nn.Linear(4, 2).requires_grad_(False)
+    return workload(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+def stranger():
+    return workload(torch.optim.SGD(torch.nn.Linear(4, 2).parameters(), lr=0.1), torch.nn.Linear(4, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("lbfgs", "LBFGS evaluates a closure several times a step"),
+        ("frozen", "every parameter of the model is frozen"),
+        ("stranger", "the optimizer holds none of the model's parameters"),
+    ],
+)
+def test_export_of_what_is_no_training_step(function, words, call, tmp_path):
+    (tmp_path / "train.py").write_text(UNTRAINABLE)
+    code, out, _ = call("export", f"{tmp_path}/train.py:{function}", "--out", str(tmp_path / "x.ksn"), "--json")
+    error = json.loads(out)["error"]
+    assert (code, error["type"]) == (4, "WorkloadError")
+    assert words in error["message"]
 
 
 def test_export_to_where_nothing_can_be_written(call, tmp_path):
@@ -374,7 +416,9 @@ def test_the_first_ctrl_c_does_not_break_the_confirmation_and_the_second_does(ca
         return result()
 
     tuning(confirming)
-    assert call("tune", "zoo:mlp", "--json")[0] == 0
+    code, out, _ = call("tune", "zoo:mlp", "--json")
+    found = json.loads(out)
+    assert (code, found["interrupted"], found["plan_id"]) == (130, True, a_plan().plan_id)
 
     def twice(tell):
         tell(Confirming(BF16))
@@ -386,6 +430,31 @@ def test_the_first_ctrl_c_does_not_break_the_confirmation_and_the_second_does(ca
     code, out, err = call("tune", "zoo:mlp", "--json")
     assert (code, json.loads(out)["error"]["type"]) == (130, "Interrupted")
     assert "kitsune runs show the-run" in err
+
+
+@pytest.mark.parametrize(("code", "name"), [(143, "SIGTERM"), (129, "SIGHUP")])
+def test_a_signal_that_ends_the_process_is_told_of_as_json(code, name, call, tuning):
+    def stopped(tell):
+        raise SystemExit(code)  # as the handler of the command line does
+
+    tuning(stopped)
+    ended, out, _ = call("tune", "zoo:mlp", "--json")
+    message = f"stopped by {name}; what was tried is kept: kitsune runs show the-run"
+    assert json.loads(out) == {"error": {"type": "Interrupted", "message": message, "exit_code": code}}
+    assert ended == code
+
+
+def test_a_terminal_that_went_away_does_not_change_the_code(call, tuning, monkeypatch):
+    class Gone:
+        def print(self, *_, **__):
+            raise OSError(5, "Input/output error")
+
+    def hung_up(tell):
+        monkeypatch.setattr(screen, "stderr", Gone)
+        raise SystemExit(129)
+
+    tuning(hung_up)
+    assert call("tune", "zoo:mlp", "-q")[0] == 129
 
 
 def test_ctrl_c_before_anything_was_measured(call, tuning):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from kitsune import cli
 from kitsune.client import Client
-from kitsune.errors import UnreachableError
+from kitsune.errors import CursorError, RefusedError, UnreachableError
 from kitsune.plan import Plan
 from kitsune.plan_diff import differences
 from kitsune.server_address import Server
@@ -364,6 +364,16 @@ def test_a_server_that_repeats_itself_is_not_read_for_ever(team):
 
     with pytest.raises(UnreachableError, match="the same trials again"):
         ServerLedger(Repeating(Server(team.server.url))).trials(RUN.id)
+
+
+@pytest.mark.parametrize(("after", "error"), [("zzz", CursorError), (None, RefusedError)])
+def test_a_refused_cursor_is_told_of_as_a_database_does(after, error):
+    class Refusing(Client):
+        def runs(self, query):
+            raise RefusedError(self.server.url, 422, "The cursor is not one of ours")
+
+    with pytest.raises(error, match="not one of ours"):
+        ServerLedger(Refusing(Server("http://127.0.0.1:1"))).page(after=after, limit=1)
 
 
 @pytest.mark.parametrize(
