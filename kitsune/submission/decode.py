@@ -8,6 +8,7 @@ from torch import fx, nn
 
 from kitsune.errors import ArchiveError
 from kitsune.submission.blocks import Block, Node, Region
+from kitsune.submission.guards import GUARDS
 from kitsune.submission.ops import DROPOUT
 from kitsune.submission.targets import target
 
@@ -98,6 +99,7 @@ class Decoder:
         kwargs = {key: self._argument(value, values) for key, value in node.kwargs.items()}
         if not self.randomness:
             _switch_off_dropout(node.op, args, kwargs)
+        _guard(graph, node.op, args, kwargs, name)
         return graph.create_node("call_function", function, tuple(args), kwargs, name)
 
     def _region(self, region: Region) -> nn.Module:
@@ -140,6 +142,16 @@ def _switch_off_dropout(op: str, args: list[Any], kwargs: dict[str, Any]) -> Non
         kwargs[name] = 0.0
     elif position < len(args):
         args[position] = 0.0
+
+
+def _guard(graph: fx.Graph, op: str, args: list[Any], kwargs: dict[str, Any], name: str) -> None:
+    """Put the guard of an operator in front of it, where it has one."""
+    if op not in GUARDS:
+        return
+    position, guard = GUARDS[op]
+    if position >= len(args):
+        raise ArchiveError(f"the archive cannot be rebuilt here: {op} needs {position + 1} arguments by position")
+    args[position] = graph.create_node("call_function", guard, (op, *args), kwargs, f"{name}_guarded")
 
 
 def _adopt(module: fx.GraphModule, root: nn.Module) -> None:

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from kitsune.record import Record
-from kitsune.submission.blocks import Block, block_json, read_block
+from kitsune.submission import recurrent
+from kitsune.submission.blocks import Block, Node, block_json, read_block
 from kitsune.submission.limits import (
     ITEM_BYTES,
     MAX_BUFFER_BYTES,
@@ -247,6 +248,7 @@ def _check_graphs(document: Document) -> None:
     forward, loss = document.forward, document.loss
     tensors = range(len(document.tensors))
     _check_sources(forward, "forward", {"t": tensors, "x": range(split)})
+    _check_recurrent(forward, _tensor_shapes(document, forward), "forward.")
     if loss is None:
         if len(forward.outputs) != 1:
             raise ValueError("forward.outputs: without a loss graph there must be one output, the loss")
@@ -255,6 +257,7 @@ def _check_graphs(document: Document) -> None:
         raise ValueError("loss.outputs: there must be one output, the loss")
     outputs, leaves = range(len(forward.outputs)), range(split, len(document.inputs))
     _check_sources(loss, "loss", {"t": tensors, "y": leaves, "o": outputs})
+    _check_recurrent(loss, _tensor_shapes(document, loss), "loss.")
     theirs = set(forward.inputs)
     for name in loss.inputs:
         if name[0] == "t" and (document.tensors[int(name[1:])].kind == "parameter" or name in theirs):
@@ -266,3 +269,29 @@ def _check_sources(block: Block, where: str, allowed: dict[str, range]) -> None:
         kind, index = name[0], int(name[1:])
         if index not in allowed.get(kind, ()):
             raise ValueError(f"{where}.inputs: there is no {name} here")
+
+
+_Shapes = dict[str, tuple[int, ...]]
+
+
+def _tensor_shapes(document: Document, block: Block) -> _Shapes:
+    """The shapes of those inputs of a block that are tensors of the archive, by their references."""
+    sources = ((f"%{number}", name) for number, name in enumerate(block.inputs) if name[0] == "t")
+    return {reference: document.tensors[int(name[1:])].shape for reference, name in sources}
+
+
+def _check_recurrent(block: Block, shapes: _Shapes, where: str) -> None:
+    """The weights of recurrent operators, where they are tensors of the archive; `guards.py` checks them all."""
+    for number, node in enumerate(block.nodes):
+        here = f"{where}nodes[{number}]"
+        if not isinstance(node, Node):
+            inner = {f"%{index}": shapes[name] for index, name in enumerate(node.args) if name in shapes}
+            _check_recurrent(node.block, inner, f"{here}.")
+        elif node.op in recurrent.OPERATORS:
+            problem = recurrent.settings_problem(node.args, node.kwargs)
+            weights = [] if problem else node.args[2]
+            known = [shapes[weight] for weight in weights if isinstance(weight, str) and weight in shapes]
+            if not problem and len(known) == len(weights):
+                problem = recurrent.weights_problem(node.op, node.args, known)
+            if problem:
+                raise ValueError(f"{here}: {node.op}: {problem}")

@@ -1,8 +1,9 @@
 """A live training step -> an archive. What leaves is structure: weights, batches and code stay with the user."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -10,17 +11,20 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
+from kitsune.engine.watch import is_hooked
 from kitsune.errors import ArchiveError, ExportError, WorkloadError
+from kitsune.submission import causal
 from kitsune.submission.archive import Archive, checked_document
 from kitsune.submission.cut import cut
 from kitsune.submission.optimizers import describe_optimizer
 from kitsune.submission.preserve import preserved, quiet
-from kitsune.submission.selfcheck import Outcome, outcome_of, verify
+from kitsune.submission.selfcheck import outcome_of, verify
 from kitsune.submission.source import WAY_OUT, line_of_error
 from kitsune.submission.structure import describe, substitute
 from kitsune.submission.tensors import Table
 from kitsune.workload import Batch, LossFn, Workload, call_model, own_loss
 
+_Result = TypeVar("_Result")
 # What torch.export and the code that it traces raise; its own errors derive from RuntimeError.
 _FAILURES: Final = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
@@ -43,8 +47,10 @@ def to_archive(workload: Workload) -> Archive:
     """The workload as an archive that was checked against the module: same loss, same gradients under one seed."""
     step = _Step(workload)
     device = _device_of(step)
-    expected = _outcome(step, device)
-    archive, originals = _unchecked(step, workload.optimizer, device)
+    _refuse_hooks(step)
+    with causal.noted() as masks:
+        expected = _eager(step, device, lambda: outcome_of(lambda: step(*step.leaves), list(step.parameters())))
+    archive, originals = _unchecked(step, workload.optimizer, device, masks)
     with quiet(), preserved(step, device), torch.enable_grad():
         verify(archive, originals, step.leaves, expected)
     return archive
@@ -53,14 +59,16 @@ def to_archive(workload: Workload) -> Archive:
 def fingerprint_of(workload: Workload) -> str:
     """The fingerprint of the archive, for less: the graph is not checked, since it goes nowhere. Raises ExportError."""
     step = _Step(workload)
-    archive, _ = _unchecked(step, workload.optimizer, _device_of(step))
+    device = _device_of(step)
+    archive, _ = _unchecked(step, workload.optimizer, device, _masks(step, device))
     return archive.fingerprint
 
 
 def model_fingerprint_of(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any) -> str:
     """The `model_fingerprint` of the archive of this model under any loss, its own one too. Raises ExportError."""
     step = _Step(Workload(model, _any_loss, optimizer, (x, None)))
-    archive, _ = _unchecked(step, optimizer, _device_of(step))
+    device = _device_of(step)
+    archive, _ = _unchecked(step, optimizer, device, _masks(step, device))
     return archive.model_fingerprint
 
 
@@ -77,14 +85,33 @@ def _any_loss(output: Any, _: Any) -> torch.Tensor:
 
 
 def _unchecked(
-    step: "_Step", optimizer: torch.optim.Optimizer, device: torch.device
+    step: "_Step", optimizer: torch.optim.Optimizer, device: torch.device, masks: Sequence[bool]
 ) -> tuple[Archive, list[torch.Tensor]]:
-    """The archive, not yet checked against the module, and the tensors that its entries stand for."""
+    """The archive, not yet checked against the module, and the tensors that its entries stand for.
+
+    `masks` is which of the masks that the step looks at are causal.
+    """
     try:
-        return _archive(step, optimizer, device, is_dynamic=True)
+        with causal.repeated(masks):
+            return _archive(step, optimizer, device, is_dynamic=True)
     except ExportError:
         # Some models fix their batch size; the sizes of this batch then become part of the archive.
-        return _archive(step, optimizer, device, is_dynamic=False)
+        with causal.repeated(masks):
+            return _archive(step, optimizer, device, is_dynamic=False)
+
+
+def _refuse_hooks(step: "_Step") -> None:
+    """Raises ExportError for what happens in the backward and is not in the graph; the self-check cannot see it."""
+    what = [f"parameter {name}" for name, parameter in step.named_parameters() if is_hooked(parameter)]
+    what += [
+        f"module {name}"
+        for name, module in step.named_modules()
+        if module._backward_hooks or module._backward_pre_hooks
+    ]
+    if what:
+        first = what[0].replace(" model.", " ")
+        others = f" (and those of {len(what) - 1} more)" if len(what) > 1 else ""
+        raise ExportError(f"{first}: a hook on its gradient would be lost{others}; remove it, or {WAY_OUT}")
 
 
 def _is_tensor(value: Any) -> bool:
@@ -154,10 +181,18 @@ def _device_of(step: _Step) -> torch.device:
     return torch.device(devices[0])
 
 
-def _outcome(step: _Step, device: torch.device) -> Outcome:
+def _masks(step: _Step, device: torch.device) -> list[bool]:
+    """Which of the masks that the step looks at are causal; a step without such a look does not run for it."""
+    with causal.noted() as masks:
+        if causal.asks(step):
+            _eager(step, device, lambda: step(*step.leaves))
+    return masks
+
+
+def _eager(step: _Step, device: torch.device, run: Callable[[], _Result]) -> _Result:
     with quiet(), preserved(step, device), torch.enable_grad():
         try:
-            return outcome_of(lambda: step(*step.leaves), list(step.parameters()))
+            return run()
         except _FAILURES as error:
             raise ExportError(f"the step itself fails{line_of_error(error)}: {_first_line(error)}") from error
 

@@ -2,7 +2,8 @@
 
 A positive list: the forward operators of torch that compute on their arguments. Left out on purpose: whatever reads or
 writes files (`save`, `from_file`), replaces or resizes storage (`set_`, `resize_`, every `out=` form), makes views
-without bounds checks (`as_strided`, `_unsafe_index`), prints, touches streams, or exists for internal use only.
+without bounds checks (`as_strided`, `_unsafe_index`), trusts the sizes that it is given (`native_batch_norm`), prints,
+touches streams, or exists for internal use only. `guards.py` has those that need a check of their arguments first.
 """
 
 import re
@@ -49,15 +50,15 @@ embedding_bag embedding_renorm fft_fft fft_fft2 fft_fftfreq fft_fftn fft_fftshif
 fft_ifftn fft_ifftshift fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftfreq fft_rfftn _fft_c2c
 _fft_c2r _fft_r2c fractional_max_pool2d fractional_max_pool3d grid_sampler grid_sampler_2d grid_sampler_3d group_norm
 gru gru_cell im2col instance_norm istft layer_norm linear lstm lstm_cell max_pool1d max_pool1d_with_indices max_pool2d
-max_pool2d_with_indices max_pool3d max_pool3d_with_indices max_unpool2d max_unpool3d native_batch_norm
+max_pool2d_with_indices max_pool3d max_pool3d_with_indices max_unpool2d max_unpool3d
 native_group_norm native_layer_norm pad _pad_circular _pad_enum pixel_shuffle pixel_unshuffle reflection_pad1d
 reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d rms_norm _fused_rms_norm
 rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell scaled_dot_product_attention _scaled_dot_product_flash_attention
-_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention
+_scaled_dot_product_efficient_attention
 _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math stft upsample_bicubic2d upsample_bilinear2d
 upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d _upsample_bicubic2d_aa
 _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_norm
-_weight_norm_interface norm_except_dim
+norm_except_dim
 """
 _LOSSES = """
 binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy_loss ctc_loss
@@ -128,21 +129,18 @@ DROPOUT: Final = {
     "aten.native_dropout.default": ("p", 1),
     "aten.scaled_dot_product_attention.default": ("dropout_p", 4),
     "aten._scaled_dot_product_flash_attention.default": ("dropout_p", 3),
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": ("dropout_p", 3),
     "aten._scaled_dot_product_efficient_attention.default": ("dropout_p", 5),
     "aten._scaled_dot_product_cudnn_attention.default": ("dropout_p", 5),
     "aten._scaled_dot_product_attention_math.default": ("dropout_p", 4),
     "aten.lstm.input": ("dropout", 5),
-    "aten.lstm.data": ("dropout", 6),
     "aten.gru.input": ("dropout", 5),
-    "aten.gru.data": ("dropout", 6),
     "aten.rnn_tanh.input": ("dropout", 5),
-    "aten.rnn_tanh.data": ("dropout", 6),
     "aten.rnn_relu.input": ("dropout", 5),
-    "aten.rnn_relu.data": ("dropout", 6),
 }
 """Operators that drop values at random: the name of the probability among their arguments, and its position."""
 
+# Over packed sequences, which torch cannot export: their lengths are data. Nothing of them is checked below Python.
+_PACKED = frozenset(("aten.lstm.data", "aten.gru.data", "aten.rnn_tanh.data", "aten.rnn_relu.data"))
 _TARGET = re.compile(r"aten\.((?:__)?[A-Za-z][A-Za-z0-9_]*|_[a-z][A-Za-z0-9_]*)\.([A-Za-z][A-Za-z0-9_]*)", re.ASCII)
 
 
@@ -154,6 +152,6 @@ def is_allowed(target: str) -> bool:
     if match is None:
         return False
     name, overload = match.groups()
-    if overload == "out" or overload.endswith("_out"):
+    if overload == "out" or overload.endswith("_out") or target in _PACKED:
         return False
     return name in ATEN or (name.endswith("_") and not name.endswith("__") and name[:-1] in ATEN)

@@ -1,6 +1,7 @@
 """Run a model without leaving a trace: what it was before, it is afterwards."""
 
 import contextlib
+import io
 import logging
 import random
 import warnings
@@ -44,11 +45,12 @@ def preserved(root: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings and no log lines: what export has to say is in the error that we raise."""
+    """No warnings, log lines or dumps of graphs: what export has to say is in the error that we raise."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        # torch.export prints the graph that it has so far, straight to stderr.
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -1,7 +1,7 @@
 """The exported graph against the module that it came from: same seed, same loss, same gradients."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ from kitsune.device import full_precision
 from kitsune.errors import ExportError
 from kitsune.submission.archive import Archive
 from kitsune.submission.rebuild import assemble_modules
-from kitsune.submission.source import WAY_OUT
+from kitsune.submission.source import WAY_OUT, line_of_class
 from kitsune.submission.structure import assemble
 from kitsune.workload import call_model
 
@@ -25,7 +25,7 @@ _HALF_TOLERANCE: Final = 3e-2
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Loss and gradients of one step (None where there is none), and the custom autograd.Functions it went through."""
+    """Loss and gradients of one step (None where there is none), and torch's autograd.Functions behind it."""
 
     loss: torch.Tensor
     gradients: tuple[torch.Tensor | None, ...]
@@ -38,14 +38,17 @@ def outcome_of(run: Callable[[], torch.Tensor], parameters: Sequence[torch.Tenso
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     with _one_way_to_compute(parameters[0].device if parameters else torch.device("cpu")):
         loss = run()
-        functions = tuple(sorted(set(_custom_functions(loss))))
+        functions = set(_functions(loss))
+        _refuse_own(functions)
         if not trained or not loss.requires_grad:
             raise ExportError(
                 "the loss does not depend on any parameter that requires gradients: there is no training step"
             )
         found = iter(torch.autograd.grad(loss.sum(), trained, allow_unused=True))
     gradients = tuple(next(found) if parameter.requires_grad else None for parameter in parameters)
-    return Outcome(loss.detach(), gradients, functions)
+    if any(gradient is not None and gradient.layout is not torch.strided for gradient in gradients):
+        raise ExportError("a gradient is sparse, which cannot be exported: build its embedding with sparse=False")
+    return Outcome(loss.detach(), gradients, tuple(sorted(map(_name, functions))))
 
 
 @contextlib.contextmanager
@@ -67,8 +70,22 @@ def _one_way_to_compute(device: torch.device) -> Iterator[None]:
         torch.backends.cudnn.deterministic = before
 
 
-def _custom_functions(loss: torch.Tensor) -> Iterator[str]:
-    """Names of the user's autograd.Functions in the graph behind a loss."""
+def _refuse_own(functions: Iterable[type]) -> None:
+    """Raises ExportError for an autograd.Function that is not torch's: this batch may not show what is lost."""
+    for kind in sorted(functions, key=_name):
+        if kind.__module__.partition(".")[0] != "torch":
+            raise ExportError(
+                f"custom autograd.Function {_name(kind)}{line_of_class(kind)}: an exported graph keeps its forward, "
+                f"but its backward is lost; {WAY_OUT}"
+            )
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _functions(loss: torch.Tensor) -> Iterator[type]:
+    """The autograd.Functions written in Python in the graph behind a loss."""
     waiting, seen = [loss.grad_fn], set()
     while waiting:
         node = waiting.pop()
@@ -76,8 +93,7 @@ def _custom_functions(loss: torch.Tensor) -> Iterator[str]:
             continue
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            kind = getattr(node, "_forward_cls", type(node))
-            yield f"{kind.__module__}.{kind.__qualname__}"
+            yield getattr(node, "_forward_cls", type(node))
         waiting.extend(following for following, _ in node.next_functions)
 
 
@@ -105,7 +121,7 @@ def verify(
     difference = _difference(expected, found, archive, _tolerance(archive, leaves[0].device))
     if difference and expected.functions:
         raise ExportError(
-            f"custom autograd.Function {', '.join(expected.functions)}: an exported graph keeps its forward, but its "
+            f"autograd.Function {', '.join(expected.functions)}: an exported graph keeps its forward, but its "
             f"backward is lost ({difference}); {WAY_OUT}"
         )
     if difference:

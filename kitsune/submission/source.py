@@ -1,5 +1,6 @@
 """Where in the user's code something happened: for messages of export."""
 
+import inspect
 import re
 import traceback
 from pathlib import Path
@@ -20,6 +21,15 @@ def line_of_error(error: BaseException) -> str:
         if _is_theirs(frame.filename):
             return f" ({frame.filename}:{frame.lineno}: {frame.line})"
     return ""
+
+
+def line_of_class(kind: type) -> str:
+    """The same for where a class is written, as far as it is in a file."""
+    try:
+        lines, number = inspect.getsourcelines(kind)
+        return f" ({inspect.getsourcefile(kind)}:{number}: {lines[0].strip().removesuffix(':')})"
+    except (OSError, TypeError):
+        return ""
 
 
 def line_of_node(node: FxNode) -> str:

@@ -156,6 +156,30 @@ class Encoder(nn.Module):
         return self.head(x.mean(1))
 
 
+class Causal(nn.Module):
+    """nn.TransformerEncoder with a mask whose values it asks: once causal, once not; the first part checkpointed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(16, 5)
+
+    def forward(self, x, mask):
+        x = checkpoint(lambda h: self.encoder(h, mask=mask), x, use_reentrant=False)
+        x = self.encoder(x, mask=torch.zeros_like(mask))
+        return self.head(self.encoder(x, mask=mask).mean(1))
+
+
+class Translator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer, self.head = nn.Transformer(16, 2, 1, 1, 32, 0.1, batch_first=True), nn.Linear(16, 5)
+
+    def forward(self, source, target, source_mask, target_mask):
+        h = self.transformer(source, target, src_mask=source_mask, tgt_mask=target_mask)
+        return self.head(h.mean(1))
+
+
 class LSTM(nn.Module):
     def __init__(self) -> None:
         super().__init__()

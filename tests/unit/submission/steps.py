@@ -89,6 +89,20 @@ def encoder() -> Workload:
     return Workload(model, F.cross_entropy, adamw(model), ((torch.randn(4, 6, 16), padding), some_labels()))
 
 
+def causal() -> Workload:
+    model = layers.Causal()
+    mask = nn.Transformer.generate_square_subsequent_mask(6)
+    return Workload(model, F.cross_entropy, adamw(model), ((torch.randn(4, 6, 16), mask), some_labels()))
+
+
+def translator() -> Workload:
+    model = layers.Translator()
+    band = torch.zeros(6, 6)
+    band[0, 3:] = float("-inf")
+    x = (torch.randn(4, 6, 16), torch.randn(4, 6, 16), band, nn.Transformer.generate_square_subsequent_mask(6))
+    return Workload(model, F.cross_entropy, adamw(model), (x, some_labels()))
+
+
 def graph() -> Workload:
     model = layers.GraphNetwork()
     edges = torch.randint(0, 10, (2, 30))
@@ -148,8 +162,8 @@ def double() -> Workload:
 STEPS: dict[str, Callable[[], Workload]] = {
     step.__name__: step
     for step in (
-        mlp, lenet, resnet, resnet_channels_last, inception, llama, vit, lstm, encoder, graph,
-        towers, mixed, own_loss, frozen_norms, fixed_batch, double,
+        mlp, lenet, resnet, resnet_channels_last, inception, llama, vit, lstm, encoder, causal, translator,
+        graph, towers, mixed, own_loss, frozen_norms, fixed_batch, double,
     )
 }  # fmt: skip
 FIXED = frozenset(("fixed_batch",))

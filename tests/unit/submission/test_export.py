@@ -16,12 +16,12 @@ from torch import nn
 
 from kitsune.errors import ExportError, WorkloadError
 from kitsune.submission.archive import Archive
-from kitsune.submission.export import export, to_archive
+from kitsune.submission.export import export, fingerprint_of, to_archive
 from kitsune.submission.rebuild import load_weights, rebuild
 from kitsune.workload import Workload, call_model, loss_of
 from tests.unit.submission.hf_steps import TRACED_OTHERWISE, bert
 from tests.unit.submission.layers import MLP
-from tests.unit.submission.steps import FIXED, STEPS, archive_of, lenet, llama, make, mlp, resnet
+from tests.unit.submission.steps import FIXED, STEPS, adamw, archive_of, lenet, llama, make, mlp, resnet, some_labels
 
 
 def weights_of(workload: Workload) -> dict[str, torch.Tensor]:
@@ -81,6 +81,13 @@ def test_archive_survives_its_bytes_and_is_small(name):
 def test_batch_may_vary_unless_the_model_fixes_it(name):
     sizes = archive_of(name).document.sizes
     assert bool(sizes) == (name not in FIXED)
+
+
+def test_masks_of_transformers_are_in_the_fingerprint_as_eager_found_them():
+    assert fingerprint_of(make("causal")) == archive_of("causal").fingerprint
+    causal, other = make("translator"), make("translator")
+    causal.batch[0][2].copy_(causal.batch[0][3])
+    assert fingerprint_of(causal) != fingerprint_of(other) == archive_of("translator").fingerprint
 
 
 def test_ties_and_frozen_parameters_are_kept():
@@ -215,6 +222,11 @@ class Numpy(MLP):
         return h * float(h.detach().numpy().max())  # the conversion
 
 
+def test_failed_export_is_quiet(capfd):
+    refusal(Counts())
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("kind", [Branches, Counts])
 def test_data_dependent_control_flow_names_its_line(kind):
     message = refusal(kind())
@@ -224,7 +236,48 @@ def test_data_dependent_control_flow_names_its_line(kind):
     assert "kitsune tune FILE.py:make_workload" in message
 
 
-def test_custom_autograd_function_is_found_by_the_self_check():
+class Clamped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clamp(-1e6, 1e6) * 2  # no gradient of the example is as large
+
+
+class Limited(MLP):
+    def forward(self, x):
+        return super().forward(Clamped.apply(self.first(x)) @ torch.ones(16, 12))
+
+
+def test_custom_autograd_function_is_refused_also_where_the_example_hides_what_is_lost():
+    message = refusal(Limited(p=0.0))
+    assert f"custom autograd.Function {__name__}.Clamped ({__file__}:" in message
+    assert "its backward is lost" in message
+    assert "kitsune tune FILE.py:make_workload" in message
+
+
+@pytest.mark.parametrize(
+    ("hook", "named"),
+    [
+        (lambda model: model.first.weight.register_hook(lambda gradient: gradient.clamp(-1e6, 1e6)), "first.weight"),
+        (lambda model: model.first.bias.register_post_accumulate_grad_hook(lambda parameter: None), "first.bias"),
+        (lambda model: model.first.register_full_backward_hook(lambda *_: None), "module first"),
+        (lambda model: model.first.register_full_backward_pre_hook(lambda *_: None), "module first"),
+    ],
+)
+def test_hook_on_a_gradient_is_refused_by_name(hook, named):
+    model = MLP()
+    handle = hook(model)
+    message = refusal(model)
+    assert named in message
+    assert "kitsune tune FILE.py:make_workload" in message
+    handle.remove()
+    to_archive(Workload(model, F.cross_entropy, adamw(model), (torch.randn(4, 12), some_labels())))
+
+
+def test_custom_autograd_function_with_another_backward_is_refused():
     message = refusal(Quantized(p=0.0))
     assert "custom autograd.Function" in message
     assert "Straight" in message
@@ -361,3 +414,15 @@ def test_fingerprint_differs_for_width_dropout_dtype_mode_and_optimizer():
         changed(with_optimizer(torch.optim.AdamW)),
     ]
     assert len({base, *others}) == len(others) + 1
+
+
+def test_a_sparse_gradient_is_refused_with_the_way_out():
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    workload = Workload(
+        model,
+        F.cross_entropy,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        (torch.tensor([1, 2]), torch.tensor([0, 1])),
+    )
+    with pytest.raises(ExportError, match="sparse=False"):
+        to_archive(workload)

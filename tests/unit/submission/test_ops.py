@@ -30,6 +30,9 @@ FORBIDDEN = [
     "sparse_coo_tensor",
     "_sparse_coo_tensor_unsafe",
     "_cudnn_rnn",
+    "native_batch_norm",
+    "_weight_norm_interface",
+    "_scaled_dot_product_flash_attention_for_cpu",
     "_thnn_fused_lstm_cell",
     "retain_grad",
     "manual_seed",
@@ -70,7 +73,8 @@ def test_usual_operators_lead_to_overloads_and_back(name):
 @pytest.mark.parametrize(
     "name",
     ["aten.add.out", "aten.div.out_mode_out", "aten.add", "add.Tensor", "aten.add.Tensor.more", "aten..Tensor",
-     "aten.add.__class__", "py.eval", "py.pow", "prims.add.default", "aten.add.Tensor\n", "aten.add_.__init__", ""],
+     "aten.add.__class__", "py.eval", "py.pow", "prims.add.default", "aten.add.Tensor\n", "aten.add_.__init__", "",
+     "aten.lstm.data", "aten.gru.data"],
 )  # fmt: skip
 def test_other_spellings_are_refused(name):
     assert not is_allowed(name)
