@@ -35,7 +35,7 @@ def tasks_of(recording: Recording) -> Iterator[Callable[[], None]]:
 
 
 def on_gpu(tasks: Iterator[Callable[[], None]]) -> list[float]:
-    """By the GPU's own clock. Between two events one would time the host: 10.7 ms for a step of 2.6 (ResNet-18, H200)."""
+    """By the GPU's own clock. Between two events one would time the host: 10.7 ms for a step of 2.6 (ResNet-18)."""
     return between_marks(timeline(lambda: marked(tasks)))
 
 
