@@ -21,6 +21,7 @@ from benchmarks.cases import CASES, FORWARDS, Case
 from benchmarks.rivals import Step, at_its_best, compiled_forward, compiled_step, graphed
 from benchmarks.training_step import DEVICE, interleave, prepare, workload_of, write
 from kitsune.device import Recorder, side_stream
+from kitsune.engine.analysis import waits_of
 from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
 from kitsune.engine.schedule import critical_path_us
@@ -79,7 +80,7 @@ def facts(plan: Planned, planning_s: float) -> dict[str, Any]:
         "idle": [round(share, 3) for share in idle_shares(plan.schedule)],
         "critical_us": round(critical_path_us(plan.recording.graph, plan.costs_us), 1),
         "predicted_us": round(plan.schedule.makespan_us, 1),
-        "waits": sum(len(placed.waits) for placed in plan.schedule.placed),
+        "waits": waits_of(plan.schedule),
         "pool_bytes": plan.memory.peak_bytes,
         "naive_bytes": plan.memory.naive_bytes,
         "planning_s": round(planning_s, 2),

@@ -15,8 +15,6 @@ from kitsune.report import Report
 from kitsune.switch import is_disabled
 from kitsune.techniques import TECHNIQUES, Build, Facts, why_not
 
-DISTRIBUTED = "distributed modules are not supported"
-
 OnDecline = Literal["eager", "raise"]
 
 
@@ -35,8 +33,7 @@ class Assembly:
 
     def check(self, facts: Facts) -> None:
         """Declines what cannot be applied to a workload of these facts."""
-        refusal = self._refusal or (DISTRIBUTED if facts.distributed else None)
-        reasons = {name: refusal or why_not(name, choice, facts) for name, choice in self.knobs.items()}
+        reasons = {name: self._refusal or why_not(name, choice, facts) for name, choice in self.knobs.items()}
         self._take_out({name: reason for name, reason in reasons.items() if reason is not None})
 
     def decline(self, knob: str, reason: str) -> None:

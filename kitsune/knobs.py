@@ -48,7 +48,7 @@ class Knob:
         return next(iter(self.choices))
 
     def is_searched(self, choice: Choice) -> bool:
-        return self.searched is None or choice in self.searched
+        return choice == self.default or self.searched is None or choice in self.searched
 
 
 SEVERAL: Final = (2, 3, 4, 5, 6, 7, 8)

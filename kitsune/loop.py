@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kitsune.assembly import DISTRIBUTED, Assembly, OnDecline, refused, show_plan
+from kitsune.assembly import Assembly, OnDecline, refused, show_plan
 from kitsune.attach import has_global_hooks, is_looked_for, is_routed
 from kitsune.device import Recorder, first_line
 from kitsune.engine.dispatch import NOTES, SegmentedForward
@@ -217,8 +217,6 @@ def assembly_of(wish: Wish, facts: Facts, device: torch.device, on_decline: OnDe
 
 def why_not_route(model: torch.nn.Module, facts: Facts) -> str | None:
     """Why a model's forwards cannot be routed, or None."""
-    if facts.distributed:
-        return DISTRIBUTED
     if facts.optimizer == "LBFGS":
         return "LBFGS evaluates its closure several times a step"
     if is_routed(model):

@@ -38,12 +38,8 @@ class Space:
 
     def searchable(self) -> dict[str, tuple[Choice, ...]]:
         """The knobs that leave a choice, with what a search may choose, in table order."""
-        found = {name: tuple(c for c in self.choices(name) if self.is_searched(name, c)) for name in self.table}
+        found = {name: tuple(filter(knob.is_searched, self.choices(name))) for name, knob in self.table.items()}
         return {name: choices for name, choices in found.items() if len(choices) > 1}
-
-    def is_searched(self, knob: str, choice: Choice) -> bool:
-        entry = self.table[knob]
-        return choice == entry.default or entry.is_searched(choice)
 
     def allows(self, knobs: Configuration) -> str | None:
         """None when the configuration may be tried, otherwise the first reason why not."""

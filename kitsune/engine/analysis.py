@@ -7,7 +7,7 @@ from typing import Final
 
 from kitsune.engine.graph import LaunchGraph
 from kitsune.engine.memory import MemoryPlan
-from kitsune.engine.schedule import Schedule
+from kitsune.engine.schedule import Schedule, critical_path
 from kitsune.engine.trace import idle_shares
 
 TOP: Final = 10  # so many groups, and so many launches of the critical path
@@ -90,22 +90,6 @@ def analysed(graph: LaunchGraph, costs_us: Sequence[float], outlooks: Sequence[O
         outlooks=tuple(outlooks),
         limit=limit(costs_us, critical_us, outlooks, wait_us),
     )
-
-
-def critical_path(graph: LaunchGraph, costs_us: Sequence[float]) -> tuple[int, ...]:
-    """The launches of the longest chain, first to last. As in `schedule.critical_path_us`, waits are free here."""
-    ends_us: list[float] = []
-    previous: list[int | None] = []
-    for needed, cost_us in zip(graph.after, costs_us, strict=True):
-        last = max(needed, key=lambda launch: ends_us[launch], default=None)
-        previous.append(last)
-        ends_us.append((0.0 if last is None else ends_us[last]) + cost_us)
-    at = max(range(len(ends_us)), key=lambda launch: ends_us[launch], default=None)
-    path: list[int] = []
-    while at is not None:
-        path.append(at)
-        at = previous[at]
-    return tuple(reversed(path))
 
 
 def groups(graph: LaunchGraph, costs_us: Sequence[float]) -> tuple[Group, ...]:

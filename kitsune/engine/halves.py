@@ -3,12 +3,12 @@
 What the first part makes and the second one reads stays where the first graph has put it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 
-from kitsune.engine.graph import LaunchGraph, Storage
+from kitsune.engine.graph import Launch, LaunchGraph, Storage
 from kitsune.engine.recording import Place, Recording, places_of
 
 
@@ -16,7 +16,7 @@ def first_half(recording: Recording, cut: int) -> Recording:
     """The launches before the cut; the result: what the first part returned, and (storage -> bytes) what crosses."""
     crossing = crossing_of(recording, cut)
     launches = recording.graph.launches[:cut]
-    touched = {storage for launch in launches for storage in launch.touches}
+    touched = touched_by(launches)
     storages = [
         Storage(each.nbytes, each.is_own and number in touched, each.is_kept or number in crossing)
         for number, each in enumerate(recording.graph.storages)
@@ -29,7 +29,7 @@ def first_half(recording: Recording, cut: int) -> Recording:
 def second_half(recording: Recording, cut: int, crossed: Mapping[int, torch.Tensor]) -> Recording:
     """The launches behind the cut, on the memory in which the first graph leaves what crosses."""
     launches = recording.graph.launches[cut:]
-    touched = {storage for launch in launches for storage in launch.touches}
+    touched = touched_by(launches)
     storages = [
         replace(each, is_own=each.is_own and number in touched and number not in crossed)
         for number, each in enumerate(recording.graph.storages)
@@ -42,13 +42,14 @@ def second_half(recording: Recording, cut: int, crossed: Mapping[int, torch.Tens
 
 def crossing_of(recording: Recording, cut: int) -> frozenset[int]:
     """The step's own storages that the first part makes and that the second touches or returns."""
-    before, after = (
-        {storage for launch in launches for storage in launch.touches}
-        for launches in (recording.graph.launches[:cut], recording.graph.launches[cut:])
-    )
-    _, returned = recording.result
-    after |= {place.storage for place in places_of(returned)}
-    return frozenset(number for number in before & after if recording.graph.storages[number].is_own)
+    launches, (_, returned) = recording.graph.launches, recording.result
+    after = touched_by(launches[cut:]) | {place.storage for place in places_of(returned)}
+    crossing = touched_by(launches[:cut]) & after
+    return frozenset(number for number in crossing if recording.graph.storages[number].is_own)
+
+
+def touched_by(launches: Iterable[Launch]) -> set[int]:
+    return {storage for launch in launches for storage in launch.touches}
 
 
 def as_bytes(number: int, recording: Recording) -> Place:

@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.engine.memory import MemoryPlan
+from kitsune.engine.memory import MemoryPlan, plan_memory
 from kitsune.engine.recording import Call, Place, Recording, is_place
-from kitsune.engine.schedule import Schedule
+from kitsune.engine.schedule import Schedule, in_order
 
 MOST_URGENT: Final = 3  # torch makes streams of four priorities
 
@@ -46,6 +46,13 @@ def issue(recording: Recording, schedule: Schedule, plan: MemoryPlan, lanes: Lan
             freed = tuple(due.pop(placed.stream, ()))
             lanes.submit(placed.stream, placed.launch, placed.waits, memory.task(call, freed))
     return memory.tensors(recording.result)
+
+
+def in_recorded_order(recording: Recording) -> Callable[[], Any]:
+    """A function that issues every launch once, one after the other, as they were recorded."""
+    schedule = in_order(recording.graph, [0.0] * len(recording.calls))
+    plan = plan_memory(recording.graph, schedule)
+    return lambda: issue(recording, schedule, plan, HostLane())
 
 
 class Memory:

@@ -42,11 +42,6 @@ class Planned:
         Path(path).write_text(svg_of(self.recording.graph, self.schedule), encoding="utf-8")
 
 
-def planned(recording: Recording, streams: int, pool_bytes: int | None) -> Planned:
-    """The quickest way to issue a recorded step on up to `streams` streams, by prediction."""
-    return plans(recording, streams, pool_bytes)[0]
-
-
 def plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Planned]:
     """Ways to issue a recorded step on 1 to `streams` streams in a pool, the quickest by prediction first.
 

@@ -12,14 +12,14 @@ import torch
 from kitsune.device import Graph, Recorder, allocated_bytes, fill, peak_bytes, reset_peak
 from kitsune.engine.contest import Clock, is_faster, replay_ms
 from kitsune.engine.halves import first_half, second_half
-from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, issue
+from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
 from kitsune.engine.kernels import difference, kernels_of
 from kitsune.engine.memory import plan_memory
 from kitsune.engine.planned import STEADY_WAIT_US, Planned, plans
 from kitsune.engine.proof import refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
-from kitsune.engine.schedule import in_order, on_streams
+from kitsune.engine.schedule import on_streams
 from kitsune.engine.state import State
 from kitsune.errors import CaptureError
 
@@ -163,13 +163,11 @@ class Planner:
         """Raises CaptureError when the step launches what the recording does not."""
         if recording.device.type != "cuda":
             return
-        before = State(recording)
-        schedule = in_order(recording.graph, [0.0] * len(recording.calls))
-        memory = plan_memory(recording.graph, schedule)
+        before, again = State(recording), in_recorded_order(recording)
         try:
             expected = kernels_of(step)
             before.restore()
-            found = kernels_of(lambda: issue(recording, schedule, memory, HostLane()))
+            found = kernels_of(again)
         finally:
             before.restore()
         if unseen := difference(expected, found):

@@ -42,13 +42,26 @@ class Schedule:
         return frozenset(launch for placed in self.placed for launch in placed.waits)
 
 
-def critical_path_us(graph: LaunchGraph, costs_us: Sequence[float]) -> float:
-    """The longest chain of launches that wait for each other: no number of streams is faster. Waits are free here."""
+def critical_path(graph: LaunchGraph, costs_us: Sequence[float]) -> tuple[int, ...]:
+    """The longest chain of launches that wait for each other, first to last. Waits are free here."""
     check(graph, costs_us)
     ends_us: list[float] = []
+    previous: list[int | None] = []
     for needed, cost_us in zip(graph.after, costs_us, strict=True):
-        ends_us.append(max((ends_us[launch] for launch in needed), default=0.0) + cost_us)
-    return max(ends_us, default=0.0)
+        last = max(needed, key=lambda launch: ends_us[launch], default=None)
+        previous.append(last)
+        ends_us.append((0.0 if last is None else ends_us[last]) + cost_us)
+    at = max(range(len(ends_us)), key=lambda launch: ends_us[launch], default=None)
+    path: list[int] = []
+    while at is not None:
+        path.append(at)
+        at = previous[at]
+    return tuple(reversed(path))
+
+
+def critical_path_us(graph: LaunchGraph, costs_us: Sequence[float]) -> float:
+    """The length of the critical path: no number of streams is faster."""
+    return sum((costs_us[launch] for launch in critical_path(graph, costs_us)), 0.0)
 
 
 def in_order(graph: LaunchGraph, costs_us: Sequence[float]) -> Schedule:

@@ -5,11 +5,9 @@ from typing import Any
 
 import torch
 
-from kitsune.engine.issue import HostLane, issue
-from kitsune.engine.memory import plan_memory
+from kitsune.engine.issue import in_recorded_order
 from kitsune.engine.proof import refuted
 from kitsune.engine.record import Recorded, record
-from kitsune.engine.schedule import in_order
 
 
 def verified(
@@ -20,7 +18,5 @@ def verified(
     recording = found.recording
     if recording is None:
         return found
-    schedule = in_order(recording.graph, [0.0] * len(recording.calls))
-    memory = plan_memory(recording.graph, schedule)
-    problem = refuted(recording, step, lambda: issue(recording, schedule, memory, HostLane()), inputs, rates)
+    problem = refuted(recording, step, in_recorded_order(recording), inputs, rates)
     return found if problem is None else Recorded(None, f"issued again they are not the step: {problem}", found.result)

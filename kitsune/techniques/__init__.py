@@ -21,6 +21,8 @@ def why_not(knob: str, choice: Choice, facts: Facts) -> str | None:
     """The reason why a choice cannot work here, or None. The default of a knob always works."""
     if choice == KNOBS[knob].default:
         return None
+    if facts.distributed:
+        return "distributed modules are not supported"
     return TECHNIQUES[knob].why_not(choice, facts)
 
 

@@ -13,8 +13,6 @@ class Capture(Technique):
     def why_not(self, choice: Choice, facts: Facts) -> str | None:
         if facts.device != "cuda":
             return "CUDA graphs need a GPU"
-        if facts.distributed:
-            return "collectives of a distributed module are not captured"
         if facts.hook is not None:
             return f"{facts.hook} would not run in a replayed graph"
         if facts.host_sync is not None:

@@ -10,7 +10,6 @@ from kitsune.engine.analysis import (
     Link,
     Outlook,
     analysed,
-    critical_path,
     groups,
     in_ms,
     in_words,
@@ -19,7 +18,7 @@ from kitsune.engine.analysis import (
 )
 from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
 from kitsune.engine.memory import plan_memory
-from kitsune.engine.schedule import critical_path_us, in_order, on_streams
+from kitsune.engine.schedule import critical_path, critical_path_us, in_order, on_streams
 from tests.unit.engine.test_schedule import problems, quick
 
 WAIT_US = 1.5

@@ -10,7 +10,7 @@ from kitsune.device import Recorder
 from kitsune.engine.costs import measured_us
 from kitsune.engine.issue import HostLane, HostLanes, issue
 from kitsune.engine.memory import plan_memory
-from kitsune.engine.planned import planned
+from kitsune.engine.planned import plans
 from kitsune.engine.planner import Planner
 from kitsune.engine.proof import refuted
 from kitsune.engine.schedule import in_order, on_streams
@@ -193,7 +193,7 @@ def test_planning_leaves_state_and_generators_alone():
     step, _ = warmed("mlp")
     recording = recorded(step)
     before, drawn = [tensor.clone() for tensor in step.state()], torch.get_rng_state()
-    planned(recording, 4, None)
+    plans(recording, 4, None)
     assert equal(step.state(), before)
     assert torch.equal(torch.get_rng_state(), drawn)
 

@@ -20,17 +20,6 @@ from kitsune.exits import MEANINGS, ExitCode, code_of
 from kitsune.plan import Evidence, Interval, Numerics, Plan
 
 
-@pytest.fixture
-def call(capsys):
-    """Runs a command line; gives its exit code, stdout and stderr."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = cli.run(words)
-        return code, *capsys.readouterr()
-
-    return run
-
-
 def interval(median: float) -> Interval:
     return Interval(median=median, low=median * 0.98, high=median * 1.02)
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kitsune import cli
 from kitsune.errors import SettingsError
 from kitsune.server_address import TOKEN_FILE
 from server.tokens import ensure_local_token
@@ -16,17 +15,6 @@ from tuner.settings import Settings
 from tuner.store import tokens
 from tuner.store.engine import open_database
 from tuner.store.tokens import Scope
-
-
-@pytest.fixture
-def call(capsys):
-    """Runs a command line; gives its exit code, stdout and stderr."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = cli.run(words)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

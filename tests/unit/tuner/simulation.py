@@ -78,8 +78,8 @@ class Surface:
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
-        table, searched = self.space.table, self.space.is_searched
-        items = [(knob, choice) for knob, entry in table.items() for choice in entry.choices if searched(knob, choice)]
+        table = self.space.table
+        items = [(knob, choice) for knob, entry in table.items() for choice in filter(entry.is_searched, entry.choices)]
         changes = [item for item in items if item[1] != self.space.table[item[0]].default]
         self.host_share = rng.choice((0.2, 0.6, 1.5, 5.0))  # host time of the step as given, in units of its GPU time
         self.gpu = {item: rng.uniform(*GPU.get(item, (0.93, 1.1))) for item in changes}

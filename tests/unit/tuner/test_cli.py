@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kitsune import cli, extras, screen
+from kitsune import extras, screen
 from kitsune.errors import BaselineError, NoTrialError
 from kitsune.plan import Plan
 from kitsune.submission.archive import Archive
@@ -28,17 +28,6 @@ from tuner.search import Proposal
 from tuner.settings import Settings
 from tuner.store import runs, tables, trials
 from tuner.store.engine import open_database
-
-
-@pytest.fixture
-def call(capsys):
-    """Runs a command line; gives its exit code, stdout and stderr."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = cli.run(words)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kitsune import cli
 from kitsune.device import environment
 from kitsune.engine.schedule import in_order
 from kitsune.errors import CaptureError, DeclinedError, UnfitError
@@ -41,17 +40,6 @@ def make():
     return Workload(model, torch.nn.functional.cross_entropy, optimizer, (torch.randn(3, 4), torch.tensor([0, 1, 0])))
 """
 RETURN = "return self.last(self.first(x))"
-
-
-@pytest.fixture
-def call(capsys):
-    """Runs a command line; gives its exit code, stdout and stderr."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = cli.run(words)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture
