@@ -1,12 +1,13 @@
 """A function in, the kernels that it runs on the GPU out, as the profiler saw them."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch._C._autograd import DeviceType, _profiler_enabled
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from kitsune.errors import CaptureError
@@ -35,10 +36,16 @@ def timeline(function: Callable[[], Any]) -> list[Kernel]:
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
         function()
         torch.cuda.synchronize()
-    seen = (event for event in profiled.events() if event.device_type is DeviceType.CUDA)
-    kernels = [Kernel(event.name, event.time_range.start, event.time_range.elapsed_us()) for event in seen]
+    kernels = ran_on(DeviceType.CUDA, profiled.events())
     if not kernels:
         raise CaptureError("torch.profiler sees no kernels: another tool holds the GPU's performance interface")
+    return kernels
+
+
+def ran_on(device_type: DeviceType, events: Iterable[FunctionEvent]) -> list[Kernel]:
+    """What ran there, by the time at which it began; ranges that are only names of parts are none of it."""
+    seen = (event for event in events if event.device_type == device_type and not event.is_user_annotation)
+    kernels = [Kernel(event.name, event.time_range.start, event.time_range.elapsed_us()) for event in seen]
     return sorted(kernels, key=lambda kernel: kernel.begin_us)
 
 
