@@ -183,6 +183,12 @@ def capture_stream(index: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(index)
 
 
+@functools.cache
+def lane_stream(index: int, lane: int, priority: int) -> torch.cuda.Stream:  # noqa: ARG001 - lane is part of the key
+    """The streams of planned launches, the same ones for every capture: a block of a pool belongs to its stream."""
+    return torch.cuda.Stream(index, priority)
+
+
 @contextlib.contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
     """Runs the block on a stream of its own, ordered after what came before and before what comes after.
@@ -249,6 +255,10 @@ class Recorder:
         self.executes = device.type != "cuda"
         self._pool: Any = None
         self._graphs: weakref.WeakSet[DeviceGraph] = weakref.WeakSet()
+
+    def apart(self) -> "Recorder":
+        """One for the same device whose graphs share nothing with ours."""
+        return Recorder(self.device)
 
     def capture(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
         """The graph of what `function` launches, and its result, whose tensors every replay overwrites.

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
+from kitsune.device import lane_stream
 from kitsune.engine.memory import MemoryPlan, plan_memory
 from kitsune.engine.recording import Call, Place, Recording, is_place
 from kitsune.engine.schedule import Schedule, in_order
@@ -148,7 +149,7 @@ class CudaLanes:
     def __enter__(self) -> "CudaLanes":
         self._main = torch.cuda.current_stream(self._device)
         alone = len(self._priorities) == 1
-        self._streams = [self._main] if alone else [torch.cuda.Stream(self._device, p) for p in self._priorities]
+        self._streams = [self._main] if alone else self._lanes()
         self._events: dict[int, torch.cuda.Event] = {}
         for stream in self._others():
             stream.wait_stream(self._main)
@@ -157,6 +158,10 @@ class CudaLanes:
     def __exit__(self, *_: object) -> None:
         for stream in self._others():
             self._main.wait_stream(stream)
+
+    def _lanes(self) -> list[torch.cuda.Stream]:
+        index = self._device.index or 0
+        return [lane_stream(index, lane, priority) for lane, priority in enumerate(self._priorities)]
 
     def _others(self) -> list[torch.cuda.Stream]:
         return [stream for stream in self._streams if stream != self._main]

@@ -140,24 +140,30 @@ class Planner:
 
     def _best(self, recording: Recording) -> Captured:
         found = plans(recording, self._streams, self._pool_bytes)
-        return self._captured(found[0]) if self._recorder.executes else self._quickest(found)
-
-    def _quickest(self, found: Sequence[Planned]) -> Captured:
-        """Of plans, those of fewer streams first; then variants of the best: what is faster takes the place."""
-        first, *others = sorted(found, key=lambda plan: plan.schedule.streams)
-        before = State(first.recording)
+        if self._recorder.executes or len(found) == 1:
+            return self._captured(found[0], self._recorder)
+        before = State(recording)
         try:
-            best = self._raced(self._captured(first), others)
-            return self._raced(best, variants(best.plan, most_bytes(found)))
+            return self._captured(self._quickest(found), self._recorder)
         finally:
             before.restore()
 
+    def _quickest(self, found: Sequence[Planned]) -> Planned:
+        """Of plans, those of fewer streams first; then variants of the best: what is faster takes the place."""
+        first, *others = sorted(found, key=lambda plan: plan.schedule.streams)
+        best = self._raced(self._tried(first), others)
+        return self._raced(best, variants(best.plan, most_bytes(found))).plan
+
     def _raced(self, best: Captured, others: Iterable[Planned]) -> Captured:
         for plan in others:
-            challenger = self._captured(plan)
+            challenger = self._tried(plan)
             if is_faster(best.graph, challenger.graph, self.clock):
                 best = challenger
         return best
+
+    def _tried(self, plan: Planned) -> Captured:
+        """In a pool that dies with the graph: in the step's own one, what a loser took would stay with the winner."""
+        return self._captured(plan, self._recorder.apart())
 
     def _check_kernels(self, recording: Recording, step: Step) -> None:
         """Raises CaptureError when the step launches what the recording does not."""
@@ -173,16 +179,16 @@ class Planner:
         if unseen := difference(expected, found):
             raise CaptureError(unseen)
 
-    def _captured(self, plan: Planned) -> Captured:
+    def _captured(self, plan: Planned, recorder: Recorder) -> Captured:
         """Leaves the state of the step as it was, also where capturing runs it."""
 
         def issued() -> Any:
             return issue(plan.recording, plan.schedule, plan.memory, lanes_of(plan))
 
-        device = self._recorder.device
-        before = State(plan.recording) if self._recorder.executes else None
+        device = recorder.device
+        before = State(plan.recording) if recorder.executes else None
         reset_peak(device)
-        graph, static = self._recorder.capture(issued)
+        graph, static = recorder.capture(issued)
         passing_bytes = peak_bytes(device) - allocated_bytes(device)
         if before is not None:
             before.restore()

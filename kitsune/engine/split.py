@@ -56,13 +56,13 @@ def gradients_apart(pair: Pair) -> Iterator[Pair]:
 def buckets(pair: Pair, bucket_bytes: int) -> Iterator[Pair]:
     """The lists in pieces of neighbouring tensors, each of `bucket_bytes` at least but for the last."""
     launch, call = pair
-    count = len(call.arguments[0])
     results = call.results if any(call.results) else ()
     lists = [value for value in (*call.arguments, *call.named.values(), results) if is_list(value)]
-    if any(len(value) not in (0, count) for value in lists) or not is_places(call.arguments[0]):
+    tensors: Sequence[Place] = next(filter(is_places, lists), ())
+    if not tensors or any(len(value) not in (0, len(tensors)) for value in lists):
         yield pair
         return
-    for begin, end in ranges(call.arguments[0], bucket_bytes):
+    for begin, end in ranges(tensors, bucket_bytes):
         arguments = tuple(part(value, begin, end) for value in call.arguments)
         named = {name: part(value, begin, end) for name, value in call.named.items()}
         reads, writes = accesses(call.function, arguments, named)

@@ -12,7 +12,7 @@ from tests.step_cases import OPTIMIZERS, Convnet, batches, pair
 def test_a_step_of_the_zoo_is_explained_as_given(device, words, capsys, tmp_path):
     code = cli.run(["explain", "zoo:googlenet?size=tiny", "--json", "--trace", str(tmp_path / "step.json"), *words])
     found = json.loads(capsys.readouterr().out)
-    assert code == 0
+    assert code == 0, found
     assert found["environment"]["device"] == "cuda"
     assert (found["applied"], found["declined"], found["notes"]) == ({}, {}, [])
     assert [each["asked"] for each in found["outlooks"]] == ([3] if words else [1, 2, 4, 8])

@@ -71,6 +71,25 @@ def test_a_second_backward_finds_what_the_forward_left():
     assert equal(first, two.static)
 
 
+def test_an_empty_tensor_crosses_too():
+    """As the reserve of cuDNN's batch norm does."""
+    x = torch.randn(4, 3)
+    made = []
+
+    def first():
+        made[:] = [x * 2, x[:0] * 2]
+        return made[0]
+
+    def second():
+        return torch.cat([made[0] + 1, made[1]])
+
+    one, two = Planner(Recorder(CPU), 2).capture_pair(first, second, [x])
+    x.fill_(3.0)
+    one.graph.replay()
+    two.graph.replay()
+    assert equal([two.static], [torch.full((4, 3), 7.0)])
+
+
 def test_each_half_has_the_launches_and_the_memory_of_its_own():
     parts = Parts("branches")
     found = record(parts.forward, CPU, parts.backward)

@@ -51,7 +51,12 @@ def powers(ours, others):
     return torch._foreach_div(torch._foreach_sqrt(torch._foreach_abs(ours)), others)
 
 
-@pytest.mark.parametrize("function", [scaled, copied, powers])
+def powers_of_two(ours, others):
+    """What a scalar comes first in, as in AdamW's bias corrections."""
+    return torch._foreach_pow(2.0, ours)
+
+
+@pytest.mark.parametrize("function", [scaled, copied, powers, powers_of_two])
 def test_every_operation_on_lists_is_split(function):
     ours, others = tensors(), tensors(7)[1:]
     expected = function([tensor.clone() for tensor in ours], others)
