@@ -127,6 +127,12 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
+def release_cached(device: torch.device) -> None:
+    """Gives what no tensor uses back to the GPU, the pools of graphs that are gone included."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 @contextlib.contextmanager
 def own_pool(device: torch.device) -> Iterator[list[range]]:
     """Everything that is allocated on the GPU in the block comes from a pool of its own.

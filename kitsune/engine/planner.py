@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kitsune.device import Graph, Recorder, allocated_bytes, fill, peak_bytes, reset_peak
+from kitsune.device import Graph, Recorder, allocated_bytes, fill, peak_bytes, release_cached, reset_peak
 from kitsune.engine.contest import Clock, is_faster, replay_ms
 from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
@@ -144,7 +144,9 @@ class Planner:
             return self._captured(found[0], self._recorder)
         before = State(recording)
         try:
-            return self._captured(self._quickest(found), self._recorder)
+            quickest = self._quickest(found)
+            release_cached(recording.device)
+            return self._captured(quickest, self._recorder)
         finally:
             before.restore()
 

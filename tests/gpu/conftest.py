@@ -1,7 +1,9 @@
 """These tests need a GPU of compute capability 8.0 or better, and Triton. tests/conftest.py skips them elsewhere."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -24,8 +26,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def more_streams_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that several streams are used, however small the step: each plan seems twice as fast as the one before."""
-    seen: dict[Graph, int] = {}
-    monkeypatch.setattr(Planner, "clock", staticmethod(lambda graph: 0.5 ** seen.setdefault(graph, len(seen))))
+    seen: WeakKeyDictionary[Graph, int] = WeakKeyDictionary()
+    numbers = itertools.count()
+
+    def clock(graph: Graph) -> float:
+        if graph not in seen:
+            seen[graph] = next(numbers)
+        return 0.5 ** seen[graph]
+
+    monkeypatch.setattr(Planner, "clock", staticmethod(clock))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from kitsune.device import Recorder
 from kitsune.knobs import KNOBS
 from tests.step_cases import OPTIMIZERS, Convnet, Mlp, assert_same, batches, pair, train_both
 
@@ -61,3 +62,18 @@ def test_what_planning_took_is_not_what_the_step_needs(device, more_streams_win)
         planned.step.close()
     assert peaks[1] > 1.3e9
     assert peaks[4] < 1.3 * peaks[1] + 3 * 65 * 2**20  # cuBLAS has a workspace on every stream
+
+
+def test_plans_that_lost_the_race_leave_no_memory(device, more_streams_win, monkeypatch):
+    """Each graph of four streams with matrix products takes more than 100 MB for cuBLAS alone."""
+    made = []
+    apart = Recorder.apart
+    monkeypatch.setattr(Recorder, "apart", lambda self: made.append(1) or apart(self))
+    torch.cuda.empty_cache()
+    planned, _ = pair(device, {"capture": "step", "streams": 4}, model=Convnet, optimizer=FUSED)
+    planned.train(batches(6, 8, 3, 8, 8))
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    segments = torch.cuda.memory_snapshot()
+    assert len(made) >= 4
+    assert sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0)) < 300 * 2**20
