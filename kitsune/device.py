@@ -134,25 +134,24 @@ def release_cached(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def own_pool(device: torch.device) -> Iterator[list[range]]:
-    """Everything that is allocated on the GPU in the block comes from a pool of its own.
+def allocations(device: torch.device) -> Iterator[set[int]]:
+    """Gives a set, which holds the addresses of all that was allocated on the GPU in the block when that has ended.
 
-    Gives a list, which holds the addresses of that pool when the block has ended; on a CPU it stays empty. Unlike
-    torch.cuda.use_mem_pool it takes in the thread of the backward.
+    By any thread, by torch's own history of its allocator; a pool around the block would show them too, but torch takes
+    it for a capture and gives blocks that two streams use to others too early (pytorch#175015; on an H200 the heap
+    broke). The set stays empty on a CPU, and where the user has that history recorded already.
     """
-    found: list[range] = []
-    if device.type != "cuda":
+    found: set[int] = set()
+    if device.type != "cuda" or torch._C._cuda_isHistoryEnabled():
         yield found
         return
-    index, pool = device.index or 0, torch.cuda.graph_pool_handle()
-    torch._C._cuda_beginAllocateToPool(index, pool)
+    torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
     try:
         yield found
     finally:
-        torch._C._cuda_endAllocateToPool(index, pool)
-        segments = torch.cuda.memory_snapshot(pool)
-        found += [range(each["address"], each["address"] + each["total_size"]) for each in segments]
-        torch._C._cuda_releasePool(index, pool)
+        history = torch.cuda.memory._snapshot()["device_traces"][device.index or 0]
+        torch.cuda.memory._record_memory_history(None)
+        found |= {event["addr"] for event in history if event["action"] == "alloc"}
 
 
 def rng_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:

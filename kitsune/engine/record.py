@@ -3,7 +3,7 @@
 The dispatcher shows every ATen operation below autograd, kitsune/engine/triton_launches.py the kernels that bypass it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kitsune.device import own_pool
+from kitsune.device import allocations
 from kitsune.engine.graph import Launch, LaunchGraph
 from kitsune.engine.recording import Call, Place, Recording, places_of, spans
 from kitsune.engine.storages import Storages, at_line
@@ -62,7 +62,7 @@ def record(step: Callable[[], Any], device: torch.device, then: Callable[[], Any
     """Runs `step` once, for real; `then` after it, and the result is that of both. All memory stays until the end."""
     observer = Observer(device)
     cut = 0
-    with own_pool(device) as addresses, triton_launches(device, observer.saw_triton), observer:
+    with allocations(device) as addresses, triton_launches(device, observer.saw_triton), observer:
         result = step()
         if then is not None:
             cut, result = observer.count, (result, then())
@@ -109,15 +109,15 @@ class Observer(TorchDispatchMode):
         """A Triton kernel that is about to be launched."""
         self._noted(lambda: self._saw_triton(seen))
 
-    def recording(self, result: Any, addresses: Sequence[range] = ()) -> Recording:
-        """All that was seen; `result` is what the step has returned, `addresses` where it allocated.
+    def recording(self, result: Any, addresses: Collection[int] = ()) -> Recording:
+        """All that was seen; `result` is what the step has returned, `addresses` what it allocated.
 
         Raises CaptureError.
         """
         if self._refusal is not None:
             raise self._refusal
         placed = self._placed(result)
-        self._storages.made_within(addresses)
+        self._storages.made_at(addresses)
         held, storages = self._storages.settle({place.storage for place in places_of(placed)}, self._device)
         calls = [replace(c, allocates=tuple(n for n in c.allocates if n not in held)) for c in self._calls]
         return Recording(self._device, LaunchGraph.of(self._launches, storages), tuple(calls), held, placed)

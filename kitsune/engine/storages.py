@@ -6,7 +6,7 @@ tensors back as other TensorImpls.
 """
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 import torch
@@ -50,10 +50,9 @@ class Storages:
         self._made |= numbers
         self._written |= numbers
 
-    def made_within(self, addresses: Sequence[range]) -> None:
-        """Inductor allocates without the dispatcher: an address tells where such a storage comes from."""
-        places = ((number, storage.data_ptr()) for number, storage in enumerate(self._alive))
-        self._made |= {number for number, at in places if any(at in one for one in addresses)}
+    def made_at(self, addresses: Collection[int]) -> None:
+        """Inductor allocates without the dispatcher: an address tells that such a storage is the step's."""
+        self._made |= {number for number, storage in enumerate(self._alive) if storage.data_ptr() in addresses}
 
     def touched(self, launch: Launch) -> tuple[int, ...]:
         """The storages that nobody has written before, and that have to be there for this launch to write."""
