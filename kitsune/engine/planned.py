@@ -14,7 +14,7 @@ from kitsune.engine.split import split
 from kitsune.engine.state import State
 from kitsune.engine.trace import svg_of, trace_of
 
-#: Sizes of the buckets of parameters that are updated apart from each other; the best by prediction is taken.
+#: The most that one of the buckets of parameters may hold that are updated apart; the best by prediction is taken.
 BUCKETS_BYTES: Final = (2**26, 2**24, 2**22)
 LEAST_MORE_BYTES: Final = 2**25  # cuBLAS alone takes twice as much for every stream
 WAIT_US: Final = 1.5  # an event between two streams of a CUDA graph on an H200

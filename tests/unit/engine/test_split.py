@@ -1,12 +1,16 @@
 """One launch over lists of tensors becomes several over parts of them, and the bits stay the same."""
 
+import itertools
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kitsune.engine.issue import HostLanes, issue
 from kitsune.engine.memory import plan_memory
 from kitsune.engine.schedule import on_streams
-from kitsune.engine.split import split
+from kitsune.engine.split import by_readiness, split
 from tests.unit.engine.steps import equal, names, recorded, sgd, warmed
 
 BUCKET_BYTES = 300
@@ -16,21 +20,36 @@ def tensors(count=6):
     return [torch.randn(20, generator=torch.Generator().manual_seed(number)) for number in range(count)]
 
 
+def one_after_the_other(tensors):
+    """The same, where each can be had only behind the one before."""
+    made = [tensors[0] * 1.0]
+    for tensor in tensors[1:]:
+        made.append(tensor + 0.0 * made[-1])
+    return made
+
+
 def on_threads(recording):
     schedule = on_streams(recording.graph, [10.0] * len(recording.calls), 3, 0.1)
     assert schedule.streams > 1
     return issue(recording, schedule, plan_memory(recording.graph, schedule), HostLanes(3))
 
 
-def test_clipping_is_done_in_pieces():
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Buckets as small as the tensors here."""
+    monkeypatch.setattr("kitsune.engine.split.FIRST_BYTES", 80)
+
+
+def test_the_norms_for_clipping_are_taken_in_pieces_and_what_follows_is_not():
+    """How much to clip is known of all gradients at once."""
     step, twin = warmed("branches", sgd)
     step.clip = twin.clip = 0.01
     recording = recorded(step)
     twin()
     smaller = split(recording, BUCKET_BYTES)
-    for name in ("_foreach_norm", "_foreach_mul_"):
-        assert names(recording).count(name) == 1
-        assert names(smaller).count(name) > 1
+    counts = {name: names(smaller).count(name) for name in ("_foreach_norm", "_foreach_mul_", "_fused_sgd_")}
+    assert counts["_foreach_norm"] > 1
+    assert counts == counts | {name: names(recording).count(name) for name in ("_foreach_mul_", "_fused_sgd_")}
     result = on_threads(smaller)
     assert equal([result[0], *result[1]], [*(expected := twin())[:1], *expected[1]])
     assert equal(step.state(), twin.state())
@@ -48,28 +67,69 @@ def copied(ours, others):
 
 
 def powers(ours, others):
-    return torch._foreach_div(torch._foreach_sqrt(torch._foreach_abs(ours)), others)
+    """One behind the other: each has as many pieces as the first."""
+    return torch._foreach_div(torch._foreach_sqrt(torch._foreach_abs(others)), ours)
 
 
-def powers_of_two(ours, others):
-    """What a scalar comes first in, as in AdamW's bias corrections."""
-    return torch._foreach_pow(2.0, ours)
-
-
-@pytest.mark.parametrize("function", [scaled, copied, powers, powers_of_two])
+@pytest.mark.parametrize("function", [scaled, copied, powers])
 def test_every_operation_on_lists_is_split(function):
     ours, others = tensors(), tensors(7)[1:]
-    expected = function([tensor.clone() for tensor in ours], others)
-    smaller = split(recorded(lambda: function(ours, others)), 160)
-    assert len(smaller.calls) >= 3
-    before = [tensor.clone() for tensor in ours]
-    for tensor, value in zip(ours, tensors(), strict=True):
-        tensor.copy_(value)
+
+    def step():
+        return function(ours, one_after_the_other(others))
+
+    def prepared():
+        for tensor, value in zip(ours, tensors(), strict=True):
+            tensor.copy_(value)
+
+    expected = [tensor.clone() for tensor in function([tensor.clone() for tensor in ours], others)]
+    recording = recorded(step)
+    smaller = split(recording, 160)
+    for name in {name for name in names(recording) if name.startswith("_foreach_")}:
+        assert names(smaller).count(name) > names(recording).count(name) == 1
+    prepared()
     assert equal(on_threads(smaller), expected)
-    assert function is scaled or equal(ours, before)
 
 
-def test_a_bucket_that_holds_everything_changes_nothing():
+def test_scalars_that_come_first_are_no_lists():
+    """What AdamW corrects its bias by."""
+    steps = tensors()
+    recording = recorded(lambda: torch._foreach_pow(2.0, one_after_the_other(steps)))
+    smaller = split(recording, 160)
+    assert names(smaller).count("_foreach_pow") > names(recording).count("_foreach_pow") == 1
+    assert equal(on_threads(smaller), [2.0**step for step in steps])
+
+
+def test_what_is_ready_last_is_updated_in_small_buckets():
+    sizes = [80, 400, 80, 80, 80, 640, 80]
+    ready = [9, 8, 7, 6, 5, 4, 3]
+    # From the last one on: at most 80, 320, 1280 bytes; the second tensor is more than the second bucket may hold.
+    assert by_readiness(sizes, ready, 1280) == [[2, 3, 4, 5, 6], [1], [0]]
+    assert by_readiness(sizes, ready, 320) == [[6], [5], [2, 3, 4], [1], [0]]
+    assert by_readiness(sizes, ready[::-1], 2**20) == [[0, 1, 2, 3, 4], [5], [6]]
+
+
+def test_what_is_ready_at_once_stays_together():
+    ours, others = tensors(), tensors(7)[1:]
+    recording = recorded(lambda: scaled(ours, [other * 1.0 for other in others]))
+    assert names(split(recording, 160)) == names(recording)
+
+
+@given(st.lists(st.tuples(st.integers(1, 2000), st.integers(-1, 5)), min_size=1, max_size=30), st.integers(1, 4000))
+def test_every_tensor_is_in_one_group_and_groups_are_in_order_of_readiness(tensors, most_bytes):
+    sizes, ready = zip(*tensors, strict=True)
+    groups = by_readiness(sizes, ready, most_bytes)
+    assert sorted(at for group in groups for at in group) == list(range(len(tensors)))
+    times = [[ready[at] for at in group] for group in groups]
+    assert all(max(one) <= min(other) for one, other in itertools.pairwise(times))
+    if len(set(ready)) == 1:
+        assert len(groups) == 1
+    else:
+        assert all(len(group) == 1 or sum(sizes[at] for at in group) <= most_bytes for group in groups)
+
+
+def test_a_bucket_that_holds_everything_changes_nothing(monkeypatch):
+    monkeypatch.setattr("kitsune.engine.split.FIRST_BYTES", 2**40)
     step, _ = warmed("branches")
     recording = recorded(step)
     updates = names(split(recording, 2**40)).count("_fused_adamw_")
