@@ -12,6 +12,7 @@ from kitsune.device import Recorder, first_line
 from kitsune.engine.body import Body, entered
 from kitsune.engine.cudagraph import EagerStep, StepGraph
 from kitsune.engine.dispatch import SegmentedForward
+from kitsune.engine.micro import micro_batches
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.snapshot import Snapshot
 from kitsune.engine.static import opaque_type, signature_of
@@ -40,9 +41,11 @@ class TrainStep:
             loss = step(x, y)
 
     The first calls are real steps that compile, warm up and capture; `is_settled` tells when that is over. Learning
-    rates are read at every step. `plan="auto"` asks a server (see `kitsune.fetch_plan`) at the first call, which knows
-    the batch, and trains plain when there is no plan. What cannot be applied is in `report.declined` with its reason,
-    or raises DeclinedError with `on_decline="raise"`. `close()` undoes every change to model, optimizer and flags.
+    rates are read at every step. `accumulation_steps=n` runs forward and backward on n parts of the batch, split along
+    its first dimension, before the one update: the memory of a part, the gradients of the whole. `plan="auto"` asks a
+    server (see `kitsune.fetch_plan`) at the first call, which knows the batch, and trains plain when there is no plan.
+    What cannot be applied is in `report.declined` with its reason, or raises DeclinedError with `on_decline="raise"`.
+    `close()` undoes every change to model, optimizer and flags.
     """
 
     def __init__(
@@ -53,9 +56,10 @@ class TrainStep:
         plan: Plan | Auto | None = None,
         *,
         clip_grad_norm: float | None = None,
+        accumulation_steps: int = 1,
         on_decline: OnDecline = "eager",
     ) -> None:
-        check_arguments(model, optimizer, plan, clip_grad_norm)
+        check_arguments(model, optimizer, plan, clip_grad_norm, accumulation_steps)
         self.model = model
         self.loss_fn = loss_fn
         self.optimizer = optimizer
@@ -63,6 +67,7 @@ class TrainStep:
         self._is_seeking = isinstance(plan, str)
         self._on_decline: OnDecline = on_decline
         self.clip_grad_norm = clip_grad_norm
+        self.accumulation_steps = accumulation_steps
         self.device = device_of(model)
         self._assembly = self._planned()
         self._undo = contextlib.ExitStack()
@@ -119,7 +124,8 @@ class TrainStep:
     def _seek(self, batch: tuple[Any, Any]) -> None:
         """Asks for the plan of this very step, once."""
         self._is_seeking = False
-        found = plan_of_step(self.model, self.loss_fn, self.optimizer, batch)
+        part, _ = next(micro_batches(batch, self.accumulation_steps))
+        found = plan_of_step(self.model, self.loss_fn, self.optimizer, part)
         if found.plan is not None:
             self.plan = found.plan
             self._assembly = self._planned()
@@ -158,6 +164,7 @@ class TrainStep:
             self._update(),
             forward_contexts=self._build.forward_contexts,
             step_contexts=self._build.step_contexts,
+            accumulation_steps=self.accumulation_steps,
         )
 
     def _segments(self) -> Body:
@@ -189,7 +196,14 @@ class TrainStep:
         def finish() -> None:
             graph(segmented.owner())
 
-        return Body(model, forward, update, step_contexts=build.step_contexts, finish=finish)
+        return Body(
+            model,
+            forward,
+            update,
+            step_contexts=build.step_contexts,
+            finish=finish,
+            accumulation_steps=self.accumulation_steps,
+        )
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -275,7 +289,7 @@ class TrainStep:
         self._assembly.decline("streams", reason)
 
 
-def check_arguments(model: Any, optimizer: Any, plan: Any, clip_grad_norm: Any) -> None:
+def check_arguments(model: Any, optimizer: Any, plan: Any, clip_grad_norm: Any, accumulation_steps: Any) -> None:
     """Raises WorkloadError or SettingsError for what cannot be meant."""
     check_types(model, optimizer)
     if type(optimizer).__module__ == "kitsune.optimizer":
@@ -285,3 +299,5 @@ def check_arguments(model: Any, optimizer: Any, plan: Any, clip_grad_norm: Any) 
         raise SettingsError(f"plan is a {type(plan).__name__}; use kitsune.Plan.load(PATH), or 'auto' to ask a server")
     if clip_grad_norm is not None and not (isinstance(clip_grad_norm, Real) and float(clip_grad_norm) > 0):
         raise SettingsError(f"clip_grad_norm is {clip_grad_norm!r}; it must be a number greater than 0")
+    if not (isinstance(accumulation_steps, int) and accumulation_steps > 0):
+        raise SettingsError(f"accumulation_steps is {accumulation_steps!r}; it must be an integer greater than 0")

@@ -140,6 +140,25 @@ class Plain(Run):
         self.losses.append(loss.detach())
 
 
+class Accumulating(Plain):
+    """The loop that adds up the gradients of parts of a batch, each weighed by its rows."""
+
+    parts = 1
+
+    def do(self, batch: tuple[Any, Any]) -> None:
+        x, y = move_batch(batch, next(self.model.parameters()).device)
+        self.optimizer.zero_grad()
+        losses = []
+        for some_x, some_y in zip(x.tensor_split(self.parts), y.tensor_split(self.parts), strict=True):
+            loss = loss_of(call_model(self.model, some_x), self.loss_fn, some_y) * (len(some_x) / len(x))
+            loss.backward()
+            losses.append(loss.detach())
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        self.losses.append(torch.stack(losses).sum())
+
+
 class Planned(Run):
     """The same by TrainStep, as `step`."""
 

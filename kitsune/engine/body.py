@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kitsune.engine.leaves import fresh_leaves, joined
+from kitsune.engine.micro import micro_batches
 from kitsune.engine.update import Update, parameters_of
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -16,7 +17,8 @@ class Body:
     """zero_grad -> forward and loss -> backward -> unscale, clip -> update.
 
     `forward(x, y)` gives the loss with its autograd graph; `finish` is the optimizer's update. The result is the
-    detached loss.
+    detached loss. With `accumulation_steps`, forward and backward run so often, on as many parts of the batch, and the
+    loss is their mean over all rows.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class Body:
         forward_contexts: Sequence[Context] = (),
         step_contexts: Sequence[Context] = (),
         finish: Callable[[], None] | None = None,
+        accumulation_steps: int = 1,
     ) -> None:
         self.model = model
         self.forward = forward
@@ -35,6 +38,7 @@ class Body:
         self.finish = finish or update.step
         self.forward_contexts = forward_contexts
         self.step_contexts = step_contexts
+        self.accumulation_steps = accumulation_steps
         self._known = list(model.parameters())
 
     @property
@@ -54,7 +58,7 @@ class Body:
             self.clear()
             loss = self._fresh_backward(batch) if fresh else self._backward(batch)
             self.update.prepare_gradients()
-        return loss.detach()
+        return loss
 
     def _fresh_backward(self, batch: tuple[Any, Any]) -> torch.Tensor:
         with fresh_leaves(self.model) as leaves:
@@ -64,11 +68,17 @@ class Body:
         return loss
 
     def _backward(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        losses = [self._accumulate(part, share) for part, share in micro_batches(batch, self.accumulation_steps)]
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _accumulate(self, batch: tuple[Any, Any], share: float) -> torch.Tensor:
         with entered(self.forward_contexts):
             loss = self.forward(*batch)
+        if share != 1.0:
+            loss = loss * share
         scaler = self.update.scaler
         (loss if scaler is None else loss * scaler.scale).backward()
-        return loss
+        return loss.detach()
 
     def clear(self) -> None:
         for parameter in self._known:
