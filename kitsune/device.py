@@ -255,15 +255,16 @@ class Recorder:
     `executes` tells whether capturing runs the function once for real (the CPU twin does, CUDA does not).
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, is_passing: bool = False) -> None:
         self.device = device
         self.executes = device.type != "cuda"
+        self._is_passing = is_passing
         self._pool: Any = None
         self._graphs: weakref.WeakSet[DeviceGraph] = weakref.WeakSet()
 
     def apart(self) -> "Recorder":
-        """One for the same device whose graphs share nothing with ours."""
-        return Recorder(self.device)
+        """One for the same device, for graphs that soon go again: they share nothing with ours."""
+        return Recorder(self.device, is_passing=True)
 
     def capture(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
         """The graph of what `function` launches, and its result, whose tensors every replay overwrites.
@@ -298,8 +299,9 @@ class Recorder:
         # H200: an illegal access). With the table empty, the workspace is taken from the graph's own pool.
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            gc.collect()  # a CUDA graph that dies during a capture breaks it
-            with uncollected():
+            if not self._is_passing:
+                gc.collect()  # the memory of dead cycles is had for the graph; 0.25 s once Inductor is loaded
+            with uncollected():  # a CUDA graph that dies during a capture breaks it
                 return self._graph_of(function)
         finally:
             torch._C._cuda_clearCublasWorkspaces()
