@@ -23,13 +23,15 @@ class Launch:
     """One kernel or operation as the host issued it, with what it reads and writes.
 
     `draws`: it draws random numbers. The generator hands out its offsets on the host, so launches that draw must be
-    issued in the recorded order, but need not wait for each other on the device.
+    issued in the recorded order, but need not wait for each other on the device. `keeps_workspace`: its library keeps
+    memory for every stream on which it has ever run.
     """
 
     name: str
     reads: tuple[Span, ...]
     writes: tuple[Span, ...]
     draws: bool = False
+    keeps_workspace: bool = False
 
     @property
     def touches(self) -> tuple[int, ...]:
@@ -107,7 +109,7 @@ def launch_to_json(launch: Launch) -> dict[str, Any]:
 
 def launch_from_json(data: Mapping[str, Any]) -> Launch:
     reads, writes = (tuple(Span(*span) for span in data[spans]) for spans in ("reads", "writes"))
-    return Launch(data["name"], reads, writes, data["draws"])
+    return Launch(data["name"], reads, writes, data["draws"], data.get("keeps_workspace", False))
 
 
 def check(number: int, launch: Launch, storages: Sequence[Storage]) -> None:

@@ -15,7 +15,7 @@ from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
 from kitsune.engine.kernels import difference, kernels_of
 from kitsune.engine.memory import plan_memory
-from kitsune.engine.planned import STEADY_WAIT_US, Planned, plans
+from kitsune.engine.planned import STEADY_WAIT_US, Planned, plans, usual_bytes
 from kitsune.engine.proof import refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
@@ -38,11 +38,6 @@ def variants(plan: Planned, budget_bytes: int) -> Iterator[Planned]:
     if memory.peak_bytes <= budget_bytes:
         for is_urgent in (False, True):
             yield Planned(plan.recording, costs_us, schedule, memory, is_urgent)
-
-
-def most_bytes(found: Sequence[Planned]) -> int:
-    """What the largest of plans that fit takes."""
-    return max(plan.memory.peak_bytes for plan in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +149,8 @@ class Planner:
         """Of plans, those of fewer streams first; then variants of the best: what is faster takes the place."""
         first, *others = sorted(found, key=lambda plan: plan.schedule.streams)
         best = self._raced(self._tried(first), others)
-        return self._raced(best, variants(best.plan, most_bytes(found))).plan
+        budget_bytes = usual_bytes(first.memory.peak_bytes) if self._pool_bytes is None else self._pool_bytes
+        return self._raced(best, variants(best.plan, budget_bytes)).plan
 
     def _raced(self, best: Captured, others: Iterable[Planned]) -> Captured:
         for plan in others:

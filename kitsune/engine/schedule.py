@@ -128,6 +128,7 @@ class Board:
     wait_us: float
     free_us: list[float]
     placed: dict[int, Placed] = field(default_factory=dict)
+    with_workspace: set[int] = field(default_factory=set)
 
     def reach_us(self, needed: Iterable[int]) -> list[float]:
         """For every stream when something that needs those launches may begin there at the earliest."""
@@ -141,15 +142,24 @@ class Board:
             for stream in streams
         ]
 
-    def place(self, launch: int, needed: tuple[int, ...], cost_us: float) -> None:
-        """Puts the launch where it begins earliest; of several, behind what it needs last, which saves a wait."""
+    def place(self, launch: int, needed: tuple[int, ...], cost_us: float, *, keeps_workspace: bool) -> None:
+        """Puts the launch where it begins earliest; of several, behind what it needs last, which saves a wait.
+
+        What keeps a workspace goes to a stream that has one where that costs no more than a wait.
+        """
         begins_us = [max(times_us) for times_us in zip(self.free_us, self.reach_us(needed), strict=True)]
         last = max((self.placed[before] for before in needed), key=lambda before: before.end_us, default=None)
         home = last.stream if last else 0
-        stream = min(range(len(begins_us)), key=lambda stream: (begins_us[stream], stream != home, stream))
+        streams: Iterable[int] = range(len(begins_us))
+        if keeps_workspace:
+            latest_us = min(begins_us) + self.wait_us
+            streams = [stream for stream in self.with_workspace if begins_us[stream] <= latest_us] or streams
+        stream = min(streams, key=lambda stream: (begins_us[stream], stream != home, stream))
         end_us = begins_us[stream] + cost_us
         self.placed[launch] = Placed(launch, stream, (), begins_us[stream], end_us)
         self.free_us[stream] = end_us
+        if keeps_workspace:
+            self.with_workspace.add(stream)
 
 
 def listed(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float) -> tuple[Placed, ...]:
@@ -171,7 +181,8 @@ def listed(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us:
             launch = heappop(coming)[1]
             heappush(ready, (-ranks[launch], launch))
         launch = heappop(ready)[1]
-        board.place(launch, graph.after[launch], costs_us[launch])
+        keeps = graph.launches[launch].keeps_workspace
+        board.place(launch, graph.after[launch], costs_us[launch], keeps_workspace=keeps)
         for follower in followers[launch]:
             missing[follower] -= 1
             if not missing[follower]:

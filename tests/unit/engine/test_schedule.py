@@ -359,3 +359,27 @@ def test_five_thousand_launches_take_less_than_two_seconds() -> None:
     on_streams(graph, costs_us, 8, 1.0)
     assert graphed - begin < 2
     assert time.process_time() - graphed < 2
+
+
+def products(starts_us):
+    """A product behind each of some launches that run side by side and end one after the other."""
+    spans = [Span(number, 0, NBYTES) for number in range(2 * len(starts_us))]
+    launches = [Launch("before", (), (spans[2 * number],)) for number in range(len(starts_us))]
+    for number in range(len(starts_us)):
+        span = spans[2 * number : 2 * number + 2]
+        launches.append(Launch("product", (span[0],), (span[1],), keeps_workspace=True))
+    return LaunchGraph.of(launches, [Storage(NBYTES, True, True)] * len(spans)), [*starts_us, *[0.5] * len(starts_us)]
+
+
+def test_products_share_streams_where_that_costs_no_more_than_a_wait():
+    graph, costs_us = products([2.0, 2.5, 3.0])
+    used = {each.stream for each in listed(graph, costs_us, 3, 1.5) if graph.launches[each.launch].keeps_workspace}
+    assert len(used) == 1
+    plain = LaunchGraph.of([replace(launch, keeps_workspace=False) for launch in graph.launches], graph.storages)
+    assert len({each.stream for each in listed(plain, costs_us, 3, 1.5) if each.launch >= 3}) == 3
+
+
+def test_and_do_not_where_it_costs_more():
+    graph, costs_us = products([2.0, 2.0, 2.0])
+    long = [*costs_us[:3], 50.0, 50.0, 50.0]
+    assert len({each.stream for each in listed(graph, long, 3, 1.5) if each.launch >= 3}) == 3
