@@ -122,7 +122,7 @@ def _block(value: dict[str, Any], inputs: list[str], where: str, depth: int, bud
         budget.take(here)
         parsed.append(_node(node, len(inputs) + number, here, depth, budget))
     outputs = value["outputs"]
-    if not isinstance(outputs, list) or not outputs:
+    if not isinstance(outputs, list) or not (outputs or depth):  # a region may be there for what it writes
         raise ValueError(f"{where}outputs must be a list that is not empty")
     for index, output in enumerate(outputs):
         _check_reference(output, len(inputs) + len(parsed), f"{where}outputs[{index}]")

@@ -1,12 +1,22 @@
-"""Values <-> how they are spread: what an archive keeps of tensors whose values stay with the user."""
+"""Values <-> how they are spread: what an archive keeps of tensors whose values stay with the user.
 
-from typing import Literal
+No number of a tensor can be read off its spread: ends of a range are rounded outwards to powers of two, and of tensors
+with few elements the mean and the deviation too.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Final, Literal
 
 import torch
 
 from kitsune.submission.decode import DTYPES, MEMORY_FORMATS
 from kitsune.submission.document import Integers, Normal
 from kitsune.submission.limits import MAX_SAMPLE
+
+FEW: Final = 64  # elements, whose mean is as good as telling them
+DIGITS: Final = 3  # of the mean and the deviation of more
 
 
 def spread_of(tensor: torch.Tensor) -> Normal | Integers:
@@ -26,7 +36,28 @@ def _normal(values: torch.Tensor) -> Normal:
     if not (abs(low) < float("inf") and abs(high) < float("inf")):
         return _normal(values[values.isfinite()])
     std, mean = (float(value) for value in torch.std_mean(values, correction=0))
-    return Normal(kind="normal", mean=mean, std=std, low=low, high=high)
+    coarse = nearest_power if values.numel() < FEW else significant
+    low, high = outwards(low, math.floor, math.ceil), outwards(high, math.ceil, math.floor)
+    return Normal(kind="normal", mean=coarse(mean), std=coarse(std), low=low, high=high)
+
+
+def significant(value: float) -> float:
+    """To DIGITS significant digits."""
+    return float(f"{value:.{DIGITS - 1}e}")
+
+
+def nearest_power(value: float) -> float:
+    """The power of two whose exponent is nearest, with the sign of the value; 0 for 0."""
+    return outwards(value, round, round)
+
+
+def outwards(value: float, if_positive: Callable[[float], int], if_negative: Callable[[float], int]) -> float:
+    """A power of two with the sign of the value, its exponent rounded the way that its sign asks for."""
+    if not value:
+        return 0.0
+    size = min(abs(value), sys.float_info.max)
+    exponent = (if_positive if value > 0 else if_negative)(math.log2(size))
+    return math.copysign(2.0 ** min(exponent, sys.float_info.max_exp - 1), value)
 
 
 def _integers(values: torch.Tensor) -> Integers:

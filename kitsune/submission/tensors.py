@@ -1,4 +1,7 @@
-"""The tensors of a step and of its batch -> entries of a document, with the values of small buffers."""
+"""The tensors of a step and of its batch -> entries of a document, with the values of small buffers.
+
+What is learned stays: parameters, buffers that the step changes, and the statistics of batch norms.
+"""
 
 import torch
 from torch import nn
@@ -8,11 +11,12 @@ from torch.fx import Node as FxNode
 
 from kitsune.errors import ExportError
 from kitsune.submission.cut import Origins
-from kitsune.submission.document import InputEntry, TensorEntry
+from kitsune.submission.document import InputEntry, Integers, Normal, TensorEntry
 from kitsune.submission.encode import word
 from kitsune.submission.limits import ITEM_BYTES, MAX_BUFFER_BYTES
 from kitsune.submission.sampling import spread_of
 from kitsune.submission.source import WAY_OUT
+from kitsune.submission.written import written_inputs
 
 
 class Table:
@@ -32,6 +36,8 @@ class Table:
             self._add(parameter, "parameter", name)
         buffers = dict(step.named_buffers(remove_duplicate=False))
         nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+        written = {node.name for node in written_inputs(program.graph_module)}
+        self.learned = statistics_of(step)
         for spec in program.graph_signature.input_specs:
             node, name = nodes[spec.arg.name], str(spec.target)
             if spec.kind is InputKind.USER_INPUT:
@@ -40,6 +46,7 @@ class Table:
                 self._place(node, step.get_parameter(name), "parameter", "")
             elif spec.kind is InputKind.BUFFER and node.users:
                 self._place(node, buffers[name], "buffer", name)
+                self.learned |= {id(buffers[name])} if node.name in written else set()
             elif spec.kind is InputKind.CONSTANT_TENSOR and node.users:
                 self._place(node, program.constants[name], "constant", "")
             elif spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
@@ -70,12 +77,15 @@ class Table:
         buffers: list[bytes] = []
         entries = []
         for tensor, kind, names in zip(self.tensors, self.kinds, self.names, strict=True):
-            travels = kind != "parameter" and tensor.numel() * tensor.element_size() <= MAX_BUFFER_BYTES
+            is_small = tensor.numel() * tensor.element_size() <= MAX_BUFFER_BYTES
+            is_learned = id(tensor) in self.learned
+            travels = is_small and kind != "parameter" and not is_learned
+            spread = learned_spread if is_learned else spread_of
             entry = {
                 "kind": kind, "names": names, "shape": list(tensor.shape), "dtype": dtype_of(tensor, kind),
                 "layout": layout_of(tensor), "requires_grad": tensor.requires_grad,
             }  # fmt: skip
-            entry |= {"blob": len(buffers)} if travels else {"spread": spread_of(tensor)}
+            entry |= {"blob": len(buffers)} if travels else {"spread": spread(tensor)}
             if travels:
                 buffers.append(raw_values(tensor))
             entries.append(TensorEntry.model_validate(entry))
@@ -103,6 +113,18 @@ class Table:
             }  # fmt: skip
             entries.append(InputEntry.model_validate(entry))
         return tuple(entries), sizes
+
+
+def statistics_of(step: nn.Module) -> set[int]:
+    """The ids of what batch norms have learned of the data, also where they are frozen."""
+    norms = (module for module in step.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
+    return {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
+
+
+def learned_spread(tensor: torch.Tensor) -> Normal | Integers:
+    """Of floats as of a parameter; counters begin anew, at 0."""
+    spread = spread_of(tensor)
+    return spread if isinstance(spread, Normal) else Integers(kind="integers", low=0, high=0)
 
 
 def dtype_of(tensor: torch.Tensor, what: str) -> str:

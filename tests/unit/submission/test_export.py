@@ -109,9 +109,55 @@ def test_no_weight_or_batch_value_is_in_the_file(tmp_path: Path):
     assert len(secrets) > 5
     for tensor in secrets:
         assert tensor.detach().numpy().tobytes()[:64] not in data
+    assert not blobs_in(path)
+
+
+def blobs_in(path: Path) -> list[str]:
+    """The names of the tensors whose values travel."""
     with zipfile.ZipFile(path) as zipped:
-        kinds = {entry["kind"] for entry in json.loads(zipped.read("graph.json"))["tensors"] if "blob" in entry}
-    assert kinds == {"buffer"}
+        entries = json.loads(zipped.read("graph.json"))["tensors"]
+    return [name for entry in entries if "blob" in entry for name in entry["names"]]
+
+
+class Learning(nn.Module):
+    """Learns in many forms; only `mask` and `table` are as they were written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(12, 5), nn.BatchNorm1d(5)
+        self.frozen = nn.BatchNorm1d(5).eval()
+        self.temperature = nn.Parameter(torch.tensor(0.0731))
+        self.register_buffer("average", torch.randn(5))
+        self.register_buffer("pointer", torch.tensor(770077))
+        self.register_buffer("mask", torch.tensor([1.0, 0.0, 1.0, 1.0, 0.5]))
+        self.register_buffer("table", torch.tensor([4, 2, 0, 1, 3]))
+
+    def forward(self, x):
+        x = self.frozen(self.norm(self.linear(x))) * self.mask * self.temperature
+        with torch.no_grad():
+            self.average.mul_(0.9).add_(x.detach().mean(0))
+        self.pointer.view(1)[0:1].add_(1)
+        return x[:, self.table]
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_is_learned_does_not_travel_and_the_rest_does(tmp_path: Path, is_frozen: bool):
+    torch.manual_seed(0)
+    model = Learning()
+    for norm in (model.norm, model.frozen):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2.0)
+    model.norm.train(not is_frozen)
+    path = tmp_path / "step.ksn"
+    batch = torch.randn(7, 12), torch.randint(5, (7,))
+    export(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), batch, path)
+    assert sorted(blobs_in(path)) == ["mask", "table"]
+    text = path.read_bytes().decode("latin-1") + str(Archive.load(path).document)
+    for value in (0.0731, float(torch.tensor(0.0731)), *model.norm.running_var.tolist(), *model.average.tolist(), 770077):
+        assert str(value) not in text
+    rebuilt = rebuild(Archive.load(path))
+    state = dict(rebuilt.model.named_buffers()).values()
+    assert all(bool(buffer.isfinite().all()) for buffer in state if buffer.is_floating_point())
 
 
 class Restless(nn.Module):

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,8 +31,44 @@ def test_sampled_floats_stay_in_range(values, dtype):
     tensor = torch.tensor(values, dtype=getattr(torch, dtype))
     found = twin(tensor)
     assert found.dtype == tensor.dtype
-    assert found.min() >= tensor.min()
-    assert found.max() <= tensor.max()
+    assert within(found.min(), tensor.min(), tensor.max())
+    assert within(found.max(), tensor.min(), tensor.max())
+
+
+def within(value, low, high):
+    """Between the powers of two around a range, on the same side of 0."""
+    return (low / 2 if low > 0 else low * 2) <= value <= (high * 2 if high > 0 else high / 2)
+
+
+def numbers_of(tensor):
+    spread = spread_of(tensor)
+    return {spread.mean, spread.std, spread.low, spread.high}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=5))
+def test_of_few_numbers_only_powers_of_two_are_told(values):
+    for number in numbers_of(torch.tensor(values)):
+        assert number == 0 or abs(math.frexp(number)[0]) == 0.5
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 63, 64, 1000])
+def test_no_number_of_a_tensor_is_in_its_spread(count):
+    tensor = torch.randn(count, generator=torch.Generator().manual_seed(count)) * 0.1 + 0.07
+    assert not numbers_of(tensor) & set(tensor.tolist())
+
+
+@pytest.mark.parametrize("tensor", [torch.rand(100), torch.rand(5) * 0.7, torch.tensor([1.0]), torch.zeros(3)])
+def test_probabilities_stay_probabilities(tensor):
+    found = twin(tensor)
+    assert ((found >= 0) & (found <= 1)).all()
+
+
+def test_the_largest_numbers_have_a_range_too():
+    found = spread_of(
+        torch.tensor([torch.finfo(torch.float64).max, torch.finfo(torch.float64).tiny], dtype=torch.float64)
+    )
+    assert 0 < found.low < found.high < math.inf
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64])
@@ -66,7 +104,8 @@ def test_padding_mask_stays_ones_and_then_zeros():
 
 def test_constant_and_empty_tensors():
     assert torch.equal(twin(torch.ones(5, dtype=torch.long)), torch.ones(5, dtype=torch.long))
-    assert torch.equal(twin(torch.full((4,), 2.5)), torch.full((4,), 2.5))
+    assert torch.equal(twin(torch.full((100,), 2.5)), torch.full((100,), 2.5))
+    assert torch.equal(twin(torch.full((4,), 2.5)), torch.full((4,), 2.0))
     assert twin(torch.empty(0, 3)).shape == (0, 3)
     assert twin(torch.empty(0, dtype=torch.long)).shape == (0,)
     assert twin(torch.tensor(True)).dtype == torch.bool

@@ -1,0 +1,49 @@
+"""A traced graph in, those of its inputs that it changes out: a buffer that a step changes is learned."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+STATISTICS: Final = ("running_mean", "running_var")  # batch norms write them, though no schema says so
+
+
+def written_inputs(module: GraphModule) -> set[Node]:
+    """Placeholders whose memory the graph, or a graph within it, writes, also through views."""
+    base = {node: node for node in module.graph.nodes if node.op == "placeholder"}
+    found: set[Node] = set()
+    for node in calls_of(module.graph):
+        found |= {base[value] for value in written_by(module, node) if value in base}
+        source = next(iter(node.args), None)
+        if is_alias(node.target) and isinstance(source, Node) and source in base:
+            base[node] = base[source]
+    return found
+
+
+def calls_of(graph: Graph) -> Iterator[Node]:
+    return (node for node in graph.nodes if node.op == "call_function")
+
+
+def written_by(module: GraphModule, node: Node) -> Iterator[Any]:
+    """What one call writes of its arguments."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        for at, argument in enumerate(node.target._schema.arguments):
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written or argument.name in STATISTICS:
+                yield node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+        return
+    # a region without gradients or under autocast: its graph, and behind that what it is given
+    for at, value in enumerate(node.args):
+        inner = getattr(module, str(value.target)) if isinstance(value, Node) and value.op == "get_attr" else None
+        if isinstance(inner, GraphModule):
+            places = (one for one in inner.graph.nodes if one.op == "placeholder")
+            written = written_inputs(inner)
+            yield from (given for place, given in zip(places, node.args[at + 1 :], strict=False) if place in written)
+
+
+def is_alias(target: Any) -> bool:
+    """Whether what it returns is memory of its first argument: views, and operations in place."""
+    return isinstance(target, torch._ops.OpOverload) and any(
+        out.alias_info is not None for out in target._schema.returns
+    )
