@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kitsune.errors import PlanError
-from kitsune.home import home_folder
+from kitsune.home import home_folder, private_folder
 from kitsune.plan import Asked, Environment, Match, Plan
 from kitsune.record import canonical_json
 
@@ -36,9 +36,12 @@ class PlanCache:
 
     def get(self, asked: Asked, environment: Environment) -> Plan | None:
         """The plan that was kept under this question, if it is whole and may be applied here."""
+        file = self._file(asked, environment)
         try:
-            plan = Plan.load(self._file(asked, environment))
+            plan = Plan.load(file) if file.is_file() else None  # anything else might never end
         except (OSError, PlanError):
+            plan = None
+        if plan is None:
             return None
         fits = plan.environment is not None and plan.environment.match(environment)[0] is not Match.REFUSED
         return plan if fits and plan.is_of(asked.fingerprint) else None
@@ -46,7 +49,7 @@ class PlanCache:
     def keep(self, asked: Asked, environment: Environment, plan: Plan) -> None:
         """Whole or not at all, also when others write at the same time or the machine dies."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
             with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
                 part = Path(file.name)
             try:

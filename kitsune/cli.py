@@ -145,9 +145,9 @@ def versions() -> dict[str, str]:
     }
 
 
-def plan_show(file: PlanFile, as_json: Json = False) -> None:
+def plan_show(plan_name: PlanName, server: ServerUrl = None, as_json: Json = False) -> None:
     """What a plan chooses, where it holds, and what was measured."""
-    plan = Plan.load(file)
+    plan = named_plan(plan_name, server)
     if as_json:
         screen.emit(plan.to_json())
     else:
@@ -198,7 +198,9 @@ def named_plan(name: str, server: str | None) -> Plan:
         plan: Plan = importlib.import_module("kitsune.client").Client(there).plan(name)
     except RefusedError as error:
         if error.status == HTTPStatus.NOT_FOUND:
-            raise NotFoundError(f"{there.url} has no plan {name}") from error
+            raise NotFoundError(
+                f"{there.url} has no plan {name}; kitsune runs list --server {there.url} shows the runs that have one"
+            ) from error
         raise
     return plan
 

@@ -99,7 +99,10 @@ class Client:
 
     def runs(self, query: Mapping[str, str]) -> dict[str, Any]:
         """A page of runs: {"runs": [...], "after": the cursor of the next page or null}."""
-        return self._json("GET", f"{API}/runs", query=query)
+        value = self._json("GET", f"{API}/runs", query=query)
+        if not isinstance(value.get("runs"), list):
+            raise self._strange("the answer holds no list of runs")
+        return value
 
     def trials(self, run_id: str, after: int = -1) -> list[Any]:
         """Trials of a higher number than `after`, by number; perhaps not all of them at once."""

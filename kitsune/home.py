@@ -29,6 +29,14 @@ def home_folder(variables: Mapping[str, str] | None = None) -> Path:
     return Path(base) / "kitsune" if base and Path(base).is_absolute() else _absolute("~/.local/share/kitsune")
 
 
+def private_folder(folder: Path) -> Path:
+    """Makes it, and the folders above it that are missing, for this user alone. Raises OSError."""
+    for each in reversed([folder, *folder.parents]):
+        if not each.exists():
+            each.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def _absolute(folder: str) -> Path:
     try:
         return Path(folder).expanduser().absolute()

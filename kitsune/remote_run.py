@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, Final
 
 from kitsune.client import Client
@@ -42,8 +43,11 @@ class RemoteRun:
     def wait(self, timeout: float | None = None) -> RunStatus:
         """Returns once the run has ended, or after `timeout` seconds, with where it stands then.
 
-        A server that goes away for less than a minute, or whose database does, does not disturb it.
+        A server that goes away for less than a minute, or whose database does, does not disturb it. Raises
+        SettingsError for a timeout that is no number of seconds.
         """
+        if timeout is not None and not (isinstance(timeout, Real) and timeout >= 0):
+            raise SettingsError(f"timeout is {timeout!r}; it must be a number of seconds, or None")
         began = answered = time.monotonic()
         while True:
             try:

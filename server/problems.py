@@ -62,17 +62,20 @@ class Problem(Record):
 
 @dataclass(frozen=True)
 class Kind:
-    """How an error of ours is answered; `detail` None: by its own message."""
+    """How an error of ours is answered; `detail` None: by its own message, and `way_out` where that names none."""
 
     status: int
     slug: str
     title: str
     detail: str | None = None
+    way_out: str = ""
 
 
 #: The nearest class of an error decides.
 KINDS: Final[Mapping[type[BaseException], Kind]] = {
-    errors.ArchiveError: Kind(422, "archive-refused", "The archive is refused"),
+    errors.ArchiveError: Kind(
+        422, "archive-refused", "The archive is refused", way_out="; send a file that `kitsune export` made, as it is"
+    ),
     errors.SettingsError: Kind(422, "invalid", "The request makes no sense"),
     errors.NotFoundError: Kind(404, "not-found", "Not found"),
     errors.CursorError: Kind(422, "invalid-cursor", "The cursor is not one of ours"),
@@ -173,7 +176,7 @@ async def _of_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, KitsuneError)
     kind = kind_of(type(error))
     if kind.detail is None:
-        return respond(kind, str(error))
+        return respond(kind, f"{str(error)[: MAX_TEXT - len(kind.way_out)]}{kind.way_out}")
     headers = {"retry-after": "1"} if kind.status == 503 else None
     return respond(kind, kind.detail, instance=_logged(request, error), headers=headers)
 

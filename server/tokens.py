@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from kitsune import screen
 from kitsune.duration import seconds_of
 from kitsune.errors import NotFoundError, SettingsError, StoreError
+from kitsune.home import private_folder
 from kitsune.server_address import TOKEN_FILE
 from server.names import MAX_NAME, is_showable
 from tuner.settings import Settings
@@ -105,7 +106,7 @@ def ensure_local_token(database: Database, home: Path) -> Path:
     """
     path = home / TOKEN_FILE
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        private_folder(home)
         if not path.exists():
             with contextlib.suppress(FileExistsError):  # another server of this user was faster: its token is as good
                 _write(path, os.link)

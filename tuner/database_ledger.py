@@ -14,6 +14,8 @@ from tuner.store.engine import open_database
 class DatabaseLedger:
     """See `tuner.history.Ledger`. Every question is a transaction of its own."""
 
+    how_to_begin = "kitsune tune 'zoo:lenet5?batch=64' --trials 12"
+
     def __init__(self, database: Database) -> None:
         self._database = database
 

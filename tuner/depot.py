@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from kitsune.errors import ArchiveError, UnfitError
+from kitsune.home import private_folder
 
 FOLDER = "archives"
 
@@ -21,8 +22,7 @@ def archive_file(home: Path, sha256: str, content: bytes | None) -> Path:
         raise ArchiveError(f"the bytes that the database holds for archive {sha256} are not those; send it again")
     folder = home / FOLDER
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _replaced(folder / f"{sha256}.ksn", content)
+        return _replaced(private_folder(folder) / f"{sha256}.ksn", content)
     except OSError as error:
         raise UnfitError(
             f"{folder} cannot keep an archive of {len(content)} bytes ({error.strerror}); free or grant space there, "

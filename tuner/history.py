@@ -17,7 +17,6 @@ from tuner import views
 from tuner.records import Run, RunStatus, Trial
 
 LAST: Final = "last"
-FIRST: Final = "kitsune tune 'zoo:lenet5?batch=64' --trials 12"
 PAUSE_S: Final = 1.0  # between two looks at a run that is watched
 #: A run that nobody has claimed by then may be waiting for a worker that does not exist.
 QUEUE_S: Final = 10.0
@@ -26,7 +25,9 @@ Answer = TypeVar("Answer")
 
 
 class Ledger(Protocol):
-    """Where runs are kept: the database of this machine, or a server."""
+    """Where runs are kept: the database of this machine, or a server. `how_to_begin` is a command for a first run."""
+
+    how_to_begin: str
 
     def page(
         self, *, status: RunStatus | None = None, after: str | None = None, limit: int
@@ -53,7 +54,7 @@ def list_runs(ledger: Ledger, *, limit: int, status: RunStatus | None, after: st
         if cursor is not None:
             screen.note(f"There are more: --after {cursor}")
     else:
-        screen.note("No run stands so." if status else f"No runs yet. A first one: {FIRST}")
+        screen.note("No run stands so." if status else f"No runs yet. A first one: {ledger.how_to_begin}")
 
 
 def show_run(ledger: Ledger, run_id: str, *, as_json: bool) -> None:

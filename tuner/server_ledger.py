@@ -23,6 +23,7 @@ class ServerLedger:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.how_to_begin = f"kitsune submit 'zoo:lenet5?batch=64' --trials 12 --server {client.server.url}"
 
     def page(
         self, *, status: RunStatus | None = None, after: str | None = None, limit: int
@@ -45,7 +46,7 @@ class ServerLedger:
                 raise CursorError(error.detail) from error
             raise
         cursor = page.get("after")
-        return [self._record(Run, run) for run in page.get("runs", ())], cursor if isinstance(cursor, str) else None
+        return [self._record(Run, run) for run in page["runs"]], cursor if isinstance(cursor, str) else None
 
     def run(self, run_id: str) -> Run | None:
         return self._known(self._client.run, run_id)

@@ -24,6 +24,7 @@ from kitsune.submission.limits import (
     MAX_COMMAS,
     MAX_CONTAINERS,
     MAX_DEPTH,
+    MAX_DIGITS,
     MAX_GRAPH_BYTES,
     MAX_KEYS,
     MAX_MEMBERS,
@@ -152,7 +153,9 @@ def _parsed(graph: bytes) -> Any:
         if depth > MAX_DEPTH:
             raise ArchiveError(f"{GRAPH}: is nested more than {MAX_DEPTH} deep")
     try:
-        return json.loads(graph, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+        return json.loads(
+            graph, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite, parse_int=_short
+        )
     except (ValueError, RecursionError) as error:
         raise ArchiveError(f"{GRAPH}: is not JSON that we accept: {ascii(str(error))[1:-1][:200]}") from error
 
@@ -168,6 +171,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(literal: str) -> NoReturn:
     raise ValueError(f"{literal} is not a number")
+
+
+def _short(literal: str) -> int:
+    if len(literal) > MAX_DIGITS:
+        raise ValueError(f"an integer has {len(literal)} digits")
+    return int(literal)
 
 
 def _finite(literal: str) -> float:

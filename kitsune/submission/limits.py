@@ -14,6 +14,8 @@ MAX_CONTAINERS: Final = 300_000
 MAX_COMMAS: Final = 1_000_000
 MAX_KEYS: Final = 256
 """Of one JSON object."""
+MAX_DIGITS: Final = 20
+"""Of one integer, its sign counted in; more than 64 bits hold."""
 MAX_TENSORS: Final = 16_384
 MAX_INPUTS: Final = 1024
 MAX_RANK: Final = 16

@@ -1,5 +1,6 @@
 """Opening a database, and what becomes of everything that a driver can raise."""
 
+import os
 import sqlite3
 import sys
 import time
@@ -32,6 +33,26 @@ def test_the_folder_of_a_file_is_made(tmp_path: Path) -> None:
     with open_database(f"sqlite:///{tmp_path}/a/b c/k.db") as database:
         stored(database)
     assert (tmp_path / "a" / "b c" / "k.db").is_file()
+
+
+def test_nobody_else_reads_a_new_file(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        with open_database(f"sqlite:///{tmp_path}/home/k.db") as database:
+            stored(database)
+            found = sorted(tmp_path.rglob("*"))
+            assert [path.name for path in found] == ["home", "k.db", "k.db-shm", "k.db-wal"]
+            assert [path.stat().st_mode & 0o077 for path in found] == [0, 0, 0, 0]
+    finally:
+        os.umask(before)
+
+
+def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "k.db").touch(0o640)
+    (tmp_path / "k.db").chmod(0o640)
+    with open_database(f"sqlite:///{tmp_path}/k.db") as database:
+        stored(database)
+    assert (tmp_path / "k.db").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_file_is_safe_against_a_power_cut(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A database URL in, an open and migrated Database out; every error of the driver becomes one of ours."""
 
+import contextlib
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 from sqlalchemy.exc import ArgumentError
 
 from kitsune.errors import StoreError
+from kitsune.home import private_folder
 from tuner.store.database import READ_ONLY, Database
 from tuner.store.faults import store_error
 from tuner.store.migrate import bring_up_to_date
@@ -33,7 +36,7 @@ def open_database(url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Databa
     """
     parsed = _checked(url)
     if parsed.get_backend_name() == "sqlite":
-        _make_folder(parsed)
+        _make_private(parsed)
     engine = create(parsed, busy_timeout_s=busy_timeout_s)
     try:
         bring_up_to_date(Database(engine))
@@ -83,17 +86,20 @@ def _checked(url: str | URL) -> URL:
     raise StoreError(f"a database URL cannot begin with {parsed.drivername}://; use sqlite:/// or postgresql://")
 
 
-def _make_folder(url: URL) -> None:
+def _make_private(url: URL) -> None:
+    """A new file of SQLite's is for this user alone, and with it what SQLite puts beside it."""
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         return
-    folder = Path(url.database).absolute().parent
+    path = Path(url.database).absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
     except OSError as error:
         raise StoreError(
-            f"cannot make the folder {folder} for the database ({error.strerror}); choose another with KITSUNE_HOME "
-            "or KITSUNE_DATABASE_URL"
+            f"cannot make the folder {path.parent} for the database ({error.strerror}); choose another with "
+            "KITSUNE_HOME or KITSUNE_DATABASE_URL"
         ) from error
+    with contextlib.suppress(OSError):  # it is there, or cannot be made, which SQLite tells of
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _translate(context: ExceptionContext) -> StoreError | None:

@@ -88,3 +88,9 @@ def test_a_run_is_not_asked_for_for_ever():
 def test_yes_and_no_are_no_numbers(given):
     with pytest.raises(SettingsError, match=next(iter(given))):
         check_budget(**{"trials": None, "budget": None, **given})
+
+
+@pytest.mark.parametrize("timeout", ["10", float("nan"), -1])
+def test_what_is_no_number_of_seconds_is_refused(timeout):
+    with pytest.raises(SettingsError, match="timeout is"):
+        Service().run().wait(timeout)

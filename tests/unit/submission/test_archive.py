@@ -75,6 +75,7 @@ HOSTILE = {
     "too many values": (with_graph(b"[" + b"1," * 1_500_000 + b"1]"), "1000000 values"),
     "NaN": (with_graph(GRAPH.replace(b"0.1", b"NaN")), "NaN is not a number"),
     "Infinity": (with_graph(GRAPH.replace(b"0.1", b"-Infinity")), "Infinity is not a number"),
+    "an integer of many digits": (with_graph(GRAPH.replace(b"0.1", b"9" * 5000)), "an integer has 5000 digits"),
     "a float too large": (with_graph(GRAPH.replace(b"0.1", b"1e999")), "too large"),
     "an endless integer": (with_graph(GRAPH.replace(b"0.1", b"9" * 5000)), "not JSON that we accept"),
     "a key twice": (with_graph(GRAPH.replace(b'"version": 1', b'"version": 1, "version": 1')), "named twice"),

@@ -95,6 +95,23 @@ def test_the_list(call):
     assert listed == {"runs": [RUN.model_dump(mode="json")], "after": "next"}
 
 
+@pytest.mark.parametrize("page", [{}, {"runs": None}, {"runs": 5}])
+@pytest.mark.parametrize("words", [("runs", "list"), ("runs", "show", "last")])
+def test_what_is_no_page_of_runs_is_not_taken_for_an_empty_one(capsys, page, words):
+    server = ScriptedServer(lambda request, connection, _: connection.sendall(of_json(page)))
+    with server.running():
+        assert cli.run([*words, "--server", server.url]) == 6
+    assert "the answer holds no list of runs" in capsys.readouterr().err
+
+
+def test_a_server_without_runs_is_told_how_to_get_one(capsys):
+    empty = {"runs": [], "after": None}
+    server = ScriptedServer(lambda request, connection, _: connection.sendall(of_json(empty)))
+    with server.running():
+        assert cli.run(["runs", "list", "--server", server.url]) == 0
+    assert f"kitsune submit 'zoo:lenet5?batch=64' --trials 12 --server {server.url}" in capsys.readouterr().err
+
+
 def test_filters_go_to_the_server(call, team):
     call("runs", "list", "--status", "failed", "--after", "c", "--limit", "7")
     assert team.server.seen[0].query == "limit=7&status=failed&after=c"
