@@ -74,7 +74,7 @@ def planned_step(
 def facts(plan: Planned, planning_s: float) -> dict[str, Any]:
     return {
         "streams": plan.schedule.streams,
-        "urgent": plan.is_urgent,
+        "priorities": plan.priorities,
         "launches": len(plan.recording.calls),
         "sum_us": round(sum(plan.costs_us), 1),
         "idle": [round(share, 3) for share in idle_shares(plan.schedule)],

@@ -8,7 +8,7 @@ never gives it too early.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,8 +17,6 @@ from kitsune.device import lane_stream
 from kitsune.engine.memory import MemoryPlan, plan_memory
 from kitsune.engine.recording import Call, Place, Recording, is_place
 from kitsune.engine.schedule import Schedule, in_order
-
-MOST_URGENT: Final = 3  # torch makes streams of four priorities
 
 
 class Lanes(Protocol):
@@ -138,13 +136,14 @@ class HostLanes:
 class CudaLanes:
     """Streams that fork from the current one and join it again; under capture, branches of the graph.
 
-    `is_urgent`: the busier a stream, the earlier the GPU begins with the blocks of its kernels.
+    `priorities`, if any, are those of the streams as CUDA counts them: of kernels that wait for room on the GPU, those
+    with a lower number begin first.
     """
 
-    def __init__(self, schedule: Schedule, device: torch.device, *, is_urgent: bool = False) -> None:
+    def __init__(self, schedule: Schedule, device: torch.device, priorities: Sequence[int] = ()) -> None:
         self._device = device
         self._awaited = schedule.awaited
-        self._priorities = by_load(schedule) if is_urgent else [0] * schedule.streams
+        self._priorities = priorities or [0] * schedule.streams
 
     def __enter__(self) -> "CudaLanes":
         self._main = torch.cuda.current_stream(self._device)
@@ -174,12 +173,3 @@ class CudaLanes:
             run()
         if launch in self._awaited:
             self._events[launch] = stream.record_event()
-
-
-def by_load(schedule: Schedule) -> list[int]:
-    """A priority for each stream, as CUDA counts them: 0 for the least busy, and lower, down to -3, is more urgent."""
-    busy_us = [0.0] * schedule.streams
-    for placed in schedule.placed:
-        busy_us[placed.stream] += placed.end_us - placed.begin_us
-    ranks = sorted(range(schedule.streams), key=lambda stream: busy_us[stream])
-    return [-min(ranks.index(stream), MOST_URGENT) for stream in range(schedule.streams)]

@@ -18,6 +18,7 @@ from kitsune.engine.trace import svg_of, trace_of
 BUCKETS_BYTES: Final = (2**26, 2**24, 2**22)
 LEAST_MORE_BYTES: Final = 2**25  # cuBLAS alone takes twice as much for every stream
 WAIT_US: Final = 1.5  # an event between two streams of a CUDA graph on an H200
+MOST_URGENT: Final = 3  # torch makes streams of four priorities
 STEADY_WAIT_US: Final = 6.0  # as if it cost more: kernels that follow each other on one stream share its caches
 
 
@@ -25,14 +26,14 @@ STEADY_WAIT_US: Final = 6.0  # as if it cost more: kernels that follow each othe
 class Planned:
     """What was decided for a step: what it launches, when and where, and the memory that it needs.
 
-    `is_urgent`: the kernels of the busiest stream go before those of the others, as far as the GPU is full.
+    `priorities` of the streams, if any: kernels of a lower one go first where the GPU is full.
     """
 
     recording: Recording
     costs_us: Sequence[float]
     schedule: Schedule
     memory: MemoryPlan
-    is_urgent: bool = False
+    priorities: tuple[int, ...] = ()
 
     def save_trace(self, path: str | Path) -> None:
         """As JSON that Perfetto opens (https://ui.perfetto.dev)."""
@@ -58,6 +59,20 @@ def plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Pl
     if not fitting:
         return [min(found, key=lambda plan: plan.memory.peak_bytes)]
     return sorted(fitting, key=lambda plan: plan.schedule.makespan_us)
+
+
+def by_load(schedule: Schedule) -> tuple[int, ...]:
+    """A priority for each stream, as CUDA counts them: 0 for the least busy, and lower, down to -3, is more urgent."""
+    busy_us = [0.0] * schedule.streams
+    for placed in schedule.placed:
+        busy_us[placed.stream] += placed.end_us - placed.begin_us
+    ranks = sorted(range(schedule.streams), key=lambda stream: busy_us[stream])
+    return tuple(-min(ranks.index(stream), MOST_URGENT) for stream in range(schedule.streams))
+
+
+def first_first(schedule: Schedule) -> tuple[int, ...]:
+    """Priorities by which the first stream goes before all others."""
+    return (-MOST_URGENT, *[0] * (schedule.streams - 1))
 
 
 def usual_bytes(alone_bytes: int) -> int:

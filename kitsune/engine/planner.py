@@ -15,11 +15,11 @@ from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
 from kitsune.engine.kernels import difference, kernels_of
 from kitsune.engine.memory import plan_memory
-from kitsune.engine.planned import STEADY_WAIT_US, Planned, plans, usual_bytes
+from kitsune.engine.planned import STEADY_WAIT_US, WAIT_US, Planned, by_load, first_first, plans, usual_bytes
 from kitsune.engine.proof import refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
-from kitsune.engine.schedule import on_streams
+from kitsune.engine.schedule import Schedule, along_critical_path, on_streams
 from kitsune.engine.state import State
 from kitsune.errors import CaptureError
 
@@ -31,13 +31,24 @@ def variants(plan: Planned, budget_bytes: int) -> Iterator[Planned]:
     count = plan.schedule.streams
     if count == 1:
         return
-    yield replace(plan, is_urgent=True)
+    yield replace(plan, priorities=by_load(plan.schedule))
     graph, costs_us = plan.recording.graph, plan.costs_us
-    schedule = on_streams(graph, costs_us, count, STEADY_WAIT_US)
-    memory = plan_memory(graph, schedule)
-    if memory.peak_bytes <= budget_bytes:
-        for is_urgent in (False, True):
-            yield Planned(plan.recording, costs_us, schedule, memory, is_urgent)
+    steady = rescheduled(plan, on_streams(graph, costs_us, count, STEADY_WAIT_US))
+    if steady.memory.peak_bytes <= budget_bytes:
+        yield from (steady, replace(steady, priorities=by_load(steady.schedule)))
+
+
+def urgent_paths(plan: Planned, budget_bytes: int) -> Iterator[Planned]:
+    """The same launches with the critical path before all others, on two streams and on as many as the plan has."""
+    graph, costs_us = plan.recording.graph, plan.costs_us
+    for count in sorted({2, plan.schedule.streams}):
+        found = rescheduled(plan, along_critical_path(graph, costs_us, count, WAIT_US))
+        if found.memory.peak_bytes <= budget_bytes:
+            yield replace(found, priorities=first_first(found.schedule))
+
+
+def rescheduled(plan: Planned, schedule: Schedule) -> Planned:
+    return Planned(plan.recording, plan.costs_us, schedule, plan_memory(plan.recording.graph, schedule))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +159,8 @@ class Planner:
     def _quickest(self, found: Sequence[Planned]) -> Planned:
         """Of plans, those of fewer streams first; then variants of the best: what is faster takes the place."""
         first, *others = sorted(found, key=lambda plan: plan.schedule.streams)
-        best = self._raced(self._tried(first), others)
         budget_bytes = usual_bytes(first.memory.peak_bytes) if self._pool_bytes is None else self._pool_bytes
+        best = self._raced(self._tried(first), [*others, *urgent_paths(others[-1], budget_bytes)])
         return self._raced(best, variants(best.plan, budget_bytes)).plan
 
     def _raced(self, best: Captured, others: Iterable[Planned]) -> Captured:
@@ -201,6 +212,6 @@ def check_proven(problem: str | None) -> None:
 def lanes_of(plan: Planned) -> Lanes:
     """On a CPU threads, or one lane where some launches draw random numbers: their order is that of the issue."""
     if plan.recording.device.type == "cuda":
-        return CudaLanes(plan.schedule, plan.recording.device, is_urgent=plan.is_urgent)
+        return CudaLanes(plan.schedule, plan.recording.device, plan.priorities)
     draws = any(launch.draws for launch in plan.recording.graph.launches)
     return HostLane() if draws else HostLanes(plan.schedule.streams)

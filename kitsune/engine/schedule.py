@@ -93,6 +93,17 @@ def on_streams(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait
     return spread if spread.makespan_us < alone.makespan_us else alone
 
 
+def along_critical_path(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float) -> Schedule:
+    """As `on_streams`, but the critical path has the first stream to itself, so that it can go before all else.
+
+    Raises ValueError for less than two streams.
+    """
+    if streams < 2:
+        raise ValueError(f"the critical path and the rest need at least two streams, not {streams}")
+    path = frozenset(critical_path(graph, costs_us))
+    return Schedule(streams, with_waits(graph, listed(graph, costs_us, streams, wait_us, path), streams))
+
+
 def check(graph: LaunchGraph, costs_us: Sequence[float]) -> None:
     """Raises ValueError unless there is one cost for every launch, finite and not negative."""
     if len(costs_us) != len(graph.launches):
@@ -142,19 +153,20 @@ class Board:
             for stream in streams
         ]
 
-    def place(self, launch: int, needed: tuple[int, ...], cost_us: float, *, keeps_workspace: bool) -> None:
-        """Puts the launch where it begins earliest; of several, behind what it needs last, which saves a wait.
+    def place(
+        self, launch: int, needed: tuple[int, ...], cost_us: float, choice: Sequence[int], *, keeps_workspace: bool
+    ) -> None:
+        """Puts the launch where of `choice` it begins earliest; of several, behind what it needs last, saving a wait.
 
         What keeps a workspace goes to a stream that has one where that costs no more than a wait.
         """
         begins_us = [max(times_us) for times_us in zip(self.free_us, self.reach_us(needed), strict=True)]
         last = max((self.placed[before] for before in needed), key=lambda before: before.end_us, default=None)
         home = last.stream if last else 0
-        streams: Iterable[int] = range(len(begins_us))
         if keeps_workspace:
-            latest_us = min(begins_us) + self.wait_us
-            streams = [stream for stream in self.with_workspace if begins_us[stream] <= latest_us] or streams
-        stream = min(streams, key=lambda stream: (begins_us[stream], stream != home, stream))
+            latest_us = min(begins_us[stream] for stream in choice) + self.wait_us
+            choice = [s for s in choice if s in self.with_workspace and begins_us[s] <= latest_us] or choice
+        stream = min(choice, key=lambda stream: (begins_us[stream], stream != home, stream))
         end_us = begins_us[stream] + cost_us
         self.placed[launch] = Placed(launch, stream, (), begins_us[stream], end_us)
         self.free_us[stream] = end_us
@@ -162,8 +174,10 @@ class Board:
             self.with_workspace.add(stream)
 
 
-def listed(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float) -> tuple[Placed, ...]:
-    """The launches in issue order on their streams, without waits.
+def listed(
+    graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float, path: frozenset[int] = frozenset()
+) -> tuple[Placed, ...]:
+    """The launches in issue order on their streams, without waits; `path`, if any, has the first stream to itself.
 
     As soon as a stream is free, it takes the launch with the highest rank among those that could begin by then. HEFT
     takes the highest rank of all, which leaves the stream idle until that one can begin: on simulated training steps
@@ -182,7 +196,8 @@ def listed(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us:
             heappush(ready, (-ranks[launch], launch))
         launch = heappop(ready)[1]
         keeps = graph.launches[launch].keeps_workspace
-        board.place(launch, graph.after[launch], costs_us[launch], keeps_workspace=keeps)
+        choice = range(streams) if not path else range(1) if launch in path else range(1, streams)
+        board.place(launch, graph.after[launch], costs_us[launch], choice, keeps_workspace=keeps)
         for follower in followers[launch]:
             missing[follower] -= 1
             if not missing[follower]:

@@ -6,10 +6,10 @@ import torch
 from kitsune.device import HostGraph, Recorder
 from kitsune.engine.contest import is_faster
 from kitsune.engine.costs import START_US, between_marks
-from kitsune.engine.issue import by_load
 from kitsune.engine.kernels import Kernel, timeline
+from kitsune.engine.planned import by_load, first_first
 from kitsune.engine.planner import Planner
-from kitsune.engine.schedule import Placed, Schedule
+from kitsune.engine.schedule import Placed, Schedule, critical_path
 from kitsune.errors import CaptureError
 from tests.unit.engine.steps import CPU, equal, even_us, warmed
 
@@ -57,19 +57,27 @@ def contest(times_ms):
 
 def test_the_fastest_is_taken_and_its_variants_race_against_it():
     plan, raced = contest(lambda number: 5.0 if number == 2 else 10.0)
-    assert raced == 1 + 3 + 3  # one stream; two, three and four; three variants of the best
-    assert (plan.schedule.streams, plan.is_urgent) == (3, False)
+    assert raced == 1 + 3 + 2 + 3  # one stream; two, three and four; the path first on two and four; variants
+    assert (plan.schedule.streams, plan.priorities) == (3, ())
 
 
-@pytest.mark.parametrize(("variant", "is_urgent"), [(4, True), (5, False), (6, True)])
+@pytest.mark.parametrize(("variant", "is_urgent"), [(6, True), (7, False), (8, True)])
 def test_a_variant_that_is_faster_is_taken(variant, is_urgent):
-    plan, _ = contest({0: 10.0, 1: 8.0, 2: 8.0, 3: 8.0, 4: 8.0, 5: 8.0, 6: 8.0, variant: 5.0}.__getitem__)
-    assert (plan.schedule.streams, plan.is_urgent) == (2, is_urgent)
+    plan, _ = contest({0: 10.0, **dict.fromkeys(range(1, 9), 8.0), variant: 5.0}.__getitem__)
+    assert (plan.schedule.streams, bool(plan.priorities)) == (2, is_urgent)
+
+
+@pytest.mark.parametrize(("number", "streams"), [(4, 2), (5, 4)])
+def test_the_critical_path_may_go_first(number, streams):
+    plan, _ = contest({0: 10.0, **dict.fromkeys(range(1, 9), 8.0), number: 5.0}.__getitem__)
+    assert plan.priorities == first_first(plan.schedule) == (-3, *[0] * (streams - 1))
+    path = critical_path(plan.recording.graph, plan.costs_us)
+    assert [each.launch for each in plan.schedule.placed if each.stream == 0] == list(path)
 
 
 def test_what_is_hardly_faster_does_not_take_more_streams():
     plan, raced = contest(lambda number: 10.0 - 0.01 * number)
-    assert raced == 4
+    assert raced == 6
     assert plan.schedule.streams == 1
 
 
@@ -97,8 +105,8 @@ def test_the_busiest_stream_is_the_most_urgent_one():
         placed = [Placed(number, number, (), 0.0, load) for number, load in enumerate(loads_us)]
         return Schedule(len(loads_us), tuple(placed))
 
-    assert by_load(schedule(3.0, 9.0, 1.0)) == [-1, -2, 0]
-    assert by_load(schedule(*map(float, range(6)))) == [0, -1, -2, -3, -3, -3]
+    assert by_load(schedule(3.0, 9.0, 1.0)) == (-1, -2, 0)
+    assert by_load(schedule(*map(float, range(6)))) == (0, -1, -2, -3, -3, -3)
 
 
 def test_a_profiler_of_the_users_is_left_alone():

@@ -10,7 +10,9 @@ from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
 from kitsune.engine.schedule import (
     Placed,
     Schedule,
+    along_critical_path,
     clocks,
+    critical_path,
     critical_path_us,
     happens_before,
     in_order,
@@ -44,6 +46,8 @@ def schedules(draw: st.DrawFn) -> Case:
     """A graph and a schedule of it: by our rules, or with launches issued and put on streams by chance."""
     graph, costs_us = draw(problems)
     streams = draw(stream_counts)
+    if streams > 1 and draw(st.booleans()):
+        return graph, along_critical_path(graph, costs_us, streams, draw(waits))
     if draw(st.booleans()):
         return graph, spread(graph, costs_us, streams, draw(waits))
     rng = random.Random(draw(st.integers(0, 2**32)))
@@ -383,3 +387,17 @@ def test_and_do_not_where_it_costs_more():
     graph, costs_us = products([2.0, 2.0, 2.0])
     long = [*costs_us[:3], 50.0, 50.0, 50.0]
     assert len({each.stream for each in listed(graph, long, 3, 1.5) if each.launch >= 3}) == 3
+
+
+@quick
+@given(problems, st.integers(2, 8), waits)
+def test_the_critical_path_has_the_first_stream_to_itself(problem: Problem, streams: int, wait_us: float) -> None:
+    graph, costs_us = problem
+    schedule = along_critical_path(graph, costs_us, streams, wait_us)
+    assert {each.launch for each in schedule.placed if each.stream == 0} == set(critical_path(graph, costs_us))
+
+
+def test_a_path_and_the_rest_need_two_streams() -> None:
+    graph, costs_us = products([2.0, 3.0])
+    with pytest.raises(ValueError, match="at least two streams, not 1"):
+        along_critical_path(graph, costs_us, 1, 0.5)
