@@ -13,7 +13,9 @@ from kitsune.errors import CaptureError
 
 ROUNDS: Final = 3
 MARK: Final = "spin_kernel"  # of torch.cuda._sleep, which marks where a launch ends
-START_US: Final = 1.0  # from the end of a kernel to the begin of the next one behind it, in a CUDA graph
+#: From the end of a kernel to the begin of the next one behind it, in a CUDA graph on an H200: 260 kernels of ResNet-18
+#: take 2499 us one by one and 2576 in a graph, 767 of GoogLeNet 3651 and 3906, 48 of LeNet 230 and 229.
+START_US: Final = 0.3
 
 
 def measured_us(recording: Recording) -> list[float]:
