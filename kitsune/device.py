@@ -145,12 +145,13 @@ def allocations(device: torch.device) -> Iterator[set[int]]:
     if device.type != "cuda" or torch._C._cuda_isHistoryEnabled():
         yield found
         return
-    torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
+    without_frames = {"context": None, "stacks": "python"}
+    torch.cuda.memory._record_memory_history("all", **without_frames)
     try:
         yield found
     finally:
         history = torch.cuda.memory._snapshot()["device_traces"][device.index or 0]
-        torch.cuda.memory._record_memory_history(None)
+        torch.cuda.memory._record_memory_history(None, **without_frames)
         found |= {event["addr"] for event in history if event["action"] == "alloc"}
 
 
