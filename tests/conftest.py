@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,12 @@ import pytest
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 NVIDIA_SIGNS = [Path(path) for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")]
+
+
+def pytest_configure() -> None:
+    """Whoever starts the tests in the background of a shell has SIGINT ignored, and some are about Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

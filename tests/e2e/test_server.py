@@ -115,13 +115,16 @@ def work_once(home: Path) -> None:
 
 
 def test_the_flow_of_the_page_by_curl_alone(server, tmp_path):
-    """The commands of docs/server.md, as printed but for the port."""
+    """The commands of docs/server.md, as printed but for the port, and the version of torch that the plan names."""
     flow = next(block.text for block in blocks("server.md", PAGE.read_text("utf-8")) if "sha256sum" in block.text)
+    here = "$(python -c 'import torch; print(torch.__version__)')"
+    assert here in flow
+    flow = flow.replace(here, "2.13.0").replace("http://127.0.0.1:8537", server.url)
     (tmp_path / "train.py").write_text(TRAIN)
     worker = threading.Thread(target=work_once, args=(server.home,), daemon=True)
     worker.start()
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", flow.replace("http://127.0.0.1:8537", server.url)],
+        ["bash", "-euo", "pipefail", "-c", flow],
         cwd=tmp_path,
         env={**os.environ, "KITSUNE_HOME": str(server.home), "PATH": f"{KITSUNE.parent}:{os.environ['PATH']}"},
         capture_output=True,
