@@ -42,10 +42,10 @@ class TrainStep:
 
     The first calls are real steps that compile, warm up and capture; `is_settled` tells when that is over. Learning
     rates are read at every step. `accumulation_steps=n` runs forward and backward on n parts of the batch, split along
-    its first dimension, before the one update: the memory of a part, the gradients of the whole. `plan="auto"` asks a
-    server (see `kitsune.fetch_plan`) at the first call, which knows the batch, and trains plain when there is no plan.
-    What cannot be applied is in `report.declined` with its reason, or raises DeclinedError with `on_decline="raise"`.
-    `close()` undoes every change to model, optimizer and flags.
+    its first dimension, before the one update: the memory of a part, and for a loss that is a mean over rows the
+    gradients of the whole. `plan="auto"` asks a server (see `kitsune.fetch_plan`) at the first call, which knows the
+    batch, and trains plain when there is no plan. What cannot be applied is in `report.declined` with its reason, or
+    raises DeclinedError with `on_decline="raise"`. `close()` undoes every change to model, optimizer and flags.
     """
 
     def __init__(

@@ -15,8 +15,8 @@ class StreamConfig:
     memory_streams: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_streams <= 64:
-            raise SettingsError("StreamConfig.num_streams must be between 1 and 64")
+        if type(self.num_streams) is not int or not 1 <= self.num_streams <= 64:
+            raise SettingsError("StreamConfig.num_streams must be an integer between 1 and 64")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ class Launch:
 
     @property
     def touches(self) -> tuple[int, ...]:
-        """The storages of which it reads or writes at least one byte, sorted."""
-        return tuple(sorted({span.storage for span in (*self.reads, *self.writes) if span.begin < span.end}))
+        """The storages that it names, sorted. They must be there also where it reads and writes none of their bytes."""
+        return tuple(sorted({span.storage for span in (*self.reads, *self.writes)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ class LaunchGraph:
 
 def launch_to_json(launch: Launch) -> dict[str, Any]:
     reads, writes = ([list(astuple(span)) for span in spans] for spans in (launch.reads, launch.writes))
-    return {"name": launch.name, "reads": reads, "writes": writes, "draws": launch.draws}
+    flags = {"draws": launch.draws, "keeps_workspace": launch.keeps_workspace}
+    return {"name": launch.name, "reads": reads, "writes": writes, **flags}
 
 
 def launch_from_json(data: Mapping[str, Any]) -> Launch:

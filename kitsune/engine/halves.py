@@ -43,17 +43,13 @@ def second_half(recording: Recording, cut: int, crossed: Mapping[int, torch.Tens
 def crossing_of(recording: Recording, cut: int) -> frozenset[int]:
     """The step's own storages that the first part makes and that the second names or returns, also empty ones."""
     launches, (_, returned) = recording.graph.launches, recording.result
-    after = named_by(launches[cut:]) | {place.storage for place in places_of(returned)}
-    crossing = named_by(launches[:cut]) & after
+    after = touched_by(launches[cut:]) | {place.storage for place in places_of(returned)}
+    crossing = touched_by(launches[:cut]) & after
     return frozenset(number for number in crossing if recording.graph.storages[number].is_own)
 
 
 def touched_by(launches: Iterable[Launch]) -> set[int]:
     return {storage for launch in launches for storage in launch.touches}
-
-
-def named_by(launches: Iterable[Launch]) -> set[int]:
-    return {span.storage for launch in launches for span in (*launch.reads, *launch.writes)}
 
 
 def as_bytes(number: int, recording: Recording) -> Place:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kitsune.device import Graph, Recorder, allocated_bytes, fill, peak_bytes, release_cached, reset_peak
+from kitsune.device import Graph, Recorder, allocated_bytes, fill, first_line, peak_bytes, release_cached, reset_peak
 from kitsune.engine.contest import Clock, is_faster, replay_ms
 from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
@@ -94,8 +94,8 @@ class Planner:
             return None, recorded.result
         try:
             graph, static = self._proven(recorded.recording, step, inputs, rates)
-        except CaptureError as error:
-            self.refusal = str(error)
+        except Exception as error:  # noqa: BLE001 - the step has run: nothing that planning it meets may run it again
+            self.refusal = reason_of(error)
             return None, recorded.result
         fill(static, recorded.result)
         return graph, static
@@ -111,8 +111,8 @@ class Planner:
             return None
         try:
             return self._proven_pair(recorded.recording, recorded.cut, lambda: (first(), second()), inputs)
-        except CaptureError as error:
-            self.refusal = str(error)
+        except Exception as error:  # noqa: BLE001 - as above
+            self.refusal = reason_of(error)
             return None
 
     def _proven_pair(self, recording: Recording, cut: int, both: Step, inputs: Sequence[torch.Tensor]) -> Pair:
@@ -202,6 +202,13 @@ class Planner:
         if before is not None:
             before.restore()
         return Captured(plan, graph, static, passing_bytes)
+
+
+def reason_of(error: Exception) -> str:
+    """Why planning failed; what is not a refusal of ours is told by its type."""
+    if isinstance(error, CaptureError):
+        return str(error)
+    return f"planning its launches failed: {type(error).__name__}: {first_line(error)}"
 
 
 def check_proven(problem: str | None) -> None:

@@ -102,6 +102,8 @@ class Storages:
 
 def check_plain(tensor: torch.Tensor) -> None:
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    if tensor.is_nested or tensor.is_quantized:
+        raise CaptureError(f"a {'nested' if tensor.is_nested else 'quantized'} tensor cannot be followed{at_line()}")
     if not is_plain or tensor.is_conj() or tensor.is_neg():
         raise CaptureError(f"a {type(tensor).__name__} of {tensor.layout} cannot be followed{at_line()}")
 

@@ -1,6 +1,7 @@
 """Watch: has anything changed that a captured graph has baked in? Cheap enough to ask before every replay."""
 
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from types import NoneType
 from typing import Any
@@ -75,7 +76,10 @@ class HostState:
         return next((f"the step sets {place}" for place in now if place not in self._held), None)
 
     def _generators(self) -> tuple[Any, ...]:
-        return random.getstate(), bytes(torch.get_rng_state().numpy()) if self._draws else b""
+        if not self._draws:
+            return (random.getstate(),)
+        own = [value for module in self._model.modules() for value in vars(module).values()]
+        return random.getstate(), bytes(torch.get_rng_state().numpy()), numpy_state(), *map(generator_state, own)
 
     def _look(self) -> dict[str, Any]:
         """Attributes and buffers of all modules that are tensors or plain values, by name."""
@@ -85,6 +89,26 @@ class HostState:
             for attribute, value in (*vars(module).items(), *module._buffers.items())
             if isinstance(value, (torch.Tensor, bool, int, float, str, NoneType))
         }
+
+
+def generator_state(value: Any) -> Any:
+    """Where a generator of the user's stands, on the host or a device; None for anything else."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, torch.Generator):
+        return bytes(value.get_state().cpu().numpy())
+    if type(value).__module__.startswith("numpy.random"):
+        return repr(value.get_state() if hasattr(value, "get_state") else value.bit_generator.state)
+    return None
+
+
+def numpy_state() -> str:
+    """Where numpy's own generator stands, if numpy is there."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return ""
+    kind, keys, *rest = numpy.random.get_state()
+    return repr((kind, keys.tobytes(), rest))
 
 
 def why_not_replayed(what: str, syncs: Sequence[Sync], host: HostState) -> str | None:

@@ -9,11 +9,12 @@ from torch import nn
 
 from kitsune.device import Recorder
 from kitsune.engine.costs import measured_us
-from kitsune.engine.issue import HostLane, HostLanes, issue
+from kitsune.engine.issue import HostLane, HostLanes, in_recorded_order, issue
 from kitsune.engine.memory import plan_memory
 from kitsune.engine.planned import plans
 from kitsune.engine.planner import Planner
-from kitsune.engine.proof import refuted
+from kitsune.engine.proof import refuted, reorder
+from kitsune.engine.record import record
 from kitsune.engine.schedule import in_order, on_streams
 from kitsune.engine.split import split
 from kitsune.engine.state import State
@@ -375,3 +376,89 @@ def test_a_state_brings_back_what_it_has_seen():
     assert not equal(step.state(), before)
     state.restore()
     assert equal(step.state(), before)
+
+
+# What planning must not do to the training ----------------------------------------------------------------------------
+
+
+class ZeroWidth(nn.Module):
+    """Joins a tensor of no columns, as models with optional inputs do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        joined = torch.cat([hidden.new_zeros(len(x), 0), hidden], 1)
+        return self.last(joined.tanh() + self.second(x)) + hidden[:0].sum()
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_tensors_without_elements_are_there_when_they_are_named(streams):
+    step, twin = warmed("mlp", sgd)
+    for one in (step, twin):
+        torch.manual_seed(3)
+        one.model = ZeroWidth()
+        one.optimizer = sgd(one.model.parameters())
+    step(), twin()
+    planner = Planner(Recorder(CPU), streams)
+    graph, _ = planner.capture(step, step.inputs)
+    assert planner.refusal == ""
+    twin()
+    for _ in range(3):
+        graph.replay()
+        twin()
+    assert equal(step.state(), twin.state())
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), IndexError("out of range"), KeyError(8)])
+def test_whatever_planning_meets_the_step_has_run_once(monkeypatch, error):
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr("kitsune.engine.planner.refuted", failing)
+    step, twin = warmed("branches", sgd)
+    planner = Planner(Recorder(CPU), 3)
+    graph, result = planner.capture(step, step.inputs)
+    expected = twin()
+    assert graph is None
+    assert planner.refusal.startswith(f"planning its launches failed: {type(error).__name__}: ")
+    assert equal([result[0]], [expected[0]])
+    assert equal(step.state(), twin.state())
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda x: torch.nested.nested_tensor(list(x)).sin(), "nested"),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), "quantized"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested", "ignore:torch.quantize_per_tensor")
+def test_tensors_that_are_more_than_their_bytes_are_refused(make, word):
+    x = torch.randn(3, 4)
+    found = record(lambda: make(x), CPU)
+    assert found.recording is None
+    assert word in found.refusal
+
+
+def test_a_step_that_does_another_thing_every_time_is_refused():
+    """Whatever its reason, as a generator that nobody knows of."""
+    step, _ = warmed("mlp", sgd)
+    plain, drawn = step.model.forward, random.Random(5)
+    recording = recorded(step)
+    step.model.forward = lambda x: plain(x) * drawn.choice([1.0, 3.0])
+    replay = in_recorded_order(recording)
+    assert "something on the host decides" in refuted(recording, step, replay, step.inputs, ())
+
+
+def test_the_batch_of_the_proof_is_one_that_a_user_could_have():
+    offsets, one_row = torch.tensor([0, 2, 2, 5]), torch.tensor([[50, 3]])
+    values = torch.arange(4.0)
+    for number in range(3):
+        reorder([offsets, values], number)
+        reorder([one_row, torch.tensor([0.5])], number)
+    assert offsets.tolist() == [0, 2, 2, 5]
+    assert one_row.tolist() == [[50, 3]]
+    assert sorted(values.tolist()) == [0.0, 1.0, 2.0, 3.0] != values.tolist()
