@@ -31,6 +31,8 @@ KitsuneError
 
 #: The status by which a server asks for a token.
 UNAUTHORIZED = 401
+#: What a step, or torch within it, says to what it did not expect: no errors of ours.
+SURPRISES = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError, ArithmeticError)
 
 
 class KitsuneError(Exception):

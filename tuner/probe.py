@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kitsune.device import allocated_bytes, peak_bytes, pick_device, reset_peak, rng_state, synchronize
-from kitsune.errors import WorkloadError
+from kitsune.errors import SURPRISES, WorkloadError
 from kitsune.workload import Workload
 from tuner.arms import fresh_workload, plain_step
 from tuner.batches import varied
@@ -15,8 +15,6 @@ from tuner.protocol import Job
 from tuner.records import Failure, FailureKind, Phase
 
 TIMED_STEPS = 3
-# What a step says to a batch whose values it did not expect.
-SURPRISES = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,13 @@ from kitsune.engine.cudagraph import StepGraph
 from kitsune.engine.planned import Planned, plans
 from kitsune.engine.recording import Recording
 from kitsune.engine.update import Update
-from kitsune.errors import CaptureError, DeclinedError, UnfitError, WorkloadError
+from kitsune.errors import SURPRISES, CaptureError, DeclinedError, UnfitError, WorkloadError
 from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Plan
 from kitsune.report import Report
 from kitsune.techniques import Build, facts_of
 from kitsune.workload import Workload, call_model, device_of, loss_of
 from tuner.arms import plain_step
-from tuner.probe import SURPRISES
 from tuner.space import Space
 
 #: What is looked at here, whatever the plan says.

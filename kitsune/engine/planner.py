@@ -21,7 +21,7 @@ from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
 from kitsune.engine.schedule import Schedule, along_critical_path, on_streams
 from kitsune.engine.state import State
-from kitsune.errors import CaptureError
+from kitsune.errors import SURPRISES, CaptureError
 
 Step = Callable[[], Any]
 
@@ -94,7 +94,7 @@ class Planner:
             return None, recorded.result
         try:
             graph, static = self._proven(recorded.recording, step, inputs, rates)
-        except Exception as error:  # noqa: BLE001 - the step has run: nothing that planning it meets may run it again
+        except (CaptureError, *SURPRISES) as error:  # the step has run: nothing that planning meets may run it again
             self.refusal = reason_of(error)
             return None, recorded.result
         fill(static, recorded.result)
@@ -111,7 +111,7 @@ class Planner:
             return None
         try:
             return self._proven_pair(recorded.recording, recorded.cut, lambda: (first(), second()), inputs)
-        except Exception as error:  # noqa: BLE001 - as above
+        except (CaptureError, *SURPRISES) as error:
             self.refusal = reason_of(error)
             return None
 
