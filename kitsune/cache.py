@@ -38,10 +38,10 @@ class PlanCache:
         """The plan that was kept under this question, if it is whole and may be applied here."""
         file = self._file(asked, environment)
         try:
-            plan = Plan.load(file) if file.is_file() else None  # anything else might never end
+            if not file.is_file():  # what is no file might never end
+                return None
+            plan = Plan.load(file)
         except (OSError, PlanError):
-            plan = None
-        if plan is None:
             return None
         fits = plan.environment is not None and plan.environment.match(environment)[0] is not Match.REFUSED
         return plan if fits and plan.is_of(asked.fingerprint) else None

@@ -99,18 +99,20 @@ class Client:
 
     def runs(self, query: Mapping[str, str]) -> dict[str, Any]:
         """A page of runs: {"runs": [...], "after": the cursor of the next page or null}."""
-        value = self._json("GET", f"{API}/runs", query=query)
-        if not isinstance(value.get("runs"), list):
-            raise self._strange("the answer holds no list of runs")
-        return value
+        return self._listing("runs", f"{API}/runs", query=query)
 
     def trials(self, run_id: str, after: int = -1) -> list[Any]:
         """Trials of a higher number than `after`, by number; perhaps not all of them at once."""
         query = {"after": str(after)}
-        value = self._json("GET", f"{API}/runs/{_segment(run_id)}/trials", query=query, limit=MAX_TRIALS_BYTES)
-        if not isinstance(value.get("trials"), list):
-            raise self._strange("the answer holds no list of trials")
-        return list(value["trials"])
+        path = f"{API}/runs/{_segment(run_id)}/trials"
+        return list(self._listing("trials", path, query=query, limit=MAX_TRIALS_BYTES)["trials"])
+
+    def _listing(self, name: str, path: str, **options: Any) -> dict[str, Any]:
+        """An answer that holds a list of that name."""
+        value = self._json("GET", path, **options)
+        if not isinstance(value.get(name), list):
+            raise self._strange(f"the answer holds no list of {name}")
+        return value
 
     def _json(self, method: Literal["GET", "PUT", "POST"], path: str, **options: Any) -> dict[str, Any]:
         """The JSON object of an answer that is neither an error nor strange."""

@@ -18,8 +18,8 @@ from kitsune.engine.trace import svg_of, trace_of
 BUCKETS_BYTES: Final = (2**26, 2**24, 2**22)
 LEAST_MORE_BYTES: Final = 2**25  # cuBLAS alone takes twice as much for every stream
 WAIT_US: Final = 1.5  # an event between two streams of a CUDA graph on an H200
-MOST_URGENT: Final = 3  # torch makes streams of four priorities
 STEADY_WAIT_US: Final = 6.0  # as if it cost more: kernels that follow each other on one stream share its caches
+MOST_URGENT: Final = 3  # torch makes streams of four priorities
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Pl
     the step as it was. Raises CaptureError when its launches cannot be timed.
     """
     (alone,) = found = _plans(recording, 1, pool_bytes)
-    budget_bytes = usual_bytes(alone.memory.peak_bytes) if pool_bytes is None else pool_bytes
+    budget_bytes = budget_of(alone, pool_bytes)
     if streams > 1:
         ways = {len(way.calls): way for way in (split(recording, size) for size in BUCKETS_BYTES)}
         best = min((_plans(way, streams, budget_bytes) for way in ways.values()), key=quickest_us)
@@ -75,8 +75,11 @@ def first_first(schedule: Schedule) -> tuple[int, ...]:
     return (-MOST_URGENT, *[0] * (schedule.streams - 1))
 
 
-def usual_bytes(alone_bytes: int) -> int:
-    """What several streams may take where one takes so much, when nobody has said."""
+def budget_of(alone: Planned, pool_bytes: int | None) -> int:
+    """What several streams may take: what somebody said, or a quarter more than one stream takes."""
+    if pool_bytes is not None:
+        return pool_bytes
+    alone_bytes = alone.memory.peak_bytes
     return alone_bytes + max(alone_bytes // 4, LEAST_MORE_BYTES)
 
 

@@ -15,7 +15,7 @@ from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
 from kitsune.engine.kernels import difference, kernels_of
 from kitsune.engine.memory import plan_memory
-from kitsune.engine.planned import STEADY_WAIT_US, WAIT_US, Planned, by_load, first_first, plans, usual_bytes
+from kitsune.engine.planned import STEADY_WAIT_US, WAIT_US, Planned, budget_of, by_load, first_first, plans
 from kitsune.engine.proof import refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
@@ -159,7 +159,7 @@ class Planner:
     def _quickest(self, found: Sequence[Planned]) -> Planned:
         """Of plans, those of fewer streams first; then variants of the best: what is faster takes the place."""
         first, *others = sorted(found, key=lambda plan: plan.schedule.streams)
-        budget_bytes = usual_bytes(first.memory.peak_bytes) if self._pool_bytes is None else self._pool_bytes
+        budget_bytes = budget_of(first, self._pool_bytes)
         best = self._raced(self._tried(first), [*others, *urgent_paths(others[-1], budget_bytes)])
         return self._raced(best, variants(best.plan, budget_bytes)).plan
 

@@ -98,17 +98,14 @@ def generator_state(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return bytes(value.get_state().cpu().numpy())
     if type(value).__module__.startswith("numpy.random"):
-        return repr(value.get_state() if hasattr(value, "get_state") else value.bit_generator.state)
+        return repr(value.get_state(legacy=False) if hasattr(value, "get_state") else value.bit_generator.state)
     return None
 
 
 def numpy_state() -> str:
     """Where numpy's own generator stands, if numpy is there."""
     numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return ""
-    kind, keys, *rest = numpy.random.get_state()
-    return repr((kind, keys.tobytes(), rest))
+    return repr(numpy.random.get_state(legacy=False)) if numpy is not None else ""
 
 
 def why_not_replayed(what: str, syncs: Sequence[Sync], host: HostState) -> str | None:

@@ -37,7 +37,8 @@ class Table:
         buffers = dict(step.named_buffers(remove_duplicate=False))
         nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
         written = {node.name for node in written_inputs(program.graph_module)}
-        self.learned = statistics_of(step)
+        specs = (spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.BUFFER)
+        self.learned = statistics_of(step) | {id(buffers[str(s.target)]) for s in specs if s.arg.name in written}
         for spec in program.graph_signature.input_specs:
             node, name = nodes[spec.arg.name], str(spec.target)
             if spec.kind is InputKind.USER_INPUT:
@@ -46,7 +47,6 @@ class Table:
                 self._place(node, step.get_parameter(name), "parameter", "")
             elif spec.kind is InputKind.BUFFER and node.users:
                 self._place(node, buffers[name], "buffer", name)
-                self.learned |= {id(buffers[name])} if node.name in written else set()
             elif spec.kind is InputKind.CONSTANT_TENSOR and node.users:
                 self._place(node, program.constants[name], "constant", "")
             elif spec.kind not in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 STATISTICS: Final = ("running_mean", "running_var")  # batch norms write them, though no schema says so
 
@@ -13,16 +13,12 @@ def written_inputs(module: GraphModule) -> set[Node]:
     """Placeholders whose memory the graph, or a graph within it, writes, also through views."""
     base = {node: node for node in module.graph.nodes if node.op == "placeholder"}
     found: set[Node] = set()
-    for node in calls_of(module.graph):
+    for node in (node for node in module.graph.nodes if node.op == "call_function"):
         found |= {base[value] for value in written_by(module, node) if value in base}
         source = next(iter(node.args), None)
         if is_alias(node.target) and isinstance(source, Node) and source in base:
             base[node] = base[source]
     return found
-
-
-def calls_of(graph: Graph) -> Iterator[Node]:
-    return (node for node in graph.nodes if node.op == "call_function")
 
 
 def written_by(module: GraphModule, node: Node) -> Iterator[Any]:

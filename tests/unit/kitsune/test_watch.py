@@ -1,12 +1,14 @@
 """A watch sees what a captured graph has baked in change, and nothing else."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from kitsune.engine.watch import Hooks, Watch, first_hook
+from kitsune.engine.watch import Hooks, HostState, Watch, first_hook
 from tests.step_cases import Convnet, adamw
 
 X = torch.ones(2, 3, 8, 8)
@@ -109,3 +111,26 @@ def test_the_first_hook_in_words(trained, change, words):
     assert first_hook(trained[0]) is None
     CHANGES[change](*trained)
     assert first_hook(trained[0]) == words
+
+
+GENERATORS = {
+    "python's own": (None, lambda _: random.random()),
+    "numpy's own": (None, lambda _: np.random.rand()),
+    "torch's own": (None, lambda _: torch.rand(1)),
+    "random.Random": (random.Random(1), lambda mine: mine.random()),
+    "torch.Generator": (torch.Generator(), lambda mine: torch.rand(1, generator=mine)),
+    "RandomState": (np.random.RandomState(1), lambda mine: mine.rand()),
+    "numpy's Generator": (np.random.default_rng(1), lambda mine: mine.random()),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_random_numbers_from_the_host_are_noticed_whoever_gives_them(name):
+    """As for a GPU: on a CPU torch's generator is part of what a step launches."""
+    mine, draw = GENERATORS[name]
+    model = Convnet()
+    model.mine = mine
+    host = HostState(model, torch.device("cuda"))
+    assert host.change() is None
+    draw(mine)
+    assert host.change() == "the step draws random numbers on the host"
