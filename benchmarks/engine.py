@@ -26,7 +26,7 @@ from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
 from kitsune.engine.schedule import critical_path_us
 from kitsune.engine.trace import idle_shares
-from kitsune.workload import batch_tensors
+from kitsune.workload import Workload, batch_tensors
 
 ENGINE_CASES = CASES | FORWARDS
 STREAMS = {"k1": 1, "k2": 2, "k4": 4, "k8": 8}
@@ -34,29 +34,29 @@ WARM_STEPS = 4
 MIB = 1024**2
 
 
-def step_of(case: Case) -> tuple[Step, list[torch.Tensor]]:
-    """What is measured, and its static batch."""
+def step_of(case: Case) -> tuple[Workload, Step]:
+    """What is measured, with its static batch."""
     best = at_its_best(workload_of(case), channels_last=case.channels_last, capturable=True)
-    step = compiled_forward(best) if case.is_forward else compiled_step(best, None)
-    return step, batch_tensors(best.batch)
+    return best, compiled_forward(best) if case.is_forward else compiled_step(best, None)
 
 
 def graph_step(case: Case) -> tuple[Step, Callable[[], str]]:
-    step, _ = step_of(case)
+    _, step = step_of(case)
     return graphed(step), str
 
 
 def planned_step(
     case: Case, streams: int, traces: Path | None, pool_bytes: int | None = None
 ) -> tuple[Step, Callable[[], str]]:
-    step, inputs = step_of(case)
+    workload, step = step_of(case)
     with side_stream(DEVICE):
         for _ in range(WARM_STEPS):
             step()
         planner = Planner(Recorder(DEVICE), streams, pool_bytes)
         began = time.perf_counter()
-        graph, result = planner.capture(step, inputs)
+        graph, result = planner.capture(step, batch_tensors(workload.batch))
     planning_s = time.perf_counter() - began
+    workload.optimizer.zero_grad()  # those of the recorded step: the graph has its own
     if graph is None or planner.plan is None:
         raise SystemExit(f"{case.name}: {planner.refusal}")
     plan = planner.plan

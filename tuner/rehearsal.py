@@ -55,7 +55,8 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
         try:
             recording = recorded(build, workload.batch, assembly.report)
             with side_stream(device):
-                return Rehearsal(plans(recording, streams, build.pool_bytes), assembly.report)
+                found = plans(recording, streams, build.pool_bytes)
+                return Rehearsal(sorted(found, key=lambda plan: plan.schedule.makespan_us), assembly.report)
         except torch.OutOfMemoryError as error:
             raise UnfitError(
                 f"a step that is recorded keeps all of its memory to its end: {first_line(error)}"

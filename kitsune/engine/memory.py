@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kitsune.engine.graph import LaunchGraph, Storage
-from kitsune.engine.schedule import Clock, Schedule, clocks, latest, on_streams
+from kitsune.engine.schedule import Clock, Schedule, clocks, latest
 
 BLOCK_BYTES: Final = 512  # kMinBlockSize of c10/cuda/CUDACachingAllocator
 
@@ -35,23 +35,6 @@ def plan_memory(graph: LaunchGraph, schedule: Schedule) -> MemoryPlan:
     releases = plan_releases(graph, schedule)
     naive_bytes = sum(rounded_bytes(storage) for storage in graph.storages if storage.is_own)
     return MemoryPlan(releases, peak_bytes(graph, schedule, releases), naive_bytes)
-
-
-def within(
-    graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float, pool_bytes: int | None
-) -> list[tuple[Schedule, MemoryPlan]]:
-    """The schedules on 1 to `streams` streams whose memory fits into the pool, the quickest by prediction first.
-
-    When none fits, the one that needs the least. None: the pool has no limit. Raises ValueError as `on_streams` does.
-    """
-    if streams < 1:
-        raise ValueError(f"a schedule needs at least one stream, not {streams}")
-    schedules = dict.fromkeys(on_streams(graph, costs_us, count, wait_us) for count in range(1, streams + 1))
-    planned = [(schedule, plan_memory(graph, schedule)) for schedule in schedules]
-    fitting = [pair for pair in planned if pool_bytes is None or pair[1].peak_bytes <= pool_bytes]
-    if fitting:
-        return sorted(fitting, key=lambda pair: (pair[0].makespan_us, pair[1].peak_bytes))
-    return [min(planned, key=lambda pair: (pair[1].peak_bytes, pair[0].makespan_us))]
 
 
 def plan_releases(graph: LaunchGraph, schedule: Schedule) -> tuple[tuple[int, ...], ...]:

@@ -1,25 +1,29 @@
 """Planned: what may be done with a recorded step: which launches go on which streams, and the memory that they need."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from kitsune.engine.costs import measured_us
-from kitsune.engine.memory import MemoryPlan, within
+from kitsune.engine.memory import MemoryPlan, plan_memory
 from kitsune.engine.recording import Recording
-from kitsune.engine.schedule import Schedule
+from kitsune.engine.rename import renamed
+from kitsune.engine.schedule import Schedule, along_critical_path, in_order, on_streams
 from kitsune.engine.split import split
 from kitsune.engine.state import State
 from kitsune.engine.trace import svg_of, trace_of
 
-#: The most that one of the buckets of parameters may hold that are updated apart; the best by prediction is taken.
-BUCKETS_BYTES: Final = (2**26, 2**24, 2**22)
+#: The most that one of the buckets of parameters may hold that are updated apart. In the 64 MB ones a GPU is full, in
+#: those of 16 MB half of it is left to others: on an H200 the first are better for ResNet-18 and GoogLeNet, the second
+#: for BERT-base and ViT-B/16. Buckets of 4 MB take BERT-base three times as long as all at once.
+BUCKETS_BYTES: Final = (2**26, 2**24)
+MORE: Final = 5  # several streams may take a fifth more than one, parameters and optimizer state counted in
 LEAST_MORE_BYTES: Final = 2**25  # cuBLAS alone takes twice as much for every stream
 WAIT_US: Final = 1.5  # an event between two streams of a CUDA graph on an H200
-STEADY_WAIT_US: Final = 6.0  # as if it cost more: kernels that follow each other on one stream share its caches
 MOST_URGENT: Final = 3  # torch makes streams of four priorities
+USUAL_STREAMS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +48,60 @@ class Planned:
 
 
 def plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Planned]:
-    """Ways to issue a recorded step on 1 to `streams` streams in a pool, the quickest by prediction first.
+    """Ways to issue a recorded step on 1 to `streams` streams in a pool, the step as it was on a single one first.
 
-    None: a pool of a quarter more than one stream needs. When nothing fits, what needs the least. Leaves the state of
-    the step as it was. Raises CaptureError when its launches cannot be timed.
+    None: a pool by `budget_of`. When nothing fits, what needs the least. Leaves the state of the step as it was.
+    Raises CaptureError when its launches cannot be timed.
     """
-    (alone,) = found = _plans(recording, 1, pool_bytes)
+    alone_us = costs_of(recording)
+    alone = planned(recording, alone_us, in_order(recording.graph, alone_us))
+    if streams == 1:
+        return [alone]
+    found = [alone, *(plan for way in ways(recording) for plan in spread(way, costs_of(way), streams))]
     budget_bytes = budget_of(alone, pool_bytes)
-    if streams > 1:
-        ways = {len(way.calls): way for way in (split(recording, size) for size in BUCKETS_BYTES)}
-        best = min((_plans(way, streams, budget_bytes) for way in ways.values()), key=quickest_us)
-        found += [plan for plan in best if plan.schedule.streams > 1]
     fitting = [plan for plan in found if plan.memory.peak_bytes <= budget_bytes]
-    if not fitting:
-        return [min(found, key=lambda plan: plan.memory.peak_bytes)]
-    return sorted(fitting, key=lambda plan: plan.schedule.makespan_us)
+    return fitting or [min(found, key=lambda plan: plan.memory.peak_bytes)]
+
+
+def costs_of(recording: Recording) -> list[float]:
+    """In us, with the state of the step put back."""
+    before = State(recording)
+    try:
+        return measured_us(recording)
+    finally:
+        before.restore()
+
+
+def planned(
+    recording: Recording, costs_us: Sequence[float], schedule: Schedule, priorities: tuple[int, ...] = ()
+) -> Planned:
+    return Planned(recording, costs_us, schedule, plan_memory(recording.graph, schedule), priorities)
+
+
+def ways(recording: Recording) -> list[Recording]:
+    """The step in more and smaller launches, with memory of its own for every value."""
+    found = (split(renamed(recording), most_bytes) for most_bytes in BUCKETS_BYTES)
+    return list({len(way.calls): way for way in found}.values())
+
+
+def spread(way: Recording, costs_us: Sequence[float], streams: int) -> Iterator[Planned]:
+    """On several streams: as early as may be, with the critical path first, and with what ends the step last too."""
+    usual = min(streams, USUAL_STREAMS)
+    for count in dict.fromkeys((*range(2, usual + 1), streams)):
+        early = on_streams(way.graph, costs_us, count, WAIT_US)
+        if early.streams > 1:
+            yield planned(way, costs_us, early)
+    for count in dict.fromkeys((usual, streams)):
+        yield planned(way, costs_us, along_critical_path(way.graph, costs_us, count, WAIT_US), first_first(count))
+    if usual > 2:
+        apart = along_critical_path(way.graph, costs_us, usual, WAIT_US, ends_apart=True)
+        yield planned(way, costs_us, apart, first_first(usual, last_last=True))
+
+
+def urgent(plan: Planned) -> Iterator[Planned]:
+    """The same with its busiest stream before all others, if there are several and none goes first by now."""
+    if plan.schedule.streams > 1 and not plan.priorities:
+        yield replace(plan, priorities=by_load(plan.schedule))
 
 
 def by_load(schedule: Schedule) -> tuple[int, ...]:
@@ -70,28 +113,15 @@ def by_load(schedule: Schedule) -> tuple[int, ...]:
     return tuple(-min(ranks.index(stream), MOST_URGENT) for stream in range(schedule.streams))
 
 
-def first_first(schedule: Schedule) -> tuple[int, ...]:
-    """Priorities by which the first stream goes before all others."""
-    return (-MOST_URGENT, *[0] * (schedule.streams - 1))
+def first_first(streams: int, *, last_last: bool = False) -> tuple[int, ...]:
+    """Priorities by which the first stream goes before all others, and the last one behind them."""
+    return (-MOST_URGENT, *[-1 if last_last else 0] * (streams - 2), 0)
 
 
 def budget_of(alone: Planned, pool_bytes: int | None) -> int:
-    """What several streams may take: what somebody said, or a quarter more than one stream takes."""
+    """What the pool of several streams may take: what somebody said, or a share more than the whole step on one."""
     if pool_bytes is not None:
         return pool_bytes
     alone_bytes = alone.memory.peak_bytes
-    return alone_bytes + max(alone_bytes // 4, LEAST_MORE_BYTES)
-
-
-def quickest_us(found: Sequence[Planned]) -> float:
-    return min(plan.schedule.makespan_us for plan in found)
-
-
-def _plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Planned]:
-    before = State(recording)
-    try:
-        costs_us = measured_us(recording)
-    finally:
-        before.restore()
-    fitting = within(recording.graph, costs_us, streams, WAIT_US, pool_bytes)
-    return [Planned(recording, costs_us, schedule, memory) for schedule, memory in fitting]
+    held_bytes = sum(storage.nbytes() for storage in alone.recording.held.values())
+    return alone_bytes + max((held_bytes + alone_bytes) // MORE, LEAST_MORE_BYTES)

@@ -1,10 +1,10 @@
 """Planner: a step in, a graph of its launches on several streams out, once it is proven to be the same step.
 
-record -> split -> measure -> schedule -> plan memory -> capture -> race -> prove (docs/decisions/0008).
+record -> rename -> split -> measure -> schedule -> plan memory -> capture -> race -> prove (docs/decisions/0008).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,41 +14,14 @@ from kitsune.engine.contest import Clock, is_faster, replay_ms
 from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
 from kitsune.engine.kernels import difference, kernels_of
-from kitsune.engine.memory import plan_memory
-from kitsune.engine.planned import STEADY_WAIT_US, WAIT_US, Planned, budget_of, by_load, first_first, plans
+from kitsune.engine.planned import Planned, plans, urgent
 from kitsune.engine.proof import refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
-from kitsune.engine.schedule import Schedule, along_critical_path, on_streams
 from kitsune.engine.state import State
 from kitsune.errors import SURPRISES, CaptureError
 
 Step = Callable[[], Any]
-
-
-def variants(plan: Planned, budget_bytes: int) -> Iterator[Planned]:
-    """The same on as many streams: with urgency, and with launches that change streams less, both ways."""
-    count = plan.schedule.streams
-    if count == 1:
-        return
-    yield replace(plan, priorities=by_load(plan.schedule))
-    graph, costs_us = plan.recording.graph, plan.costs_us
-    steady = rescheduled(plan, on_streams(graph, costs_us, count, STEADY_WAIT_US))
-    if steady.memory.peak_bytes <= budget_bytes:
-        yield from (steady, replace(steady, priorities=by_load(steady.schedule)))
-
-
-def urgent_paths(plan: Planned, budget_bytes: int) -> Iterator[Planned]:
-    """The same launches with the critical path before all others, on two streams and on as many as the plan has."""
-    graph, costs_us = plan.recording.graph, plan.costs_us
-    for count in sorted({2, plan.schedule.streams}):
-        found = rescheduled(plan, along_critical_path(graph, costs_us, count, WAIT_US))
-        if found.memory.peak_bytes <= budget_bytes:
-            yield replace(found, priorities=first_first(found.schedule))
-
-
-def rescheduled(plan: Planned, schedule: Schedule) -> Planned:
-    return Planned(plan.recording, plan.costs_us, schedule, plan_memory(plan.recording.graph, schedule))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +120,7 @@ class Planner:
     def _best(self, recording: Recording) -> Captured:
         found = plans(recording, self._streams, self._pool_bytes)
         if self._recorder.executes or len(found) == 1:
-            return self._captured(found[0], self._recorder)
+            return self._captured(min(found, key=lambda plan: plan.schedule.makespan_us), self._recorder)
         before = State(recording)
         try:
             quickest = self._quickest(found)
@@ -157,11 +130,9 @@ class Planner:
             before.restore()
 
     def _quickest(self, found: Sequence[Planned]) -> Planned:
-        """Of plans, those of fewer streams first; then variants of the best: what is faster takes the place."""
-        first, *others = sorted(found, key=lambda plan: plan.schedule.streams)
-        budget_bytes = budget_of(first, self._pool_bytes)
-        best = self._raced(self._tried(first), [*others, *urgent_paths(others[-1], budget_bytes)])
-        return self._raced(best, variants(best.plan, budget_bytes)).plan
+        """The first, unless another one is faster; then the same with urgency."""
+        best = self._raced(self._tried(found[0]), found[1:])
+        return self._raced(best, urgent(best.plan)).plan
 
     def _raced(self, best: Captured, others: Iterable[Planned]) -> Captured:
         for plan in others:

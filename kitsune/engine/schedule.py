@@ -93,15 +93,29 @@ def on_streams(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait
     return spread if spread.makespan_us < alone.makespan_us else alone
 
 
-def along_critical_path(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float) -> Schedule:
+def along_critical_path(
+    graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float, *, ends_apart: bool = False
+) -> Schedule:
     """As `on_streams`, but the critical path has the first stream to itself, so that it can go before all else.
 
-    Raises ValueError for less than two streams.
+    `ends_apart`: what nothing waits for, as the update of a weight, has the last one to itself, so that it can go
+    behind all else. Raises ValueError for too few streams: two, or with `ends_apart` three.
     """
-    if streams < 2:
-        raise ValueError(f"the critical path and the rest need at least two streams, not {streams}")
     path = frozenset(critical_path(graph, costs_us))
-    return Schedule(streams, with_waits(graph, listed(graph, costs_us, streams, wait_us, path), streams))
+    ends = ends_of(graph) - path if ends_apart else frozenset()
+    last = streams - 1 if ends_apart else streams
+    if last < 2:
+        raise ValueError(f"the critical path and the rest need more than {streams} streams")
+    choices = [
+        range(1) if launch in path else range(last, streams) if launch in ends else range(1, last)
+        for launch in range(len(graph.launches))
+    ]
+    return Schedule(streams, with_waits(graph, listed(graph, costs_us, streams, wait_us, choices), streams))
+
+
+def ends_of(graph: LaunchGraph) -> frozenset[int]:
+    """The launches that nothing waits for."""
+    return frozenset(range(len(graph.launches))).difference(*graph.after)
 
 
 def check(graph: LaunchGraph, costs_us: Sequence[float]) -> None:
@@ -175,9 +189,9 @@ class Board:
 
 
 def listed(
-    graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float, path: frozenset[int] = frozenset()
+    graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float, choices: Sequence[range] = ()
 ) -> tuple[Placed, ...]:
-    """The launches in issue order on their streams, without waits; `path`, if any, has the first stream to itself.
+    """The launches in issue order on their streams, without waits; `choices`, if any: to which each may go.
 
     As soon as a stream is free, it takes the launch with the highest rank among those that could begin by then. HEFT
     takes the highest rank of all, which leaves the stream idle until that one can begin: on simulated training steps
@@ -196,7 +210,7 @@ def listed(
             heappush(ready, (-ranks[launch], launch))
         launch = heappop(ready)[1]
         keeps = graph.launches[launch].keeps_workspace
-        choice = range(streams) if not path else range(1) if launch in path else range(1, streams)
+        choice = choices[launch] if choices else range(streams)
         board.place(launch, graph.after[launch], costs_us[launch], choice, keeps_workspace=keeps)
         for follower in followers[launch]:
             missing[follower] -= 1

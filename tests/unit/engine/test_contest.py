@@ -7,7 +7,7 @@ from kitsune.device import HostGraph, Recorder
 from kitsune.engine.contest import is_faster
 from kitsune.engine.costs import START_US, between_marks
 from kitsune.engine.kernels import Kernel, timeline
-from kitsune.engine.planned import by_load, first_first
+from kitsune.engine.planned import by_load
 from kitsune.engine.planner import Planner
 from kitsune.engine.schedule import Placed, Schedule, critical_path
 from kitsune.errors import CaptureError
@@ -55,29 +55,35 @@ def contest(times_ms):
     return planner.plan, len(recorder.made) - 1
 
 
-def test_the_fastest_is_taken_and_its_variants_race_against_it():
+EARLY = 3  # plans: on two, three and four streams
+PATH, APART = 1 + EARLY, 2 + EARLY  # then the critical path first on four, and what ends the step last
+
+
+def test_the_fastest_is_taken_and_races_once_more_with_urgency():
     plan, raced = contest(lambda number: 5.0 if number == 2 else 10.0)
-    assert raced == 1 + 3 + 2 + 3  # one stream; two, three and four; the path first on two and four; variants
+    assert raced == 1 + APART + 1
     assert (plan.schedule.streams, plan.priorities) == (3, ())
 
 
-@pytest.mark.parametrize(("variant", "is_urgent"), [(6, True), (7, False), (8, True)])
-def test_a_variant_that_is_faster_is_taken(variant, is_urgent):
-    plan, _ = contest({0: 10.0, **dict.fromkeys(range(1, 9), 8.0), variant: 5.0}.__getitem__)
-    assert (plan.schedule.streams, bool(plan.priorities)) == (2, is_urgent)
+def test_urgency_is_taken_where_it_is_faster():
+    plan, raced = contest(lambda number: {2: 8.0, APART + 1: 5.0}.get(number, 10.0))
+    assert raced == 1 + APART + 1
+    assert plan.priorities == by_load(plan.schedule)
+    assert plan.schedule.streams == 3
 
 
-@pytest.mark.parametrize(("number", "streams"), [(4, 2), (5, 4)])
-def test_the_critical_path_may_go_first(number, streams):
-    plan, _ = contest({0: 10.0, **dict.fromkeys(range(1, 9), 8.0), number: 5.0}.__getitem__)
-    assert plan.priorities == first_first(plan.schedule) == (-3, *[0] * (streams - 1))
+@pytest.mark.parametrize(("number", "priorities"), [(PATH, (-3, 0, 0, 0)), (APART, (-3, -1, -1, 0))])
+def test_the_critical_path_may_go_first(number, priorities):
+    plan, raced = contest(lambda at: 5.0 if at == number else 10.0)
+    assert raced == 1 + APART  # it is urgent by now
+    assert plan.priorities == priorities
     path = critical_path(plan.recording.graph, plan.costs_us)
     assert [each.launch for each in plan.schedule.placed if each.stream == 0] == list(path)
 
 
 def test_what_is_hardly_faster_does_not_take_more_streams():
     plan, raced = contest(lambda number: 10.0 - 0.01 * number)
-    assert raced == 6
+    assert raced == 1 + APART
     assert plan.schedule.streams == 1
 
 

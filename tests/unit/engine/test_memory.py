@@ -1,15 +1,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
-from kitsune.engine.memory import MemoryPlan, plan_memory, within
-from kitsune.engine.schedule import Placed, Schedule, in_order, on_streams
+from kitsune.engine.memory import MemoryPlan, plan_memory
+from kitsune.engine.schedule import Placed, Schedule, in_order
 from tests.unit.engine.test_graph import touchers
-from tests.unit.engine.test_schedule import Case, Problem, ended_before, problems, schedules, stream_counts, waits
+from tests.unit.engine.test_schedule import Case, Problem, ended_before, problems, schedules
 
 BLOCK_BYTES = 512
 quick = settings(deadline=None, max_examples=200)
@@ -227,60 +226,3 @@ def test_storages_that_were_there_before_are_nobodys_to_free() -> None:
 
 
 # Within a budget ------------------------------------------------------------------------------------------------------
-
-
-@quick
-@given(problems, stream_counts, waits, st.one_of(st.none(), st.integers(0, 20_000)))
-def test_the_quickest_schedule_that_fits_is_taken(
-    problem: Problem, streams: int, wait_us: float, pool_bytes: int | None
-) -> None:
-    graph, costs_us = problem
-    found = within(graph, costs_us, streams, wait_us, pool_bytes)
-    schedule, plan = found[0]
-    candidates = [on_streams(graph, costs_us, count, wait_us) for count in range(1, streams + 1)]
-    peaks_bytes = [plan_memory(graph, candidate).peak_bytes for candidate in candidates]
-    assert schedule in candidates
-    assert plan == plan_memory(graph, schedule)
-    fitting = [
-        candidate
-        for candidate, peak_bytes in zip(candidates, peaks_bytes, strict=True)
-        if pool_bytes is None or peak_bytes <= pool_bytes
-    ]
-    if fitting:
-        assert {schedule for schedule, _ in found} == set(fitting)
-        assert len(found) == len(set(fitting))
-        times_us = [schedule.makespan_us for schedule, _ in found]
-        assert times_us == sorted(times_us)
-    else:
-        assert len(found) == 1
-        assert plan.peak_bytes == min(peaks_bytes)
-
-
-@quick
-@given(problems, stream_counts)
-def test_the_budget_is_respected_where_one_stream_respects_it(problem: Problem, streams: int) -> None:
-    graph, costs_us = problem
-    alone_bytes = plan_memory(graph, in_order(graph, costs_us)).peak_bytes
-    assume(alone_bytes)
-    assert within(graph, costs_us, streams, 0.0, alone_bytes)[0][1].peak_bytes <= alone_bytes
-
-
-def side_by_side() -> LaunchGraph:
-    """Two chains whose buffers are done with at once: quick on two streams, which then need two pools."""
-    spans = [Span(number, 0, 512) for number in range(4)]
-    launches = [Launch("op", (), (span,)) for span in spans]
-    return LaunchGraph.of(launches, [Storage(512, is_own=True, is_kept=False)] * 4)
-
-
-@pytest.mark.parametrize(
-    ("pool_bytes", "makespan_us", "peak_bytes"),
-    [(None, 1.0, 2048), (2048, 1.0, 2048), (2047, 2.0, 1024), (1024, 2.0, 1024), (1023, 4.0, 512), (511, 4.0, 512)],
-)
-def test_streams_are_bought_with_memory(pool_bytes: int | None, makespan_us: float, peak_bytes: int) -> None:
-    schedule, plan = within(side_by_side(), [1.0] * 4, 4, 0.0, pool_bytes)[0]
-    assert (schedule.makespan_us, plan.peak_bytes) == (makespan_us, peak_bytes)
-
-
-def test_no_stream_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one stream, not 0"):
-        within(side_by_side(), [1.0] * 4, 0, 0.0, None)

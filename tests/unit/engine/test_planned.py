@@ -11,7 +11,7 @@ from kitsune.device import Recorder
 from kitsune.engine.costs import measured_us
 from kitsune.engine.issue import HostLane, HostLanes, in_recorded_order, issue
 from kitsune.engine.memory import plan_memory
-from kitsune.engine.planned import plans
+from kitsune.engine.planned import budget_of, plans
 from kitsune.engine.planner import Planner
 from kitsune.engine.proof import refuted, reorder
 from kitsune.engine.record import record
@@ -198,6 +198,39 @@ def test_planning_leaves_state_and_generators_alone():
     plans(recording, 4, None)
     assert equal(step.state(), before)
     assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_a_pool_is_not_exceeded_and_the_smallest_plan_is_better_than_none(monkeypatch):
+    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    x = torch.rand(100)
+
+    def side_by_side():
+        """Two streams need two pools for what is done with at once."""
+        for operation in (torch.cos, torch.sin, torch.tan, torch.exp):
+            operation(x)
+
+    recording = recorded(side_by_side)
+    alone, *others = plans(recording, 4, 2**40)
+    peaks = sorted({plan.memory.peak_bytes for plan in others})
+    assert alone.schedule.streams == 1
+    assert alone.memory.peak_bytes == 512
+    assert peaks == [1024, 1536, 2048]
+    for pool_bytes in (512, *peaks):
+        found = plans(recording, 4, pool_bytes)
+        assert max(plan.memory.peak_bytes for plan in found) <= pool_bytes
+        assert len(found) == sum(plan.memory.peak_bytes <= pool_bytes for plan in (alone, *others))
+    assert [plan.memory.peak_bytes for plan in plans(recording, 4, 511)] == [512]
+
+
+def test_where_nobody_says_how_much_several_streams_take_a_fifth_more_of_all(monkeypatch):
+    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    step, _ = warmed("branches")
+    (alone,) = plans(recorded(step), 1, None)
+    held_bytes = sum(storage.nbytes() for storage in alone.recording.held.values())
+    assert budget_of(alone, 5) == 5
+    assert budget_of(alone, None) == alone.memory.peak_bytes + 2**25
+    monkeypatch.setattr("kitsune.engine.planned.LEAST_MORE_BYTES", 1)
+    assert budget_of(alone, None) == alone.memory.peak_bytes + (alone.memory.peak_bytes + held_bytes) // 5
 
 
 def test_every_launch_has_a_cost():

@@ -1,6 +1,7 @@
 import random
 import time
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
@@ -47,7 +48,8 @@ def schedules(draw: st.DrawFn) -> Case:
     graph, costs_us = draw(problems)
     streams = draw(stream_counts)
     if streams > 1 and draw(st.booleans()):
-        return graph, along_critical_path(graph, costs_us, streams, draw(waits))
+        ends_apart = streams > 2 and draw(st.booleans())
+        return graph, along_critical_path(graph, costs_us, streams, draw(waits), ends_apart=ends_apart)
     if draw(st.booleans()):
         return graph, spread(graph, costs_us, streams, draw(waits))
     rng = random.Random(draw(st.integers(0, 2**32)))
@@ -397,7 +399,20 @@ def test_the_critical_path_has_the_first_stream_to_itself(problem: Problem, stre
     assert {each.launch for each in schedule.placed if each.stream == 0} == set(critical_path(graph, costs_us))
 
 
-def test_a_path_and_the_rest_need_two_streams() -> None:
+@quick
+@given(problems, st.integers(3, 8), waits)
+def test_what_ends_the_step_may_have_the_last_stream_to_itself(problem: Problem, streams: int, wait_us: float) -> None:
+    graph, costs_us = problem
+    schedule = along_critical_path(graph, costs_us, streams, wait_us, ends_apart=True)
+    path, awaited = set(critical_path(graph, costs_us)), set(chain.from_iterable(graph.after))
+    streams_of = {each.launch: each.stream for each in schedule.placed}
+    for launch, stream in streams_of.items():
+        expected = {0} if launch in path else {*range(1, streams - 1)} if launch in awaited else {streams - 1}
+        assert stream in expected
+
+
+@pytest.mark.parametrize(("streams", "ends_apart"), [(1, False), (2, True)])
+def test_a_path_and_the_rest_need_enough_streams(streams: int, ends_apart: bool) -> None:
     graph, costs_us = products([2.0, 3.0])
-    with pytest.raises(ValueError, match="at least two streams, not 1"):
-        along_critical_path(graph, costs_us, 1, 0.5)
+    with pytest.raises(ValueError, match=f"need more than {streams} streams"):
+        along_critical_path(graph, costs_us, streams, 0.5, ends_apart=ends_apart)
