@@ -37,6 +37,7 @@ def cut(
     """Forward and loss (None when the model returns its loss). Raises ExportError naming the operator and its line."""
     module = program.graph_module
     _merge_ties(module, origins)
+    _merge_copies(module)
     calls = [
         node for node in module.graph.nodes if node.op == "call_function" and target_name(node.target) not in ASSERTIONS
     ]
@@ -61,6 +62,23 @@ def _merge_ties(module: torch.fx.GraphModule, origins: Origins) -> None:
             one = first.setdefault(origins.source(node), node)
             if one is not node:
                 node.replace_all_uses_with(one)
+
+
+def _merge_copies(module: torch.fx.GraphModule) -> None:
+    """Attention copies and views what it has transposed in torch 2.11, and reshapes it, which is the same, in 2.13."""
+    for node in module.graph.nodes:
+        copy: Any = next(iter(node.args), None)
+        if target_name(node.target) == "aten.view.default" and _is_copy_of_attention(copy):
+            node.target = torch.ops.aten.reshape.default
+            node.replace_input_with(copy, copy.args[0])
+            module.graph.erase_node(copy)
+
+
+def _is_copy_of_attention(node: Any) -> bool:
+    if not isinstance(node, FxNode) or target_name(node.target) != "aten.contiguous.default" or len(node.users) != 1:
+        return False
+    *_, kind = ["", *(kind for _, kind in node.meta.get("nn_module_stack", {}).values())]
+    return getattr(kind, "__name__", str(kind)).endswith("MultiheadAttention")
 
 
 def _is_in_model(node: FxNode) -> bool:
@@ -88,7 +106,7 @@ class _Side:
         before: "_Side | None" = None,
     ) -> None:
         self.module, self.origins, self.device, self.before = module, origins, device, before
-        self.calls = [node for node in calls if not _is_size(node) and not _is_unused_pick(node)]
+        self.calls = [node for node in calls if not _is_size(node) and not _is_idle(node)]
         self.members = set(self.calls)
         self.order: list[FxNode] = []
         self.placed: set[FxNode] = set()
@@ -173,5 +191,6 @@ class _Side:
         return None
 
 
-def _is_unused_pick(node: FxNode) -> bool:
-    return target_name(node.target) == "py.getitem" and not node.users
+def _is_idle(node: FxNode) -> bool:
+    """Whether it computes nothing and nobody asks for it; torch 2.11 leaves empty tensors of transformer layers."""
+    return target_name(node.target).startswith(("py.getitem", "aten.empty.")) and not node.users

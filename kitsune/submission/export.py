@@ -18,6 +18,7 @@ from kitsune.submission.archive import Archive, checked_document
 from kitsune.submission.cut import cut
 from kitsune.submission.optimizers import describe_optimizer
 from kitsune.submission.preserve import preserved, quiet
+from kitsune.submission.rnn import mended_lstm_shapes
 from kitsune.submission.selfcheck import outcome_of, verify
 from kitsune.submission.source import WAY_OUT, line_of_error
 from kitsune.submission.structure import describe, substitute
@@ -220,7 +221,7 @@ def _archive(
 def _program(step: _Step, device: torch.device, is_dynamic: bool) -> ExportedProgram:
     """The program in the step's present mode; the first dimension of the batch may vary where export can say so."""
     shapes = [{0: Dim.AUTO} if is_dynamic and leaf.dim() else None for leaf in step.leaves]
-    with quiet(), preserved(step, device), torch.enable_grad():
+    with quiet(), preserved(step, device), torch.enable_grad(), mended_lstm_shapes():
         try:
             return torch.export.export(step, tuple(step.leaves), dynamic_shapes={"leaves": tuple(shapes)}, strict=False)
         except WorkloadError:

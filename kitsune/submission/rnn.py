@@ -1,9 +1,12 @@
 """Weights of recurrent layers in one block of memory, as cuDNN wants them and as torch.nn keeps them."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 from torch import fx, nn
+from torch._decomp import decompositions
 
 _LAYERS: Final[dict[Any, type[nn.RNNBase]]] = {
     torch.ops.aten.lstm.input: nn.LSTM,
@@ -11,6 +14,22 @@ _LAYERS: Final[dict[Any, type[nn.RNNBase]]] = {
     torch.ops.aten.rnn_tanh.input: nn.RNN,
     torch.ops.aten.rnn_relu.input: nn.RNN,
 }
+
+
+@contextlib.contextmanager
+def mended_lstm_shapes() -> Iterator[None]:
+    """torch 2.11 traces the last states of an LSTM with a dimension too many: it squeezes the batch, not the layer."""
+    one_layer = decompositions.one_layer_lstm
+
+    def mended(*args: Any, **kwargs: Any) -> Any:
+        out, states = one_layer(*args, **kwargs)
+        return out, tuple(state.squeeze(0) if state.dim() == 3 else state for state in states)
+
+    decompositions.one_layer_lstm = mended
+    try:
+        yield
+    finally:
+        decompositions.one_layer_lstm = one_layer
 
 
 def flatten_rnn_weights(graph: fx.GraphModule) -> None:
