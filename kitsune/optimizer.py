@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from kitsune.amp import AMPConfig
+from kitsune.amp import AMPConfig, has_bf16
 from kitsune.assembly import OnDecline
 from kitsune.attach import Attachment
 from kitsune.engine.update import parameters_of
@@ -90,7 +90,7 @@ class KitsuneOptimizer(Optimizer):
         if on_decline not in ("eager", "raise"):
             raise SettingsError(f"on_decline is {on_decline!r}; use 'eager' or 'raise'")
         inner = _inner(optimizer, params, arguments)
-        wish = wish_of(options, has_bf16(inner))
+        wish = wish_of(options, takes_bf16(inner))
         if on_decline == "raise":
             for option, reason in wish.declined.items():
                 raise DeclinedError(option, reason)
@@ -286,7 +286,7 @@ class KitsuneOptimizer(Optimizer):
         self._attachment.detach()  # the export calls the model too
         self._seeking = None
         found = plan_of_model(model, self.base_optimizer, lambda: call_of(model, args, kwargs))
-        wish = wish_of(dataclasses.replace(options, plan=found.plan or Plan()), has_bf16(self.base_optimizer))
+        wish = wish_of(dataclasses.replace(options, plan=found.plan or Plan()), takes_bf16(self.base_optimizer))
         self._wish = dataclasses.replace(wish, notes=(*wish.notes, f"plan='auto': {found.reason}"))
         self._attachment.route(model)
         return model(*args, **kwargs)
@@ -307,9 +307,8 @@ def as_given(optimizer: Optimizer) -> Optimizer:
     return given
 
 
-def has_bf16(optimizer: Optimizer) -> bool:
-    on_gpu = parameters_of(optimizer)[0].device.type == "cuda"
-    return not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
+def takes_bf16(optimizer: Optimizer) -> bool:
+    return parameters_of(optimizer)[0].device.type != "cuda" or has_bf16()
 
 
 def _inner(

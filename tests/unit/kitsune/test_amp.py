@@ -1,0 +1,113 @@
+"""Mixed precision by hand: torch's autocast and scaler, by one configuration, with counts that are true."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from kitsune.amp import AMPConfig, GradScaler, autocast
+from kitsune.errors import SettingsError
+
+FP16 = AMPConfig(dtype=torch.float16, init_scale=2.0**10, growth_interval=3, growth_factor=4.0, backoff_factor=0.25)
+
+
+def trained(scaler, steps, overflow_at=()):
+    """A model after so many steps by the scaler; in some of them a gradient is infinite."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).square().sum()
+        scaler.scale(loss).backward()
+        if number in overflow_at:
+            model.weight.grad[0, 0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+    return model
+
+
+def test_no_step_is_skipped_where_all_gradients_are_finite():
+    scaler = GradScaler("cpu", config=FP16)
+    trained(scaler, 5)
+    assert (scaler.statistics.steps, scaler.statistics.skipped) == (5, 0)
+    assert scaler.statistics.scale == 2.0**10 * 4.0  # grown once, after three good steps
+
+
+@pytest.mark.parametrize("overflow_at", [{0}, {2}, {1, 3}])
+def test_every_overflow_is_counted_once(overflow_at):
+    scaler = GradScaler("cpu", config=FP16)
+    model = trained(scaler, 4, overflow_at)
+    assert (scaler.statistics.steps, scaler.statistics.skipped) == (4, len(overflow_at))
+    assert scaler.get_scale() <= 2.0**10 * 0.25 ** len(overflow_at) * 4.0
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_two_optimizers_that_overflow_in_one_step_are_one_skipped_step():
+    scaler = GradScaler("cpu", config=FP16)
+    models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    scaler.scale(sum(model(torch.ones(1, 2)).sum() for model in models)).backward()
+    for model, optimizer in zip(models, optimizers, strict=True):
+        model.weight.grad.fill_(torch.nan)
+        scaler.step(optimizer)
+    scaler.update()
+    assert scaler.statistics.skipped == 1
+
+
+def test_it_trains_as_the_scaler_of_torch_does():
+    ours = GradScaler("cpu", config=FP16)
+    theirs = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_factor=4.0, backoff_factor=0.25, growth_interval=3)
+    one, other = trained(ours, 6, {2}), trained(theirs, 6, {2})
+    assert torch.equal(one.weight, other.weight)
+    assert ours.state_dict() == theirs.state_dict()
+
+
+@pytest.mark.parametrize("config", [AMPConfig(dtype=torch.bfloat16), AMPConfig(enabled=False, dtype=torch.float16)])
+def test_a_scaler_that_is_not_needed_passes_everything_through(config):
+    scaler = GradScaler("cpu", config=config)
+    plain = trained(torch.amp.GradScaler("cpu", enabled=False), 3)
+    assert torch.equal(trained(scaler, 3).weight, plain.weight)
+    assert not scaler.is_enabled()
+    assert (scaler.statistics.steps, scaler.statistics.skipped, scaler.statistics.scale) == (0, 0, 1.0)
+
+
+def test_arguments_of_torch_go_over_the_configuration():
+    assert GradScaler("cpu", config=FP16, init_scale=8.0).get_scale() == 8.0
+    assert GradScaler("cpu").get_scale() == torch.amp.GradScaler("cpu").get_scale()
+
+
+def test_a_new_scale_is_taken_and_is_no_step():
+    scaler = GradScaler("cpu", config=FP16)
+    trained(scaler, 1)
+    scaler.update(16.0)
+    assert (scaler.statistics.steps, scaler.statistics.scale) == (1, 16.0)
+
+
+def test_a_copy_counts_on_from_where_it_was():
+    scaler = GradScaler("cpu", config=FP16)
+    trained(scaler, 2, {1})
+    again = copy.deepcopy(scaler)
+    trained(again, 1, {0})
+    assert (again.statistics.skipped, scaler.statistics.skipped) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        (None, torch.bfloat16),
+        (AMPConfig(dtype=torch.float16), torch.float16),
+        (AMPConfig(enabled=False), torch.float32),
+    ],
+)
+def test_autocast_computes_in_the_dtype_of_the_configuration(config, dtype):
+    layer = nn.Linear(4, 3)
+    with autocast(config, device_type="cpu"):
+        assert layer(torch.ones(2, 4)).dtype == dtype
+    assert autocast(config, device_type="cpu")(layer.forward)(torch.ones(2, 4)).dtype == dtype
+
+
+def test_a_dtype_that_is_no_half_is_refused():
+    with pytest.raises(SettingsError, match=r"use torch\.float16 or torch\.bfloat16"):
+        AMPConfig(dtype=torch.float32)
