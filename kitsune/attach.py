@@ -64,7 +64,7 @@ class Lookout:
 
 
 class Attachment:
-    """Watches all forwards of the process until the root is found, then none.
+    """Watches all forwards of the process, from `start` on and until the root is found.
 
     `found` gives the root's forward, or None to leave it plain; `lost` is called when a newer optimizer of the same
     parameters takes the root over.
@@ -80,7 +80,11 @@ class Attachment:
         self._found = found
         self._lost = lost
         self._root: weakref.ref[torch.nn.Module] | None = None
-        self._lookout: Lookout | None = Lookout(self)
+        self._lookout: Lookout | None = None
+
+    def start(self) -> "Attachment":
+        self._lookout = Lookout(self)
+        return self
 
     @property
     def is_looking(self) -> bool:

@@ -59,6 +59,12 @@ class Loop:
         return self.forward is None
 
     @property
+    def is_settled(self) -> bool:
+        """Whether compiling, warming up and capturing are over."""
+        is_over = self.forward is not None and self.forward.is_settled and not self._unsettled
+        return is_over and (self._graph is None or bool(self._graph.replays or self._graph.refusal))
+
+    @property
     def counts(self) -> dict[str, int]:
         """How often forwards ran "captured" or otherwise, and how often the "update" was replayed."""
         counts = Counter(self._earlier)

@@ -6,8 +6,11 @@ The training loop stays as it is; its semantics, case by case, are those of the 
 import copy
 import dataclasses
 import functools
+import json
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from kitsune.options import Options, Wish, wish_of
 from kitsune.plan import Plan
 from kitsune.remote import Auto, plan_of_model
 from kitsune.report import Report
+from kitsune.step_profile import CALIBRATION_STEPS, Stats, StepProfile, unmeasured
 from kitsune.streams import Scheduler, StreamConfig
 from kitsune.workload import call_of
 
@@ -33,6 +37,8 @@ UNFOUND = (
     "a module that was compiled by hand is not seen"
 )
 WAITING = "nothing is decided before the first training forward of a module that holds all of the parameters"
+CALIBRATING = f"profile=True: the first {CALIBRATION_STEPS} steps run as given, to be compared with"
+NO_PROFILE = "nothing is measured without profile=True"
 LOST = "a newer KitsuneOptimizer of the same parameters runs the model"
 STATE_HOOKS = (
     "_optimizer_state_dict_pre_hooks",
@@ -106,10 +112,15 @@ class KitsuneOptimizer(Optimizer):
         self._optimizer_step_pre_hooks = OrderedDict()
         self._optimizer_step_post_hooks = OrderedDict()
         self._warned_capturable_if_run_uncaptured = True
-        self._report = Report(declined={**wish.overruled, **wish.declined}, notes=[*wish.notes, WAITING])
+        self._profile = StepProfile(parameters_of(inner)[0].device) if wish.profile else None
+        waiting = CALIBRATING if wish.profile else WAITING
+        self._report = Report(declined={**wish.overruled, **wish.declined}, notes=[*wish.notes, waiting])
         self._loop: Loop | None = None
         self._steps_unfound = 0
+        self._is_calibrating = wish.profile
         self._attachment = Attachment(lambda: parameters_of(inner), self._attach, self._lose)
+        if not wish.profile:
+            self._attachment.start()
 
     # What the wrapped optimizer owns
 
@@ -196,8 +207,32 @@ class KitsuneOptimizer(Optimizer):
         """How launches are issued, as far as that is decided: see `report`."""
         return Scheduler(int(self.report.applied.get("streams", 1)))
 
+    @property
+    def profiler(self) -> StepProfile | None:
+        """What `profile=True` measures; `get_metrics()` has the raw samples."""
+        return self._profile
+
+    def get_stats(self) -> Stats:
+        """What the plan came to on this run, with `profile=True`. Waits for the device."""
+        if self._profile is None:
+            return unmeasured(NO_PROFILE)
+        return self._profile.stats("; ".join(f"{knob}: {why}" for knob, why in self.report.declined.items()))
+
+    def print_summary(self) -> None:
+        """To stdout: what was applied and declined, and what it came to."""
+        sys.stdout.write(f"{self.report}\n{self.get_stats()}\n")
+
+    def save_profile(self, filepath: str | Path = "profile.json") -> None:
+        """What `profile=True` measured, with the raw samples, as JSON. Raises SettingsError without it."""
+        if self._profile is None:
+            raise SettingsError(NO_PROFILE)
+        found = {"applied": dict(self.report.applied), "declined": dict(self.report.declined)}
+        text = json.dumps({**found, **self._profile.get_metrics()}, indent=2, allow_nan=False)
+        Path(filepath).write_text(text + "\n", encoding="utf-8")
+
     def close(self) -> None:
         """Gives model and optimizer back as they were; the wrapped optimizer goes on alone."""
+        self._is_calibrating = False
         self._attachment.detach()
         if self._loop is not None:
             self._report = self._loop.report()
@@ -213,6 +248,8 @@ class KitsuneOptimizer(Optimizer):
             if changed is not None:
                 arguments, keywords = changed
         result = self._step(*arguments[1:], **keywords)
+        if self._profile is not None:
+            self._note(self._profile)
         for after in self._optimizer_step_post_hooks.values():
             after(self, arguments, keywords)
         return result
@@ -235,6 +272,12 @@ class KitsuneOptimizer(Optimizer):
         else:
             self._loop.step()
         return result
+
+    def _note(self, profile: StepProfile) -> None:
+        profile.mark(by_plan=self._loop is not None and self._loop.is_settled)
+        if self._is_calibrating and profile.is_calibrated:
+            self._is_calibrating = False
+            self._attachment.start()
 
     def _steps_by_itself(self, closure: Any) -> bool:
         """Optimizers from elsewhere may evaluate a closure several times, or not at first."""

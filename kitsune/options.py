@@ -84,6 +84,7 @@ class Wish:
     notes: tuple[str, ...] = ()
     loss_scaling: Mapping[str, Any] = field(default_factory=dict)
     compile_options: Mapping[str, Any] = field(default_factory=dict)
+    profile: bool = False
 
 
 def wish_of(options: Options, has_bf16: bool) -> Wish:
@@ -105,6 +106,7 @@ def wish_of(options: Options, has_bf16: bool) -> Wish:
         notes=notes,
         loss_scaling=_loss_scaling(options.amp_config) if plan.choice("precision") == "fp16" else {},
         compile_options=_compile_options(options.fusion_config),
+        profile=bool(options.profile),
     )
 
 
@@ -150,8 +152,6 @@ def _declined(options: Options, plan: Plan) -> dict[str, str]:
     size = parse_bytes(options.memory_pool_size or 0)
     if pool_of(size) > size:
         declined["memory_pool_size"] = f"the smallest pool is {POOL_SIZES[0]:,} bytes; {size:,} are less"
-    if options.profile:
-        declined["profile"] = "this version records no profile"
     return declined
 
 

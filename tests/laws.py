@@ -22,7 +22,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune.client", "kitsune.device", "kitsune.engine", "kitsune.submission", "kitsune.workload"),
     ("kitsune.lookup", "kitsune.remote_run", "kitsune.techniques"),
     ("kitsune.assembly", "kitsune.remote"),
-    ("kitsune.attach", "kitsune.loop", "kitsune.step"),
+    ("kitsune.attach", "kitsune.loop", "kitsune.step", "kitsune.step_profile"),
     ("kitsune.optimizer",),
     ("kitsune.doctor",),
     ("kitsune.cli",),

@@ -23,6 +23,7 @@ def attach(parameters: Any, forward: Any = lambda *_: "routed", lost: Any = lamb
         return forward
 
     attachment = Attachment(lambda: parameters, remember, lost)
+    attachment.start()
     attachment.found = found  # type: ignore[attr-defined]
     return attachment
 
