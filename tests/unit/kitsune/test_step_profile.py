@@ -1,4 +1,4 @@
-"""What profile=True measures: true medians of steps as given and by the plan, and a reason for what was not measured."""
+"""What profile=True measures: true medians of steps as given and by the plan, or the reason why there is none."""
 
 import itertools
 import json
