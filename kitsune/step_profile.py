@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import torch
 
-from kitsune.device import graph_pool_bytes, peak_bytes, reset_peak, synchronize
+from kitsune.device import graph_pool_bytes, synchronize
+from kitsune.profiler.gauge import Gauge, Watch, gauge_of
 
 CALIBRATION_STEPS: Final = (
     14  # as given, before the plan is applied; the first ones, which set up libraries, not counted
@@ -72,6 +73,9 @@ class StepProfile:
         self._device = device
         self._marks = 0
         self._last: Any = None
+        # Bytes in tensors: a process holds more than that, and a CPU's cannot be told apart.
+        self._gauge: Gauge | None = gauge_of(device) if device.type == "cuda" else None
+        self._watch: Watch | None = None
         self._steps = {kind: deque[tuple[Any, Any]](maxlen=KEPT_STEPS) for kind in (GIVEN, PLANNED)}
         self._given_peak_bytes = nan
         self._is_planned = False
@@ -89,12 +93,10 @@ class StepProfile:
             elif self._is_planned and by_plan:
                 self._steps[PLANNED].append((self._last, now))
         self._marks += 1
-        if self._marks == COLD_STEPS:
-            reset_peak(self._device)
         if self._marks == CALIBRATION_STEPS:
             self._given_peak_bytes = self._peak_bytes()
-        if by_plan and not self._is_planned and self.is_calibrated:
-            reset_peak(self._device)
+        if self._marks == COLD_STEPS or (by_plan and not self._is_planned and self.is_calibrated):
+            self._begin_watch()
         self._last, self._is_planned = now, by_plan and self.is_calibrated
 
     def samples_ms(self, kind: str) -> list[float]:
@@ -132,15 +134,23 @@ class StepProfile:
         samples = {kind: self.samples_ms(kind) for kind in self._steps}
         return {"step_ms": samples, **as_json(self.stats(""))}
 
+    def _begin_watch(self) -> None:
+        if self._gauge is not None:
+            if self._watch is not None:
+                self._gauge.end(self._watch)
+            self._watch = self._gauge.begin()
+
     def _peak_bytes(self) -> float:
-        if self._device.type != "cuda":
+        """The most since the watch began, with what graphs keep for themselves; nan on a CPU."""
+        if self._gauge is None or self._watch is None:
             return nan
-        return peak_bytes(self._device) + graph_pool_bytes(self._device)
+        self._gauge.read()
+        return self._watch.highest_bytes + graph_pool_bytes(self._device)
 
     def _moment(self) -> Any:
         if self._device.type != "cuda":
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 

@@ -20,7 +20,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune.amp", "kitsune.fusion", "kitsune.options", "kitsune.streams"),
     ("kitsune.cache", "kitsune.exchange", "kitsune.plan_diff"),
     ("kitsune.client", "kitsune.device", "kitsune.engine", "kitsune.submission", "kitsune.workload"),
-    ("kitsune.lookup", "kitsune.remote_run", "kitsune.techniques"),
+    ("kitsune.lookup", "kitsune.memory", "kitsune.profiler", "kitsune.remote_run", "kitsune.techniques"),
     ("kitsune.assembly", "kitsune.remote"),
     ("kitsune.attach", "kitsune.loop", "kitsune.step", "kitsune.step_profile"),
     ("kitsune.optimizer",),
@@ -132,12 +132,14 @@ LAZY_IMPORTERS = frozenset(
         "kitsune/doctor.py",
         "kitsune/engine/triton_launches.py",  # Triton is there with a CUDA build of torch only
         "kitsune/extras.py",
+        "kitsune/profiler/__init__.py",
         "kitsune/techniques/__init__.py",
     }
 )
 # The two process borders: whatever a user's model does must become a value there.
 # kitsune/lookup.py: training must go on plain whatever a server sends and whatever the export of a model raises.
-BROAD_CATCHERS = frozenset({"kitsune/lookup.py", "tuner/child.py", "tuner/worker.py"})
+# kitsune/memory/prefetch.py: what a loader raises in the thread that fetches ahead is raised again where it is awaited.
+BROAD_CATCHERS = frozenset({"kitsune/lookup.py", "kitsune/memory/prefetch.py", "tuner/child.py", "tuner/worker.py"})
 # Whose product is text on stdout.
 PRINTERS = frozenset({"kitsune/cli.py", "tuner/cli.py", "server/cli.py", "tuner/child.py"})
 

@@ -1,0 +1,117 @@
+"""DoubleBuffer: batches go in, the same batches come out on two static buffers, copied beside the work on the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from kitsune.device import tensors_in
+from kitsune.engine.memory import BLOCK_BYTES
+from kitsune.errors import SettingsError
+from kitsune.memory.geometry import bytes_of, device_of, rounded_up, tensor_on
+from kitsune.memory.order import Marks, order_of, refuse_capture
+from kitsune.memory.transfer import pinned
+
+UNKNOWN_TO_A_GRAPH = "a replay would wait for none of the copies that come later"
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A batch on its way into a buffer; it is there when the marks are over."""
+
+    batch: Any
+    marks: Marks
+
+
+class DoubleBuffer:
+    """Two buffers of `buffer_size` bytes on a device: one is worked on while the next batch is copied into the other.
+
+    Batches with the same shapes lie at the same two addresses in turn, so that CUDA graphs can read them: one graph for
+    each buffer. Tensors begin at multiples of 512 bytes. For one thread; on a CPU the copy is done at once.
+
+    `buffer_size`: bytes, or a string as '512MB'. `device`: None takes the current GPU, or the CPU where there is none.
+
+    Raises SettingsError for a size that makes no sense, UnfitError when the device is not there.
+    """
+
+    def __init__(self, buffer_size: int | str, device: torch.device | str | None = None) -> None:
+        self.buffer_size = bytes_of("buffer_size", buffer_size)
+        self.device = device_of(device)
+        self._order = order_of(self.device)
+        self._copies = self._order.new_stream()
+        self._buffers = [torch.empty(self.buffer_size, dtype=torch.uint8, device=self.device) for _ in range(2)]
+        for buffer in self._buffers:
+            self._order.hold(buffer, self._copies)
+        # For each buffer, what must have ended before it is written: at first what torch had in its memory before.
+        self._done = [self._order.mark([self._order.current()])] * 2
+        self._current = 1
+        self._taker: Any = None
+        self._coming: Coming | None = None
+
+    def prefetch_next(self, batch: Any) -> None:
+        """Starts the copy of a batch, a tensor or a nesting of tensors, into the buffer that is not current.
+
+        The copy waits for the work on that buffer which was issued before the last `get_current`. A pinned tensor must
+        not be written to before the copy has ended. What is no tensor is handed on as it is.
+
+        Raises SettingsError when the batch is larger than a buffer, or when the last one was not taken yet;
+        CaptureError during the capture of a CUDA graph.
+        """
+        refuse_capture(self._order, "prefetch_next() was called", UNKNOWN_TO_A_GRAPH)
+        if self._coming is not None:
+            raise SettingsError("prefetch_next() was called twice; take the batch with get_current() in between")
+        leaves, structure = pytree.tree_flatten(batch)
+        target = 1 - self._current
+        places = iter(self._places(self._buffers[target], tensors_in(batch)))
+        placed = [next(places) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        if any(leaf.device == self.device for leaf in tensors_in(batch)):
+            self._order.wait(self._copies, self._order.mark([self._order.current()]))
+        self._order.wait(self._copies, self._done[target])
+        with self._order.on(self._copies), torch.no_grad():
+            for place, leaf in zip(tensors_in(placed), tensors_in(batch), strict=True):
+                self._copy(place, leaf)
+        self._coming = Coming(pytree.tree_unflatten(placed, structure), self._order.mark([self._copies]))
+
+    def get_current(self) -> Any:
+        """The batch of the last `prefetch_next`, on the device; the current stream waits for its copy.
+
+        The tensors are valid until the next call: then their buffer is free for the next batch.
+
+        Raises SettingsError when no batch was prefetched since the last call; CaptureError during the capture of a
+        CUDA graph.
+        """
+        refuse_capture(self._order, "get_current() was called", UNKNOWN_TO_A_GRAPH)
+        if self._coming is None:
+            raise SettingsError("get_current() has no batch to give; call prefetch_next(batch) before each call")
+        stream = self._order.current()
+        if self._taker is not None:
+            self._done[self._current] = self._order.mark([self._taker, stream])
+        self._order.wait(stream, self._coming.marks)
+        batch, self._coming = self._coming.batch, None
+        self._current, self._taker = 1 - self._current, stream
+        self._order.hold(self._buffers[self._current], stream)
+        return batch
+
+    def _places(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors on the buffer, one behind the other, each with the geometry of its original."""
+        places, end_bytes = [], 0
+        for tensor in tensors:
+            begin_bytes = rounded_up(end_bytes, BLOCK_BYTES)
+            end_bytes = begin_bytes + tensor.numel() * tensor.dtype.itemsize
+            if end_bytes <= self.buffer_size:
+                stride = torch.empty_like(tensor, device="meta").stride()
+                places.append(tensor_on(buffer.untyped_storage(), begin_bytes, tensor.dtype, tensor.shape, stride))
+        if end_bytes > self.buffer_size:
+            raise SettingsError(
+                f"the batch takes {end_bytes:,} bytes, but buffer_size is {self.buffer_size:,}; make the buffers larger"
+            )
+        return places
+
+    def _copy(self, place: torch.Tensor, tensor: torch.Tensor) -> None:
+        if self.device.type == "cuda":
+            tensor = pinned(tensor)
+        if tensor.device == self.device:
+            self._order.hold(tensor, self._copies)
+        place.copy_(tensor, non_blocking=True)

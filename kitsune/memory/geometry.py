@@ -1,0 +1,37 @@
+"""Sizes as users write them go in, bytes come out; a storage and a shape go in, a tensor on it comes out."""
+
+from collections.abc import Sequence
+
+import torch
+
+from kitsune.device import pick_device
+from kitsune.errors import SettingsError
+from kitsune.options import parse_bytes
+
+
+def bytes_of(option: str, size: int | str) -> int:
+    """4096, '512MB' or '2GB' (binary units) in bytes, at least one. Raises SettingsError, which names the option."""
+    try:
+        nbytes = parse_bytes(size)
+    except SettingsError as error:
+        raise SettingsError(f"{option} is {size!r}; use bytes or a string as '512MB' or '2GB'") from error
+    if nbytes < 1:
+        raise SettingsError(f"{option} is {size!r}; it must be at least one byte")
+    return nbytes
+
+
+def device_of(device: torch.device | str | None) -> torch.device:
+    """The device with its number; None takes the current GPU, or the CPU where there is none. Raises UnfitError."""
+    return pick_device(None if device is None else str(device))
+
+
+def rounded_up(nbytes: int, alignment_bytes: int) -> int:
+    return -(-nbytes // alignment_bytes) * alignment_bytes
+
+
+def tensor_on(
+    storage: torch.UntypedStorage, offset_bytes: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    """A tensor of its own, no view of another one, on these bytes. The offset is a multiple of the dtype's size."""
+    tensor = torch.empty(0, dtype=dtype, device=storage.device)
+    return tensor.set_(storage, offset_bytes // dtype.itemsize, tuple(shape), tuple(stride))

@@ -1,0 +1,198 @@
+"""Values and timed regions of a loop in; their summary, a report and the shares of the time out."""
+
+import contextlib
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import torch
+
+from kitsune.errors import SettingsError
+from kitsune.profiler.clock import Clock
+from kitsune.profiler.columns import columns, shown
+
+SUMMARY_HEADER: Final = ("name", "count", "mean", "median", "p90", "min", "max", "unit")
+#: Units of time, and how many milliseconds one is.
+TIMES_MS: Final[Mapping[str, float]] = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """All values of one name, in the order in which they became known. For a time, the region that each was part of."""
+
+    unit: str
+    values: tuple[float, ...]
+    inside: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the values of one name come to, in their unit. `p90`: nine of ten values are at most so large."""
+
+    count: int
+    mean: float
+    median: float
+    p90: float
+    min: float
+    max: float
+    unit: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What stands beside the name in a table; SUMMARY_HEADER says what each is."""
+        numbers = (self.mean, self.median, self.p90, self.min, self.max)
+        return str(self.count), *map(shown, numbers), self.unit
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """One region's part of the time.
+
+    `own_ms` is its time less that of the regions in it, `share` the part that is of all regions' own time: the shares
+    of all regions are 1 together. `total_ms` is its time with what is in it.
+    """
+
+    name: str
+    count: int
+    total_ms: float
+    own_ms: float
+    share: float
+
+    @property
+    def sentence(self) -> str:
+        who = self.name if math.isclose(self.own_ms, self.total_ms) else f"{self.name}, without the regions inside it,"
+        times = "once" if self.count == 1 else f"{self.count} times"
+        return f"{who} takes {self.share:.1%} of the time: {shown(self.own_ms)} ms in all, {times}."
+
+
+@dataclass(slots=True)
+class _Recorded:
+    unit: str
+    values: list[float] = field(default_factory=list)
+    inside: list[str | None] = field(default_factory=list)
+
+    def add(self, inside: str | None, value: float) -> None:
+        self.values.append(value)
+        self.inside.append(inside)
+
+
+class MetricsCollector:
+    """Keeps what a loop tells of itself: values by `record`, times by `measure_time`.
+
+    Times are those of CUDATimer: on a GPU measuring does not wait for it, and whatever reads them does, once.
+    `device` is a device or its name; without it the current GPU, or the CPU. For one thread at a time.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self._device = device
+        self._recorded: dict[str, _Recorded] = {}
+        self._open: list[str] = []
+        self._clock: Clock | None = None  # made with the first region: values need no device
+
+    def record(self, name: str, value: float | torch.Tensor, unit: str = "") -> None:
+        """Keeps a value. A time (unit ns, us, ms or s) counts as spent in the region that is open, else as its own.
+
+        A tensor on a GPU has to be waited for. Raises SettingsError for what is no finite number, and for another unit
+        than the name has.
+        """
+        try:
+            number = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SettingsError(f"the value of {name!r} is {value!r:.100}; it must be a number") from error
+        if not math.isfinite(number):
+            raise SettingsError(f"the value of {name!r} is {number}; it must be finite")
+        self._of(name, unit).add(self._parent(), number)
+
+    @contextlib.contextmanager
+    def measure_time(self, name: str) -> Iterator[None]:
+        """Times the block, in ms. A block that raises gives no value.
+
+        Raises SettingsError where the name has another unit.
+        """
+        recorded, inside = self._of(name, "ms"), self._parent()
+        clock = self._clock = self._clock or Clock(self._device)
+        self._open.append(name)
+        try:
+            begin = clock.mark()
+            yield
+            clock.keep(begin, clock.mark(), partial(recorded.add, inside))
+        finally:
+            self._open.pop()
+
+    @property
+    def series(self) -> dict[str, Series]:
+        """The raw values by name, in the order in which the names first came."""
+        if self._clock is not None:
+            self._clock.settle()
+        kept = {name: one for name, one in self._recorded.items() if one.values}
+        return {name: Series(one.unit, tuple(one.values), tuple(one.inside)) for name, one in kept.items()}
+
+    def summary(self) -> dict[str, Summary]:
+        return {name: summarized(series) for name, series in self.series.items()}
+
+    def analyze_bottlenecks(self) -> tuple[Bottleneck, ...]:
+        """The regions, that with the largest share of the time first. Empty when no time was recorded."""
+        return bottlenecks(self.series)
+
+    def generate_report(self) -> str:
+        """A table of the summary, and a sentence for each region."""
+        rows = [(name, *of.words) for name, of in self.summary().items()]
+        if not rows:
+            return "Nothing was recorded."
+        table = columns(SUMMARY_HEADER, rows)
+        sentences = [bottleneck.sentence for bottleneck in self.analyze_bottlenecks()]
+        return "\n".join([table, *([""] if sentences else []), *sentences])
+
+    def _parent(self) -> str | None:
+        return self._open[-1] if self._open else None
+
+    def _of(self, name: str, unit: str) -> _Recorded:
+        recorded = self._recorded.setdefault(name, _Recorded(unit))
+        if recorded.unit != unit:
+            raise SettingsError(f"{name!r} is recorded in {recorded.unit!r}, not in {unit!r}; use another name")
+        return recorded
+
+
+def summarized(series: Series) -> Summary:
+    values = sorted(series.values)
+    return Summary(
+        count=len(values),
+        mean=statistics.fmean(values),
+        median=statistics.median(values),
+        p90=quantile(values, 0.9),
+        min=values[0],
+        max=values[-1],
+        unit=series.unit,
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Of values in order, by linear interpolation: definition 7 of Hyndman and Fan 1996, which NumPy uses too."""
+    place = (len(ordered) - 1) * share
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def bottlenecks(every: Mapping[str, Series]) -> tuple[Bottleneck, ...]:
+    """The share of each name with a unit of time; that with the largest first."""
+    total_ms: dict[str, float] = {}
+    inside_ms: defaultdict[str | None, float] = defaultdict(float)
+    for name, series in every.items():
+        if series.unit in TIMES_MS:
+            times_ms = [value * TIMES_MS[series.unit] for value in series.values]
+            total_ms[name] = math.fsum(times_ms)
+            for parent, time_ms in zip(series.inside, times_ms, strict=True):
+                inside_ms[parent] += time_ms
+    # Clocks have a resolution, and a recorded time may not have been spent inside: no region has less than no time.
+    own_ms = {name: max(0.0, time_ms - inside_ms[name]) for name, time_ms in total_ms.items()}
+    whole_ms = math.fsum(own_ms.values())
+    found = [
+        Bottleneck(name, len(every[name].values), total_ms[name], own, own / whole_ms if whole_ms else 0.0)
+        for name, own in own_ms.items()
+    ]
+    return tuple(sorted(found, key=lambda one: -one.share))

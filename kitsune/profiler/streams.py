@@ -1,0 +1,130 @@
+"""A function in, how busy each CUDA stream was while it ran out, and how much they ran side by side."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType, _profiler_enabled
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
+
+from kitsune.device import pick_device, synchronize
+from kitsune.engine.kernels import MOVES
+from kitsune.errors import CaptureError, UnfitError
+from kitsune.profiler.columns import columns, shown
+
+Span = tuple[float, float]  # begin and end, in us
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUse:
+    """One stream, by the number that CUDA gives it. `moves`, the driver's copies and fills, keep it busy too."""
+
+    stream: int
+    busy_ms: float
+    kernels: int
+    moves: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProfile:
+    """What ran on the streams of a GPU, the busiest first.
+
+    `busy_ms` is the time in which at least one stream was busy, `overlap_ms` that in which two or more were.
+    """
+
+    streams: tuple[StreamUse, ...]
+    busy_ms: float
+    overlap_ms: float
+
+    @property
+    def kernels(self) -> int:
+        return sum(use.kernels for use in self.streams)
+
+    @property
+    def overlap_share(self) -> float:
+        """From 0, one stream at a time, to 1."""
+        return self.overlap_ms / self.busy_ms if self.busy_ms else 0.0
+
+    def __str__(self) -> str:
+        rows = [(str(use.stream), shown(use.busy_ms), str(use.kernels), str(use.moves)) for use in self.streams]
+        table = columns(("stream", "busy ms", "kernels", "copies and fills"), rows)
+        overlap = f"Two or more streams are busy for {shown(self.overlap_ms)} ms, {self.overlap_share:.1%}"
+        return f"{table}\n{overlap} of the {shown(self.busy_ms)} ms in which any is."
+
+
+class StreamProfiler:
+    """Looks at the streams on which a function runs, by torch.profiler.
+
+    `device` is a GPU or its name; without it the current one. Raises UnfitError when it is not there, and on a CPU.
+    """
+
+    def __init__(self, function: Callable[[], Any], device: torch.device | str | None = None) -> None:
+        self.device = pick_device(None if device is None else str(device))
+        if self.device.type != "cuda":
+            raise UnfitError("a CPU has no CUDA streams, so there is nothing to profile; give a GPU as the device")
+        self._function = function
+
+    def run(self) -> StreamProfile:
+        """Runs the function once, without a run before to warm up, and waits for the GPU.
+
+        Raises CaptureError where another profiler is in the way.
+        """
+        if _profiler_enabled():
+            raise CaptureError("torch.profiler is running, and only one can; leave it first")
+        synchronize(self.device)
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
+            self._function()
+            synchronize(self.device)
+        found = profile_of(profiled.events(), self.device.index)
+        if not found.streams:
+            raise CaptureError("torch.profiler sees no kernels: none ran, or another tool holds the GPU's interface")
+        return found
+
+
+def profile_of(events: Iterable[FunctionEvent], device_index: int) -> StreamProfile:
+    """What the events say of one GPU; ranges that are only names of parts are none of it."""
+    spans: defaultdict[int, list[Span]] = defaultdict(list)
+    moves: defaultdict[int, int] = defaultdict(int)
+    for event in events:
+        there = event.device_type == DeviceType.CUDA and event.device_index == device_index
+        if there and not event.is_user_annotation:
+            spans[event.device_resource_id].append((event.time_range.start, event.time_range.end))
+            moves[event.device_resource_id] += event.name.startswith(MOVES)
+    uses = [
+        StreamUse(stream, busy_us([ran], 1) / 1e3, len(ran) - moves[stream], moves[stream])
+        for stream, ran in spans.items()
+    ]
+    return StreamProfile(
+        streams=tuple(sorted(uses, key=lambda use: (-use.busy_ms, use.stream))),
+        busy_ms=busy_us([*spans.values()], 1) / 1e3,
+        overlap_ms=busy_us([*spans.values()], 2) / 1e3,
+    )
+
+
+def busy_us(streams: Sequence[Iterable[Span]], at_least: int) -> float:
+    """For how long so many streams were busy at once. Spans of one stream that overlap keep it busy once."""
+    steps: defaultdict[float, int] = defaultdict(int)
+    for ran in streams:
+        for begin, end in _joined(ran):
+            steps[begin] += 1
+            steps[end] -= 1
+    total_us, busy = 0.0, 0
+    for (moment, step), (following, _) in pairwise(sorted(steps.items())):
+        busy += step
+        if busy >= at_least:
+            total_us += following - moment
+    return total_us
+
+
+def _joined(spans: Iterable[Span]) -> Sequence[Span]:
+    joined: list[Span] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((begin, end))
+    return joined
