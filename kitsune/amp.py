@@ -54,7 +54,12 @@ def usual_device() -> str:
 
 
 def autocast(config: AMPConfig | None = None, *, device_type: str | None = None) -> torch.autocast:
-    """torch.autocast by the configuration, as a context or a decorator; on the GPU where there is one."""
+    """torch.autocast by the configuration, as a context or a decorator; on the GPU where there is one.
+
+    Raises SettingsError for what is no AMPConfig.
+    """
+    if not isinstance(config, AMPConfig | None):
+        raise SettingsError(f"autocast() takes an AMPConfig, not {config!r:.100}; a device goes by device_type=")
     config, device_type = config or AMPConfig(), device_type or usual_device()
     return torch.autocast(device_type, dtype=half_of(config, device_type), enabled=config.enabled)
 
@@ -71,17 +76,20 @@ class ScalerStatistics:
 class GradScaler(torch.amp.GradScaler):
     """torch.amp.GradScaler, with numbers from an AMPConfig if one is given, and a count of what it did.
 
-    `arguments` are torch's own and go over the configuration. bfloat16 needs no scaling: with that dtype the scaler is
-    disabled, and passes everything through. Counting waits for nothing on the device until `statistics` is read.
+    `numbers` and `arguments` are torch's own; those by name go over the configuration. bfloat16 needs no scaling: with
+    that dtype the scaler is disabled, and passes everything through. Counting waits for nothing on the device until
+    `statistics` is read.
     """
 
-    def __init__(self, device: str | None = None, *, config: AMPConfig | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, device: str | None = None, *numbers: Any, config: AMPConfig | None = None, **arguments: Any
+    ) -> None:
         device = device or usual_device()
         if config is not None:
             is_needed = config.enabled and half_of(config, device) is torch.float16
             names = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
             arguments = {"enabled": is_needed, **{name: getattr(config, name) for name in names}, **arguments}
-        super().__init__(device, **arguments)
+        super().__init__(device, *numbers, **arguments)
         self._steps = 0
         self._skipped: int | torch.Tensor = 0
 

@@ -216,19 +216,26 @@ class KitsuneOptimizer(Optimizer):
         """What the plan came to on this run, with `profile=True`. Waits for the device."""
         if self._profile is None:
             return unmeasured(NO_PROFILE)
-        return self._profile.stats("; ".join(f"{knob}: {why}" for knob, why in self.report.declined.items()))
+        declined = {} if self.report.applied else self.report.declined
+        return self._profile.stats("; ".join(f"{knob}: {why}" for knob, why in declined.items()))
 
     def print_summary(self) -> None:
         """To stdout: what was applied and declined, and what it came to."""
         sys.stdout.write(f"{self.report}\n{self.get_stats()}\n")
 
     def save_profile(self, filepath: str | Path = "profile.json") -> None:
-        """What `profile=True` measured, with the raw samples, as JSON. Raises SettingsError without it."""
+        """What `profile=True` measured, with the raw samples, as JSON.
+
+        Raises SettingsError without it, and for a file that cannot be written.
+        """
         if self._profile is None:
             raise SettingsError(NO_PROFILE)
         found = {"applied": dict(self.report.applied), "declined": dict(self.report.declined)}
         text = json.dumps({**found, **self._profile.get_metrics()}, indent=2, allow_nan=False)
-        Path(filepath).write_text(text + "\n", encoding="utf-8")
+        try:
+            Path(filepath).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"{filepath} cannot be written: {error.strerror}") from error
 
     def close(self) -> None:
         """Gives model and optimizer back as they were; the wrapped optimizer goes on alone."""

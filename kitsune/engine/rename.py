@@ -8,7 +8,6 @@ registers (Tomasulo 1967), shortened its critical path from 1617 to 1372 us, and
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
@@ -49,7 +48,13 @@ def overwritten(launch: Launch, call: Call, storages: tuple[Storage, ...]) -> It
 
 
 def is_whole(place: Place, storage: Storage) -> bool:
-    return prod(place.size) * place.dtype.itemsize == storage.nbytes > 0
+    """Whether every byte of the storage is in exactly one element: no gaps, no overlaps."""
+    width = 1
+    for stride, size in sorted(zip(place.stride, place.size, strict=True)):
+        if size != 1 and stride != width:
+            return False
+        width *= size
+    return width * place.dtype.itemsize == storage.nbytes > 0
 
 
 def moved(spans: tuple[Span, ...], now: Mapping[int, int]) -> tuple[Span, ...]:

@@ -78,7 +78,7 @@ def _is_copy_of_attention(node: Any) -> bool:
     if not isinstance(node, FxNode) or target_name(node.target) != "aten.contiguous.default" or len(node.users) != 1:
         return False
     *_, kind = ["", *(kind for _, kind in node.meta.get("nn_module_stack", {}).values())]
-    return getattr(kind, "__name__", str(kind)).endswith("MultiheadAttention")
+    return kind in (torch.nn.MultiheadAttention, "torch.nn.modules.activation.MultiheadAttention")
 
 
 def _is_in_model(node: FxNode) -> bool:

@@ -42,6 +42,7 @@ KEPT = {
     "a part": lambda memory: memory[:2].copy_(C[:2]),
     "a column": lambda memory: memory[:, :1].copy_(C[:, :1]),
     "what was there, added to": lambda memory: memory.add_(C),
+    "elements that overlap": lambda memory: memory.as_strided((4, 4), (1, 1)).copy_(C),
     "by an operation of the user's": lambda memory: torch.ops.kitsune_test.half_of_it(C, out=memory),
 }
 

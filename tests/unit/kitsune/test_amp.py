@@ -76,6 +76,7 @@ def test_a_scaler_that_is_not_needed_passes_everything_through(config):
 def test_arguments_of_torch_go_over_the_configuration():
     assert GradScaler("cpu", config=FP16, init_scale=8.0).get_scale() == 8.0
     assert GradScaler("cpu").get_scale() == torch.amp.GradScaler("cpu").get_scale()
+    assert GradScaler("cpu", 8.0, 3.0).get_growth_factor() == 3.0
 
 
 def test_a_new_scale_is_taken_and_is_no_step():
@@ -111,3 +112,9 @@ def test_autocast_computes_in_the_dtype_of_the_configuration(config, dtype):
 def test_a_dtype_that_is_no_half_is_refused():
     with pytest.raises(SettingsError, match=r"use torch\.float16 or torch\.bfloat16"):
         AMPConfig(dtype=torch.float32)
+
+
+@pytest.mark.parametrize("wrong", ["cuda", lambda: None])
+def test_autocast_says_what_it_takes(wrong):
+    with pytest.raises(SettingsError, match="takes an AMPConfig"):
+        autocast(wrong)

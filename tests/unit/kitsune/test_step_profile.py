@@ -98,6 +98,8 @@ def test_a_loop_is_measured_as_given_first_and_then_by_the_plan(tmp_path, capsys
     assert saved["speedup"] == pytest.approx(stats.speedup)
     assert saved["memory_saved_mb"] is None
     assert saved["applied"] == {"precision": "bf16"}
+    with pytest.raises(SettingsError, match="cannot be written"):
+        optimizer.save_profile(tmp_path / "nowhere" / "profile.json")
     optimizer.close()
     assert optimizer.get_stats().planned_steps == stats.planned_steps
 

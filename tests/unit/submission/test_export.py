@@ -407,6 +407,26 @@ def test_sparse_tensors_are_refused():
     assert "kitsune tune FILE.py:make_workload" in refusal(Sparse())
 
 
+class OwnMultiheadAttention(nn.Module):
+    """Named like torch's, and with a copy that is needed: a reshape would give it the memory of `z`."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        z = self.first(x)[:, :2]
+        copy = z.contiguous().view(len(x), 16)
+        copy.mul_(2)
+        return self.last(copy.view(len(x), 2, 8) + z).mean((1, 2))
+
+
+def test_a_copy_of_the_users_stays_a_copy():
+    model = OwnMultiheadAttention()
+    batch = torch.randn(3, 4, 8), torch.zeros(3)
+    assert to_archive(Workload(model, nn.functional.mse_loss, adamw(model), batch))
+
+
 # --- fingerprint -----------------------------------------------------------------------------------------------------
 
 PRINTING = """
