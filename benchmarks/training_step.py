@@ -21,6 +21,7 @@ from benchmarks import results_file
 from benchmarks.cases import CASES, Case
 from benchmarks.rivals import COMPILED, Step, at_its_best, compiled_step, eager_step, graphed
 from kitsune import KitsuneOptimizer, Plan, TrainStep, Workload
+from kitsune.device import graph_pool_bytes
 from kitsune.workload import call_model
 from tuner.workloads import load_workload
 
@@ -89,7 +90,7 @@ def prepare(name: str, build: Build) -> Arm:
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()  # each arm pays for its own
     torch.cuda.empty_cache()
-    before_bytes, pools_before = torch.cuda.memory_allocated(), pool_bytes()
+    before_bytes = torch.cuda.memory_allocated() + graph_pool_bytes(DEVICE)
     begin = time.perf_counter()
     step, notes = build()
     step()
@@ -103,19 +104,12 @@ def prepare(name: str, build: Build) -> Arm:
     for _ in range(3):
         step()
     torch.cuda.synchronize()
-    total, active = (after - was for after, was in zip(pool_bytes(), pools_before, strict=True))
-    peak_bytes = torch.cuda.max_memory_allocated() - before_bytes + total - active
+    peak_bytes = torch.cuda.max_memory_allocated() + graph_pool_bytes(DEVICE) - before_bytes
     arm = Arm(name, step, first_step_s, peak_bytes, notes())
     if name == SECOND_OF_A_POOL:
         arm.peak_bytes, arm.notes = None, "memory not told apart: Inductor gives it the pool of reduce_overhead"
     arm.steps_per_block = max(2, min(2000, round(BLOCK_MS / block_ms(arm, 3))))
     return arm
-
-
-def pool_bytes() -> tuple[int, int]:
-    """Bytes reserved by, and in tensors of, the private pools of CUDA graphs."""
-    pools = [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) != (0, 0)]
-    return sum(segment["total_size"] for segment in pools), sum(segment["allocated_size"] for segment in pools)
 
 
 def block_ms(arm: Arm, steps: int) -> float:

@@ -82,9 +82,8 @@ class Attachment:
         self._root: weakref.ref[torch.nn.Module] | None = None
         self._lookout: Lookout | None = None
 
-    def start(self) -> "Attachment":
+    def start(self) -> None:
         self._lookout = Lookout(self)
-        return self
 
     @property
     def is_looking(self) -> bool:

@@ -37,7 +37,7 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
-def pick_device(name: str | None = None) -> torch.device:
+def pick_device(name: torch.device | str | None = None) -> torch.device:
     """The named device, or the current GPU, or the CPU. Raises UnfitError when it is not there."""
     if name is None:
         if not torch.cuda.is_available():
@@ -46,16 +46,16 @@ def pick_device(name: str | None = None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UnfitError(f"{name!r} is not a device; use cpu, cuda or cuda:N") from error
+        raise UnfitError(f"'{name}' is not a device; use cpu, cuda or cuda:N") from error
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type != "cuda":
-        raise UnfitError(f"{name!r} is not supported; use cpu, cuda or cuda:N")
+        raise UnfitError(f"'{name}' is not supported; use cpu, cuda or cuda:N")
     if not torch.cuda.is_available():
-        raise UnfitError(f"{name!r} was asked for, but torch sees no GPU here; use cpu, or check the driver")
+        raise UnfitError(f"'{name}' was asked for, but torch sees no GPU here; use cpu, or check the driver")
     index = torch.cuda.current_device() if device.index is None else device.index
     if index >= torch.cuda.device_count():
-        raise UnfitError(f"{name!r} was asked for, but there are only {torch.cuda.device_count()} GPUs")
+        raise UnfitError(f"'{name}' was asked for, but there are only {torch.cuda.device_count()} GPUs")
     return torch.device("cuda", index)
 
 

@@ -167,7 +167,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             name="pool_bytes",
             meaning="memory that the launches on several streams may need for what the step itself makes",
             choices={
-                0: "a quarter more than one stream needs",
+                0: "a fifth more than the whole step needs on one stream",
                 **{2**power: f"{size} at most" for power, size in POOL_SIZES.items()},
             },
             needs="launches on several streams: less memory, fewer of them side by side",

@@ -216,7 +216,8 @@ class KitsuneOptimizer(Optimizer):
         """What the plan came to on this run, with `profile=True`. Waits for the device."""
         if self._profile is None:
             return unmeasured(NO_PROFILE)
-        declined = {} if self.report.applied else self.report.declined
+        report = self.report
+        declined = {} if report.applied else report.declined
         return self._profile.stats("; ".join(f"{knob}: {why}" for knob, why in declined.items()))
 
     def print_summary(self) -> None:
@@ -230,7 +231,8 @@ class KitsuneOptimizer(Optimizer):
         """
         if self._profile is None:
             raise SettingsError(NO_PROFILE)
-        found = {"applied": dict(self.report.applied), "declined": dict(self.report.declined)}
+        report = self.report
+        found = {"applied": dict(report.applied), "declined": dict(report.declined)}
         text = json.dumps({**found, **self._profile.get_metrics()}, indent=2, allow_nan=False)
         try:
             Path(filepath).write_text(text + "\n", encoding="utf-8")

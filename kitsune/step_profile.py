@@ -5,7 +5,6 @@ waits. Nothing waits for the device before somebody asks.
 """
 
 import statistics
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,12 +13,11 @@ from typing import Any, Final
 
 import torch
 
-from kitsune.device import graph_pool_bytes, synchronize
+from kitsune.device import graph_pool_bytes
+from kitsune.profiler.clock import Clock, Mark
 from kitsune.profiler.gauge import Gauge, Watch, gauge_of
 
-CALIBRATION_STEPS: Final = (
-    14  # as given, before the plan is applied; the first ones, which set up libraries, not counted
-)
+CALIBRATION_STEPS: Final = 14  # as given, before the plan is applied; COLD_STEPS of them set up libraries
 COLD_STEPS: Final = 4
 LEAST_STEPS: Final = 5
 KEPT_STEPS: Final = 500  # of each kind, the newest
@@ -72,11 +70,12 @@ class StepProfile:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._marks = 0
-        self._last: Any = None
+        self._clock = Clock(device)
+        self._last: Mark | None = None
         # Bytes in tensors: a process holds more than that, and a CPU's cannot be told apart.
         self._gauge: Gauge | None = gauge_of(device) if device.type == "cuda" else None
         self._watch: Watch | None = None
-        self._steps = {kind: deque[tuple[Any, Any]](maxlen=KEPT_STEPS) for kind in (GIVEN, PLANNED)}
+        self._steps = {kind: deque[float](maxlen=KEPT_STEPS) for kind in (GIVEN, PLANNED)}
         self._given_peak_bytes = nan
         self._is_planned = False
 
@@ -86,12 +85,12 @@ class StepProfile:
 
     def mark(self, *, by_plan: bool) -> None:
         """The end of a step; `by_plan`: all of the next one is expected to run by the plan."""
-        now = self._moment()
+        now = self._clock.mark()
         if self._last is not None:
             if COLD_STEPS < self._marks < CALIBRATION_STEPS:
-                self._steps[GIVEN].append((self._last, now))
+                self._clock.keep(self._last, now, self._steps[GIVEN].append)
             elif self._is_planned and by_plan:
-                self._steps[PLANNED].append((self._last, now))
+                self._clock.keep(self._last, now, self._steps[PLANNED].append)
         self._marks += 1
         if self._marks == CALIBRATION_STEPS:
             self._given_peak_bytes = self._peak_bytes()
@@ -101,8 +100,8 @@ class StepProfile:
 
     def samples_ms(self, kind: str) -> list[float]:
         """Milliseconds of each step of a kind. Waits for the device."""
-        synchronize(self._device)
-        return [self._between_ms(begin, end) for begin, end in self._steps[kind]]
+        self._clock.settle()
+        return list(self._steps[kind])
 
     def stats(self, why_unplanned: str) -> Stats:
         """`why_unplanned` is the reason if no step ran by the plan. Waits for the device."""
@@ -146,16 +145,6 @@ class StepProfile:
             return nan
         self._gauge.read()
         return self._watch.highest_bytes + graph_pool_bytes(self._device)
-
-    def _moment(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def _between_ms(self, begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end)) if self._device.type == "cuda" else (end - begin) * 1e3
 
 
 def median(samples: list[float]) -> float:

@@ -14,9 +14,14 @@ NVIDIA_SIGNS = [Path(path) for path in ("/proc/driver/nvidia/version", "/dev/nvi
 
 
 def pytest_configure() -> None:
-    """Whoever starts the tests in the background of a shell has SIGINT ignored, and some are about Ctrl-C."""
+    """Whoever starts the tests in the background of a shell has SIGINT ignored, and some are about Ctrl-C.
+
+    Where there is no GPU, Triton's interpreter carries out kernels on the CPU.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not has_gpu():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton asks when it is imported
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from kitsune.device import lane_stream
 from kitsune.engine.memory import MemoryPlan, plan_memory
-from kitsune.engine.recording import Call, Place, Recording, is_place
+from kitsune.engine.recording import Call, Place, Recording, map_places
 from kitsune.engine.schedule import Schedule, in_order
 
 
@@ -70,7 +70,7 @@ class Memory:
         return run
 
     def tensors(self, tree: Any) -> Any:
-        return pytree.tree_map(lambda leaf: self._tensor(leaf) if is_place(leaf) else leaf, tree, is_leaf=is_place)
+        return map_places(self._tensor, tree)
 
     def _issue(self, call: Call) -> None:
         for storage in call.allocates:

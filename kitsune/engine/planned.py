@@ -80,7 +80,8 @@ def planned(
 
 def ways(recording: Recording) -> list[Recording]:
     """The step in more and smaller launches, with memory of its own for every value."""
-    found = (split(renamed(recording), most_bytes) for most_bytes in BUCKETS_BYTES)
+    apart = renamed(recording)
+    found = (split(apart, most_bytes) for most_bytes in BUCKETS_BYTES)
     return list({len(way.calls): way for way in found}.values())
 
 

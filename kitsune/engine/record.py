@@ -89,6 +89,7 @@ class Observer(TorchDispatchMode):
         self._launches: list[Launch] = []
         self._calls: list[Call] = []
         self._refusal: CaptureError | None = None
+        self._operation: Any = None  # what the dispatcher carries out right now: its Triton kernels are part of it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
@@ -98,7 +99,9 @@ class Observer(TorchDispatchMode):
         if is_view_of_storage(func, args):
             return func(*args, **named)
         given = self._noted(lambda: self._given(func, args, named))
+        self._operation = func
         output = func(*args, **named)
+        self._operation = None
         self._noted(lambda: self._saw(func, given, output))
         return output
 
@@ -109,7 +112,8 @@ class Observer(TorchDispatchMode):
 
     def saw_triton(self, seen: TritonLaunch) -> None:
         """A Triton kernel that is about to be launched."""
-        self._noted(lambda: self._saw_triton(seen))
+        if self._operation is None:
+            self._noted(lambda: self._saw_triton(seen))
 
     def recording(self, result: Any, addresses: Collection[int] = ()) -> Recording:
         """All that was seen; `result` is what the step has returned, `addresses` what it allocated.

@@ -64,6 +64,10 @@ def places_of(tree: Any) -> Iterator[Place]:
     return (leaf for leaf in pytree.tree_leaves(tree, is_leaf=is_place) if is_place(leaf))
 
 
+def map_places(function: Callable[[Place], Any], tree: Any) -> Any:
+    return pytree.tree_map(lambda leaf: function(leaf) if is_place(leaf) else leaf, tree, is_leaf=is_place)
+
+
 def spans(places: Iterable[Place]) -> tuple[Span, ...]:
     return tuple(dict.fromkeys(place.span() for place in places))
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.device import tensors_in
+from kitsune.device import pick_device, tensors_in
 from kitsune.engine.memory import BLOCK_BYTES
 from kitsune.errors import SettingsError
-from kitsune.memory.geometry import bytes_of, device_of, rounded_up, tensor_on
+from kitsune.memory.geometry import bytes_of, rounded_up, tensor_on
 from kitsune.memory.order import Marks, order_of, refuse_capture
 from kitsune.memory.transfer import pinned
 
@@ -38,7 +38,7 @@ class DoubleBuffer:
 
     def __init__(self, buffer_size: int | str, device: torch.device | str | None = None) -> None:
         self.buffer_size = bytes_of("buffer_size", buffer_size)
-        self.device = device_of(device)
+        self.device = pick_device(device)
         self._order = order_of(self.device)
         self._copies = self._order.new_stream()
         self._buffers = [torch.empty(self.buffer_size, dtype=torch.uint8, device=self.device) for _ in range(2)]

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 
-from kitsune.device import pick_device
 from kitsune.errors import SettingsError
 from kitsune.options import parse_bytes
 
@@ -18,11 +17,6 @@ def bytes_of(option: str, size: int | str) -> int:
     if nbytes < 1:
         raise SettingsError(f"{option} is {size!r}; it must be at least one byte")
     return nbytes
-
-
-def device_of(device: torch.device | str | None) -> torch.device:
-    """The device with its number; None takes the current GPU, or the CPU where there is none. Raises UnfitError."""
-    return pick_device(None if device is None else str(device))
 
 
 def rounded_up(nbytes: int, alignment_bytes: int) -> int:

@@ -17,9 +17,10 @@ from typing import Any, SupportsIndex
 
 import torch
 
+from kitsune.device import pick_device
 from kitsune.engine.memory import BLOCK_BYTES
 from kitsune.errors import SettingsError
-from kitsune.memory.geometry import bytes_of, device_of, tensor_on
+from kitsune.memory.geometry import bytes_of, tensor_on
 from kitsune.memory.order import Marks, Order, order_of, refuse_capture
 
 
@@ -98,7 +99,7 @@ class MemoryPool:
 
     def __init__(self, pool_size: int | str, device: torch.device | str | None = None) -> None:
         self.pool_size = bytes_of("pool_size", pool_size)
-        self.device = device_of(device)
+        self.device = pick_device(device)
         self._order = order_of(self.device)
         self._lock = threading.Lock()
         self._free: defaultdict[int, list[Block]] = defaultdict(list)  # bytes -> blocks, the longest free first

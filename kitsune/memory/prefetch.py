@@ -11,8 +11,8 @@ from typing import Any, Final, Generic, TypeVar
 
 import torch
 
+from kitsune.device import pick_device
 from kitsune.errors import SettingsError
-from kitsune.memory.geometry import device_of
 from kitsune.memory.transfer import Transfer, transfer_to
 
 Batch = TypeVar("Batch")
@@ -33,7 +33,7 @@ class Prefetcher:
     def __init__(self, device: torch.device | str | None = None, lookahead: int = 2) -> None:
         if type(lookahead) is not int or lookahead < 1:
             raise SettingsError(f"lookahead is {lookahead!r}; it is the number of batches taken ahead, at least 1")
-        self.device = device_of(device)
+        self.device = pick_device(device)
         self.lookahead = lookahead
 
     def wrap(self, loader: Iterable[Batch]) -> "Prefetched[Batch]":

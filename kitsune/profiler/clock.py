@@ -23,7 +23,7 @@ class Clock:
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
-        self.device = pick_device(None if device is None else str(device))
+        self.device = pick_device(device)
         self._pending: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
 
     def mark(self) -> Mark:

@@ -50,7 +50,7 @@ class MemoryTracker:
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
-        self.device = pick_device(None if device is None else str(device))
+        self.device = pick_device(device)
         self.snapshots: dict[str, Snapshot] = {}
         self._gauge: Gauge = gauge_of(self.device)
         self._watch: Watch | None = None

@@ -63,7 +63,7 @@ class StreamProfiler:
     """
 
     def __init__(self, function: Callable[[], Any], device: torch.device | str | None = None) -> None:
-        self.device = pick_device(None if device is None else str(device))
+        self.device = pick_device(device)
         if self.device.type != "cuda":
             raise UnfitError("a CPU has no CUDA streams, so there is nothing to profile; give a GPU as the device")
         self._function = function

@@ -26,7 +26,7 @@ def profile_of(monkeypatch, given_s, planned_s, planned_steps, settling_steps=3)
             itertools.repeat(planned_s),
         )
     )
-    monkeypatch.setattr("kitsune.step_profile.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("kitsune.profiler.clock.time.perf_counter", lambda: next(clock))
     profile = StepProfile(CPU)
     for _ in range(CALIBRATION_STEPS + settling_steps - 1):
         profile.mark(by_plan=False)

@@ -1,0 +1,1 @@
+"""Triton kernels of our own, one a file: forward, backward, and the eager reference that says what they compute."""

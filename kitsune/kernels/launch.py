@@ -1,0 +1,38 @@
+"""What every kernel asks before its launch: whether Triton reaches the tensor, how large a block is, which device."""
+
+import contextlib
+from typing import Final
+
+import torch
+import triton
+
+#: The longest row that one program holds in registers at once; what is longer goes block by block.
+MOST_IN_A_BLOCK: Final = 65536
+
+HALF: Final = (torch.bfloat16, torch.float16)
+DTYPES: Final = (torch.float32, *HALF)
+
+#: Read once, as Triton does when a kernel is defined. torch.compile cannot trace the question.
+IS_INTERPRETED: Final[bool] = triton.knobs.runtime.interpret
+
+
+def is_reached(*tensors: torch.Tensor | None) -> bool:
+    """Whether Triton can launch on all of them: on a GPU, or anywhere in its interpreter, in dtypes that we compute."""
+    there = [tensor for tensor in tensors if tensor is not None]
+    at_home = all(tensor.is_cuda for tensor in there) or IS_INTERPRETED
+    return at_home and all(tensor.dtype in DTYPES for tensor in there)
+
+
+def block_of(columns: int) -> int:
+    """The smallest power of two that holds a row of so many elements."""
+    return max(16, triton.next_power_of_2(columns))
+
+
+def warps_of(block: int) -> int:
+    """How many warps share a block: some 8 to 16 elements a thread, between 1 and 16 warps."""
+    return min(16, max(1, block // 256))
+
+
+def on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Triton launches on the current device; the tensor's is it in the block."""
+    return torch.cuda.device_of(tensor) if tensor.is_cuda else contextlib.nullcontext()
