@@ -4,9 +4,11 @@ On a stream launches run in the order in which they are issued; between streams 
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from itertools import accumulate
 
 from kitsune.engine.graph import LaunchGraph
 
@@ -111,6 +113,23 @@ def along_critical_path(
         for launch in range(len(graph.launches))
     ]
     return Schedule(streams, with_waits(graph, listed(graph, costs_us, streams, wait_us, choices), streams))
+
+
+def just_in_time(graph: LaunchGraph, costs_us: Sequence[float], lead_us: float) -> LaunchGraph:
+    """What is off the critical path waits for it too: for the last on it that ends `lead_us` before it must begin.
+
+    That leaves the GPU to the critical path, where all that is ready at once, as the casts of all weights at the begin
+    of a step, would crowd it out. The critical path becomes no longer.
+    """
+    path = critical_path(graph, costs_us)
+    ends_us = list(accumulate(costs_us[launch] for launch in path))
+    ranks = upward_ranks(graph, costs_us, 0.0)
+    after = list(graph.after)
+    for launch in set(range(len(after))).difference(path):
+        latest_us = ends_us[-1] - ranks[launch] - lead_us
+        before = path[: min(bisect_right(ends_us, latest_us), bisect_left(path, launch))]
+        after[launch] = tuple(sorted({*after[launch], *before[-1:]}))
+    return replace(graph, after=tuple(after))
 
 
 def ends_of(graph: LaunchGraph) -> frozenset[int]:

@@ -17,6 +17,7 @@ from kitsune.engine.schedule import (
     critical_path_us,
     happens_before,
     in_order,
+    just_in_time,
     listed,
     on_streams,
     with_waits,
@@ -416,3 +417,20 @@ def test_a_path_and_the_rest_need_enough_streams(streams: int, ends_apart: bool)
     graph, costs_us = products([2.0, 3.0])
     with pytest.raises(ValueError, match=f"need more than {streams} streams"):
         along_critical_path(graph, costs_us, streams, 0.5, ends_apart=ends_apart)
+
+
+@quick
+@given(problems, st.sampled_from([0.0, 5.0, 1000.0]))
+def test_what_is_held_back_makes_the_critical_path_no_longer(problem: Problem, lead_us: float) -> None:
+    graph, costs_us = problem
+    late = just_in_time(graph, costs_us, lead_us)
+    assert critical_path_us(late, costs_us) == pytest.approx(critical_path_us(graph, costs_us))
+    schedule = along_critical_path(late, costs_us, 3, 0.5)
+    assert not missed(ordered_pairs(graph), schedule)
+
+
+@pytest.mark.parametrize(("lead_us", "awaited"), [(0.0, (1,)), (29.0, (1,)), (30.0, (0,)), (60.0, ())])
+def test_what_is_needed_late_waits_until_shortly_before(lead_us: float, awaited: tuple[int, ...]) -> None:
+    """Three of 30 us in a row, and one of 1 us beside them that may begin after 89 us."""
+    late = just_in_time(chains(3, 1), [30.0, 30.0, 30.0, 1.0], lead_us)
+    assert late.after == ((), (0,), (1,), awaited)
