@@ -1,6 +1,6 @@
 """Static batch: the tensors that a captured step reads, and what makes another batch fit them."""
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from enum import Enum
 from types import NoneType
@@ -71,10 +71,21 @@ class StaticBatch:
         self._tensors = list(tensors_of(self.batch))
 
     def load(self, batch: Any) -> None:
-        """Copies a batch of the same signature into the static tensors."""
+        """Copies a batch of the same signature into the static tensors.
+
+        Those of one dtype that are on the device by now go in one call: 28 calls for a batch of DLRM's take the host of
+        an H200 longer than its step takes the GPU.
+        """
+        alike: defaultdict[object, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
         for static, value in zip(self._tensors, tensors_of(batch), strict=True):
             if static is not value:
+                alike[value.dtype if value.device == static.device else value].append((static, value))
+        for pairs in alike.values():
+            if len(pairs) == 1:
+                static, value = pairs[0]
                 static.copy_(value, non_blocking=static.is_cuda)
+            else:
+                torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
 
 
 def place(value: Any, device: torch.device, memory_format: torch.memory_format | None = None) -> Any:

@@ -3,6 +3,8 @@
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import is_
 from types import NoneType
 from typing import Any
 
@@ -33,7 +35,10 @@ class Watch:
         self._states = len(optimizer.state)
         self._modules = list(model.modules())
         self._hooks = [getattr(module, name) for module in self._modules for name, _ in HOOKS]
-        self._members = [getattr(module, name) for module in self._modules for name in MEMBERS]
+        members = [getattr(module, name) for module in self._modules for name in MEMBERS]
+        self._members = [each for each in members if each]
+        self._empty = [each for each in members if not each]
+        self._held = list(self._items())
         self._parameters = list(model.parameters())
         self._tensors = [*self._parameters, *model.buffers()]
         self._seen = list(self._look())
@@ -43,13 +48,19 @@ class Watch:
         now = self._optimizer.state
         if state and (now is not self._state or len(now) != self._states):
             return False
+        if any(self._empty) or not all(map(is_, self._items(), self._held)):
+            return False
         return all(now == then for now, then in zip(self._look(), self._seen, strict=True))
+
+    def _items(self) -> Iterator[object]:
+        """Modules, parameters and buffers as they hang in each other."""
+        return chain.from_iterable(map(dict.values, self._members))
 
     def _look(self) -> Iterator[object]:
         """Whole lists at a time: a comparison of two lists is one call into C."""
         yield [module.training for module in self._modules]
         yield any(self._hooks)
-        yield [list(map(id, members.values())) for members in self._members]
+        yield list(map(len, self._members))
         yield [tensor.data_ptr() for tensor in self._tensors]
         yield [parameter.requires_grad for parameter in self._parameters]
         yield any(map(is_hooked, self._parameters))

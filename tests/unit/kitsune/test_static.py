@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kitsune.engine.static import StaticBatch, place, signature_of, tensors_of, why_not_static
 
@@ -114,3 +115,23 @@ def test_loading_the_static_batch_itself_copies_nothing():
     versions = [tensor._version for tensor in tensors_of(static.batch)]
     static.load(static.batch)
     assert [tensor._version for tensor in tensors_of(static.batch)] == versions
+
+
+def test_tensors_of_one_dtype_are_copied_in_one_call():
+    def batch_of(number):
+        tables = [torch.full((4,), number, dtype=torch.int64) for _ in range(5)]
+        return (torch.full((4, 3), float(number)).t(), *tables), torch.full((4,), float(number))
+
+    static, calls = StaticBatch(batch_of(0), torch.device("cpu")), []
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    with Calls():
+        static.load(batch_of(7))
+    assert [name for name in calls if "copy" in name] == ["aten::_foreach_copy_"] * 2
+    assert all(
+        torch.equal(now, then) for now, then in zip(tensors_of(static.batch), tensors_of(batch_of(7)), strict=True)
+    )
