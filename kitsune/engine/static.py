@@ -85,7 +85,7 @@ class StaticBatch:
                 static, value = pairs[0]
                 static.copy_(value, non_blocking=static.is_cuda)
             else:
-                torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+                torch._foreach_copy_([static for static, _ in pairs], [value for _, value in pairs])
 
 
 def place(value: Any, device: torch.device, memory_format: torch.memory_format | None = None) -> Any:

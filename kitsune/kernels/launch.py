@@ -36,3 +36,9 @@ def warps_of(block: int) -> int:
 def on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
     """Triton launches on the current device; the tensor's is it in the block."""
     return torch.cuda.device_of(tensor) if tensor.is_cuda else contextlib.nullcontext()
+
+
+def count(x: torch.Tensor) -> tuple[int, int]:
+    """(rows, elements of a row)."""
+    columns = x.shape[-1]
+    return (x.numel() // columns if columns else 0), columns

@@ -9,16 +9,15 @@ import torch
 import triton
 import triton.language as tl
 
-from kitsune.kernels.launch import MOST_IN_A_BLOCK, block_of, is_reached, on_device_of, warps_of
-
-#: Programs that share the rows of a backward pass; each leaves one partial gradient of the weight.
-SHARES = 264  # two for each of an H200's multiprocessors
+from kitsune.kernels.launch import MOST_IN_A_BLOCK, count, is_reached, on_device_of
+from kitsune.kernels.rows import add_shares, partials_of, room_of, shares_of, tile_of
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`x` (..., n) over the root of its mean square along n, times `weight` (n,), in the dtype of `x`.
 
-    Sums are in fp32. What Triton does not reach goes through `reference`.
+    fp32, bf16 and fp16 in any mix; sums are in fp32. Rows of more than 65536 elements, and what else Triton does not
+    reach, go through `reference`.
     """
     if x.shape[-1] > MOST_IN_A_BLOCK or not is_reached(x, weight):
         return reference(x, weight, eps)
@@ -35,19 +34,20 @@ def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 @torch.library.custom_op("kitsune::rms_norm", mutates_args=())
 def forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, 1 / rms of each row in fp32)."""
-    x = x.contiguous()
+    x, weight = x.contiguous(), weight.contiguous()
     rows, columns = count(x)
     y, scales = torch.empty_like(x), torch.empty(rows, dtype=torch.float32, device=x.device)
     if x.numel():
-        block = block_of(columns)
+        high, block, warps = tile_of(rows, columns)
+        grid = (triton.cdiv(rows, high),)
         with on_device_of(x):
-            forward_kernel[(rows,)](x, weight.contiguous(), y, scales, columns, eps, block, num_warps=warps_of(block))
+            forward_kernel[grid](x, weight, y, scales, rows, columns, eps, high, block, num_warps=warps)
     return y, scales
 
 
 @forward.register_fake
 def _(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(count(x)[0], dtype=torch.float32)
+    return room_of(x, x), x.new_empty(count(x)[0], dtype=torch.float32)
 
 
 @torch.library.custom_op("kitsune::rms_norm_backward", mutates_args=())
@@ -59,30 +59,22 @@ def backward(
     rows, columns = count(x)
     if not x.numel():
         return torch.empty_like(x), torch.zeros_like(weight)
-    shares, block = min(rows, SHARES), block_of(columns)
-    dx, partial = torch.empty_like(x), torch.empty(shares, columns, dtype=torch.float32, device=x.device)
+    high, block, warps = tile_of(rows, columns)
+    shares, share = shares_of(rows, high, warps)
+    dx, dweight, dweights = room_of(x, x), room_of(weight, x), partials_of(shares, weight)
     with on_device_of(x):
         backward_kernel[(shares,)](
-            dy,
-            x,
-            weight,
-            scales,
-            dx,
-            partial,
-            rows,
-            columns,
-            triton.cdiv(rows, shares),
-            block,
-            num_warps=warps_of(block),
+            dy, x, weight, scales, dx, dweights, rows, columns, share, high, block, num_warps=warps
         )
-    return dx, partial.sum(0).to(weight.dtype)
+    add_shares(dweights, dweight)
+    return dx, dweight
 
 
 @backward.register_fake
 def _(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(weight)
+    return room_of(x, x), room_of(weight, x)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -98,38 +90,34 @@ def _gradients(ctx: Any, dy: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tenso
 forward.register_autograd(_gradients, setup_context=_keep)
 
 
-def count(x: torch.Tensor) -> tuple[int, int]:
-    """(rows, elements of a row)."""
-    columns = x.shape[-1]
-    return (x.numel() // columns if columns else 0), columns
-
-
 @triton.jit
-def forward_kernel(x, weight, y, scales, columns, eps, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < columns
+def forward_kernel(x, weight, y, scales, rows, columns, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    at = tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows) & (at < columns)
     value = tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value) / columns + eps)
-    tl.store(scales + row, scale)
-    factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / columns + eps)
+    tl.store(scales + row, scale, mask=row < rows)
+    factor = tl.load(weight + at, mask=at < columns, other=0.0).to(tl.float32)
     tl.store(y + row * columns + at, (value * scale * factor).to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def backward_kernel(dy, x, weight, scales, dx, partial, rows, columns, share, BLOCK: tl.constexpr):
+def backward_kernel(dy, x, weight, scales, dx, dweights, rows, columns, share, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < columns
-    factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    dweight = tl.zeros((BLOCK,), dtype=tl.float32)
-    for row in range(program * share, tl.minimum(program * share + share, rows)):
+    at = tl.arange(0, BLOCK)[None, :]
+    factor = tl.load(weight + at, mask=at < columns, other=0.0).to(tl.float32)
+    dweight = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for first in range(program * share, tl.minimum(program * share + share, rows), ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (at < columns)
         value = tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32)
         dvalue = tl.load(dy + row * columns + at, mask=inside, other=0.0).to(tl.float32)
-        scale = tl.load(scales + row)
+        scale = tl.load(scales + row, mask=row < rows, other=0.0)
         normal = value * scale
         dweight += dvalue * normal
         weighted = dvalue * factor
-        slope = tl.sum(weighted * normal) / columns
+        slope = tl.sum(weighted * normal, 1, keep_dims=True) / columns
         tl.store(dx + row * columns + at, ((weighted - normal * slope) * scale).to(dx.dtype.element_ty), mask=inside)
-    tl.store(partial + program * columns + at, dweight, mask=inside)
+    at = tl.arange(0, BLOCK)
+    tl.store(dweights + program * columns + at, tl.sum(dweight, 0), mask=at < columns)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from kitsune.engine.record import HIDDEN_WRITES, record
+from kitsune.engine.record import HIDDEN_WRITES, Observer, record
 from kitsune.engine.recording import places_of
+from kitsune.engine.triton_launches import TritonLaunch
 from tests.unit.engine.steps import CPU, adamw, names, recorded, warmed
 
 
@@ -168,3 +169,25 @@ def test_recording_changes_nothing():
 def test_places_are_found_in_any_structure():
     recording = recorded(lambda: {"a": [torch.ones(2)], "b": None})
     assert len(list(places_of(recording.result))) == 1
+
+
+def launch_of(name, tensor):
+    return TritonLaunch(name, lambda _: None, (tensor,), {}, (0,), (0,))
+
+
+@torch.library.custom_op("kitsune_test::with_a_kernel_in_it", mutates_args=())
+def with_a_kernel_in_it(x: torch.Tensor) -> torch.Tensor:
+    watching[-1].saw_triton(launch_of("inner", x))
+    return x + 1
+
+
+watching: list[Observer] = []
+
+
+def test_a_kernel_within_an_operation_is_part_of_it():
+    observer, x = Observer(CPU), torch.ones(4)
+    watching.append(observer)
+    with observer:
+        result = with_a_kernel_in_it(x)
+        observer.saw_triton(launch_of("outer", result))
+    assert names(observer.recording(result)) == ["with_a_kernel_in_it", "outer"]

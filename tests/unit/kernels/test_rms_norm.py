@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kitsune.kernels import rms_norm as kernel
-from kitsune.kernels.launch import DTYPES
+from kitsune.kernels import rows
+from kitsune.kernels.launch import DTYPES, MOST_IN_A_BLOCK
 from kitsune.kernels.rms_norm import reference, rms_norm
 
 EPS = 1e-6
@@ -26,7 +27,7 @@ def both(x, weight, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 3, 64), (7, 100), (1, 1000), (300, 17)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2, 3, 64), (7, 100), (1, 1000), (300, 17), (2, 2100)])
 def test_it_computes_what_the_reference_does(device, dtype, shape):
     torch.manual_seed(0)
     x, weight = torch.randn(shape, device=device).to(dtype), torch.randn(shape[-1], device=device).to(dtype)
@@ -34,6 +35,14 @@ def test_it_computes_what_the_reference_does(device, dtype, shape):
         assert ours.dtype == dtype
         scale = exact.abs().max().item() + 1
         torch.testing.assert_close(ours.double(), exact, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * scale)
+
+
+def test_many_rows_are_shared_by_few_programs(device, monkeypatch):
+    monkeypatch.setattr(rows, "MULTIPROCESSORS", 1)
+    assert rows.shares_of(15, *rows.tile_of(15, 530)[::2]) == (4, 4)
+    x, weight = torch.randn(15, 530, device=device), torch.randn(530, device=device)
+    for ours, exact in both(x, weight, torch.float32):
+        torch.testing.assert_close(ours.double(), exact, rtol=2e-6, atol=2e-5)
 
 
 def test_rows_may_have_gaps_between_them_and_a_weight_of_another_dtype(device):
@@ -52,8 +61,9 @@ def test_nothing_is_launched_for_nothing(device, shape):
     assert torch.equal(weight.grad, torch.zeros_like(weight))
 
 
-def test_the_same_input_gives_the_same_bits(device):
-    x, weight = torch.randn(500, 33, device=device), torch.randn(33, device=device)
+def test_the_same_input_gives_the_same_bits(device, monkeypatch):
+    monkeypatch.setattr(rows, "MULTIPROCESSORS", 1)
+    x, weight = torch.randn(15, 530, device=device), torch.randn(530, device=device)
     _, scales = kernel.forward(x, weight, EPS)
     first, second = (kernel.backward(x, x, weight, scales) for _ in range(2))
     assert all(map(torch.equal, first, second))
@@ -61,6 +71,8 @@ def test_the_same_input_gives_the_same_bits(device):
 
 def test_what_triton_does_not_reach_is_computed_all_the_same(device):
     x, weight = torch.randn(3, 8, device=device, dtype=torch.float64), torch.ones(8, device=device)
+    assert torch.equal(rms_norm(x, weight, EPS), reference(x, weight, EPS))
+    x, weight = torch.randn(2, MOST_IN_A_BLOCK + 1, device=device), torch.ones(MOST_IN_A_BLOCK + 1, device=device)
     assert torch.equal(rms_norm(x, weight, EPS), reference(x, weight, EPS))
 
 

@@ -1,0 +1,250 @@
+"""AdamW (Loshchilov, Hutter 2019) for many parameters in few launches, in place, with the arithmetic of torch.
+
+A launch takes tuples of tensors as they are, without a table of pointers that a CUDA graph could not fill anew. Each
+program finds its tensor by counting blocks. `locate`, `pick` and `launches` serve kitsune/kernels/sgd.py, too.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from kitsune.kernels.launch import DTYPES, is_reached, on_device_of
+from kitsune.kernels.layouts import laid_as, lies_as
+from kitsune.kernels.rows import warps_of_tile
+
+#: Tensors that one launch takes. The last launch is filled up to as many: no kernel is compiled for what is left over.
+MOST = 32
+#: Elements that a program updates: to find its tensor costs it little beside them.
+BLOCK = 4096
+
+
+@torch.no_grad()
+def adamw_(
+    parameters: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    step: torch.Tensor | float,
+    lr: torch.Tensor | float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    found_inf: torch.Tensor | None = None,
+    grad_scale: torch.Tensor | None = None,
+) -> None:
+    """One update of fp32 `parameters` and of their averages, in place, by fp32, bf16 or fp16 `gradients`.
+
+    `step` is the number of this update, from 1. It and `lr` may be tensors of one element where the parameters are: a
+    CUDA graph then follows them. Nothing changes where `found_inf` (one element) is not zero. Gradients count divided
+    by `grad_scale` (one element), and stay as they are. What Triton does not reach, or has gaps in memory, or averages
+    laid out in another way than their parameter, goes through `reference`.
+    """
+    lists = (parameters, gradients, exp_avgs, exp_avg_sqs)
+    if not is_served(gradients, parameters, (exp_avgs, exp_avg_sqs), (step, lr, found_inf, grad_scale)):
+        reference(*lists, step, lr, beta1, beta2, eps, weight_decay, found_inf, grad_scale)
+    elif parameters:
+        now, rate = scalar_of(step, parameters[0]), scalar_of(lr, parameters[0])
+        update(*map(list, lists), now, rate, beta1, beta2, eps, weight_decay, found_inf, grad_scale)
+
+
+@torch.no_grad()
+def reference(
+    parameters: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+    step: torch.Tensor | float,
+    lr: torch.Tensor | float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    found_inf: torch.Tensor | None = None,
+    grad_scale: torch.Tensor | None = None,
+) -> None:
+    """The same in eager torch, computed in fp32 (fp64 for fp64 parameters)."""
+    for own in zip(parameters, gradients, exp_avgs, exp_avg_sqs, strict=True):
+        parameter, gradient, mean, square = (one.to(wide_of(own[0])) for one in own)
+        rate, at_step = scalar_of(lr, parameter), scalar_of(step, parameter)
+        if grad_scale is not None:
+            gradient = gradient / grad_scale
+        mean = mean.lerp(gradient, 1 - beta1)
+        square = square * beta2 + gradient * gradient * (1 - beta2)
+        root = (square / (1 - beta2**at_step)).sqrt()
+        moved = parameter * (1 - rate * weight_decay) - rate / (1 - beta1**at_step) * mean / (root + eps)
+        for old, new in zip((own[0], *own[2:]), (moved, mean, square), strict=True):
+            put(new, old, found_inf)
+
+
+@torch.library.custom_op("kitsune::adamw", mutates_args=("parameters", "exp_avgs", "exp_avg_sqs"))
+def update(
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    exp_avgs: list[torch.Tensor],
+    exp_avg_sqs: list[torch.Tensor],
+    step: torch.Tensor,
+    lr: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    found_inf: torch.Tensor | None,
+    grad_scale: torch.Tensor | None,
+) -> None:
+    """The same, `step` and `lr` in fp64."""
+    # The complements are exact here; from fp32, 1 - 0.999 would be off by 1e-5 of itself.
+    factors = (1 - beta1, beta2, 1 - beta2, logarithm(beta1), logarithm(beta2), eps, weight_decay)
+    with on_device_of(parameters[0]):
+        for grid, tensors, sizes in launches(parameters, gradients, exp_avgs, exp_avg_sqs):
+            update_kernel[grid](
+                *tensors, sizes, step, lr, found_inf, grad_scale, *factors, BLOCK, num_warps=warps_of_tile(BLOCK)
+            )
+
+
+@update.register_fake
+def _(
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    exp_avgs: list[torch.Tensor],
+    exp_avg_sqs: list[torch.Tensor],
+    *_: object,
+) -> None:
+    return None
+
+
+def is_served(
+    gradients: Sequence[torch.Tensor],
+    parameters: Sequence[torch.Tensor],
+    states: Sequence[Sequence[torch.Tensor]],
+    single: Sequence[torch.Tensor | float | None],
+) -> bool:
+    """Whether kernels reach all of it: on one device; parameters and states in fp32, without gaps, in one order."""
+    ours = [*parameters, *(tensor for state in states for tensor in state)]
+    others = [one for one in single if isinstance(one, torch.Tensor)]
+    pairs = [pair for state in states for pair in zip(parameters, state, strict=True)]
+    return (
+        is_reached(*ours, *gradients)
+        and len({tensor.device for tensor in (*ours, *gradients, *others)}) < 2
+        and all(tensor.dtype == torch.float32 for tensor in ours)
+        and all(map(is_dense, parameters))
+        and all(lies_as(parameter, state) for parameter, state in pairs)
+    )
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in memory without gaps and overlaps, in whatever order."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def scalar_of(value: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
+    """A tensor in fp64 of no dimensions, on the device of another."""
+    if isinstance(value, torch.Tensor):
+        return value.reshape(()).double()
+    return torch.full((), value, dtype=torch.float64, device=like.device)
+
+
+def wide_of(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def put(new: torch.Tensor, old: torch.Tensor, found_inf: torch.Tensor | None) -> None:
+    """Writes `new` into `old`, unless `found_inf`."""
+    old.copy_(new if found_inf is None else torch.where(found_inf.reshape(()) == 0, new, old.to(new.dtype)))
+
+
+def logarithm(beta: float) -> float:
+    return math.log(beta) if beta else -math.inf
+
+
+Launch = tuple[tuple[int], tuple[tuple[torch.Tensor, ...], ...], tuple[int, ...]]
+
+
+def launches(
+    parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *states: Sequence[torch.Tensor]
+) -> Iterator[Launch]:
+    """(grid, a tuple of tensors for each list, their sizes) of every launch. Gradients in a launch have one dtype."""
+    laid = [laid_as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
+    rows = [row for row in zip(parameters, laid, *states, strict=True) if row[0].numel()]
+    for dtype in DTYPES:
+        alike = [row for row in rows if row[1].dtype == dtype]
+        for start in range(0, len(alike), MOST):
+            some = alike[start : start + MOST]
+            none = MOST - len(some)
+            sizes = (*(row[0].numel() for row in some), *[0] * none)
+            grid = (sum(triton.cdiv(size, BLOCK) for size in sizes),)
+            yield grid, tuple(zip(*some, *[some[0]] * none, strict=True)), sizes
+
+
+@triton.jit
+def locate(sizes, BLOCK: tl.constexpr):
+    """(which tensor this program works on, which of its blocks)"""
+    program = tl.program_id(0)
+    index, first, begin = 0, 0, 0
+    for at in tl.static_range(len(sizes)):
+        here = program >= begin
+        index = tl.where(here, at, index)
+        first = tl.where(here, begin, first)
+        begin += tl.cdiv(sizes[at], BLOCK)
+    return index, program - first
+
+
+@triton.jit
+def pick(items, index):
+    item = items[0]
+    for at in tl.static_range(1, len(items)):
+        item = tl.where(index == at, items[at], item)
+    return item
+
+
+@triton.jit
+def update_kernel(
+    parameters, gradients, exp_avgs, exp_avg_sqs, sizes, step, lr, found_inf, grad_scale,
+    part1, beta2, part2, log_beta1, log_beta2, eps, weight_decay, BLOCK: tl.constexpr,
+):  # fmt: skip
+    index, block = locate(sizes, BLOCK)
+    parameter, gradient = pick(parameters, index), pick(gradients, index)
+    average, square, size = pick(exp_avgs, index), pick(exp_avg_sqs, index), pick(sizes, index)
+    if found_inf is not None:
+        size = tl.where(tl.load(found_inf) == 0, size, 0)
+    inverse = 1.0
+    if grad_scale is not None:
+        inverse = 1.0 / tl.load(grad_scale).to(tl.float32)
+    now, rate = tl.load(step), tl.load(lr)
+    keep = (1.0 - rate * weight_decay).to(tl.float32)
+    length = (rate / (1.0 - tl.exp(now * log_beta1))).to(tl.float32)
+    root = (1.0 / tl.sqrt(1.0 - tl.exp(now * log_beta2))).to(tl.float32)
+    start = block.to(tl.int64) * BLOCK
+    left = size - start
+    parameter, gradient, average, square = parameter + start, gradient + start, average + start, square + start
+    if left >= BLOCK:  # without a mask, loads are of 16 bytes whatever the size
+        move(parameter, gradient, average, square, None, inverse, part1, beta2, part2, keep, length, root, eps, BLOCK)
+    else:
+        move(parameter, gradient, average, square, left, inverse, part1, beta2, part2, keep, length, root, eps, BLOCK)
+
+
+@triton.jit
+def move(
+    parameter, gradient, average, square, left, inverse, part1, beta2, part2, keep, length, root, eps,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, BLOCK)
+    inside = None if left is None else at < left.to(tl.int32)
+    slope = tl.load(gradient + at, mask=inside).to(tl.float32) * inverse
+    mean, spread = tl.load(average + at, mask=inside), tl.load(square + at, mask=inside)
+    mean += (slope - mean) * part1
+    spread = spread * beta2 + slope * slope * part2
+    value = tl.load(parameter + at, mask=inside) * keep - length * mean / (tl.sqrt(spread) * root + eps)
+    tl.store(parameter + at, value, mask=inside)
+    tl.store(average + at, mean, mask=inside)
+    tl.store(square + at, spread, mask=inside)

@@ -1,0 +1,332 @@
+"""Cross entropy over class numbers: rows of any length, block by block, with an online log-sum-exp.
+
+Milakov, Gimelshein 2018 (arXiv 1805.02867), one maximum and one sum a lane, merged at the end of the row. Forward keeps
+one number a row; backward makes the softmax from it and the logits again, in one pass.
+"""
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from kitsune.kernels.launch import block_of, is_reached, on_device_of, warps_of
+
+REDUCTIONS: Final = ("mean", "sum", "none")
+
+#: Elements of a row that a program takes at once: 8 to a thread of 16 warps, a load of 16 bytes in half precision, and
+#: 40 registers by ptxas for sm_90, so that three programs share a multiprocessor and one loads while others sum.
+LONGEST_BLOCK: Final = 4096
+#: Rows shorter than this share a program, so that four warps have something to do.
+SHORTEST_TILE: Final = 1024
+
+#: The least number of fp32: no logit but -inf lies below it.
+LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)
+
+
+def cross_entropy(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """The loss of `logits` (rows, classes) or (batch, classes, d1, ...) for the class numbers in `target`.
+
+    Meaning, shapes and the dtype of the loss are those of torch.nn.functional.cross_entropy without class weights: the
+    dtype of `logits`, fp32 under autocast. Sums are in fp32. A mean over nothing but ignored targets is nan. A target
+    that is no class, where torch stops the device with an assertion, makes the loss and the gradient of its row nan.
+
+    Through `reference` goes what Triton does not reach, what is empty, (batch, classes, d1, ...) whose classes do not
+    lie side by side in memory, target probabilities, and arguments that torch refuses, with torch's own error.
+    """
+    if not (is_reached(logits) and logits.ndim > 1):
+        return reference(logits, target, ignore_index, label_smoothing, reduction)
+    rows = logits.movedim(1, -1)
+    is_known = is_offered(rows, target, label_smoothing, reduction)
+    if not is_known or (logits.ndim > 2 and not rows.is_contiguous()):
+        return reference(logits, target, ignore_index, label_smoothing, reduction)
+    dtype = loss_dtype(logits)
+    loss, _, _ = forward(rows.flatten(0, -2), target.flatten(), ignore_index, label_smoothing, reduction, dtype)
+    return loss.view(target.shape) if reduction == "none" else loss
+
+
+def reference(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """The same in eager torch, computed in fp32 (fp64 for fp64)."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    loss = F.cross_entropy(
+        wide, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
+    )
+    return loss.to(loss_dtype(logits))
+
+
+def is_offered(rows: torch.Tensor, target: torch.Tensor, label_smoothing: float, reduction: str) -> bool:
+    """Whether the kernels compute it: `rows` (..., classes), a class number for each, arguments that torch accepts."""
+    is_numbered = target.dtype == torch.int64 and target.device == rows.device and target.shape == rows.shape[:-1]
+    return is_numbered and rows.numel() > 0 and 0 <= label_smoothing <= 1 and reduction in REDUCTIONS
+
+
+def loss_dtype(logits: torch.Tensor) -> torch.dtype:
+    """What torch's own loss of them would be in: autocast computes it in fp32."""
+    is_cast = torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float64
+    return torch.float32 if is_cast else logits.dtype
+
+
+@torch.library.custom_op("kitsune::cross_entropy", mutates_args=())
+def forward(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(loss in `dtype`, log-sum-exp of each row, how many targets count: one number for a mean, else none)."""
+    logits, target = by_rows(logits), target.contiguous()
+    rows, columns = logits.shape
+    log_sums = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    counted, losses = both = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
+    in_tile, block = piece_of(columns)
+    with on_device_of(logits):
+        forward_kernel[(triton.cdiv(rows, in_tile),)](
+            logits,
+            target,
+            losses,
+            counted,
+            log_sums,
+            rows,
+            columns,
+            logits.stride(0),
+            ignore_index,
+            label_smoothing,
+            label_smoothing > 0,
+            in_tile,
+            block,
+            num_warps=warps_of(in_tile * block),
+        )
+    if reduction == "mean":
+        count, total = both.sum(1)
+        return (total / count).to(dtype), log_sums, count
+    loss = losses.sum() if reduction == "sum" else losses
+    return loss.to(dtype, copy=True), log_sums, log_sums.new_empty(0)
+
+
+@forward.register_fake
+def _(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    log_sums = logits.new_empty(logits.shape[0], dtype=torch.float32)
+    loss = torch.empty_like(log_sums, dtype=dtype) if reduction == "none" else logits.new_empty((), dtype=dtype)
+    return loss, log_sums, log_sums.new_empty(() if reduction == "mean" else 0)
+
+
+@torch.library.custom_op("kitsune::cross_entropy_backward", mutates_args=())
+def backward(
+    dloss: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    log_sums: torch.Tensor,
+    count: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+) -> torch.Tensor:
+    """The gradient of the logits, in their dtype. `dloss` is one number, or one a row."""
+    logits, target, dloss = by_rows(logits), target.contiguous(), dloss.contiguous()
+    rows, columns = logits.shape
+    dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    in_tile, block = piece_of(columns)
+    with on_device_of(logits):
+        backward_kernel[(triton.cdiv(rows, in_tile),)](
+            dloss,
+            logits,
+            target,
+            log_sums,
+            count,
+            dlogits,
+            rows,
+            columns,
+            logits.stride(0),
+            ignore_index,
+            label_smoothing,
+            dloss.ndim,
+            count.numel() > 0,
+            in_tile,
+            block,
+            num_warps=warps_of(in_tile * block),
+        )
+    return dlogits
+
+
+@backward.register_fake
+def _(
+    dloss: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    log_sums: torch.Tensor,
+    count: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+) -> torch.Tensor:
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    logits, target, ctx.ignore_index, ctx.label_smoothing, *_ = inputs
+    ctx.save_for_backward(logits, target, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _gradients(ctx: Any, dloss: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return backward(dloss, *ctx.saved_tensors, ctx.ignore_index, ctx.label_smoothing), None, None, None, None, None
+
+
+forward.register_autograd(_gradients, setup_context=_keep)
+
+
+def by_rows(logits: torch.Tensor) -> torch.Tensor:
+    """The same with the classes side by side. Rows may have gaps between them, as those of a padded vocabulary do."""
+    return logits if logits.stride(-1) == 1 else logits.contiguous()
+
+
+def piece_of(columns: int) -> tuple[int, int]:
+    """(rows, elements of a row) that a program takes at once."""
+    block = min(block_of(columns), LONGEST_BLOCK)
+    return max(1, SHORTEST_TILE // block), block
+
+
+@triton.jit
+def forward_kernel(
+    logits,
+    target,
+    losses,
+    counted,
+    log_sums,
+    rows,
+    columns,
+    stride,
+    ignore_index,
+    smoothing,
+    SMOOTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    first = logits + row * stride
+    wanted = tl.load(target + row, mask=inside, other=0)
+    counts = inside & (wanted != ignore_index)
+    loss, log_sum = losses_of(first, wanted, counts, columns, columns, smoothing, SMOOTH, ROWS, BLOCK)
+    tl.store(log_sums + row, log_sum, mask=inside)
+    tl.store(losses + row, loss, mask=inside)
+    tl.store(counted + row, counts.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def backward_kernel(
+    dloss,
+    logits,
+    target,
+    log_sums,
+    count,
+    dlogits,
+    rows,
+    columns,
+    stride,
+    ignore_index,
+    smoothing,
+    EACH: tl.constexpr,
+    MEAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    wanted = tl.load(target + row, mask=inside, other=0)
+    counts = inside & (wanted != ignore_index)
+    log_sum = tl.load(log_sums + row, mask=inside, other=0.0)
+    factor = tl.load(dloss + row * EACH, mask=counts, other=0.0).to(tl.float32)
+    if MEAN:
+        factor /= tl.maximum(tl.load(count), 1.0)  # zero where no row counts, and then nothing is written but zeros
+    write_gradient(
+        logits + row * stride,
+        dlogits + row * columns,
+        wanted,
+        counts,
+        log_sum,
+        factor,
+        inside,
+        columns,
+        columns,
+        smoothing,
+        BLOCK,
+    )
+
+
+@triton.jit
+def losses_of(
+    first, wanted, counts, columns, width, smoothing, SMOOTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """(loss, log-sum-exp) of each row that counts; zeros for another, which is not read. `first` points to the rows.
+
+    From `columns` to `width` a row is padding. The load is masked by the width: where that is a multiple of 16, Triton
+    sees that whole vectors are inside, and loads vectors.
+    """
+    most = tl.full((ROWS, BLOCK), LOWEST, dtype=tl.float32)
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    plain = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    for start in range(0, width, BLOCK):
+        at = (start + tl.arange(0, BLOCK))[None, :]
+        value = tl.load(first[:, None] + at, mask=counts[:, None] & (at < width), other=float("-inf")).to(tl.float32)
+        value = tl.where(at < columns, value, float("-inf"))
+        ratio = tl.exp(-tl.abs(value - most))  # of the smaller to the larger: one exponential serves both cases
+        total = tl.where(value > most, total * ratio + 1.0, total + ratio)
+        most = tl.maximum(most, value)
+        if SMOOTH:
+            plain += tl.where(counts[:, None] & (at < columns), value, 0.0)
+    top = tl.max(most, 1)
+    whole = tl.where(counts, tl.sum(total * tl.exp(most - top[:, None]), 1), 1.0)
+    is_class = (wanted >= 0) & (wanted < columns)
+    picked = tl.load(first + wanted, mask=counts & is_class, other=float("nan")).to(tl.float32)
+    loss = tl.log(whole) + (1.0 - smoothing) * (top - picked)
+    if SMOOTH:
+        loss += smoothing * (top - tl.sum(plain, 1) / columns)
+    return tl.where(counts, loss, 0.0), tl.where(counts, top + tl.log(whole), 0.0)
+
+
+@triton.jit
+def write_gradient(
+    source,
+    destination,
+    wanted,
+    counts,
+    log_sum,
+    factor,
+    inside,
+    columns,
+    width,
+    smoothing,
+    BLOCK: tl.constexpr,
+):
+    """softmax - target, times `factor`; 0 in rows that do not count and in padding. Source may be destination."""
+    is_class = (wanted >= 0) & (wanted < columns)
+    factor = tl.where(is_class, factor, float("nan"))[:, None]
+    peak = tl.where(is_class, wanted, -1).to(tl.int32)[:, None]
+    for start in range(0, width, BLOCK):
+        at = (start + tl.arange(0, BLOCK))[None, :]
+        value = tl.load(source[:, None] + at, mask=counts[:, None] & (at < width), other=0.0).to(tl.float32)
+        share = smoothing / columns + tl.where(at == peak, 1.0 - smoothing, 0.0)
+        slope = (tl.exp(value - log_sum[:, None]) - share) * factor
+        slope = tl.where(counts[:, None] & (at < columns), slope, 0.0)
+        tl.store(destination[:, None] + at, slope.to(destination.dtype.element_ty), mask=inside[:, None] & (at < width))
