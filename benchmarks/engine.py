@@ -73,6 +73,7 @@ def planned_step(
 
 def facts(plan: Planned, planning_s: float) -> dict[str, Any]:
     return {
+        "plan": plan.name,
         "streams": plan.schedule.streams,
         "priorities": plan.priorities,
         "launches": len(plan.recording.calls),

@@ -74,7 +74,7 @@ class Assembly:
 def show_plan(report: Report, plan: Planned | None, part: str = "") -> None:
     """Puts into the report how launches were planned; `part` names those of less than the step."""
     report.picture = plan
-    report.planned = part + in_words(plan.costs_us, plan.schedule) if plan is not None else ""
+    report.planned = f"{part}{in_words(plan.costs_us, plan.schedule)}; {plan.name}" if plan is not None else ""
 
 
 def refused(plan: Plan | None, device: torch.device, report: Report) -> str | None:

@@ -32,9 +32,11 @@ LEAD_US: Final = 20.0
 class Planned:
     """What was decided for a step: what it launches, when and where, and the memory that it needs.
 
-    `priorities` of the streams, if any: kernels of a lower one go first where the GPU is full.
+    `name` says in words by which rule. `priorities` of the streams, if any: kernels of a lower one go first where the
+    GPU is full.
     """
 
+    name: str
     recording: Recording
     costs_us: Sequence[float]
     schedule: Schedule
@@ -56,10 +58,12 @@ def plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Pl
     Raises CaptureError when its launches cannot be timed.
     """
     alone_us = costs_of(recording)
-    alone = planned(recording, alone_us, in_order(recording.graph, alone_us))
+    alone = planned("as recorded", recording, alone_us, in_order(recording.graph, alone_us))
     if streams == 1:
         return [alone]
-    found = [alone, *(plan for way in ways(recording) for plan in spread(way, costs_of(way), streams))]
+    found = [alone]
+    for name, way in ways(recording).items():
+        found += (replace(plan, name=f"{plan.name}; {name}") for plan in spread(way, costs_of(way), streams))
     budget_bytes = budget_of(alone, pool_bytes)
     fitting = [plan for plan in found if plan.memory.peak_bytes <= budget_bytes]
     return fitting or [min(found, key=lambda plan: plan.memory.peak_bytes)]
@@ -75,16 +79,17 @@ def costs_of(recording: Recording) -> list[float]:
 
 
 def planned(
-    recording: Recording, costs_us: Sequence[float], schedule: Schedule, priorities: tuple[int, ...] = ()
+    name: str, recording: Recording, costs_us: Sequence[float], schedule: Schedule, priorities: tuple[int, ...] = ()
 ) -> Planned:
-    return Planned(recording, costs_us, schedule, plan_memory(recording.graph, schedule), priorities)
+    return Planned(name, recording, costs_us, schedule, plan_memory(recording.graph, schedule), priorities)
 
 
-def ways(recording: Recording) -> list[Recording]:
-    """The step in more and smaller launches, with memory of its own for every value."""
+def ways(recording: Recording) -> dict[str, Recording]:
+    """The step in more and smaller launches, with memory of its own for every value, by how it was split."""
     apart = renamed(recording)
-    found = (split(apart, most_bytes) for most_bytes in BUCKETS_BYTES)
-    return list({len(way.calls): way for way in found}.values())
+    found = {f"updates in buckets of {nbytes >> 20} MiB": split(apart, nbytes) for nbytes in BUCKETS_BYTES}
+    last = {len(way.calls): name for name, way in found.items()}  # a step of few parameters is split in one way only
+    return {name: found[name] for name in last.values()}
 
 
 def spread(way: Recording, costs_us: Sequence[float], streams: int) -> Iterator[Planned]:
@@ -94,20 +99,23 @@ def spread(way: Recording, costs_us: Sequence[float], streams: int) -> Iterator[
     for count in range(2, usual + 1):
         early = on_streams(way.graph, costs_us, count, WAIT_US)
         if early.streams > 1:
-            yield planned(way, costs_us, early)
+            yield planned(f"each launch as early as may be on {count} streams", way, costs_us, early)
     late = just_in_time(way.graph, costs_us, LEAD_US)
     for count in dict.fromkeys((usual, streams)):
-        for graph in (way.graph, late):
-            yield planned(way, costs_us, along_critical_path(graph, costs_us, count, WAIT_US), first_first(count))
+        for rest, graph in (("early", way.graph), ("late", late)):
+            first = along_critical_path(graph, costs_us, count, WAIT_US)
+            name = f"the critical path first on {count} streams, all else as {rest} as may be"
+            yield planned(name, way, costs_us, first, first_first(count))
     if usual > 2:
         apart = along_critical_path(way.graph, costs_us, usual, WAIT_US, ends_apart=True)
-        yield planned(way, costs_us, apart, first_first(usual, last_last=True))
+        name = f"the critical path first on {usual} streams, what ends the step last"
+        yield planned(name, way, costs_us, apart, first_first(usual, last_last=True))
 
 
 def urgent(plan: Planned) -> Iterator[Planned]:
     """The same with its busiest stream before all others, if there are several and none goes first by now."""
     if plan.schedule.streams > 1 and not plan.priorities:
-        yield replace(plan, priorities=by_load(plan.schedule))
+        yield replace(plan, name=f"{plan.name}; the busiest stream first", priorities=by_load(plan.schedule))
 
 
 def by_load(schedule: Schedule) -> tuple[int, ...]:

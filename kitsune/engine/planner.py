@@ -88,6 +88,10 @@ class Planner:
             self.refusal = reason_of(error)
             return None
 
+    def tried(self, plan: Planned) -> Captured:
+        """In a pool that dies with the graph: in the step's own one, what a loser took would stay with the winner."""
+        return self._captured(plan, self._recorder.apart())
+
     def _proven_pair(self, recording: Recording, cut: int, both: Step, inputs: Sequence[torch.Tensor]) -> Pair:
         self._check_kernels(recording, both)
         one = self._best(first_half(recording, cut))
@@ -131,19 +135,15 @@ class Planner:
 
     def _quickest(self, found: Sequence[Planned]) -> Planned:
         """The first, unless another one is faster; then the same with urgency."""
-        best = self._raced(self._tried(found[0]), found[1:])
+        best = self._raced(self.tried(found[0]), found[1:])
         return self._raced(best, urgent(best.plan)).plan
 
     def _raced(self, best: Captured, others: Iterable[Planned]) -> Captured:
         for plan in others:
-            challenger = self._tried(plan)
+            challenger = self.tried(plan)
             if is_faster(best.graph, challenger.graph, self.clock):
                 best = challenger
         return best
-
-    def _tried(self, plan: Planned) -> Captured:
-        """In a pool that dies with the graph: in the step's own one, what a loser took would stay with the winner."""
-        return self._captured(plan, self._recorder.apart())
 
     def _check_kernels(self, recording: Recording, step: Step) -> None:
         """Raises CaptureError when the step launches what the recording does not."""

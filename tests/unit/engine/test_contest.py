@@ -56,13 +56,15 @@ def contest(times_ms):
 
 
 EARLY = 3  # plans: on two, three and four streams
-PATH, APART = 1 + EARLY, 2 + EARLY  # then the critical path first on four, and what ends the step last
+#: Then the critical path first on four, all else early or late, and what ends the step last.
+PATH, LATE, APART = 1 + EARLY, 2 + EARLY, 3 + EARLY
 
 
 def test_the_fastest_is_taken_and_races_once_more_with_urgency():
     plan, raced = contest(lambda number: 5.0 if number == 2 else 10.0)
     assert raced == 1 + APART + 1
     assert (plan.schedule.streams, plan.priorities) == (3, ())
+    assert plan.name == "each launch as early as may be on 3 streams; updates in buckets of 16 MiB"
 
 
 def test_urgency_is_taken_where_it_is_faster():
@@ -72,7 +74,9 @@ def test_urgency_is_taken_where_it_is_faster():
     assert plan.schedule.streams == 3
 
 
-@pytest.mark.parametrize(("number", "priorities"), [(PATH, (-3, 0, 0, 0)), (APART, (-3, -1, -1, 0))])
+@pytest.mark.parametrize(
+    ("number", "priorities"), [(PATH, (-3, 0, 0, 0)), (LATE, (-3, 0, 0, 0)), (APART, (-3, -1, -1, 0))]
+)
 def test_the_critical_path_may_go_first(number, priorities):
     plan, raced = contest(lambda at: 5.0 if at == number else 10.0)
     assert raced == 1 + APART  # it is urgent by now

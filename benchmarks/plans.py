@@ -1,0 +1,79 @@
+"""Suite plans: all plans of launches that race for a case, side by side, with what was predicted for each.
+
+    python -m benchmarks.plans --case bert_base/2x128 --streams 8
+
+One process, all plans interleaved with `graph`, the plain graph of the same step. How many of a graph's branches the
+driver keeps apart is up to CUDA_DEVICE_MAX_CONNECTIONS, which the notes tell.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.cases import CASES, FORWARDS, Case
+from benchmarks.engine import WARM_STEPS, facts, graph_step, step_of
+from benchmarks.rivals import Step
+from benchmarks.training_step import DEVICE, Build, interleave, prepare, write
+from kitsune.device import Recorder, side_stream
+from kitsune.engine.planned import Planned, plans
+from kitsune.engine.planner import Planner
+from kitsune.engine.record import record
+from kitsune.engine.recording import Recording
+
+ALL_CASES = CASES | FORWARDS
+ANY_BYTES = 2**50
+
+
+def recording_of(step: Step) -> Recording:
+    with side_stream(DEVICE):
+        for _ in range(WARM_STEPS):
+            step()
+        recorded = record(step, DEVICE)
+    if recorded.recording is None:
+        raise SystemExit(recorded.refusal)
+    return recorded.recording
+
+
+def builds(case: Case, streams: int) -> dict[str, Build]:
+    """Every plan, to be captured. They share the state of one step: a race, not a training."""
+    workload, step = step_of(case)
+    found = plans(recording_of(step), streams, ANY_BYTES)
+    workload.optimizer.zero_grad()  # those of the recorded step: the graphs have their own
+    planner = Planner(Recorder(DEVICE), streams)
+    return {plan.name: partial(replayed, plan, planner, step) for plan in found}
+
+
+def replayed(plan: Planned, planner: Planner, step: Step) -> tuple[Step, Callable[[], str]]:
+    captured = planner.tried(plan)
+
+    def replay() -> torch.Tensor:
+        captured.graph.replay()
+        return captured.static
+
+    replay.__dict__["alive"] = step
+    connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "as the driver has it")
+    return replay, lambda: json.dumps(facts(plan, 0.0) | {"connections": connections})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", required=True, choices=ALL_CASES)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
+    arguments = parser.parse_args()
+    case = ALL_CASES[arguments.case]
+    torch.cuda.set_device(DEVICE)
+    arms = [prepare("graph", partial(graph_step, case))]
+    arms += [prepare(name, build) for name, build in builds(case, arguments.streams).items()]
+    interleave(arms, arguments.rounds)
+    write("plans", case, arms, "", arguments.out)
+
+
+if __name__ == "__main__":
+    main()
