@@ -4,7 +4,15 @@ import time
 
 import torch
 
-from kitsune.device import allocated_bytes, peak_bytes, pick_device, reset_peak, synchronize
+from kitsune.device import (
+    allocated_bytes,
+    graph_pool_bytes,
+    peak_bytes,
+    pick_device,
+    release_cached,
+    reset_peak,
+    synchronize,
+)
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.workload import Workload, call_model, loss_of
@@ -58,7 +66,8 @@ class LiveArm:
         self.spec = spec
         self.device = pick_device(job.device)
         synchronize(self.device)
-        self._before_bytes = allocated_bytes(self.device)
+        release_cached(self.device)  # what an earlier arm's graphs have left is not there before this one
+        self._before_bytes = allocated_bytes(self.device) + graph_pool_bytes(self.device)
         self.workload = fresh_workload(job, randomness=randomness)
         begin = time.perf_counter()
         plan = Plan.by_hand(**spec.knobs) if spec.knobs else None
@@ -93,15 +102,14 @@ class LiveArm:
     def weigh(self) -> None:
         """Finds the peak memory of the settled arm, to be called before another one is built.
 
-        What compiling and warming up needed once does not count. The intermediate tensors of a captured step were
-        counted while it was captured.
+        What compiling and warming up needed once does not count; what graphs keep for themselves, Inductor's too, does.
         """
+        release_cached(self.device)
         reset_peak(self.device)
         for _ in range(2):
             self.run()
         synchronize(self.device)
-        peak = max(peak_bytes(self.device), self.step.report.peak_bytes)
-        self.peak_bytes = max(0, peak - self._before_bytes)
+        self.peak_bytes = max(0, peak_bytes(self.device) + graph_pool_bytes(self.device) - self._before_bytes)
 
     def is_random(self) -> bool:
         """Whether the loss of one and the same batch differs from step to step while the weights stand still."""

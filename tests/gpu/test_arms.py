@@ -1,0 +1,38 @@
+"""What the tuner measures of an arm on a GPU besides its time."""
+
+import pytest
+
+from tuner.arms import LiveArm
+from tuner.protocol import ArmSpec, Job
+
+PLAIN = ArmSpec(name="plain")
+WORKLOAD = "zoo:resnet18?batch=64"  # activations of some 100 MiB
+
+
+@pytest.fixture(scope="module")
+def plain_bytes():
+    return peak_of({})
+
+
+def peak_of(knobs):
+    spec = ArmSpec(name="candidate", knobs=knobs)
+    arm = LiveArm(Job(workload=WORKLOAD, device="cuda:0", arms=(PLAIN, spec)), spec)
+    assert arm.settle()
+    arm.weigh()
+    arm.close()
+    return arm.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"capture": "step"},
+        {"capture": "step", "streams": 2},
+        {"compile": "reduce-overhead"},
+        {"compile": "default", "capture": "segments"},
+    ],
+    ids=str,
+)
+def test_what_a_graph_keeps_for_itself_is_memory_of_its_arm(knobs, plain_bytes):
+    """Nothing here halves the memory of the step in fp32, nor triples it."""
+    assert plain_bytes / 2 < peak_of(knobs) < plain_bytes * 3
