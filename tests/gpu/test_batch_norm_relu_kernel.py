@@ -1,10 +1,13 @@
 """BatchNorm and ReLU as Triton compiles them: layers of real models, far addresses, streams, CUDA graphs, Inductor."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from kitsune.kernels import batch_norm_relu as kernel
 from kitsune.kernels.batch_norm_relu import batch_norm_relu, reference
+from tests.kernel_checks import check_current_stream, check_graph
 
 MOMENTUM, EPS = 0.1, 1e-5
 #: One rounding of the result; sums over a million elements for fp32.
@@ -88,29 +91,12 @@ def test_the_same_input_gives_the_same_bits(device):
 
 def test_it_runs_on_the_stream_that_is_current(device):
     given = inputs(device, *FIRST)
-    wanted = step(batch_norm_relu, *given)
-    late = torch.zeros_like(given[0])
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream(device)
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)  # some 25 ms, in which a kernel on another stream would read zeros
-        late.copy_(given[0])
-        ours = step(batch_norm_relu, late, *given[1:])
-    side.synchronize()
-    assert all(map(torch.equal, ours, wanted))
+    check_current_stream(partial(step, batch_norm_relu), given)
 
 
 def test_a_cuda_graph_replays_it_on_what_its_inputs_hold_then(device):
     first, second = inputs(device, *FIRST), inputs(device, *FIRST, seed=1)
-    wanted = step(batch_norm_relu, *second)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        ours = step(batch_norm_relu, *first)
-    for old, new in zip(first, second, strict=True):
-        old.copy_(new)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(map(torch.equal, ours, wanted))
+    check_graph(partial(step, batch_norm_relu), first, second)
 
 
 def test_inductor_keeps_it_whole(device):

@@ -1,9 +1,12 @@
 """LayerNorm as Triton compiles it: rows of real models, more than 2**31 elements, streams, CUDA graphs, Inductor."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from kitsune.kernels.layer_norm import layer_norm, reference
+from tests.kernel_checks import check_current_stream, check_graph
 
 EPS = 1e-5
 #: One rounding of the result; sums over thousands of rows for fp32.
@@ -74,30 +77,13 @@ def test_there_may_be_more_elements_than_an_int32_counts(device):
 
 def test_it_runs_on_the_stream_that_is_current(device):
     given = inputs(device, (2048, 768), torch.bfloat16)
-    wanted = step(layer_norm, *given)
-    late = torch.zeros_like(given[0])
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream(device)
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)  # some 25 ms, in which a kernel on another stream would read zeros
-        late.copy_(given[0])
-        ours = step(layer_norm, late, *given[1:])
-    side.synchronize()
-    assert all(map(torch.equal, ours, wanted))
+    check_current_stream(partial(step, layer_norm), given)
 
 
 def test_a_cuda_graph_replays_it_on_what_its_inputs_hold_then(device):
     first, second = (inputs(device, (2048, 768), torch.bfloat16) for _ in range(2))
     second = [one.flip(0) for one in second]
-    wanted = step(layer_norm, *second)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        ours = step(layer_norm, *first)
-    for old, new in zip(first, second, strict=True):
-        old.copy_(new)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(map(torch.equal, ours, wanted))
+    check_graph(partial(step, layer_norm), first, second)
 
 
 def test_inductor_keeps_it_whole(device):
