@@ -47,7 +47,7 @@ def rows() -> Iterator[str]:
     yield "| --- |" + " ---: |" * len(COLUMNS)
     for case, lines in sorted(newest_cases().items()):
         medians = {line["arm"]: statistics.median(line["step_ms"]) for line in lines}
-        yield f"| {case} | " + " | ".join(f"{medians[arm]:.3g}" for arm in COLUMNS) + " |"
+        yield f"| {case} | " + " | ".join(f"{medians[arm]:.3g}" if arm in medians else "" for arm in COLUMNS) + " |"
 
 
 if __name__ == "__main__":
