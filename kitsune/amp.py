@@ -12,7 +12,9 @@ from kitsune.errors import SettingsError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AMPConfig:
-    """`dtype` None takes bfloat16 where the device has it, float16 with loss scaling elsewhere.
+    """Mixed precision as the user asks for it by hand; `enabled=False` asks for none.
+
+    `dtype` None takes bfloat16 where the device has it, float16 with loss scaling elsewhere.
 
     The other numbers are torch.amp.GradScaler's and apply to float16 only.
     """
@@ -66,7 +68,10 @@ def autocast(config: AMPConfig | None = None, *, device_type: str | None = None)
 
 @dataclass(frozen=True, slots=True)
 class ScalerStatistics:
-    """`steps` so far, of which `skipped` were not taken, since a gradient was not finite. `scale`: as it is now."""
+    """What a GradScaler has done.
+
+    `steps` so far, of which `skipped` were not taken, since a gradient was not finite. `scale`: as it is now.
+    """
 
     steps: int
     skipped: int
@@ -104,5 +109,5 @@ class GradScaler(torch.amp.GradScaler):
 
     @property
     def statistics(self) -> ScalerStatistics:
-        """Waits for the device."""
+        """How many steps there were, and how many of them were skipped. Waits for the device."""
         return ScalerStatistics(self._steps, int(self._skipped), self.get_scale())

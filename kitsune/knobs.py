@@ -102,6 +102,15 @@ KNOBS: Final[Mapping[str, Knob]] = {
             ),
         ),
         Knob(
+            name="fusion",
+            meaning="kernels of ours in the place of patterns in forward and loss",
+            choices={
+                "off": "as given",
+                "kitsune": "patterns replaced by Triton kernels of ours, where they were measured to be faster here",
+            },
+            needs="a GPU, and Triton; with compile, Inductor compiles the rest, else it runs eagerly",
+        ),
+        Knob(
             name="compile",
             meaning="torch.compile of forward and loss (and the backward it generates)",
             choices={
@@ -181,6 +190,17 @@ KNOBS: Final[Mapping[str, Knob]] = {
                     instead={1: 2},
                 ),
             ),
+        ),
+        Knob(
+            name="prefetch",
+            meaning="batches that TrainStep.batches has on the device ahead of their step",
+            choices={
+                0: "as the loader gives them",
+                1: "one, from a thread and on a stream of its own",
+                **{count: f"{count}, from a thread and on a stream of its own" for count in (2, 4, 8)},
+            },
+            needs="a loop over TrainStep.batches(loader); a search, which has one batch on the device, does not try it",
+            searched=(),
         ),
     )
 }

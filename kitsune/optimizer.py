@@ -59,6 +59,11 @@ class KitsuneOptimizer(Optimizer):
     wrapped optimizer's own, both ways. The model is found by its first training forward; `report` then says what was
     applied and what was declined, and `counts` how the forwards ran. `close()` gives everything back.
 
+    By hand: `enable_amp` is mixed precision (see `amp_config`), `enable_fusion` torch.compile (see `fusion_config`),
+    `capture_graph` CUDA graphs around forward, backward and update, `num_streams` or `stream_config` on how many
+    streams their launches run, in `memory_pool_size` bytes (or "2GB"); False or 1 leaves out what a plan would do.
+    `profile=True` has the first steps run as given, to compare with: see `get_stats`.
+
     Raises SettingsError for arguments that make no sense, and DeclinedError, with `on_decline="raise"`, for a part of
     the plan or an option that cannot be honoured.
     """
@@ -149,14 +154,17 @@ class KitsuneOptimizer(Optimizer):
         return self.base_optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Into the wrapped optimizer."""
         self.base_optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """To the wrapped optimizer; what is captured is captured anew."""
         self.base_optimizer.add_param_group(param_group)
         if self._loop is not None:
             self._loop.rebuild()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch.optim.Optimizer.zero_grad."""
         if not set_to_none or type(self.base_optimizer).zero_grad is not Optimizer.zero_grad:
             self.base_optimizer.zero_grad(set_to_none)
             return

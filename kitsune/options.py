@@ -1,14 +1,14 @@
 """Options given by hand are a plan written by hand: the drop-in's documented options in, knobs out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from kitsune.amp import AMPConfig
 from kitsune.errors import SettingsError
-from kitsune.fusion import FusionConfig
+from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Plan
 from kitsune.streams import StreamConfig
@@ -19,7 +19,7 @@ STEP_NOTE = "capture=step became segments: the loop is yours, so its step cannot
 POOL_SIZES = tuple(int(choice) for choice in KNOBS["pool_bytes"].choices if choice)
 MOST_STREAMS = max(map(int, KNOBS["streams"].choices))
 SCHEDULED = "what runs on which stream, and which of them goes first, is found out by measuring"
-NOT_STEERED = "Inductor decides this itself and offers no switch for it"
+OWN_LOADER = "the batches are those of your loop; wrap its loader in kitsune.memory.Prefetcher"
 NO_FUSION = "nothing is fused without enable_fusion=True"
 NO_AMP = "mixed precision is off without enable_amp=True"
 NOT_SCALED = "bfloat16 needs no loss scaling"
@@ -90,6 +90,8 @@ class Wish:
 def wish_of(options: Options, has_bf16: bool) -> Wish:
     """The plan, with every explicit option put over it. Without a plan, graphs are captured unless told otherwise."""
     given = dict(options.plan.knobs) if options.plan is not None else {}
+    unheeded = {knob: OWN_LOADER for knob in given if knob == "prefetch" and given[knob]}
+    given = {knob: choice for knob, choice in given.items() if knob not in unheeded}
     by_hand = _by_hand(options, given, has_bf16)
     knobs = {"capture": "segments", **by_hand} if options.plan is None else {**given, **by_hand}
     notes: tuple[str, ...] = ()
@@ -101,7 +103,8 @@ def wish_of(options: Options, has_bf16: bool) -> Wish:
     return Wish(
         plan=plan,
         by_hand=by_hand,
-        overruled={knob: f"{knob}={by_hand[knob]} was asked for by hand" for knob in given if knob not in plan.knobs},
+        overruled=unheeded
+        | {knob: f"{knob}={by_hand[knob]} was asked for by hand" for knob in given if knob not in plan.knobs},
         declined=_declined(options, plan),
         notes=notes,
         loss_scaling=_loss_scaling(options.amp_config) if plan.choice("precision") == "fp16" else {},
@@ -122,6 +125,10 @@ def _by_hand(options: Options, given: Mapping[str, Choice], has_bf16: bool) -> d
     if options.enable_fusion is not None:
         # A compiled plan is fused already: enable_fusion=True has nothing to add to its mode.
         knobs["compile"] = given.get("compile", "default") if options.enable_fusion else KNOBS["compile"].default
+        if not options.enable_fusion:
+            knobs["fusion"] = KNOBS["fusion"].default
+        elif options.fusion_config is not None:
+            knobs["fusion"] = "kitsune"
     if options.capture_graph is not None:
         knobs["capture"] = "segments" if options.capture_graph else "none"
     if options.streams is not None:
@@ -144,7 +151,11 @@ def _loss_scaling(amp: AMPConfig | None) -> dict[str, Any]:
 
 
 def _compile_options(fusion: FusionConfig | None) -> dict[str, Any]:
-    return {} if fusion is None else {"max_fusion_size": fusion.max_fusion_size}
+    """Of Inductor and of our fusion, by the names of FusionConfig: the size, which both have, and what is changed."""
+    if fusion is None:
+        return {}
+    changed = {name: value for name, value in asdict(fusion).items() if value != getattr(FusionConfig(), name)}
+    return {"max_fusion_size": fusion.max_fusion_size, **changed}
 
 
 def _declined(options: Options, plan: Plan) -> dict[str, str]:
@@ -175,13 +186,8 @@ def _declined_amp(options: Options, plan: Plan) -> dict[str, str]:
 
 
 def _declined_fusion(options: Options, plan: Plan) -> dict[str, str]:
-    fusion, usual = options.fusion_config, FusionConfig()
-    if fusion is None:
-        return {}
-    if plan.choice("compile") == KNOBS["compile"].default:
-        return {"fusion_config": NO_FUSION}
-    names = ("enable_elementwise", "enable_reduction", "enable_matmul", "min_fusion_benefit")
-    return {f"fusion_config.{name}": NOT_STEERED for name in names if getattr(fusion, name) != getattr(usual, name)}
+    is_fused = any(plan.choice(knob) != KNOBS[knob].default for knob in ("compile", "fusion"))
+    return {"fusion_config": NO_FUSION} if options.fusion_config is not None and not is_fused else {}
 
 
 def pool_of(size: int) -> int:

@@ -140,6 +140,7 @@ class Plan(Record):
         return cls(knobs=checked_knobs(knobs))
 
     def choice(self, knob: str) -> Choice:
+        """Of this knob; its default where the plan does not name it."""
         return self.knobs.get(knob, KNOBS[knob].default)
 
     def is_of(self, fingerprint: str) -> bool:
@@ -148,14 +149,19 @@ class Plan(Record):
 
     @property
     def plan_id(self) -> str:
+        """The SHA-256 of the plan's content in hex: equal plans have equal ids."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
+        """As plain data for a JSON file, with its id."""
         return {**self.model_dump(mode="json"), "plan_id": self.plan_id}
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Raises PlanError naming the field: unknown, out of range, of another version, or altered since written."""
+        """The plan that `to_json` was given of.
+
+        Raises PlanError naming the field: unknown, out of range, of another version, or altered since written.
+        """
         if not isinstance(value, dict):
             raise PlanError("plan", "is not a JSON object")
         content = dict(value)
@@ -174,10 +180,12 @@ class Plan(Record):
         return plan
 
     def save(self, path: str | Path) -> None:
+        """Writes the plan as a JSON file."""
         Path(path).write_text(json.dumps(self.to_json(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
+        """Reads a file that `save` has written. Raises PlanError as `from_json` does, and OSError."""
         data = Path(path).read_bytes()
         if len(data) > MAX_PLAN_BYTES:
             raise PlanError("plan", f"is larger than {MAX_PLAN_BYTES} bytes")

@@ -18,7 +18,9 @@ class Picture(Protocol):
 
 @dataclass(slots=True)
 class Report:
-    """`applied`: knob -> choice; `declined`: knob -> reason; `notes`: what else is worth knowing.
+    """What became of a plan.
+
+    `applied`: knob -> choice; `declined`: knob -> reason; `notes`: what else is worth knowing.
 
     `peak_bytes` is the most device memory in tensors while the step was captured, 0 when it was not. `picture` shows
     the launches as they were planned and `planned` says in words what the plan came to; of several batch shapes that of

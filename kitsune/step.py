@@ -1,6 +1,7 @@
 """TrainStep: a model, its loss and its optimizer run as one training step, by a plan."""
 
 import contextlib
+from collections.abc import Iterable
 from numbers import Real
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ from kitsune.engine.update import Update
 from kitsune.engine.updategraph import UpdateGraph
 from kitsune.engine.watch import Hooks
 from kitsune.errors import CaptureError, SettingsError, WorkloadError
+from kitsune.memory.prefetch import Batch, Prefetcher
 from kitsune.plan import Plan
 from kitsune.remote import Auto, plan_of_step
 from kitsune.report import Report
@@ -43,9 +45,10 @@ class TrainStep:
     The first calls are real steps that compile, warm up and capture; `is_settled` tells when that is over. Learning
     rates are read at every step. `accumulation_steps=n` runs forward and backward on n parts of the batch, split along
     its first dimension, before the one update: the memory of a part, and for a loss that is a mean over rows the
-    gradients of the whole. `plan="auto"` asks a server (see `kitsune.fetch_plan`) at the first call, which knows the
-    batch, and trains plain when there is no plan. What cannot be applied is in `report.declined` with its reason, or
-    raises DeclinedError with `on_decline="raise"`. `close()` undoes every change to model, optimizer and flags.
+    gradients of the whole. `clip_grad_norm` is the norm to which all gradients together are clipped. `plan="auto"` asks
+    a server (see `kitsune.fetch_plan`) at the first call, which knows the batch, and trains plain when there is no
+    plan. What cannot be applied is in `report.declined` with its reason, or raises DeclinedError with
+    `on_decline="raise"`. `close()` undoes every change to model, optimizer and flags.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class TrainStep:
 
     @property
     def report(self) -> Report:
+        """What was applied and what was declined, and how launches were planned."""
         report = self._assembly.report
         if self._update_graph is not None and self._update_graph.refusal:
             report.note(f"the optimizer's update runs outside of the graphs: {self._update_graph.refusal}")
@@ -105,6 +109,14 @@ class TrainStep:
             program = self._program(batch)
         program.refresh()
         return program(batch) if self.is_settled else self._settle(program, batch)
+
+    def batches(self, loader: Iterable[Batch]) -> Iterable[Batch]:
+        """The batches of a loader, on the device ahead of their step as the plan's `prefetch` says.
+
+        Without it, and before `plan="auto"` has found a plan, the loader itself.
+        """
+        ahead = self._build.prefetch
+        return Prefetcher(self.device, ahead).wrap(loader) if ahead else loader
 
     def close(self) -> None:
         """Gives model, optimizer and flags back as they were; the step must not be called afterwards."""

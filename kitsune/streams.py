@@ -7,7 +7,12 @@ from kitsune.errors import SettingsError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamConfig:
-    """How many streams, and which of them are for what."""
+    """How many streams, and which of them are for what.
+
+    `num_streams`: on up to how many, 1 to 64, the launches of forward and backward run; a plan has at most 8. Which
+    stream goes first and what runs on it is found out by measuring, so `priority_streams`, `compute_streams` and
+    `memory_streams` (numbers of streams) are declined with that reason.
+    """
 
     num_streams: int = 4
     priority_streams: tuple[int, ...] = ()
@@ -21,6 +26,9 @@ class StreamConfig:
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """`num_streams`: on up to how many CUDA streams launches of forward and backward run; 1 where none is planned."""
+    """How launches are issued.
+
+    `num_streams`: on up to how many CUDA streams launches of forward and backward run; 1 where none is planned.
+    """
 
     num_streams: int

@@ -17,10 +17,11 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune.home", "kitsune.kernels"),
     ("kitsune.server_address", "kitsune.switch"),
     ("kitsune.duration", "kitsune.exits", "kitsune.extras", "kitsune.plan", "kitsune.report", "kitsune.screen"),
-    ("kitsune.amp", "kitsune.fusion", "kitsune.options", "kitsune.streams"),
+    ("kitsune.amp", "kitsune.fusion.config", "kitsune.options", "kitsune.streams"),
     ("kitsune.cache", "kitsune.exchange", "kitsune.plan_diff"),
     ("kitsune.client", "kitsune.device", "kitsune.engine", "kitsune.submission", "kitsune.workload"),
-    ("kitsune.lookup", "kitsune.memory", "kitsune.profiler", "kitsune.remote_run", "kitsune.techniques"),
+    ("kitsune.fusion", "kitsune.lookup", "kitsune.memory", "kitsune.profiler"),
+    ("kitsune.remote_run", "kitsune.techniques"),
     ("kitsune.assembly", "kitsune.remote"),
     ("kitsune.attach", "kitsune.loop", "kitsune.step", "kitsune.step_profile"),
     ("kitsune.optimizer",),
@@ -132,6 +133,7 @@ LAZY_IMPORTERS = frozenset(
         "kitsune/doctor.py",
         "kitsune/engine/triton_launches.py",  # Triton is there with a CUDA build of torch only
         "kitsune/extras.py",
+        "kitsune/fusion/__init__.py",
         "kitsune/profiler/__init__.py",
         "kitsune/techniques/__init__.py",
     }

@@ -799,10 +799,12 @@ def test_every_knob_is_accounted_for(device: torch.device) -> None:
         layout="channels_last",
         precision="tf32",
         attention="cudnn",
+        fusion="kitsune",
         update="fused",
         capture="step",
         streams=4,
         pool_bytes=2**30,
+        prefetch=2,
     )
     both = pair(device, plan=plan)
     simple_loop(both.ours, both.optimizer, batches(device))

@@ -191,6 +191,11 @@ SEEDS: Final = (
         wishes={**HALF, **INDUCTOR},
     ),
     Preset(name="half, one graph", needs={}, wishes={**HALF, **GRAPHS}),
+    Preset(
+        name="half, fused and compiled, one graph",
+        needs={"fusion": "kitsune", "compile": "default"},
+        wishes={**HALF, **GRAPHS},
+    ),
     Preset(name="full, compiled, one graph", needs={}, wishes={**FULL, **INDUCTOR, **GRAPHS}),
     Preset(name="full, one graph", needs={}, wishes={**FULL, **GRAPHS}),
     Preset(

@@ -18,7 +18,7 @@ from kitsune.kernels.rows import add_shares, partials_of, room_of, shares_of, ti
 def add_layer_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the LayerNorm of the sum, the sum) of `x` and `residual` (..., n), both in the dtype of `x`.
+    """The LayerNorm of the sum, and the sum, of `x` and `residual` (..., n), both in the dtype of `x`.
 
     `weight` and `bias` (n,), or None. fp32, bf16 and fp16 in any mix; sums are in fp32. Rows of more than 65536
     elements, an `x` and a `residual` of unlike shapes, and what else Triton does not reach go through `reference`.
@@ -32,7 +32,7 @@ def add_layer_norm(
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the RMSNorm of the sum, the sum) of `x` and `residual` (..., n), both in the dtype of `x`; `weight` is (n,).
+    """The RMSNorm of the sum, and the sum, of `x` and `residual` (..., n), both in the dtype of `x`; `weight` is (n,).
 
     fp32, bf16 and fp16 in any mix; sums are in fp32. Rows of more than 65536 elements, an `x` and a `residual` of
     unlike shapes, and what else Triton does not reach go through `rms_reference`.

@@ -42,9 +42,9 @@ def fold_conv_bn(convolution: _ConvNd, batch_norm: _BatchNorm) -> _ConvNd:
 def fold_all(model: nn.Module) -> nn.Module:
     """A copy of a model in evaluation mode in which every BatchNorm that directly follows a convolution is folded.
 
-    What follows what is found by symbolic tracing: the BatchNorm alone takes the output of the convolution, and both
-    are called once. In the copy it is an Identity. Raises SettingsError for a model that cannot be traced, with the
-    reason (mostly control flow that depends on the input), and where `fold_conv_bn` does.
+    Symbolic tracing finds the pairs: both are called once, and only the BatchNorm takes the convolution's output. In
+    the copy it is an Identity. Raises SettingsError for a model that cannot be traced, with the reason (mostly control
+    flow that depends on the input), and where `fold_conv_bn` does.
     """
     folded = copy.deepcopy(model)
     for before, after in pairs_of(copy.deepcopy(model)):  # a forward may leave traces in its module

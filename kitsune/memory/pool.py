@@ -155,6 +155,7 @@ class MemoryPool:
 
     @property
     def stats(self) -> PoolStats:
+        """Allocations so far, how many of them were served from the pool, and bytes in use, at most and held."""
         with self._lock:
             self._collect()
             return PoolStats(self._allocations, self._hits, self._used_bytes, self._peak_bytes, self._reserved_bytes)

@@ -57,7 +57,7 @@ class Prefetched(Generic[Batch]):
         return Ahead(iter(self._loader), transfer_to(self._device), self._lookahead)
 
     def __len__(self) -> int:
-        """Raises TypeError where the loader has no length."""
+        """Batches, as many as the loader has. Raises TypeError where it has no length."""
         if not isinstance(self._loader, Sized):
             raise TypeError(f"object of type {type(self._loader).__name__!r} has no len()")
         return len(self._loader)

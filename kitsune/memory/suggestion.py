@@ -17,7 +17,9 @@ IDLERS: Final = 5  # how many idle tensors are named
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """`text` says in a sentence what `names` have to do with it; `nbytes` are the bytes that it is about.
+    """Something that could be done about the memory of a step.
+
+    `text` says in a sentence what `names` have to do with it; `nbytes` are the bytes that it is about.
 
     `kind`: "peak" (what these tensors hold at the peak), "idle" (by how much the peak falls if this tensor is away
     while nobody touches it), or "reuse" (by how much one arena is smaller than all tensors side by side).

@@ -14,6 +14,7 @@ class Lifetime:
     nbytes: int
 
     def overlaps(self, other: "Lifetime") -> bool:
+        """Whether both are in memory at once."""
         return self.first <= other.last and other.first <= self.last
 
 

@@ -64,6 +64,7 @@ class Bottleneck:
 
     @property
     def sentence(self) -> str:
+        """The same in words."""
         who = self.name if math.isclose(self.own_ms, self.total_ms) else f"{self.name}, without the regions inside it,"
         times = "once" if self.count == 1 else f"{self.count} times"
         return f"{who} takes {self.share:.1%} of the time: {shown(self.own_ms)} ms in all, {times}."
@@ -132,6 +133,7 @@ class MetricsCollector:
         return {name: Series(one.unit, tuple(one.values), tuple(one.inside)) for name, one in kept.items()}
 
     def summary(self) -> dict[str, Summary]:
+        """Count, mean, percentiles and extremes of each series, by name."""
         return {name: summarized(series) for name, series in self.series.items()}
 
     def analyze_bottlenecks(self) -> tuple[Bottleneck, ...]:

@@ -42,6 +42,7 @@ class StreamProfile:
 
     @property
     def kernels(self) -> int:
+        """On all streams."""
         return sum(use.kernels for use in self.streams)
 
     @property

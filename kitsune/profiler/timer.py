@@ -25,6 +25,7 @@ class CUDATimer:
 
     @property
     def device(self) -> torch.device:
+        """Whose time is taken."""
         return self._clock.device
 
     @property
@@ -34,6 +35,7 @@ class CUDATimer:
 
     @contextlib.contextmanager
     def measure(self, name: str) -> Iterator[None]:
+        """Times the block under this name."""
         begin = self._clock.mark()
         yield
         self._end(name, begin)
@@ -43,7 +45,7 @@ class CUDATimer:
         self._started.setdefault(name, []).append(self._clock.mark())
 
     def stop(self, name: str) -> None:
-        """Raises SettingsError when there was no `start` for it."""
+        """Ends what `start` began last under this name. Raises SettingsError when there was no `start` for it."""
         if not self._started.get(name):
             raise SettingsError(f"the timer was not started for {name!r}; call start({name!r}) before stop({name!r})")
         self._end(name, self._started[name].pop())

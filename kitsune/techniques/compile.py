@@ -1,5 +1,6 @@
 """compile: torch.compile of what the step computes, forward and loss; autograd compiles the backward with it."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,12 +12,16 @@ from torch._inductor.exc import InductorError
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
+import kitsune.fusion
+from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique
 
 # With its static launcher, Inductor takes kernels from its cache as they were before coordinate descent, and every
 # process tunes them again (MLP on an H200: 108 measurements in the second process with it, 24 without).
 TUNED_ONCE = {"use_static_cuda_launcher": False}
+#: Options by hand that Inductor has no switch for; what a fused kernel may hold at most is Inductor's, too.
+ONLY_OURS = {field.name for field in dataclasses.fields(FusionConfig)} - {"max_fusion_size"}
 OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
@@ -29,9 +34,14 @@ class Compile(Technique):
         return facts.compiler
 
     def apply(self, choice: Choice, build: Build) -> None:
-        options = {**options_of(str(choice)), **build.compile_options}
-        backend = Inductor(options, build.cache_tag, may_run_twice=build.in_loop)
-        build.forward = torch.compile(own_code(build.forward), dynamic=False, backend=backend)
+        forward, rewrite = build.forward, None
+        if build.fusion is not None and build.unfused is not None:
+            build.fusion = kitsune.fusion.FusionEngine(build.fusion.config, compiler="inductor")
+            forward, rewrite = build.unfused, build.fusion.rewrite
+        by_hand = {name: value for name, value in build.compile_options.items() if name not in ONLY_OURS}
+        options = {**options_of(str(choice)), **by_hand}
+        backend = Inductor(options, build.cache_tag, may_run_twice=build.in_loop, rewrite=rewrite)
+        build.forward = torch.compile(own_code(forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:
             build.forward = copying(build.forward)
         if build.in_loop and any(True for _ in build.model.buffers()):
@@ -46,16 +56,26 @@ class Inductor:
 
     The key of a cached graph holds neither the attention backend nor, before torch 2.12, the dtype of autocast: the
     second plan of a model would get the code of the first. `may_run_twice`: a loop may ask for a second backward, whose
-    activations the first must not have used as its own memory.
+    activations the first must not have used as its own memory. `rewrite` changes a graph before Inductor sees it.
     """
 
-    def __init__(self, options: Mapping[str, Any], tag: str, *, may_run_twice: bool) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        tag: str,
+        *,
+        may_run_twice: bool,
+        rewrite: Callable[[torch.fx.GraphModule], torch.fx.GraphModule] | None = None,
+    ) -> None:
         self.__name__ = "inductor"  # by which torch speaks of a backend that failed
         self._gives_memory_up = not may_run_twice
         self._options = {name.replace("-", "_"): value for name, value in options.items()}
         self._tag = tag
+        self._rewrite = rewrite
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        if self._rewrite is not None:
+            graph = self._rewrite(graph)
         config: Any = torch.compiler.config
         backward: Any = torch._functorch.config
         with (

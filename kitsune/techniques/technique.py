@@ -5,12 +5,15 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from kitsune.engine.scaler import LossScaler
 from kitsune.knobs import Choice
+
+if TYPE_CHECKING:  # loads Triton, which is not everywhere
+    from kitsune.fusion import FusionEngine
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -52,9 +55,12 @@ class Build:
     capture: Choice = "none"
     streams: int = 1
     pool_bytes: int | None = None
+    prefetch: int = 0
     in_loop: bool = False  # only the forward is ours: loss, backward and the order of things are the user's
     loss_scaling: Mapping[str, Any] = field(default_factory=dict)  # LossScaler's arguments, chosen by hand
-    compile_options: Mapping[str, Any] = field(default_factory=dict)  # Inductor's options, chosen by hand
+    compile_options: Mapping[str, Any] = field(default_factory=dict)  # Inductor's and FusionConfig's, chosen by hand
+    fusion: "FusionEngine | None" = None  # what puts kernels of ours into the graphs that are captured
+    unfused: Callable[..., Any] | None = None  # the forward as it was before that
     cache_tag: str = ""  # choices that change what torch.compile generates and that its caches on disk do not see
 
 

@@ -11,7 +11,7 @@ from kitsune.amp import AMPConfig
 from kitsune.errors import SettingsError
 from kitsune.fusion import FusionConfig
 from kitsune.knobs import KNOBS
-from kitsune.options import NO_AMP, NO_FUSION, NOT_SCALED, NOT_STEERED, Options, Wish, parse_bytes, wish_of
+from kitsune.options import NO_AMP, NO_FUSION, NOT_SCALED, OWN_LOADER, Options, Wish, parse_bytes, wish_of
 from kitsune.plan import Plan
 from kitsune.streams import StreamConfig
 
@@ -36,6 +36,10 @@ def test_a_plan_stands_as_it_is() -> None:
         ({"enable_amp": False}, {"capture": "segments"}),
         ({"enable_fusion": True}, {"compile": "default", "capture": "segments"}),
         ({"enable_fusion": False}, {"capture": "segments"}),
+        (
+            {"enable_fusion": True, "fusion_config": FusionConfig()},
+            {"fusion": "kitsune", "compile": "default", "capture": "segments"},
+        ),
         ({"capture_graph": False}, {}),
         ({"capture_graph": True}, {"capture": "segments"}),
         (
@@ -150,13 +154,10 @@ def test_options_that_cannot_be_honoured_yet(options: dict[str, Any], declined: 
         ({"fusion_config": FusionConfig()}, {"fusion_config": NO_FUSION}),
         ({"fusion_config": FusionConfig(), "enable_fusion": True}, {}),
         (
-            {"fusion_config": FusionConfig(enable_matmul=False), "enable_fusion": True},
-            {"fusion_config.enable_matmul": NOT_STEERED},
+            {"fusion_config": FusionConfig(enable_matmul=False, min_fusion_benefit=1.5), "enable_fusion": True},
+            {},
         ),
-        (
-            {"fusion_config": FusionConfig(min_fusion_benefit=1.5), "enable_fusion": True},
-            {"fusion_config.min_fusion_benefit": NOT_STEERED},
-        ),
+        ({"fusion_config": FusionConfig(), "plan": Plan.by_hand(fusion="kitsune")}, {}),
     ],
 )
 def test_configurations_that_refine_nothing_are_declined(options: dict[str, Any], declined: dict[str, str]) -> None:
@@ -173,6 +174,18 @@ def test_configurations_go_along_with_the_plan() -> None:
         "growth_interval": 5,
     }
     assert found.compile_options == {"max_fusion_size": 8}
+
+
+def test_what_a_fusion_configuration_changes_goes_along_by_name() -> None:
+    config = FusionConfig(enable_matmul=False, min_fusion_benefit=1.5)
+    found = wish(enable_fusion=True, fusion_config=config).compile_options
+    assert found == {"max_fusion_size": 64, "enable_matmul": False, "min_fusion_benefit": 1.5}
+
+
+def test_no_fusion_by_hand_goes_over_both_knobs_of_the_plan() -> None:
+    found = wish(plan=Plan.by_hand(fusion="kitsune", compile="default"), enable_fusion=False)
+    assert found.plan.knobs == {}
+    assert found.overruled.keys() == {"fusion", "compile"}
 
 
 @pytest.mark.parametrize(
@@ -266,5 +279,13 @@ def test_every_knob_of_a_plan_is_kept_or_overruled(knobs: dict[str, Any], switch
     assert plan.knobs.keys() <= found.plan.knobs.keys() | found.overruled.keys()
     assert not found.plan.knobs.keys() & found.overruled.keys()
     assert found.plan.choice("capture") != "step"
-    for name in plan.knobs.keys() - found.by_hand.keys() - {"capture"}:
+    assert found.overruled.keys() - found.by_hand.keys() <= {"prefetch"}
+    for name in plan.knobs.keys() - found.by_hand.keys() - {"capture", "prefetch"}:
         assert found.plan.knobs[name] == plan.knobs[name]
+
+
+def test_a_loop_of_ones_own_has_its_own_loader():
+    plan = Plan.by_hand(precision="bf16", prefetch=2)
+    found = wish(plan=plan)
+    assert "prefetch" not in found.plan.knobs
+    assert found.overruled == {"prefetch": OWN_LOADER}

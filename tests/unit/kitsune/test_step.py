@@ -1,9 +1,11 @@
 """TrainStep on a CPU: the semantics of tests/step_semantics.py with the CPU twin of captured graphs."""
 
+import time
+
 import pytest
 import torch
 
-from kitsune import TrainStep
+from kitsune import Plan, TrainStep
 from kitsune.errors import SettingsError, WorkloadError
 from tests.step_cases import capturing_cpu
 from tests.step_semantics import *  # noqa: F403
@@ -32,3 +34,25 @@ def test_arguments_that_cannot_be_meant(change, error, text):
     given = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "plan": None, **change}
     with pytest.raises(error, match=text):
         TrainStep(given.pop("model"), None, given.pop("optimizer"), **given)
+
+
+@pytest.mark.parametrize(("ahead", "first"), [(0, 1), (4, 5)])
+def test_a_loader_comes_ahead_of_its_steps_as_the_plan_says(ahead, first):
+    taken = []
+
+    def loader():
+        for number in range(8):
+            taken.append(number)
+            yield torch.full((4, 8), float(number)), torch.zeros(4, dtype=torch.int64)
+
+    model = torch.nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = TrainStep(model, torch.nn.functional.cross_entropy, optimizer, Plan.by_hand(prefetch=ahead))
+    batches = iter(step.batches(loader()))
+    batch = next(batches)
+    deadline_s = time.monotonic() + 10
+    while len(taken) < first and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+    assert len(taken) == first
+    assert all(step(*batch).isfinite() for batch in (batch, *batches))
+    assert len(taken) == 8

@@ -16,6 +16,7 @@ CPU = Space.of(
         **{f"capture={choice}": "no CUDA" for choice in ("segments", "step")},
         **{f"compile={choice}": "no CUDA" for choice in ("reduce-overhead", "max-autotune", "coordinate-descent")},
         **{f"streams={choice}": "no CUDA" for choice in range(2, 9)},
+        "fusion=kitsune": "no CUDA",
         "layout=channels_last": "no convolution in the model",
     }
 )
@@ -219,6 +220,7 @@ def test_the_first_seed_is_everything_at_once() -> None:
     }
     assert second == {**first, "streams": 4}
     assert third == {knob: choice for knob, choice in first.items() if knob != "compile"}
+    assert {**first, "fusion": "kitsune"} in [seed.knobs for seed in expert_seeds(EVERYTHING)]
 
 
 def test_seeds_fall_back_choice_by_choice() -> None:

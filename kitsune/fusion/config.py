@@ -7,7 +7,10 @@ from kitsune.errors import SettingsError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusionConfig:
-    """What may be fused. `max_fusion_size` is the most operations in one fused kernel."""
+    """What may be fused: patterns of three kinds, of at most `max_fusion_size` operations (so Inductor is told, too).
+
+    A kernel of ours is kept where it is measured to be `min_fusion_benefit` times as fast as what it replaces.
+    """
 
     enable_elementwise: bool = True
     enable_reduction: bool = True

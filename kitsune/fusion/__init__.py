@@ -1,0 +1,39 @@
+"""Parts of a training step replaced by Triton kernels of ours, where these were measured to be faster.
+
+Public names are bound lazily, as those of `kitsune` are: a configuration is made without torch, and Triton is loaded by
+whoever fuses something.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "FusionConfig": "kitsune.fusion.config",
+    "FusionEngine": "kitsune.fusion.engine",
+    "FusionStats": "kitsune.fusion.stats",
+    "Match": "kitsune.fusion.match",
+    "Pattern": "kitsune.fusion.patterns",
+    "operation_of": "kitsune.fusion.operations",
+}
+__all__ = ["FusionConfig", "FusionEngine", "FusionStats", "Match", "Pattern", "operation_of"]
+
+if TYPE_CHECKING:
+    from kitsune.fusion.config import FusionConfig as FusionConfig
+    from kitsune.fusion.engine import FusionEngine as FusionEngine
+    from kitsune.fusion.match import Match as Match
+    from kitsune.fusion.operations import operation_of as operation_of
+    from kitsune.fusion.patterns import Pattern as Pattern
+    from kitsune.fusion.stats import FusionStats as FusionStats
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kitsune.fusion' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,206 @@
+"""A match in, what it is worth on this device out: nodes and kernel timed side by side, on tensors like theirs."""
+
+import contextlib
+import math
+import operator
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+import torch._functorch.config
+import torch._inductor
+from torch._guards import tracing
+from torch.fx import Graph, GraphModule, Node
+
+from kitsune.device import Graph as Recorded
+from kitsune.device import Recorder, rng_state, set_rng_state, side_stream
+from kitsune.engine.contest import replay_ms
+from kitsune.errors import CaptureError
+from kitsune.fusion.match import Match, surroundings
+from kitsune.fusion.operations import autocasts_at, value_of
+from kitsune.fusion.stats import Benefit
+
+ROUNDS: Final = 11
+#: What one sample should take: 20 us that an event may be off are 1 % of it.
+SAMPLE_MS: Final = 2.0
+WARMUPS: Final = 3
+
+Run = Callable[[], Any]
+#: Two functions -> the milliseconds that a call of each takes.
+Clock = Callable[[Run, Run], tuple[float, float]]
+
+_measured: dict[Any, Benefit] = {}
+
+
+def benefit_of(name: str, match: Match, compiler: str, clock: Clock) -> Benefit:
+    """Measured once for each pattern, shapes and dtypes in a process. RuntimeError where it cannot be run."""
+    key = (name, signature_of(match), compiler, clock)
+    if key not in _measured:
+        _measured[key] = measure(match, compiler, clock)
+    return _measured[key]
+
+
+def signature_of(match: Match) -> Any:
+    """What the time of a match hangs on: which operations, on which tensors, with which constants."""
+    tensors = [value_of(node) for node in match.inputs]
+    return (
+        tuple(str(node.target) for node in match.nodes),
+        tuple(repr(one) for one in match.arguments if not isinstance(one, Node)),
+        tuple((one.shape, one.stride(), one.dtype, one.device, one.requires_grad) for one in tensors),
+        torch.is_autocast_enabled(tensors[0].device.type),
+        str(autocasts_at(match.results[0])),
+        torch.get_float32_matmul_precision(),
+    )
+
+
+def measure(match: Match, compiler: str, clock: Clock) -> Benefit:
+    device = value_of(match.inputs[0]).device
+    state = rng_state(device)
+    nodes = inputs_of(match)
+    try:
+        # Not part of what is being compiled around it.
+        with tracing(None), torch.enable_grad(), surroundings(match), current(device):
+            samples = [sample_of(value_of(node)) for node in nodes]
+            runs = [
+                run_of(made(graph, samples, compiler), samples)
+                for graph in (original_of(match, nodes), fused_of(match, nodes))
+            ]
+            return Benefit(*clock(*runs))
+    finally:
+        set_rng_state(device, state)
+
+
+def inputs_of(match: Match) -> list[Node]:
+    """What the nodes and the call take from outside, each once."""
+    own = set(match.nodes)
+    outer = [node for inner in match.nodes for node in inner.all_input_nodes if node not in own]
+    return list(dict.fromkeys([*match.inputs, *outer]))
+
+
+def original_of(match: Match, inputs: list[Node]) -> GraphModule:
+    graph = Graph()
+    places = {node: graph.placeholder(f"input_{number}") for number, node in enumerate(inputs)}
+    own = set(match.nodes)
+    for node in match.results[0].graph.nodes:
+        if node in own:
+            places[node] = graph.node_copy(node, places.__getitem__)
+    graph.output(tuple(places[node] for node in match.results))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def fused_of(match: Match, inputs: list[Node]) -> GraphModule:
+    graph = Graph()
+    places = {node: graph.placeholder(f"input_{number}") for number, node in enumerate(inputs)}
+    arguments = tuple(places[one] if isinstance(one, Node) else one for one in match.arguments)
+    call = graph.call_function(match.call, arguments)
+    several = len(match.results) > 1
+    graph.output(
+        tuple(graph.call_function(operator.getitem, (call, at)) for at in range(len(match.results)))
+        if several
+        else (call,)
+    )
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def made(graph: GraphModule, samples: list[torch.Tensor], compiler: str) -> Callable[..., Any]:
+    """As the compiler runs it, its backward ready: torch refuses to compile one while it compiles around us."""
+    if compiler != "inductor":
+        return graph
+    config: Any = torch._functorch.config
+    at_once = "force_non_lazy_backward_lowering"
+    with config.patch({at_once: True}) if hasattr(config, at_once) else contextlib.nullcontext():
+        return torch._inductor.compile(graph, list(samples))
+
+
+def sample_of(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape, strides and dtype: between 0 and 1, or all True, or class number 0."""
+    sample = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    if not value.is_floating_point():
+        return sample.fill_(value.dtype == torch.bool)
+    return sample.uniform_().requires_grad_(value.requires_grad)
+
+
+def run_of(function: Callable[..., Any], samples: list[torch.Tensor]) -> Run:
+    """A call that goes forward, and backward where a gradient is asked for."""
+    leaves = [sample for sample in samples if sample.requires_grad]
+    slopes: list[torch.Tensor] = []
+
+    def run() -> Any:
+        results = function(*samples)
+        sloped = [result for result in results if result.requires_grad]
+        if not leaves or not sloped:
+            return results
+        if not slopes:
+            slopes.extend(torch.ones_like(result) for result in sloped)
+        return torch.autograd.grad(sloped, leaves, slopes, allow_unused=True)
+
+    return run
+
+
+def side_by_side_ms(original: Run, fused: Run) -> tuple[float, float]:
+    """Medians of interleaved samples on the current GPU.
+
+    Both are captured into CUDA graphs, as whole steps are: what it costs the host to launch them is not in it. What
+    cannot be captured is timed as it is issued.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    with watching_nothing():
+        with side_stream(device):
+            for _ in range(WARMUPS):
+                original()
+                fused()
+        torch.cuda.synchronize(device)
+        graphs = [recorded(run, device) for run in (original, fused)]
+        counts = [max(1, math.ceil(SAMPLE_MS / max(replay_ms(graph), 1e-3))) for graph in graphs]
+        samples: tuple[list[float], list[float]] = ([], [])
+        for _ in range(ROUNDS):
+            for graph, count, found in zip(graphs, counts, samples, strict=True):
+                found.append(replay_ms(Repeated(graph, count)) / count)
+    return statistics.median(samples[0]), statistics.median(samples[1])
+
+
+def recorded(run: Run, device: torch.device) -> Recorded:
+    try:
+        graph, _ = Recorder(device).apart().capture(run)
+    except CaptureError:
+        return Issued(run)
+    graph.replay()
+    return graph
+
+
+class Issued:
+    """What was not captured, to be replayed all the same."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def replay(self) -> None:
+        self._run()
+
+
+class Repeated:
+    """A graph so many times in a row."""
+
+    def __init__(self, graph: Recorded, count: int) -> None:
+        self._graph = graph
+        self._count = count
+
+    def replay(self) -> None:
+        for _ in range(self._count):
+            self._graph.replay()
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def watching_nothing() -> Iterator[None]:
+    """The waits of a measurement are not the step's."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

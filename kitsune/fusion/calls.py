@@ -1,0 +1,72 @@
+"""The calls that take the place of a match: kernels of ours, with what a model does around them on the way in.
+
+`dtype` is that of the model's own result: under autocast torch casts what it is given, and so do these.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from kitsune.kernels import add_norm as add_norms
+from kitsune.kernels import bias_activation, dropout_add, linear_cross_entropy, softmax
+from kitsune.kernels import layer_norm as layer_norms
+from kitsune.kernels import rms_norm as rms_norms
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, dtype: torch.dtype
+) -> torch.Tensor:
+    return layer_norms.layer_norm(x.to(dtype), weight, bias, eps)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
+    return rms_norms.rms_norm(x.to(dtype), weight, eps)
+
+
+def add_layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return add_norms.add_layer_norm(x.to(dtype), residual, weight, bias, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return add_norms.add_rms_norm(x.to(dtype), residual, weight, eps)
+
+
+def linear_activation(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
+    """The bias waits for the activation: the product is written once and read once."""
+    return bias_activation.bias_activation(F.linear(x, weight), bias, kind)
+
+
+def added_dropout(x: torch.Tensor, residual: torch.Tensor, p: float, dtype: torch.dtype) -> torch.Tensor:
+    return dropout_add.dropout_add(x.to(dtype), residual, p)
+
+
+def masked_softmax(
+    x: torch.Tensor, mask: torch.Tensor | None, drops: bool, scale: float, causal: bool, dtype: torch.dtype
+) -> torch.Tensor:
+    """`drops`: the mask is True where the model leaves out, and the kernel asks what to keep."""
+    if mask is not None and drops:
+        mask = mask.logical_not()
+    return softmax.softmax(x.to(dtype), mask, scale, causal)
+
+
+def head_cross_entropy(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+) -> torch.Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    return linear_cross_entropy.linear_cross_entropy(
+        rows, weight, target, bias, ignore_index, label_smoothing, reduction
+    )

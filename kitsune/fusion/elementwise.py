@@ -1,0 +1,133 @@
+"""Activations, dropout, batch norm and softmax in a graph, with what stands around them. A node in, a match out."""
+
+import math
+from typing import Any, Final
+
+from torch.fx import Node
+
+from kitsune.fusion import calls
+from kitsune.fusion.match import Match
+from kitsune.fusion.norms import factors
+from kitsune.fusion.operations import Operation, is_tensor, operation_of, value_of
+from kitsune.kernels.batch_norm_relu import batch_norm_relu as batch_norm_relu_kernel
+from kitsune.kernels.swiglu import swiglu as swiglu_kernel
+
+Found = Match | str | None
+
+GELUS: Final = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
+def linear_activation(node: Node) -> Found:
+    operation = operation_of(node)
+    kind = GELUS.get(operation.get("approximate", "none")) if operation.name == "gelu" else operation.name
+    linear = operation.get("x")
+    layer = operation_of(linear)
+    if kind not in ("gelu", "gelu_tanh", "silu", "relu") or layer.name != "linear" or layer.get("bias") is None:
+        return None
+    arguments = (layer.get("x"), layer.get("weight"), layer.get("bias"), kind)
+    return Match(call=calls.linear_activation, arguments=arguments, results=(node,), inner=(linear,))
+
+
+def swiglu(node: Node) -> Found:
+    for activated, up in factors(node):
+        operation = operation_of(activated)
+        gate = operation.get("x")
+        if operation.name == "silu" and value_of(gate).shape == value_of(up).shape:
+            return Match(call=swiglu_kernel, arguments=(gate, up), results=(node,), inner=(activated,))
+    return None
+
+
+def dropout_add(node: Node) -> Found:
+    operation = operation_of(node)
+    pair = operation.get("x"), operation.get("y")
+    if operation.name != "add" or operation.get("alpha", 1) != 1 or not all(map(is_tensor, pair)):
+        return None
+    for dropped, residual in (pair, pair[::-1]):
+        dropout = operation_of(dropped)
+        p = dropout.get("p", 0.5)
+        if dropout.name != "dropout" or dropout.get("training", True) is not True or p == 0:
+            continue
+        if value_of(dropped).shape != value_of(residual).shape:
+            return "the residual is broadcast"
+        arguments = (dropout.get("x"), residual, p, value_of(node).dtype)
+        return Match(call=calls.added_dropout, arguments=arguments, results=(node,), inner=(dropped,))
+    return None
+
+
+def batch_norm_relu(node: Node) -> Found:
+    normed = operation_of(node).get("x")
+    norm = operation_of(normed)
+    if operation_of(node).name != "relu" or norm.name != "batch_norm":
+        return None
+    names = ("x", "weight", "bias", "mean", "variance")
+    tensors = tuple(norm.get(name) for name in names)
+    if tensors[1] is None or tensors[2] is None:
+        return "the batch norm has no weight"
+    settings = norm.get("training", False), norm.get("momentum", 0.1), norm.get("eps", 1e-5)
+    return Match(
+        call=batch_norm_relu_kernel,
+        arguments=(*tensors, *settings),
+        results=(node,),
+        inner=(normed,),
+    )
+
+
+def softmax(node: Node) -> Found:
+    """softmax(x * scale + mask), where scale and mask may each be missing, and the mask may be a masked_fill."""
+    operation = operation_of(node)
+    x = operation.get("x")
+    if operation.name != "softmax" or not is_tensor(x):
+        return None
+    if operation.get("dim") not in (-1, value_of(x).ndim - 1):
+        return "it goes along another dimension than the last"
+    inner: list[Node] = []
+    mask, drops, causal = None, False, False
+    before = operation_of(x)
+    if before.name == "masked_fill" and before.get("value") == -math.inf and is_tensor(before.get("mask")):
+        inner.append(x)
+        x, mask, drops = before.get("x"), before.get("mask"), True
+        if is_above_the_diagonal(mask, x):
+            mask, drops, causal = None, False, True
+    elif before.name == "add" and before.get("alpha", 1) == 1 and is_added_mask(before):
+        inner.append(x)
+        x, mask = before.get("x"), before.get("y")
+    factor = scale_of(x)
+    scale = 1.0 if factor is None else factor
+    if factor is not None:
+        inner.append(x)
+        x = operation_of(x).get("x")
+    arguments = (x, mask, drops, scale, causal, value_of(node).dtype)
+    return Match(call=calls.masked_softmax, arguments=arguments, results=(node,), inner=tuple(inner))
+
+
+def is_added_mask(addition: Operation) -> bool:
+    """Whether a sum is that of scores and a mask: of fewer elements, and of which no gradient is asked."""
+    x, mask = addition.get("x"), addition.get("y")
+    if not (is_tensor(x) and is_tensor(mask)):
+        return False
+    scores, added = value_of(x), value_of(mask)
+    return added.is_floating_point() and not added.requires_grad and added.numel() < scores.numel()
+
+
+def is_above_the_diagonal(mask: Any, scores: Any) -> bool:
+    """Whether the mask is triu(ones(n, n), 1): all of the future."""
+    while operation_of(mask).name in ("to", "as_is"):
+        mask = operation_of(mask).get("x")
+    triangle = operation_of(mask)
+    return (
+        triangle.name == "triu"
+        and triangle.get("diagonal") == 1
+        and operation_of(triangle.get("x")).name == "ones"
+        and value_of(mask).shape == value_of(scores).shape[-2:]
+    )
+
+
+def scale_of(node: Any) -> float | None:
+    """The number by which a tensor was multiplied, or None."""
+    operation = operation_of(node)
+    factor = operation.get("y")
+    if not is_tensor(operation.get("x")) or isinstance(factor, bool) or not isinstance(factor, int | float):
+        return None
+    if operation.name == "mul":
+        return float(factor)
+    return 1 / factor if operation.name == "div" and factor and operation.get("rounding_mode") is None else None

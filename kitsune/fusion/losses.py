@@ -1,0 +1,79 @@
+"""Cross entropy in a graph, alone or behind the last layer of a language model. A node in, a match out."""
+
+from typing import Any, Final
+
+import torch
+from torch.fx import Node
+
+from kitsune.fusion import calls
+from kitsune.fusion.match import Match
+from kitsune.fusion.operations import is_tensor, operation_of, value_of
+from kitsune.kernels import cross_entropy as kernel
+
+Found = Match | str | None
+
+#: How aten numbers what torch.nn.functional names.
+REDUCTIONS: Final = {0: "none", 1: "mean", 2: "sum"}
+
+
+def cross_entropy(node: Node) -> Found:
+    operation = operation_of(node)
+    if operation.name != "cross_entropy":
+        return None
+    x, target = operation.get("x"), operation.get("target")
+    if operation.get("weight") is not None:
+        return "its classes have weights"
+    if not is_tensor(target) or value_of(target).dtype != torch.int64:
+        return "its targets are no class numbers"
+    return Match(call=kernel.cross_entropy, arguments=(x, target, *settings_of(node)), results=(node,))
+
+
+def linear_cross_entropy(node: Node) -> Found:
+    loss = cross_entropy(node)
+    if not isinstance(loss, Match):
+        return None
+    logits, target, ignore_index, label_smoothing, reduction = loss.arguments
+    if value_of(logits).ndim != 2 or reduction == "none":
+        return None
+    classes = value_of(logits).shape[-1]
+    inner: list[Node] = []
+    head: Any = logits
+    while operation_of(head).name in ("view", "to", "as_is") and value_of(head).shape[-1] == classes:
+        inner.append(head)
+        head = operation_of(head).get("x")
+    layer = layer_of(head)
+    if layer is None or value_of(head).shape[-1] != classes:
+        return None
+    x, weight, bias = layer
+    return Match(
+        call=calls.head_cross_entropy,
+        arguments=(x, weight, target, bias, ignore_index, label_smoothing, reduction),
+        results=(node,),
+        inner=(*inner, head),
+    )
+
+
+def settings_of(node: Node) -> tuple[int, float, str]:
+    """(ignore_index, label_smoothing, reduction)."""
+    operation = operation_of(node)
+    reduction = operation.get("reduction", "mean")
+    if isinstance(reduction, int):
+        reduction = REDUCTIONS[reduction]
+    return operation.get("ignore_index", -100), operation.get("label_smoothing", 0.0), reduction
+
+
+def layer_of(node: Any) -> tuple[Any, Any, Any] | None:
+    """(x, weight, bias) of a linear layer, written as such or as x @ weight.T; None for anything else."""
+    operation = operation_of(node)
+    if operation.name == "linear":
+        return operation.get("x"), operation.get("weight"), operation.get("bias")
+    turned = operation_of(operation.get("y"))
+    is_turned = (
+        turned.name == "transposed"
+        or (turned.name == "attribute" and turned.get("name") in ("T", "mT"))
+        or (turned.name == "transpose" and {turned.get("one"), turned.get("other")} in ({0, 1}, {-1, -2}))
+    )
+    weight = turned.get("x")
+    if operation.name != "matmul" or not is_turned or not is_tensor(weight) or value_of(weight).ndim != 2:
+        return None
+    return operation.get("x"), weight, None

@@ -1,0 +1,119 @@
+"""Nodes of a graph that one call of a kernel of ours can take the place of, and whether it may."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._guards import tracing
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+
+from kitsune.fusion.operations import BORDERS, FRESH, autocasts_at, mutates, names_of, operation_of, value_of
+
+#: What kernels of ours compute with; the kernels' own list loads Triton.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Match:
+    """`call` with `arguments`, nodes and constants, gives what the `results` are: the last of the nodes comes first.
+
+    Where there are several results, the call returns a tuple of them. `inner` nodes disappear: nobody else uses them.
+    """
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    results: tuple[Node, ...]
+    inner: tuple[Node, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (*self.results, *self.inner)
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The nodes of the arguments, each once."""
+        return tuple(dict.fromkeys(one for one in self.arguments if isinstance(one, Node)))
+
+
+def place_of(match: Match) -> Node | str:
+    """The node before which the call can stand, or why there is none."""
+    order = {node: number for number, node in enumerate(match.results[0].graph.nodes)}
+    own = set(match.nodes)
+    shared = [node for node in match.inner if any(user not in own for user in node.users)]
+    if shared:
+        return f"others use the result of {names_of(shared)}"
+    users = [user for node in match.results for user in node.users if user not in own]
+    place = min([match.results[0], *users], key=order.__getitem__)
+    if any(order[node] >= order[place] for node in match.inputs):
+        return "what it needs is computed after what uses it"
+    numbers = [order[node] for node in match.nodes]
+    between = [node for node in order if min(numbers) < order[node] < max(*numbers, order[place])]
+    if any(node.target in BORDERS for node in between):
+        return "an autocast or no_grad block begins or ends in it"
+    if any(mutates(node) for node in between if node not in own):
+        return "something is written in place while it runs"
+    if any(mutates(node) and not is_free(node.args[0], own) for node in match.nodes):
+        return "it writes into what others may read"
+    return place
+
+
+def is_free(written: Any, own: set[Node]) -> bool:
+    """Whether nobody but the match reads what one of its nodes writes into."""
+    if not isinstance(written, Node):
+        return False
+    return written in own or (len(written.users) == 1 and operation_of(written).name in FRESH)
+
+
+@contextlib.contextmanager
+def surroundings(match: Match) -> Iterator[None]:
+    """The autocast blocks of the model around the match."""
+    with contextlib.ExitStack() as stack:
+        for device, dtype, enabled, cached in autocasts_at(match.results[0]):
+            stack.enter_context(torch.autocast(device, dtype, enabled, cached))
+        yield
+
+
+def results_of(match: Match) -> tuple[Any, ...] | str:
+    """What the call gives, without data, for each of the results; or how that is not what the nodes give."""
+    wanted = [value_of(node) for node in match.results]
+    values = [value_of(one) for one in match.arguments]
+    known = [*wanted, *(value for value, one in zip(values, match.arguments, strict=True) if isinstance(one, Node))]
+    if not all(isinstance(value, torch.Tensor) for value in known):
+        return "its tensors are not known"
+    if not all(isinstance(size, int) for value in known for size in (*value.shape, *value.stride())):
+        return "its shapes are not fixed"
+    strange = [value.dtype for value in known if value.is_floating_point() and value.dtype not in DTYPES]
+    if strange:
+        return f"no kernel computes in {strange[0]}"
+    # Not the mode of the compilation under way, which is another one by the time that a backend is called.
+    mode = next((value.fake_mode for value in known if isinstance(value, FakeTensor)), contextlib.nullcontext())
+    try:
+        with tracing(None), mode, torch.no_grad(), surroundings(match):
+            found = match.call(*values)
+    except (RuntimeError, TypeError, ValueError) as error:
+        return f"the kernel does not take it: {str(error).partition(chr(10))[0]}"
+    given = found if isinstance(found, tuple) else (found,)
+    return difference(wanted, given) or given
+
+
+def difference(wanted: list[Any], given: tuple[Any, ...]) -> str | None:
+    if len(wanted) != len(given):
+        return f"the kernel gives {len(given)} results for {len(wanted)}"
+    for old, new in zip(wanted, given, strict=True):
+        if old.shape != new.shape or old.dtype != new.dtype:
+            return f"the kernel gives {shown(new)} for {shown(old)}"
+        if lies(old) != lies(new):
+            return "the kernel lays its result out in another way"
+    return None
+
+
+def lies(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides of the dimensions that have more than one element."""
+    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+
+
+def shown(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

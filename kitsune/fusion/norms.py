@@ -1,0 +1,130 @@
+"""LayerNorm and RMSNorm in a graph, alone or behind the addition of a residual. A node in, a match out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch.fx import Node
+
+from kitsune.fusion import calls
+from kitsune.fusion.match import Match
+from kitsune.fusion.operations import is_tensor, operation_of, value_of
+
+Found = Match | str | None
+
+#: The norm of something -> the norm of a sum.
+OF_A_SUM: Final[Mapping[Callable[..., Any], Callable[..., Any]]] = {
+    calls.layer_norm: calls.add_layer_norm,
+    calls.rms_norm: calls.add_rms_norm,
+}
+
+
+def layer_norm(node: Node) -> Found:
+    operation = operation_of(node)
+    if operation.name != "layer_norm":
+        return None
+    x = operation.get("x")
+    if not is_over_rows(x, operation.get("shape")):
+        return "it goes over more than the last dimension"
+    weights = operation.get("weight"), operation.get("bias")
+    arguments = (x, *weights, operation.get("eps", 1e-5), value_of(node).dtype)
+    return Match(call=calls.layer_norm, arguments=arguments, results=(node,))
+
+
+def rms_norm(node: Node) -> Found:
+    operation = operation_of(node)
+    if operation.name != "rms_norm":
+        return written_rms_norm(node)
+    x, weight, eps = operation.get("x"), operation.get("weight"), operation.get("eps")
+    if not is_over_rows(x, operation.get("shape")):
+        return "it goes over more than the last dimension"
+    if weight is None:
+        return "it has no weight"
+    if eps is None and value_of(x).dtype != torch.float32:
+        return "it leaves eps to torch, and the dtype is not fp32"  # of which dtype it is the eps, releases differ
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    return Match(call=calls.rms_norm, arguments=(x, weight, eps, value_of(node).dtype), results=(node,))
+
+
+def written_rms_norm(node: Node) -> Found:
+    """weight * (x * rsqrt(mean(x * x) + eps)), with casts to fp32 and back, as Llama has it."""
+    for weight, normed in factors(node):
+        if value_of(weight).ndim != 1:
+            continue
+        inner: list[Node] = []
+        scaled = behind(normed, "to", inner)
+        for wide, root in factors(scaled):
+            if operation_of(root).name != "rsqrt":
+                continue
+            added = operation_of(root).get("x")
+            mean, eps = operation_of(added).get("x"), operation_of(added).get("y")
+            square = operation_of(mean).get("x")
+            if not (isinstance(eps, float) and is_mean_of_rows(mean) and is_square_of(square, wide)):
+                continue
+            inner += [scaled, root, added, mean, square]
+            x = behind(wide, "to", inner)
+            arguments = (x, weight, eps, value_of(node).dtype)
+            return Match(call=calls.rms_norm, arguments=arguments, results=(node,), inner=tuple(inner))
+    return None
+
+
+def add_layer_norm(node: Node) -> Found:
+    return of_a_sum(layer_norm(node))
+
+
+def add_rms_norm(node: Node) -> Found:
+    return of_a_sum(rms_norm(node))
+
+
+def of_a_sum(norm: Found) -> Found:
+    """The norm and the addition before it, which gives its sum to others, too."""
+    if not isinstance(norm, Match):
+        return None
+    total, *others = norm.arguments
+    operation = operation_of(total)
+    if operation.name != "add" or operation.get("alpha", 1) != 1:
+        return None
+    pair = operation.get("x"), operation.get("y")
+    if not all(map(is_tensor, pair)) or len({value_of(one).shape for one in pair}) != 1:
+        return None
+    x, residual = sorted(pair, key=lambda one: value_of(one).dtype != value_of(total).dtype)
+    arguments = (x, residual, *others[:-1], value_of(total).dtype)
+    return replace(norm, call=OF_A_SUM[norm.call], arguments=arguments, results=(*norm.results, total))
+
+
+def is_over_rows(x: Any, shape: Any) -> bool:
+    return is_tensor(x) and tuple(shape) == tuple(value_of(x).shape[-1:])
+
+
+def factors(node: Any) -> list[tuple[Any, Any]]:
+    """Both factors of a product of two tensors, in either order."""
+    operation = operation_of(node)
+    pair = operation.get("x"), operation.get("y")
+    if operation.name != "mul" or not all(map(is_tensor, pair)):
+        return []
+    return [pair, pair[::-1]]
+
+
+def behind(node: Any, name: str, passed: list[Node]) -> Any:
+    """What the node is made of by operations of this name, which are noted as passed."""
+    while operation_of(node).name == name:
+        passed.append(node)
+        node = operation_of(node).get("x")
+    return node
+
+
+def is_mean_of_rows(node: Any) -> bool:
+    operation = operation_of(node)
+    last = (-1, value_of(operation.get("x")).ndim - 1) if is_tensor(operation.get("x")) else ()
+    dim = operation.get("dim")
+    dim = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
+    return operation.name == "mean" and dim in last and operation.get("keepdim") is True
+
+
+def is_square_of(node: Any, x: Any) -> bool:
+    operation = operation_of(node)
+    of_x = operation.get("x") is x
+    if operation.name == "pow":
+        return of_x and operation.get("y") == 2
+    return of_x and (operation.name == "square" or (operation.name == "mul" and operation.get("y") is x))

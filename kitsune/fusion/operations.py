@@ -1,0 +1,165 @@
+"""A node of a captured graph in, the operation that it stands for out: one name, however the call is written.
+
+Dynamo leaves the calls of torch.nn.functional, of torch and of tensors' methods as they are; a model that was exported
+and rebuilt consists of the same as operators of aten.
+"""
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.fx import Node
+
+aten: Final = torch.ops.aten
+LINEAR = ("x", "weight", "bias")
+LAYER_NORM = ("x", "shape", "weight", "bias", "eps")
+RMS_NORM = ("x", "shape", "weight", "eps")
+DROPOUT = ("x", "p", "training", "inplace")
+CROSS_ENTROPY = ("x", "target", "weight", "averages", "ignore_index", "reduces", "reduction", "label_smoothing")
+BATCH_NORM = ("x", "mean", "variance", "weight", "bias", "training", "momentum", "eps")
+BATCH_NORM_OF_ATEN = ("x", "weight", "bias", "mean", "variance", "training", "momentum", "eps")
+MEAN = ("x", "dim", "keepdim", "dtype")
+PAIR = ("x", "y")
+
+#: What Dynamo or export may call -> (the operation, the names of its arguments in their order).
+SPELLINGS: Final[Mapping[Any, tuple[str, tuple[str, ...]]]] = {
+    F.linear: ("linear", LINEAR),
+    aten.linear.default: ("linear", LINEAR),
+    **dict.fromkeys((operator.matmul, torch.matmul, aten.matmul.default, "matmul"), ("matmul", PAIR)),
+    **dict.fromkeys((torch.t, aten.t.default, "t", aten.numpy_T.default), ("transposed", ("x",))),
+    **dict.fromkeys((torch.transpose, aten.transpose.int, "transpose"), ("transpose", ("x", "one", "other"))),
+    getattr: ("attribute", ("x", "name")),
+    F.layer_norm: ("layer_norm", LAYER_NORM),
+    torch.layer_norm: ("layer_norm", LAYER_NORM),
+    aten.layer_norm.default: ("layer_norm", LAYER_NORM),
+    F.rms_norm: ("rms_norm", RMS_NORM),
+    torch.rms_norm: ("rms_norm", RMS_NORM),
+    aten.rms_norm.default: ("rms_norm", RMS_NORM),
+    F.gelu: ("gelu", ("x", "approximate")),
+    aten.gelu.default: ("gelu", ("x", "approximate")),
+    F.silu: ("silu", ("x", "inplace")),
+    **dict.fromkeys((aten.silu.default, aten.silu_.default), ("silu", ("x",))),
+    F.relu: ("relu", ("x", "inplace")),
+    **dict.fromkeys((torch.relu, torch.relu_, "relu", "relu_"), ("relu", ("x",))),
+    **dict.fromkeys((aten.relu.default, aten.relu_.default), ("relu", ("x",))),
+    **dict.fromkeys((F.dropout, torch.dropout, aten.dropout.default), ("dropout", DROPOUT)),
+    F.batch_norm: ("batch_norm", BATCH_NORM),
+    **dict.fromkeys((torch.batch_norm, aten.batch_norm.default), ("batch_norm", BATCH_NORM_OF_ATEN)),
+    F.softmax: ("softmax", ("x", "dim", "stack", "dtype")),
+    **dict.fromkeys((torch.softmax, "softmax", aten.softmax.int), ("softmax", ("x", "dim", "dtype"))),
+    F.cross_entropy: ("cross_entropy", CROSS_ENTROPY),
+    aten.cross_entropy_loss.default: (
+        "cross_entropy",
+        ("x", "target", "weight", "reduction", "ignore_index", "label_smoothing"),
+    ),
+    **dict.fromkeys(
+        (operator.add, operator.iadd, torch.add, aten.add.Tensor, aten.add_.Tensor, "add", "add_"),
+        ("add", (*PAIR, "alpha")),
+    ),
+    **dict.fromkeys((operator.mul, torch.mul, aten.mul.Tensor, "mul"), ("mul", PAIR)),
+    **dict.fromkeys((operator.truediv, torch.div, aten.div.Tensor, "div"), ("div", (*PAIR, "rounding_mode"))),
+    **dict.fromkeys((operator.pow, torch.pow, aten.pow.Tensor_Scalar, "pow"), ("pow", PAIR)),
+    **dict.fromkeys((torch.square, aten.square.default, "square"), ("square", ("x",))),
+    **dict.fromkeys((torch.rsqrt, aten.rsqrt.default, "rsqrt"), ("rsqrt", ("x",))),
+    **dict.fromkeys((torch.mean, "mean", aten.mean.dim), ("mean", MEAN)),
+    **dict.fromkeys(("to", aten.to.dtype), ("to", ("x", "dtype"))),
+    **dict.fromkeys(("float", "type_as", aten.type_as.default), ("to", ("x",))),
+    **dict.fromkeys(("bool", "contiguous"), ("as_is", ("x",))),
+    **dict.fromkeys(("view", "reshape", torch.reshape, aten.view.default, aten.reshape.default), ("view", ("x",))),
+    **dict.fromkeys(("flatten", torch.flatten, aten.flatten.using_ints), ("view", ("x",))),
+    **dict.fromkeys((aten.contiguous.default,), ("as_is", ("x",))),
+    **dict.fromkeys(
+        (torch.masked_fill, aten.masked_fill.Scalar, "masked_fill"), ("masked_fill", ("x", "mask", "value"))
+    ),
+    **dict.fromkeys((torch.triu, aten.triu.default, "triu"), ("triu", ("x", "diagonal"))),
+    **dict.fromkeys((torch.ones, aten.ones.default), ("ones", ("shape",))),
+}
+#: Names of torch for what is called otherwise here.
+KEYWORDS: Final[Mapping[str, str]] = {
+    "input": "x",
+    "self": "x",
+    "other": "y",
+    "exponent": "y",
+    "normalized_shape": "shape",
+    "train": "training",
+    "running_mean": "mean",
+    "running_var": "variance",
+}
+#: Where what is computed before is not what is computed after.
+BORDERS: Final = (_enter_autocast, _exit_autocast, torch._C._set_grad_enabled)
+IN_PLACE: Final = frozenset(
+    getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "setitem")
+)
+#: What these give is memory of its own, that nobody else looks at.
+FRESH: Final = frozenset({"linear", "matmul", "layer_norm", "rms_norm", "batch_norm"})
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a node computes, its arguments by name; those left out are at torch's own default."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.arguments.get(name, default)
+
+
+NONE: Final = Operation("", MappingProxyType({}))
+
+
+def operation_of(node: Any) -> Operation:
+    """What the node stands for; an operation without a name for what is none of ours."""
+    if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
+        return NONE
+    spelling = SPELLINGS.get(node.target)
+    if spelling is None:
+        return NONE
+    name, parameters = spelling
+    given = dict(zip(parameters, node.args, strict=False))
+    return Operation(name, given | {KEYWORDS.get(key, key): value for key, value in node.kwargs.items()})
+
+
+def value_of(node: Any) -> Any:
+    """What Dynamo computed for a node without data: a tensor of its shape and dtype. What is no node is itself."""
+    return node.meta.get("example_value") if isinstance(node, Node) else node
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(node, Node) and isinstance(value_of(node), torch.Tensor)
+
+
+def mutates(node: Node) -> bool:
+    """Whether the node writes into what it is given. The statistics of a batch norm do not count."""
+    target: Any = node.target
+    if node.op == "call_method":
+        return str(target).endswith("_") and not str(target).endswith("__")
+    if node.op != "call_function":
+        return False
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    written = operation_of(node).get("inplace", node.kwargs.get("inplace", False))
+    name = getattr(target, "__name__", "")
+    return written is True or "out" in node.kwargs or target in IN_PLACE or (name[-1:] == "_" and name[-2:] != "__")
+
+
+def autocasts_at(node: Node) -> tuple[tuple[Any, ...], ...]:
+    """The arguments of the autocast blocks within the model that the node stands in, the outermost first."""
+    opened: dict[Node, tuple[Any, ...]] = {}
+    for other in node.graph.nodes:
+        if other is node:
+            break
+        if other.target is _enter_autocast:
+            opened[other] = tuple(other.args)
+        elif other.target is _exit_autocast:
+            opened.pop(other.args[0], None)
+    return tuple(opened.values())
+
+
+def names_of(nodes: Iterable[Node]) -> str:
+    return ", ".join(operation_of(node).name or str(node.target) for node in nodes)

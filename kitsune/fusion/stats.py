@@ -1,0 +1,54 @@
+"""FusionStats: what became of the patterns that were looked for in a model's graphs."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Benefit:
+    """What the nodes of a match take, forward and backward, and what the kernel in their place does."""
+
+    original_ms: float
+    fused_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.original_ms / self.fused_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A match that was replaced: so many operations became one. `benefit` is None where nothing was measured."""
+
+    pattern: str
+    operations: int
+    benefit: Benefit | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A match, or a near miss, that stayed as it was."""
+
+    pattern: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FusionStats:
+    """`operations_before` and `operations_after` count the calls in all graphs. `notes` say why nothing was fused."""
+
+    kept: tuple[Kept, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    operations_before: int = 0
+    operations_after: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def matches(self) -> Mapping[str, int]:
+        """How often each pattern was replaced."""
+        return dict(Counter(one.pattern for one in self.kept))
+
+    def __str__(self) -> str:
+        found = ", ".join(f"{name} {count} times" for name, count in self.matches.items()) or "nothing"
+        return f"replaced: {found}; {self.operations_before} operations became {self.operations_after}"

@@ -1,0 +1,50 @@
+"""fusion: kernels of ours in the place of patterns in forward and loss, where they are measured to be faster."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo.exc import TorchDynamoException
+
+import kitsune.fusion
+from kitsune.engine.watch import Hooks
+from kitsune.fusion.config import FusionConfig
+from kitsune.knobs import Choice
+from kitsune.techniques.compile import own_code
+from kitsune.techniques.technique import Build, Facts, Technique, raised_in
+
+OPTIONS = frozenset(field.name for field in dataclasses.fields(FusionConfig))
+
+
+class Fusion(Technique):
+    name = "fusion"
+
+    def why_not(self, choice: Choice, facts: Facts) -> str | None:
+        return "kernels of ours need a GPU" if facts.device != "cuda" else facts.compiler
+
+    def apply(self, choice: Choice, build: Build) -> None:
+        """For a step that nothing else compiles; the technique of compile begins from `build.unfused` again."""
+        config = FusionConfig(**{name: value for name, value in build.compile_options.items() if name in OPTIONS})
+        build.fusion = kitsune.fusion.FusionEngine(config)
+        build.unfused = build.forward
+        build.cache_tag += f" fusion={choice}"
+        build.forward = watching(build.fusion.fuse(own_code(build.forward)), build.forward, build.model)
+
+    def blames(self, error: BaseException) -> bool:
+        # Where compile fails beside it, an operator of ours may be what it failed on: the step goes on without first.
+        parts = ("kitsune/fusion/", "kitsune/kernels/")
+        return isinstance(error, TorchDynamoException) or any(raised_in(error, part) for part in parts)
+
+
+def watching(fused: Callable[..., Any], plain: Callable[..., Any], model: torch.nn.Module) -> Callable[..., Any]:
+    """The fused forward until somebody hooks the model, which torch.compile does not look for again."""
+    hooks = Hooks(model)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fused(*args, **kwargs) if hooks.unchanged() else plain(*args, **kwargs)
+
+    return call
+
+
+TECHNIQUE = Fusion()

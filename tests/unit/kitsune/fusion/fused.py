@@ -1,0 +1,184 @@
+"""Small modules of each pattern, and a way to have them fused on a CPU: a clock that finds every kernel faster."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kitsune.fusion import FusionConfig, FusionEngine, FusionStats
+
+WIDTH = 8
+
+
+def always_faster(original: Any, fused: Any) -> tuple[float, float]:
+    return 2.0, 1.0
+
+
+def engine(clock: Any = always_faster, **config: Any) -> FusionEngine:
+    torch._dynamo.reset()
+    return FusionEngine(FusionConfig(**config), clock=clock)
+
+
+def stats_of(function: Any, *inputs: Any, **config: Any) -> FusionStats:
+    """What is found in a function at a call with these inputs."""
+    fusing = engine(**config)
+    fusing.fuse(function)(*inputs)
+    return fusing.get_fusion_stats()
+
+
+def step(function: Any, parameters: Any, *inputs: Any) -> list[torch.Tensor | None]:
+    """(the result, the gradients of parameters and of those inputs that ask for one)."""
+    leaves = [one.detach().requires_grad_(one.requires_grad) for one in inputs]
+    torch.manual_seed(3)
+    result = function(*leaves)
+    weights = torch.linspace(-1, 2, result.numel()).view_as(result)
+    asked = [*parameters, *(leaf for leaf in leaves if leaf.requires_grad)]
+    return [result.detach(), *torch.autograd.grad((result * weights).sum(), asked, allow_unused=True)]
+
+
+class Norm(nn.LayerNorm):
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
+
+
+class RmsNorm(nn.RMSNorm):
+    def __init__(self) -> None:
+        super().__init__(WIDTH, eps=1e-6)
+
+
+class WrittenRmsNorm(nn.Module):
+    """As Llama of Hugging Face has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, x):
+        dtype = x.dtype
+        x = x.to(torch.float32)
+        variance = x.pow(2).mean(-1, keepdim=True)
+        return self.weight * (x * torch.rsqrt(variance + 1e-6)).to(dtype)
+
+
+class AddNorm(nn.Module):
+    """The residual stream goes on beside the norm."""
+
+    def __init__(self, norm: type[nn.Module] = Norm) -> None:
+        super().__init__()
+        self.norm = norm()
+
+    def forward(self, x, branch):
+        x = x + branch
+        return self.norm(x) * 2 - x
+
+
+class AddRmsNorm(AddNorm):
+    def __init__(self) -> None:
+        super().__init__(WrittenRmsNorm)
+
+
+class Activated(nn.Module):
+    def __init__(self, activation: nn.Module | None = None, bias: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 2 * WIDTH, bias=bias)
+        self.activation = activation or nn.GELU(approximate="tanh")
+
+    def forward(self, x):
+        return self.activation(self.linear(x))
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+
+    def forward(self, x):
+        return F.silu(self.gate(x)) * self.up(x)
+
+
+class BatchNormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.relu(self.norm(self.convolution(x)))
+
+
+class Attention(nn.Module):
+    """nanoGPT's, without flash attention."""
+
+    def forward(self, scores):
+        size = scores.shape[-1]
+        mask = torch.triu(torch.ones(size, size), diagonal=1).bool()
+        return F.softmax((scores * 0.5).masked_fill(mask, float("-inf")), dim=-1)
+
+
+class Masked(nn.Module):
+    def forward(self, scores, mask):
+        return torch.softmax(scores / 4 + mask, -1)
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x, residual):
+        return residual + self.dropout(x)
+
+
+class Head(nn.Module):
+    """The end of a language model with its loss."""
+
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, 13, bias=bias)
+
+    def forward(self, x, target):
+        logits = self.head(x)
+        return F.cross_entropy(logits.view(-1, 13), target.view(-1), ignore_index=3, label_smoothing=0.1)
+
+
+class TurnedHead(Head):
+    def forward(self, x, target):
+        logits = x @ self.head.weight.T
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+class Loss(nn.Module):
+    def forward(self, logits, target):
+        return F.cross_entropy(logits, target)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+TARGETS = torch.tensor([[1, 2, 3], [4, 12, 0]])
+ROWS = normal(2, 3, WIDTH)
+#: Name of the pattern, of the case, the module, what it is called with.
+CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
+    "LayerNorm": ("layer_norm", Norm, (ROWS,)),
+    "RMSNorm": ("rms_norm", RmsNorm, (ROWS,)),
+    "the RMSNorm of Llama": ("rms_norm", WrittenRmsNorm, (ROWS,)),
+    "a residual and LayerNorm": ("add_layer_norm", AddNorm, (ROWS, normal(2, 3, WIDTH, seed=1))),
+    "a residual and RMSNorm": ("add_rms_norm", AddRmsNorm, (ROWS, normal(2, 3, WIDTH, seed=1))),
+    "GELU by tanh": ("linear_activation", Activated, (ROWS,)),
+    "GELU": ("linear_activation", lambda: Activated(nn.GELU()), (ROWS,)),
+    "SiLU": ("linear_activation", lambda: Activated(nn.SiLU()), (ROWS,)),
+    "ReLU in place": ("linear_activation", lambda: Activated(nn.ReLU(inplace=True)), (ROWS,)),
+    "SwiGLU": ("swiglu", Gated, (ROWS,)),
+    "batch norm": ("batch_norm_relu", BatchNormed, (normal(2, 3, 5, 5),)),
+    "batch norm in eval": ("batch_norm_relu", lambda: BatchNormed().eval(), (normal(2, 3, 5, 5),)),
+    "causal attention": ("softmax", Attention, (normal(2, 4, 4),)),
+    "masked attention": ("softmax", Masked, (normal(2, 2, 4, 4), torch.zeros(2, 1, 1, 4))),
+    "a head": ("linear_cross_entropy", Head, (ROWS, TARGETS)),
+    "a head with a bias": ("linear_cross_entropy", lambda: Head(bias=True), (ROWS, TARGETS)),
+    "a head of turned weights": ("linear_cross_entropy", TurnedHead, (ROWS, TARGETS)),
+    "a loss": ("cross_entropy", Loss, (normal(6, 13), TARGETS.view(-1))),
+}

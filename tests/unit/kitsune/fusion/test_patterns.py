@@ -1,0 +1,270 @@
+"""Each pattern in a real small module, as Dynamo captures it and as an exported graph; and what is none."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kitsune.errors import SettingsError
+from kitsune.fusion import Pattern
+from kitsune.fusion.patterns import PATTERNS
+from tests.unit.kitsune.fusion.fused import (
+    CASES,
+    ROWS,
+    TARGETS,
+    WIDTH,
+    Activated,
+    Attention,
+    BatchNormed,
+    Dropped,
+    Gated,
+    Head,
+    Norm,
+    engine,
+    normal,
+    stats_of,
+    step,
+)
+
+
+def exported(module, inputs):
+    return torch.export.export(module, inputs).module()
+
+
+@pytest.mark.parametrize("form", ["as written", "exported"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_pattern_is_found_and_computes_the_same(name, form):
+    pattern, make, inputs = CASES[name]
+    torch.manual_seed(0)
+    plain = make()
+    module = copy.deepcopy(plain)
+    if form == "exported":
+        module = torch.export.export(module, inputs).module()
+    fusing = engine()
+    ours = step(fusing.fuse(module), list(module.parameters()), *inputs)
+    wanted = step(plain, list(plain.parameters()), *inputs)
+    assert fusing.get_fusion_stats().matches == {pattern: 1}
+    for one, other in zip(ours, wanted, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    for one, other in zip(module.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "a residual and LayerNorm", "GELU", "SwiGLU", "a head", "a loss"])
+def test_a_pattern_is_found_under_autocast(name):
+    pattern, make, inputs = CASES[name]
+    plain = make()
+    fusing = engine()
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = step(fusing.fuse(copy.deepcopy(plain)), [], *inputs)[0]
+        wanted = step(plain, [], *inputs)[0]
+    assert fusing.get_fusion_stats().matches == {pattern: 1}
+    torch.testing.assert_close(ours, wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_dropout_and_a_residual_keep_the_sum_in_the_mean():
+    torch.manual_seed(0)
+    fusing = engine()
+    x, residual = torch.ones(64, 64, requires_grad=True), torch.full((64, 64), 5.0)
+    y = fusing.fuse(Dropped())(x, residual)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert fusing.get_fusion_stats().matches == {"dropout_add": 1}
+    assert set(y.unique().tolist()) == {5.0, 7.0}
+    assert torch.equal(gradient, y.detach() - 5)
+    assert abs(y.mean().item() - 6) < 0.1
+
+
+# What is none ---------------------------------------------------------------------------------------------------------
+
+
+def softmax_of_columns(x):
+    return F.softmax(x * 2, dim=-2)
+
+
+def norm_of_two_dimensions(x):
+    return F.layer_norm(x, x.shape[-2:])
+
+
+def norm_in_double(x):
+    return F.layer_norm(x.double(), x.shape[-1:])
+
+
+def mean_of_columns(x):
+    return torch.ones(WIDTH) * (x * torch.rsqrt(x.pow(2).mean(-2, keepdim=True) + 1e-6))
+
+
+def cube(x):
+    return torch.ones(WIDTH) * (x * torch.rsqrt(x.pow(3).mean(-1, keepdim=True) + 1e-6))
+
+
+def norm_without_weight(x):
+    return F.rms_norm(x, x.shape[-1:])
+
+
+def sum_with_a_broadcast_residual(x):
+    return F.layer_norm(x + x[:1].detach(), x.shape[-1:])
+
+
+def loss_with_weights(x):
+    return F.cross_entropy(x.view(-1, WIDTH), torch.zeros(6, dtype=torch.int64), weight=torch.ones(WIDTH))
+
+
+def loss_of_shares(x):
+    return F.cross_entropy(x.view(-1, WIDTH), torch.ones(6, WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (softmax_of_columns, "another dimension"),
+        (norm_of_two_dimensions, "more than the last dimension"),
+        (norm_in_double, "float64"),
+        (mean_of_columns, None),
+        (cube, None),
+        (norm_without_weight, "no weight"),
+        (loss_with_weights, "have weights"),
+        (loss_of_shares, "no class numbers"),
+    ],
+)
+def test_near_misses_stay_as_they_are(function, reason):
+    stats = stats_of(function, ROWS)
+    assert stats.matches == {}
+    assert stats.operations_before == stats.operations_after
+    reasons = [one.reason for one in stats.refused]
+    assert reasons == [] if reason is None else any(reason in one for one in reasons)
+
+
+def test_a_sum_of_two_shapes_is_left_to_torch():
+    assert stats_of(sum_with_a_broadcast_residual, ROWS).matches == {"layer_norm": 1}
+
+
+def test_another_eps_is_another_norm():
+    stats = [stats_of(lambda x, eps=eps: F.layer_norm(x, (WIDTH,), eps=eps), ROWS) for eps in (1e-5, 1e-1)]
+    assert [one.matches for one in stats] == [{"layer_norm": 1}] * 2
+    fused = engine().fuse(lambda x: F.layer_norm(x, (WIDTH,), eps=0.5))
+    torch.testing.assert_close(fused(ROWS), F.layer_norm(ROWS, (WIDTH,), eps=0.5))
+
+
+def test_dropout_in_eval_is_no_dropout():
+    assert stats_of(Dropped().eval(), ROWS, ROWS.detach()).matches == {}
+
+
+def test_an_activation_without_a_bias_before_it_stays():
+    assert stats_of(Activated(bias=False), ROWS).matches == {}
+
+
+class Shared(Head):
+    """Gives the logits to others, too."""
+
+    def forward(self, x, target):
+        logits = self.head(x).view(-1, 13)
+        return F.cross_entropy(logits, target.view(-1)) + logits.mean()
+
+
+def test_what_others_use_stays_and_the_loss_alone_is_replaced():
+    stats = stats_of(Shared(), ROWS, TARGETS)
+    assert stats.matches == {"cross_entropy": 1}
+    assert [(one.pattern, one.reason) for one in stats.refused] == [
+        ("linear_cross_entropy", "others use the result of view")
+    ]
+
+
+def test_an_activation_whose_input_is_used_again_stays():
+    module = Activated()
+    stats = stats_of(lambda x: (y := module.linear(x)) + module.activation(y), ROWS)
+    assert stats.matches == {}
+    assert "others use the result of linear" in stats.refused[0].reason
+
+
+def test_nothing_is_moved_over_a_write_in_place():
+    def function(x, gate):
+        activated = F.silu(gate)
+        gate.mul_(2)
+        return activated * x
+
+    stats = stats_of(function, ROWS.detach(), ROWS.detach().clone())
+    assert stats.matches == {}
+    assert stats.refused[0].reason == "something is written in place while it runs"
+
+
+def test_a_residual_that_is_added_in_place_stays_in_place():
+    def function(x, branch):
+        before = x.view(-1)
+        x += branch
+        return F.layer_norm(x, (WIDTH,)) + before.sum()
+
+    x, branch = ROWS.detach().clone(), ROWS.detach()
+    fused = engine().fuse(function)(x.clone(), branch)
+    torch.testing.assert_close(fused, function(x.clone(), branch))
+    stats = stats_of(function, x, branch)
+    assert stats.matches == {"layer_norm": 1}
+    assert "writes into what others may read" in stats.refused[0].reason
+
+
+def test_the_sum_may_be_used_before_the_norm():
+    def function(x, branch):
+        total = x + branch
+        half = total / 2
+        return F.layer_norm(total, (WIDTH,)) * half
+
+    x, branch = ROWS, normal(2, 3, WIDTH, seed=1)
+    fusing = engine()
+    ours, wanted = step(fusing.fuse(function), [], x, branch), step(function, [], x, branch)
+    assert fusing.get_fusion_stats().matches == {"add_layer_norm": 1}
+    for one, other in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_block_of_autocast_that_ends_within_a_pattern_refuses_it():
+    module = Activated(nn.SiLU())
+
+    def function(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = module.linear(x)
+        return module.activation(y)
+
+    assert "autocast" in stats_of(function, ROWS).refused[0].reason
+
+
+def test_autocast_of_the_model_itself_is_kept():
+    module = Activated()
+
+    def function(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return module(x)
+
+    fusing = engine()
+    fused = fusing.fuse(function)(ROWS)
+    assert fusing.get_fusion_stats().matches == {"linear_activation": 1}
+    assert fused.dtype == torch.bfloat16
+    torch.testing.assert_close(fused, function(ROWS), rtol=2e-2, atol=2e-2)
+
+
+def test_a_pattern_is_of_a_kind_that_a_configuration_can_turn_off():
+    with pytest.raises(SettingsError, match=r"Pattern\.kind"):
+        Pattern("mine", "gather", lambda node: None)  # type: ignore[arg-type]
+    assert len({pattern.name for pattern in PATTERNS}) == len(PATTERNS)
+
+
+@pytest.mark.parametrize(
+    ("flag", "module", "inputs"),
+    [
+        ("enable_elementwise", Gated, (ROWS,)),
+        ("enable_reduction", Norm, (ROWS,)),
+        ("enable_reduction", Attention, (normal(2, 4, 4),)),
+        ("enable_reduction", BatchNormed, (normal(2, 3, 5, 5),)),
+        ("enable_matmul", Activated, (ROWS,)),
+    ],
+)
+def test_each_flag_turns_off_its_kind_and_no_other(flag, module, inputs):
+    flags = ("enable_elementwise", "enable_reduction", "enable_matmul")
+    assert stats_of(module(), *inputs, **{flag: False}).matches == {}
+    assert stats_of(module(), *inputs, **{other: other == flag for other in flags}).matches
+
+
+def test_without_matmul_the_loss_of_a_head_is_still_replaced():
+    assert stats_of(Head(), ROWS, TARGETS, enable_matmul=False).matches == {"cross_entropy": 1}

@@ -1,0 +1,125 @@
+"""The knob fusion: when it applies, and what it makes of a step beside compile=off and compile=default."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+from kitsune.fusion import FusionEngine
+from kitsune.knobs import KNOBS
+from kitsune.plan import Plan
+from kitsune.step import TrainStep
+from kitsune.techniques import TECHNIQUES, Build, Facts, why_not
+from tests.step_cases import sgd
+from tests.unit.kitsune.fusion.fused import ROWS, Activated, Norm, always_faster, step
+
+CPU = torch.device("cpu")
+GPU = Facts(device="cuda", compute_capability=(9, 0))
+
+
+@pytest.fixture
+def fusing(monkeypatch):
+    """Whatever is found is fused, on a CPU too."""
+    monkeypatch.setattr(FusionEngine, "_clock_for", lambda self, graph: always_faster)
+    torch._dynamo.reset()
+
+
+def build_of(model, **options):
+    return Build(
+        model=model,
+        optimizer=sgd(model.parameters()),
+        device=CPU,
+        forward=model,
+        undo=contextlib.ExitStack(),
+        compile_options=options,
+    )
+
+
+def model_of():
+    torch.manual_seed(0)
+    return nn.Sequential(Norm(), Activated())
+
+
+def assert_same_step(build, model):
+    plain = copy.deepcopy(model)
+    ours, wanted = step(build.forward, list(model.parameters()), ROWS), step(plain, list(plain.parameters()), ROWS)
+    for one, other in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_it_needs_a_gpu_and_triton():
+    assert why_not("fusion", "kitsune", GPU) is None
+    assert why_not("fusion", "kitsune", Facts(device="cpu")) == "kernels of ours need a GPU"
+    no_triton = Facts(device="cuda", compiler="torch.compile needs Triton on a GPU: pip install triton")
+    assert "Triton" in why_not("fusion", "kitsune", no_triton)
+
+
+def test_it_stands_before_compile_which_begins_from_the_step_without_it():
+    assert list(KNOBS).index("attention") < list(KNOBS).index("fusion") == list(KNOBS).index("compile") - 1
+
+
+def test_on_a_cpu_it_is_declined_and_the_step_trains():
+    model = model_of()
+    trained = TrainStep(model, nn.functional.mse_loss, sgd(model.parameters()), plan=Plan.by_hand(fusion="kitsune"))
+    assert torch.isfinite(trained(ROWS.detach(), torch.zeros(2, 3, 16)))
+    assert trained.report.declined == {"fusion": "kernels of ours need a GPU"}
+
+
+def test_alone_the_rest_runs_eagerly(fusing):
+    model = model_of()
+    build = build_of(model)
+    TECHNIQUES["fusion"].apply("kitsune", build)
+    assert_same_step(build, model)
+    assert build.fusion.compiler == "eager"
+    assert build.fusion.get_fusion_stats().matches == {"layer_norm": 1, "linear_activation": 1}
+    assert build.cache_tag == " fusion=kitsune"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
+def test_beside_compile_inductor_gets_the_graph_with_our_kernels(fusing, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    model = model_of()
+    build = build_of(model, max_fusion_size=32, enable_matmul=False)
+    for knob, choice in {"fusion": "kitsune", "compile": "default"}.items():
+        TECHNIQUES[knob].apply(choice, build)
+    assert_same_step(build, model)
+    assert (build.fusion.compiler, build.fusion.config.max_fusion_size) == ("inductor", 32)
+    assert build.fusion.get_fusion_stats().matches == {"layer_norm": 1}
+
+
+def test_a_hook_that_comes_later_is_run(fusing):
+    model = model_of()
+    build = build_of(model)
+    TECHNIQUES["fusion"].apply("kitsune", build)
+    build.forward(ROWS)
+    calls = []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    build.forward(ROWS)
+    assert calls == [1]
+
+
+def test_a_configuration_by_hand_steers_it(fusing):
+    model = model_of()
+    build = build_of(model, max_fusion_size=64, enable_reduction=False, min_fusion_benefit=1.5)
+    TECHNIQUES["fusion"].apply("kitsune", build)
+    build.forward(ROWS)
+    assert build.fusion.get_fusion_stats().matches == {"linear_activation": 1}
+    assert build.fusion.config.min_fusion_benefit == 1.5
+
+
+def test_a_failing_rewrite_is_its_fault(fusing, monkeypatch):
+    def fails(*_):
+        raise AssertionError("a pattern went wrong")
+
+    monkeypatch.setattr("kitsune.fusion.engine.rewrite", fails)
+    model = model_of()
+    build = build_of(model)
+    TECHNIQUES["fusion"].apply("kitsune", build)
+    with pytest.raises(BackendCompilerFailed) as caught:
+        build.forward(ROWS)
+    assert TECHNIQUES["fusion"].blames(caught.value)
+    assert not TECHNIQUES["fusion"].blames(RuntimeError("of the user"))
