@@ -1,16 +1,27 @@
 """mkdocs hook: pages hold `<!-- generated: NAME -->`; it is replaced by what the source says, so it cannot go stale."""
 
 import inspect
+import json
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from kitsune import cli, errors
+# mkdocs loads this file by its path, and neither benchmarks/ nor scripts/ is installed.
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks import table
+from benchmarks.results_file import RESULTS
+from kitsune import cli, errors, plan
 from kitsune.exits import MEANINGS
 from kitsune.knobs import KNOBS, Choice, Exclusion, Knob
+from kitsune.record import Record
+from scripts import docs_charts
 
+ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"<!-- generated: (\w+) -->")
 
 
@@ -75,4 +86,93 @@ def options_table(command: Any) -> list[str]:
     return ["| option | what it does |", "| --- | --- |", *rows]
 
 
-GENERATED = {"commands": commands, "error_tree": error_tree, "exit_codes": exit_codes, "knobs": knobs}
+def plan_records() -> str:
+    """A section for each record of a plan, with its fields."""
+    records = (plan.Plan, plan.Environment, plan.Evidence, plan.Interval, plan.Numerics)
+    return "\n\n".join(map(record_section, records))
+
+
+def record_section(record: type[Record]) -> str:
+    lines = [f"### Fields of `{record.__name__}`", "", "| field | type | what it is |", "| --- | --- | --- |"]
+    for name, field in record.model_fields.items():
+        kind = re.sub(r"\b[\w.]+\.(?=\w)", "", inspect.formatannotation(field.annotation))
+        lines.append(f"| `{name}` | `{kind}` | {field.description or ''} |")
+    return "\n".join(lines)
+
+
+def training_steps() -> str:
+    return "\n".join(table.rows())
+
+
+def training_chart() -> str:
+    return docs_charts.figure(docs_charts.training_chart(table.newest_cases()))
+
+
+def engine_steps() -> str:
+    """Medians of the engine's arms, the case that gains most on up to four streams first."""
+    lines = ["| case | one CUDA graph | 1 stream | up to 4 | up to 8 | graph / up to 4 |"]
+    lines += ["| --- | ---: | ---: | ---: | ---: | ---: |"]
+    cases = table.newest_cases(RESULTS / "engine")
+    chart = docs_charts.engine_chart(cases)
+    for group in chart.groups:
+        medians = docs_charts.medians_of(cases[group.case])
+        times = [f"{medians[arm]:.3g} ms" if arm in medians else "" for arm in docs_charts.ENGINE_ARMS]
+        gain = f"{medians['graph'] / medians['k4']:.2f}" if "k4" in medians else ""
+        lines.append(f"| {' | '.join([group.case, *times, gain])} |")
+    return "\n".join(lines)
+
+
+def engine_chart() -> str:
+    return docs_charts.figure(docs_charts.engine_chart(table.newest_cases(RESULTS / "engine")))
+
+
+def machines() -> str:
+    """Of every case in the tables above: its newest file, and what that file says of its machine."""
+    lines = ["| suite | case | file | GPU | driver | torch | CUDA | commit |", "| --- |" + " --- |" * 7]
+    for suite in ("training_step", "engine"):
+        for case, (name, machine) in sorted(sources(RESULTS / suite).items()):
+            told = (machine[key] for key in ("gpu", "driver", "torch", "cuda", "kitsune_commit"))
+            lines.append(f"| {' | '.join([suite, case, f'`{name}`', *told])} |")
+    return "\n".join(lines)
+
+
+def sources(folder: Path) -> dict[str, tuple[str, Mapping[str, str]]]:
+    """Case -> the newest file that has it, as `table.newest_cases` finds it, and the environment line of that file."""
+    found: dict[str, tuple[str, Mapping[str, str]]] = {}
+    for path in sorted(folder.glob("*.jsonl"), key=table.age):
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        machine = next(line for line in lines if line["kind"] == "environment")
+        found |= {line["case"]: (path.name, machine) for line in lines if line["kind"] == "case"}
+    return found
+
+
+def contributing() -> str:
+    """CONTRIBUTING.md as a page of the site: links into docs/ lead on, and of others the text stays."""
+    return relinked((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+
+
+def relinked(markdown: str) -> str:
+    """Links from the root of the repository, as they are from docs/."""
+
+    def mended(link: re.Match[str]) -> str:
+        words, target = link["words"], link["target"]
+        if target.startswith("docs/"):
+            return f"[{words}]({target.removeprefix('docs/')})"
+        return link[0] if "://" in target or target.startswith("#") else words
+
+    return re.sub(r"(?<!!)\[(?P<words>[^\]]+)\]\((?P<target>[^)\s]+)\)", mended, markdown)
+
+
+GENERATED = {
+    "commands": commands,
+    "contributing": contributing,
+    "engine_chart": engine_chart,
+    "engine_steps": engine_steps,
+    "error_tree": error_tree,
+    "exit_codes": exit_codes,
+    "knobs": knobs,
+    "machines": machines,
+    "plan_records": plan_records,
+    "training_chart": training_chart,
+    "training_steps": training_steps,
+}
