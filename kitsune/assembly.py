@@ -1,7 +1,7 @@
 """Assembly: a plan becomes changes to a step, part by part, each applied or declined with its reason."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -15,6 +15,9 @@ from kitsune.report import Report
 from kitsune.switch import is_disabled
 from kitsune.techniques import TECHNIQUES, Build, Facts, why_not
 
+if TYPE_CHECKING:  # loads Triton, which is not everywhere
+    from kitsune.fusion import FusionEngine
+
 OnDecline = Literal["eager", "raise"]
 
 
@@ -27,6 +30,7 @@ class Assembly:
         self.device = device
         self.report = Report()
         self.knobs: dict[str, Choice] = dict(plan.knobs) if plan is not None else {}
+        self._fusion: FusionEngine | None = None
         self._raises = on_decline == "raise" and not is_disabled()
         self._refusal = refused(plan, device, self.report)
         self.check(facts)
@@ -61,6 +65,11 @@ class Assembly:
             if name in self.knobs:
                 technique.apply(self.knobs[name], build)
                 self.report.applied[name] = self.knobs[name]
+        self._fusion = build.fusion
+
+    def show_fusion(self) -> None:
+        """Puts into the report what was fused so far."""
+        self.report.fusion = self._fusion.get_fusion_stats() if self._fusion is not None else None
 
     def culprit(self, error: BaseException) -> str | None:
         """The applied knob that an error of the step is to be blamed on: the first of the table that owns up to it.

@@ -75,6 +75,7 @@ class Loop:
         return dict(counts)
 
     def report(self) -> Report:
+        self._assembly.show_fusion()
         report = self._assembly.report
         for what, text in NOTES.items():
             if self.counts.get(what):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from kitsune.errors import UnplannedError
 from kitsune.knobs import Choice
@@ -24,7 +24,8 @@ class Report:
 
     `peak_bytes` is the most device memory in tensors while the step was captured, 0 when it was not. `picture` shows
     the launches as they were planned and `planned` says in words what the plan came to; of several batch shapes that of
-    the last. Where nothing is planned they are None and "".
+    the last. Where nothing is planned they are None and "". `fusion` is a `kitsune.fusion.FusionStats`: what was fused
+    so far, and what was not and why; None without the knob.
     """
 
     applied: dict[str, Choice] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class Report:
     peak_bytes: int = 0
     picture: Picture | None = None
     planned: str = ""
+    fusion: Any = None  # its package needs Triton
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -62,8 +64,11 @@ class Report:
             return "the launches run on one stream; a plan with capture=step and streams=4 has them planned"
         return "no step is captured now; run steps until step.is_settled, and ask before step.close()"
 
+    def _fused(self) -> str:
+        return "" if self.fusion is None else f"fusion {self.fusion}"
+
     def __str__(self) -> str:
         lines = [f"applied   {knob} = {choice}" for knob, choice in self.applied.items()]
         lines += [f"declined  {knob}: {reason}" for knob, reason in self.declined.items()]
-        lines += [f"note      {note}" for note in [*self.notes, *filter(None, [self.planned])]]
+        lines += [f"note      {note}" for note in [*self.notes, *filter(None, [self.planned, self._fused()])]]
         return "\n".join(lines) or "plain: the step runs as given"

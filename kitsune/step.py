@@ -80,6 +80,7 @@ class TrainStep:
     @property
     def report(self) -> Report:
         """What was applied and what was declined, and how launches were planned."""
+        self._assembly.show_fusion()
         report = self._assembly.report
         if self._update_graph is not None and self._update_graph.refusal:
             report.note(f"the optimizer's update runs outside of the graphs: {self._update_graph.refusal}")

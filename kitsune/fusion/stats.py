@@ -51,4 +51,5 @@ class FusionStats:
 
     def __str__(self) -> str:
         found = ", ".join(f"{name} {count} times" for name, count in self.matches.items()) or "nothing"
-        return f"replaced: {found}; {self.operations_before} operations became {self.operations_after}"
+        told = f"replaced {found}; {self.operations_before} operations became {self.operations_after}"
+        return f"{told}; refused {len(self.refused)}" if self.refused else told

@@ -120,7 +120,7 @@ def test_a_fused_step_trains_as_the_plain_one(device, always_faster, name, compi
     step, losses = trained(model, loss_fn, batches, **knobs)
     assert not step.report.declined
     assert step.report.applied["fusion"] == "kitsune"
-    found = step._build.fusion.get_fusion_stats()
+    found = step.report.fusion
     assert patterns <= found.matches.keys(), str(found.refused)
     assert losses == pytest.approx(wanted, rel=1e-3 if precision == "fp32" else 2e-2)
 
@@ -157,6 +157,6 @@ def test_a_plan_with_fusion_trains_where_nothing_is_decided_for_it(device):
     step, losses = trained(model, loss_fn, batches, fusion="kitsune", compile="default", capture="step")
     assert not step.report.declined
     assert losses == pytest.approx(wanted, rel=1e-3)
-    stats = step._build.fusion.get_fusion_stats()
+    stats = step.report.fusion
     assert stats.kept or stats.refused
     assert all(one.benefit.ratio >= 1 for one in stats.kept)

@@ -162,7 +162,7 @@ def test_a_fused_kernel_stands_for_no_more_operations_than_asked():
 def test_the_stats_count_operations():
     stats = stats_of(Gated(), ROWS)
     assert (stats.operations_before, stats.operations_after) == (4, 3)
-    assert str(stats) == "replaced: swiglu 1 times; 4 operations became 3"
+    assert str(stats) == "replaced swiglu 1 times; 4 operations became 3"
 
 
 def rows_of_norm(x):

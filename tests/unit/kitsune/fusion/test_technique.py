@@ -91,6 +91,16 @@ def test_beside_compile_inductor_gets_the_graph_with_our_kernels(fusing, tmp_pat
     assert build.fusion.get_fusion_stats().matches == {"layer_norm": 1}
 
 
+def test_the_report_tells_what_was_fused(fusing, monkeypatch):
+    monkeypatch.setattr(TECHNIQUES["fusion"], "why_not", lambda choice, facts: None)
+    model = model_of()
+    trained = TrainStep(model, nn.functional.mse_loss, sgd(model.parameters()), plan=Plan.by_hand(fusion="kitsune"))
+    assert not trained.report.fusion.matches
+    trained(ROWS.detach(), torch.zeros(2, 3, 16))
+    assert set(trained.report.fusion.matches) == {"layer_norm", "linear_activation"}
+    assert "note      fusion replaced " in str(trained.report)
+
+
 def test_a_hook_that_comes_later_is_run(fusing):
     model = model_of()
     build = build_of(model)
