@@ -12,8 +12,9 @@ def load(module: str, *, extra: str, packages: Collection[str]) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in packages:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in packages:
             raise
         raise UnfitError(
-            f"this command needs {error.name}, which is not installed; pip install 'kitsune-torch[{extra}]'"
+            f"this needs {missing}, which is not installed; pip install 'kitsune-torch[{extra}]'"
         ) from error

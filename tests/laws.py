@@ -133,7 +133,6 @@ LAZY_IMPORTERS = frozenset(
         "kitsune/doctor.py",
         "kitsune/engine/triton_launches.py",  # Triton is there with a CUDA build of torch only
         "kitsune/extras.py",
-        "kitsune/fusion/__init__.py",
         "kitsune/profiler/__init__.py",
         "kitsune/techniques/__init__.py",
     }

@@ -1,11 +1,12 @@
 """Parts of a training step replaced by Triton kernels of ours, where these were measured to be faster.
 
 Public names are bound lazily, as those of `kitsune` are: a configuration is made without torch, and Triton is loaded by
-whoever fuses something.
+whoever fuses something. Raises UnfitError where that is not installed.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from kitsune import extras
 
 _HOMES = {
     "FusionConfig": "kitsune.fusion.config",
@@ -30,7 +31,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'kitsune.fusion' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(extras.load(home, extra="triton", packages=("triton",)), name)
     globals()[name] = value
     return value
 
