@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results_file import RESULTS
-from benchmarks.table import newest_cases
+from benchmarks.table import medians_of, newest_cases
 
 RIVALS = ("eager", "inductor")
 #: Less lies within what blocks of one arm differ by: it is no win.
@@ -64,7 +64,7 @@ def rows_of(cases: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[Row]:
     found: dict[tuple[str, str], dict[str, Medians]] = {}
     for case, lines in cases.items():
         kernel, shape, dtype = case.split("/")
-        medians = {line["arm"]: statistics.median(line["us"]) for line in lines if line["us"]}
+        medians = medians_of(lines, "us")
         found.setdefault((kernel, dtype), {})[shape] = medians
     return [Row(kernel, dtype, shapes) for (kernel, dtype), shapes in found.items()]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.cases import CASES, FORWARDS, Case
-from benchmarks.engine import WARM_STEPS, facts, graph_step, step_of
+from benchmarks.cases import Case
+from benchmarks.engine import ENGINE_CASES, WARM_STEPS, facts, graph_step, step_of
 from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, Build, interleave, prepare, write
 from kitsune.device import Recorder, side_stream
@@ -25,7 +25,6 @@ from kitsune.engine.planner import Planner
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
 
-ALL_CASES = CASES | FORWARDS
 ANY_BYTES = 2**50
 
 
@@ -62,12 +61,12 @@ def replayed(plan: Planned, planner: Planner, step: Step) -> tuple[Step, Callabl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", required=True, choices=ALL_CASES)
+    parser.add_argument("--case", required=True, choices=ENGINE_CASES)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
     arguments = parser.parse_args()
-    case = ALL_CASES[arguments.case]
+    case = ENGINE_CASES[arguments.case]
     torch.cuda.set_device(DEVICE)
     arms = [prepare("graph", partial(graph_step, case))]
     arms += [prepare(name, build) for name, build in builds(case, arguments.streams).items()]

@@ -6,7 +6,7 @@ python -m benchmarks.table
 import json
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,27 @@ COLUMNS = {
 }
 
 
+def files(folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """(name, lines) of every result file, the oldest first."""
+    for path in sorted(folder.glob("*.jsonl"), key=age):
+        yield path.name, [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def newest_cases(folder: Path = RESULTS / "training_step") -> dict[str, list[dict[str, Any]]]:
     """Case -> its lines in the newest file that has it."""
     cases: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(folder.glob("*.jsonl"), key=age):
+    for _, lines in files(folder):
         found: dict[str, list[dict[str, Any]]] = {}
-        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        for line in lines:
             if line["kind"] == "case":
                 found.setdefault(line["case"], []).append(line)
         cases.update(found)
     return cases
+
+
+def medians_of(lines: Iterable[Mapping[str, Any]], samples: str = "step_ms") -> dict[str, float]:
+    """Arm -> the median of its samples; of an arm without any nothing."""
+    return {line["arm"]: statistics.median(line[samples]) for line in lines if line[samples]}
 
 
 def age(path: Path) -> tuple[str, int]:
@@ -46,7 +57,7 @@ def rows() -> Iterator[str]:
     yield "| ms a step | " + " | ".join(COLUMNS.values()) + " |"
     yield "| --- |" + " ---: |" * len(COLUMNS)
     for case, lines in sorted(newest_cases().items()):
-        medians = {line["arm"]: statistics.median(line["step_ms"]) for line in lines}
+        medians = medians_of(lines)
         yield f"| {case} | " + " | ".join(f"{medians[arm]:.3g}" if arm in medians else "" for arm in COLUMNS) + " |"
 
 

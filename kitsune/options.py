@@ -90,7 +90,7 @@ class Wish:
 def wish_of(options: Options, has_bf16: bool) -> Wish:
     """The plan, with every explicit option put over it. Without a plan, graphs are captured unless told otherwise."""
     given = dict(options.plan.knobs) if options.plan is not None else {}
-    unheeded = {knob: OWN_LOADER for knob in given if knob == "prefetch" and given[knob]}
+    unheeded = {"prefetch": OWN_LOADER} if given.get("prefetch") else {}
     given = {knob: choice for knob, choice in given.items() if knob not in unheeded}
     by_hand = _by_hand(options, given, has_bf16)
     knobs = {"capture": "segments", **by_hand} if options.plan is None else {**given, **by_hand}

@@ -4,11 +4,12 @@ Colours are those of the page: `currentColor`, and the theme's colour of links f
 """
 
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
+
+from benchmarks.table import medians_of
 
 #: Case -> its lines: "arm", and "step_ms" with one number a block.
 Cases = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -102,11 +103,6 @@ def engine_chart(cases: Cases) -> Chart:
 def group_of(case: str, medians: Mapping[str, float], names: Mapping[str, str], unit_ms: float) -> Group:
     found = {arm: name for arm, name in names.items() if arm in medians}
     return Group(case, tuple(Bar(arm, name, medians[arm] / unit_ms, medians[arm]) for arm, name in found.items()))
-
-
-def medians_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Arm -> median ms; of an arm without samples nothing."""
-    return {line["arm"]: statistics.median(line["step_ms"]) for line in lines if line["step_ms"]}
 
 
 def ranked(groups: Iterable[Group], arm: str) -> tuple[Group, ...]:

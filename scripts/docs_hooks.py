@@ -1,7 +1,6 @@
 """mkdocs hook: pages hold `<!-- generated: NAME -->`; it is replaced by what the source says, so it cannot go stale."""
 
 import inspect
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -115,7 +114,7 @@ def engine_steps() -> str:
     cases = table.newest_cases(RESULTS / "engine")
     chart = docs_charts.engine_chart(cases)
     for group in chart.groups:
-        medians = docs_charts.medians_of(cases[group.case])
+        medians = table.medians_of(cases[group.case])
         times = [f"{medians[arm]:.3g} ms" if arm in medians else "" for arm in docs_charts.ENGINE_ARMS]
         gain = f"{medians['graph'] / medians['k4']:.2f}" if "k4" in medians else ""
         lines.append(f"| {' | '.join([group.case, *times, gain])} |")
@@ -139,10 +138,9 @@ def machines() -> str:
 def sources(folder: Path) -> dict[str, tuple[str, Mapping[str, str]]]:
     """Case -> the newest file that has it, as `table.newest_cases` finds it, and the environment line of that file."""
     found: dict[str, tuple[str, Mapping[str, str]]] = {}
-    for path in sorted(folder.glob("*.jsonl"), key=table.age):
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for name, lines in table.files(folder):
         machine = next(line for line in lines if line["kind"] == "environment")
-        found |= {line["case"]: (path.name, machine) for line in lines if line["kind"] == "case"}
+        found |= {line["case"]: (name, machine) for line in lines if line["kind"] == "case"}
     return found
 
 

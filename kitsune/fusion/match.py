@@ -11,9 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from kitsune.fusion.operations import BORDERS, FRESH, autocasts_at, mutates, names_of, operation_of, value_of
-
-#: What kernels of ours compute with; the kernels' own list loads Triton.
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from kitsune.kernels.dtypes import DTYPES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kitsune.kernels.launch import DTYPES, is_reached, on_device_of
+from kitsune.kernels.dtypes import DTYPES, wide_of
+from kitsune.kernels.launch import is_reached, on_device_of
 from kitsune.kernels.layouts import laid_as, lies_as
 from kitsune.kernels.rows import warps_of_tile
 
@@ -152,10 +153,6 @@ def scalar_of(value: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.reshape(()).double()
     return torch.full((), value, dtype=torch.float64, device=like.device)
-
-
-def wide_of(tensor: torch.Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def put(new: torch.Tensor, old: torch.Tensor, found_inf: torch.Tensor | None) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import block_of, is_reached, on_device_of, warps_of
 from kitsune.kernels.layouts import dense, is_last, laid_as
 from kitsune.kernels.rows import add_shares, warps_of_tile
@@ -64,7 +65,7 @@ def reference(
     relu: bool = True,
 ) -> torch.Tensor:
     """The same in eager torch, computed in fp32 (fp64 for fp64)."""
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dtype = wide_of(x)
     vectors = (running_mean, running_var, weight, bias)
     mean, variance, factor, shift = (None if one is None else one.to(dtype) for one in vectors)
     y = F.batch_norm(x.to(dtype), mean, variance, factor, shift, training, momentum, eps)

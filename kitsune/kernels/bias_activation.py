@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
+from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import count, is_reached, on_device_of, warps_of
 from kitsune.kernels.tiles import shares_of, tile_of
 
@@ -43,7 +44,7 @@ def bias_activation(x: torch.Tensor, bias: torch.Tensor | None, kind: str) -> to
 
 def reference(x: torch.Tensor, bias: torch.Tensor | None, kind: str) -> torch.Tensor:
     """The same in eager torch, computed in fp32 (fp64 for fp64)."""
-    wide = x.double() if x.dtype == torch.float64 else x.float()
+    wide = x.to(wide_of(x))
     return KINDS[kind](wide if bias is None else wide + bias.to(wide.dtype)).to(x.dtype)
 
 

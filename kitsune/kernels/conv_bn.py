@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from kitsune.errors import SURPRISES, SettingsError
+from kitsune.kernels.dtypes import wide_of
 
 #: Their subclasses may compute something else, and tracing looks into those that are not torch's own.
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -27,7 +28,7 @@ def fold_conv_bn(convolution: _ConvNd, batch_norm: _BatchNorm) -> _ConvNd:
     without running statistics or of another number of channels, and for a weight that is computed from others.
     """
     mean, variance = fixed_statistics(convolution, batch_norm)
-    wide = torch.float64 if convolution.weight.dtype == torch.float64 else torch.float32
+    wide = wide_of(convolution.weight)
     with torch.no_grad():
         scale = torch.rsqrt(variance.to(wide) + batch_norm.eps)
         shift = -mean.to(wide) if convolution.bias is None else convolution.bias.to(wide) - mean.to(wide)

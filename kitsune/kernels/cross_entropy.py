@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import block_of, is_reached, on_device_of, warps_of
 
 REDUCTIONS: Final = ("mean", "sum", "none")
@@ -60,7 +61,7 @@ def reference(
     reduction: str = "mean",
 ) -> torch.Tensor:
     """The same in eager torch, computed in fp32 (fp64 for fp64)."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
+    wide = logits.to(wide_of(logits))
     loss = F.cross_entropy(
         wide, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
     )

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import count, is_reached, on_device_of, warps_of
 from kitsune.kernels.tiles import shares_of, tile_of
 
@@ -52,7 +53,7 @@ def reference(
 
     `kept` says True for each element to keep; it is drawn when it is not given.
     """
-    wide = x.double() if x.dtype == torch.float64 else x.float()
+    wide = x.to(wide_of(x))
     if bias is not None:
         wide = wide + bias.to(wide.dtype)
     if p and training:

@@ -6,11 +6,10 @@ from typing import Final
 import torch
 import triton
 
+from kitsune.kernels.dtypes import DTYPES
+
 #: The longest row that one program holds in registers at once; what is longer goes block by block.
 MOST_IN_A_BLOCK: Final = 65536
-
-HALF: Final = (torch.bfloat16, torch.float16)
-DTYPES: Final = (torch.float32, *HALF)
 
 #: Read once, as Triton does when a kernel is defined. torch.compile cannot trace the question.
 IS_INTERPRETED: Final[bool] = triton.knobs.runtime.interpret

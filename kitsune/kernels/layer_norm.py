@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import MOST_IN_A_BLOCK, count, is_reached, on_device_of
 from kitsune.kernels.rows import add_shares, partials_of, room_of, shares_of, tile_of
 
@@ -29,7 +30,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor 
 
 def reference(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
     """The same in eager torch, computed in fp32 (fp64 for fp64)."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide = wide_of(x)
     factor, shift = (None if one is None else one.to(wide) for one in (weight, bias))
     return F.layer_norm(x.to(wide), x.shape[-1:], factor, shift, eps).to(x.dtype)
 

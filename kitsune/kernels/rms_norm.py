@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import MOST_IN_A_BLOCK, count, is_reached, on_device_of
 from kitsune.kernels.rows import add_shares, partials_of, room_of, shares_of, tile_of
 
@@ -27,7 +28,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """The same in eager torch, computed in fp32 (fp64 for fp64)."""
-    wide = x.double() if x.dtype == torch.float64 else x.float()
+    wide = x.to(wide_of(x))
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.to(wide.dtype)).to(x.dtype)
 
 

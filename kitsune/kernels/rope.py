@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import MOST_IN_A_BLOCK, is_reached, on_device_of, warps_of
 from kitsune.kernels.tiles import fitting
 
@@ -45,7 +46,7 @@ def fits(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
 
 def reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """The same in eager torch, computed in fp32 (fp64 for fp64)."""
-    wide = x.double() if x.dtype == torch.float64 else x.float()
+    wide = x.to(wide_of(x))
     cos, sin = (angle[..., : x.shape[-1] // 2].to(wide.dtype).unsqueeze(-3) for angle in (cos, sin))
     first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
     pairs = first * cos - second * sin, second * cos + first * sin

@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kitsune.kernels.adamw import BLOCK, is_served, launches, locate, pick, put, scalar_of, wide_of
+from kitsune.kernels.adamw import BLOCK, is_served, launches, locate, pick, put, scalar_of
+from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import on_device_of
 from kitsune.kernels.rows import warps_of_tile
 

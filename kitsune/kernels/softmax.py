@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import MOST_IN_A_BLOCK, is_reached, on_device_of
 from kitsune.kernels.rows import room_of, tile_of
 
@@ -40,7 +41,7 @@ def reference(
     x: torch.Tensor, mask: torch.Tensor | None = None, scale: float = 1.0, causal: bool = False
 ) -> torch.Tensor:
     """The same in eager torch, computed in fp32 (fp64 for fp64)."""
-    wide = (x.double() if x.dtype == torch.float64 else x.float()) * scale
+    wide = x.to(wide_of(x)) * scale
     if mask is not None:
         mask = mask.expand(x.shape)
         wide = wide.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else wide + mask.to(wide.dtype)

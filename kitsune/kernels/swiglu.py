@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
+from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import is_reached, on_device_of, warps_of
 from kitsune.kernels.tiles import tile_of
 
@@ -27,7 +28,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 def reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """The same in eager torch, computed in fp32 (fp64 for fp64)."""
-    wide = torch.float64 if gate.dtype == torch.float64 else torch.float32
+    wide = wide_of(gate)
     return (F.silu(gate.to(wide)) * up.to(wide)).to(gate.dtype)
 
 
