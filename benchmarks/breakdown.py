@@ -29,6 +29,7 @@ ADDED: Mapping[str, Mapping[str, Choice]] = {
     "+ streams": {"streams": 4},
     "+ pool": {"pool_bytes": 2**34},
     "+ fusion": {"compile": "default"},
+    "+ kernels": {"fusion": "kitsune"},
     "+ amp": {"precision": "bf16"},
 }
 

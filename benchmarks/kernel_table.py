@@ -42,7 +42,7 @@ class Row:
         return [us[rival] / us["kitsune"] for us in self.shapes.values() if {rival, "kitsune"} <= us.keys()]
 
     def wins(self) -> str:
-        """The shapes in which both rivals take longer, of those in which all three were measured."""
+        """In how many shapes both rivals take longer, of those in which all three were measured."""
         whole = {shape: us for shape, us in self.shapes.items() if {*RIVALS, "kitsune"} <= us.keys()}
         won = [shape for shape, us in whole.items() if all(us[each] >= LEAST_WIN * us["kitsune"] for each in RIVALS)]
         missing = len(self.shapes) - len(whole)
@@ -51,7 +51,7 @@ class Row:
             return "not measured against both"
         if not won:
             return f"never wins over both{untold}"
-        return (f"all {len(won)}" if len(won) == len(self.shapes) else ", ".join(won)) + untold
+        return f"{len(won)} of {len(whole)} shapes{untold}"
 
 
 def range_of(ratios: Sequence[float]) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from benchmarks import results_file
 from benchmarks.cases import CASES, Case, by_name
+from benchmarks.memory_table import GIVEN
 from benchmarks.results_file import Figure, figure_line
 from benchmarks.rivals import Step, eager_step
 from benchmarks.training_step import DEVICE, Build, prepare, workload_of
@@ -34,7 +35,6 @@ MEMORY_CASES = by_name(
         CASES["gpt2_small/8x512"],
     )
 )
-GIVEN = "eager_fp32"
 #: Of all plans of launches the one that needs the least, since none fits into so little.
 LEAST_POOL = 2**24
 
@@ -57,6 +57,7 @@ POOLED: Mapping[str, Choice] = {**COMPILED, "capture": "step", "streams": 2, "po
 ARMS = {
     "bf16": Thrift(HALF),
     "bf16, compile": Thrift(COMPILED),
+    "bf16, compile, channels_last": Thrift({**COMPILED, "layout": "channels_last"}),
     "bf16, compile, 4 parts": Thrift(COMPILED, parts=4),
     "bf16, compile, one graph, least pool": Thrift(POOLED),
     "bf16, compile, 4 parts, one graph, least pool": Thrift(POOLED, parts=4),

@@ -3,7 +3,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import typer
 # mkdocs loads this file by its path, and neither benchmarks/ nor scripts/ is installed.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import table
+from benchmarks import kernel_table, memory_table, table
 from benchmarks.results_file import RESULTS
 from kitsune import cli, errors, plan
 from kitsune.exits import MEANINGS
@@ -21,6 +21,9 @@ from kitsune.record import Record
 from scripts import docs_charts
 
 ROOT = Path(__file__).parent.parent
+#: Those that the page of benchmarks quotes.
+SUITES = ("training_step", "engine", "kernels", "breakdown", "memory")
+MOST_CASES = 6
 MARK = re.compile(r"<!-- generated: (\w+) -->")
 
 
@@ -125,23 +128,39 @@ def engine_chart() -> str:
     return docs_charts.figure(docs_charts.engine_chart(table.newest_cases(RESULTS / "engine")))
 
 
+def kernel_times() -> str:
+    return "\n".join(kernel_table.table_of(table.newest_cases(RESULTS / "kernels")))
+
+
+def memory_peaks() -> str:
+    return "\n".join(memory_table.table_of(memory_table.newest_peaks()))
+
+
 def machines() -> str:
-    """Of every case in the tables above: its newest file, and what that file says of its machine."""
-    lines = ["| suite | case | file | GPU | driver | torch | CUDA | commit |", "| --- |" + " --- |" * 7]
-    for suite in ("training_step", "engine"):
-        for case, (name, machine) in sorted(sources(RESULTS / suite).items()):
+    """Every file that a figure of this page is from, and what it says of its machine."""
+    lines = ["| suite | file | cases | GPU | driver | torch | CUDA | commit |", "| --- |" + " --- |" * 7]
+    for suite in SUITES:
+        for name, (machine, cases) in sources(RESULTS / suite).items():
             told = (machine[key] for key in ("gpu", "driver", "torch", "cuda", "kitsune_commit"))
-            lines.append(f"| {' | '.join([suite, case, f'`{name}`', *told])} |")
+            lines.append(f"| {' | '.join([suite, f'`{name}`', in_short(cases), *told])} |")
     return "\n".join(lines)
 
 
-def sources(folder: Path) -> dict[str, tuple[str, Mapping[str, str]]]:
-    """Case -> the newest file that has it, as `table.newest_cases` finds it, and the environment line of that file."""
-    found: dict[str, tuple[str, Mapping[str, str]]] = {}
+def in_short(cases: Sequence[str]) -> str:
+    return ", ".join(cases) if len(cases) <= MOST_CASES else f"{len(cases)} of them"
+
+
+def sources(folder: Path) -> dict[str, tuple[Mapping[str, str], list[str]]]:
+    """File -> its environment line, and the cases of which it is the newest file, as `table.newest_cases` finds it."""
+    machines, newest = {}, {}
     for name, lines in table.files(folder):
-        machine = next(line for line in lines if line["kind"] == "environment")
-        found |= {line["case"]: (name, machine) for line in lines if line["kind"] == "case"}
-    return found
+        machines[name] = next(line for line in lines if line["kind"] == "environment")
+        newest |= {line["case"].partition(" ")[0]: name for line in lines if line["kind"] in ("case", "figure")}
+    return {
+        name: (machine, sorted(case for case, file in newest.items() if file == name))
+        for name, machine in machines.items()
+        if name in newest.values()
+    }
 
 
 def contributing() -> str:
@@ -168,8 +187,10 @@ GENERATED = {
     "engine_steps": engine_steps,
     "error_tree": error_tree,
     "exit_codes": exit_codes,
+    "kernel_times": kernel_times,
     "knobs": knobs,
     "machines": machines,
+    "memory_peaks": memory_peaks,
     "plan_records": plan_records,
     "training_chart": training_chart,
     "training_steps": training_steps,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import kitsune
-from benchmarks import table
+from benchmarks import memory_table, table, waterfall
 from scripts import docs_hooks
 from scripts.docs_hooks import RESULTS, relinked
 
@@ -133,19 +133,39 @@ def test_the_engine_table_has_every_case():
     assert docs_hooks.engine_steps() in page
 
 
+def test_the_kernel_table_has_every_kernel_and_the_memory_table_every_case():
+    page = shown("benchmarks.md")
+    kernels = {case.partition("/")[0] for case in table.newest_cases(RESULTS / "kernels")}
+    assert len(kernels) > 10
+    assert {name for name in kernels if f"\n| {name} | " not in page} == set()
+    assert {case for case in memory_table.newest_peaks() if f"\n| {case} | " not in page} == set()
+
+
+def test_the_waterfall_is_that_of_the_result_files():
+    cases = table.newest_cases(RESULTS / "breakdown")
+    picture = waterfall.svg_of({case: waterfall.bars_of(lines) for case, lines in sorted(cases.items())})
+    assert (DOCS / "assets" / "breakdown.svg").read_text("utf-8") == picture, "run the command of benchmarks/README.md"
+
+
 def test_every_figure_says_its_file_and_machine():
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in docs_hooks.machines().splitlines()[2:]]
-    counted = {suite: len(table.newest_cases(RESULTS / suite)) for suite in ("training_step", "engine")}
-    assert {suite: sum(row[0] == suite for row in rows) for suite in counted} == counted
-    assert [row for row in rows if not (RESULTS / row[0] / row[2].strip("`")).exists() or not all(row)] == []
+    told = [
+        (suite, case) for suite, _, cases, *_ in rows if not cases.endswith(" of them") for case in cases.split(", ")
+    ]
+    counted = {suite: len(table.newest_cases(RESULTS / suite)) for suite in ("training_step", "engine", "breakdown")}
+    assert {suite: sum(row[0] == suite for row in told) for suite in counted} == counted
+    assert {row[0] for row in rows} == set(docs_hooks.SUITES)
+    assert [row for row in rows if not (RESULTS / row[0] / row[1].strip("`")).exists() or not all(row)] == []
 
 
-@pytest.mark.parametrize("suite", ["training_step", "engine"])
+@pytest.mark.parametrize("suite", ["training_step", "engine", "kernels", "breakdown"])
 def test_sources_are_the_files_that_the_tables_are_from(suite):
     cases = table.newest_cases(RESULTS / suite)
-    for case, (name, _) in docs_hooks.sources(RESULTS / suite).items():
-        lines = table.newest_cases(only_file(RESULTS / suite, name))[case]
-        assert lines == cases[case]
+    told = docs_hooks.sources(RESULTS / suite)
+    assert sorted(case for _, found in told.values() for case in found) == sorted(cases)
+    for name, (_, found) in told.items():
+        held = table.newest_cases(only_file(RESULTS / suite, name))
+        assert {case: held[case] for case in found} == {case: cases[case] for case in found}
 
 
 def only_file(folder: Path, name: str) -> Path:

@@ -1,7 +1,9 @@
 """profile=True on a GPU: graphs against the loop as given, and their memory; marking a step waits for nothing."""
 
 import math
+import os
 
+import pytest
 import torch
 from torch import nn
 
@@ -9,6 +11,7 @@ from kitsune import KitsuneOptimizer
 from kitsune.step_profile import CALIBRATION_STEPS, StepProfile
 
 
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="times a GPU of its own: run it with -n 0")
 def test_a_loop_that_waits_for_launches_is_faster_by_graphs(device):
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(12)]).to(device)

@@ -24,7 +24,7 @@ def test_ratios_are_of_medians_with_their_range_over_shapes():
             "rope/c/bf16": lines_of(eager=[20.0], inductor=[10.0], kitsune=[10.0]),
         }
     )
-    assert row == "| rope | bf16 | 2.00 (1.00 to 3.00) | 1.00 (0.90 to 1.20) | a |"
+    assert row == "| rope | bf16 | 2.00 (1.00 to 3.00) | 1.00 (0.90 to 1.20) | 1 of 3 shapes |"
 
 
 def test_winning_over_one_rival_is_no_win():
@@ -39,7 +39,7 @@ def test_less_than_the_noise_is_no_win():
 
 def test_all_shapes():
     won = lines_of(eager=[30.0], inductor=[20.0], kitsune=[10.0])
-    assert only_row({"rope/a/fp32": won, "rope/b/fp32": won}).endswith("| all 2 |")
+    assert only_row({"rope/a/fp32": won, "rope/b/fp32": won}).endswith("| 2 of 2 shapes |")
 
 
 def test_an_arm_without_samples_is_no_rival_that_was_beaten():
@@ -48,7 +48,7 @@ def test_an_arm_without_samples_is_no_rival_that_was_beaten():
         "sgd/b/fp32": lines_of(eager=[30.0], inductor=[20.0], kitsune=[10.0]),
     }
     assert only_row(cases).endswith(
-        "| 3.00 (3.00 to 3.00) | 2.00 (2.00 to 2.00) | b (1 of 2 not measured against both) |"
+        "| 3.00 (3.00 to 3.00) | 2.00 (2.00 to 2.00) | 1 of 1 shapes (1 of 2 not measured against both) |"
     )
     del cases["sgd/b/fp32"]
     assert only_row(cases).endswith("| 3.00 (3.00 to 3.00) | - | not measured against both |")
