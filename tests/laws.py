@@ -28,7 +28,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune.doctor",),
     ("kitsune.cli",),
     ("tuner", "tuner.depot", "tuner.ids", "tuner.patience", "tuner.records", "tuner.settings"),
-    ("tuner.protocol", "tuner.space", "tuner.store", "tuner.zoo"),
+    ("tuner.confinement", "tuner.protocol", "tuner.space", "tuner.store", "tuner.zoo"),
     (
         "migrations",
         "tuner.batches",

@@ -15,6 +15,7 @@ import torch
 from kitsune.device import first_line, pick_device
 from kitsune.errors import DeclinedError, KitsuneError
 from tuner.bench import measure_job
+from tuner.confinement import leave_no_core
 from tuner.inspection import inspect_workload
 from tuner.protocol import Inspection, Job, Message, one_line
 from tuner.records import Failure, FailureKind, Measurement, Phase
@@ -52,6 +53,7 @@ class Channel:
 
 def main(descriptor: int, parent: int) -> None:
     die_with(parent)
+    leave_no_core()
     channel = Channel(descriptor)
     job = Job.model_validate_json(sys.stdin.buffer.read())
     try:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from kitsune.errors import MeasureError
+from tuner.confinement import environment_of
 from tuner.protocol import Inspection, Job, Limits, LineReader, Message, one_line
 from tuner.records import Failure, FailureKind, Measurement, Phase
 
@@ -42,7 +43,6 @@ TAIL_BYTES = 8 * 1024
 COMMAND = (sys.executable, "-P", "-m", "tuner.child")
 SCRATCH = "kitsune-"
 OWNER = "owner"  # in the folder of a child: the file that the living process it belongs to keeps locked
-SECRETS = ("KITSUNE_DATABASE_URL", "KITSUNE_TOKEN")
 
 
 def go_on() -> None:
@@ -173,7 +173,7 @@ def supervise(job: Job, limits: Limits, command: Sequence[str] = COMMAND, check:
     """
     compiled = _compiled()
     with _scratch(compiled) as scratch, _pipe() as (results, child_end), _stdin(job, scratch) as stdin:
-        environment = {**_habits(job.device), **_environment(os.environ, scratch, compiled)}
+        environment = {**_habits(job.device), **_environment(os.environ, job.workload, scratch, compiled)}
         process = _start(command, stdin, child_end.fileno(), environment)
         try:
             child_end.close()
@@ -247,8 +247,8 @@ def _habits(device: str) -> dict[str, str]:
     return {"OMP_NUM_THREADS": HOST_THREADS} if device.startswith("cuda") else {}
 
 
-def _environment(given: Mapping[str, str], scratch: Path, compiled: Path) -> dict[str, str]:
-    kept = {name: value for name, value in given.items() if name not in SECRETS}
+def _environment(given: Mapping[str, str], workload: str, scratch: Path, compiled: Path) -> dict[str, str]:
+    kept = environment_of(given, workload)
     paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [given.get("PYTHONPATH")])]
     shared = {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
     return {**shared, **kept, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths)}
