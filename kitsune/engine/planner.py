@@ -4,8 +4,8 @@ record -> rename -> split -> measure -> schedule -> plan memory -> capture -> ra
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 
@@ -22,6 +22,10 @@ from kitsune.engine.state import State
 from kitsune.errors import SURPRISES, CaptureError
 
 Step = Callable[[], Any]
+
+#: Plans that are proven before a step stays on one stream. On an H200 one plan of BERT-base in fp32 was not the step to
+#: the bit, where another one of it was, 10 % faster than one stream.
+PROOFS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +98,18 @@ class Planner:
 
     def _proven_pair(self, recording: Recording, cut: int, both: Step, inputs: Sequence[torch.Tensor]) -> Pair:
         self._check_kernels(recording, both)
-        one = self._best(first_half(recording, cut))
+        one = self._best_of(first_half(recording, cut))
         returned, crossed = one.static
-        two = self._best(second_half(recording, cut, crossed))
+        two = self._best_of(second_half(recording, cut, crossed))
 
         def replay() -> Any:
             one.graph.replay()
             two.graph.replay()
             return returned, two.static
 
-        check_proven(refuted(recording, both, replay, inputs, ()))
+        problem = refuted(recording, both, replay, inputs, ())
+        if problem is not None:
+            raise not_proven(problem)
         self.plan = two.plan
         return one, two
 
@@ -111,18 +117,26 @@ class Planner:
         self, recording: Recording, step: Step, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
     ) -> tuple[Graph, Any]:
         self._check_kernels(recording, step)
-        best = self._best(recording)
-
-        def replay() -> Any:
-            best.graph.replay()
-            return best.static
-
-        check_proven(refuted(recording, step, replay, inputs, rates))
-        self.plan, self.passing_bytes = best.plan, best.passing_bytes
-        return best.graph, best.static
-
-    def _best(self, recording: Recording) -> Captured:
         found = plans(recording, self._streams, self._pool_bytes)
+        refused = ""
+        for _ in range(PROOFS):
+            best = self._best(recording, found)
+            problem = refuted(recording, step, replaying(best), inputs, rates)
+            if problem is None:
+                self.plan, self.passing_bytes = replace(best.plan, name=best.plan.name + refused), best.passing_bytes
+                return best.graph, best.static
+            refused = f"; a quicker one was refused: {problem}"
+            found = [plan for plan in found if not best.plan.name.startswith(plan.name)]
+            del best  # what it took is free for the next one
+            if not found:
+                break
+        raise not_proven(problem)
+
+    def _best_of(self, recording: Recording) -> Captured:
+        return self._best(recording, plans(recording, self._streams, self._pool_bytes))
+
+    def _best(self, recording: Recording, found: Sequence[Planned]) -> Captured:
+        """The quickest of these plans of the recording, captured."""
         if self._recorder.executes or len(found) == 1:
             return self._captured(min(found, key=lambda plan: plan.schedule.makespan_us), self._recorder)
         before = State(recording)
@@ -182,9 +196,16 @@ def reason_of(error: Exception) -> str:
     return f"planning its launches failed: {type(error).__name__}: {first_line(error)}"
 
 
-def check_proven(problem: str | None) -> None:
-    if problem is not None:
-        raise CaptureError(f"the launches as they were planned are not the step: {problem}")
+def not_proven(problem: str | None) -> CaptureError:
+    return CaptureError(f"the launches as they were planned are not the step: {problem}")
+
+
+def replaying(captured: Captured) -> Step:
+    def replay() -> Any:
+        captured.graph.replay()
+        return captured.static
+
+    return replay
 
 
 def lanes_of(plan: Planned) -> Lanes:

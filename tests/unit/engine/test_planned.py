@@ -12,7 +12,7 @@ from kitsune.engine.costs import measured_us
 from kitsune.engine.issue import HostLane, HostLanes, in_recorded_order, issue
 from kitsune.engine.memory import plan_memory
 from kitsune.engine.planned import budget_of, plans
-from kitsune.engine.planner import Planner
+from kitsune.engine.planner import PROOFS, Planner
 from kitsune.engine.proof import refuted, reorder
 from kitsune.engine.record import record
 from kitsune.engine.schedule import in_order, on_streams
@@ -443,6 +443,56 @@ def test_tensors_without_elements_are_there_when_they_are_named(streams):
         graph.replay()
         twin()
     assert equal(step.state(), twin.state())
+
+
+NOT_ITS_NUMBERS = "its numbers are not those of the step"
+
+
+def proofs(monkeypatch, *answers):
+    """Has the proofs of a planner answer so, one after the other; gives the list of those that are left."""
+    left = list(answers)
+    monkeypatch.setattr("kitsune.engine.planner.refuted", lambda *_: left.pop(0))
+    return left
+
+
+def test_where_a_plan_is_refused_the_next_one_is_proven_and_says_so(monkeypatch):
+    step, twin = warmed("branches", sgd)
+    first = Planner(Recorder(CPU), 3)
+    first.capture(step, step.inputs)
+    twin()
+    left = proofs(monkeypatch, NOT_ITS_NUMBERS, None)
+    planner = Planner(Recorder(CPU), 3)
+    graph, _ = planner.capture(step, step.inputs)
+    twin()
+    assert left == []
+    assert planner.refusal == ""
+    assert planner.plan.name.endswith(f"; a quicker one was refused: {NOT_ITS_NUMBERS}")
+    assert not planner.plan.name.startswith(first.plan.name)
+    graph.replay()
+    twin()
+    assert equal(step.state(), twin.state())
+
+
+def test_a_step_whose_plans_are_refused_stays_as_it_is(monkeypatch):
+    left = proofs(monkeypatch, *[NOT_ITS_NUMBERS] * 5)
+    step, twin = warmed("branches", sgd)
+    planner = Planner(Recorder(CPU), 3)
+    graph, _ = planner.capture(step, step.inputs)
+    twin()
+    assert graph is None
+    assert len(left) == 5 - PROOFS
+    assert (
+        planner.refusal == f"the launches as they were planned are not the step: {NOT_ITS_NUMBERS}"
+    )
+    assert equal(step.state(), twin.state())
+
+
+def test_the_one_plan_of_one_stream_is_proven_once(monkeypatch):
+    left = proofs(monkeypatch, "no", "no")
+    step, _ = warmed("branches", sgd)
+    graph, _ = Planner(Recorder(CPU), 1).capture(step, step.inputs)
+    assert graph is None
+    assert len(left) == 1
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), IndexError("out of range"), KeyError(8)])
