@@ -39,6 +39,7 @@ def main() -> int:
         device=device,
         trials=None if options.budget else options.trials,
         budget=options.budget,
+        ablation=False,
         tell=tell,
     )
     show(result)

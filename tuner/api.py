@@ -16,6 +16,7 @@ from kitsune.plan import Plan
 from kitsune.record import Record
 from kitsune.submission.export import to_archive
 from kitsune.workload import LossFn, Workload, check_trains, device_of
+from tuner.ablation import Ablation, ablation_of
 from tuner.events import Event, Started
 from tuner.ids import new_id
 from tuner.records import DEFAULT_TRIALS, Run, Trial
@@ -23,7 +24,7 @@ from tuner.settings import Settings
 from tuner.store import runs, trials
 from tuner.store.engine import open_database
 from tuner.tune import Tuning
-from tuner.worker import Tell, carry_out, worker_name
+from tuner.worker import Make, Tell, carry_out, worker_name
 from tuner.workloads import check_spec
 
 
@@ -35,11 +36,17 @@ class Result(Record):
     trials: tuple[Trial, ...]
     interrupted: bool = False
 
+    @property
+    def ablation(self) -> Ablation | None:
+        """What each choice of the plan gives, where that was measured."""
+        return ablation_of(self.plan.knobs, self.trials, self.run.inapplicable)
+
     def summary(self) -> dict[str, Any]:
         """What `kitsune tune --json` prints."""
         evidence = self.plan.evidence
         assert evidence is not None
         searched = [trial for trial in self.trials if trial.source.is_search]
+        ablation = self.ablation
         return {
             "run_id": self.run.id,
             "plan_id": self.plan.plan_id,
@@ -55,6 +62,7 @@ class Result(Record):
             "trials": len(searched),
             "failed": sum(trial.failure is not None for trial in searched),
             "interrupted": self.interrupted,
+            "ablation": ablation.model_dump(mode="json") if ablation else None,
             "plan": self.plan.to_json(),
         }
 
@@ -68,10 +76,12 @@ def tune(
     budget: str | float | None = None,
     trials: int | None = None,
     database: str | None = None,
+    ablation: bool = True,
 ) -> Plan:
     """The best measured plan for this training step on the device of the model; model, optimizer and RNG stay as given.
 
     `budget` is seconds or "90s", "5m", "1h"; `trials` a number of configurations; 25 trials when neither is given.
+    `ablation`: whether it is measured afterwards, in what is left of a budget of time, what each choice gives.
     Raises ExportError when the model cannot travel to the measuring process, BaselineError when the step fails as
     given, NoTrialError when nothing could be measured. Ctrl-C ends the search: the best so far is confirmed and
     returned; a second one propagates as KeyboardInterrupt.
@@ -84,7 +94,8 @@ def tune(
     with tempfile.TemporaryDirectory(prefix="kitsune-") as folder:
         path = Path(folder) / "model.ksn"
         archive.save(path)
-        return _tune(run, str(path), database or settings.database_url, _silent).plan
+        tuning = partial(Tuning, spec=str(path), ablates=ablation)
+        return _tune(run, tuning, database or settings.database_url, _silent).plan
 
 
 def tune_workload(
@@ -95,13 +106,15 @@ def tune_workload(
     budget: str | float | None = None,
     seed: int = 0,
     database: str | None = None,
+    ablation: bool = True,
     tell: Tell | None = None,
 ) -> Result:
     """The same for "zoo:NAME", "FILE.py:FUNCTION" or "FILE.ksn". `tell` hears every event. Raises WorkloadError too."""
     settings = _settings()
     check_spec(spec)
     run = new_run(spec, str(pick_device(device)), trials=trials, budget=budget, seed=seed)
-    return _tune(run, spec, database or settings.database_url, tell or _silent)
+    tuning = partial(Tuning, spec=spec, ablates=ablation)
+    return _tune(run, tuning, database or settings.database_url, tell or _silent)
 
 
 def new_run(
@@ -135,7 +148,7 @@ def _settings() -> Settings:
     return settings
 
 
-def _tune(run: Run, spec: str, database_url: str, tell: Tell) -> Result:
+def _tune(run: Run, make: Make, database_url: str, tell: Tell) -> Result:
     with open_database(database_url) as database:
         with database.begin() as connection:
             runs.add(connection, run)
@@ -143,7 +156,7 @@ def _tune(run: Run, spec: str, database_url: str, tell: Tell) -> Result:
         assert claimed is not None, "a run added in this transaction is free to claim"
         tell(Started(claimed))
         try:
-            finished, conclusion = carry_out(database, claimed, partial(Tuning, spec=spec), tell)
+            finished, conclusion = carry_out(database, claimed, make, tell)
         except (KeyboardInterrupt, SystemExit):
             with contextlib.suppress(StoreError), database.begin() as connection:
                 runs.cancel(connection, run.id)  # no other process goes on with it

@@ -72,11 +72,15 @@ def tune(
     out: Out = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
+    no_ablation: Annotated[
+        bool, typer.Option("--no-ablation", help="Do not measure what each choice of the plan gives.")
+    ] = False,
 ) -> None:
     """Measure how a training step runs fastest here, and keep the plan. Ctrl-C ends the search and keeps the best."""
+    options = {"trials": trials, "budget": budget, "device": device, "seed": seed, "database": database}
     code = _load("tuner.session").tune(
         workload,
-        options={"trials": trials, "budget": budget, "device": device, "seed": seed, "database": database},
+        options={**options, "ablation": not no_ablation},
         out=out,
         as_json=as_json,
         quiet=quiet,

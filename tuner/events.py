@@ -1,4 +1,7 @@
-"""What a tuning run tells while it goes on: Started, Inspected, (Trying, Tried) for each trial, (Confirming, Tried)."""
+"""What a tuning run tells while it goes on.
+
+Started, Inspected, (Trying, Tried) for each trial, (Confirming, Tried), then (Ablating, Tried) for each process.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,4 +59,14 @@ class Confirming:
     knobs: Mapping[str, Choice]
 
 
-Event = Started | Inspected | Trying | Tried | PlayingOff | Confirming
+@dataclass(frozen=True, slots=True)
+class Ablating:
+    """The plan is kept; it is measured beside itself without each of these knobs.
+
+    No Tried follows when the user interrupts it.
+    """
+
+    left_out: tuple[str, ...]
+
+
+Event = Started | Inspected | Trying | Tried | PlayingOff | Confirming | Ablating

@@ -14,6 +14,7 @@ from kitsune.exits import ExitCode
 from kitsune.plan import Plan
 from kitsune.remote_run import PATIENCE_S
 from tuner import views
+from tuner.ablation import ablation_of
 from tuner.records import Run, RunStatus, Trial
 
 LAST: Final = "last"
@@ -151,17 +152,19 @@ def save(plan: Plan, out: Path, *, kept: str = "the plan is in the database") ->
 
 
 def _show(run: Run, tried: Sequence[Trial], plan: Plan | None, *, as_json: bool) -> None:
+    found = ablation_of(plan.knobs, tried, run.inapplicable) if plan else None
     if as_json:
         screen.emit(
             {
                 "run": run.model_dump(mode="json"),
                 "trials": [trial.model_dump(mode="json") for trial in tried],
                 "plan": plan.to_json() if plan else None,
+                "ablation": found.model_dump(mode="json") if found else None,
             }
         )
         return
     console = screen.stdout()
-    for part in views.run_screen(run, tried, plan):
+    for part in views.run_screen(run, tried, plan, found):
         console.print(screen.clean(part) if isinstance(part, str) else part)
 
 

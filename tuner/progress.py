@@ -12,7 +12,7 @@ from rich.table import Column
 from rich.text import Text
 
 from kitsune.screen import clean, duration, factor, stderr, step_time
-from tuner.events import Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
+from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
 from tuner.protocol import Inspection
 from tuner.records import Run, Trial
 from tuner.search import best, speedup
@@ -32,6 +32,7 @@ class Standing:
     doing: str = "starting"
     is_searching: bool = False
     is_confirming: bool = False
+    is_ablating: bool = False
     began_at: float = 0.0
     finish_at: float | None = None
 
@@ -50,6 +51,9 @@ class Standing:
         elif isinstance(event, Confirming):
             self.is_searching, self.is_confirming = False, True
             self.doing = f"measuring the best afresh: {words(event.knobs)}"
+        elif isinstance(event, Ablating):
+            self.is_confirming, self.is_ablating = False, True
+            self.doing = f"measuring what each choice gives: the plan without {' and without '.join(event.left_out)}"
         self.finish_at = self._estimate()
 
     @property
@@ -78,7 +82,7 @@ class Standing:
         return None if self.finish_at is None else max(0.0, self.finish_at - self.clock())
 
     def _estimate(self) -> float | None:
-        if self.run is None:
+        if self.run is None or self.is_ablating:
             return None
         seconds = [(trial.finished_at - trial.started_at).total_seconds() for trial in self.searched]
         mean = sum(seconds) / len(seconds) if seconds else None
@@ -121,7 +125,7 @@ class Lines(Quiet):
         if isinstance(event, Tried):
             total = self.standing.run.budget_trials if self.standing.run else None
             yield tried_line(event.trial, len(self.standing.searched), total)
-        elif isinstance(event, (PlayingOff, Confirming)):
+        elif isinstance(event, (PlayingOff, Confirming, Ablating)):
             yield self.standing.doing
 
     def say(self, text: str) -> None:

@@ -13,6 +13,8 @@ from kitsune.run_status import RunStatus as RunStatus
 
 #: So many configurations are tried when nobody says how many, or for how long.
 DEFAULT_TRIALS: Final = 25
+#: Whose everything is that nobody gave to a team: what this machine tunes, and what its operators ask for.
+DEFAULT_TEAM: Final = "default"
 
 
 class Verdict(StrEnum):
@@ -34,10 +36,11 @@ class Source(StrEnum):
     TPE = "tpe"  #: Optuna's tree-structured Parzen estimator
     PLAYOFF = "playoff"  #: the best few, against each other in one process
     CONFIRM = "confirm"  #: the winner, measured again in a fresh process
+    ABLATION = "ablation"  #: the plan beside itself without one choice or two: what each of them gives
 
     @property
     def is_search(self) -> bool:
-        return self not in (Source.PLAYOFF, Source.CONFIRM)
+        return self not in (Source.PLAYOFF, Source.CONFIRM, Source.ABLATION)
 
 
 class Phase(StrEnum):
@@ -127,6 +130,7 @@ class Run(Record):
     """One request to tune one workload on one kind of device."""
 
     id: str
+    team: str = Field(default=DEFAULT_TEAM, description="who sees it: the team of the token that asked for it")
     name: str = Field(default="", description="what its owner calls it")
     workload: str = Field(
         description='"zoo:resnet18?batch=128", "train.py:make_workload", "model.ksn", "archive" or "live"'
@@ -154,6 +158,15 @@ class Run(Record):
     plan_id: str | None = None
     verdict: Verdict | None = None
     error: str | None = None
+    trials: int = Field(default=0, ge=0, description="how many are stored, of every source")
+    speedup: Interval | None = Field(
+        default=None, description="of the plan over the best stock configuration; null without a plan"
+    )
+    memory_ratio: float | None = Field(
+        default=None, ge=0, description="peak memory of the plan, as a part of that of the best stock configuration"
+    )
+    tags: tuple[str, ...] = ()
+    note: str = ""
 
     def evolve(self, **changes: object) -> "Run":
         return self.model_copy(update=changes)

@@ -12,6 +12,7 @@ from kitsune.errors import NoTrialError
 from kitsune.exits import ExitCode
 from tuner import views
 from tuner.api import Result, tune_workload
+from tuner.events import Ablating, Event
 from tuner.history import check_writable, save
 from tuner.progress import Quiet, telling
 
@@ -29,7 +30,7 @@ def tune(spec: str, *, options: Mapping[str, Any], out: Path | None, as_json: bo
         check_writable(out)
     with telling(quiet=quiet) as teller, Interrupts(teller).heard() as interrupts:
         try:
-            result = tune_workload(spec, tell=teller, **options)
+            result = tune_workload(spec, tell=interrupts.tell, **options)
         except (KeyboardInterrupt, NoTrialError) as error:
             if not interrupts.count:
                 raise
@@ -54,11 +55,20 @@ def tune(spec: str, *, options: Mapping[str, Any], out: Path | None, as_json: bo
 
 
 class Interrupts:
-    """Ctrl-C: the first one ends the search, and the best so far is measured afresh; the second one ends that too."""
+    """Ctrl-C: the first one ends the search, and the best so far is measured afresh; the second one ends that too.
+
+    Once the plan is kept, the first one is enough.
+    """
 
     def __init__(self, teller: Quiet) -> None:
         self.count = 0
         self._teller = teller
+
+    def tell(self, event: Event) -> None:
+        """Hands the event on. Raises KeyboardInterrupt where a confirmation that was not broken off has ended."""
+        if self.count and isinstance(event, Ablating):
+            raise KeyboardInterrupt
+        self._teller(event)
 
     @contextlib.contextmanager
     def heard(self) -> Iterator["Interrupts"]:
@@ -78,6 +88,8 @@ class Interrupts:
             self._teller.say("Stopping: the best so far is measured afresh. Ctrl-C once more stops at once.")
             if standing.is_confirming:
                 return
+        elif self.count == 1 and standing.is_ablating:
+            self._teller.say("Stopping: the plan stays as it was measured.")
         raise KeyboardInterrupt
 
 
@@ -94,6 +106,8 @@ def _show(result: Result, out: Path | None) -> None:
     console.print()
     for part in screen.plan_screen(result.plan):
         console.print(part)
+    for part in views.ablation_screen(result.ablation):
+        console.print(part, soft_wrap=isinstance(part, str))
     console.print()
     console.print(_hints(result, out), soft_wrap=True)
 

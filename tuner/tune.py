@@ -10,9 +10,10 @@ from kitsune.errors import BaselineError, NoTrialError, WorkloadError
 from kitsune.knobs import Choice
 from kitsune.plan import Match, Plan
 from tuner import measure as measuring
-from tuner.events import Confirming, Event, Inspected, PlayingOff, Tried, Trying
+from tuner.ablation import Chunk, arms_without, next_chunk
+from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Tried, Trying
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
-from tuner.records import Comparison, Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
+from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
 from tuner.search import Proposal, best, best_stock, is_success, propose, speedup
 from tuner.space import Space
 from tuner.stats import median, noise_floor
@@ -21,11 +22,14 @@ from tuner.verdicts import CANDIDATE, EAGER, Decision, compare_arms, confirmatio
 
 SEARCH_ROUNDS = 15
 CONFIRM_ROUNDS = 30
+ABLATION_ROUNDS = 20
 MAX_CONFIRMATIONS = 3  # that fail
 SLOW_FACTOR = 4.0  # on an H200, autotuning over compiling: GPT-2 171 s and 40 s, ResNet-50 more than 222 s and 50 s
 MAX_CONTENDERS = 3  # each has a model of its own in the memory of one process
 MAX_RANKING_NOISE = 0.25
 MIN_CHILD_S = 30.0  # importing torch and a first step take up to 15 s on a busy machine
+#: What was under way when a worker vanished may be why it did.
+GIVEN_UP = Failure(kind=FailureKind.CRASHED, phase=Phase.BUILD, reason="the worker vanished while this was measured")
 #: A step that fails like this against itself does so in every other trial too.
 FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
 
@@ -51,7 +55,7 @@ class Tuning:
     """One run on its way. `trials` are those that were stored before, so that a run goes on where it stopped.
 
     `spec` is what the children load: the run's workload, or the archive that stands for a live model. What `check`
-    raises kills the child of the moment and propagates.
+    raises kills the child of the moment and propagates. `ablates`: whether `ablation` measures anything.
     """
 
     run: Run
@@ -62,8 +66,14 @@ class Tuning:
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = utcnow
     check: Check = go_on
+    ablates: bool = True
     interrupted: bool = False
-    _begin_s: float = 0.0
+    _begin_s: float = field(init=False)
+    _space: Space = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._begin_s = self.clock() - sum(trial.took_s for trial in self.trials)
+        self._space = Space.of(self.run.inapplicable)
 
     def steps(self) -> Steps:
         """Yields events; the Conclusion is the generator's return value.
@@ -72,12 +82,30 @@ class Tuning:
         WorkloadError when the stored trials are of another workload or machine. KeyboardInterrupt during a trial ends
         the search, and what is best so far is confirmed; during a confirmation it propagates.
         """
-        self._begin_s = self.clock() - sum(trial.took_s for trial in self.trials)
         inspection = self._inspected()
         yield Inspected(inspection)
-        yield from self._search(Space.of(inspection.inapplicable))
+        self._space = Space.of(inspection.inapplicable)
+        yield from self._search(self._space)
         yield from self._play_off()
         return (yield from self._conclude(inspection))
+
+    def ablation(self, plan: Plan, *, is_taken_over: bool = False) -> Generator[Event, None, None]:
+        """Measures what each choice of the confirmed plan gives, in what is left of the budget; may follow `steps`.
+
+        One trial for each process. `is_taken_over`: by a run whose worker vanished when the plan was stored already.
+        What it may have been about is given up, so each attempt comes forward. KeyboardInterrupt during a trial ends
+        this, and the plan stays as it is.
+        """
+        if not self.ablates or self.interrupted:
+            return
+        if is_taken_over and self._chunk(plan) is not None:
+            yield Tried(self._keep(Source.ABLATION, plan.knobs, GIVEN_UP, None, self.now()))
+        while (chunk := self._chunk(plan)) is not None and self._left_s() >= self._ablation_s(plan, chunk):
+            yield Ablating(chunk)
+            trial = self._leave_out(plan, chunk)
+            if trial is None:
+                return
+            yield Tried(trial)
 
     def _inspected(self) -> Inspection:
         limits = limits_within(self._left_s())
@@ -141,7 +169,7 @@ class Tuning:
         started_at = self.now()
         names = [f"contender {number}" for number in range(1, len(contenders) + 1)]
         arms = [ArmSpec(name=name, knobs=trial.knobs) for name, trial in zip(names, contenders, strict=True)]
-        job = self._job((ArmSpec(name=EAGER), *arms), SEARCH_ROUNDS, None).model_copy(update={"numerics": False})
+        job = self._job((ArmSpec(name=EAGER), *arms), SEARCH_ROUNDS, numerics=False)
         limits = limits_within(self._left_s() - self._confirmation_s())
         try:
             outcome = self.measure(job, limits=limits, check=self.check)
@@ -182,13 +210,35 @@ class Tuning:
         stock = best_stock(self._unrefused())
         arms = confirmation_arms(leader.knobs, None if stock is None else stock.knobs)
         limits = limits_within(max(self._left_s(), 2 * self._confirmation_s()))
-        outcome = self.measure(self._job(arms, rounds, None), limits=limits, check=self.check)
+        outcome = self.measure(self._job(arms, rounds), limits=limits, check=self.check)
         if isinstance(outcome, Failure):
             yield Tried(self._keep(Source.CONFIRM, leader.knobs, outcome, None, started_at))
             return None
         decision = decide(outcome, self._noise())
         yield Tried(self._keep(Source.CONFIRM, leader.knobs, outcome, decision.comparison, started_at))
         return outcome, decision
+
+    def _leave_out(self, plan: Plan, chunk: Chunk) -> Trial | None:
+        """None when the user interrupts it."""
+        started_at = self.now()
+        job = self._job(arms_without(plan.knobs, chunk), ABLATION_ROUNDS, numerics=False)
+        try:
+            outcome = self.measure(job, limits=limits_within(self._left_s()), check=self.check)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            return None
+        comparison = None
+        if isinstance(outcome, Measurement):
+            comparison = compare_arms(outcome, EAGER, CANDIDATE, self._noise())
+        return self._keep(Source.ABLATION, plan.knobs, outcome, comparison, started_at)
+
+    def _chunk(self, plan: Plan) -> Chunk | None:
+        return next_chunk(plan.knobs, self.trials, self._space)
+
+    def _ablation_s(self, plan: Plan, chunk: Chunk) -> float:
+        """What measuring it may take: for each step but the one as given the time of the plan's own trial."""
+        of_plan = (trial.took_s for trial in self._searched() if trial.knobs == plan.knobs)
+        return (len(chunk) + 1) * max(of_plan, default=0.0)
 
     def _keep(
         self,
@@ -212,10 +262,17 @@ class Tuning:
         self.trials.append(trial)
         return trial
 
-    def _job(self, arms: tuple[ArmSpec, ...], rounds: int, best_speedup: float | None) -> Job:
-        run = self.run
+    def _job(
+        self, arms: tuple[ArmSpec, ...], rounds: int, best_speedup: float | None = None, *, numerics: bool = True
+    ) -> Job:
         return Job(
-            workload=self.spec, device=run.device, seed=run.seed, arms=arms, rounds=rounds, best_speedup=best_speedup
+            workload=self.spec,
+            device=self.run.device,
+            seed=self.run.seed,
+            arms=arms,
+            rounds=rounds,
+            best_speedup=best_speedup,
+            numerics=numerics,
         )
 
     def _next_number(self) -> int:
@@ -230,7 +287,7 @@ class Tuning:
         To play off again would be a new trial of each attempt, by which a run that kills its workers in the
         confirmation looks as if it came forward, and is never given up.
         """
-        ranked = [trial.source for trial in self.trials if trial.source is not Source.CONFIRM]
+        ranked = [trial.source for trial in self.trials if trial.source.is_search or trial.source is Source.PLAYOFF]
         return ranked[-1:] == [Source.PLAYOFF]
 
     def _failed_confirmations(self) -> list[Trial]:

@@ -6,8 +6,9 @@ from typing import Any
 
 from rich.table import Table
 
-from kitsune.plan import Plan
+from kitsune.plan import Interval, Plan
 from kitsune.screen import factor, facts, headline, machine, spread, step_time, table
+from tuner.ablation import Ablation
 from tuner.records import Failure, Run, RunStatus, Source, Trial
 from tuner.stats import median
 from tuner.store.runs import ZOO
@@ -45,6 +46,10 @@ LEGEND = (
     "speedup: over the step as given, timed in the same process; of 'confirm': over the best stock configuration, "
     "measured afresh"
 )
+ABLATION_LEGEND = (
+    "saved: a step of the plan without the choice, less one of the plan, timed in the same process; choices work "
+    "together, so these do not add up to the whole"
+)
 
 
 def tried_line(trial: Trial, position: int, total: int | None) -> str:
@@ -81,13 +86,41 @@ def is_lost(run: Run, now: datetime) -> bool:
     return run.status is RunStatus.RUNNING and run.lease_until is not None and run.lease_until < now
 
 
-def run_screen(run: Run, trials: Sequence[Trial], plan: Plan | None) -> list[Any]:
+def ablation_screen(found: Ablation | None) -> list[Any]:
+    """What each choice of a plan gives, for `Console.print`; nothing where that was not measured."""
+    if found is None:
+        return []
+    columns = ("choice", "ms saved", "95 %", "share")
+    rows = [(f"{part.knob}={part.choice}", *_saved(part.saved_ms, found)) for part in found.contributions]
+    rows += [
+        ("interaction: what these leave", *_saved(found.interaction_ms, found)),
+        ("all together", *_saved(found.gain_ms, found)),
+    ]
+    both = f"a step takes {step_time(found.eager_ms)} ms as given, {step_time(found.plan_ms)} ms by the plan"
+    title = f"What each choice gives ({both}; {found.blocks} blocks):"
+    parts: list[Any] = ["", title, table(*columns, rows=rows, right=frozenset(columns[1:])), ABLATION_LEGEND]
+    if found.unmeasured:
+        parts += ["", "Not measured on their own:", table("choice", "why", rows=found.unmeasured.items())]
+    return parts
+
+
+def _saved(ms: Interval, found: Ablation) -> tuple[str, str, str]:
+    share = f"{ms.median / found.gain_ms.median:.0%}" if found.gain_ms.median > 0 else ""
+    return signed(ms.median), f"{signed(ms.low)} to {signed(ms.high)}", share
+
+
+def signed(ms: float) -> str:
+    return f"{'-' if ms < 0 else '+'}{step_time(abs(ms))}"
+
+
+def run_screen(run: Run, trials: Sequence[Trial], plan: Plan | None, ablation: Ablation | None = None) -> list[Any]:
     """Everything about a run, for `Console.print`."""
     parts: list[Any] = [facts(_run_facts(run)), ""]
     parts += [trial_table(trials), LEGEND] if trials else ["Nothing was tried yet."]
     if run.inapplicable:
         rows = sorted(run.inapplicable.items())
         parts += ["", "Never tried, as it does not apply here:", table("choice", "why", rows=rows)]
+    parts += ablation_screen(ablation)
     return [*parts, "", headline(plan) if plan else run.error or f"No plan: the run is {_how_it_stands(run)}."]
 
 

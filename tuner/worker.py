@@ -6,10 +6,11 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -23,12 +24,14 @@ from kitsune.errors import (
     StoreError,
     UnfitError,
 )
+from kitsune.plan import Plan
 from kitsune.screen import headline
 from tuner.events import Event, Inspected, Tried
 from tuner.patience import pauses, rest
-from tuner.records import Run, RunStatus
-from tuner.store import runs, trials
+from tuner.records import Run, RunStatus, Verdict
+from tuner.store import plans, runs, trials
 from tuner.store.database import Database
+from tuner.store.lease import update_if_held
 from tuner.supervise import Check, go_on
 from tuner.tune import Conclusion, Tuning
 
@@ -38,6 +41,7 @@ Tell = Callable[[Event], None]
 #: Called with `run`, `trials` (those that are stored already) and `check`.
 Make = Callable[..., Tuning]
 Written = TypeVar("Written")
+Ended = TypeVar("Ended")
 
 #: How soon a worker learns that its run was cancelled, where a third of the lease is not sooner.
 BEAT_S = 2.0
@@ -104,6 +108,9 @@ def carry_out(
 ) -> tuple[Run, Conclusion]:
     """Tunes the claimed run to its end; trials that are stored already are not tried again.
 
+    The plan is stored as soon as it is confirmed; then it is measured what each of its choices gives, and whatever ends
+    that early ends the run well.
+
     A run that cannot be tuned is stored as failed with the reason, and the error raised. What ends the trial of the
     moment within seconds and propagates: LeaseLostError, when the run was cancelled or taken over, and what others
     wrote stays; what `stop` raises, and KeyboardInterrupt that no trial has caught, which put the run back into the
@@ -119,10 +126,10 @@ def carry_out(
         ledger = Ledger(database, run, check, patience_s)
         try:
             known = ledger.write(lambda connection, run: trials.list_of(connection, run.id))
-            conclusion = _follow(make(run=run, trials=known, check=check), ledger, tell)
-            return ledger.write(
-                lambda connection, run: runs.finish(connection, run, plan=conclusion.plan, verdict=conclusion.verdict)
-            ), conclusion
+            tuning = make(run=run, trials=known, check=check)
+            kept = ledger.write(_kept)
+            conclusion = kept or _follow(tuning.steps(), ledger, tell)
+            ledger.write(partial(_keep, plan=conclusion.plan, verdict=conclusion.verdict))
         except LeaseLostError:
             raise
         except NOT_ITS_FAULT:
@@ -135,16 +142,39 @@ def carry_out(
                 reason = _reason(error)
                 ledger.write_end(lambda connection, run: runs.fail(connection, run, reason))
             raise
+        finish = partial(runs.finish, plan=conclusion.plan, verdict=conclusion.verdict)
+        try:
+            is_whole = _ablate(tuning.ablation(conclusion.plan, is_taken_over=kept is not None), ledger, tell)
+        except LeaseLostError:
+            raise
+        except (SystemExit, StoreError):
+            ledger.write_end(finish)
+            raise
+        is_interrupted = conclusion.interrupted or tuning.interrupted or not is_whole
+        return ledger.write(finish), replace(conclusion, interrupted=is_interrupted)
 
 
-def _follow(tuning: Tuning, ledger: "Ledger", tell: Tell) -> Conclusion:
-    with closing(tuning.steps()) as steps:
+def _ablate(steps: Generator[Event, None, None], ledger: "Ledger", tell: Tell) -> bool:
+    """Whether nobody has interrupted it. The plan is stored, so no error in this is worth failing the run."""
+    try:
+        _follow(steps, ledger, tell)
+    except (KeyboardInterrupt, StoppedError):
+        return False
+    except StoreError:
+        raise
+    except Exception:
+        log.warning("what each choice gives could not be measured to the end", exc_info=True)
+    return True
+
+
+def _follow(steps: Generator[Event, None, Ended], ledger: "Ledger", tell: Tell) -> Ended:
+    with closing(steps):
         while True:
             try:
                 event = next(steps)
             except StopIteration as end:
-                conclusion: Conclusion = end.value
-                return conclusion
+                ended: Ended = end.value
+                return ended
             ledger.check()
             _store(event, ledger)
             tell(event)
@@ -165,6 +195,20 @@ def _store(event: Event, ledger: "Ledger") -> None:
     elif isinstance(event, Tried):
         trial = event.trial
         ledger.write(lambda connection, run: trials.add(connection, run, trial))
+
+
+def _keep(connection: Connection, run: Run, *, plan: Plan, verdict: Verdict) -> None:
+    """Whoever asks for the plan gets it from now on, although the run goes on."""
+    plans.put(connection, plan, run)
+    update_if_held(connection, run, plan_id=plan.plan_id, verdict=verdict)
+
+
+def _kept(connection: Connection, run: Run) -> Conclusion | None:
+    """What a worker that vanished afterwards had come to. Raises PlanError when the plan was damaged."""
+    plan = plans.get(connection, run.plan_id) if run.plan_id else None
+    if plan is None or plan.evidence is None:
+        return None
+    return Conclusion(plan, Verdict(plan.evidence.verdict), interrupted=False)
 
 
 def _give_back(connection: Connection, run: Run) -> None:

@@ -67,6 +67,7 @@ class Machine:
     drift: float = 0.0  # of the step as given, from child to child
     fingerprint: str = "f"
     most_rounds: int = 1000
+    ablates: bool = False
     now_s: float = 0.0
     jobs: list[Job] = field(default_factory=list)
     limits: list[Limits] = field(default_factory=list)
@@ -133,7 +134,8 @@ class Machine:
 
     def make(self, **given: Any) -> Tuning:
         """For `carry_out(make=...)`."""
-        return Tuning(**given, measure=self.measure, inspect=self.inspect, clock=self.clock, now=self.now)
+        acting = {"measure": self.measure, "inspect": self.inspect, "clock": self.clock, "now": self.now}
+        return Tuning(**{"ablates": self.ablates, **given, **acting})
 
 
 def a_run(**changes: Any) -> Run:

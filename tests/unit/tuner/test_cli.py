@@ -13,10 +13,11 @@ from kitsune.errors import BaselineError, NoTrialError
 from kitsune.plan import Plan
 from kitsune.submission.archive import Archive
 from tests.store.samples import a_plan, a_run, after, an_environment
-from tests.unit.tuner.terminal import BF16, INSPECTED, RUN, TRIALS, a_failure, a_trial
+from tests.unit.tuner.terminal import BF16, INSPECTED, RUN, STREAMED, TRIALS, a_failure, a_trial, an_ablation
 from tuner import session
+from tuner.ablation import Ablation
 from tuner.api import Result
-from tuner.events import Confirming, Started, Trying
+from tuner.events import Ablating, Confirming, Started, Trying
 from tuner.records import (
     Run,
     RunStatus,
@@ -126,6 +127,38 @@ def test_show_as_json_holds_the_records(call, store):
     assert Run.model_validate(found["run"]) == run
     assert [Trial.model_validate(trial).knobs for trial in found["trials"]] == [BF16]
     assert Plan.from_json(found["plan"]).plan_id == run.plan_id
+
+
+#: What `an_ablation` says, a line each.
+GIVEN = (
+    "What each choice gives (a step takes 10.00 ms as given, 4.000 ms by the plan; 8 blocks):",
+    "precision=bf16 +3.000 +3.000 to +3.000 50%",
+    "streams=4 +1.500 +1.500 to +1.500 25%",
+    "interaction: what these leave +1.500 +1.500 to +1.500 25%",
+    "all together +6.000 +6.000 to +6.000 100%",
+    "capture streams=4 beside capture=none: only launches that are captured can be scheduled",
+)
+
+
+def in_words(out: str) -> list[str]:
+    return [" ".join(line.split()) for line in out.splitlines()]
+
+
+def test_show_tells_what_each_choice_gives(call, store):
+    run = stored(store, a_run(), a_trial(0, STREAMED.knobs), an_ablation(1), plan=STREAMED)
+    assert set(GIVEN) <= set(in_words(call("runs", "show", run.id)[1]))
+    found = Ablation.model_validate(json.loads(call("runs", "show", run.id, "--json")[1])["ablation"])
+    assert [(part.knob, part.saved_ms.median, part.share) for part in found.contributions] == [
+        ("precision", 3.0, 0.5),
+        ("streams", 1.5, 0.25),
+    ]
+    assert list(found.unmeasured) == ["capture"]
+
+
+def test_show_of_a_run_without_an_ablation_says_nothing_of_it(call, store):
+    run = stored(store, a_run(), a_trial(0, STREAMED.knobs), plan=STREAMED)
+    assert "each choice" not in call("runs", "show", run.id)[1]
+    assert json.loads(call("runs", "show", run.id, "--json")[1])["ablation"] is None
 
 
 def test_show_of_a_run_that_failed_ends_with_its_error(call, store):
@@ -304,7 +337,9 @@ def test_tune_hands_its_options_down(call, tuning):
     line = "tune zoo:mlp --trials 7 --budget 5m --device cpu --seed 3 --database sqlite:///x.db"
     assert call(*line.split())[0] == 0
     expected = {"trials": 7, "budget": "5m", "device": "cpu", "seed": 3, "database": "sqlite:///x.db"}
-    assert given == {"spec": "zoo:mlp", **expected}
+    assert given == {"spec": "zoo:mlp", **expected, "ablation": True}
+    assert call(*line.split(), "--no-ablation")[0] == 0
+    assert given["ablation"] is False
 
 
 def test_tune_without_a_budget_leaves_the_default_to_the_tuner(call, tuning):
@@ -419,6 +454,46 @@ def test_the_first_ctrl_c_does_not_break_the_confirmation_and_the_second_does(ca
     code, out, err = call("tune", "zoo:mlp", "--json")
     assert (code, json.loads(out)["error"]["type"]) == (130, "Interrupted")
     assert "kitsune runs show the-run" in err
+
+
+def test_tune_ends_with_what_each_choice_gives(call, tuning):
+    given = result(plan=STREAMED, trials=(*TRIALS, an_ablation(3)))
+    tuning(lambda tell: given)
+    code, out, _ = call("tune", "zoo:mlp")
+    assert code == 0
+    assert set(GIVEN) <= set(in_words(out))
+    assert out.index("What each choice gives") > out.index("faster than the best stock configuration")
+    found = json.loads(call("tune", "zoo:mlp", "--json")[1])
+    assert found["ablation"] == json.loads(given.ablation.model_dump_json())
+    assert found["trials"] == 2, "it is no search"
+
+
+def test_one_ctrl_c_ends_the_ablation(call, tuning):
+    def ablating(tell):
+        tell(Ablating(("precision", "streams")))
+        with pytest.raises(KeyboardInterrupt):
+            press_ctrl_c()
+        return result(interrupted=True)
+
+    tuning(ablating)
+    code, out, err = call("tune", "zoo:mlp", "--json")
+    assert (code, json.loads(out)["interrupted"]) == (130, True)
+    assert "the plan without precision and without streams" in err
+    assert "Stopping: the plan stays as it was measured." in err
+
+
+def test_nothing_more_begins_after_a_ctrl_c_in_the_confirmation(call, tuning):
+    def confirming(tell):
+        tell(Confirming(BF16))
+        press_ctrl_c()
+        with pytest.raises(KeyboardInterrupt):
+            tell(Ablating(("precision",)))
+        return result()
+
+    tuning(confirming)
+    code, out, err = call("tune", "zoo:mlp", "--json")
+    assert (code, json.loads(out)["interrupted"]) == (130, True)
+    assert "what each choice gives" not in err
 
 
 @pytest.mark.parametrize(("code", "name"), [(143, "SIGTERM"), (129, "SIGHUP")])

@@ -10,10 +10,11 @@ from rich.console import Console
 
 from kitsune.knobs import KNOBS
 from tests.store.samples import a_run
-from tests.unit.tuner.terminal import BF16, RUN, TRIALS, a_course, a_failure, a_trial
+from tests.unit.tuner.terminal import BF16, RUN, STREAMED, TRIALS, a_course, a_failure, a_trial, an_ablation
 from tuner import progress, views
-from tuner.events import Started, Tried
+from tuner.events import Ablating, Started, Tried
 from tuner.progress import Lines, Live, Quiet, Standing, telling
+from tuner.verdicts import words
 
 
 class Clock:
@@ -57,6 +58,8 @@ def test_the_time_left_is_that_of_the_trials_to_come_and_counts_down():
     assert standing.left_s() == (3 + progress.CONFIRMATION) * 10 - 7
     standing.hear(events[4])
     assert standing.left_s() == progress.CONFIRMATION * 10
+    standing.hear(Ablating(("precision",)))
+    assert standing.left_s() is None, "how many processes are to come depends on what fails"
 
 
 def test_a_time_budget_is_the_longest_that_is_left():
@@ -70,7 +73,7 @@ def test_a_time_budget_is_the_longest_that_is_left():
 def test_plain_lines_tell_each_trial_once():
     out = io.StringIO()
     tell = Lines(Console(file=out, width=40, markup=False))
-    for event in a_course(RUN, list(TRIALS)):
+    for event in [*a_course(RUN, list(TRIALS)), Ablating(("precision", "streams")), Tried(an_ablation(3))]:
         tell(event)
     assert out.getvalue().splitlines() == [
         "run the-run: zoo:mlp on cpu",
@@ -80,6 +83,8 @@ def test_plain_lines_tell_each_trial_once():
         "[2 of 2] compile=default: failed: out of memory, warmup: no luck; tried in 10 s",
         "measuring the best afresh: precision=bf16",
         "[confirm] precision=bf16: 2.000 ms, 1.50x (1.49-1.51), faster; tried in 10 s",
+        "measuring what each choice gives: the plan without precision and without streams",
+        f"[ablation] {words(STREAMED.knobs)}: 4.000 ms, 2.50x (2.49-2.51), faster; tried in 10 s",
     ]
 
 

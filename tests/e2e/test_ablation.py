@@ -1,0 +1,65 @@
+"""A small model is tuned for real, and then it is measured for real what each choice of its plan gives."""
+
+from functools import partial
+
+import pytest
+
+from tests.unit.tuner.machine import only
+from tuner import measure
+from tuner.ablation import ablation_of
+from tuner.api import new_run
+from tuner.protocol import Inspection
+from tuner.records import RunStatus, Source, Verdict
+from tuner.stats import median
+from tuner.store import runs, trials
+from tuner.store.engine import open_database
+from tuner.tune import ABLATION_ROUNDS, Tuning
+from tuner.worker import carry_out
+
+#: A third of its step is the update of 62 tensors by AdamW, one after another; in one kernel that is a certain gain.
+WORKLOAD = "zoo:resnet18?size=tiny&batch=1"
+NARROW = only("layout=channels_last", "update=fused")
+
+
+def looked_at(*given: object, **options: object) -> Inspection:
+    """What does not compile takes seconds; the rest of the space is closed."""
+    found = measure.inspect(*given, **options)
+    assert isinstance(found, Inspection)
+    return found.model_copy(update={"inapplicable": {**NARROW, **found.inapplicable}})
+
+
+@pytest.mark.timeout(200)  # 25 s on two idle cores
+def test_a_plan_that_was_tuned_is_taken_apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run = new_run(WORKLOAD, "cpu", trials=2)
+    with open_database(f"sqlite:///{tmp_path}/k.db") as database:
+        with database.begin() as connection:
+            runs.add(connection, run)
+            claimed = runs.claim_one(connection, run.id, "here")
+        make = partial(Tuning, spec=WORKLOAD, inspect=looked_at)
+        finished, conclusion = carry_out(database, claimed, make, lambda _: None)
+        with database.read() as connection:
+            tried = trials.list_of(connection, run.id)
+    assert (finished.status, conclusion.verdict) == (RunStatus.FINISHED, Verdict.FASTER)
+    assert conclusion.plan.knobs == {"layout": "channels_last", "update": "fused"}
+    (trial,) = [trial for trial in tried if trial.source is Source.ABLATION]
+    assert trial.failure is None
+    arms = {arm.name: arm for arm in trial.measurement.arms}
+    assert [(name, arm.applied) for name, arm in arms.items()] == [
+        ("eager", ()),
+        ("without layout", ("update=fused",)),
+        ("without update", ("layout=channels_last",)),
+        ("candidate", ("layout=channels_last", "update=fused")),
+    ]
+    assert {len(arm.step_ms) for arm in arms.values()} == {ABLATION_ROUNDS}
+    assert trial.measurement.numerics is None, "what was proven is not proven again"
+
+    found = ablation_of(conclusion.plan.knobs, tried, finished.inapplicable)
+    layout, update = found.contributions
+    assert update.saved_ms.low > 0, "one kernel is quicker than hundreds"
+    pairs = zip(arms["without update"].step_ms, arms["candidate"].step_ms, strict=True)
+    assert update.saved_ms.median == median([slow_ms - plan_ms for slow_ms, plan_ms in pairs])
+    explained = layout.saved_ms.median + update.saved_ms.median + found.interaction_ms.median
+    assert found.eager_ms - explained == pytest.approx(found.plan_ms)
+    assert found.gain_ms.low > 0
+    assert found.unmeasured == {}
