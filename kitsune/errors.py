@@ -25,6 +25,7 @@ KitsuneError
 ├── RemoteError
 │   ├── UnreachableError   no server answers there in time, it cannot answer now, or it is not ours
 │   └── RefusedError       the server says no (status and reason)
+├── ChartError             what should be drawn cannot be (names it, and says why)
 ├── SettingsError          an environment variable or option has a value that makes no sense
 └── UnfitError             this machine lacks something that the command needs
 """
@@ -148,6 +149,13 @@ class RefusedError(RemoteError):
         super().__init__(f"{server} refuses ({status}): {detail}{way_out}")
         self.status = status
         self.detail = detail
+
+
+class ChartError(KitsuneError):
+    """What should be drawn has no place in a chart."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(f"cannot be drawn: {what} {problem}")
 
 
 class SettingsError(KitsuneError):

@@ -8,18 +8,21 @@ from fastapi.responses import Response
 from starlette.middleware import Middleware
 
 from kitsune import __version__
-from server import archives, events, health, openapi, plans, problems, runs
+from server import archives, compare, events, exports, health, openapi, plans, problems, runs, shares
 from server.admission import Admission
 from server.auth import GuardedRouter
 from server.context import Context
 from server.guard import Guard
 from server.lookups import Lookups
 from server.metrics import Counting, Metrics
-from server.schemas import answer
+from server.pages import site
+from server.schemas import answer, documented
 from server.settings import ServerSettings
 from tuner.store.database import Database
 from tuner.store.tokens import Scope
 
+#: What the guard, the connection or a fault may answer on any route, whatever it is.
+EVERYWHERE: Final = (400, 403, 408, 413, 421, 431, 500)
 #: In the order in which a path is compared with them: every router before its own costs a look-up 5 % of its time.
 GUARDED: Final[tuple[GuardedRouter, ...]] = (
     plans.router,
@@ -27,6 +30,9 @@ GUARDED: Final[tuple[GuardedRouter, ...]] = (
     runs.submitting,
     runs.reading,
     events.router,
+    exports.router,
+    shares.router,
+    compare.router,
     health.measured,
 )
 
@@ -44,12 +50,14 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        responses=documented(*EVERYWHERE),
         middleware=[Middleware(Counting, metrics=metrics), Middleware(Guard, settings=settings)],
     )
     app.state.context = Context(database, settings, metrics, Admission(database), Lookups(database), is_stopping)
     problems.install(app)
     for router in (*GUARDED, health.public, _description(app, is_public=settings.is_loopback)):
         app.include_router(router)
+    site.install(app)
     return app
 
 

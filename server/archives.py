@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from kitsune.submission.archive import Archive
-from server.auth import GuardedRouter
+from server.auth import GuardedRouter, caller
 from server.context import Here
 from server.schemas import ArchiveId, ArchiveView, answer, documented
 from tuner.store import archives
@@ -28,7 +28,7 @@ _BODY: Final = {
     }
 }
 #: Checking an archive at the limits takes some 0.3 GB and a second of one core: so many at once.
-_CHECKS: Final = CapacityLimiter(2)
+CHECKS: Final = CapacityLimiter(2)
 
 router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/archives", tag="archives")
 
@@ -38,7 +38,7 @@ router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/archives", tag="archives")
     responses={
         200: {"model": ArchiveView, "description": "It was there already"},
         201: {"model": ArchiveView, "description": "It is kept now"},
-        **documented(408, 413),
+        **documented(507),
     },
     openapi_extra=_BODY,
 )
@@ -50,7 +50,7 @@ async def put(request: Request, sha256: ArchiveId, here: Here) -> Response:
             raise HTTPException(
                 422, f"the bytes that arrived have the SHA-256 {sent}, not {sha256}; send them again, or to their name"
             )
-        stored, is_new = await to_thread.run_sync(_keep, here.database, file, limiter=_CHECKS)
+        stored, is_new = await to_thread.run_sync(_keep, here.database, file, caller(request).team, limiter=CHECKS)
     return answer({**stored.model_dump(mode="json"), "sent_sha256": sent}, 201 if is_new else 200)
 
 
@@ -70,10 +70,10 @@ async def _receive(request: Request, file: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _keep(database: Database, file: IO[bytes]) -> tuple[StoredArchive, bool]:
+def _keep(database: Database, file: IO[bytes], team: str) -> tuple[StoredArchive, bool]:
     """Raises ArchiveError, and then keeps nothing."""
     file.seek(0)
     archive = Archive.from_bytes(file.read())
     content = archive.to_bytes()
     with database.begin() as connection:
-        return archives.put(connection, content, archive)
+        return archives.put(connection, content, archive, team=team)

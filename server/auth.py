@@ -23,7 +23,7 @@ class GuardedRouter(APIRouter):
             prefix=prefix,
             tags=[tag],
             dependencies=[Depends(Check(scope))],
-            responses=documented(401, 403, 422, 503),
+            responses=documented(401, 422, 503),
             redirect_slashes=False,
         )
         self.scope = scope

@@ -7,6 +7,7 @@ import typer
 
 from kitsune.cli import Json
 from kitsune.extras import load
+from tuner.records import DEFAULT_TEAM
 
 #: Packages of the extra, by the name under which they are imported.
 EXTRA: Final = ("alembic", "fastapi", "prometheus_client", "sqlalchemy", "starlette", "uvicorn")
@@ -51,11 +52,14 @@ def token_create(
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="For how long: 12h, 30d. Default: for good.")
     ] = None,
+    team: Annotated[
+        str, typer.Option(metavar="NAME", help="It sees the runs and plans of this team, and no others.")
+    ] = DEFAULT_TEAM,
     database: Database = None,
     as_json: Json = False,
 ) -> None:
     """Make a token. It is shown once: the database keeps its digest only."""
-    _load("server.tokens").create(database, name, scope or ["read", "submit"], expires, as_json=as_json)
+    _load("server.tokens").create(database, name, scope or ["read", "submit"], expires, team, as_json=as_json)
 
 
 def token_list(database: Database = None, as_json: Json = False) -> None:

@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from kitsune.record import canonical_json
-from server.auth import GuardedRouter, secret_of
+from server.auth import GuardedRouter, caller, secret_of
 from server.context import Context, Here
 from server.runs import existing
 from server.schemas import RunId, documented, run_json
@@ -24,8 +24,8 @@ from tuner.records import Run, Trial
 from tuner.store import runs, trials
 from tuner.store.tokens import Scope
 
-#: Change with every heartbeat, and tell a watcher nothing.
-_SILENT: Final = frozenset({"heartbeat_at", "lease_until"})
+#: Change with every heartbeat or trial, and tell a watcher nothing more.
+_SILENT: Final = frozenset({"heartbeat_at", "lease_until", "trials"})
 _BATCH: Final = 50
 _MEDIA_TYPE: Final = "text/event-stream"
 _TEXT: Final = {
@@ -46,7 +46,7 @@ async def events(
     """Watch a run until it ends, or until the token does."""
     secret = secret_of(request)
     assert secret is not None
-    first = await to_thread.run_sync(_look, here, run_id, last_event_id)
+    first = await to_thread.run_sync(_look, here, run_id, caller(request).team, last_event_id)
     return StreamingResponse(_stream(here, secret, first, last_event_id), media_type=_MEDIA_TYPE)
 
 
@@ -71,13 +71,13 @@ async def _stream(here: Context, secret: str, look: tuple[Run, list[Trial]], see
             await anyio.sleep(here.settings.events_poll_s)
         if await here.admission.token_of(secret) is None:
             return
-        look = await to_thread.run_sync(_look, here, run.id, seen)
+        look = await to_thread.run_sync(_look, here, run.id, run.team, seen)
 
 
-def _look(here: Context, run_id: str, seen: int) -> tuple[Run, list[Trial]]:
+def _look(here: Context, run_id: str, team: str, seen: int) -> tuple[Run, list[Trial]]:
     """The run as it stands and its next trials, from one moment. Raises NotFoundError."""
     with here.database.read() as connection:
-        run = existing(runs.get(connection, run_id), run_id)
+        run = existing(runs.get(connection, run_id, team=team), run_id)
         return run, trials.list_of(connection, run_id, after=seen - 1, limit=_BATCH)
 
 

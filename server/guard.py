@@ -23,8 +23,9 @@ from server.settings import ServerSettings
 
 _AUTHORITY = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.ASCII)
 _ORIGIN = re.compile(r"https?://(.+)", re.ASCII)
-#: The one method whose body its route reads as it comes; all others are handed over whole.
+#: A body that its route reads as it comes: by this method, or a form with a file. All others are handed over whole.
 _STREAMED: Final = "PUT"
+_FORM: Final = "multipart/form-data"
 
 
 class Guard:
@@ -43,7 +44,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        streams = scope["method"] == _STREAMED
+        streams = scope["method"] == _STREAMED or is_form(Headers(scope=scope))
         body = self._body(receive, streams=streams, is_there=has_body(scope))
         answer = _Answer(send, body)
         try:
@@ -130,6 +131,10 @@ class _Answer:
 def has_body(scope: Scope) -> bool:
     names = {name for name, value in scope["headers"] if value != b"0"}
     return b"content-length" in names or b"transfer-encoding" in names
+
+
+def is_form(headers: Headers) -> bool:
+    return headers.get("content-type", "").partition(";")[0].strip().lower() == _FORM
 
 
 def check_length(headers: Headers, limit: int) -> None:

@@ -1,13 +1,15 @@
 """Questions of those who operate the server in: does it live, can it work, what does it do."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 from sqlalchemy import text
+from starlette.exceptions import HTTPException
 
-from server.auth import GuardedRouter
+from server.auth import GuardedRouter, caller
 from server.context import Here
 from server.metrics import CONTENT_TYPE
 from server.schemas import documented
+from tuner.records import DEFAULT_TEAM
 from tuner.store import runs
 from tuner.store.tokens import Scope
 
@@ -33,8 +35,13 @@ def is_ready(here: Here) -> Response:
 
 
 @measured.get("/metrics", response_class=PlainTextResponse)
-def metrics(here: Here) -> Response:
-    """Requests by route, method and status, their latency, and runs by status, for Prometheus."""
+def metrics(request: Request, here: Here) -> Response:
+    """Requests by route, method and status, their latency, and runs by status, for Prometheus.
+
+    They are those of all teams, so they are for tokens of the team `default`: that of whoever operates the server.
+    """
+    if caller(request).team != DEFAULT_TEAM:
+        raise HTTPException(403, f"what all teams do is told to tokens of the team {DEFAULT_TEAM!r} only")
     with here.database.read() as connection:
         counted = runs.count(connection)
     return Response(here.metrics.text(counted), media_type=CONTENT_TYPE)

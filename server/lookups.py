@@ -40,7 +40,9 @@ class Answer(NamedTuple):
 
 
 class Lookups:
-    """Answers by their query, for as long as there are the same plans; how many there are is looked at once a second.
+    """Answers by the team that asks and its query, for as long as there are the same plans.
+
+    How many there are is looked at once a second.
 
     The number is taken before the answer that is kept under it is found, so an answer may be newer than its number and
     never older.
@@ -49,12 +51,13 @@ class Lookups:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._extent: Remembered[None, Extent] = Remembered(UNSEEN_S, most=1)
-        self._known: Remembered[tuple[Extent | None, bytes], Answer] = Remembered(_REMEMBERED_S, _MOST)
+        self._known: Remembered[tuple[Extent | None, str, bytes], Answer] = Remembered(_REMEMBERED_S, _MOST)
 
-    async def answer(self, query: bytes) -> Answer:
-        """For the query of a request, as it came. Raises RequestValidationError when it makes no sense."""
+    async def answer(self, query: bytes, team: str) -> Answer:
+        """For the query of a request, as it came, from the plans of its team. Raises RequestValidationError."""
         extent = await self._extent.of(None, self._count)
-        found = await self._known.of((extent, hashlib.sha256(query).digest()), partial(self._find, query))
+        key = (extent, team, hashlib.sha256(query).digest())
+        found = await self._known.of(key, partial(self._find, query, team))
         assert found is not None
         return found
 
@@ -62,19 +65,20 @@ class Lookups:
         with self._database.read() as connection:
             return plans.extent(connection)
 
-    def _find(self, query: bytes) -> Answer:
+    def _find(self, query: bytes, team: str) -> Answer:
         asked = question_of(query)
         with self._database.read() as connection:
             found = plans.find_documents(
                 connection,
                 asked.fingerprint,
+                team=team,
                 batch=asked.batch,
                 device=asked.device,
                 gpu=asked.gpu,
                 software=asked.software(),
                 limit=1,
             )
-            body = _fitting(found[0], asked.said()) if found else _lacking(connection, asked)
+            body = _fitting(found[0], asked.said()) if found else _lacking(connection, asked, team)
         return Answer(body, hashlib.sha256(body).hexdigest())
 
 
@@ -108,8 +112,9 @@ def _fitting(found: StoredPlan, said: Mapping[str, str | int]) -> bytes:
     return f'{{"match":"{match.value}","plan":{plan},"reason":{canonical_json(reason)}}}'.encode()
 
 
-def _lacking(connection: Connection, asked: Question) -> bytes:
-    others = sorted({f"{plan.gpu} ({plan.device})" for plan in plans.find_documents(connection, asked.fingerprint)})
+def _lacking(connection: Connection, asked: Question, team: str) -> bytes:
+    known_plans = plans.find_documents(connection, asked.fingerprint, team=team)
+    others = sorted({f"{plan.gpu} ({plan.device})" for plan in known_plans})
     known = f"tuned on {', '.join(others)}" if others else "it was never tuned here"
     reason = f"no plan of this workload for {asked.gpu}: {known}; POST {API}/runs asks for one"
     return canonical_json({"match": _NONE, "plan": None, "reason": reason}).encode()

@@ -6,11 +6,11 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from server.problems import Problem
-from server.schemas import Submit
+from server.schemas import Annotation, Submit
 
 _REFERENCE: Final = "#/components/schemas/{model}"
 #: Schemas that no parameter or answer of a route names by itself.
-_OURS: Final = (Problem, Submit)
+_OURS: Final = (Problem, Submit, Annotation)
 
 
 def document(app: FastAPI) -> dict[str, Any]:

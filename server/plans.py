@@ -6,7 +6,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from kitsune.errors import NotFoundError
-from server.auth import GuardedRouter
+from server.auth import GuardedRouter, caller
 from server.context import Here, context_in
 from server.lookups import spliced
 from server.problems import API
@@ -25,7 +25,7 @@ async def find_plan(request: Request) -> Response:
 
     What is not said of the machine is taken to agree. A plan that is a second old is found.
     """
-    found = await context_in(request).lookups.answer(request.scope["query_string"])
+    found = await context_in(request).lookups.answer(request.scope["query_string"], caller(request).team)
     return _tagged(request, found.body, found.tag)
 
 
@@ -33,7 +33,7 @@ async def find_plan(request: Request) -> Response:
 def show_plan(request: Request, here: Here, plan_id: PlanId) -> Response:
     """A plan. It never changes."""
     with here.database.read() as connection:
-        document = plans.get_document(connection, plan_id)
+        document = plans.get_document(connection, plan_id, team=caller(request).team)
     if document is None:
         raise NotFoundError(f"there is no plan {plan_id!r}; GET {API}/plans finds one for a workload and a machine")
     return _tagged(request, spliced(plan_id, document).encode(), plan_id)

@@ -79,7 +79,7 @@ KINDS: Final[Mapping[type[BaseException], Kind]] = {
     errors.SettingsError: Kind(422, "invalid", "The request makes no sense"),
     errors.NotFoundError: Kind(404, "not-found", "Not found"),
     errors.CursorError: Kind(422, "invalid-cursor", "The cursor is not one of ours"),
-    errors.ConflictError: Kind(409, "conflict", "The request contradicts an earlier one"),
+    errors.ConflictError: Kind(409, "conflict", "The request contradicts what is there"),
     errors.StoreBusyError: Kind(503, "busy", "The database is busy", "the database is busy; try again in a second"),
     errors.StoreFullError: Kind(
         507, "full", "No space is left", "the server has no space left and kept nothing; its owner must free some"
@@ -99,11 +99,15 @@ TITLES: Final[Mapping[int, str]] = {
     404: "Not found",
     405: "This route has no such method",
     408: "The request came too slowly",
+    409: "The request contradicts what is there",
     413: "The request is too large",
     415: "Another content type is needed",
     421: "This server does not go by that name",
     422: "The request makes no sense",
     431: "The head of the request is too large",
+    500: "The server failed",
+    503: "The database cannot be used now",
+    507: "No space is left",
 }
 DETAILS: Final[Mapping[int, str]] = {
     404: f"there is nothing at this path; this server speaks {API}, and /openapi.json lists its routes",

@@ -1,43 +1,41 @@
-"""Requests to tune in, runs out: submit, list, look at, cancel."""
+"""Requests to tune in, runs out: submit, list, look at, cancel, try again, write a note on.
 
-from typing import Annotated, Final
+A token sees the runs of its team. Those of others are not there for it: 404, in the same words.
+"""
+
+from typing import Annotated, Literal
 
 from anyio import to_thread
 from fastapi import Depends, Header, Query, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import ValidationError
-from starlette.exceptions import HTTPException
 
 from kitsune.errors import NotFoundError
 from server.auth import GuardedRouter, caller
+from server.bodies import JsonBody, body_of
 from server.context import Context, Here
 from server.problems import API
-from server.schemas import Key, RunId, RunsView, RunView, Sha256, Submit, TrialsView, Word, answer, documented, run_json
+from server.schemas import (
+    Annotation,
+    Key,
+    RunId,
+    RunsView,
+    RunView,
+    Sha256,
+    Submit,
+    Tag,
+    TrialsView,
+    Word,
+    answer,
+    documented,
+    run_json,
+)
 from tuner.records import Run, RunStatus, Verdict
 from tuner.store import runs, submits, trials
-from tuner.store.tokens import Scope
-
-_BODY: Final = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Submit"}}},
-    }
-}
+from tuner.store.runs import Sort
+from tuner.store.tokens import Scope, Token
 
 reading = GuardedRouter(Scope.READ, prefix="/api/v1/runs", tag="runs")
 submitting = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/runs", tag="runs")
-
-
-async def submit_of(request: Request) -> Submit:
-    """The body, read only after the token was checked. Raises HTTPException or RequestValidationError."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise HTTPException(415, "send JSON, with the header 'Content-Type: application/json'")
-    try:
-        return Submit.model_validate_json(await request.body())
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from error
 
 
 @submitting.post(
@@ -45,49 +43,57 @@ async def submit_of(request: Request) -> Submit:
     responses={
         200: {"model": RunView, "description": "It was asked for before: that run"},
         201: {"model": RunView, "description": "A new run, queued"},
-        **documented(404, 409, 415),
+        **documented(404, 409, 415, 507),
     },
-    openapi_extra=_BODY,
+    openapi_extra=body_of(Submit),
 )
 async def submit(
     request: Request,
     here: Here,
-    body: Annotated[Submit, Depends(submit_of)],
+    body: Annotated[Submit, Depends(JsonBody(Submit))],
     idempotency_key: Annotated[Key | None, Header(description="Repeat a submit with its key: it starts once")] = None,
 ) -> Response:
     """Ask for a tuning run. Without a key, an unfinished run of the same content is taken for this one."""
-    run, is_new = await to_thread.run_sync(_submit, here, body, caller(request).id, idempotency_key)
+    run, is_new = await to_thread.run_sync(_submit, here, body, caller(request), idempotency_key)
     headers = {"location": f"{API}/runs/{run.id}"}
     if idempotency_key is not None:
         headers["idempotency-key"] = idempotency_key
     return answer(run_json(run), 201 if is_new else 200, headers)
 
 
-def _submit(here: Context, body: Submit, owner: str, key: str | None) -> tuple[Run, bool]:
+def _submit(here: Context, body: Submit, token: Token, key: str | None) -> tuple[Run, bool]:
     with here.database.begin() as connection:
-        return submits.submit(connection, body.request(), owner=owner, key=key)
+        return submits.submit(connection, body.request(), owner=token.id, team=token.team, key=key)
 
 
 @reading.get("", responses={200: {"model": RunsView}})
 def list_runs(
+    request: Request,
     here: Here,
     status: RunStatus | None = None,
     fingerprint: Annotated[Sha256 | None, Query()] = None,
     gpu: Annotated[Word | None, Query()] = None,
     workload: Annotated[Word | None, Query()] = None,
     verdict: Verdict | None = None,
-    after: Annotated[str | None, Query(max_length=200, description='"after" of the page before')] = None,
+    tag: Annotated[Tag | None, Query()] = None,
+    sort: Annotated[Sort, Query(description="runs without such a value come last")] = Sort.CREATED,
+    order: Literal["asc", "desc"] = "desc",
+    after: Annotated[str | None, Query(max_length=10_000, description='"after" of the page before')] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
-    """Runs that match every filter, newest first, a page at a time."""
+    """Runs that match every filter, a page at a time; newest first, unless another order is asked for."""
     with here.database.read() as connection:
         page = runs.page(
             connection,
+            team=caller(request).team,
             status=status,
             fingerprint=fingerprint,
             gpu=gpu,
             workload=workload,
             verdict=verdict,
+            tag=tag,
+            sort=sort,
+            is_descending=order == "desc",
             after=after,
             limit=limit,
         )
@@ -95,15 +101,16 @@ def list_runs(
 
 
 @reading.get("/{run_id}", responses={200: {"model": RunView}, **documented(404)})
-def show_run(here: Here, run_id: RunId) -> Response:
+def show_run(request: Request, here: Here, run_id: RunId) -> Response:
     """How a run stands."""
     with here.database.read() as connection:
-        run = runs.get(connection, run_id)
+        run = runs.get(connection, run_id, team=caller(request).team)
     return answer(run_json(existing(run, run_id)))
 
 
 @reading.get("/{run_id}/trials", responses={200: {"model": TrialsView}, **documented(404)})
 def list_trials(
+    request: Request,
     here: Here,
     run_id: RunId,
     after: Annotated[int, Query(ge=-1, lt=2**63, description="only trials of a higher number")] = -1,
@@ -111,20 +118,59 @@ def list_trials(
 ) -> Response:
     """What a run has tried, with every sample or the reason of the failure."""
     with here.database.read() as connection:
-        existing(runs.get(connection, run_id), run_id)
+        existing(runs.get(connection, run_id, team=caller(request).team), run_id)
         tried = trials.list_of(connection, run_id, after=after, limit=limit)
     return answer({"trials": [trial.model_dump(mode="json") for trial in tried]})
 
 
-@submitting.post("/{run_id}/cancel", responses={200: {"model": RunView}, **documented(404)})
-def cancel(here: Here, run_id: RunId) -> Response:
+@submitting.post("/{run_id}/cancel", responses={200: {"model": RunView}, **documented(404, 507)})
+def cancel(request: Request, here: Here, run_id: RunId) -> Response:
     """End a run. One that has ended stays as it is."""
     with here.database.begin() as connection:
-        run = runs.cancel(connection, run_id)
+        run = runs.cancel(connection, run_id, team=caller(request).team)
     return answer(run_json(existing(run, run_id)))
 
 
+@submitting.post(
+    "/{run_id}/retry",
+    responses={
+        200: {"model": RunView, "description": "It is being tried again already: that run"},
+        201: {"model": RunView, "description": "A new run, queued"},
+        **documented(404, 409, 507),
+    },
+)
+def retry(request: Request, here: Here, run_id: RunId) -> Response:
+    """Ask again for what a run that has ended asked for."""
+    with here.database.begin() as connection:
+        made = runs.retry(connection, run_id, team=caller(request).team)
+    if made is None:
+        raise no_run(run_id)
+    run, is_new = made
+    return answer(run_json(run), 201 if is_new else 200, {"location": f"{API}/runs/{run.id}"})
+
+
+@submitting.patch(
+    "/{run_id}", responses={200: {"model": RunView}, **documented(404, 415, 507)}, openapi_extra=body_of(Annotation)
+)
+async def annotate(
+    request: Request, here: Here, run_id: RunId, body: Annotated[Annotation, Depends(JsonBody(Annotation))]
+) -> Response:
+    """Set the tags or the note of a run. What the body does not name stays as it is."""
+    run = await to_thread.run_sync(_annotate, here, run_id, caller(request).team, body)
+    return answer(run_json(existing(run, run_id)))
+
+
+def _annotate(here: Context, run_id: str, team: str, body: Annotation) -> Run | None:
+    with here.database.begin() as connection:
+        return runs.annotate(connection, run_id, team=team, tags=body.tags, note=body.note)
+
+
 def existing(run: Run | None, run_id: str) -> Run:
+    """Raises NotFoundError."""
     if run is None:
-        raise NotFoundError(f"there is no run {run_id!r}; GET {API}/runs lists them")
+        raise no_run(run_id)
     return run
+
+
+def no_run(run_id: str) -> NotFoundError:
+    return NotFoundError(f"there is no run {run_id!r}; GET {API}/runs lists them")

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from fastapi import Path
 from fastapi.responses import Response
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AwareDatetime, ConfigDict, Field, field_validator, model_validator
 
 from kitsune.duration import seconds_of
 from kitsune.errors import SettingsError
@@ -18,6 +18,7 @@ from tuner.store.submits import Request
 
 _SHA256: Final = r"^[0-9a-f]{64}$"
 _LINE: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
+_PROSE: Final = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"
 _EXAMPLE_ID: Final = "06g0t3n8q4v0e4b6k1m2z5y7xc"
 _EXAMPLE_SHA256: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
@@ -29,6 +30,8 @@ ArchiveId = Annotated[
 Sha256 = Annotated[str, Field(pattern=_SHA256)]
 Word = Annotated[str, Field(max_length=200, pattern=_LINE)]
 Shapes = Annotated[str, Field(max_length=10_000, pattern=r"^[0-9a-z,]*$")]
+#: No comma, no quote: see `tuner.store.runs.page`.
+Tag = Annotated[str, Field(pattern=r"^[\w.:/+-]{1,40}$", examples=["paper"])]
 Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]*$")]
 
 
@@ -76,13 +79,39 @@ class Submit(Record):
         return self.budget_s if self.budget is None else seconds_of(self.budget, "budget")
 
 
+class Annotation(Record):
+    """What people say of a run: words to find it by, and a note. What is left out stays as it is."""
+
+    model_config = ConfigDict(
+        strict=True, json_schema_extra={"examples": [{"tags": ["paper", "batch-128"], "note": "before the new loader"}]}
+    )
+
+    # A list in JSON; strict would ask for a tuple
+    tags: tuple[Tag, ...] | None = Field(default=None, max_length=20, strict=False)
+    note: str | None = Field(default=None, max_length=4000, pattern=_PROSE)
+
+    @field_validator("tags")
+    @classmethod
+    def _each_once(cls, tags: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if tags is None else tuple(dict.fromkeys(tags))
+
+    @field_validator("note")
+    @classmethod
+    def _with_plain_line_ends(cls, note: str | None) -> str | None:
+        """Forms of browsers send two characters for the end of a line."""
+        return None if note is None else note.replace("\r\n", "\n")
+
+
 class Links(Record):
     """Where the parts of a run are; `plan` once there is one."""
 
     self: str
     trials: str
     events: str
+    export: str
     cancel: str
+    retry: str
+    share: str
     plan: str | None = None
 
 
@@ -93,7 +122,7 @@ class RunView(Run):
 
 
 class RunsView(Record):
-    """A page of runs, newest first; `after` is the cursor of the next one, null on the last."""
+    """A page of runs, in the order that was asked for; `after` is the cursor of the next one, null on the last."""
 
     runs: tuple[RunView, ...]
     after: str | None
@@ -103,6 +132,22 @@ class TrialsView(Record):
     """What was tried, by number."""
 
     trials: tuple[Trial, ...]
+
+
+class ShareView(Record):
+    """A link: `path` goes behind the address of this server."""
+
+    id: str
+    path: str = Field(examples=["/shared/Zx3vKq2mY8sJ1tRw0bNf5uLh7cGd4eAiPoQy6kTjWlE"])
+    run_id: str
+    created_at: AwareDatetime
+    expires_at: AwareDatetime | None
+
+
+class SharesEnded(Record):
+    """How many links were made worthless."""
+
+    ended: int
 
 
 class ArchiveView(StoredArchive):
@@ -115,6 +160,14 @@ class PlanView(Plan):
     """A plan under its id, which is the SHA-256 of the rest."""
 
     id: str = Field(alias="plan_id")
+
+
+class RunExport(Record):
+    """All that is known of a run, in one file."""
+
+    run: RunView
+    plan: PlanView | None
+    trials: tuple[Trial, ...]
 
 
 class Question(Record):
@@ -168,7 +221,8 @@ def query_of(model: type[Record]) -> list[dict[str, Any]]:
 
 def run_json(run: Run) -> dict[str, Any]:
     place = f"{API}/runs/{run.id}"
-    links = {"self": place, "trials": f"{place}/trials", "events": f"{place}/events", "cancel": f"{place}/cancel"}
+    parts = ("trials", "events", "export", "cancel", "retry", "share")
+    links = {"self": place, **{part: f"{place}/{part}" for part in parts}}
     plan = {"plan": f"{API}/plans/{run.plan_id}"} if run.plan_id else {}
     return {**run.model_dump(mode="json"), "links": {**links, **plan}}
 
@@ -180,6 +234,4 @@ def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None)
 def documented(*codes: int) -> dict[int | str, dict[str, Any]]:
     """The documentation of answers that are problems."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {
-        code: {"description": TITLES.get(code, "The database cannot be used now"), "content": content} for code in codes
-    }
+    return {code: {"description": TITLES[code], "content": content} for code in codes}

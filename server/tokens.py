@@ -25,20 +25,26 @@ from tuner.store.tokens import Scope, Token
 
 LOCAL: Final = "this machine"
 _MAX_BYTES: Final = 200
+_TEAM: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 _SECRET: Final = re.compile(rb"(ksn_[A-Za-z0-9_-]{43})\s*")
 
 
-def create(database_url: str | None, name: str, scopes: list[str], expires: str | None, *, as_json: bool) -> None:
-    """Raises SettingsError for a name, a scope or a time that makes no sense."""
+def create(
+    database_url: str | None, name: str, scopes: list[str], expires: str | None, team: str, *, as_json: bool
+) -> None:
+    """Raises SettingsError for a name, a team, a scope or a time that makes no sense."""
     check_name(name)
+    check_team(team)
     wanted, until = scopes_of(scopes), expiry(expires)
     with _open(database_url) as database, database.begin() as connection:
-        token, secret = tokens.create(connection, name, wanted, expires_at=until)
+        token, secret = tokens.create(connection, name, wanted, team=team, expires_at=until)
     if as_json:
         screen.emit({"token": token.model_dump(mode="json"), "secret": secret})
     else:
         screen.stdout().print(secret, soft_wrap=True)
-        screen.note(f"Token {token.id} of {name}: {_allowed(token)}, {_until(token)}. It is not shown again.")
+        screen.note(
+            f"Token {token.id} of {name}, team {team}: {_allowed(token)}, {_until(token)}. It is not shown again."
+        )
 
 
 def list_all(database_url: str | None, *, as_json: bool) -> None:
@@ -48,9 +54,10 @@ def list_all(database_url: str | None, *, as_json: bool) -> None:
         screen.emit({"tokens": [token.model_dump(mode="json") for token in found]})
     elif found:
         rows = [
-            (token.id, token.name, _allowed(token), f"{token.created_at:%Y-%m-%d}", _until(token)) for token in found
+            (token.id, token.name, token.team, _allowed(token), f"{token.created_at:%Y-%m-%d}", _until(token))
+            for token in found
         ]
-        screen.stdout().print(screen.table("id", "name", "may", "made", "until", rows=rows))
+        screen.stdout().print(screen.table("id", "name", "team", "may", "made", "until", rows=rows))
     else:
         screen.note("No tokens yet. A first one: kitsune token create NAME")
 
@@ -75,6 +82,15 @@ def check_name(name: str) -> None:
         )
 
 
+def check_team(team: str) -> None:
+    """Raises SettingsError."""
+    if _TEAM.fullmatch(team) is None:
+        raise SettingsError(
+            f"the name of a team is {team!a:.100}; use 1 to 40 of the characters a-z, 0-9, '.', '_' and '-', the first "
+            "a letter or a digit"
+        )
+
+
 def scopes_of(words: list[str]) -> tuple[Scope, ...]:
     unknown = sorted(set(words) - set(Scope))
     if unknown:
@@ -82,15 +98,14 @@ def scopes_of(words: list[str]) -> tuple[Scope, ...]:
     return tuple(scope for scope in Scope if scope in words)
 
 
-def expiry(length: str | None) -> datetime | None:
+def expiry(length: str | None, what: str = "--expires") -> datetime | None:
+    """Raises SettingsError that names `what`."""
     if length is None:
         return None
     try:
-        return datetime.now(UTC) + timedelta(seconds=seconds_of(length, "--expires"))
+        return datetime.now(UTC) + timedelta(seconds=seconds_of(length, what))
     except OverflowError as error:
-        raise SettingsError(
-            f"--expires {length!r:.100} is too far away; leave it out for a token without end"
-        ) from error
+        raise SettingsError(f"{what} {length!r:.100} is too far away; leave it out for one without end") from error
 
 
 def has_live_token(connection: Connection) -> bool:

@@ -177,6 +177,12 @@ runs = st.builds(
     plan_id=st.none(),
     verdict=st.none() | st.sampled_from(Verdict),
     error=st.none() | lines,
+    team=lines,
+    trials=numbers,
+    speedup=st.none() | intervals,
+    memory_ratio=st.none() | positive,
+    tags=st.lists(texts, max_size=3).map(tuple),
+    note=lines,
 )
 plans = st.builds(
     lambda knobs, fingerprint, environment, speedup: a_plan(speedup, environment, knobs=knobs, fingerprint=fingerprint),

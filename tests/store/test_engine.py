@@ -240,7 +240,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
             fill()
         with database.read() as connection:
             assert [trial.number for trial in trials.list_of(connection, run.id)] == acknowledged
-            assert runs.get(connection, run.id) == run
+            assert runs.get(connection, run.id) == run.evolve(trials=len(acknowledged))
             assert connection.scalar(text("PRAGMA integrity_check")) == "ok"
         limit["pages"] = 10_000  # space was made
         with database.begin() as connection:

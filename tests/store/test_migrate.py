@@ -1,6 +1,8 @@
 """From any database to the schema of this version, or a refusal that says why."""
 
+import json
 from collections.abc import Iterable
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ from optuna.storages import RDBStorage
 from sqlalchemy import Connection, event, inspect, text
 
 from kitsune.errors import SchemaError, StoreFullError
-from tests.store.samples import a_run, an_archive
-from tuner.store import archives, migrate, runs, submits, tables, trials
+from tests.store.samples import a_plan, a_run, an_archive
+from tuner.store import archives, migrate, plans, runs, submits, tables, tokens, trials
 from tuner.store.database import Database
 from tuner.store.engine import create, open_database
 
@@ -105,7 +107,7 @@ def test_back_to_the_first_version_keeps_what_that_knew(bare_url: str) -> None:
         command.upgrade(migrate.config(connection), "0001")
         old = fill_first_version(connection)
         before = schema(connection)
-        command.upgrade(migrate.config(connection), "0002")
+        command.upgrade(migrate.config(connection), "head")
         step = an_archive()
         stored, _ = archives.put(connection, step.to_bytes(), step)
         run, _ = submits.submit(connection, submits.Request(archive=stored.sha256), owner="ann", key="k")
@@ -114,6 +116,58 @@ def test_back_to_the_first_version_keeps_what_that_knew(bare_url: str) -> None:
         found = {name: rows(connection, name) for name in old}
         assert found["kitsune_runs"].pop(0)["id"] == run.id
         assert found == old
+
+
+def test_a_database_without_teams_tells_of_its_runs_what_a_list_shows(bare_url: str) -> None:
+    """Rows as 0003 had them: everything is of the team "default", trials are counted, plans are read for their gain."""
+    moment = "2026-11-20 12:00:00.123456"
+    plan = a_plan(1.5)
+    evidence = plan.evidence.model_dump(mode="json") | {"baseline_peak_bytes": 400, "peak_bytes": 300}
+    documents = {
+        "good": json.dumps({"evidence": evidence}),
+        "no memory": json.dumps({"evidence": evidence | {"baseline_peak_bytes": 0}}),
+        "by hand": json.dumps({"evidence": None}),
+        "not json": "nonsense",
+        "not a plan": "[1]",
+        "altered": json.dumps({"evidence": evidence | {"speedup": {"median": "fast"}}}),
+        "infinite": json.dumps({"evidence": evidence | {"peak_bytes": 10**400}}),
+    }
+    with Database(create(bare_url)) as database:
+        with database.begin() as connection:
+            command.upgrade(migrate.config(connection), "0003")
+            put = partial(insert_row, connection)
+            for name, document in documents.items():
+                put("plans", plan_id=name, fingerprint="f", created_at=moment, document=document)
+                put("runs", **OLD_RUN, id=name, status="finished", plan_id=name, created_at=moment)
+            put("runs", **OLD_RUN, id="queued", status="queued", created_at=moment)
+            for number in range(3):
+                told = {"attempt": 1, "source": "seed", "knobs": "{}", "started_at": moment, "finished_at": moment}
+                put("trials", run_id="good", number=number, **told)
+            put("archives", sha256="a" * 64, content=b"x", size_bytes=1, fingerprint="f", model_fingerprint="m",
+                created_at=moment)  # fmt: skip
+            put("tokens", id="t", name="ci", digest="d", scopes='["read"]', created_at=moment)
+        migrate.bring_up_to_date(database)
+        with database.begin() as connection:
+            command.check(migrate.config(connection))
+            found = {run.id: run for run in runs.page(connection, team="default").runs}
+            assert set(found) == {*documents, "queued"}
+            good = found["good"]
+            assert (good.trials, good.speedup, good.memory_ratio) == (3, plan.evidence.speedup, 0.75)
+            assert (found["no memory"].speedup, found["no memory"].memory_ratio) == (plan.evidence.speedup, None)
+            for name in ("by hand", "not json", "not a plan", "altered", "infinite", "queued"):
+                assert (found[name].trials, found[name].speedup, found[name].memory_ratio) == (0, None, None)
+            best = runs.page(connection, team="default", sort=runs.Sort.GAIN, limit=2).runs
+            assert {run.id for run in best} == {"good", "no memory"}
+            assert archives.get(connection, "a" * 64) is not None
+            assert archives.get(connection, "a" * 64, team="red") is None
+            assert plans.get_document(connection, "good", team="default") == documents["good"]
+            assert plans.get_document(connection, "good", team="red") is None
+            assert [token.team for token in tokens.listed(connection)] == ["default"]
+
+
+def insert_row(connection: Connection, table: str, **row: Any) -> None:
+    columns, values = ", ".join(row), ", ".join(f":{name}" for name in row)
+    connection.execute(text(f"INSERT INTO kitsune_{table} ({columns}) VALUES ({values})"), row)
 
 
 def fill_first_version(connection: Connection) -> dict[str, list[dict[str, Any]]]:
@@ -130,8 +184,7 @@ def fill_first_version(connection: Connection) -> dict[str, list[dict[str, Any]]
             | {"started_at": moment, "finished_at": moment},
         ),
     ):
-        columns, values = ", ".join(row), ", ".join(f":{name}" for name in row)
-        connection.execute(text(f"INSERT INTO kitsune_{table} ({columns}) VALUES ({values})"), row)
+        insert_row(connection, table, **row)
     return {name: rows(connection, name) for name in ("kitsune_plans", "kitsune_runs", "kitsune_trials")}
 
 

@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from kitsune.errors import PlanError
 from kitsune.plan import Environment, Plan
-from tuner.records import Run
+from tuner.records import DEFAULT_TEAM, Run
 from tuner.store import tables
 from tuner.store.lease import insert_if_held
 from tuner.store.once import insert_once
@@ -42,7 +42,10 @@ _EXACT = ("compute_capability", "memory_bytes", "torch", "triton", "cuda", "driv
 
 
 class Extent(NamedTuple):
-    """How much there is to be found. Plans and archives are only ever added: while it is the same, so is every find."""
+    """How much there is to be found. Plans and archives are only ever added: while it is the same, so is every find.
+
+    An archive counts once for every team that has it.
+    """
 
     plans: int
     archives: int
@@ -76,10 +79,15 @@ def _agrees(name: str) -> ColumnElement[bool]:
 
 def _best_first() -> Select[Any]:
     """One statement for all searches, made once: making it took longer than running it."""
-    archives = tables.archives
+    archives, owners = tables.archives, tables.archive_owners
     named = union_all(
         select(_given("fingerprint")),
-        select(archives.c.fingerprint).where(archives.c.model_fingerprint == _given("fingerprint")),
+        select(archives.c.fingerprint)
+        .join_from(archives, owners)
+        .where(
+            archives.c.model_fingerprint == _given("fingerprint"),
+            or_(_given("team").is_(None), owners.c.team == _given("team")),
+        ),
     )
     is_exact = and_(*(_agrees(name) for name in _EXACT))
     is_of_this_size = or_(_agrees("batch"), _plans.c.batch == "")
@@ -89,6 +97,7 @@ def _best_first() -> Select[Any]:
         .where(
             _plans.c.fingerprint.in_(named),
             _plans.c.gpu.is_not(None),  # a plan made by hand names no machine
+            _agrees("team"),
             _agrees("device"),
             _agrees("gpu"),
         )
@@ -104,29 +113,35 @@ def _best_first() -> Select[Any]:
 
 
 _BEST_FIRST = _best_first()
-_DOCUMENT = select(_plans.c.document).where(_plans.c.plan_id == bindparam("plan_id"))
-_EXTENT = select(*(select(func.count()).select_from(table).scalar_subquery() for table in (_plans, tables.archives)))
+_DOCUMENT = select(_plans.c.document).where(_plans.c.plan_id == bindparam("plan_id"), _agrees("team"))
+_EXTENT = select(
+    *(select(func.count()).select_from(table).scalar_subquery() for table in (_plans, tables.archive_owners))
+)
 
 
 def put(connection: Connection, plan: Plan, run: Run | None = None, *, now: datetime | None = None) -> bool:
     """Stores the plan unless it is there already (then False): a plan never changes once written.
 
-    `run` is the claim under which a worker writes: LeaseLostError when it no longer holds. Without it the plan comes
-    from outside, such as from a file.
+    `run` is the claim under which a worker writes, and its team gets the plan: LeaseLostError when it no longer holds.
+    Without it the plan comes from outside, such as from a file on this machine.
     """
-    row = _to_row(plan, now or utcnow())
+    row = _to_row(plan, run.team if run else DEFAULT_TEAM, now or utcnow())
     return insert_once(connection, _plans, row) if run is None else insert_if_held(connection, run, _plans, row)
 
 
-def get(connection: Connection, plan_id: str) -> Plan | None:
-    """Raises PlanError when the stored plan is not what was written under this id."""
-    row = connection.execute(select(_plans).where(_plans.c.plan_id == plan_id)).one_or_none()
+def get(connection: Connection, plan_id: str, *, team: str | None = None) -> Plan | None:
+    """The plan, if it is of this team; without one, whosever it is, as for this machine.
+
+    Raises PlanError when the stored plan is not what was written under this id.
+    """
+    whose = [] if team is None else [_plans.c.team == team]
+    row = connection.execute(select(_plans).where(_plans.c.plan_id == plan_id, *whose)).one_or_none()
     return None if row is None else _from_row(row)
 
 
-def get_document(connection: Connection, plan_id: str) -> str | None:
+def get_document(connection: Connection, plan_id: str, *, team: str | None = None) -> str | None:
     """The stored canonical JSON of a plan, unread: whoever gets it checks it against its id (`Plan.from_json`)."""
-    found: str | None = connection.scalar(_DOCUMENT, {"plan_id": plan_id})
+    found: str | None = connection.scalar(_DOCUMENT, {"plan_id": plan_id, "team": team})
     return found
 
 
@@ -135,7 +150,13 @@ def extent(connection: Connection) -> Extent:
 
 
 def find(
-    connection: Connection, fingerprint: str, environment: Environment, *, batch: str | None = None, limit: int = 20
+    connection: Connection,
+    fingerprint: str,
+    environment: Environment,
+    *,
+    team: str | None = None,
+    batch: str | None = None,
+    limit: int = 20,
 ) -> list[Plan]:
     """Plans of a workload for this type of device, best first.
 
@@ -145,7 +166,7 @@ def find(
     are left out with a warning.
     """
     software = {name: getattr(environment, name) for name in _EXACT}
-    rows = _found(connection, fingerprint, batch, environment.device, environment.gpu, software, limit)
+    rows = _found(connection, fingerprint, team, batch, environment.device, environment.gpu, software, limit)
     return [plan for plan in map(_readable, rows) if plan is not None]
 
 
@@ -153,6 +174,7 @@ def find_documents(
     connection: Connection,
     fingerprint: str,
     *,
+    team: str | None = None,
     batch: str | None = None,
     device: str | None = None,
     gpu: str | None = None,
@@ -163,12 +185,14 @@ def find_documents(
 
     `software` names what is known of compute_capability, memory_bytes, torch, triton, cuda and driver.
     """
-    return [StoredPlan._make(row) for row in _found(connection, fingerprint, batch, device, gpu, software or {}, limit)]
+    rows = _found(connection, fingerprint, team, batch, device, gpu, software or {}, limit)
+    return [StoredPlan._make(row) for row in rows]
 
 
 def _found(
     connection: Connection,
     fingerprint: str,
+    team: str | None,
     batch: str | None,
     device: str | None,
     gpu: str | None,
@@ -176,15 +200,16 @@ def _found(
     limit: int,
 ) -> Sequence[Row[Any]]:
     machine = {"device": device, "gpu": gpu, **{name: software.get(name) for name in _EXACT}}
-    asked = {"fingerprint": fingerprint, "batch": batch, **machine, "limit": limit}
+    asked = {"fingerprint": fingerprint, "team": team, "batch": batch, **machine, "limit": limit}
     return connection.execute(_BEST_FIRST, asked).all()
 
 
-def _to_row(plan: Plan, now: datetime) -> dict[str, Any]:
+def _to_row(plan: Plan, team: str, now: datetime) -> dict[str, Any]:
     machine = to_row(plan.environment) if plan.environment else {}
     evidence = plan.evidence
     return {
         "plan_id": plan.plan_id,
+        "team": team,
         "fingerprint": plan.fingerprint,
         "batch": plan.batch,
         **{name: machine.get(name) for name in ("device", "gpu", *_EXACT)},

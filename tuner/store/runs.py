@@ -5,20 +5,34 @@ sleep. Clocks of several machines may differ: skew makes a take-over begin earli
 (`tuner/store/lease.py`) keeps even that harmless. Keep clocks together within a fraction of a lease.
 """
 
-import base64
-import binascii
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Update, and_, func, insert, not_, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Text,
+    Update,
+    and_,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    type_coerce,
+    update,
+)
 
-from kitsune.errors import CursorError
-from kitsune.plan import Environment, Plan
-from kitsune.record import Record
+from kitsune.errors import ConflictError
+from kitsune.plan import Environment, Evidence, Plan
+from kitsune.record import Record, canonical_json
+from tuner.ids import new_id
 from tuner.records import Run, RunStatus, Verdict
 from tuner.store import plans, tables
 from tuner.store.lease import is_abandoned, is_claimable, lost, try_update, update_if_held
+from tuner.store.paging import Order, rows_after
 from tuner.store.rows import from_row, to_row, utcnow
 
 #: A worker that died is replaced after it; a living one renews it every 2 s, or at a third of it.
@@ -36,8 +50,23 @@ _runs = tables.runs
 _trials = tables.trials
 
 
+class Sort(StrEnum):
+    """What a list of runs can be in the order of. Runs without such a value come last, whichever way it goes."""
+
+    CREATED = "created"
+    GAIN = "gain"  #: of the plan over the best stock configuration
+    MEMORY = "memory"  #: peak of the plan, as a part of that configuration's
+    TRIALS = "trials"
+    WORKLOAD = "workload"
+    GPU = "gpu"
+    STATUS = "status"
+
+
+_COLUMNS: Final[Mapping[Sort, str]] = {Sort.CREATED: "created_at", Sort.MEMORY: "memory_ratio"}
+
+
 class Page(Record):
-    """Some runs, newest first; `after` is the cursor of the next page, None on the last."""
+    """Some runs in the order that was asked for; `after` is the cursor of the next page, None on the last."""
 
     runs: tuple[Run, ...]
     after: str | None
@@ -49,45 +78,50 @@ def add(connection: Connection, run: Run, *, content: str | None = None) -> Run:
     `content` is the digest of the request that it answers, by which a submit finds it.
     """
     gpu = run.environment.gpu if run.environment else None
-    connection.execute(insert(_runs).values(to_row(run, gpu=gpu, content=content)))
+    gain = run.speedup.median if run.speedup else None
+    connection.execute(insert(_runs).values(to_row(run, gpu=gpu, gain=gain, content=content)))
     return run
 
 
-def get(connection: Connection, run_id: str) -> Run | None:
-    row = connection.execute(select(_runs).where(_runs.c.id == run_id)).one_or_none()
+def get(connection: Connection, run_id: str, *, team: str | None = None) -> Run | None:
+    """The run, if it is of this team; without one, whosever it is, as for those who tune."""
+    row = connection.execute(select(_runs).where(_is_of(run_id, team))).one_or_none()
     return None if row is None else from_row(Run, _runs, row)
 
 
 def page(
     connection: Connection,
     *,
+    team: str | None = None,
     status: RunStatus | None = None,
     fingerprint: str | None = None,
     gpu: str | None = None,
     workload: str | None = None,
     verdict: Verdict | None = None,
+    tag: str | None = None,
+    sort: Sort = Sort.CREATED,
+    is_descending: bool = True,
     after: str | None = None,
     limit: int = 50,
 ) -> Page:
-    """Up to `limit` (>= 1) runs that match every filter, newest first, beginning after the cursor.
+    """Up to `limit` (>= 1) runs that match every filter, in this order, beginning after the cursor.
 
-    A cursor names a place by (created_at, id), so runs that arrive meanwhile shift nothing. Raises CursorError for a
-    cursor that is not ours.
+    Raises CursorError for a cursor that is not ours, or of a list in another order.
     """
-    filters = {"status": status, "fingerprint": fingerprint, "gpu": gpu, "workload": workload, "verdict": verdict}
+    equal = {"team": team, "status": status, "fingerprint": fingerprint, "gpu": gpu, "workload": workload}
+    filters = {**equal, "verdict": verdict}
     statement = select(_runs).where(*(_runs.c[name] == value for name, value in filters.items() if value is not None))
-    if after is not None:
-        created_at, run_id = _place(after)
-        here = tuple_(_runs.c.created_at, _runs.c.id, types=(_runs.c.created_at.type, _runs.c.id.type))
-        statement = statement.where(here < (created_at, run_id))
-    ordered = statement.order_by(_runs.c.created_at.desc(), _runs.c.id.desc()).limit(limit + 1)
-    found = [from_row(Run, _runs, row) for row in connection.execute(ordered)]
-    return Page(runs=tuple(found[:limit]), after=_cursor(found[limit - 1]) if len(found) > limit else None)
+    if tag is not None:
+        statement = statement.where(_has_tag(tag))
+    order = Order(_runs.c[_COLUMNS.get(sort, sort.value)], _runs.c.id, is_descending)
+    rows, end = rows_after(connection, statement, order, after, limit)
+    return Page(runs=tuple(from_row(Run, _runs, row) for row in rows), after=end)
 
 
-def count(connection: Connection) -> Mapping[RunStatus, int]:
-    """How many runs stand so, for every status."""
-    rows = connection.execute(select(_runs.c.status, func.count()).group_by(_runs.c.status)).all()
+def count(connection: Connection, *, team: str | None = None) -> Mapping[RunStatus, int]:
+    """How many runs of the team stand so, for every status; without one, how many of all."""
+    whose = [] if team is None else [_runs.c.team == team]
+    rows = connection.execute(select(_runs.c.status, func.count()).where(*whose).group_by(_runs.c.status)).all()
     found: dict[str, int] = {row[0]: row[1] for row in rows}
     return {status: found.get(status, 0) for status in RunStatus}
 
@@ -199,7 +233,9 @@ def finish(
     at = now or utcnow()
     if plan is not None:
         plans.put(connection, plan, run, now=at)
-    return _ended(connection, run, at, RunStatus.FINISHED, plan_id=plan.plan_id if plan else None, verdict=verdict)
+    told = _told(plan.evidence) if plan and plan.evidence else {}
+    plan_id = plan.plan_id if plan else None
+    return _ended(connection, run, at, RunStatus.FINISHED, plan_id=plan_id, verdict=verdict, **told)
 
 
 def fail(connection: Connection, run: Run, error: str, *, now: datetime | None = None) -> Run:
@@ -209,19 +245,100 @@ def fail(connection: Connection, run: Run, error: str, *, now: datetime | None =
     )
 
 
-def cancel(connection: Connection, run_id: str, *, now: datetime | None = None) -> Run | None:
-    """Ends a queued or running run, whoever owns it; one that has ended stays as it is. None when there is no such run.
+def cancel(connection: Connection, run_id: str, *, team: str | None = None, now: datetime | None = None) -> Run | None:
+    """Ends a queued or running run, whoever works on it; one that has ended stays as it is. None when there is none.
 
     Its worker learns of it from its next heartbeat, and can write nothing more.
     """
     ended = (
         update(_runs)
-        .where(_runs.c.id == run_id, _runs.c.status.in_((RunStatus.QUEUED, RunStatus.RUNNING)))
+        .where(_is_of(run_id, team), _runs.c.status.in_((RunStatus.QUEUED, RunStatus.RUNNING)))
         .values(status=RunStatus.CANCELLED, finished_at=now or utcnow(), lease_until=None)
         .returning(_runs)
     )
     row = connection.execute(ended).one_or_none()
-    return get(connection, run_id) if row is None else from_row(Run, _runs, row)
+    return get(connection, run_id, team=team) if row is None else from_row(Run, _runs, row)
+
+
+def retry(
+    connection: Connection, run_id: str, *, team: str | None = None, now: datetime | None = None
+) -> tuple[Run, bool] | None:
+    """A queued run that asks for what an ended one asked for, and whether it is new; None when there is no such run.
+
+    While a retry of the run is unfinished, that one is given. Raises ConflictError for a run that has not ended, and
+    for one that needs the machine where it was asked for.
+    """
+    mine = select(_runs, _is_data().label("is_data")).where(_is_of(run_id, team))
+    row = connection.execute(mine.with_for_update(key_share=True)).one_or_none()  # a twin waits for this one
+    if row is None:
+        return None
+    old = from_row(Run, _runs, row)
+    if not old.status.is_finished:
+        raise ConflictError(f"run {old.id} is {old.status}; wait until it has ended, or cancel it first")
+    if not row.is_data:
+        raise ConflictError(
+            f"run {old.id} tuned {old.workload!r:.100}, which only the machine where it was asked for has; start it "
+            "there again with kitsune tune"
+        )
+    content = f"retry {old.id}"
+    known = unfinished(connection, content)
+    if known is not None:
+        return known, False
+    asked = old.model_dump(include={"team", "name", "workload", "archive", "budget_trials", "budget_s", "seed", "tags"})
+    fingerprint = old.fingerprint if old.archive else ""  # that of a name is told by looking at it on the machine
+    device = old.device.partition(":")[0]
+    again = Run(id=new_id(), **asked, fingerprint=fingerprint, device=device, created_at=now or utcnow())
+    return add(connection, again, content=content), True
+
+
+def unfinished(connection: Connection, content: str) -> Run | None:
+    """The oldest run of this content (see `add`) that has not ended."""
+    statement = (
+        select(_runs)
+        .where(
+            _runs.c.content == content, _runs.c.status.in_([status for status in RunStatus if not status.is_finished])
+        )
+        .order_by(_runs.c.created_at, _runs.c.id)
+        .limit(1)
+    )
+    row = connection.execute(statement).one_or_none()
+    return None if row is None else from_row(Run, _runs, row)
+
+
+def annotate(
+    connection: Connection,
+    run_id: str,
+    *,
+    team: str | None = None,
+    tags: Sequence[str] | None = None,
+    note: str | None = None,
+) -> Run | None:
+    """Writes down what people say of a run; None leaves it as it is. None when there is no such run."""
+    said = {"tags": tags, "note": note}
+    given = {name: value for name, value in said.items() if value is not None}
+    if not given:
+        return get(connection, run_id, team=team)
+    row = connection.execute(update(_runs).where(_is_of(run_id, team)).values(**given).returning(_runs)).one_or_none()
+    return None if row is None else from_row(Run, _runs, row)
+
+
+def _is_of(run_id: str, team: str | None) -> ColumnElement[bool]:
+    return _runs.c.id == run_id if team is None else and_(_runs.c.id == run_id, _runs.c.team == team)
+
+
+def _has_tag(tag: str) -> ColumnElement[bool]:
+    """The tag as it stands in the JSON of the list. Not LIKE, which on SQLite takes "A" for "a"."""
+    return func.replace(_runs.c.tags, canonical_json(tag), "", type_=Text) != type_coerce(_runs.c.tags, Text)
+
+
+def _told(evidence: Evidence) -> dict[str, Any]:
+    """What a list shows of a plan."""
+    before = evidence.baseline_peak_bytes
+    return {
+        "speedup": evidence.speedup,
+        "gain": evidence.speedup.median,
+        "memory_ratio": evidence.peak_bytes / before if before else None,
+    }
 
 
 def _is_data() -> ColumnElement[bool]:
@@ -257,21 +374,3 @@ def _taken(connection: Connection, statement: Update, worker: str, lease_s: floa
 
 def _ended(connection: Connection, run: Run, at: datetime, status: RunStatus, **changes: Any) -> Run:
     return update_if_held(connection, run, status=status, finished_at=at, lease_until=None, **changes)
-
-
-def _cursor(run: Run) -> str:
-    return base64.urlsafe_b64encode(f"{run.created_at.isoformat()} {run.id}".encode()).decode()
-
-
-def _place(cursor: str) -> tuple[datetime, str]:
-    try:
-        text = base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
-        moment, _, run_id = text.partition(" ")
-        created_at = datetime.fromisoformat(moment)
-        is_ours = created_at.tzinfo is not None and "\x00" not in run_id
-        created_at = created_at.astimezone(UTC)
-    except (binascii.Error, ValueError, OverflowError) as error:
-        raise CursorError(f"{cursor!r:.100} is not a cursor of a page; begin again without one") from error
-    if not is_ours:
-        raise CursorError(f"{cursor!r:.100} is not a cursor of a page; begin again without one")
-    return created_at, run_id

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, insert, select
 from kitsune.errors import ConflictError, NotFoundError
 from kitsune.record import Record, canonical_json
 from tuner.ids import new_id
-from tuner.records import DEFAULT_TRIALS, Run, RunStatus
+from tuner.records import DEFAULT_TEAM, DEFAULT_TRIALS, Run
 from tuner.store import archives, runs, tables
 from tuner.store.rows import from_row, utcnow
 
@@ -30,21 +30,28 @@ class Request(Record):
 
 
 def submit(
-    connection: Connection, request: Request, *, owner: str, key: str | None = None, now: datetime | None = None
+    connection: Connection,
+    request: Request,
+    *,
+    owner: str,
+    team: str = DEFAULT_TEAM,
+    key: str | None = None,
+    now: datetime | None = None,
 ) -> tuple[Run, bool]:
     """The run of this request, and whether it is new. `connection` is of a transaction that may write.
 
     With a key: the run that this owner's first submit with this key started, also when it has ended; ConflictError when
     that one asked for something else. Without: the oldest unfinished run of the same request and owner, if there is
-    one. Raises NotFoundError for an archive that is not stored, and then remembers nothing.
+    one. Raises NotFoundError for an archive that the team has not sent, and then remembers nothing. An owner belongs to
+    one team for good.
     """
     at = now or utcnow()
     digest = _digest([owner, request.model_dump(mode="json")])
     _wait_for_twins(connection, ["key", owner, key] if key is not None else ["content", digest])
-    known = _unfinished(connection, digest) if key is None else _keyed(connection, owner, key, digest)
+    known = runs.unfinished(connection, digest) if key is None else _keyed(connection, owner, key, digest)
     if known is not None:
         return known, False
-    run = runs.add(connection, _new_run(connection, request, at), content=digest)
+    run = runs.add(connection, _new_run(connection, request, team, at), content=digest)
     if key is not None:
         row = {"owner": owner, "key": key, "digest": digest, "run_id": run.id, "created_at": at}
         connection.execute(insert(_submits).values(row))
@@ -75,26 +82,14 @@ def _keyed(connection: Connection, owner: str, key: str, digest: str) -> Run | N
     return from_row(Run, _runs, row)
 
 
-def _unfinished(connection: Connection, digest: str) -> Run | None:
-    statement = (
-        select(_runs)
-        .where(
-            _runs.c.content == digest, _runs.c.status.in_([status for status in RunStatus if not status.is_finished])
-        )
-        .order_by(_runs.c.created_at, _runs.c.id)
-        .limit(1)
-    )
-    row = connection.execute(statement).one_or_none()
-    return None if row is None else from_row(Run, _runs, row)
-
-
-def _new_run(connection: Connection, request: Request, at: datetime) -> Run:
+def _new_run(connection: Connection, request: Request, team: str, at: datetime) -> Run:
     """Raises NotFoundError."""
-    archive = archives.get(connection, request.archive)
+    archive = archives.get(connection, request.archive, team=team)
     if archive is None:
         raise NotFoundError(f"there is no archive {request.archive!r:.100}; send it first")
     return Run(
         id=new_id(),
+        team=team,
         name=request.name,
         workload=runs.ARCHIVE,
         archive=archive.sha256,

@@ -23,11 +23,15 @@ from sqlalchemy import (
 )
 
 from kitsune.record import Record, canonical_json
+from tuner.records import DEFAULT_TEAM
 
 #: The newest revision in `migrations/versions`; a test compares.
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0005"
 #: Ours alone: Optuna keeps its own revision in `alembic_version` of the same database.
 VERSION_TABLE = "kitsune_alembic_version"
+
+#: A list of runs can be in the order of each: a page of it is read off an index, which ends in "id".
+SORTED_BY = ("created_at", "gain", "memory_ratio", "trials", "workload", "gpu", "status")
 
 metadata = MetaData(
     naming_convention={
@@ -43,6 +47,7 @@ class Line(TypeDecorator[str]):
 
     impl = Text
     cache_ok = True
+    python_type = str
 
     def process_bind_param(self, value: str | None, _dialect: Dialect) -> str | None:
         if value is not None and "\x00" in value:
@@ -55,6 +60,7 @@ class Whole(TypeDecorator[int]):
 
     impl = BigInteger
     cache_ok = True
+    python_type = int
 
     def process_bind_param(self, value: int | None, _dialect: Dialect) -> int | None:
         if value is not None and not -(2**63) <= value < 2**63:
@@ -67,6 +73,7 @@ class Moment(TypeDecorator[datetime]):
 
     impl = DateTime(timezone=True)
     cache_ok = True
+    python_type = datetime
 
     def process_bind_param(self, value: datetime | None, _dialect: Dialect) -> datetime | None:
         if value is None:
@@ -117,6 +124,7 @@ plans = Table(
     Column("speedup_over_eager", Double),
     Column("created_at", Moment, nullable=False),
     Column("document", JsonText, nullable=False),
+    Column("team", Line, nullable=False, server_default=DEFAULT_TEAM),
     Index(None, "fingerprint", "gpu"),
 )
 
@@ -131,6 +139,16 @@ archives = Table(
     Column("created_at", Moment, nullable=False),
     Index(None, "fingerprint"),
     Index(None, "model_fingerprint"),
+)
+
+# The bytes of an archive are kept once, whoever sends them; a team may refer to those that it sent itself.
+archive_owners = Table(
+    "kitsune_archive_owners",
+    metadata,
+    Column("team", Line, primary_key=True),
+    Column("sha256", Line, ForeignKey(archives.c.sha256), primary_key=True),
+    Column("created_at", Moment, nullable=False),
+    Index(None, "sha256"),
 )
 
 runs = Table(
@@ -160,11 +178,19 @@ runs = Table(
     Column("name", Line, nullable=False, server_default=""),
     Column("archive", Line, ForeignKey(archives.c.sha256)),
     Column("content", Line),
+    Column("team", Line, nullable=False, server_default=DEFAULT_TEAM),
+    Column("trials", Whole, nullable=False, server_default="0"),
+    Column("speedup", JsonText),
+    Column("gain", Double),
+    Column("memory_ratio", Double),
+    Column("tags", JsonText, nullable=False, server_default="[]"),
+    Column("note", Line, nullable=False, server_default=""),
     Index(None, "archive"),
     Index(None, "content"),
     Index(None, "status", "created_at", "id"),
     Index(None, "created_at", "id"),
     Index(None, "fingerprint", "created_at", "id"),
+    *(Index(None, "team", name, "id") for name in SORTED_BY),
 )
 
 trials = Table(
@@ -195,6 +221,20 @@ submits = Table(
     Column("created_at", Moment, nullable=False),
 )
 
+shares = Table(
+    "kitsune_shares",
+    metadata,
+    Column("id", Line, primary_key=True),
+    Column("digest", Line, nullable=False),
+    Column("run_id", Line, ForeignKey(runs.c.id), nullable=False),
+    Column("team", Line, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("expires_at", Moment),
+    Column("ended_at", Moment),
+    Index(None, "digest", unique=True),
+    Index(None, "run_id"),
+)
+
 tokens = Table(
     "kitsune_tokens",
     metadata,
@@ -205,5 +245,17 @@ tokens = Table(
     Column("created_at", Moment, nullable=False),
     Column("expires_at", Moment),
     Column("revoked_at", Moment),
+    Column("team", Line, nullable=False, server_default=DEFAULT_TEAM),
     Index(None, "digest", unique=True),
+)
+
+sessions = Table(
+    "kitsune_sessions",
+    metadata,
+    Column("cookie", Line, primary_key=True),
+    Column("token_id", Line, ForeignKey(tokens.c.id), nullable=False),
+    Column("csrf", Line, nullable=False),
+    Column("started_at", Moment, nullable=False),
+    Column("ends_at", Moment, nullable=False),
+    Index(None, "ends_at"),
 )

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from kitsune.errors import StoreError
 from kitsune.record import Record
+from tuner.records import DEFAULT_TEAM
 from tuner.store import tables
 from tuner.store.rows import from_row, to_row, utcnow
 
@@ -41,6 +42,7 @@ class Token(Record):
 
     id: str
     name: str
+    team: str = DEFAULT_TEAM
     scopes: tuple[Scope, ...]
     created_at: AwareDatetime
     expires_at: AwareDatetime | None = None
@@ -56,6 +58,7 @@ def create(
     name: str,
     scopes: Iterable[Scope],
     *,
+    team: str = DEFAULT_TEAM,
     expires_at: datetime | None = None,
     secret: str | None = None,
     now: datetime | None = None,
@@ -71,6 +74,7 @@ def create(
     token = Token(
         id=secrets.token_hex(5),
         name=name,
+        team=team,
         scopes=tuple(scope for scope in Scope if scope in wanted),
         created_at=now or utcnow(),
         expires_at=expires_at,
@@ -90,18 +94,21 @@ def authenticate(connection: Connection, secret: str, *, now: datetime | None = 
     return token if token.is_good(now or utcnow()) else None
 
 
-def listed(connection: Connection) -> list[Token]:
-    """Every token that was ever made, the oldest first."""
-    statement = select(_tokens).order_by(_tokens.c.created_at, _tokens.c.id)
+def listed(connection: Connection, *, team: str | None = None) -> list[Token]:
+    """Every token that was ever made, of this team or of all, the oldest first."""
+    whose = [] if team is None else [_tokens.c.team == team]
+    statement = select(_tokens).where(*whose).order_by(_tokens.c.created_at, _tokens.c.id)
     return [from_row(Token, _tokens, row) for row in connection.execute(statement)]
 
 
-def revoke(connection: Connection, token_id: str, *, now: datetime | None = None) -> Token | None:
+def revoke(
+    connection: Connection, token_id: str, *, team: str | None = None, now: datetime | None = None
+) -> Token | None:
     """Makes a token worthless at once and for good; one that is revoked stays as it is. None when there is none."""
     at = now or utcnow()
     statement = (
         update(_tokens)
-        .where(_tokens.c.id == token_id)
+        .where(_tokens.c.id == token_id, *([] if team is None else [_tokens.c.team == team]))
         .values(revoked_at=func.coalesce(_tokens.c.revoked_at, at, type_=_tokens.c.revoked_at.type))
         .returning(_tokens)
     )

@@ -1,11 +1,11 @@
-"""Trials of a run: each stored once, with raw samples or with the reason of its failure."""
+"""Trials of a run: each stored once, with raw samples or with the reason of its failure. The run counts them."""
 
 from sqlalchemy import Connection, select
 
 from kitsune.errors import StoreError
 from tuner.records import Run, Trial
 from tuner.store import tables
-from tuner.store.lease import insert_if_held
+from tuner.store.lease import insert_if_held, update_if_held
 from tuner.store.rows import from_row, to_row
 
 _trials = tables.trials
@@ -25,7 +25,10 @@ def add(connection: Connection, run: Run, trial: Trial) -> bool:
         speedup=trial.comparison.speedup.median if trial.comparison else None,
         failure_kind=trial.failure.kind if trial.failure else None,
     )
-    return insert_if_held(connection, run, _trials, row)
+    is_new = insert_if_held(connection, run, _trials, row)
+    if is_new:
+        update_if_held(connection, run, trials=tables.runs.c.trials + 1)
+    return is_new
 
 
 def list_of(connection: Connection, run_id: str, *, after: int = -1, limit: int | None = None) -> list[Trial]:

@@ -9,8 +9,9 @@ from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 
 from server import admission, remembered
-from server.app import GUARDED, create_app
+from server.app import EVERYWHERE, GUARDED, create_app
 from server.auth import GuardedRouter
+from server.pages.frame import PageRoute
 from server.settings import ServerSettings
 from tests.store.samples import after
 from tests.unit.server.conftest import HERE, assert_problem, bearer, expired, revoked, secret
@@ -19,9 +20,12 @@ from tuner.store.database import Database
 from tuner.store.tokens import Scope, new_secret
 
 #: All that may be asked without a token, on this machine.
-OPEN = {(method, path) for method in ("GET", "HEAD") for path in ("/healthz", "/readyz")} | {("GET", "/openapi.json")}
+OPEN = {(method, path) for method in ("GET", "HEAD") for path in ("/healthz", "/readyz")} | {
+    ("GET", "/openapi.json"),
+    ("GET", "/static/{digest}/{name}"),
+}
 #: Of them, what the description leaves out.
-UNTOLD = {("GET", "/openapi.json"), ("HEAD", "/healthz"), ("HEAD", "/readyz")}
+UNTOLD = {("GET", "/openapi.json"), ("GET", "/static/{digest}/{name}"), ("HEAD", "/healthz"), ("HEAD", "/readyz")}
 #: What each route needs: a new route must be written down here.
 NEEDS = {
     ("PUT", "/api/v1/archives/{sha256}"): Scope.SUBMIT,
@@ -31,6 +35,12 @@ NEEDS = {
     ("GET", "/api/v1/runs/{run_id}/trials"): Scope.READ,
     ("GET", "/api/v1/runs/{run_id}/events"): Scope.READ,
     ("POST", "/api/v1/runs/{run_id}/cancel"): Scope.SUBMIT,
+    ("POST", "/api/v1/runs/{run_id}/retry"): Scope.SUBMIT,
+    ("PATCH", "/api/v1/runs/{run_id}"): Scope.SUBMIT,
+    ("GET", "/api/v1/runs/{run_id}/export"): Scope.READ,
+    ("POST", "/api/v1/runs/{run_id}/share"): Scope.SUBMIT,
+    ("DELETE", "/api/v1/runs/{run_id}/share"): Scope.SUBMIT,
+    ("GET", "/api/v1/compare"): Scope.READ,
     ("GET", "/api/v1/plans"): Scope.READ,
     ("GET", "/api/v1/plans/{plan_id}"): Scope.READ,
     ("GET", "/metrics"): Scope.READ,
@@ -54,7 +64,8 @@ MALFORMED = (
 
 
 def routes_of(app) -> set[tuple[str, str]]:
-    found = iter_route_contexts(app.routes)
+    """All but the pages, for which tests/unit/server/pages/test_access.py does the same."""
+    found = [route for route in iter_route_contexts(app.routes) if not isinstance(route.original_route, PageRoute)]
     return {(method, route.path_format) for route in found for method in route.methods or {"?"}}
 
 
@@ -79,7 +90,7 @@ def test_without_a_live_token_every_route_is_shut(stranger, database: Database, 
     given = ["ksn_" + "B" * 43, expired(database), revoked(database), secret(database).swapcase()]
     headers = [{}, *({"Authorization": value.encode("latin-1")} for value in MALFORMED), *map(bearer, given)]
     for header in headers:
-        response = ask(stranger, method, path, headers=header, content=b"{" if method == "POST" else None)
+        response = ask(stranger, method, path, headers=header, content=b"{" if method in ("POST", "PATCH") else None)
         problem = assert_problem(response, 401, "token" if header else "Authorization: Bearer")
         assert problem["type"] == "urn:kitsune:problem:unauthorized"
         assert response.headers["www-authenticate"].startswith('Bearer realm="kitsune"')
@@ -186,7 +197,10 @@ def test_the_description_says_that_every_guarded_route_needs_a_token(client):
     assert set(described) == (OPEN | set(NEEDS)) - UNTOLD
     for place, operation in described.items():
         assert bool(operation.get("security")) == (place in NEEDS)
-        assert place not in NEEDS or {"401", "403"} <= set(operation["responses"])
+        assert place not in NEEDS or {"401", "422", "503"} <= set(operation["responses"])
+        assert {str(status) for status in EVERYWHERE} <= set(operation["responses"])
+        writes = place[0] != "GET"
+        assert ("507" in operation["responses"]) == writes
 
 
 def test_the_description_holds_all_that_it_refers_to_and_examples(client):
@@ -195,4 +209,5 @@ def test_the_description_holds_all_that_it_refers_to_and_examples(client):
     referred = set(re.findall(r'"#/components/schemas/(\w+)"', text))
     assert referred <= set(schemas)
     assert {"Problem", "Submit", "RunView", "RunsView", "TrialsView", "ArchiveView", "Lookup", "PlanView"} <= referred
-    assert schemas["Submit"]["examples"] and schemas["Problem"]["examples"]
+    assert {"Annotation", "SideBySide", "RunExport", "ShareView", "SharesEnded"} <= referred
+    assert all(schemas[name]["examples"] for name in ("Submit", "Problem", "Annotation"))

@@ -126,17 +126,17 @@ def test_an_answer_found_while_a_plan_arrives_is_not_kept_for_older_than_it_is(d
     found = Lookups(database)
     find = found._find
 
-    def overtaken(query):
-        answer = find(query)
+    def overtaken(query, team):
+        answer = find(query, team)
         keep(database)
         return answer
 
     async def ask():
         monkeypatch.setattr(found, "_find", overtaken)
-        assert b'"match":"none"' in (await found.answer(QUERY)).body
+        assert b'"match":"none"' in (await found.answer(QUERY, "default")).body
         monkeypatch.setattr(found, "_find", find)
         clock.now += lookups.UNSEEN_S
-        assert b'"match":"exact"' in (await found.answer(QUERY)).body
+        assert b'"match":"exact"' in (await found.answer(QUERY, "default")).body
 
     asyncio.run(ask())
 
@@ -147,7 +147,7 @@ def test_a_question_that_makes_no_sense_is_not_remembered(database, clock):
     async def ask():
         for _ in range(2):
             with pytest.raises(RequestValidationError):
-                await found.answer(QUERY + b"&color=red")
+                await found.answer(QUERY + b"&color=red", "default")
 
     asyncio.run(ask())
     assert len(found._known) == 0
@@ -168,7 +168,7 @@ def test_any_number_of_questions_takes_a_bounded_memory(database, clock, monkeyp
 
     async def ask():
         for number in range(10):
-            await found.answer(QUERY + f"&driver={number}".encode())
+            await found.answer(QUERY + f"&driver={number}".encode(), "default")
 
     asyncio.run(ask())
     assert len(found._known) == 3

@@ -17,9 +17,7 @@ from tuner.store import runs
 SECRET = "sqlite:////home/somebody/kitsune.db"
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/api", "/api/v2/runs", "/api/v0/plans", "/docs", "/redoc", "/favicon.ico", "/.env"]
-)
+@pytest.mark.parametrize("path", ["/api", "/api/v2/runs", "/api/v0/plans", "/docs", "/redoc", "/favicon.ico", "/.env"])
 def test_what_is_not_there_names_what_is(client, path):
     assert_problem(client.get(path), 404, "/api/v1", "/openapi.json")
 

@@ -53,6 +53,23 @@ def test_a_token_ends_when_it_was_told_to(call, store):
     assert "secret" not in listed[0]
 
 
+def test_a_token_is_of_one_team(call, store):
+    code, out, err = call("token", "create", "bob", "--team", "vision-2")
+    assert code == 0 and "team vision-2" in " ".join(err.split())
+    assert known(store, out.strip()).team == "vision-2"
+    made = json.loads(call("token", "create", "ann", "--json")[1])
+    assert made["token"]["team"] == "default"
+    assert "vision-2" in call("token", "list")[1]
+
+
+@pytest.mark.parametrize("team", ["", "A", "a b", "-a", "a" * 41, "a\n", "é", "a/b"])
+def test_a_team_of_another_form_is_refused(call, store, team):
+    code, _, err = call("token", "create", "bob", "--team", team)
+    assert code == 2 and "name of a team" in " ".join(err.split())
+    with store.read() as connection:
+        assert tokens.listed(connection) == []
+
+
 @pytest.mark.parametrize(
     "words",
     [("--scope", "root"), ("--scope", ""), ("--expires", "soon"), ("--expires", "0"), ("--expires", "99999999d")],

@@ -1,0 +1,160 @@
+"""Configurations in, time against memory out: those that nothing beats in both are joined by a line."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from markupsafe import Markup
+
+from server.charts import axes, figures
+from server.charts.axes import Plot
+from server.charts.labels import Label, labels
+from server.charts.legend import Entry, legend, remark
+from server.charts.marks import shape
+from server.charts.scale import finite, fitting
+from server.charts.svg import WIDE_PX, empty, mark, path, picture, responsive
+from server.charts.thinning import Thinned, thinned
+from server.pages import words
+
+TITLE: Final = "Step time against peak memory; less is better in both"
+MIB: Final = 2**20
+EDGE_PX: Final = 12.0
+NAMED_ON_THE_FRONT: Final = 6
+#: What a point is -> its shape, its size and what it means.
+ROLES: Final = {
+    "chosen": ("star", 7.0, "the plan"),
+    "baseline": ("square", 6.0, "as given"),
+    "front": ("circle", 5.0, "nothing is better in both"),
+    "behind": ("circle", 4.0, "something else is better"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A configuration; `href` leads to it, or is empty."""
+
+    label: str
+    step_ms: float
+    peak_bytes: int
+    href: str
+    is_chosen: bool
+    is_baseline: bool
+
+    @property
+    def figures(self) -> str:
+        return f"{words.ms(self.step_ms)}, {words.mebibytes(self.peak_bytes)}"
+
+
+def pareto(points: Sequence[Point]) -> Markup:
+    """Raises ChartError for numbers that have no place."""
+    if not points:
+        return empty(TITLE, "No configuration was measured yet.")
+    for point in points:
+        finite(point.step_ms, f"the step time of {point.label!r}")
+        finite(point.peak_bytes, f"the peak memory of {point.label!r}")
+    ahead = front(points)
+    return responsive(partial(drawn, points, ahead, roles_of(points, set(ahead))))
+
+
+def front(points: Sequence[Point]) -> list[int]:
+    """Those that no other point beats: as good in both and better in one. By time, the quickest first."""
+    order = sorted(range(len(points)), key=lambda index: (points[index].step_ms, points[index].peak_bytes))
+    found: list[int] = []
+    for index in order:
+        here, last = points[index], points[found[-1]] if found else None
+        is_same = last is not None and (here.step_ms, here.peak_bytes) == (last.step_ms, last.peak_bytes)
+        if last is None or here.peak_bytes < last.peak_bytes or is_same:
+            found.append(index)
+    return found
+
+
+def roles_of(points: Sequence[Point], ahead: Collection[int]) -> list[str]:
+    found = ["front" if index in ahead else "behind" for index in range(len(points))]
+    for index, point in enumerate(points):
+        if point.is_baseline or point.is_chosen:
+            found[index] = "chosen" if point.is_chosen else "baseline"
+    return found
+
+
+def drawn(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], width: int) -> Markup:
+    plot = plot_of(points, width)
+    places = [plot.place(point.step_ms, point.peak_bytes / MIB) for point in points]
+    few = thinned(places, kept=[index for index, role in enumerate(roles) if role != "behind"])
+    # What matters is drawn last, on top.
+    order = sorted(few.drawn, key=lambda index: list(ROLES).index(roles[index]), reverse=True)
+    x_ticks = axes.ticks_along(plot.x)
+    corners = stairs([places[index] for index in ahead], plot)
+    key, below = legend(entries(set(roles)), plot.y.start_px + axes.BELOW_PX, width)
+    note, height = remark(few.told("configurations"), below, width)
+    return picture(
+        TITLE,
+        in_words(points, ahead, roles, few),
+        width,
+        height,
+        axes.along_bottom(plot.x, plot.y.end_px, plot.y.start_px, x_ticks, "ms per step", width),
+        axes.along_left(plot.y, plot.x.start_px, plot.x.end_px, axes.ticks_up(plot.y), "peak memory, MiB"),
+        path(corners, "best"),
+        *(drawn_point(points[index], places[index], roles[index]) for index in order),
+        labels(named(points, ahead, places), [places[index] for index in order], corners, bounds(plot)),
+        key,
+        note,
+        has_links=any(point.href for point in points),
+    )
+
+
+def plot_of(points: Sequence[Point], width: int) -> Plot:
+    """The memory decides how much room its words need at the left, and so where the times begin."""
+    bottom = axes.HEAD_PX + (300.0 if width >= WIDE_PX else 240.0)
+    up = fitting((point.peak_bytes / MIB for point in points), bottom, axes.HEAD_PX)
+    return Plot(fitting((point.step_ms for point in points), axes.left_of(axes.ticks_up(up)), width - EDGE_PX), up)
+
+
+def bounds(plot: Plot) -> tuple[float, float, float, float]:
+    return plot.x.start_px, plot.y.end_px, plot.x.end_px, plot.y.start_px
+
+
+def stairs(front_px: Sequence[tuple[float, float]], plot: Plot) -> list[tuple[float, float]]:
+    """Along the front: between two of its points the memory of the quicker one is the least for that time."""
+    corners = [(front_px[0][0], plot.y.end_px)]
+    for (x, y), (after_x, _) in zip(front_px, [*front_px[1:], (plot.x.end_px, 0.0)], strict=True):
+        corners += [(x, y), (after_x, y)]
+    return corners
+
+
+def drawn_point(point: Point, place: tuple[float, float], what: str) -> Markup:
+    name, radius_px, _ = ROLES[what]
+    return mark(told(point, what), shape(name, *place, what, radius_px), href=point.href)
+
+
+def told(point: Point, what: str) -> str:
+    return f"{point.label}: {point.figures} ({ROLES[what][2]})"
+
+
+def named(points: Sequence[Point], ahead: Sequence[int], places: Sequence[tuple[float, float]]) -> Iterator[Label]:
+    """The plan and the baseline, then as many of the front as can be read."""
+    ends = [index for index, point in enumerate(points) if point.is_chosen or point.is_baseline]
+    for index in [*ends, *(index for index in ahead[:NAMED_ON_THE_FRONT] if index not in ends)]:
+        yield Label(points[index].label, *places[index])
+
+
+def entries(roles: set[str]) -> Iterator[Entry]:
+    for what, (name, _, meaning) in ROLES.items():
+        if what in roles:
+            yield partial(sign, name, what), meaning
+    yield (
+        lambda x, y: path([(x - 8, y - 4), (x, y - 4), (x, y + 4), (x + 8, y + 4)], "best"),
+        "the least memory for a time",
+    )
+
+
+def sign(name: str, css: str, x: float, y: float) -> Markup:
+    return shape(name, x, y, css)
+
+
+def in_words(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], few: Thinned) -> str:
+    """The front first."""
+    found = set(ahead)
+    order = [*ahead, *(index for index in range(len(points)) if index not in found)]
+    sentences = figures.listed([told(points[index], roles[index]) for index in order])
+    return figures.joined(f"{words.count(len(points), 'configuration')}.", sentences, few.told("configurations"))

@@ -1,0 +1,162 @@
+"""Trials in the order in which they were made in, the history of a search out: how the best so far came about."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Final
+
+from markupsafe import Markup
+
+from server.charts import axes, figures
+from server.charts.legend import Entry, legend, remark
+from server.charts.marks import SHAPES, shape
+from server.charts.scale import finite, whole_ticks
+from server.charts.speedups import ground, has_whisker, plot_of, sign_of_no_gain, sign_of_whisker, whisker
+from server.charts.svg import WIDE_PX, empty, line, mark, path, picture, responsive
+from server.charts.thinning import Thinned, thinned
+from server.pages import words
+
+TITLE: Final = "Speedup over the baseline, trial by trial"
+FAILURES_PX: Final = 22.0  # a strip of their own between the plot and the numbers of the trials
+CROSS_PX: Final = 14.0  # a cross and some air; more of them run into each other
+NO_NUMBER: Final = "no measurement"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A trial; without a speedup it failed. `source` is who proposed it."""
+
+    number: int
+    speedup: float | None
+    low: float | None
+    high: float | None
+    source: str
+    label: str
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The trials by number, those of them with a speedup, and the shape and colour of each source."""
+
+    every: tuple[Tried, ...]
+    measured: tuple[tuple[Tried, float], ...]
+    looks: dict[str, tuple[str, str]]
+
+
+def search_history(tried: Sequence[Tried]) -> Markup:
+    """Raises ChartError for numbers that have no place."""
+    if not tried:
+        return empty(TITLE, "No trial has ended yet.")
+    for trial in tried:
+        for value in (trial.number, trial.speedup, trial.low, trial.high):
+            finite(0.0 if value is None else value, f"trial {trial.number}")
+    return responsive(partial(drawn, history_of(tried)))
+
+
+def history_of(tried: Sequence[Tried]) -> History:
+    every = tuple(sorted(tried, key=lambda trial: trial.number))
+    measured = tuple((trial, trial.speedup) for trial in every if trial.speedup is not None)
+    sources = dict.fromkeys(trial.source for trial, _ in measured)
+    looks = {source: look(index) for index, source in enumerate(sources)}
+    return History(every, measured, looks)
+
+
+def look(index: int) -> tuple[str, str]:
+    """A shape and a colour; when all were given once, they are given again with an outline alone."""
+    kind = "series" if index < len(SHAPES) else "outline"
+    return SHAPES[index % len(SHAPES)], f"{kind}-{index % len(SHAPES) + 1}"
+
+
+def best_so_far(history: History) -> list[Tried]:
+    """The trials that were better than all before them."""
+    found: list[Tried] = []
+    best = -math.inf
+    for trial, speedup in history.measured:
+        if speedup > best:
+            found.append(trial)
+            best = speedup
+    return found
+
+
+def drawn(history: History, width: int) -> Markup:
+    ends = [end for trial, speedup in history.measured for end in (speedup, trial.low, trial.high)]
+    plot = plot_of((trial.number for trial in history.every), ends, width, 260.0 if width >= WIDE_PX else 200.0)
+    places = [plot.place(trial.number, speedup) for trial, speedup in history.measured]
+    best = best_so_far(history)
+    better = {id(trial) for trial in best}
+    few = thinned(places, kept=[index for index, (trial, _) in enumerate(history.measured) if id(trial) in better])
+    failed = [trial for trial in history.every if trial.speedup is None]
+    few_failed = thinned([(plot.x.place(trial.number), 0.0) for trial in failed], at_most=int(width / CROSS_PX))
+    bottom = plot.y.start_px + FAILURES_PX * bool(failed)
+    first, last = history.every[0].number, history.every[-1].number
+    ticks = axes.named(whole_ticks(first, last, axes.count_along(plot.x)))
+    key, below = legend(entries(history, bool(failed)), bottom + axes.BELOW_PX, width)
+    note, height = remark(figures.joined(few.told("measured trials"), few_failed.told("failed trials")), below, width)
+    stairs = steps([plot.place(trial.number, trial.speedup or 0.0) for trial in best], plot.x.end_px)
+    return picture(
+        TITLE,
+        in_words(history, best, few),
+        width,
+        height,
+        ground(plot, ticks, ("trial", "speedup over the baseline"), bottom, width),
+        *(whisker(history.measured[index][0], places[index][0], plot) for index in few.drawn),
+        path(stairs, "best") if stairs else "",
+        *(drawn_trial(history, index, places[index]) for index in few.drawn),
+        *(drawn_failure(failed[index], plot.x.place(failed[index].number), bottom) for index in few_failed.drawn),
+        key,
+        note,
+    )
+
+
+def steps(best_px: Sequence[tuple[float, float]], end_px: float) -> list[tuple[float, float]]:
+    """Level until something better comes, then up."""
+    if not best_px:
+        return []
+    corners = [best_px[0]]
+    for (_, y), (after_x, after_y) in pairwise(best_px):
+        corners += [(after_x, y), (after_x, after_y)]
+    return [*corners, (end_px, best_px[-1][1])]
+
+
+def drawn_trial(history: History, index: int, place: tuple[float, float]) -> Markup:
+    trial, _ = history.measured[index]
+    return mark(told(trial), shape(history.looks[trial.source][0], *place, history.looks[trial.source][1]))
+
+
+def drawn_failure(trial: Tried, x: float, bottom: float) -> Markup:
+    return mark(told(trial), shape("cross", x, bottom - FAILURES_PX / 2, "failed", 5.5))
+
+
+def told(trial: Tried) -> str:
+    """Who proposed it, what it is, and what came of it."""
+    begin = f"trial {trial.number} ({trial.source}), {trial.label}"
+    if trial.speedup is None:
+        return f"{begin}: {trial.failure or NO_NUMBER}"
+    return f"{begin}: {words.gain(trial.speedup)}{figures.interval(trial.low, trial.high, words.gain)}"
+
+
+def entries(history: History, has_failed: bool) -> Iterator[Entry]:
+    for source, (name, css) in history.looks.items():
+        yield partial(sign, name, css), source
+    if has_failed:
+        yield partial(sign, "cross", "failed"), "failed"
+    if history.measured:
+        yield lambda x, y: line(x - 8, y, x + 8, y, "best"), "best so far"
+    if any(has_whisker(trial) for trial, _ in history.measured):
+        yield sign_of_whisker, "95 % interval"
+    yield sign_of_no_gain, "the baseline"
+
+
+def sign(name: str, css: str, x: float, y: float) -> Markup:
+    return shape(name, x, y, css)
+
+
+def in_words(history: History, best: Sequence[Tried], few: Thinned) -> str:
+    failed = len(history.every) - len(history.measured)
+    head = f"{words.count(len(history.every), 'trial')}, {failed:,} of them failed."
+    if best:
+        head += f" The best is trial {best[-1].number} with {words.gain(best[-1].speedup or 0.0)}."
+    return figures.joined(head, figures.listed([told(trial) for trial in history.every]), few.told("measured trials"))

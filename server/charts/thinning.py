@@ -1,0 +1,47 @@
+"""Places of many marks in, those to draw out: of marks that lie on one another one is enough, and the chart says so."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+AT_MOST: Final = 600  # marks; a drawing of them is about 100 KB
+FIRST_CELL_PX: Final = 2.0
+COARSER: Final = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Thinned:
+    """Which places are drawn, in their order; every other one lies within `within_px` of one of them."""
+
+    drawn: tuple[int, ...]
+    left_out: int
+    within_px: int
+
+    def told(self, many: str) -> str:
+        """Nothing when all are drawn."""
+        if not self.left_out:
+            return ""
+        whole = len(self.drawn) + self.left_out
+        return (
+            f"Drawn are {len(self.drawn):,} of {whole:,} {many}: "
+            f"each of the others lies within {self.within_px} px of one that is drawn."
+        )
+
+
+def thinned(places: Sequence[tuple[float, float]], kept: Collection[int] = (), at_most: int = AT_MOST) -> Thinned:
+    """One place of each cell of a grid, in the finest grid by which few enough remain; `kept` are drawn anyhow."""
+    if len(places) <= at_most:
+        return Thinned(tuple(range(len(places))), 0, 0)
+    cell_px = FIRST_CELL_PX
+    while len(drawn := first_of_cells(places, kept, cell_px)) > at_most + len(kept):
+        cell_px *= COARSER
+    return Thinned(tuple(sorted(drawn)), len(places) - len(drawn), math.ceil(cell_px * math.sqrt(2)))
+
+
+def first_of_cells(places: Sequence[tuple[float, float]], kept: Collection[int], cell_px: float) -> set[int]:
+    first: dict[tuple[float, float], int] = {}
+    for index in [*kept, *range(len(places))]:
+        x, y = places[index]
+        first.setdefault((x // cell_px, y // cell_px), index)
+    return {*first.values(), *kept}

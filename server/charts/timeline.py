@@ -1,0 +1,216 @@
+"""Launches of a step on streams in, a lane a stream out: what runs beside what, and where a stream waits."""
+
+import string
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from markupsafe import Markup
+
+from kitsune.errors import ChartError
+from server.charts import axes, figures
+from server.charts.legend import Entry, legend, remark
+from server.charts.lettering import width_px
+from server.charts.scale import Scale, finite, span
+from server.charts.svg import WIDE_PX, empty, mark, picture, rect, responsive, text
+from server.pages import words
+
+TITLE: Final = "Launches of a step, stream by stream"
+LANE_PX: Final = 26.0
+GAP_PX: Final = 6.0
+TOP_PX: Final = 4.0
+EDGE_PX: Final = 8.0
+LANE_WORDS_PX: Final = 156.0
+ABOVE_PX: Final = 18.0
+VISIBLE_PX: Final = 1.0  # what is narrower is joined with its neighbours
+LETTER_PX: Final = 12.0
+RIMMED_PX: Final = 4.0  # from here on a box has a rim; on a narrower one the rim would hide it
+KINDS: Final = 6  # names with a colour and a letter of their own
+NAMED_AT_MOST: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A launch on a stream, from its beginning to its end."""
+
+    stream: int
+    start_us: float
+    end_us: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """What is drawn as one: a launch, or several neighbours that are too narrow to be seen alone."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def start_us(self) -> float:
+        return self.spans[0].start_us
+
+    @property
+    def end_us(self) -> float:
+        return max(span.end_us for span in self.spans)
+
+    @property
+    def told(self) -> str:
+        lasts = f"{microseconds(self.start_us)} to {microseconds(self.end_us)} µs"
+        if len(self.spans) == 1:
+            return f"{self.spans[0].name}, stream {self.spans[0].stream}: {lasts}"
+        names = ", ".join(list(dict.fromkeys(span.name for span in self.spans))[:NAMED_AT_MOST])
+        return (
+            f"{words.count(len(self.spans), 'launch', 'launches')} on stream {self.spans[0].stream}: {lasts}; {names}"
+        )
+
+
+def timeline(spans: Sequence[Span]) -> Markup:
+    """Raises ChartError for numbers that have no place, and for a launch that ends before it begins."""
+    if not spans:
+        return empty(TITLE, "No launches of this step were recorded.")
+    for each in spans:
+        check(each)
+    return responsive(partial(drawn, by_stream(spans), key_of(spans)))
+
+
+def check(each: Span) -> None:
+    finite(each.start_us, f"the beginning of {each.name!r}")
+    finite(each.end_us, f"the end of {each.name!r}")
+    if each.end_us < each.start_us:
+        raise ChartError(f"the launch {each.name!r}", f"ends at {each.end_us:g} µs, before it begins")
+
+
+def by_stream(spans: Iterable[Span]) -> dict[int, list[Span]]:
+    found: dict[int, list[Span]] = defaultdict(list)
+    for each in sorted(spans, key=lambda span: (span.stream, span.start_us)):
+        found[each.stream].append(each)
+    return found
+
+
+def key_of(spans: Iterable[Span]) -> dict[str, float]:
+    """The names that take the most time, with their share of all that runs."""
+    took: dict[str, float] = defaultdict(float)
+    for each in spans:
+        took[each.name] += each.end_us - each.start_us
+    whole = sum(took.values()) or 1.0
+    return {name: took[name] / whole for name in sorted(took, key=lambda name: (-took[name], name))[:KINDS]}
+
+
+def drawn(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float], width: int) -> Markup:
+    is_wide = width >= WIDE_PX
+    left, right = (LANE_WORDS_PX if is_wide else EDGE_PX), width - EDGE_PX
+    ends = [end for spans in lanes.values() for each in spans for end in (each.start_us, each.end_us)]
+    scale = Scale(*span(ends), left, right)
+    pitch = LANE_PX + GAP_PX + (0 if is_wide else ABOVE_PX)
+    bottom = TOP_PX + pitch * len(lanes)
+    tops = {stream: TOP_PX + pitch * row + (0 if is_wide else ABOVE_PX) for row, stream in enumerate(lanes)}
+    boxes = {stream: boxes_of(spans, scale) for stream, spans in lanes.items()}
+    ticks = axes.ticks_along(scale)
+    signs, below = legend(entries(key, boxes), bottom + axes.BELOW_PX, width)
+    joined = told_joined(lanes, boxes)
+    note, height = remark(joined, below, width)
+    return picture(
+        TITLE,
+        figures.joined(in_words(lanes, key), joined),
+        width,
+        height,
+        axes.along_bottom(scale, 0, bottom, ticks, "µs", width),
+        *(lane(stream, spans, tops[stream], scale, is_wide) for stream, spans in lanes.items()),
+        *(drawn_box(box, tops[stream], scale, key) for stream, found in boxes.items() for box in found),
+        signs,
+        note,
+    )
+
+
+def boxes_of(spans: Sequence[Span], scale: Scale) -> list[Box]:
+    """Neighbours that are both too narrow to be seen, with too little between them to be seen, become one."""
+    found: list[list[Span]] = []
+    for each in spans:
+        if found and is_tiny(each, scale) and all(map(partial(is_tiny, scale=scale), found[-1][-1:])):
+            gap_px = scale.place(each.start_us) - scale.place(found[-1][-1].end_us)
+            if gap_px < VISIBLE_PX:
+                found[-1].append(each)
+                continue
+        found.append([each])
+    return [Box(tuple(each)) for each in found]
+
+
+def is_tiny(each: Span, scale: Scale) -> bool:
+    return scale.place(each.end_us) - scale.place(each.start_us) < VISIBLE_PX
+
+
+def lane(stream: int, spans: Sequence[Span], top: float, scale: Scale, is_wide: bool) -> Markup:
+    busy = words.percent(busy_us(spans) / (scale.high - scale.low))
+    label, base = f"stream {stream}, {busy} busy", top + LANE_PX / 2 + 4 if is_wide else top - 5
+    ground = rect(scale.start_px, top, scale.end_px - scale.start_px, LANE_PX, "lane")
+    return mark(label, ground, text(0, base, label, room_px=LANE_WORDS_PX - EDGE_PX if is_wide else scale.end_px))
+
+
+def busy_us(spans: Sequence[Span]) -> float:
+    """How long anything runs; what overlaps counts once."""
+    busy, reached = 0.0, spans[0].start_us
+    for each in spans:
+        busy += max(0.0, each.end_us - max(reached, each.start_us))
+        reached = max(reached, each.end_us)
+    return busy
+
+
+def kind_of(box: Box, key: Mapping[str, float]) -> int | None:
+    """Which of the named ones it is, if it is one of them alone."""
+    names = {each.name for each in box.spans}
+    return list(key).index(box.spans[0].name) if len(names) == 1 and names <= key.keys() else None
+
+
+def drawn_box(box: Box, top: float, scale: Scale, key: Mapping[str, float]) -> Markup:
+    kind = kind_of(box, key)
+    left = scale.place(box.start_us)
+    width = max(scale.place(box.end_us) - left, VISIBLE_PX / 2)
+    css = "other" if kind is None else f"series-{kind + 1}"
+    ground = rect(left, top, width, LANE_PX, css if width >= RIMMED_PX else f"{css} rimless")
+    return mark(box.told, ground, *inside(box, kind, left + width / 2, top + LANE_PX / 2 + 4, width))
+
+
+def inside(box: Box, kind: int | None, middle: float, base: float, room_px: float) -> Iterator[Markup]:
+    """The whole name where it has room, else the letter of its kind where that has."""
+    name = box.spans[0].name if len(box.spans) == 1 else ""
+    if name and width_px(name) + 4 <= room_px:
+        yield text(middle, base, name, "inside", "middle")
+    elif kind is not None and room_px >= LETTER_PX:
+        yield text(middle, base, string.ascii_uppercase[kind], "inside", "middle")
+
+
+def entries(key: Mapping[str, float], boxes: Mapping[int, Sequence[Box]]) -> Iterator[Entry]:
+    for index, (name, share) in enumerate(key.items()):
+        yield partial(sign, index), f"{name}, {words.percent(share)}"
+    if any(kind_of(box, key) is None for found in boxes.values() for box in found):
+        yield lambda x, y: rect(x - 8, y - 8, 16, 16, "other"), "others, or several together"
+
+
+def sign(kind: int, x: float, y: float) -> Markup:
+    letter = text(x, y + 4, string.ascii_uppercase[kind], "inside", "middle")
+    return mark(string.ascii_uppercase[kind], rect(x - 8, y - 8, 16, 16, f"series-{kind + 1}"), letter)
+
+
+def microseconds(value: float) -> str:
+    return f"{value:,.1f}".replace("-", figures.MINUS)
+
+
+def told_joined(lanes: Mapping[int, Sequence[Span]], boxes: Mapping[int, Sequence[Box]]) -> str:
+    launches, drawn_as = sum(map(len, lanes.values())), sum(map(len, boxes.values()))
+    if launches == drawn_as:
+        return ""
+    return f"{launches:,} launches in {drawn_as:,} boxes: neighbours too short to be seen are drawn as one."
+
+
+def in_words(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float]) -> str:
+    ends = [end for spans in lanes.values() for each in spans for end in (each.start_us, each.end_us)]
+    whole = max(ends) - min(ends)
+    told = [
+        f"stream {stream}: {words.count(len(spans), 'launch', 'launches')}, "
+        f"busy for {microseconds(busy_us(spans))} of {microseconds(whole)} µs"
+        for stream, spans in lanes.items()
+    ]
+    most = ", ".join(f"{name} {words.percent(share)}" for name, share in key.items())
+    return f"{figures.listed(told)} Most of the time goes into {most}."

@@ -1,0 +1,103 @@
+"""Runs of a model in, how many times as fast their plans are over time out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Final
+
+from markupsafe import Markup
+
+from server.charts import axes, figures
+from server.charts.dates import DAY, date_ticks, in_utc
+from server.charts.legend import Entry, legend, remark
+from server.charts.marks import shape
+from server.charts.scale import finite
+from server.charts.speedups import ground, has_whisker, plot_of, sign_of_no_gain, sign_of_whisker, whisker
+from server.charts.svg import WIDE_PX, empty, mark, path, picture, responsive
+from server.charts.thinning import Thinned, thinned
+from server.pages import words
+
+TITLE: Final = "Speedup of the plan, run by run"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A run that ended at a time; `value` is how many times as fast its plan is, within `low` and `high`."""
+
+    at: datetime
+    value: float
+    low: float | None
+    high: float | None
+    label: str
+    href: str
+
+    @property
+    def at_s(self) -> float:
+        return in_utc(self.at).timestamp()
+
+    @property
+    def told(self) -> str:
+        gain = f"{words.gain(self.value)}{figures.interval(self.low, self.high, words.gain)}"
+        return f"{self.label}, {words.moment(in_utc(self.at))}: {gain}"
+
+
+def trend(moments: Sequence[Moment]) -> Markup:
+    """Raises ChartError for numbers that have no place."""
+    if not moments:
+        return empty(TITLE, "No run of this model has a plan yet.")
+    for moment in moments:
+        for value in (moment.value, moment.low, moment.high):
+            finite(0.0 if value is None else value, f"the speedup of {moment.label!r}")
+    return responsive(partial(drawn, sorted(moments, key=lambda moment: moment.at_s)))
+
+
+def drawn(moments: Sequence[Moment], width: int) -> Markup:
+    ends = [end for moment in moments for end in (moment.value, moment.low, moment.high)]
+    plot = plot_of(stretch(moments), ends, width, 220.0 if width >= WIDE_PX else 180.0)
+    places = [plot.place(moment.at_s, moment.value) for moment in moments]
+    few = thinned(places)
+    ticks = date_ticks(plot.x.low, plot.x.high, axes.count_along(plot.x))
+    key, below = legend(entries(moments), plot.y.start_px + axes.BELOW_PX, width)
+    note, height = remark(few.told("runs"), below, width)
+    return picture(
+        TITLE,
+        in_words(moments, few),
+        width,
+        height,
+        ground(plot, ticks, (f"end of the run, UTC, {years(moments)}", "times as fast"), plot.y.start_px, width),
+        path([places[index] for index in few.drawn], "thread"),
+        *(whisker(moments[index], places[index][0], plot) for index in few.drawn),
+        *(drawn_moment(moments[index], places[index]) for index in few.drawn),
+        key,
+        note,
+        has_links=any(moment.href for moment in moments),
+    )
+
+
+def stretch(moments: Sequence[Moment]) -> tuple[float, float]:
+    """From the first to the last, and a day at least."""
+    first, last = moments[0].at_s, moments[-1].at_s
+    missing = max(0.0, DAY - (last - first))
+    return first - missing / 2, last + missing / 2
+
+
+def years(moments: Sequence[Moment]) -> str:
+    """ "2026", or "2026 to 2027"."""
+    return " to ".join(dict.fromkeys(str(in_utc(each.at).year) for each in (moments[0], moments[-1])))
+
+
+def drawn_moment(moment: Moment, place: tuple[float, float]) -> Markup:
+    return mark(moment.told, shape("circle", *place, "series-1"), href=moment.href)
+
+
+def entries(moments: Sequence[Moment]) -> Iterator[Entry]:
+    yield lambda x, y: shape("circle", x, y, "series-1"), "a run"
+    if any(map(has_whisker, moments)):
+        yield sign_of_whisker, "95 % interval"
+    yield sign_of_no_gain, "no gain"
+
+
+def in_words(moments: Sequence[Moment], few: Thinned) -> str:
+    head = f"{words.count(len(moments), 'run')}."
+    return figures.joined(head, figures.listed([each.told for each in moments]), few.told("runs"))

@@ -1,0 +1,158 @@
+"""Steps between two totals in, a waterfall out: what each change of a training step saved or cost.
+
+`ms` of a step or of the remainder is the change of the step's time, negative where it saves: a bar begins where the
+one before it ends, and the last total is the first one with all changes added. `low_ms` and `high_ms` bound `ms`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+from markupsafe import Markup
+
+from kitsune.errors import ChartError
+from server.charts import axes, figures
+from server.charts.legend import Entry, legend
+from server.charts.marks import whisker_along_x
+from server.charts.rows import BAND_PX, Rows, rows_of
+from server.charts.scale import Scale, finite, from_zero
+from server.charts.svg import empty, line, mark, picture, rect, responsive
+from server.pages import words
+
+TITLE: Final = "What each change of the step saves"
+CLOSES_WITHIN: Final = 1e-3  # of the first total: what rounding may leave open
+LEAST_PX: Final = 1.5  # a bar that is narrower could not be seen
+MEANINGS: Final = {
+    "total": "time of a step",
+    "saved": "saves time",
+    "cost": "costs time",
+    "remainder": "what the changes do together",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A total, or a change (negative where it saves time). `note` stands in small letters below it."""
+
+    label: str
+    ms: float
+    low_ms: float | None
+    high_ms: float | None
+    kind: Literal["total", "step", "remainder"]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A bar from where the one before it ended to where it ends itself; its whisker around that end."""
+
+    bar: Bar
+    begin_ms: float
+    end_ms: float
+    whisker_ms: tuple[float, float] | None
+    share: float
+
+    @property
+    def css(self) -> str:
+        if self.bar.kind == "step":
+            return "cost" if self.bar.ms > 0 else "saved"
+        return self.bar.kind
+
+    @property
+    def figure(self) -> str:
+        """The time or the change of it; and the change as a share of the first total, which has none itself."""
+        told = words.ms(self.bar.ms) if self.bar.kind == "total" else figures.change_ms(self.bar.ms)
+        return f"{told} ({figures.change_percent(self.share)})" if self.share or self.bar.kind != "total" else told
+
+    @property
+    def told(self) -> str:
+        tell = words.ms if self.bar.kind == "total" else figures.change_ms
+        note = f"; {self.bar.note}" if self.bar.note else ""
+        return f"{self.bar.label}: {self.figure}{figures.interval(self.bar.low_ms, self.bar.high_ms, tell)}{note}"
+
+
+def waterfall(bars: Sequence[Bar]) -> Markup:
+    """Raises ChartError when the first or the last bar is no total, or the steps do not lead from one to the other."""
+    if not bars:
+        return empty(TITLE, "Nothing was measured yet.")
+    return responsive(partial(drawn, list(placed(bars))))
+
+
+def placed(bars: Sequence[Bar]) -> Iterator[Placed]:
+    """Each bar with its beginning and end. Raises ChartError."""
+    first, at_ms = bars[0].ms, 0.0
+    for number, bar in enumerate(bars):
+        check(bar, is_end=number in (0, len(bars) - 1))
+        if bar.kind == "total" and number:
+            check_closed(bar, at_ms, first)
+        begin_ms = 0.0 if bar.kind == "total" else at_ms
+        change_ms = bar.ms - first if bar.kind == "total" else bar.ms
+        known = bar.low_ms is not None and bar.high_ms is not None
+        whisker = (begin_ms + (bar.low_ms or 0.0), begin_ms + (bar.high_ms or 0.0)) if known else None
+        yield Placed(bar, begin_ms, at_ms := begin_ms + bar.ms, whisker, change_ms / first)
+
+
+def check(bar: Bar, *, is_end: bool) -> None:
+    for value in (bar.ms, bar.low_ms, bar.high_ms):
+        finite(0.0 if value is None else value, f"the bar {bar.label!r}")
+    if bar.kind == "total" and bar.ms <= 0:
+        raise ChartError(f"the bar {bar.label!r}", f"is a total of {bar.ms} ms; a step takes some time")
+    if is_end and bar.kind != "total":
+        raise ChartError(f"the bar {bar.label!r}", "is the first or the last one, which must be totals")
+
+
+def check_closed(bar: Bar, at_ms: float, first_ms: float) -> None:
+    if abs(bar.ms - at_ms) > CLOSES_WITHIN * max(first_ms, bar.ms):
+        raise ChartError(
+            f"the total {bar.label!r}",
+            f"is {bar.ms:g} ms, but the bars before it lead to {at_ms:g} ms; add a bar for the remainder",
+        )
+
+
+def drawn(bars: Sequence[Placed], width: int) -> Markup:
+    rows = rows_of(width, [each.bar.note for each in bars])
+    ends = [end for each in bars for end in (each.begin_ms, each.end_ms, *(each.whisker_ms or ()))]
+    scale = from_zero(ends, rows.left, rows.right)
+    ticks = axes.ticks_along(scale)
+    key, height = legend(entries(bars), rows.bottom + axes.BELOW_PX, width)
+    return picture(
+        TITLE,
+        figures.listed([each.told for each in bars]),
+        width,
+        height,
+        axes.along_bottom(scale, 0, rows.bottom, ticks, "ms per step", width),
+        *(joint(each, row, rows, scale) for row, each in enumerate(bars[1:], 1)),
+        *(row_of(each, row, rows, scale) for row, each in enumerate(bars)),
+        key,
+    )
+
+
+def joint(bar: Placed, row: int, rows: Rows, scale: Scale) -> Markup:
+    """From the end of the bar above to the beginning of this one, or to the end of a total."""
+    x = scale.place(bar.end_ms if bar.bar.kind == "total" else bar.begin_ms)
+    return line(x, rows.band(row - 1) + BAND_PX, x, rows.band(row), "joint")
+
+
+def row_of(bar: Placed, row: int, rows: Rows, scale: Scale) -> Markup:
+    top, ends = rows.band(row), sorted((scale.place(bar.begin_ms), scale.place(bar.end_ms)))
+    low, high = map(scale.place, bar.whisker_ms) if bar.whisker_ms else (None, None)
+    return mark(
+        bar.told,
+        rows.words(row, bar.bar.label, bar.figure, bar.bar.note),
+        rect(ends[0], top, max(ends[1] - ends[0], LEAST_PX), BAND_PX, bar.css),
+        whisker_along_x(low, high, top + BAND_PX / 2),
+    )
+
+
+def entries(bars: Sequence[Placed]) -> Iterator[Entry]:
+    met = {each.css for each in bars}
+    for css, meaning in MEANINGS.items():
+        if css in met:
+            yield partial(sign, css), meaning
+    if any(each.whisker_ms for each in bars):
+        yield lambda x, y: whisker_along_x(x - 7, x + 7, y), "95 % interval"
+
+
+def sign(css: str, x: float, y: float) -> Markup:
+    return rect(x - 7, y - 5, 14, 10, css)

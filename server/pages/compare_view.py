@@ -1,0 +1,134 @@
+"""Several runs and their plans in; what differs between them out. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kitsune.knobs import KNOBS
+from kitsune.plan import Environment, Evidence, Plan
+from kitsune.plan_diff import Row, differences
+from server.pages import words
+from server.pages.facts_view import budget_words
+from server.pages.headline_view import workload_name
+from tuner.records import Run
+
+FEWEST: Final = 2
+MOST: Final = 20
+_NOTHING: Final = "-"
+
+_VERSIONS: Final = ("torch", "triton", "cuda", "driver", "kitsune")
+
+Pair = tuple[Run, Plan | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CompareRow:
+    """One property, with its value in each run."""
+
+    name: str
+    values: tuple[str, ...]
+
+    @property
+    def is_same(self) -> bool:
+        return len(set(self.values)) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """In what the plan of a run differs from that of the first."""
+
+    run: Run
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompareView:
+    """The page of a comparison: `hidden` rows are the same everywhere."""
+
+    names: tuple[str, ...]
+    warnings: tuple[str, ...]
+    rows: tuple[CompareRow, ...]
+    hidden: int
+    diffs: tuple[PlanDiff, ...]
+
+
+def compare_view(pairs: Sequence[Pair], *, shows_all: bool) -> CompareView:
+    rows = [CompareRow(name, tuple(tell(run, plan) or _NOTHING for run, plan in pairs)) for name, tell in _ROWS.items()]
+    shown = [row for row in rows if not row.is_same]
+    told = [row for row in rows if set(row.values) != {_NOTHING}]
+    return CompareView(
+        names=tuple(workload_name(run) for run, _ in pairs),
+        warnings=tuple(warnings([run for run, _ in pairs])),
+        rows=tuple(told if shows_all else shown),
+        hidden=len(told) - len(shown),
+        diffs=tuple(_diffs(pairs)),
+    )
+
+
+def warnings(runs: Sequence[Run]) -> list[str]:
+    """Why the figures of these runs should not be held against each other."""
+    machines = [run.environment for run in runs if run.environment is not None]
+    found = []
+    if len(gpus := {here.gpu for here in machines}) > 1:
+        found.append(f"These runs were measured on different GPUs ({', '.join(sorted(gpus))}).")
+    versions = {name: {getattr(here, name) or "none" for here in machines} for name in _VERSIONS}
+    found += [
+        f"These runs were measured with different versions of {name} ({', '.join(sorted(given))})."
+        for name, given in versions.items()
+        if len(given) > 1
+    ]
+    if len({run.fingerprint for run in runs if run.fingerprint}) > 1:
+        found.append("These runs are of different training steps: other models, losses, optimizers or shapes.")
+    return found
+
+
+def _diffs(pairs: Sequence[Pair]) -> list[PlanDiff]:
+    planned = [(run, plan) for run, plan in pairs if plan is not None]
+    if len(planned) < FEWEST:
+        return []
+    (_, first), *others = planned
+    return [PlanDiff(run, tuple(differences(first, plan))) for run, plan in others]
+
+
+def _of_evidence(tell: Callable[[Evidence], str]) -> Callable[[Run, Plan | None], str]:
+    return lambda _, plan: tell(plan.evidence) if plan is not None and plan.evidence is not None else ""
+
+
+def _of_machine(name: str) -> Callable[[Run, Plan | None], str]:
+    def tell(run: Run, _: Plan | None) -> str:
+        here: Environment | None = run.environment
+        return str(getattr(here, name)) if here is not None else ""
+
+    return tell
+
+
+def _of_knob(name: str) -> Callable[[Run, Plan | None], str]:
+    return lambda _, plan: str(plan.choice(name)) if plan is not None else ""
+
+
+_ROWS: Final[Mapping[str, Callable[[Run, Plan | None], str]]] = {
+    "workload": lambda run, _: run.workload,
+    "state": lambda run, _: run.status.value,
+    "gain": _of_evidence(lambda found: words.gain(found.speedup)),
+    "95 % interval": _of_evidence(lambda found: words.spread(found.speedup)),
+    "gain over the step as given": _of_evidence(lambda found: words.gain(found.speedup_over_eager)),
+    "step by the plan": _of_evidence(lambda found: words.ms(found.step_ms)),
+    "step as given": _of_evidence(lambda found: words.ms(found.eager_step_ms)),
+    "best stock configuration": _of_evidence(lambda found: found.baseline),
+    "step by that": _of_evidence(lambda found: words.ms(found.baseline_step_ms)),
+    "peak memory": _of_evidence(lambda found: words.mebibytes(found.peak_bytes) if found.peak_bytes else ""),
+    "first step": _of_evidence(lambda found: words.lasted(found.first_step_s)),
+    "trials": lambda run, _: f"{run.trials:,}",
+    "budget": lambda run, _: budget_words(run),
+    "seed": lambda run, _: str(run.seed),
+    **{name: _of_knob(name) for name in KNOBS},
+    "batch": lambda _, plan: plan.batch if plan is not None else "",
+    "GPU": _of_machine("gpu"),
+    "driver": _of_machine("driver"),
+    "CUDA": _of_machine("cuda"),
+    "torch": _of_machine("torch"),
+    "triton": _of_machine("triton"),
+    "Python": _of_machine("python"),
+    "Kitsune": _of_machine("kitsune"),
+    "fingerprint": lambda run, _: words.short(run.fingerprint),
+}

@@ -1,0 +1,73 @@
+"""A run's id in; its page as one file that needs nothing else, its JSON or its CSV, out.
+
+The styles are in the page, and its own Content-Security-Policy allows them by their digest and nothing else: no script,
+no picture, no request, wherever it is opened.
+"""
+
+import base64
+import hashlib
+from functools import cache
+from typing import Final
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from server import exports
+from server.context import Here
+from server.pages.assets import assets
+from server.pages.drawn import charts_of
+from server.pages.frame import PageRouter, render, viewer
+from server.pages.run import look
+from server.pages.run_view import run_view
+from server.schemas import RunId
+from tuner.store.rows import utcnow
+from tuner.store.tokens import Scope
+
+STYLES: Final = ("kitsune.css", "charts.css", "run.css")
+
+router = PageRouter(Scope.READ, prefix="/runs")
+
+
+@router.get("/{run_id}/export.html")
+def as_page(request: Request, here: Here, run_id: RunId) -> Response:
+    with here.database.read() as connection:
+        found = look(connection, run_id, team=viewer(request).team)
+    view = run_view(found.run, found.trials, found.plan, utcnow(), None)
+    answer = render(
+        request,
+        "run_export.html",
+        found=found,
+        run=found.run,
+        view=view,
+        charts=charts_of(view),
+        place="",
+        style=style(),
+        policy=policy(),
+    )
+    answer.headers["content-security-policy"] = f"{policy()}; frame-ancestors 'none'"
+    answer.headers["content-disposition"] = f'attachment; filename="kitsune-run-{run_id}.html"'
+    return answer
+
+
+@router.get("/{run_id}/export.json")
+def as_json(request: Request, here: Here, run_id: RunId) -> Response:
+    """What the API gives, for whoever is signed in."""
+    return exports.export(request, here, run_id, "json")
+
+
+@router.get("/{run_id}/export.csv")
+def as_csv(request: Request, here: Here, run_id: RunId) -> Response:
+    return exports.export(request, here, run_id, "csv")
+
+
+@cache
+def style() -> str:
+    """All styles of the page of a run, as one."""
+    return "\n".join(assets()[name].content.decode() for name in STYLES)
+
+
+@cache
+def policy() -> str:
+    """For the element <meta>, in which a browser heeds no frame-ancestors."""
+    digest = base64.b64encode(hashlib.sha256(style().encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

@@ -1,0 +1,129 @@
+"""A token in, a session out; and its end."""
+
+import math
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from anyio import to_thread
+from fastapi import Query, Request
+from fastapi.responses import RedirectResponse, Response
+from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
+
+from server.context import Context, Here
+from server.guard import is_form
+from server.pages.attempts import Attempts
+from server.pages.frame import (
+    COOKIE,
+    MAX_FIELDS,
+    SECURE_COOKIE,
+    SIGN_IN,
+    OpenPageRouter,
+    PageRouter,
+    cookie_of,
+    render,
+    session_of,
+)
+from tuner.store import sessions, tokens
+from tuner.store.rows import utcnow
+from tuner.store.sessions import Session
+
+#: Why it is so is told to nobody: who tries tokens shall not learn which of them was one.
+_NOT_GOOD: Final = "This token does not open this server. Check that it was copied whole, or ask its owner for another."
+_TOO_MANY: Final = "There were too many tries from your address. Wait for {minutes} and try again."
+
+router = OpenPageRouter()
+leaving = PageRouter(None)
+
+
+@router.get(SIGN_IN)
+def ask(request: Request, after: Annotated[str, Query(alias="next", max_length=2000)] = "") -> Response:
+    """Where a token is typed in; whoever is signed in already goes on."""
+    if session_of(request) is not None:
+        return RedirectResponse(own_path(after), 303)
+    return render(request, "login.html", next=own_path(after), error="", again=came_by_link(request) and bool(after))
+
+
+@router.post(SIGN_IN)
+async def sign_in(request: Request, here: Here) -> Response:
+    """Other sites cannot send this form: the guard refuses their Origin."""
+    attempts, address = attempts_of(request), request.client.host if request.client else ""
+    if is_form(request.headers):  # one that may be as large as an archive, of somebody unknown
+        raise HTTPException(415, "send the form as its page does")
+    form = await request.form(max_fields=MAX_FIELDS)
+    after = own_path(_text(form, "next"))
+    if wait_s := attempts.wait_s(address):
+        page = render(
+            request, "login.html", status=429, next=after, again=False, error=_TOO_MANY.format(minutes=_minutes(wait_s))
+        )
+        page.headers["retry-after"] = str(int(wait_s) + 1)
+        return page
+    started = await to_thread.run_sync(_start, here, _text(form, "token"), cookie_of(request))
+    if started is None:
+        attempts.note_failure(address)
+        return render(request, "login.html", status=422, next=after, again=False, error=_NOT_GOOD)
+    answer = RedirectResponse(after, 303)
+    _give_cookie(answer, *started, is_secure=is_secure(request))
+    return answer
+
+
+@leaving.post("/logout")
+def sign_out(request: Request, here: Here) -> Response:
+    secret = cookie_of(request)
+    assert secret is not None
+    with here.database.begin() as connection:
+        sessions.end(connection, secret)
+    answer = RedirectResponse(SIGN_IN, 303)
+    for name, secure in ((COOKIE, False), (SECURE_COOKIE, True)):
+        answer.delete_cookie(name, path="/", secure=secure, httponly=True, samesite="strict")
+    return answer
+
+
+def own_path(place: str) -> str:
+    """A path of this server, where nothing else will do: browsers read `//host` and `/\\host` as other hosts."""
+    is_ours = place.startswith("/") and place[1:2] not in ("/", "\\") and place.isprintable() and "\\" not in place
+    return place if is_ours and not urlsplit(place).netloc else "/"
+
+
+def came_by_link(request: Request) -> bool:
+    """Whether another site's link led here. No cookie of ours comes along then, but it does from a page of ours."""
+    return request.headers.get("sec-fetch-site") == "cross-site"
+
+
+def is_secure(request: Request) -> bool:
+    """Whether the browser itself speaks https, also where a proxy does that for us: it says so in Origin."""
+    return request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
+
+
+def attempts_of(request: Request) -> Attempts:
+    found = request.app.state.attempts
+    assert isinstance(found, Attempts)
+    return found
+
+
+def _start(here: Context, secret: str, earlier: str | None) -> tuple[Session, str] | None:
+    """None for a token that is not good. The session of the same browser before it ends."""
+    with here.database.read() as connection:
+        token = tokens.authenticate(connection, secret)
+    if token is None or not token.scopes:
+        return None
+    with here.database.begin() as connection:
+        if earlier is not None:
+            sessions.end(connection, earlier)
+        return sessions.start(connection, token)
+
+
+def _give_cookie(answer: Response, session: Session, secret: str, *, is_secure: bool) -> None:
+    seconds = int((session.ends_at - utcnow()).total_seconds())
+    name = SECURE_COOKIE if is_secure else COOKIE
+    answer.set_cookie(name, secret, max_age=seconds, path="/", secure=is_secure, httponly=True, samesite="strict")
+
+
+def _text(form: FormData, name: str) -> str:
+    value = form.get(name, "")
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _minutes(seconds: float) -> str:
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes} minute{'s' if minutes > 1 else ''}"

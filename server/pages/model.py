@@ -1,0 +1,34 @@
+"""The fingerprint of a training step in; the page of its runs and plans over time, GPU by GPU, out."""
+
+from typing import Annotated, Final
+
+from fastapi import Path, Request
+from fastapi.responses import Response
+
+from kitsune.errors import NotFoundError
+from server.charts.trend import trend
+from server.context import Here
+from server.pages.drawn import drawn
+from server.pages.frame import PageRouter, render, viewer
+from server.pages.model_view import model_view
+from tuner.store import runs
+from tuner.store.tokens import Scope
+
+#: The newest ones; older ones are in the list of runs.
+MOST_RUNS: Final = 200
+
+router = PageRouter(Scope.READ)
+
+Fingerprint = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
+
+
+@router.get("/models/{fingerprint}")
+def show(request: Request, here: Here, fingerprint: Fingerprint) -> Response:
+    with here.database.read() as connection:
+        found = runs.page(connection, team=viewer(request).team, fingerprint=fingerprint, limit=MOST_RUNS)
+    if not found.runs:
+        raise NotFoundError(f"there is no run of a step with the fingerprint {fingerprint!r}; the list has all runs")
+    view = model_view(found.runs)
+    charts = {gpu.gpu: drawn(trend, gpu.moments) for gpu in view.gpus}
+    has_more = found.after is not None
+    return render(request, "model.html", view=view, charts=charts, fingerprint=fingerprint, has_more=has_more)

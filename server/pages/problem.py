@@ -1,0 +1,56 @@
+"""An error of a page in, a page that says so out: the same words as the API's problem, in the frame."""
+
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+from inspect import isawaitable
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import RedirectResponse, Response
+from starlette.exceptions import HTTPException
+
+from kitsune.errors import KitsuneError
+from server.pages.frame import PageRoute, render
+from server.problems import API, MEDIA_TYPE, SECURITY_HEADERS
+
+Handler = Callable[[Request, Exception], Response | Awaitable[Response]]
+
+
+def install(app: FastAPI) -> None:
+    """From here on whatever `app` has as an answer to an error is a page, where a page was asked for."""
+    for kind in (HTTPException, RequestValidationError, KitsuneError, Exception):
+        app.add_exception_handler(kind, partial(_of_page, cast(Handler, app.exception_handlers[kind])))
+
+
+async def _of_page(handler: Handler, request: Request, error: Exception) -> Response:
+    answered = handler(request, error)
+    answer = await answered if isawaitable(answered) else answered
+    if 300 <= answer.status_code < 400:
+        return RedirectResponse(answer.headers["location"], answer.status_code, SECURITY_HEADERS)
+    if not wants_page(request) or answer.media_type != MEDIA_TYPE:
+        return answer
+    kept = {name: answer.headers[name] for name in ("retry-after", "allow", "hx-refresh") if name in answer.headers}
+    page = render(request, "problem.html", status=answer.status_code, problem=_told(answer))
+    page.headers.update(
+        {**{name: value for name, value in SECURITY_HEADERS.items() if name not in page.headers}, **kept}
+    )
+    return page
+
+
+def wants_page(request: Request) -> bool:
+    """Whether a page was asked for, or nothing that there is, by a browser."""
+    if isinstance(request.scope.get("route"), PageRoute):
+        return True
+    is_of_api = request.url.path == API or request.url.path.startswith(f"{API}/")
+    return "route" not in request.scope and not is_of_api and "text/html" in request.headers.get("accept", "")
+
+
+def _told(answer: Response) -> dict[str, Any]:
+    """The problem without what only a program can make use of."""
+    problem = {"instance": None, "errors": (), **json.loads(bytes(answer.body))}
+    if problem["status"] == 404 and API in problem["detail"]:
+        problem["detail"] = "there is nothing at this address; it may have been mistyped, or belong to another team"
+    problem["detail"] = problem["detail"].partition("; /openapi.json")[0]
+    return problem

@@ -1,0 +1,187 @@
+"""A run's id in; its page, its news while it goes on, and what is done to it, out."""
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from fastapi import Query, Request
+from fastapi.responses import RedirectResponse, Response
+from sqlalchemy import Connection
+
+from kitsune.errors import NotFoundError, PlanError, SettingsError
+from kitsune.plan import Plan
+from server.charts.search import search_history
+from server.context import Here
+from server.names import is_showable
+from server.pages.drawn import charts_of, drawn
+from server.pages.frame import PageRouter, form_of, render, viewer
+from server.pages.run_view import news_view, run_view
+from server.schemas import RunId
+from tuner.records import Run, Trial
+from tuner.store import plans, runs, shares, trials
+from tuner.store.rows import utcnow
+from tuner.store.runs import ARCHIVE, ZOO
+from tuner.store.shares import Share
+from tuner.store.tokens import Scope
+
+MAX_TAGS: Final = 20
+MAX_TAG: Final = 40
+MAX_NOTE: Final = 2000
+
+reading = PageRouter(Scope.READ, prefix="/runs")
+changing = PageRouter(Scope.SUBMIT, prefix="/runs")
+
+Seen = Annotated[int, Query(ge=0, lt=2**63, description="so many trials the page shows already")]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the store has of a run. `problem`: why its plan is not shown."""
+
+    run: Run
+    trials: list[Trial]
+    plan: Plan | None
+    problem: str
+
+
+@reading.get("/{run_id}")
+def show(request: Request, here: Here, run_id: RunId) -> Response:
+    with here.database.read() as connection:
+        found = look(connection, run_id, team=viewer(request).team)
+        links = shares.listed(connection, run_id, team=viewer(request).team)
+    return page(request, found, links)
+
+
+@reading.get("/{run_id}/live")
+def live(request: Request, here: Here, run_id: RunId, seen: Seen = 0) -> Response:
+    """What has changed since the page was made."""
+    with here.database.read() as connection:
+        found = look(connection, run_id, team=viewer(request).team)
+    return news(request, found, seen, f"/runs/{run_id}")
+
+
+@changing.post("/{run_id}/cancel")
+def cancel(request: Request, here: Here, run_id: RunId) -> Response:
+    with here.database.begin() as connection:
+        existing(runs.cancel(connection, run_id, team=viewer(request).team), run_id)
+    return back_to(run_id)
+
+
+@changing.post("/{run_id}/retry")
+def retry(request: Request, here: Here, run_id: RunId) -> Response:
+    """Leads to the new run; that of an earlier retry, where it has not ended yet."""
+    with here.database.begin() as connection:
+        found = runs.retry(connection, run_id, team=viewer(request).team)
+    if found is None:
+        raise unknown(run_id)
+    return back_to(found[0].id)
+
+
+@changing.post("/{run_id}/note")
+def note(request: Request, here: Here, run_id: RunId) -> Response:
+    """What people say of the run."""
+    form = form_of(request)
+    tags, text = tags_of(form.get("tags", "")), note_of(form.get("note", ""))
+    with here.database.begin() as connection:
+        existing(runs.annotate(connection, run_id, team=viewer(request).team, tags=tags, note=text), run_id)
+    return back_to(run_id, "notes")
+
+
+@changing.post("/{run_id}/share")
+def share(request: Request, here: Here, run_id: RunId) -> Response:
+    """Shows the new link this once: the store has no more than its digest."""
+    team = viewer(request).team
+    with here.database.begin() as connection:
+        made = shares.create(connection, run_id, team=team)
+        if made is None:
+            raise unknown(run_id)
+        found, links = look(connection, run_id, team=team), shares.listed(connection, run_id, team=team)
+    return page(request, found, links, link=f"{address_of(request)}/shared/{made[1]}")
+
+
+@changing.post("/{run_id}/unshare")
+def unshare(request: Request, here: Here, run_id: RunId) -> Response:
+    with here.database.begin() as connection:
+        team = viewer(request).team
+        existing(runs.get(connection, run_id, team=team), run_id)
+        shares.end(connection, run_id, team=team)
+    return back_to(run_id, "share")
+
+
+# What other pages of a run have in common with this one ---------------------------------------------------------------
+
+
+def look(connection: Connection, run_id: str, *, team: str) -> Found:
+    """Raises NotFoundError. A plan that cannot be read must not hide its run."""
+    run = existing(runs.get(connection, run_id, team=team), run_id)
+    tried = trials.list_of(connection, run_id)
+    try:
+        plan = plans.get(connection, run.plan_id, team=team) if run.plan_id else None
+    except PlanError as error:
+        return Found(run, tried, None, f"The plan of this run cannot be read: {error}.")
+    return Found(run, tried, plan, "")
+
+
+def page(request: Request, found: Found, links: list[Share], *, link: str = "") -> Response:
+    view = run_view(found.run, found.trials, found.plan, utcnow(), address_of(request))
+    return render(
+        request,
+        "run.html",
+        found=found,
+        run=found.run,
+        view=view,
+        charts=charts_of(view),
+        place=f"/runs/{found.run.id}",
+        links=links,
+        link=link,
+        is_retriable=found.run.status.is_finished and is_data(found.run),
+    )
+
+
+def news(request: Request, found: Found, seen: int, place: str) -> Response:
+    """The part of the page that changes; the whole page once the run has ended."""
+    if found.run.status.is_finished:
+        return Response(status_code=204, headers={"hx-refresh": "true"})
+    view = news_view(found.run, found.trials, found.plan, utcnow())
+    is_new = view.progress is not None and view.progress.seen != seen
+    charts = {"search": drawn(search_history, view.tried) if is_new else ""}
+    return render(request, "run_news.html", view=view, place=place, is_new=is_new, charts=charts)
+
+
+def address_of(request: Request) -> str:
+    """Under which address whoever asks knows this server; the guard has checked the Host."""
+    return str(request.base_url).rstrip("/")
+
+
+def is_data(run: Run) -> bool:
+    """Whether any worker can do it again: it needs nothing of the machine where it was asked for."""
+    return run.workload.startswith(ZOO) or (run.workload == ARCHIVE and run.archive is not None)
+
+
+def existing(run: Run | None, run_id: str) -> Run:
+    if run is None:
+        raise unknown(run_id)
+    return run
+
+
+def unknown(run_id: str) -> NotFoundError:
+    return NotFoundError(f"there is no run {run_id!r:.100}; the list of runs has all that your team may see")
+
+
+def back_to(run_id: str, part: str = "") -> Response:
+    return RedirectResponse(f"/runs/{run_id}{f'#{part}' if part else ''}", 303)
+
+
+def tags_of(text: str) -> tuple[str, ...]:
+    """Raises SettingsError. Words between commas, each once."""
+    tags = tuple(dict.fromkeys(filter(None, (tag.strip() for tag in text.split(",")))))
+    if len(tags) > MAX_TAGS or any(len(tag) > MAX_TAG or not is_showable(tag) for tag in tags):
+        raise SettingsError(f"give at most {MAX_TAGS} tags of at most {MAX_TAG} printable characters, between commas")
+    return tags
+
+
+def note_of(text: str) -> str:
+    """Raises SettingsError. Lines end as on Unix."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    if len(lines) > MAX_NOTE or not all(line.isprintable() for line in lines.split("\n")):
+        raise SettingsError(f"a note has at most {MAX_NOTE} printable characters")
+    return lines

@@ -1,0 +1,108 @@
+"""A run, its trials and its plan in; everything that the page of the run shows out. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from kitsune.plan import Plan
+from server.charts.pareto import Point
+from server.charts.samples import Strip
+from server.charts.search import Tried
+from server.charts.waterfall import Bar
+from server.pages import choices_view, facts_view, figures_view, headline_view, progress_view, snippet_view, trials_view
+from server.pages.choices_view import ChoiceRow
+from server.pages.contributions import contributions_of
+from server.pages.headline_view import Headline
+from server.pages.progress_view import Progress
+from server.pages.snippet_view import Snippet
+from server.pages.trials_view import Noise, TrialRow
+from tuner.ablation import Ablation
+from tuner.records import Run, Trial
+from tuner.views import standing
+
+
+@dataclass(frozen=True, slots=True)
+class NewsView:
+    """The part of the page that changes while the run goes on."""
+
+    headline: Headline
+    progress: Progress | None
+    tried: tuple[Tried, ...]
+    trials: tuple[TrialRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """The page of a run, part by part, from its top to its end."""
+
+    title: str
+    headline: Headline
+    standing: str
+    progress: Progress | None
+    bars: tuple[Bar, ...]
+    bars_note: str
+    unmeasured: tuple[tuple[str, str], ...]
+    choices: tuple[ChoiceRow, ...]
+    choices_note: str
+    outcomes: tuple[str, ...]
+    points: tuple[Point, ...]
+    tried: tuple[Tried, ...]
+    strips: tuple[Strip, ...]
+    same_strips: tuple[Strip, ...]
+    noise: Noise | None
+    trials: tuple[TrialRow, ...]
+    facts: tuple[tuple[str, str], ...]
+    again: str
+    again_note: str
+    snippets: tuple[Snippet, ...]
+
+
+def run_view(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetime, server: str | None) -> RunView:
+    """`server`: the address under which whoever looks may ask for the plan; None for those who may not."""
+    ablation = contributions_of(run, trials, plan)
+    choices = choices_view.choice_rows(run, trials, plan) if run.environment is not None else ()
+    return RunView(
+        title=headline_view.workload_name(run),
+        headline=headline_view.headline(run, trials, plan, now),
+        standing=standing(run, now),
+        progress=progress_view.progress(run, trials, now),
+        bars=figures_view.bars(plan, ablation),
+        bars_note=bars_note(plan, ablation),
+        unmeasured=tuple(ablation.unmeasured.items()) if ablation else (),
+        choices=choices,
+        choices_note=choices_view.said_of_plan(trials, plan),
+        outcomes=tuple(choices_view.by_outcome(choices)),
+        points=figures_view.points(trials, plan),
+        tried=figures_view.tried(trials),
+        strips=figures_view.strips(trials),
+        same_strips=figures_view.same_strips(trials),
+        noise=trials_view.noise(trials),
+        trials=trials_view.trial_rows(trials, plan.knobs if plan else None),
+        facts=facts_view.provenance(run),
+        again=facts_view.again(run),
+        again_note=facts_view.again_note(run),
+        snippets=snippet_view.snippets(run, plan, server) if plan is not None else (),
+    )
+
+
+def news_view(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetime) -> NewsView:
+    """In a tenth of the time that the whole page takes."""
+    return NewsView(
+        headline=headline_view.headline(run, trials, plan, now),
+        progress=progress_view.progress(run, trials, now),
+        tried=figures_view.tried(trials),
+        trials=trials_view.trial_rows(trials, plan.knobs if plan else None),
+    )
+
+
+def bars_note(plan: Plan | None, ablation: Ablation | None) -> str:
+    """How the waterfall came to be."""
+    if ablation is not None:
+        return (
+            f"Each choice was taken out of the plan alone, in {ablation.blocks} blocks interleaved with the plan and "
+            "the step as given; the whiskers are 95 % intervals. Choices work together: what they give is no sum, and "
+            "the interaction is what is left of the gain. Measured apart from the verdict above."
+        )
+    if plan is not None and plan.knobs:
+        return "What each choice gives was not measured: the run ended before that."
+    return ""

@@ -1,0 +1,37 @@
+"""The secret of a read-only link in; the run that it shows out, for whoever has the link."""
+
+from fastapi import Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from server.context import Context, Here
+from server.pages.drawn import charts_of
+from server.pages.frame import OpenPageRouter, render
+from server.pages.run import Found, Seen, look, news
+from server.pages.run_view import run_view
+from tuner.store import shares
+from tuner.store.rows import utcnow
+
+router = OpenPageRouter()
+
+
+@router.get("/shared/{secret}")
+def show(request: Request, here: Here, secret: str) -> Response:
+    found = _look(here, secret)
+    view = run_view(found.run, found.trials, found.plan, utcnow(), None)
+    place = f"/shared/{secret}"
+    return render(request, "shared.html", found=found, run=found.run, view=view, charts=charts_of(view), place=place)
+
+
+@router.get("/shared/{secret}/live")
+def live(request: Request, here: Here, secret: str, seen: Seen = 0) -> Response:
+    return news(request, _look(here, secret), seen, f"/shared/{secret}")
+
+
+def _look(here: Context, secret: str) -> Found:
+    """Raises HTTPException 404, for a link that has ended as for one that never was."""
+    with here.database.read() as connection:
+        share = shares.find(connection, secret)
+        if share is None:
+            raise HTTPException(404, "this link shows nothing, or no longer; ask whoever gave it to you for another")
+        return look(connection, share.run_id, team=share.team)

@@ -1,0 +1,33 @@
+"""Every page of the application, in the order in which a path is compared with them, and what they share."""
+
+from typing import Final
+
+from fastapi import APIRouter, FastAPI
+
+from server.pages import assets, compare, export, home, login, model, plan, problem, run, runs, shared, submit, tokens
+from server.pages.attempts import Attempts
+
+PAGES: Final[tuple[APIRouter, ...]] = (
+    login.router,
+    login.leaving,
+    home.router,
+    runs.router,
+    run.reading,
+    run.changing,
+    export.router,
+    plan.router,
+    compare.router,
+    model.router,
+    shared.router,
+    submit.router,
+    tokens.router,
+    assets.router,
+)
+
+
+def install(app: FastAPI) -> None:
+    """Adds the pages. Comes after `problems.install`, whose answers become pages where pages were asked for."""
+    app.state.attempts = Attempts()
+    problem.install(app)
+    for router in PAGES:
+        app.include_router(router)

@@ -1,0 +1,95 @@
+"""An archive and what to do with it in, by a form; a queued run out."""
+
+import hashlib
+from typing import IO, Any, Final
+
+from anyio import to_thread
+from fastapi import Request
+from fastapi.responses import RedirectResponse, Response
+from pydantic import ValidationError
+from starlette.datastructures import UploadFile
+
+from kitsune.errors import ArchiveError
+from kitsune.submission.archive import Archive
+from server.archives import CHECKS
+from server.context import Context, Here
+from server.pages.frame import PageRouter, form_of, render, viewer
+from server.problems import wrong_fields
+from server.schemas import Submit
+from tuner.records import DEFAULT_TRIALS, Run
+from tuner.store import archives, submits
+from tuner.store.tokens import Scope, Token
+
+PLACE: Final = "/submit"
+#: What the form has, with what it holds at first.
+BLANK: Final = {"name": "", "device": "", "budget": "10m", "trials": ""}
+#: What is wrong with the whole of `Submit` is wrong with its budget.
+_OF_ALL: Final = {"body": "budget"}
+_NO_FILE: Final = {"archive": "choose the .ksn file that `kitsune export` wrote"}
+
+router = PageRouter(Scope.SUBMIT)
+
+
+@router.get(PLACE)
+def ask(request: Request) -> Response:
+    return _form(request, BLANK)
+
+
+@router.post(PLACE)
+async def submit(request: Request, here: Here) -> Response:
+    """Leads to the page of the run; a form that makes no sense comes back with what is wrong beside each field."""
+    given = {**BLANK, **form_of(request)}
+    file = request.state.form.get("archive")
+    if not isinstance(file, UploadFile) or not file.size:
+        return _form(request, given, _NO_FILE)
+    try:
+        asked = asked_of(given, await to_thread.run_sync(_digest, file.file))
+    except ValidationError as error:
+        found = wrong_fields(error.errors(include_url=False, include_input=False))
+        return _form(request, given, {_OF_ALL.get(one.field, one.field): one.problem for one in found})
+    try:
+        run = await to_thread.run_sync(_submit, here, file.file, asked, viewer(request), limiter=CHECKS)
+    except ArchiveError as error:
+        return _form(request, given, {"archive": str(error)})
+    return RedirectResponse(f"/runs/{run.id}", 303)
+
+
+def asked_of(given: dict[str, str], sha256: str) -> Submit:
+    """The fields of the form as the API takes them: a blank one is not given. Raises ValidationError."""
+    trials = given["trials"]
+    fields: dict[str, Any] = {
+        "archive": sha256,
+        "name": given["name"],
+        "device": given["device"],
+        "budget": given["budget"] or None,
+        "trials": (int(trials) if trials.isascii() and trials.isdigit() else trials) if trials else None,
+    }
+    return Submit.model_validate(fields)
+
+
+def _form(request: Request, given: dict[str, str], errors: dict[str, str] | None = None) -> Response:
+    return render(
+        request,
+        "submit.html",
+        status=422 if errors else 200,
+        given=given,
+        errors=errors or {},
+        usual_trials=DEFAULT_TRIALS,
+    )
+
+
+def _digest(file: IO[bytes]) -> str:
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def _submit(here: Context, file: IO[bytes], asked: Submit, token: Token) -> Run:
+    """Raises ArchiveError, and then keeps nothing."""
+    file.seek(0)
+    archive = Archive.from_bytes(file.read())
+    content = archive.to_bytes()
+    with here.database.begin() as connection:
+        stored, _ = archives.put(connection, content, archive, team=token.team)
+        request = asked.request().model_copy(update={"archive": stored.sha256})
+        run, _ = submits.submit(connection, request, owner=token.id, team=token.team)
+    return run

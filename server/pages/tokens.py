@@ -1,0 +1,97 @@
+"""Tokens on a page: who has one, a new one, and its end. For administrators.
+
+Those of the default team run the server: they see every team, and give tokens to each. All others see their own.
+"""
+
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.responses import RedirectResponse, Response
+
+from kitsune.errors import NotFoundError, SettingsError
+from server.context import Here
+from server.pages.frame import PageRouter, form_of, render, viewer
+from server.tokens import check_name, check_team, expiry, scopes_of
+from tuner.records import DEFAULT_TEAM
+from tuner.store import tokens
+from tuner.store.tokens import Scope, Token
+
+PLACE: Final = "/tokens"
+#: How long a new one may live; "" for ever.
+LENGTHS: Final = {"30d": "30 days", "90d": "90 days", "365d": "a year", "": "without end"}
+BLANK: Final = {"name": "", "team": "", "expires": "90d"}
+
+router = PageRouter(Scope.ADMIN)
+
+
+@router.get(PLACE)
+def show(request: Request, here: Here) -> Response:
+    return _page(request, here, BLANK, (Scope.READ, Scope.SUBMIT))
+
+
+@router.post(PLACE)
+def create(request: Request, here: Here) -> Response:
+    """The one page that ever shows the secret."""
+    given = {**BLANK, **form_of(request)}
+    words = [str(word) for word in request.state.form.getlist("scope")]
+    try:
+        name, scopes, team = given["name"], scopes_of(words), _team(given["team"], viewer(request))
+        check_name(name)
+        until = expiry(given["expires"] or None)
+        if not scopes:
+            raise SettingsError("choose at least one thing that the token may do")
+    except SettingsError as error:
+        return _page(request, here, given, tuple(words), error=str(error), status=422)
+    with here.database.begin() as connection:
+        token, secret = tokens.create(connection, name, scopes, team=team, expires_at=until)
+    return _page(request, here, BLANK, (Scope.READ, Scope.SUBMIT), made=token, secret=secret)
+
+
+@router.post(PLACE + "/{token_id}/revoke")
+def revoke(request: Request, here: Here, token_id: str) -> Response:
+    with here.database.begin() as connection:
+        token = tokens.revoke(connection, token_id, team=_whose(viewer(request)))
+    if token is None:
+        raise NotFoundError("there is no such token; the page of tokens lists them")
+    return RedirectResponse(PLACE, 303)
+
+
+def _page(
+    request: Request,
+    here: Here,
+    given: dict[str, str],
+    scopes: tuple[str, ...],
+    *,
+    made: Token | None = None,
+    secret: str = "",
+    error: str = "",
+    status: int = 200,
+) -> Response:
+    me = viewer(request)
+    with here.database.read() as connection:
+        found = tokens.listed(connection, team=_whose(me))
+    context: dict[str, Any] = {"given": given, "scopes": scopes, "made": made, "secret": secret, "error": error}
+    return render(
+        request,
+        "tokens.html",
+        status=status,
+        tokens=found[::-1],
+        lengths=LENGTHS,
+        all_scopes=Scope,
+        is_operator=_whose(me) is None,
+        **context,
+    )
+
+
+def _whose(me: Token) -> str | None:
+    """Of which team the tokens are that this one rules; None: of all."""
+    return None if me.team == DEFAULT_TEAM else me.team
+
+
+def _team(given: str, me: Token) -> str:
+    """Raises SettingsError."""
+    whose = _whose(me)
+    if whose is not None and given not in ("", whose):
+        raise SettingsError(f"you can make tokens of the team {whose} only")
+    check_team(given or me.team)
+    return given or me.team

@@ -1,0 +1,52 @@
+"""A run in, a link that shows it without a token out; and the end of its links."""
+
+from typing import Annotated, Final
+
+from fastapi import Query, Request
+from fastapi.responses import Response
+
+from server.auth import GuardedRouter, caller
+from server.context import Here
+from server.runs import existing, no_run
+from server.schemas import RunId, SharesEnded, ShareView, answer, documented
+from server.tokens import expiry
+from tuner.store import runs, shares
+from tuner.store.tokens import Scope
+
+#: Where the page of a link is, before its secret.
+SHARED: Final = "/shared"
+
+router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/runs", tag="runs")
+
+
+@router.post(
+    "/{run_id}/share",
+    responses={201: {"model": ShareView, "description": "A new link; it is not shown again"}, **documented(404, 507)},
+)
+def share(
+    request: Request,
+    here: Here,
+    run_id: RunId,
+    expires: Annotated[
+        str | None, Query(max_length=40, description='"12h", "30d"; for good without', examples=["30d"])
+    ] = None,
+) -> Response:
+    """A link that shows this run, and nothing else, to whoever has it."""
+    until = expiry(expires, "expires")
+    with here.database.begin() as connection:
+        made = shares.create(connection, run_id, team=caller(request).team, expires_at=until)
+    if made is None:
+        raise no_run(run_id)
+    link, secret = made
+    path = f"{SHARED}/{secret}"
+    return answer({"path": path, **link.model_dump(mode="json", include=set(ShareView.model_fields) - {"path"})}, 201)
+
+
+@router.delete("/{run_id}/share", responses={200: {"model": SharesEnded}, **documented(404, 507)})
+def unshare(request: Request, here: Here, run_id: RunId) -> Response:
+    """Make every link to this run worthless, at once."""
+    team = caller(request).team
+    with here.database.begin() as connection:
+        existing(runs.get(connection, run_id, team=team), run_id)
+        ended = shares.end(connection, run_id, team=team)
+    return answer({"ended": ended})

@@ -1,0 +1,72 @@
+"""A browser without scripts: it keeps its cookie, and follows no redirect unless told to."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from tests.unit.server.conftest import HERE, app, archive, database, made, settings  # noqa: F401
+from tuner.store import sessions
+from tuner.store.database import Database
+from tuner.store.sessions import Session
+from tuner.store.tokens import Scope, Token
+
+HTML = {"Accept": "text/html,application/xhtml+xml"}
+
+Browser = Callable[..., TestClient]
+
+
+@pytest.fixture
+def browser(app: FastAPI, database: Database) -> Iterator[Browser]:  # noqa: F811
+    """Makes browsers: signed in with a token of these scopes, or with this cookie."""
+    opened: list[TestClient] = []
+
+    def open_one(*scopes: Scope, cookie: str | None = None, **changes: object) -> TestClient:
+        client = TestClient(
+            app, base_url=HERE, headers=HTML, follow_redirects=False, raise_server_exceptions=False
+        ).__enter__()
+        opened.append(client)
+        if scopes:
+            _, cookie = signed_in(database, made(database, *scopes, **changes)[0])
+        if cookie is not None:
+            client.cookies.set("kitsune_session", cookie)
+        return client
+
+    yield open_one
+    for client in opened:
+        client.__exit__(None, None, None)
+
+
+@pytest.fixture
+def stranger(browser: Browser) -> TestClient:
+    return browser()
+
+
+@pytest.fixture
+def admin(browser: Browser) -> TestClient:
+    return browser(Scope.ADMIN)
+
+
+def signed_in(database: Database, token: Token, **changes: object) -> tuple[Session, str]:  # noqa: F811
+    with database.begin() as connection:
+        return sessions.start(connection, token, **changes)
+
+
+def csrf_of(client: TestClient, place: str = "/submit") -> str:
+    """From the form of a page, as a browser has it."""
+    text = client.get(place).text
+    return text.partition('name="csrf" value="')[2].partition('"')[0]
+
+
+def assert_page(response: object, status: int, *words: str) -> str:
+    """The answer is a page of this status in the frame, with the strict policy; gives its text."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'; script-src 'self'; style-src 'self';" in response.headers["content-security-policy"]
+    assert "unsafe" not in response.headers["content-security-policy"]
+    assert (response.headers["cache-control"], response.headers["x-content-type-options"]) == ("no-store", "nosniff")
+    assert '<main id="main"' in response.text and 'lang="en"' in response.text
+    for word in words:
+        assert word in response.text
+    return response.text

@@ -1,0 +1,266 @@
+"""Runs from beginning to end for the pages: one that was really measured, and others made of blocks of chosen times."""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from kitsune.knobs import Choice
+from kitsune.plan import Numerics, Plan
+from tests.store.samples import START, a_run, an_environment
+from tuner.protocol import Inspection
+from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Run, RunStatus, Source, Trial
+from tuner.verdicts import CANDIDATE, EAGER, STOCK, compare_arms, decide, plan_from
+
+Story = tuple[Run, list[Trial], Plan | None]
+
+HERE = Path(__file__).parent
+FINGERPRINT = "a" * 64
+GIB = 2**30
+PROVEN = Numerics(
+    steps=5,
+    loss_error=2.1e-5,
+    gradient_error=3.4e-3,
+    parameter_error=8.8e-3,
+    loss_allowed=1e-3,
+    gradient_allowed=2e-2,
+    parameter_allowed=5e-2,
+)
+HALF = {"precision": "bf16"}
+COMPILED = {"precision": "bf16", "compile": "reduce-overhead", "update": "fused"}
+BEST = {"layout": "channels_last", "precision": "bf16", "compile": "default", "update": "fused", "capture": "step"}
+BEST_STREAMS = {**BEST, "streams": 4}
+INAPPLICABLE = {
+    **{f"attention={name}": "the model does not call scaled_dot_product_attention" for name in ("flash", "cudnn")},
+    "attention=efficient": "the model does not call scaled_dot_product_attention",
+    "attention=math": "the model does not call scaled_dot_product_attention",
+}
+HOSTILE = "<script>alert(1)</script>\"'&\u202e{{ 7*7 }}"
+
+
+def measured_on_a_cpu() -> Story:
+    """`kitsune tune 'zoo:mlp?batch=64&size=tiny' --trials 5 --device cpu`, as `kitsune runs show --json` told it."""
+    told = json.loads((HERE / "mlp_on_a_cpu.json").read_text("utf-8"))
+    trials = [Trial.model_validate(trial) for trial in told["trials"]]
+    return Run.model_validate(told["run"]), trials, Plan.from_json(told["plan"])
+
+
+def with_a_gain(**changes: Any) -> Story:
+    """A run of 9 trials on a GPU that ends with a plan, and with what each of its choices gives."""
+    run = a_gpu_run(**changes)
+    trials = [*searched(run), playoff(run), confirmation(run, 2.51, 3.31)]
+    plan = plan_of(run, trials)
+    trials += ablation(run)
+    evidence = plan.evidence
+    assert evidence is not None
+    ratio = evidence.peak_bytes / evidence.baseline_peak_bytes
+    told = {"plan_id": plan.plan_id, "verdict": "faster", "speedup": evidence.speedup, "memory_ratio": ratio}
+    return finished(run, trials, **told), trials, plan
+
+
+def without_a_gain() -> Story:
+    """What was the best of the search is not when it is measured again."""
+    run = a_gpu_run()
+    trials = [*searched(run), confirmation(run, 3.32, 3.31)]
+    plan = plan_of(run, trials)
+    return finished(run, trials, plan_id=plan.plan_id, verdict="same"), trials, plan
+
+
+def failed() -> Story:
+    run = a_gpu_run(status=RunStatus.FAILED, error="the workload fails as given: CUDA error: an illegal address")
+    return run.evolve(finished_at=at(9)), [], None
+
+
+def queued() -> Story:
+    return a_run(workload="zoo:resnet18?batch=128", device="cuda", budget_trials=12), [], None
+
+
+def running(trials: int = 4) -> Story:
+    run = a_gpu_run(status=RunStatus.RUNNING, lease_until=at(1e9))
+    return run.evolve(trials=trials), searched(run)[:trials], None
+
+
+def cancelled() -> Story:
+    run, trials, _ = running()
+    return run.evolve(status=RunStatus.CANCELLED, finished_at=at(400)), trials, None
+
+
+def of_one_trial() -> Story:
+    run = a_gpu_run(budget_trials=1)
+    trials = [searched(run)[0]]
+    return finished(run, trials), trials, None
+
+
+def of_many_samples(blocks: int = 5000) -> Story:
+    run = a_gpu_run()
+    trials = [
+        trial(run, 0, Source.BASELINE, {}, measurement(arm(EAGER, {}, 10.5, blocks), arm(CANDIDATE, {}, 10.5, blocks)))
+    ]
+    return finished(run, trials), trials, None
+
+
+def of_hostile_names() -> Story:
+    """Every text that a user, a model or a worker can choose."""
+    run, trials, plan = with_a_gain(
+        name=HOSTILE,
+        workload=f"zoo:{HOSTILE}",
+        worker=HOSTILE,
+        note=HOSTILE,
+        tags=(HOSTILE,),
+        inapplicable={"streams=2": HOSTILE},
+        environment=an_environment(gpu=HOSTILE, driver=HOSTILE, kitsune=HOSTILE),
+    )
+    raised = Failure(kind=FailureKind.RAISED, phase=Phase.WARMUP, reason=HOSTILE)
+    trials[1] = trials[1].model_copy(update={"measurement": None, "comparison": None, "failure": raised})
+    noted = trials[0].measurement
+    assert noted is not None
+    trials[0] = trials[0].model_copy(update={"measurement": noted.model_copy(update={"notes": (HOSTILE,)})})
+    return run, trials, plan
+
+
+# Their parts ----------------------------------------------------------------------------------------------------------
+
+
+def at(seconds: float) -> Any:
+    return START + timedelta(seconds=seconds)
+
+
+def a_gpu_run(**changes: Any) -> Run:
+    given = {
+        "workload": "zoo:resnet18?batch=128",
+        "device": "cuda:0",
+        "fingerprint": FINGERPRINT,
+        "budget_trials": 9,
+        "seed": 7,
+        "attempt": 1,
+        "worker": "gpu-host:4711:0a1b2c3d",
+        "started_at": at(2),
+        "environment": an_environment(),
+        "inapplicable": INAPPLICABLE,
+    }
+    return a_run(**{**given, **changes})
+
+
+def finished(run: Run, trials: Sequence[Trial], **changes: Any) -> Run:
+    """Checked, as it would be when it is read from the database."""
+    ended = {"status": RunStatus.FINISHED, "finished_at": at(60 * len(trials)), "trials": len(trials)}
+    return Run.model_validate({**run.model_dump(), **ended, **changes})
+
+
+def plan_of(run: Run, trials: Sequence[Trial]) -> Plan:
+    found = trials[-1].measurement
+    assert found is not None and run.environment is not None
+    looked = Inspection(
+        environment=run.environment,
+        fingerprint=FINGERPRINT,
+        model_fingerprint="b" * 64,
+        batch="128x3x32x32",
+        inapplicable={},
+        random=False,
+        step_ms=10.5,
+        peak_bytes=GIB,
+        parameters=11_000_000,
+    )
+    return plan_from(found, decide(found), run.id, looked, PROVEN)
+
+
+def searched(run: Run) -> list[Trial]:
+    """What a search tries, with choices that work, that fail and that are declined."""
+    out_of_memory = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARMUP, reason="CUDA out of memory: 2.0 GiB")
+    wrong = Failure(kind=FailureKind.WRONG, phase=Phase.NUMERICS, reason="gradients: relative error 0.4, 0.02 allowed")
+    given: list[tuple[Source, Mapping[str, Choice], float, float | Failure]] = [
+        (Source.BASELINE, {}, 10.5, 0.81),
+        (Source.STOCK, HALF, 11.6, 0.53),
+        (Source.STOCK, COMPILED, 3.30, 0.50),
+        (Source.STOCK, {**COMPILED, "compile": "max-autotune"}, 3.35, 0.61),
+        (Source.SEED, BEST, 2.75, 0.49),
+        (Source.SEED, BEST_STREAMS, 2.50, 0.44),
+        (Source.DESCENT, {**BEST_STREAMS, "precision": "fp16"}, 0, wrong),
+        (Source.DESCENT, {**BEST_STREAMS, "streams": 8}, 2.53, 0.47),
+        (Source.TPE, {**BEST, "compile": "max-autotune-no-cudagraphs"}, 0, out_of_memory),
+    ]
+    return [
+        trial(run, number, source, knobs, more if isinstance(more, Failure) else against_eager(knobs, ms, more, number))
+        for number, (source, knobs, ms, more) in enumerate(given)
+    ]
+
+
+def playoff(run: Run) -> Trial:
+    found = measurement(arm(EAGER, {}, 10.5), arm("contender 1", BEST, 2.75), arm("contender 2", BEST_STREAMS, 2.51))
+    return trial(run, 9, Source.PLAYOFF, BEST_STREAMS, found)
+
+
+def confirmation(run: Run, best_ms: float, stock_ms: float) -> Trial:
+    found = measurement(
+        arm(EAGER, {}, 10.4, 30, 0.81),
+        arm(STOCK, COMPILED, stock_ms, 30, 0.50),
+        arm(CANDIDATE, BEST_STREAMS, best_ms, 30, 0.44),
+        dropped_rounds=2,
+    )
+    made = trial(run, 10, Source.CONFIRM, BEST_STREAMS, found)
+    return made.model_copy(update={"comparison": decide(found).comparison})
+
+
+def ablation(run: Run) -> list[Trial]:
+    """The plan without each of its knobs, two in a process; capture cannot be left out beside streams."""
+    lost = {"layout": 0.21, "precision": 1.9, "compile": 1.1, "update": 0.4, "streams": 0.26}
+    names = list(lost)
+    found = []
+    for number, first in enumerate(range(0, len(names), 2), 11):
+        left_out = [
+            arm(f"without {name}", {k: v for k, v in BEST_STREAMS.items() if k != name}, 2.51 + lost[name], 20)
+            for name in names[first : first + 2]
+        ]
+        told = measurement(arm(EAGER, {}, 10.45, 20), *left_out, arm(CANDIDATE, BEST_STREAMS, 2.51, 20))
+        found.append(trial(run, number, Source.ABLATION, BEST_STREAMS, told))
+    return found
+
+
+def trial(run: Run, number: int, source: Source, knobs: Mapping[str, Choice], outcome: Measurement | Failure) -> Trial:
+    is_measured = isinstance(outcome, Measurement)
+    return Trial(
+        run_id=run.id,
+        number=number,
+        source=source,
+        knobs=dict(knobs),
+        measurement=outcome if is_measured else None,
+        comparison=compare_arms(outcome, EAGER, outcome.arms[-1].name) if is_measured else None,
+        failure=None if is_measured else outcome,
+        started_at=at(10 + 50 * number),
+        finished_at=at(55 + 50 * number),
+    )
+
+
+def against_eager(knobs: Mapping[str, Choice], ms: float, gib: float, seed: int) -> Measurement:
+    tried = arm(CANDIDATE, knobs, ms, peak_gib=gib, seed=seed)
+    if knobs.get("streams") == 8:
+        tried = tried.model_copy(update={"declined": {"streams": "5 streams are all that the launches can use"}})
+    return measurement(arm(EAGER, {}, 10.5, seed=100 + seed), tried, dropped_rounds=int(seed == 3))
+
+
+def measurement(*arms: Arm, dropped_rounds: int = 0) -> Measurement:
+    return Measurement(
+        arms=arms,
+        steps_per_block=(5,) * len(arms),
+        dropped_rounds=dropped_rounds,
+        numerics=PROVEN,
+        environment=an_environment(),
+    )
+
+
+def arm(
+    name: str, knobs: Mapping[str, Choice], ms: float, blocks: int = 15, peak_gib: float = 0.5, seed: int = 0
+) -> Arm:
+    """Blocks around `ms`, now and then one that something disturbed."""
+    drawn = random.Random(f"{name} {sorted(knobs.items())} {seed}")
+    step_ms = [ms * drawn.gauss(1.0, 0.006) * (1.12 if drawn.random() < 0.04 else 1.0) for _ in range(blocks)]
+    return Arm(
+        name=name,
+        knobs=dict(knobs),
+        step_ms=tuple(step_ms),
+        peak_bytes=int(peak_gib * GIB),
+        first_step_s=0.4 + 8.0 * len(knobs),
+        applied=tuple(sorted(knobs)),
+    )

@@ -1,0 +1,63 @@
+"""Stories put into a database, and browsers that are signed in to look at them."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from sqlalchemy import insert
+
+from tests.unit.server.conftest import HERE
+from tests.unit.server.pages.stories import Story
+from tuner.records import Run, Trial
+from tuner.store import plans, runs, sessions, tables, tokens
+from tuner.store.database import Database
+from tuner.store.rows import to_row
+from tuner.store.tokens import Scope
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A browser with a session."""
+
+    client: TestClient
+    csrf: str
+
+    def send(self, path: str, **fields: str):
+        return self.client.post(path, data={"csrf": self.csrf, **fields}, follow_redirects=False)
+
+
+@contextmanager
+def visit(app: FastAPI, database: Database, *scopes: Scope, team: str = "default") -> Iterator[Visit]:
+    with database.begin() as connection:
+        token, _ = tokens.create(connection, "ada", scopes or (Scope.READ, Scope.SUBMIT), team=team)
+        session, secret = sessions.start(connection, token)
+    cookies = {"kitsune_session": secret}
+    with TestClient(app, base_url=HERE, cookies=cookies, raise_server_exceptions=False) as client:
+        yield Visit(client, session.csrf)
+
+
+def keep(database: Database, story: Story) -> Run:
+    """Stores a whole story as it is, without a worker."""
+    run, trials, plan = story
+    with database.begin() as connection:
+        if plan is not None:
+            plans.put(connection, plan)
+        runs.add(connection, run)
+    keep_trials(database, run, trials)
+    return run
+
+
+def keep_trials(database: Database, run: Run, trials: Iterable[Trial]) -> None:
+    with database.begin() as connection:
+        for trial in trials:
+            compared = trial.comparison
+            row = to_row(
+                trial,
+                attempt=run.attempt,
+                verdict=compared.verdict if compared else None,
+                speedup=compared.speedup.median if compared else None,
+                failure_kind=trial.failure.kind if trial.failure else None,
+            )
+            connection.execute(insert(tables.trials).values(row))
