@@ -173,7 +173,7 @@ class Loop:
             undo=self._undo,
             in_loop=True,
             loss_scaling=self._wish.loss_scaling,
-            compile_options=self._wish.compile_options,
+            fusion_config=self._wish.fusion_config,
         )
         self._assembly.apply(build)
         # A scale that was found stays: micro-batches that are under way refer to it.

@@ -1,7 +1,7 @@
 """Options given by hand are a plan written by hand: the drop-in's documented options in, knobs out."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ class Wish:
     declined: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     loss_scaling: Mapping[str, Any] = field(default_factory=dict)
-    compile_options: Mapping[str, Any] = field(default_factory=dict)
+    fusion_config: FusionConfig | None = None
     profile: bool = False
 
 
@@ -108,7 +108,7 @@ def wish_of(options: Options, has_bf16: bool) -> Wish:
         declined=_declined(options, plan),
         notes=notes,
         loss_scaling=_loss_scaling(options.amp_config) if plan.choice("precision") == "fp16" else {},
-        compile_options=_compile_options(options.fusion_config),
+        fusion_config=options.fusion_config,
         profile=bool(options.profile),
     )
 
@@ -148,14 +148,6 @@ def _precision(amp: AMPConfig, given: Mapping[str, Choice], has_bf16: bool) -> C
 
 def _loss_scaling(amp: AMPConfig | None) -> dict[str, Any]:
     return {} if amp is None else {name: getattr(amp, name) for name in SCALING}
-
-
-def _compile_options(fusion: FusionConfig | None) -> dict[str, Any]:
-    """Of Inductor and of our fusion, by the names of FusionConfig: the size, which both have, and what is changed."""
-    if fusion is None:
-        return {}
-    changed = {name: value for name, value in asdict(fusion).items() if value != getattr(FusionConfig(), name)}
-    return {"max_fusion_size": fusion.max_fusion_size, **changed}
 
 
 def _declined(options: Options, plan: Plan) -> dict[str, str]:

@@ -62,10 +62,11 @@ def measure(match: Match, compiler: str, clock: Clock) -> Benefit:
         # Not part of what is being compiled around it.
         with tracing(None), torch.enable_grad(), surroundings(match), current(device):
             samples = [sample_of(value_of(node)) for node in nodes]
-            runs = [
-                run_of(made(graph, samples, compiler), samples)
-                for graph in (original_of(match, nodes), fused_of(match, nodes))
-            ]
+            with backward_at_once():
+                runs = [
+                    run_of(made(graph, samples, compiler), samples)
+                    for graph in (original_of(match, nodes), fused_of(match, nodes))
+                ]
             return Benefit(*clock(*runs))
     finally:
         set_rng_state(device, state)
@@ -103,14 +104,16 @@ def fused_of(match: Match, inputs: list[Node]) -> GraphModule:
     return GraphModule(torch.nn.Module(), graph)
 
 
-def made(graph: GraphModule, samples: list[torch.Tensor], compiler: str) -> Callable[..., Any]:
-    """As the compiler runs it, its backward ready: torch refuses to compile one while it compiles around us."""
-    if compiler != "inductor":
-        return graph
+def made(graph: GraphModule, inputs: list[Any], compiler: str) -> Callable[..., Any]:
+    """As the compiler runs it."""
+    return torch._inductor.compile(graph, list(inputs)) if compiler == "inductor" else graph
+
+
+def backward_at_once() -> contextlib.AbstractContextManager[Any]:
+    """What is made in the block has its backward ready: torch refuses to compile one while it compiles around us."""
     config: Any = torch._functorch.config
-    at_once = "force_non_lazy_backward_lowering"
-    with config.patch({at_once: True}) if hasattr(config, at_once) else contextlib.nullcontext():
-        return torch._inductor.compile(graph, list(samples))
+    name = "force_non_lazy_backward_lowering"
+    return config.patch({name: True}) if hasattr(config, name) else contextlib.nullcontext()
 
 
 def sample_of(value: torch.Tensor) -> torch.Tensor:
@@ -121,14 +124,14 @@ def sample_of(value: torch.Tensor) -> torch.Tensor:
     return sample.uniform_().requires_grad_(value.requires_grad)
 
 
-def run_of(function: Callable[..., Any], samples: list[torch.Tensor]) -> Run:
+def run_of(function: Callable[..., Any], samples: list[Any]) -> Run:
     """A call that goes forward, and backward where a gradient is asked for."""
-    leaves = [sample for sample in samples if sample.requires_grad]
+    leaves = [sample for sample in samples if is_sloped(sample)]
     slopes: list[torch.Tensor] = []
 
     def run() -> Any:
         results = function(*samples)
-        sloped = [result for result in results if result.requires_grad]
+        sloped = [result for result in results if is_sloped(result)]
         if not leaves or not sloped:
             return results
         if not slopes:
@@ -136,6 +139,10 @@ def run_of(function: Callable[..., Any], samples: list[torch.Tensor]) -> Run:
         return torch.autograd.grad(sloped, leaves, slopes, allow_unused=True)
 
     return run
+
+
+def is_sloped(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def side_by_side_ms(original: Run, fused: Run) -> tuple[float, float]:

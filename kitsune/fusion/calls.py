@@ -39,9 +39,11 @@ def add_rms_norm(
     return add_norms.add_rms_norm(x.to(dtype), residual, weight, eps)
 
 
-def linear_activation(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
+def linear_activation(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, kind: str, dtype: torch.dtype
+) -> torch.Tensor:
     """The bias waits for the activation: the product is written once and read once."""
-    return bias_activation.bias_activation(F.linear(x, weight), bias, kind)
+    return bias_activation.bias_activation(F.linear(x, weight), bias, kind).to(dtype)
 
 
 def added_dropout(x: torch.Tensor, residual: torch.Tensor, p: float, dtype: torch.dtype) -> torch.Tensor:

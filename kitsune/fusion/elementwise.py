@@ -3,13 +3,16 @@
 import math
 from typing import Any, Final
 
+import torch
 from torch.fx import Node
 
 from kitsune.fusion import calls
+from kitsune.fusion.gelus import Activation, written_gelu
 from kitsune.fusion.match import Match
 from kitsune.fusion.norms import factors
 from kitsune.fusion.operations import Operation, is_tensor, operation_of, value_of
 from kitsune.kernels.batch_norm_relu import batch_norm_relu as batch_norm_relu_kernel
+from kitsune.kernels.bias_activation import KINDS
 from kitsune.kernels.swiglu import swiglu as swiglu_kernel
 
 Found = Match | str | None
@@ -18,14 +21,36 @@ GELUS: Final = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
 def linear_activation(node: Node) -> Found:
+    activation = activation_of(node)
+    if activation is None or isinstance(activation, str):
+        return activation
+    linear = activation.x
+    layer = operation_of(linear)
+    if layer.name != "linear" or layer.get("bias") is None:
+        return None
+    narrow = value_of(linear).dtype
+    dtype = value_of(node).dtype if is_rounded(node, narrow) else narrow
+    return Match(
+        call=calls.linear_activation,
+        arguments=(layer.get("x"), layer.get("weight"), layer.get("bias"), activation.kind, dtype),
+        results=(node,),
+        inner=(*activation.inner, linear),
+        dtype=narrow,
+    )
+
+
+def activation_of(node: Node) -> Activation | str | None:
     operation = operation_of(node)
     kind = GELUS.get(operation.get("approximate", "none")) if operation.name == "gelu" else operation.name
-    linear = operation.get("x")
-    layer = operation_of(linear)
-    if kind not in ("gelu", "gelu_tanh", "silu", "relu") or layer.name != "linear" or layer.get("bias") is None:
-        return None
-    arguments = (layer.get("x"), layer.get("weight"), layer.get("bias"), kind)
-    return Match(call=calls.linear_activation, arguments=arguments, results=(node,), inner=(linear,))
+    if kind is not None and kind in KINDS:
+        return Activation(kind, operation.get("x"))
+    return written_gelu(node)
+
+
+def is_rounded(node: Node, dtype: torch.dtype) -> bool:
+    """Whether all that use it round it to that dtype: autocast computes powers in fp32, and what follows of them."""
+    layers = [(operation_of(user), value_of(user)) for user in node.users]
+    return all(layer.name == "linear" and layer.get("x") is node and y.dtype == dtype for layer, y in layers)
 
 
 def swiglu(node: Node) -> Found:

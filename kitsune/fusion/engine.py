@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import torch
-import torch._inductor
 from torch.fx import GraphModule
 from triton.errors import TritonError
 
-from kitsune.errors import SettingsError
-from kitsune.fusion.benefit import Clock, benefit_of, side_by_side_ms
+from kitsune.device import first_line
+from kitsune.errors import SURPRISES, CaptureError, SettingsError
+from kitsune.fusion.benefit import Clock, backward_at_once, benefit_of, made, side_by_side_ms
 from kitsune.fusion.config import FusionConfig
+from kitsune.fusion.launches import Counter, counter_of, launches_of, twin_of
 from kitsune.fusion.match import Match
 from kitsune.fusion.operations import value_of
 from kitsune.fusion.patterns import PATTERNS, Pattern
@@ -29,8 +30,9 @@ class FusionEngine:
         loss = fused(x).sum()
 
     Parameters stay the model's own. A match is kept where its kernel, forward and backward, is measured to be
-    `min_fusion_benefit` times as fast on this device as what it replaces, as `compiler` runs that. `clock` times
-    otherwise than on the GPU: tests decide by one. Raises SettingsError for a compiler that there is not.
+    `min_fusion_benefit` times as fast on this device as what it replaces, as `compiler` runs that. `clock` times and
+    `counter` counts launches otherwise than on the GPU: tests decide by them. Raises SettingsError for a compiler that
+    there is not.
     """
 
     def __init__(
@@ -39,20 +41,27 @@ class FusionEngine:
         *,
         compiler: Compiler = "eager",
         clock: Clock | None = None,
+        counter: Counter | None = None,
     ) -> None:
         if compiler not in COMPILERS:
             raise SettingsError(f"compiler is {compiler!r}; use 'eager' or 'inductor'")
         self.config = config or FusionConfig()
         self.compiler: Compiler = compiler
         self._clock = clock
+        self._counter = counter
         self._patterns = list(PATTERNS)
         self._kept: list[Kept] = []
         self._refused: list[Refused] = []
         self._operations = [0, 0]
+        self._launches: list[tuple[int, int] | None] = []
         self._notes: dict[str, None] = {}
 
     def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A model or a function as torch.compile gives it back: fused at its first call with tensors of a shape."""
+        """A model or a function as torch.compile gives it back: fused at its first call with tensors of a shape.
+
+        Where something was replaced, that call also counts what a GPU launches, as given and fused: it runs each twice,
+        forward and backward, on copies of its inputs and of the weights.
+        """
         return torch.compile(function, backend=self._compile, dynamic=False)
 
     def register_pattern(self, pattern: Pattern) -> None:
@@ -63,11 +72,15 @@ class FusionEngine:
     def get_fusion_stats(self) -> FusionStats:
         """Of all graphs so far."""
         before, after = self._operations
+        counted = [counts for counts in self._launches if counts is not None]
+        is_known = bool(counted) and len(counted) == len(self._launches)
         return FusionStats(
             kept=tuple(self._kept),
             refused=tuple(self._refused),
             operations_before=before,
             operations_after=after,
+            launches_before=sum(given for given, _ in counted) if is_known else None,
+            launches_after=sum(fused for _, fused in counted) if is_known else None,
             notes=tuple(self._notes),
         )
 
@@ -92,9 +105,7 @@ class FusionEngine:
     def _clock_for(self, graph: GraphModule) -> Clock | None:
         if self._clock is not None:
             return self._clock
-        values = (value_of(node) for node in graph.graph.nodes)
-        is_on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
-        return side_by_side_ms if is_on_gpu else None
+        return side_by_side_ms if gpu_of(graph) is not None else None
 
     def _judge(self, pattern: Pattern, match: Match, clock: Clock) -> Benefit | str:
         size, most, least = len(match.nodes), self.config.max_fusion_size, self.config.min_fusion_benefit
@@ -109,5 +120,28 @@ class FusionEngine:
         return benefit
 
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Any:
+        if self._clock_for(graph) is None:
+            return made(self.rewrite(graph), inputs, self.compiler)
+        given, kept = twin_of(graph), len(self._kept)
         graph = self.rewrite(graph)
-        return torch._inductor.compile(graph, inputs) if self.compiler == "inductor" else graph.forward
+        if len(self._kept) == kept:
+            return made(graph, inputs, self.compiler)
+        with backward_at_once():
+            fused = made(graph, inputs, self.compiler)
+        self._launches.append(self._counted(given, fused, inputs))
+        return fused
+
+    def _counted(self, given: GraphModule, fused: Callable[..., Any], inputs: list[Any]) -> tuple[int, int] | None:
+        gpu = gpu_of(given)
+        try:
+            counter = self._counter or counter_of(gpu)
+            return launches_of(given, fused, inputs, counter, gpu or torch.device("cpu"))
+        except (CaptureError, TritonError, *SURPRISES) as error:
+            self._notes[f"launches were not counted: {first_line(error)}"] = None
+            return None
+
+
+def gpu_of(graph: GraphModule) -> torch.device | None:
+    """The one that a graph computes on; None for a CPU."""
+    values = (value_of(node) for node in graph.graph.nodes)
+    return next((value.device for value in values if isinstance(value, torch.Tensor) and value.is_cuda), None)

@@ -18,14 +18,15 @@ REDUCTIONS: Final = {0: "none", 1: "mean", 2: "sum"}
 
 def cross_entropy(node: Node) -> Found:
     operation = operation_of(node)
-    if operation.name != "cross_entropy":
-        return None
     x, target = operation.get("x"), operation.get("target")
+    if operation.name != "cross_entropy" or not is_tensor(x):
+        return None
     if operation.get("weight") is not None:
         return "its classes have weights"
     if not is_tensor(target) or value_of(target).dtype != torch.int64:
         return "its targets are no class numbers"
-    return Match(call=kernel.cross_entropy, arguments=(x, target, *settings_of(node)), results=(node,))
+    arguments = (x, target, *settings_of(node))
+    return Match(call=kernel.cross_entropy, arguments=arguments, results=(node,), dtype=value_of(x).dtype)
 
 
 def linear_cross_entropy(node: Node) -> Found:
@@ -50,6 +51,7 @@ def linear_cross_entropy(node: Node) -> Found:
         arguments=(x, weight, target, bias, ignore_index, label_smoothing, reduction),
         results=(node,),
         inner=(*inner, head),
+        dtype=value_of(head).dtype,
     )
 
 

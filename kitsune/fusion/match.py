@@ -19,16 +19,23 @@ class Match:
     """`call` with `arguments`, nodes and constants, gives what the `results` are: the last of the nodes comes first.
 
     Where there are several results, the call returns a tuple of them. `inner` nodes disappear: nobody else uses them.
+    `dtype` is that of the numbers that the kernel reads, where it is not that of the first result.
     """
 
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
     results: tuple[Node, ...]
     inner: tuple[Node, ...] = ()
+    dtype: torch.dtype | None = None
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         return (*self.results, *self.inner)
+
+    @property
+    def runs_in(self) -> torch.dtype:
+        """The dtype that counts for what was measured: under autocast it need not be that of the inputs."""
+        return self.dtype or value_of(self.results[0]).dtype
 
     @property
     def inputs(self) -> tuple[Node, ...]:

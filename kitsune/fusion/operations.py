@@ -66,6 +66,8 @@ SPELLINGS: Final[Mapping[Any, tuple[str, tuple[str, ...]]]] = {
     **dict.fromkeys((operator.pow, torch.pow, aten.pow.Tensor_Scalar, "pow"), ("pow", PAIR)),
     **dict.fromkeys((torch.square, aten.square.default, "square"), ("square", ("x",))),
     **dict.fromkeys((torch.rsqrt, aten.rsqrt.default, "rsqrt"), ("rsqrt", ("x",))),
+    **dict.fromkeys((torch.tanh, aten.tanh.default, "tanh"), ("tanh", ("x",))),
+    **dict.fromkeys((torch.erf, torch.special.erf, aten.erf.default, "erf"), ("erf", ("x",))),
     **dict.fromkeys((torch.mean, "mean", aten.mean.dim), ("mean", MEAN)),
     **dict.fromkeys(("to", aten.to.dtype), ("to", ("x", "dtype"))),
     **dict.fromkeys(("float", "type_as", aten.type_as.default), ("to", ("x",))),

@@ -1,30 +1,39 @@
 """Pattern: what a kernel of ours replaces, found node by node; and the table of ours, in the order they are tried."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import torch
 from torch.fx import Node
 
 from kitsune.errors import SettingsError
 from kitsune.fusion import elementwise, losses, norms
 from kitsune.fusion.config import FusionConfig
 from kitsune.fusion.match import Match
+from kitsune.kernels.dtypes import DTYPES
 
 Kind = Literal["elementwise", "reduction", "matmul"]
 KINDS: Final = ("elementwise", "reduction", "matmul")
+NAMES: Final[Mapping[torch.dtype, str]] = dict(zip(DTYPES, ("fp32", "bf16", "fp16"), strict=True))
+#: Of kernels that were faster than what Inductor makes, in one shape at least, in these dtypes only (on an H200, by
+#: `python -m benchmarks.kernel_table`). For compiler="eager", too: who can have the kernel can have Inductor.
+BF16: Final = (torch.bfloat16,)
+HALF: Final = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """`find` takes a node and says how the pattern ends there: the match; or why it is a near miss; or None.
 
-    `kind` is the switch of FusionConfig that turns it off.
+    `kind` is the switch of FusionConfig that turns it off. `dtypes` are those in which it is offered: where its kernel
+    was never measured to be faster than what Inductor makes, it is not.
     """
 
     name: str
     kind: Kind
     find: Callable[[Node], Match | str | None]
+    dtypes: Collection[torch.dtype] = DTYPES
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -33,15 +42,21 @@ class Pattern:
     def is_enabled(self, config: FusionConfig) -> bool:
         return bool(getattr(config, f"enable_{self.kind}"))
 
+    def why_not(self, match: Match) -> str | None:
+        """Why it is not offered for a match, or None."""
+        if match.runs_in in self.dtypes or match.runs_in not in NAMES:
+            return None
+        return f"not offered in {NAMES[match.runs_in]}: measured never faster than Inductor, see docs/benchmarks.md"
+
 
 PATTERNS: Final = (
-    Pattern("linear_cross_entropy", "matmul", losses.linear_cross_entropy),
+    Pattern("linear_cross_entropy", "matmul", losses.linear_cross_entropy, HALF),
     Pattern("add_layer_norm", "reduction", norms.add_layer_norm),
     Pattern("add_rms_norm", "reduction", norms.add_rms_norm),
     Pattern("layer_norm", "reduction", norms.layer_norm),
     Pattern("rms_norm", "reduction", norms.rms_norm),
     Pattern("linear_activation", "matmul", elementwise.linear_activation),
-    Pattern("swiglu", "elementwise", elementwise.swiglu),
+    Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),
     Pattern("dropout_add", "elementwise", elementwise.dropout_add),
     Pattern("batch_norm_relu", "reduction", elementwise.batch_norm_relu),
     Pattern("softmax", "reduction", elementwise.softmax),

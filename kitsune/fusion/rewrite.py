@@ -63,6 +63,9 @@ def replace(match: Match, pattern: Pattern, judge: Judge, done: Rewriting) -> st
     values = results_of(match)
     if isinstance(values, str):
         return values
+    reason = pattern.why_not(match)
+    if reason is not None:
+        return reason
     benefit = judge(pattern, match)
     if isinstance(benefit, str):
         return benefit

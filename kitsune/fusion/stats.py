@@ -36,12 +36,19 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusionStats:
-    """`operations_before` and `operations_after` count the calls in all graphs. `notes` say why nothing was fused."""
+    """`operations_before` and `operations_after` count the calls in all graphs.
+
+    `launches_before` and `launches_after` count kernels that a GPU was seen to run, forward and backward, for the
+    graphs in which something was replaced: eagerly as given, and as fused. They are None where that was not counted: on
+    a CPU, and in the step of a plan. `notes` say why nothing was fused or counted.
+    """
 
     kept: tuple[Kept, ...] = ()
     refused: tuple[Refused, ...] = ()
     operations_before: int = 0
     operations_after: int = 0
+    launches_before: int | None = None
+    launches_after: int | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -52,4 +59,6 @@ class FusionStats:
     def __str__(self) -> str:
         found = ", ".join(f"{name} {count} times" for name, count in self.matches.items()) or "nothing"
         told = f"replaced {found}; {self.operations_before} operations became {self.operations_after}"
+        if self.launches_before is not None:
+            told += f", {self.launches_before} launches became {self.launches_after}"
         return f"{told}; refused {len(self.refused)}" if self.refused else told

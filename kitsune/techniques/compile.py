@@ -1,6 +1,5 @@
 """compile: torch.compile of what the step computes, forward and loss; autograd compiles the backward with it."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,15 +12,12 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
 import kitsune.fusion
-from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique
 
 # With its static launcher, Inductor takes kernels from its cache as they were before coordinate descent, and every
 # process tunes them again (MLP on an H200: 108 measurements in the second process with it, 24 without).
 TUNED_ONCE = {"use_static_cuda_launcher": False}
-#: Options by hand that Inductor has no switch for; what a fused kernel may hold at most is Inductor's, too.
-ONLY_OURS = {field.name for field in dataclasses.fields(FusionConfig)} - {"max_fusion_size"}
 OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
@@ -38,8 +34,9 @@ class Compile(Technique):
         if build.fusion is not None and build.unfused is not None:
             build.fusion = kitsune.fusion.FusionEngine(build.fusion.config, compiler="inductor")
             forward, rewrite = build.unfused, build.fusion.rewrite
-        by_hand = {name: value for name, value in build.compile_options.items() if name not in ONLY_OURS}
-        options = {**options_of(str(choice)), **by_hand}
+        options = options_of(str(choice))
+        if build.fusion_config is not None:
+            options["max_fusion_size"] = build.fusion_config.max_fusion_size
         backend = Inductor(options, build.cache_tag, may_run_twice=build.in_loop, rewrite=rewrite)
         build.forward = torch.compile(own_code(forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:

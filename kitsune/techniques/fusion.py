@@ -1,6 +1,5 @@
 """fusion: kernels of ours in the place of patterns in forward and loss, where they are measured to be faster."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +8,9 @@ from torch._dynamo.exc import TorchDynamoException
 
 import kitsune.fusion
 from kitsune.engine.watch import Hooks
-from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import Choice
 from kitsune.techniques.compile import own_code
 from kitsune.techniques.technique import Build, Facts, Technique, raised_in
-
-OPTIONS = frozenset(field.name for field in dataclasses.fields(FusionConfig))
 
 
 class Fusion(Technique):
@@ -25,11 +21,15 @@ class Fusion(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         """For a step that nothing else compiles; the technique of compile begins from `build.unfused` again."""
-        config = FusionConfig(**{name: value for name, value in build.compile_options.items() if name in OPTIONS})
-        build.fusion = kitsune.fusion.FusionEngine(config)
+        build.fusion = engine = kitsune.fusion.FusionEngine(build.fusion_config)
         build.unfused = build.forward
         build.cache_tag += f" fusion={choice}"
-        build.forward = watching(build.fusion.fuse(own_code(build.forward)), build.forward, build.model)
+
+        def kitsune_kernels(graph: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+            return engine.rewrite(graph)
+
+        fused = torch.compile(own_code(build.forward), backend=kitsune_kernels, dynamic=False)
+        build.forward = watching(fused, build.forward, build.model)
 
     def blames(self, error: BaseException) -> bool:
         # Where compile fails beside it, an operator of ours may be what it failed on: the step goes on without first.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from kitsune.engine.scaler import LossScaler
+from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import Choice
 
 if TYPE_CHECKING:  # loads Triton, which is not everywhere
@@ -58,7 +59,7 @@ class Build:
     prefetch: int = 0
     in_loop: bool = False  # only the forward is ours: loss, backward and the order of things are the user's
     loss_scaling: Mapping[str, Any] = field(default_factory=dict)  # LossScaler's arguments, chosen by hand
-    compile_options: Mapping[str, Any] = field(default_factory=dict)  # Inductor's and FusionConfig's, chosen by hand
+    fusion_config: FusionConfig | None = None  # what kernels of ours and Inductor may fuse, chosen by hand
     fusion: "FusionEngine | None" = None  # what puts kernels of ours into the graphs that are captured
     unfused: Callable[..., Any] | None = None  # the forward as it was before that
     cache_tag: str = ""  # choices that change what torch.compile generates and that its caches on disk do not see

@@ -40,6 +40,16 @@ def test_the_final_demo_measures_what_it_came_to(tmp_path):
     assert saved["speedup"] == pytest.approx(saved["given_ms"] / saved["planned_ms"])
 
 
+def test_kernel_fusion_says_what_the_engine_did_to_a_block():
+    shown = run("kernel_fusion.py", "--steps", "1")
+    assert "fusion replaced " in shown
+    assert "the result differs by " in shown
+    if torch.cuda.is_available():
+        assert "kernels launched, forward and backward: " in shown
+    else:
+        assert "nothing was fused: kernels of ours run on a GPU, and the graph is on a CPU" in shown
+
+
 @pytest.mark.minutes
 def test_fused_kernels_are_measured_in_the_loop():
     assert "applied   compile = default" in run("kernel_fusion.py", "--steps", "30")

@@ -481,9 +481,7 @@ def test_a_step_whose_plans_are_refused_stays_as_it_is(monkeypatch):
     twin()
     assert graph is None
     assert len(left) == 5 - PROOFS
-    assert (
-        planner.refusal == f"the launches as they were planned are not the step: {NOT_ITS_NUMBERS}"
-    )
+    assert planner.refusal == f"the launches as they were planned are not the step: {NOT_ITS_NUMBERS}"
     assert equal(step.state(), twin.state())
 
 

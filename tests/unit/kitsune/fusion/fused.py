@@ -1,5 +1,7 @@
 """Small modules of each pattern, and a way to have them fused on a CPU: a clock that finds every kernel faster."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,6 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from kitsune.fusion import FusionConfig, FusionEngine, FusionStats
+from kitsune.fusion.patterns import PATTERNS
+from kitsune.kernels.dtypes import DTYPES
 
 WIDTH = 8
 
@@ -15,9 +19,13 @@ def always_faster(original: Any, fused: Any) -> tuple[float, float]:
     return 2.0, 1.0
 
 
-def engine(clock: Any = always_faster, **config: Any) -> FusionEngine:
+def engine(clock: Any = always_faster, compiler: Any = "eager", **config: Any) -> FusionEngine:
+    """With every pattern offered in every dtype: fp32 shows what the roundings of half precision would hide."""
     torch._dynamo.reset()
-    return FusionEngine(FusionConfig(**config), clock=clock)
+    fusing = FusionEngine(FusionConfig(**config), clock=clock, compiler=compiler)
+    for pattern in reversed(PATTERNS):
+        fusing.register_pattern(replace(pattern, dtypes=DTYPES))
+    return fusing
 
 
 def stats_of(function: Any, *inputs: Any, **config: Any) -> FusionStats:
@@ -79,13 +87,36 @@ class AddRmsNorm(AddNorm):
 
 
 class Activated(nn.Module):
-    def __init__(self, activation: nn.Module | None = None, bias: bool = True) -> None:
+    def __init__(self, activation: Any = None, bias: bool = True) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, 2 * WIDTH, bias=bias)
         self.activation = activation or nn.GELU(approximate="tanh")
 
     def forward(self, x):
         return self.activation(self.linear(x))
+
+
+def new_gelu(x):
+    """As GPT-2 of Hugging Face has it."""
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def fast_gelu(x):
+    """As FastGELUActivation of Hugging Face has it."""
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+def megatron_gelu(x):
+    return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+
+def gelu_by_erf(x):
+    """As the first BERT had it."""
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def gelu_by_methods(x):
+    return ((x / 2**0.5).erf() + 1).mul(x).div(2)
 
 
 class Gated(nn.Module):
@@ -170,6 +201,11 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "a residual and RMSNorm": ("add_rms_norm", AddRmsNorm, (ROWS, normal(2, 3, WIDTH, seed=1))),
     "GELU by tanh": ("linear_activation", Activated, (ROWS,)),
     "GELU": ("linear_activation", lambda: Activated(nn.GELU()), (ROWS,)),
+    "the GELU of GPT-2": ("linear_activation", lambda: Activated(new_gelu), (ROWS,)),
+    "the fast GELU": ("linear_activation", lambda: Activated(fast_gelu), (ROWS,)),
+    "the GELU of Megatron": ("linear_activation", lambda: Activated(megatron_gelu), (ROWS,)),
+    "the GELU of BERT": ("linear_activation", lambda: Activated(gelu_by_erf), (ROWS,)),
+    "GELU by methods": ("linear_activation", lambda: Activated(gelu_by_methods), (ROWS,)),
     "SiLU": ("linear_activation", lambda: Activated(nn.SiLU()), (ROWS,)),
     "ReLU in place": ("linear_activation", lambda: Activated(nn.ReLU(inplace=True)), (ROWS,)),
     "SwiGLU": ("swiglu", Gated, (ROWS,)),

@@ -24,7 +24,6 @@ from tests.unit.kitsune.fusion.fused import (
     Gated,
     Head,
     Norm,
-    always_faster,
     engine,
     normal,
     stats_of,
@@ -77,8 +76,7 @@ def test_inductor_gets_the_rest():
     torch.manual_seed(0)
     plain = Tower()
     model = copy.deepcopy(plain)
-    torch._dynamo.reset()
-    fusing = FusionEngine(compiler="inductor", clock=always_faster)
+    fusing = engine(compiler="inductor")
     assert train(model, fusing.fuse(model), 3) == pytest.approx(train(plain, plain, 3), rel=1e-4)
     assert fusing.get_fusion_stats().matches == {"linear_cross_entropy": 1, "add_layer_norm": 2}
 

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
-from kitsune.fusion import FusionEngine
+from kitsune.fusion import FusionConfig, FusionEngine
 from kitsune.knobs import KNOBS
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.techniques import TECHNIQUES, Build, Facts, why_not
+from kitsune.techniques.compile import Inductor
 from tests.step_cases import sgd
 from tests.unit.kitsune.fusion.fused import ROWS, Activated, Norm, always_faster, step
 
@@ -27,14 +28,14 @@ def fusing(monkeypatch):
     torch._dynamo.reset()
 
 
-def build_of(model, **options):
+def build_of(model, config=None):
     return Build(
         model=model,
         optimizer=sgd(model.parameters()),
         device=CPU,
         forward=model,
         undo=contextlib.ExitStack(),
-        compile_options=options,
+        fusion_config=config,
     )
 
 
@@ -83,12 +84,26 @@ def test_alone_the_rest_runs_eagerly(fusing):
 def test_beside_compile_inductor_gets_the_graph_with_our_kernels(fusing, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     model = model_of()
-    build = build_of(model, max_fusion_size=32, enable_matmul=False)
+    build = build_of(model, FusionConfig(max_fusion_size=32, enable_matmul=False))
     for knob, choice in {"fusion": "kitsune", "compile": "default"}.items():
         TECHNIQUES[knob].apply(choice, build)
     assert_same_step(build, model)
     assert (build.fusion.compiler, build.fusion.config.max_fusion_size) == ("inductor", 32)
     assert build.fusion.get_fusion_stats().matches == {"layer_norm": 1}
+
+
+def test_how_much_one_kernel_may_hold_is_told_to_inductor(monkeypatch):
+    given = []
+
+    class Noted(Inductor):
+        def __init__(self, options, *args, **settings):
+            given.append(options)
+            super().__init__(options, *args, **settings)
+
+    monkeypatch.setattr("kitsune.techniques.compile.Inductor", Noted)
+    for config in (None, FusionConfig(max_fusion_size=7, enable_matmul=False)):
+        TECHNIQUES["compile"].apply("default", build_of(model_of(), config))
+    assert given == [{}, {"max_fusion_size": 7}]
 
 
 def test_the_report_tells_what_was_fused(fusing, monkeypatch):
@@ -99,6 +114,7 @@ def test_the_report_tells_what_was_fused(fusing, monkeypatch):
     trained(ROWS.detach(), torch.zeros(2, 3, 16))
     assert set(trained.report.fusion.matches) == {"layer_norm", "linear_activation"}
     assert "note      fusion replaced " in str(trained.report)
+    assert trained.report.fusion.launches_before is None
 
 
 def test_a_hook_that_comes_later_is_run(fusing):
@@ -114,7 +130,7 @@ def test_a_hook_that_comes_later_is_run(fusing):
 
 def test_a_configuration_by_hand_steers_it(fusing):
     model = model_of()
-    build = build_of(model, max_fusion_size=64, enable_reduction=False, min_fusion_benefit=1.5)
+    build = build_of(model, FusionConfig(enable_reduction=False, min_fusion_benefit=1.5))
     TECHNIQUES["fusion"].apply("kitsune", build)
     build.forward(ROWS)
     assert build.fusion.get_fusion_stats().matches == {"linear_activation": 1}

@@ -1,0 +1,125 @@
+"""GELU as models write it out in tanh or erf: the last node of an expression in, of what it is the GELU out.
+
+Compared is what is computed, in whatever order it is written: a polynomial in x, and one in x and its tanh or erf.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch.fx import Node
+
+from kitsune.fusion.operations import mutates, operation_of
+
+#: How often x, and how often its tanh or erf, stand in a product -> the number before it. Of a sum, every product.
+Polynomial = Mapping[tuple[int, int], float]
+
+SLOPE: Final = math.sqrt(2 / math.pi)
+#: What x goes through -> the kind of GELU, and what it is of x that goes through.
+BENDS: Final[Mapping[str, tuple[str, Polynomial]]] = {
+    "tanh": ("gelu_tanh", {(1, 0): SLOPE, (3, 0): SLOPE * 0.044715}),
+    "erf": ("gelu", {(1, 0): math.sqrt(0.5)}),
+}
+GELU: Final[Polynomial] = {(1, 0): 0.5, (1, 1): 0.5}
+#: As far as the product of two constants may be off that were rounded to float32.
+ROUNDING: Final = 2.0**-23
+#: The longest way to write it that models have takes nine.
+MOST_OPERATIONS: Final = 16
+ARITHMETIC: Final = ("add", "mul", "div", "pow", "square")
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """An activation of `x`, which is a linear layer or something else; `inner` nodes lie between."""
+
+    kind: str
+    x: Any
+    inner: tuple[Node, ...] = ()
+
+
+def written_gelu(node: Node) -> Activation | str | None:
+    """GELU of a linear layer; or why it is a near miss; or None."""
+    parts = parts_of(node)
+    bends = [part for part in parts if operation_of(part).name in BENDS]
+    outer = {one for part in parts for one in part.all_input_nodes if one not in parts}
+    if len(bends) != 1 or len(outer) != 1:
+        return None
+    (bend,), (x,) = bends, outer
+    kind, wanted = BENDS[operation_of(bend).name]
+    within = polynomial_of(operation_of(bend).get("x"), {x: {(1, 0): 1.0}})
+    around = polynomial_of(node, {x: {(1, 0): 1.0}, bend: {(0, 1): 1.0}})
+    if operation_of(x).name != "linear" or within is None or around is None:
+        return None
+    if (within.keys(), around.keys()) != (wanted.keys(), GELU.keys()):
+        return None
+    if not (is_close(within, wanted) and is_close(around, GELU)):
+        return "it is written as GELU is, with other constants"
+    return Activation(kind, x, tuple(part for part in parts if part is not node))
+
+
+def parts_of(node: Node) -> list[Node]:
+    """The node and the arithmetic that it is made by; none if that is more than a GELU takes."""
+    parts: dict[Node, None] = {}
+    waiting = [node] if operation_of(node).name in ARITHMETIC else []
+    while waiting:
+        one = waiting.pop()
+        if operation_of(one).name in (*ARITHMETIC, *BENDS) and not mutates(one):
+            parts[one] = None
+            waiting += [other for other in one.all_input_nodes if other not in parts]
+        if len(parts) > MOST_OPERATIONS:
+            return []
+    return list(parts)
+
+
+def polynomial_of(node: Any, known: dict[Node, Polynomial]) -> Polynomial | None:
+    """What a node computes of the known ones, of which it becomes one; None for anything but a polynomial."""
+    if isinstance(node, int | float):
+        return {(0, 0): float(node)} if node > 0 else None  # of positive numbers none cancel out
+    if node not in known:
+        found = sum_or_product(node, known)
+        if found is None:
+            return None
+        known[node] = found
+    return known[node]
+
+
+def sum_or_product(node: Any, known: dict[Node, Polynomial]) -> Polynomial | None:
+    operation = operation_of(node)
+    if operation.name not in ARITHMETIC:
+        return None
+    y = 2 if operation.name == "square" else operation.get("y")
+    first = polynomial_of(operation.get("x"), known)
+    if first is None:
+        return None
+    if operation.name in ("pow", "square"):
+        return {2: times(first, first), 3: times(times(first, first), first)}.get(y)
+    if operation.name == "div":
+        is_number = isinstance(y, int | float) and y > 0 and operation.get("rounding_mode") is None
+        return times(first, {(0, 0): 1 / y}) if is_number else None
+    second = polynomial_of(y, known)
+    if operation.name == "mul":
+        return times(first, second)
+    return plus(first, second) if operation.get("alpha", 1) == 1 else None
+
+
+def plus(one: Polynomial, other: Polynomial | None) -> Polynomial | None:
+    if other is None:
+        return None
+    return {powers: one.get(powers, 0.0) + other.get(powers, 0.0) for powers in one.keys() | other.keys()}
+
+
+def times(one: Polynomial | None, other: Polynomial | None) -> Polynomial | None:
+    """None, too, for higher powers than those in a GELU."""
+    if one is None or other is None:
+        return None
+    terms: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for (x, bend), factor in one.items():
+        for (other_x, other_bend), other_factor in other.items():
+            terms[x + other_x, bend + other_bend] += factor * other_factor
+    return dict(terms) if all(x <= 3 and bend <= 1 for x, bend in terms) else None
+
+
+def is_close(found: Polynomial, wanted: Polynomial) -> bool:
+    return all(math.isclose(found[powers], wanted[powers], rel_tol=ROUNDING) for powers in wanted)
