@@ -12,6 +12,7 @@ from kitsune.record import canonical_json
 from server.context import Context, Here
 from server.pages import runs_view
 from server.pages.frame import PageRouter, render, viewer
+from server.pages.headline_view import workload_name
 from server.pages.runs_view import PLACE, Wanted
 from server.schemas import query_of
 from tuner.records import RunStatus, Verdict
@@ -73,7 +74,7 @@ def _list(request: Request, here: Context, wanted: Wanted) -> dict[str, Any]:
 
 def view_functions() -> dict[str, Any]:
     """What the table of runs asks of a run, for every template that holds one."""
-    return {"model_of": runs_view.model_of, "gpu_of": runs_view.gpu_of, "standing": standing}
+    return {"model_of": workload_name, "gpu_of": runs_view.gpu_of, "standing": standing}
 
 
 def digest_of(page: Page) -> str:

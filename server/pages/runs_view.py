@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from kitsune.record import Record
 from server.schemas import Sha256, Word
 from tuner.records import Run, RunStatus, Verdict
-from tuner.store.runs import ARCHIVE, Sort
+from tuner.store.runs import Sort
 
 PLACE: Final = "/runs"
 
@@ -92,13 +92,6 @@ COLUMNS: Final = (
     Column("Age", Sort.CREATED),
     Column("State", Sort.STATUS),
 )
-
-
-def model_of(run: Run) -> str:
-    """What people know the model of a run by."""
-    if run.name:
-        return run.name
-    return f"archive {run.fingerprint[:12]}" if run.workload == ARCHIVE else run.workload
 
 
 def gpu_of(run: Run) -> str:

@@ -82,7 +82,7 @@ def test_the_list_follows_what_happens(ada: Page, site: Site) -> None:
 def test_chosen_runs_are_compared_and_stay_chosen(ada: Page, site: Site) -> None:
     button = ada.get_by_role("button", name="Compare the chosen runs")
     expect(button).to_be_disabled()
-    first, second = ada.get_by_label("Compare zoo:googlenet").first, ada.get_by_label("Compare zoo:bert?batch=2").last
+    first, second = ada.get_by_label("Compare googlenet").first, ada.get_by_label("Compare bert (batch 2)").last
     first.check()
     expect(button).to_be_disabled()
     second.check()

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from kitsune.plan import Interval
 from server.pages.runs import LIMIT
-from server.pages.runs_view import COLUMNS, Wanted, model_of
+from server.pages.runs_view import COLUMNS, Wanted
 from tests.store.samples import a_run, after, an_environment
 from tests.unit.server.conftest import made
 from tests.unit.server.pages.conftest import assert_page
@@ -56,13 +56,13 @@ def test_a_run_is_a_line_of_the_table(admin, some):
     text = assert_page(admin.get("/runs"), 200)
     assert shown(text) == ["r5", "r4", "r3", "r2", "r1"]
     (line,) = [line for line in text.split("<tr>") if 'id="run-r3"' in line]
-    assert 'href="/runs/r3">my CNN</a>' in line
+    assert 'href="/runs/r3" title="zoo:mlp">my CNN</a>' in line
     cells = [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<td.*?</td>", line, re.DOTALL)]
     plain = [cell.replace("\xa0", " ") for cell in cells]
     assert plain[1:4] == ["NVIDIA H200", "1.90\N{MULTIPLICATION SIGN}", "1.80 to 2.00"]
     assert plain[4:7] == ["\N{MINUS SIGN}47 %", "faster", "3"]
     assert plain[8] == "finished"
-    assert 'href="/runs/r5">archive aaaaaaaaaaaa</a>' in text
+    assert 'title="archive">a submitted model (aaaa' in text
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,6 @@ def test_blanks_are_not_asked_for():
     assert Wanted.model_validate({"status": "", "gpu": "  "}) == Wanted()
     with pytest.raises(ValidationError):
         Wanted.model_validate({"bogus": "1"})
-
-
-def test_a_model_is_known_by_its_name_its_archive_or_its_workload():
-    assert model_of(a_run(name="my CNN")) == "my CNN"
-    assert model_of(a_run(workload="archive", fingerprint="0123456789abcdef")) == "archive 0123456789ab"
-    assert model_of(a_run(workload="zoo:mlp")) == "zoo:mlp"
 
 
 def test_ages_count_from_the_clock_of_the_server(admin, database):
