@@ -42,7 +42,16 @@ HOSTILE = "<script>alert(1)</script>\"'&\u202e{{ 7*7 }}"
 
 def measured_on_a_cpu() -> Story:
     """`kitsune tune 'zoo:mlp?batch=64&size=tiny' --trials 5 --device cpu`, as `kitsune runs show --json` told it."""
-    told = json.loads((HERE / "mlp_on_a_cpu.json").read_text("utf-8"))
+    return recorded("mlp_on_a_cpu.json")
+
+
+def lenet5_on_a_cpu() -> Story:
+    """`kitsune tune 'zoo:lenet5?batch=16' --trials 5 --device cpu`: a real gain, and what each choice gave."""
+    return recorded("lenet5_on_a_cpu.json")
+
+
+def recorded(name: str) -> Story:
+    told = json.loads((HERE / name).read_text("utf-8"))
     trials = [Trial.model_validate(trial) for trial in told["trials"]]
     return Run.model_validate(told["run"]), trials, Plan.from_json(told["plan"])
 
