@@ -5,6 +5,8 @@ that its routes need. Its check runs before a body is read or a parameter looked
 query is refused right after it.
 """
 
+from typing import Any
+
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
@@ -49,12 +51,7 @@ class Check(HTTPBearer):
         token = await context_in(request).admission.token_of(secret)
         if token is None:
             raise _unauthorized("this token is unknown, expired or revoked; ask the owner of the server for one", True)
-        if not allows(token, self.scope):
-            raise HTTPException(
-                403,
-                f"this token may not {self.scope.value}: it has {', '.join(token.scopes) or 'no scope'}",
-                {"www-authenticate": f'Bearer realm="kitsune", error="insufficient_scope", scope="{self.scope.value}"'},
-            )
+        check_scope(token, self.scope)
         request.state.token = token
         if request.scope["query_string"]:
             check_query(request)
@@ -65,6 +62,25 @@ def secret_of(request: Request) -> str | None:
     given = request.headers.getlist("authorization")
     kind, _, secret = given[0].partition(" ") if len(given) == 1 else ("", "", "")
     return secret.strip() or None if kind.lower() == "bearer" else None
+
+
+def also(scope: Scope) -> Any:
+    """For one route of a router: a further scope that its answer needs."""
+
+    async def check(request: Request) -> None:
+        check_scope(caller(request), scope)
+
+    return Depends(check)
+
+
+def check_scope(token: Token, scope: Scope) -> None:
+    """Raises HTTPException 403."""
+    if not allows(token, scope):
+        raise HTTPException(
+            403,
+            f"this token may not {scope.value}: it has {', '.join(token.scopes) or 'no scope'}",
+            {"www-authenticate": f'Bearer realm="kitsune", error="insufficient_scope", scope="{scope.value}"'},
+        )
 
 
 def allows(token: Token, scope: Scope) -> bool:

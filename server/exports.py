@@ -6,6 +6,7 @@ change once they are stored, so the parts fit.
 
 import csv
 import io
+import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Final, Literal
 
@@ -23,6 +24,9 @@ from tuner.store import plans, runs, trials
 from tuner.store.database import Database
 from tuner.store.tokens import Scope
 
+#: How a formula begins, also in full width.
+_FORMULA: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
+_CONTROL: Final = frozenset("\t\r\n")
 _BATCH: Final = 50
 _CSV: Final = "text/csv"
 _COLUMNS: Final = (
@@ -126,7 +130,13 @@ def _of_arm(arm: Arm) -> Iterator[tuple[object, ...]]:
 
 def harmless(text: str) -> str:
     """A cell that a spreadsheet takes for text: what begins so would be a formula, and the text may be anybody's."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    first = next((letter for letter in text if not is_unseen(letter)), "")
+    return f"'{text}" if first in _FORMULA or text[:1] in _CONTROL else text
+
+
+def is_unseen(letter: str) -> bool:
+    """Blanks, and characters that control or format: a spreadsheet may pass over them."""
+    return letter.isspace() or unicodedata.category(letter) in ("Cc", "Cf")
 
 
 def _lines(rows: Iterable[tuple[object, ...]]) -> str:

@@ -10,7 +10,7 @@ from fastapi import Depends, Header, Query, Request
 from fastapi.responses import Response
 
 from kitsune.errors import NotFoundError
-from server.auth import GuardedRouter, caller
+from server.auth import GuardedRouter, also, caller
 from server.bodies import JsonBody, body_of
 from server.context import Context, Here
 from server.problems import API
@@ -150,7 +150,10 @@ def retry(request: Request, here: Here, run_id: RunId) -> Response:
 
 
 @submitting.patch(
-    "/{run_id}", responses={200: {"model": RunView}, **documented(404, 415, 507)}, openapi_extra=body_of(Annotation)
+    "/{run_id}",
+    dependencies=[also(Scope.READ)],
+    responses={200: {"model": RunView}, **documented(404, 415, 507)},
+    openapi_extra=body_of(Annotation),
 )
 async def annotate(
     request: Request, here: Here, run_id: RunId, body: Annotated[Annotation, Depends(JsonBody(Annotation))]

@@ -16,13 +16,17 @@ from tuner.records import DEFAULT_TRIALS, Run, Trial
 from tuner.store.archives import StoredArchive
 from tuner.store.submits import Request
 
+#: Nobody waits for longer, and a worker is nobody's for good.
+MAX_BUDGET_S: Final = 30 * 86400
 _SHA256: Final = r"^[0-9a-f]{64}$"
 _LINE: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
 _PROSE: Final = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"
 _EXAMPLE_ID: Final = "06g0t3n8q4v0e4b6k1m2z5y7xc"
 _EXAMPLE_SHA256: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
-RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", examples=[_EXAMPLE_ID])]
+RUN_ID: Final = r"^[A-Za-z0-9_-]{1,64}$"
+RunId = Annotated[str, Path(pattern=RUN_ID, examples=[_EXAMPLE_ID])]
+TokenId = Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$")]
 PlanId = Annotated[str, Path(pattern=_SHA256, examples=[_EXAMPLE_SHA256])]
 ArchiveId = Annotated[
     str, Path(pattern=_SHA256, description="SHA-256 of the bytes that are sent", examples=[_EXAMPLE_SHA256])
@@ -47,7 +51,7 @@ class Submit(Record):
     device: Literal["", "cuda", "cpu"] = Field(default="", description="empty: on whatever a worker has")
     trials: int | None = Field(default=None, ge=1, le=100_000)
     budget: str | float | None = Field(default=None, description='"90s", "5m", "1h" or seconds', examples=["5m"])
-    budget_s: float | None = Field(default=None, gt=0)
+    budget_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     name: str = Field(default="", max_length=MAX_NAME, description="one line of printable characters")
 
@@ -63,9 +67,11 @@ class Submit(Record):
         if self.budget is not None and self.budget_s is not None:
             raise ValueError("give either budget or budget_s")
         try:
-            self._seconds()
+            seconds = self._seconds()
         except SettingsError as error:
             raise ValueError(str(error)) from error
+        if seconds is not None and seconds > MAX_BUDGET_S:
+            raise ValueError(f"a budget is at most {MAX_BUDGET_S // 86400} days")
         return self
 
     def request(self) -> Request:

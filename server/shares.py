@@ -5,7 +5,7 @@ from typing import Annotated, Final
 from fastapi import Query, Request
 from fastapi.responses import Response
 
-from server.auth import GuardedRouter, caller
+from server.auth import GuardedRouter, also, caller
 from server.context import Here
 from server.runs import existing, no_run
 from server.schemas import RunId, SharesEnded, ShareView, answer, documented
@@ -21,6 +21,7 @@ router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/runs", tag="runs")
 
 @router.post(
     "/{run_id}/share",
+    dependencies=[also(Scope.READ)],  # what may not be seen may not be shown
     responses={201: {"model": ShareView, "description": "A new link; it is not shown again"}, **documented(404, 507)},
 )
 def share(

@@ -1,7 +1,9 @@
 """A plan's choices and its trials in, what each choice gives out: leave-one-out. Pure.
 
-What a choice gives is the time of the step without it, less that of the plan, each pair of blocks from one round of one
-process. Choices work together, so these do not add up to the gain of the plan: what is missing is the interaction.
+What a choice gives is by how much a step without it is longer than one of the plan, each pair of blocks from one round
+of one process, as a part of the plan's block: processes differ in speed, and a ratio does not see that. Every part is
+turned into ms by the same step of the plan. Choices work together, so these do not add up to the gain of the plan: what
+is missing is the interaction.
 """
 
 import random
@@ -17,7 +19,7 @@ from kitsune.record import Record
 from tuner.protocol import ArmSpec
 from tuner.records import Arm, FailureKind, Measurement, Source, Trial
 from tuner.space import Configuration, Space
-from tuner.stats import median
+from tuner.stats import MIN_BLOCKS, median
 from tuner.verdicts import CANDIDATE, EAGER
 
 #: How the arm is named that leaves a knob at its default.
@@ -26,11 +28,13 @@ WITHOUT: Final = "without "
 MOST_LEFT_OUT: Final = 2
 RESAMPLES: Final = 1000  # half of those for a verdict: a page waits for them, 60 ms for six choices
 UNREACHED: Final = "the run ended before it was measured"
+TOO_FEW: Final = "too few undisturbed blocks"
 
 #: The knobs that are left out, one at a time, in one process.
 Chunk = tuple[str, ...]
-#: Of one process: ms by block that the plan takes less than the step as given (`GAIN`), or than without the knob.
-Differences = Mapping[str, Sequence[float]]
+#: Of one process: by block, what the step as given (`GAIN`) takes more than the plan, or the step without the knob, as
+#: a part of the plan's block.
+Excesses = Mapping[str, Sequence[float]]
 GAIN: Final = "eager"
 INTERACTION: Final = "interaction"
 
@@ -40,7 +44,7 @@ class Contribution(Record):
 
     knob: str
     choice: Choice
-    saved_ms: Interval = Field(description="a step without the choice, less a step of the plan")
+    saved_ms: Interval = Field(description="how much longer a step is without the choice, where the plan takes plan_ms")
     share: float | None = Field(description="of the whole gain; null when the plan gained nothing here")
 
 
@@ -58,7 +62,7 @@ class Ablation(Record):
     contributions: tuple[Contribution, ...] = Field(description="in the order of the knobs table")
     interaction_ms: Interval
     unmeasured: Mapping[str, str] = Field(description="knob of the plan -> why there is no contribution of it")
-    blocks: int = Field(ge=1, description="of the step as given and of the plan, in all processes")
+    blocks: int = Field(ge=1, description="of the step as given and of the plan, in all processes that had enough")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,28 +137,45 @@ def ablation_of(
 
     `inapplicable` is `Run.inapplicable`.
     """
+    measurements = measurements_of(knobs, trials, inapplicable)
+    return contributions(knobs, measurements, reasons_of(knobs, trials, inapplicable))
+
+
+def measurements_of(
+    knobs: Configuration, trials: Sequence[Trial], inapplicable: Mapping[str, str] | None = None
+) -> list[Measurement]:
+    ended = course(knobs, trials, Space.of(inapplicable)).ended
+    return [trial.measurement for _, trial in ended if trial.measurement] or _confirmed_alone(knobs, trials)
+
+
+def reasons_of(
+    knobs: Configuration, trials: Sequence[Trial], inapplicable: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Why knobs of the run's plan were not measured, also where none was; of one that was not reached nothing."""
     space = Space.of(inapplicable)
-    seen = course(knobs, trials, space)
-    failed = {knob: trial.failure.reason for chunk, trial in seen.ended if trial.failure for knob in chunk}
-    reasons = {**failed, **refusals(knobs, space)}
-    measured = [trial.measurement for _, trial in seen.ended if trial.measurement]
-    return contributions(knobs, measured or _confirmed_alone(knobs, trials), reasons)
+    ended = course(knobs, trials, space).ended
+    failed = {knob: trial.failure.reason for chunk, trial in ended if trial.failure for knob in chunk}
+    few = too_few(knobs, measurements_of(knobs, trials, inapplicable))
+    return {**failed, **few, **refusals(knobs, space)}
 
 
 def contributions(
     knobs: Configuration, measurements: Sequence[Measurement], reasons: Mapping[str, str] | None = None
 ) -> Ablation | None:
-    """What each choice gives, by measurements with the arms of `arms_without`; None when there are none.
+    """What each choice gives, by measurements with the arms of `arms_without`; None when none has enough blocks.
 
-    Each choice is compared with the plan in the same process; the gain is that of the blocks of all processes.
+    Each choice is compared with the plan in the same process; in the gain every process has the same weight.
     `reasons` say why a choice was not measured.
     """
-    if not measurements:
+    told = [measurement for measurement in measurements if has_enough(knobs, measurement)]
+    if not told:
         return None
-    found = intervals([differences(knobs, measurement) for measurement in measurements])
+    plans = [plan_arm(knobs, measurement) for measurement in told]
+    plan_ms = median([median(arm.step_ms) for arm in plans])
+    parts = intervals([excesses(knobs, measurement) for measurement in told])
+    found = {name: in_ms(part, plan_ms) for name, part in parts.items()}
     gain = found[GAIN]
-    plans = [plan_arm(knobs, measurement) for measurement in measurements]
-    plan_ms = median([step_ms for arm in plans for step_ms in arm.step_ms])
+    known = {**(reasons or {}), **too_few(knobs, measurements)}
     return Ablation(
         eager_ms=plan_ms + gain.median,
         plan_ms=plan_ms,
@@ -170,16 +191,30 @@ def contributions(
             if knob in found
         ),
         interaction_ms=found[INTERACTION],
-        unmeasured={knob: (reasons or {}).get(knob, UNREACHED) for knob in in_order(knobs) if knob not in found},
+        unmeasured={knob: known.get(knob, UNREACHED) for knob in in_order(knobs) if knob not in found},
         blocks=sum(len(arm.step_ms) for arm in plans),
     )
+
+
+def has_enough(knobs: Configuration, measurement: Measurement) -> bool:
+    return len(plan_arm(knobs, measurement).step_ms) >= MIN_BLOCKS
+
+
+def too_few(knobs: Configuration, measurements: Iterable[Measurement]) -> dict[str, str]:
+    """The knobs that were left out in a process that had too few blocks to tell."""
+    short = [measurement for measurement in measurements if not has_enough(knobs, measurement)]
+    return {knob: TOO_FEW for measurement in short for knob in excesses(knobs, measurement) if knob != GAIN}
+
+
+def in_ms(part: Interval, plan_ms: float) -> Interval:
+    return Interval(median=part.median * plan_ms, low=part.low * plan_ms, high=part.high * plan_ms)
 
 
 def plan_arm(knobs: Configuration, measurement: Measurement) -> Arm:
     return next(arm for arm in measurement.arms if arm.knobs == knobs)
 
 
-def differences(knobs: Configuration, measurement: Measurement) -> dict[str, list[float]]:
+def excesses(knobs: Configuration, measurement: Measurement) -> dict[str, list[float]]:
     """Block by block. Without the only choice of a plan, its step is the step as given."""
     plan = plan_arm(knobs, measurement)
     eager = next(arm for arm in measurement.arms if not arm.knobs)
@@ -193,17 +228,19 @@ def differences(knobs: Configuration, measurement: Measurement) -> dict[str, lis
 
 
 def paired(slower: Arm, plan: Arm) -> list[float]:
-    return [slow_ms - plan_ms for slow_ms, plan_ms in zip(slower.step_ms, plan.step_ms, strict=True)]
+    return [(slow_ms - plan_ms) / plan_ms for slow_ms, plan_ms in zip(slower.step_ms, plan.step_ms, strict=True)]
 
 
-def intervals(processes: Sequence[Differences], resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Interval]:
+def intervals(processes: Sequence[Excesses], resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Interval]:
     """Medians with their 95 % percentile bootstrap intervals, as in `tuner.stats`, and what they leave of the gain.
 
-    The blocks of a process are drawn together, all arms of a round or none: what disturbed a round hit them all.
+    The blocks of a process are drawn together, all arms of a round or none: what disturbed a round hit them all. For
+    the gain the processes are drawn too, as those that were measured are only some of those that could have been; a
+    choice has no other process than its own.
     """
     rng = random.Random(seed)  # noqa: S311 - statistics, not secrets
-    seen = medians(processes)
-    drawn = [medians([redrawn(process, rng) for process in processes]) for _ in range(resamples)]
+    seen = with_interaction(*[medians(process) for process in processes])
+    drawn = [redrawn_medians(processes, rng) for _ in range(resamples)]
     cut = resamples // 40
     found = {}
     for name, middle in seen.items():
@@ -212,19 +249,27 @@ def intervals(processes: Sequence[Differences], resamples: int = RESAMPLES, seed
     return found
 
 
-def redrawn(process: Differences, rng: random.Random) -> Differences:
+def redrawn_medians(processes: Sequence[Excesses], rng: random.Random) -> dict[str, float]:
+    own = [medians(redrawn(process, rng)) for process in processes]
+    gains = rng.choices([process[GAIN] for process in own], k=len(own))
+    return with_interaction(*[{**process, GAIN: gain} for process, gain in zip(own, gains, strict=True)])
+
+
+def redrawn(process: Excesses, rng: random.Random) -> Excesses:
     blocks = len(process[GAIN])
     rounds = rng.choices(range(blocks), k=blocks)
     return {name: [values[block] for block in rounds] for name, values in process.items()}
 
 
-def medians(processes: Sequence[Differences]) -> dict[str, float]:
-    pooled: dict[str, list[float]] = {}
-    for process in processes:
-        for name, values in process.items():
-            pooled.setdefault(name, []).extend(values)
-    found = {name: median(values) for name, values in pooled.items()}
-    return {**found, INTERACTION: found[GAIN] - sum(ms for name, ms in found.items() if name != GAIN)}
+def medians(process: Excesses) -> dict[str, float]:
+    return {name: median(values) for name, values in process.items()}
+
+
+def with_interaction(*processes: Mapping[str, float]) -> dict[str, float]:
+    """What was found in each process, each of them with the same weight, and what the choices leave of the gain."""
+    names = dict.fromkeys(name for process in processes for name in process)
+    found = {name: median([process[name] for process in processes if name in process]) for name in names}
+    return {**found, INTERACTION: found[GAIN] - sum(part for name, part in found.items() if name != GAIN)}
 
 
 def _confirmed_alone(knobs: Configuration, trials: Sequence[Trial]) -> list[Measurement]:

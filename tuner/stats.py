@@ -66,9 +66,11 @@ def verdict(low: float, high: float, p_value: float, margin: float) -> Verdict:
 def noise_floor(same: Comparison) -> float:
     """The largest relative difference that a comparison of the baseline with itself (A/A) leaves possible.
 
-    0.004 when the interval of its speedup is [0.997, 1.004]; pass it to `compare`.
+    0.004 when the interval of its speedup is [0.997, 1.004]; pass it to `compare`. Infinite where the interval begins
+    at 0, which excludes no difference at all.
     """
-    return max(same.speedup.high, 1.0 / same.speedup.low, 1.0) - 1.0
+    slowest = 1.0 / same.speedup.low if same.speedup.low > 0 else math.inf
+    return max(same.speedup.high, slowest, 1.0) - 1.0
 
 
 def log_ratios(baseline_ms: Sequence[float], candidate_ms: Sequence[float]) -> list[float]:

@@ -100,9 +100,11 @@ def _tried(trials: Sequence[Trial], *, is_decided: bool) -> tuple[Outcome, str]:
         fast = f"{words.gain(speedup)} ({words.spread(speedup)}) over the step as given"
         outcome = Outcome.REJECTED if is_decided else Outcome.TRIED
         return outcome, f"{of}, number {best.number + 1}, came to {fast}"
-    last = trials[-1]
-    assert last.failure is not None
-    return Outcome.FAILED, f"trial {last.number + 1} {failure_words(last.failure)}"
+    failed = [(trial.number, trial.failure) for trial in trials if trial.failure is not None]
+    if not failed:
+        return Outcome.TRIED, "not measured"
+    number, failure = failed[-1]
+    return Outcome.FAILED, f"trial {number + 1} {failure_words(failure)}"
 
 
 def _declined_in(knob: str, choice: Choice, trials: Sequence[Trial]) -> str:

@@ -1,6 +1,7 @@
 """The ids of several runs in; the page of what differs between them out."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Final
 
 from fastapi import Query, Request
 from fastapi.responses import Response
@@ -11,8 +12,11 @@ from server.context import Here
 from server.pages.compare_view import FEWEST, MOST, Pair, compare_view
 from server.pages.frame import PageRouter, render, viewer
 from server.pages.run import existing
+from server.schemas import RUN_ID
 from tuner.store import plans, runs
 from tuner.store.tokens import Scope
+
+_ID: Final = re.compile(RUN_ID)
 
 router = PageRouter(Scope.READ)
 
@@ -25,6 +29,8 @@ def compare(request: Request, here: Here, ids: Ids, *, every: Annotated[bool, Qu
     wanted = list(dict.fromkeys(filter(None, (one.strip() for given in ids for one in given.split(",")))))
     if not FEWEST <= len(wanted) <= MOST:
         raise SettingsError(f"choose {FEWEST} to {MOST} runs to compare; these are {len(wanted)}")
+    if not all(map(_ID.fullmatch, wanted)):
+        raise SettingsError("these are no ids of runs; the list of runs has them")
     with here.database.read() as connection:
         pairs = [_pair(connection, run_id, viewer(request).team) for run_id in wanted]
     view = compare_view(pairs, shows_all=every)

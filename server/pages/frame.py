@@ -15,6 +15,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
@@ -111,10 +112,18 @@ class _Check:
         if request.method in SAFE_METHODS:
             yield
         else:
+            check_charset(request)
             async with request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES) as form:
                 check_csrf(found[0], form)
                 request.state.form = form
                 yield
+
+
+def check_charset(request: Request) -> None:
+    """Raises HTTPException for a form in letters of another kind than those of our pages."""
+    charset = parse_options_header(request.headers.get("content-type", ""))[1].get(b"charset", b"utf-8")
+    if charset.lower() not in (b"utf-8", b"utf8"):
+        raise HTTPException(415, "send forms in UTF-8, as the pages here do")
 
 
 def session_of(request: Request) -> tuple[Session, Token] | None:
@@ -143,7 +152,7 @@ def sign_in_first(request: Request) -> HTTPException:
 def check_csrf(session: Session, form: FormData) -> None:
     """Raises HTTPException unless the form comes from a page of this session."""
     given = form.get("csrf")
-    if not isinstance(given, str) or not hmac.compare_digest(given.encode(), session.csrf.encode()):
+    if not isinstance(given, str) or not hmac.compare_digest(given.encode(errors="replace"), session.csrf.encode()):
         raise HTTPException(403, "this form is of an earlier session; open its page again, then send it")
 
 

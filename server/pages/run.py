@@ -1,31 +1,28 @@
 """A run's id in; its page, its news while it goes on, and what is done to it, out."""
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import Query, Request
 from fastapi.responses import RedirectResponse, Response
+from pydantic import ValidationError
 from sqlalchemy import Connection
 
 from kitsune.errors import NotFoundError, PlanError, SettingsError
 from kitsune.plan import Plan
+from server.auth import also
 from server.charts.search import search_history
 from server.context import Here
-from server.names import is_showable
 from server.pages.drawn import charts_of, drawn
 from server.pages.frame import PageRouter, form_of, render, viewer
 from server.pages.run_view import news_view, run_view
-from server.schemas import RunId
+from server.schemas import Annotation, RunId
 from tuner.records import Run, Trial
 from tuner.store import plans, runs, shares, trials
 from tuner.store.rows import utcnow
 from tuner.store.runs import ARCHIVE, ZOO
 from tuner.store.shares import Share
 from tuner.store.tokens import Scope
-
-MAX_TAGS: Final = 20
-MAX_TAG: Final = 40
-MAX_NOTE: Final = 2000
 
 reading = PageRouter(Scope.READ, prefix="/runs")
 changing = PageRouter(Scope.SUBMIT, prefix="/runs")
@@ -76,17 +73,18 @@ def retry(request: Request, here: Here, run_id: RunId) -> Response:
     return back_to(found[0].id)
 
 
-@changing.post("/{run_id}/note")
+@changing.post("/{run_id}/note", dependencies=[also(Scope.READ)])
 def note(request: Request, here: Here, run_id: RunId) -> Response:
     """What people say of the run."""
     form = form_of(request)
-    tags, text = tags_of(form.get("tags", "")), note_of(form.get("note", ""))
+    told = annotation_of(form.get("tags", ""), form.get("note", ""))
     with here.database.begin() as connection:
-        existing(runs.annotate(connection, run_id, team=viewer(request).team, tags=tags, note=text), run_id)
+        team = viewer(request).team
+        existing(runs.annotate(connection, run_id, team=team, tags=told.tags, note=told.note), run_id)
     return back_to(run_id, "notes")
 
 
-@changing.post("/{run_id}/share")
+@changing.post("/{run_id}/share", dependencies=[also(Scope.READ)])
 def share(request: Request, here: Here, run_id: RunId) -> Response:
     """Shows the new link this once: the store has no more than its digest."""
     team = viewer(request).team
@@ -171,17 +169,13 @@ def back_to(run_id: str, part: str = "") -> Response:
     return RedirectResponse(f"/runs/{run_id}{f'#{part}' if part else ''}", 303)
 
 
-def tags_of(text: str) -> tuple[str, ...]:
-    """Raises SettingsError. Words between commas, each once."""
-    tags = tuple(dict.fromkeys(filter(None, (tag.strip() for tag in text.split(",")))))
-    if len(tags) > MAX_TAGS or any(len(tag) > MAX_TAG or not is_showable(tag) for tag in tags):
-        raise SettingsError(f"give at most {MAX_TAGS} tags of at most {MAX_TAG} printable characters, between commas")
-    return tags
-
-
-def note_of(text: str) -> str:
-    """Raises SettingsError. Lines end as on Unix."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\n")
-    if len(lines) > MAX_NOTE or not all(line.isprintable() for line in lines.split("\n")):
-        raise SettingsError(f"a note has at most {MAX_NOTE} printable characters")
-    return lines
+def annotation_of(tags: str, note: str) -> Annotation:
+    """Words between commas, and a text, by the rules of the API. Raises SettingsError."""
+    words = [word for word in (tag.strip() for tag in tags.split(",")) if word]
+    try:
+        return Annotation.model_validate({"tags": words, "note": note})
+    except ValidationError as error:
+        raise SettingsError(
+            "give at most 20 tags between commas, each of up to 40 letters, digits and _ . : / + -, and a note of at "
+            "most 4000 printable characters"
+        ) from error

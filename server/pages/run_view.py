@@ -1,6 +1,6 @@
 """A run, its trials and its plan in; everything that the page of the run shows out. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,8 +16,8 @@ from server.pages.headline_view import Headline
 from server.pages.progress_view import Progress
 from server.pages.snippet_view import Snippet
 from server.pages.trials_view import Noise, TrialRow
-from tuner.ablation import Ablation
-from tuner.records import Run, Trial
+from tuner.ablation import UNREACHED, Ablation, in_order, reasons_of
+from tuner.records import Run, RunStatus, Trial
 from tuner.views import standing
 
 
@@ -67,8 +67,8 @@ def run_view(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetime
         standing=standing(run, now),
         progress=progress_view.progress(run, trials, now),
         bars=figures_view.bars(plan, ablation),
-        bars_note=bars_note(plan, ablation),
-        unmeasured=tuple(ablation.unmeasured.items()) if ablation else (),
+        bars_note=bars_note(run, trials, plan, ablation),
+        unmeasured=tuple(unmeasured(run, ablation)),
         choices=choices,
         choices_note=choices_view.said_of_plan(trials, plan),
         outcomes=tuple(choices_view.by_outcome(choices)),
@@ -95,7 +95,7 @@ def news_view(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetim
     )
 
 
-def bars_note(plan: Plan | None, ablation: Ablation | None) -> str:
+def bars_note(run: Run, trials: Sequence[Trial], plan: Plan | None, ablation: Ablation | None) -> str:
     """How the waterfall came to be."""
     if ablation is not None:
         return (
@@ -103,6 +103,26 @@ def bars_note(plan: Plan | None, ablation: Ablation | None) -> str:
             "the step as given; the whiskers are 95 % intervals. Choices work together: what they give is no sum, and "
             "the interaction is what is left of the gain. Measured apart from the verdict above."
         )
-    if plan is not None and plan.knobs:
+    if plan is None or not plan.knobs:
+        return ""
+    if run.status is RunStatus.RUNNING:
+        return "What each choice gives is being measured."
+    known = reasons_of(plan.knobs, trials, run.inapplicable)
+    reasons = {knob: known.get(knob, UNREACHED) for knob in in_order(plan.knobs)}
+    if set(reasons.values()) == {UNREACHED}:
         return "What each choice gives was not measured: the run ended before that."
-    return ""
+    return f"What each choice gives was not measured. {'; '.join(_by_reason(reasons))}."
+
+
+def unmeasured(run: Run, ablation: Ablation | None) -> Iterator[tuple[str, str]]:
+    """Each knob of the plan that was not measured alone, and why."""
+    for knob, reason in ablation.unmeasured.items() if ablation else ():
+        is_coming = reason == UNREACHED and run.status is RunStatus.RUNNING
+        yield knob, "its turn has not come" if is_coming else reason
+
+
+def _by_reason(reasons: Mapping[str, str]) -> Iterator[str]:
+    """ "precision, compile: out of memory"."""
+    for reason in dict.fromkeys(reasons.values()):
+        knobs = ", ".join(knob for knob, why in reasons.items() if why == reason)
+        yield f"{knobs}: {reason.removesuffix('.')}"

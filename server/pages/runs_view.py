@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from pydantic import Field, model_validator
 
 from kitsune.record import Record
-from server.schemas import Sha256, Word
+from server.schemas import Sha256, Tag, Word
 from tuner.records import Run, RunStatus, Verdict
 from tuner.store.runs import Sort
 
@@ -22,7 +22,7 @@ class Wanted(Record):
     verdict: Verdict | None = None
     gpu: Word | None = None
     workload: Word | None = None
-    tag: Word | None = None
+    tag: Tag | None = None
     fingerprint: Sha256 | None = None
     sort: Sort = Sort.CREATED
     order: Literal["desc", "asc"] = "desc"

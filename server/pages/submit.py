@@ -62,9 +62,14 @@ def asked_of(given: dict[str, str], sha256: str) -> Submit:
         "name": given["name"],
         "device": given["device"],
         "budget": given["budget"] or None,
-        "trials": (int(trials) if trials.isascii() and trials.isdigit() else trials) if trials else None,
+        "trials": number_of(trials) if trials else None,
     }
     return Submit.model_validate(fields)
+
+
+def number_of(text: str) -> int | str:
+    """As the API wants it; what is none, or longer than any, stays what it was, and is refused."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text
 
 
 def _form(request: Request, given: dict[str, str], errors: dict[str, str] | None = None) -> Response:

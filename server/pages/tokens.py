@@ -11,6 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 from kitsune.errors import NotFoundError, SettingsError
 from server.context import Here
 from server.pages.frame import PageRouter, form_of, render, viewer
+from server.schemas import TokenId
 from server.tokens import check_name, check_team, expiry, scopes_of
 from tuner.records import DEFAULT_TEAM
 from tuner.store import tokens
@@ -48,7 +49,7 @@ def create(request: Request, here: Here) -> Response:
 
 
 @router.post(PLACE + "/{token_id}/revoke")
-def revoke(request: Request, here: Here, token_id: str) -> Response:
+def revoke(request: Request, here: Here, token_id: TokenId) -> Response:
     with here.database.begin() as connection:
         token = tokens.revoke(connection, token_id, team=_whose(viewer(request)))
     if token is None:

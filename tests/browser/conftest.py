@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Playwright, sync_
 from server.app import create_app
 from server.protocol import BoundedProtocol
 from server.settings import ServerSettings
+from tests.store.conftest import empty_database  # noqa: F401
 from tuner.store import tokens
 from tuner.store.database import Database
 from tuner.store.engine import open_database
@@ -42,7 +43,8 @@ class Site:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database(tmp_path: Path, empty_database: Path) -> Iterator[Database]:  # noqa: F811
+    shutil.copy(empty_database, tmp_path / "server.db")
     with open_database(f"sqlite:///{tmp_path}/server.db", busy_timeout_s=5) as opened:
         yield opened
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from shutil import rmtree
+from shutil import copy, rmtree
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
@@ -76,10 +76,20 @@ def postgres() -> Iterator[Postgres]:
         rmtree(folder)
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file of this version's schema, to be copied: migrating one for each test takes 0.12 s, copying 0.003."""
+    path = tmp_path_factory.mktemp("empty") / "empty.db"
+    with open_database(f"sqlite:///{path}"):
+        pass
+    return path
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty database, migrated or (SQLite) migrated as soon as it is opened."""
+def url(request: pytest.FixtureRequest, tmp_path: Path, empty_database: Path) -> Iterator[str]:
+    """The URL of an empty database of this version."""
     if request.param == "sqlite":
+        copy(empty_database, tmp_path / "kitsune.db")
         yield f"sqlite:///{tmp_path}/kitsune.db"
         return
     server = request.getfixturevalue("postgres")

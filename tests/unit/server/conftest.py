@@ -1,5 +1,6 @@
 """An application on a database of the test's own, and a client for each kind of token."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from fastapi.testclient import TestClient
 
 from server.app import create_app
 from server.settings import ServerSettings
+from tests.store.conftest import empty_database  # noqa: F401
 from tests.store.samples import after
 from tests.unit.submission import hostile
 from tuner.store import archives, tokens
@@ -24,7 +26,8 @@ Client = Callable[..., TestClient]
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database(tmp_path: Path, empty_database: Path) -> Iterator[Database]:  # noqa: F811
+    shutil.copy(empty_database, tmp_path / "server.db")
     with open_database(f"sqlite:///{tmp_path}/server.db") as opened:
         yield opened
 

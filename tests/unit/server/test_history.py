@@ -259,3 +259,18 @@ def test_a_link_is_made_and_ended(client, database):
 def test_a_link_that_ends_at_no_time_is_refused(client, database, expires):
     run = keep(database, created_at=START)
     assert_problem(client.post(f"{PLACE}/{run.id}/share", params={"expires": expires}), 422, "expires")
+
+
+@pytest.mark.parametrize("text", ["=1", "\n=1", " =1", "\ufeff=1", "\x00=1", "\u00a0=1", "\uff1d1", "@x", "\t", "-2+3"])
+def test_a_cell_that_would_be_a_formula_is_text(text):
+    assert harmless(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("text", ["", "a=1", "RuntimeError: =1", "\u200bplain"])
+def test_other_cells_stay_as_they_are(text):
+    assert harmless(text) == text
+
+
+def test_a_budget_has_an_end(client):
+    for budget in ({"budget": "31d"}, {"budget_s": 1e308}, {"budget": "99999999999999999d"}):
+        assert client.post("/api/v1/runs", json={"archive": "a" * 64, **budget}).status_code == 422

@@ -10,6 +10,7 @@ from kitsune.knobs import KNOBS, Choice
 from tests.unit.tuner.machine import ENVIRONMENT, NOON, failure, only
 from tuner.ablation import (
     MOST_LEFT_OUT,
+    TOO_FEW,
     UNREACHED,
     WITHOUT,
     Ablation,
@@ -19,13 +20,14 @@ from tuner.ablation import (
     contributions,
     course,
     next_chunk,
+    reasons_of,
     refusals,
     without,
 )
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Arm, Failure, FailureKind, Measurement, Source, Trial
 from tuner.space import Space
-from tuner.stats import bootstrap_interval
+from tuner.stats import MIN_BLOCKS, bootstrap_interval, median
 from tuner.verdicts import CANDIDATE, EAGER, STOCK, confirmation_arms
 
 Knobs = Mapping[str, Choice]
@@ -52,15 +54,15 @@ all_plans = st.fixed_dictionaries({name: st.sampled_from(list(knob.choices)) for
 
 
 def measured(
-    arms: Sequence[ArmSpec], step_ms: StepMs, blocks: int = 10, shift: Callable[[int], float] = lambda _: 0.0
+    arms: Sequence[ArmSpec], step_ms: StepMs, blocks: int = 10, pace: Callable[[int], float] = lambda _: 1.0
 ) -> Measurement:
-    """`shift` is what a round adds to every step of it."""
+    """`pace` is how many times as long every step of a round takes."""
     return Measurement(
         arms=tuple(
             Arm(
                 name=arm.name,
                 knobs=arm.knobs,
-                step_ms=tuple(step_ms(arm.knobs) + shift(block) for block in range(blocks)),
+                step_ms=tuple(step_ms(arm.knobs) * pace(block) for block in range(blocks)),
                 peak_bytes=0,
                 first_step_s=0,
             )
@@ -105,14 +107,16 @@ def a_trial(number: int, knobs: Knobs, outcome: Measurement | Failure, source: S
 @settings(max_examples=50, deadline=None)
 def test_choices_that_do_not_touch_each_other_give_what_they_give_and_leave_nothing(knobs, data):
     given_ms = {name: data.draw(st.floats(-5, 50), label=name) for name in knobs}
-    shifts = data.draw(st.lists(st.floats(0, 20), min_size=10, max_size=10), label="shifts")
+    paces = data.draw(st.lists(st.floats(0.5, 2), min_size=10, max_size=10), label="paces")
 
     def step_ms(chosen: Knobs) -> float:
         return 1000 - sum(given_ms[name] for name in chosen)
 
-    found = found_in(knobs, step_ms, shift=shifts.__getitem__)
-    assert saved_ms(found) == pytest.approx(given_ms, abs=1e-9)
-    assert found.gain_ms.median == pytest.approx(sum(given_ms.values()), abs=1e-9)
+    found = found_in(knobs, step_ms, pace=paces.__getitem__)
+    usual = median(paces)
+    assert found.plan_ms == pytest.approx(usual * step_ms(knobs))
+    assert saved_ms(found) == pytest.approx({name: usual * ms for name, ms in given_ms.items()}, abs=1e-9)
+    assert found.gain_ms.median == pytest.approx(usual * sum(given_ms.values()), abs=1e-9)
     for end in (found.interaction_ms.low, found.interaction_ms.median, found.interaction_ms.high):
         assert end == pytest.approx(0, abs=1e-9)
     assert found.unmeasured == {}
@@ -167,15 +171,75 @@ def test_a_choice_that_costs_time_is_negative():
     assert {part.share for part in found.contributions} == {None}
 
 
-def test_processes_are_never_compared_with_each_other():
-    """The second one runs on a machine that has become three times as slow."""
+GIVEN_MS = {"precision": 3.0, "compile": 1.5, "update": 0.25, "capture": 0.75}
+
+
+def additive(chosen: Knobs) -> float:
+    return 10 - sum(GIVEN_MS[name] for name in chosen)
+
+
+def in_two_processes(slower: float, blocks: tuple[int, int] = (20, 20), noise: random.Random | None = None) -> Ablation:
+    """Of choices that do not touch each other; in the second process every step takes `slower` times as long."""
+    found = [
+        measured(
+            arms_without(PLAN, chunk),
+            lambda chosen, times=times: times * additive(chosen) * (noise.gauss(1, 0.01) if noise else 1),
+            count,
+        )
+        for chunk, times, count in zip(chunks(PLAN, EVERYTHING), (1, slower), blocks, strict=True)
+    ]
+    told = contributions(PLAN, found)
+    assert told is not None
+    return told
+
+
+@pytest.mark.parametrize("slower", [1.2, 0.5, 3.0])
+@pytest.mark.parametrize("blocks", [(20, 20), (20, MIN_BLOCKS), (MIN_BLOCKS, 20)])
+def test_a_process_that_is_slower_in_everything_changes_nothing_that_a_choice_gives(slower, blocks):
+    found = in_two_processes(slower, blocks)
+    usual = (1 + slower) / 2
+    assert found.plan_ms == pytest.approx(usual * additive(PLAN))
+    assert found.eager_ms == pytest.approx(usual * additive({}))
+    assert saved_ms(found) == pytest.approx({name: usual * ms for name, ms in GIVEN_MS.items()})
+    assert (found.interaction_ms.low, found.interaction_ms.high) == pytest.approx((0, 0), abs=1e-9)
+    assert found.blocks == sum(blocks)
+
+
+def test_an_interaction_that_is_not_there_is_seldom_seen_whatever_the_clocks_do():
+    seen = [in_two_processes(1.1, noise=random.Random(seed)).interaction_ms for seed in range(30)]
+    assert sum(not found.low <= 0 <= found.high for found in seen) <= 3
+
+
+def test_in_the_gain_every_process_has_the_same_weight_and_its_interval_tells_how_far_they_differ():
     first, second = chunks(PLAN, EVERYTHING)
-    quick = measured(arms_without(PLAN, first), lambda chosen: 10.0 - len(chosen))
-    slow = measured(arms_without(PLAN, second), lambda chosen: 3 * (10.0 - len(chosen)))
-    found = contributions(PLAN, [quick, slow])
-    assert saved_ms(found) == {**dict.fromkeys(first, 1), **dict.fromkeys(second, 3)}
-    assert found.gain_ms.median == (4 + 12) / 2
-    assert found.blocks == 20
+    looks = [
+        measured(arms_without(PLAN, chunk), lambda chosen, ms=ms: 5.0 if chosen else ms, count)
+        for chunk, ms, count in ((first, 10.0, 20), (second, 15.0, MIN_BLOCKS))
+    ]
+    gain = contributions(PLAN, looks).gain_ms
+    assert (gain.low, gain.median, gain.high) == pytest.approx((5, 7.5, 10))
+
+
+def test_a_choice_of_too_few_blocks_says_so_and_its_process_is_not_in_the_gain():
+    found = in_two_processes(1.2, (20, 3))
+    assert saved_ms(found) == pytest.approx({"precision": 3, "compile": 1.5})
+    assert found.unmeasured == dict.fromkeys(("update", "capture"), TOO_FEW)
+    assert (found.eager_ms, found.plan_ms, found.blocks) == (pytest.approx(10), 4.5, 20)
+    assert found.interaction_ms.median == pytest.approx(1), "what was not measured is in it"
+
+
+@pytest.mark.parametrize("blocks", [0, MIN_BLOCKS - 1])
+def test_where_all_have_too_few_blocks_nothing_is_told_but_the_reason(blocks):
+    trials = [a_trial(number, PLAN, look) for number, look in enumerate(all_measured(PLAN, additive, blocks=blocks))]
+    assert ablation_of(PLAN, trials) is None
+    assert reasons_of(PLAN, trials) == dict.fromkeys(PLAN, TOO_FEW)
+
+
+def test_there_are_reasons_where_nothing_was_measured():
+    assert reasons_of(PLAN, []) == {}
+    assert list(reasons_of(STREAMED, [])) == ["capture"]
+    failed = a_trial(0, PLAN, failure("a wall"))
+    assert reasons_of(PLAN, [failed]) == dict.fromkeys(("precision", "compile"), "a wall")
 
 
 def test_intervals_are_those_of_the_paired_blocks():

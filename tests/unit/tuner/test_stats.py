@@ -126,6 +126,13 @@ def test_noise_floor_is_the_worst_side_of_the_interval() -> None:
     assert floor == pytest.approx(max(found.speedup.high - 1, 1 / found.speedup.low - 1))
 
 
+def test_a_noise_floor_that_excludes_nothing_is_infinite_and_withholds_every_verdict() -> None:
+    found = compare(*block_times(1.0, 20, seed=5))
+    endless = found.model_copy(update={"speedup": found.speedup.model_copy(update={"low": 0.0})})
+    assert noise_floor(endless) == math.inf
+    assert compare(*block_times(2.0, 20, seed=5), noise_floor=math.inf).verdict is Verdict.SAME
+
+
 def test_only_a_whole_interval_beyond_the_margin_decides() -> None:
     assert verdict(0.006, 0.02, 0.001, margin=0.005) is Verdict.FASTER
     assert verdict(0.006, 0.02, 0.02, margin=0.005) is Verdict.AMBIGUOUS

@@ -6,6 +6,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from tests.store.conftest import empty_database  # noqa: F401
 from tests.unit.server.conftest import HERE, app, archive, database, made, settings  # noqa: F401
 from tuner.store import sessions
 from tuner.store.database import Database

@@ -17,6 +17,8 @@ from tuner.store.tokens import Scope
 #: All that may be looked at without a session.
 OPEN = {("GET", "/login"), ("POST", "/login"), ("GET", "/shared/{secret}"), ("GET", "/shared/{secret}/live")}
 #: What each page needs, None: any session. A new page must be written down here.
+#: They lead to what the run shows, so that `submit` alone is not enough.
+ALSO_READ = {"/runs/{run_id}/note", "/runs/{run_id}/share"}
 NEEDS = {
     ("GET", "/"): Scope.READ,
     ("GET", "/runs"): Scope.READ,
@@ -113,7 +115,9 @@ def test_without_a_live_session_every_page_leads_to_the_sign_in(browser, databas
 def test_a_scope_opens_its_pages_and_no_others(browser, method, path, scope):
     client = browser(scope)
     answer = client.request(method, concrete(path), data={"csrf": csrf_of(client)} if method == "POST" else None)
-    if NEEDS[method, path] in (None, scope) or scope is Scope.ADMIN:
+    if scope is Scope.SUBMIT and path in ALSO_READ:
+        assert_page(answer, 403, "may not read", "Sign out")
+    elif NEEDS[method, path] in (None, scope) or scope is Scope.ADMIN:
         assert answer.status_code not in (401, 403, 500)
         assert not answer.headers.get("location", "").startswith("/login") or path == "/logout"
     else:
@@ -196,3 +200,29 @@ def test_a_part_of_a_page_has_the_page_loaded_again_when_its_session_ended(brows
 def test_pages_are_no_part_of_the_description_of_the_api(browser, database):
     text = browser().get("/openapi.json", headers=bearer(secret(database))).text
     assert "/login" not in text and "/fragments" not in text
+
+
+@pytest.mark.parametrize("charset", ["undefined", "unicode_escape", "raw_unicode_escape", "utf-7", "latin-1"])
+def test_forms_in_other_letters_are_refused(browser, charset):
+    client = browser(Scope.ADMIN)
+    body = b'--b\r\nContent-Disposition: form-data; name="csrf"\r\n\r\n+2AA- \\ud800 \xff\r\n--b--\r\n'
+    kind = f"multipart/form-data; boundary=b; charset={charset}"
+    answer = client.post("/submit", content=body, headers={"content-type": kind})
+    assert_page(answer, 415, "UTF-8")
+
+
+@pytest.mark.parametrize("path", ["/compare?ids=%00,a", "/compare?ids=a,b%22"])
+def test_ids_that_cannot_be_are_refused(browser, path):
+    assert_page(browser(Scope.READ).get(path), 422, "no ids of runs")
+
+
+def test_a_token_that_cannot_be_is_not_looked_for(browser):
+    client = browser(Scope.ADMIN)
+    assert client.post("/tokens/%00/revoke", data={"csrf": csrf_of(client)}).status_code == 422
+
+
+def test_a_number_longer_than_any_is_refused_beside_its_field(browser):
+    client = browser(Scope.SUBMIT)
+    data = {"csrf": csrf_of(client), "trials": "9" * 5000, "budget": ""}
+    answer = client.post("/submit", data=data, files={"archive": ("x", b"abc")})
+    assert_page(answer, 422, "trials")

@@ -195,13 +195,13 @@ def test_what_only_its_own_machine_has_is_not_offered_again(ada, database, workl
 def test_tags_and_a_note_are_kept(ada, database):
     run = keep(database, stories.with_a_gain())
     note = "first line\r\nsecond <b>line</b>"
-    answer = ada.send(f"/runs/{run.id}/note", tags=" weekly, b&w ,weekly,,", note=note)
+    answer = ada.send(f"/runs/{run.id}/note", tags=" weekly, a+b ,weekly,,", note=note)
     assert answer.headers["location"] == f"/runs/{run.id}#notes"
     with database.read() as connection:
         found = runs.get(connection, run.id)
-    assert (found.tags, found.note) == (("weekly", "b&w"), "first line\nsecond <b>line</b>")
+    assert (found.tags, found.note) == (("weekly", "a+b"), "first line\nsecond <b>line</b>")
     text = shown(ada, f"/runs/{run.id}")
-    assert 'href="/runs?tag=b%26w"' in text
+    assert 'href="/runs?tag=a%2Bb"' in text
     assert "second &lt;b&gt;line" in text
     assert ada.send(f"/runs/{run.id}/note", tags="", note="").status_code == 303
     assert "first line" not in shown(ada, f"/runs/{run.id}")
@@ -213,9 +213,9 @@ def test_tags_and_a_note_are_kept(ada, database):
         {"tags": ",".join(map(str, range(30)))},
         {"tags": "x" * 50},
         {"tags": "a\tb"},
-        {"note": "x" * 2001},
+        {"note": "x" * 4001},
+        {"tags": 'a"b'},
         {"note": "a\x00b"},
-        {"note": "a\u202eb"},
     ],
 )
 def test_tags_and_notes_have_limits(ada, database, fields):

@@ -18,6 +18,8 @@ from tests.store.samples import a_run
 from tests.test_docs import misuse
 from tests.unit.server.pages import stories
 from tests.unit.server.pages.stories import Story
+from tuner.ablation import UNREACHED
+from tuner.records import Failure, FailureKind, Phase, RunStatus, Source
 
 SERVER = "http://localhost:8537"
 STORIES = {
@@ -202,6 +204,36 @@ def test_without_leave_one_out_the_waterfall_is_one_step():
     assert "was not measured" in view.bars_note
 
 
+def ablated(outcome: Failure | None, **changes: object) -> RunView:
+    """`with_a_gain`, of which every process that leaves choices out failed, or none of them began."""
+    run, trials, plan = stories.with_a_gain()
+    assert plan is not None
+    others = [trial for trial in trials if trial.source is not Source.ABLATION]
+    if outcome:
+        others += [stories.trial(run, len(others) + more, Source.ABLATION, plan.knobs, outcome) for more in range(8)]
+    return viewed((run.evolve(**changes), others, plan))
+
+
+def test_while_the_choices_are_measured_the_page_says_so():
+    going_on = {"status": RunStatus.RUNNING, "finished_at": None, "lease_until": stories.at(1e9)}
+    assert ablated(None, **going_on).bars_note == "What each choice gives is being measured."
+    run, trials, plan = stories.with_a_gain()
+    reasons = dict(viewed((run.evolve(**going_on), trials[:-2], plan)).unmeasured)
+    assert reasons.pop("capture").startswith("streams=4 beside capture=none")
+    assert set(reasons.values()) == {"its turn has not come"}
+    assert UNREACHED in dict(viewed((run, trials[:-2], plan)).unmeasured).values()
+
+
+def test_where_all_of_leave_one_out_failed_the_page_says_why():
+    wall = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARMUP, reason="CUDA out of memory: 2.0 GiB")
+    note = ablated(wall).bars_note
+    assert note.startswith("What each choice gives was not measured. layout, precision, compile, update, streams: CUDA")
+    assert "capture: streams=4 beside capture=none" in note
+    assert "the run ended" not in note
+    timeout = wall.model_copy(update={"kind": FailureKind.TIMEOUT, "reason": "took 60 s"})
+    assert "took 60 s" in ablated(timeout).bars_note
+
+
 def test_a_plan_that_changes_nothing_has_no_waterfall():
     assert viewed(stories.measured_on_a_cpu()).bars == ()
 
@@ -286,6 +318,15 @@ def test_no_choice_that_a_search_tries_is_missing():
     outcomes = viewed((run, trials, plan)).outcomes
     assert "4 do not apply" in outcomes and "1 declined" in outcomes
     assert sum(int(told.split()[0]) for told in outcomes) == len(searched)
+
+
+def test_a_choice_whose_trial_says_nothing_was_not_measured():
+    run, trials, plan = stories.with_a_gain()
+    silent = [
+        trial.model_copy(update={"failure": None}) if trial.knobs.get("precision") == "fp16" else trial
+        for trial in trials
+    ]
+    assert fate_of((run, silent, plan), "precision=fp16") == (Outcome.TRIED, "not measured")
 
 
 def test_choices_with_one_reason_share_a_line():
