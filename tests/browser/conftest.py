@@ -75,13 +75,14 @@ def executable() -> str:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
+    """Its event loop runs as long as it does, and no other can beside it: it ends with the tests that need it."""
     with sync_playwright() as started:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(playwright: Playwright, executable: str) -> Iterator[Browser]:
     with playwright.chromium.launch(executable_path=executable, args=_OPTIONS) as launched:
         yield launched

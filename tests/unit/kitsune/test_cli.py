@@ -68,6 +68,7 @@ def tree(kind: type[KitsuneError] = KitsuneError) -> list[type[KitsuneError]]:
 
 #: What an error that takes more than a message is made of.
 GIVEN: dict[type[KitsuneError], tuple[object, ...]] = {
+    errors.ChartError: ("a bar", "is wrong"),
     errors.PlanError: ("knobs.x", "is wrong"),
     errors.DeclinedError: ("knobs.x", "is wrong"),
     errors.RefusedError: ("http://localhost:8537", 409, "it is so"),
