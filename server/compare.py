@@ -46,10 +46,10 @@ def compare_runs(
 def side_of(connection: Connection, run_id: str, team: str) -> Side:
     """Raises NotFoundError."""
     run = existing(runs.get(connection, run_id, team=team), run_id)
-    return Side(run, _readable(connection, run, team))
+    return Side(run, readable_plan(connection, run, team))
 
 
-def _readable(connection: Connection, run: Run, team: str) -> Plan | None:
+def readable_plan(connection: Connection, run: Run, team: str) -> Plan | None:
     """One plan that this version cannot read must not hide the other runs."""
     try:
         return plans.get(connection, run.plan_id, team=team) if run.plan_id else None

@@ -44,12 +44,13 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        streams = scope["method"] == _STREAMED or is_form(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        streams = scope["method"] == _STREAMED or is_form(headers)
         body = self._body(receive, streams=streams, is_there=has_body(scope))
         answer = _Answer(send, body)
         try:
-            check_names(Headers(scope=scope), self.settings)
-            check_length(Headers(scope=scope), body.limit)
+            check_names(headers, self.settings)
+            check_length(headers, body.limit)
             incoming = body.receive if streams else await body.whole()
         except HTTPException as error:
             await refusal(error.status_code, error.detail)(scope, receive, answer.send)

@@ -143,19 +143,22 @@ class Tuning:
 
     def _try(self, proposal: Proposal) -> Trial | None:
         """None when the user interrupts it."""
-        started_at = self.now()
         arms = (ArmSpec(name=EAGER), ArmSpec(name=CANDIDATE, knobs=proposal.knobs))
-        limits = limits_within(self._left_s() - self._confirmation_s())
+        job = self._job(arms, SEARCH_ROUNDS, self._to_beat(proposal))
+        return self._measured(proposal.source, proposal.knobs, job, self._left_s() - self._confirmation_s())
+
+    def _measured(self, source: Source, knobs: Mapping[str, Choice], job: Job, within_s: float) -> Trial | None:
+        """A candidate beside the step as given; None when the user interrupts it."""
+        started_at = self.now()
         try:
-            job = self._job(arms, SEARCH_ROUNDS, self._to_beat(proposal))
-            outcome = self.measure(job, limits=limits, check=self.check)
+            outcome = self.measure(job, limits=limits_within(within_s), check=self.check)
         except KeyboardInterrupt:
             self.interrupted = True
             return None
         comparison = None
         if isinstance(outcome, Measurement):
             comparison = compare_arms(outcome, EAGER, CANDIDATE, self._noise())
-        return self._keep(proposal.source, proposal.knobs, outcome, comparison, started_at)
+        return self._keep(source, knobs, outcome, comparison, started_at)
 
     def _play_off(self) -> Iterator[Event]:
         """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""
@@ -220,17 +223,8 @@ class Tuning:
 
     def _leave_out(self, plan: Plan, chunk: Chunk) -> Trial | None:
         """None when the user interrupts it."""
-        started_at = self.now()
         job = self._job(arms_without(plan.knobs, chunk), ABLATION_ROUNDS, numerics=False)
-        try:
-            outcome = self.measure(job, limits=limits_within(self._left_s()), check=self.check)
-        except KeyboardInterrupt:
-            self.interrupted = True
-            return None
-        comparison = None
-        if isinstance(outcome, Measurement):
-            comparison = compare_arms(outcome, EAGER, CANDIDATE, self._noise())
-        return self._keep(Source.ABLATION, plan.knobs, outcome, comparison, started_at)
+        return self._measured(Source.ABLATION, plan.knobs, job, self._left_s())
 
     def _chunk(self, plan: Plan) -> Chunk | None:
         return next_chunk(plan.knobs, self.trials, self._space)

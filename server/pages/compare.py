@@ -7,13 +7,15 @@ from fastapi import Query, Request
 from fastapi.responses import Response
 from sqlalchemy import Connection
 
-from kitsune.errors import PlanError, SettingsError
+from kitsune.errors import SettingsError
+from server.compare import readable_plan
+from server.comparisons import MOST
 from server.context import Here
-from server.pages.compare_view import FEWEST, MOST, Pair, compare_view
+from server.pages.compare_view import FEWEST, Pair, compare_view
 from server.pages.frame import PageRouter, render, viewer
 from server.pages.run import existing
 from server.schemas import RUN_ID
-from tuner.store import plans, runs
+from tuner.store import runs
 from tuner.store.tokens import Scope
 
 _ID: Final = re.compile(RUN_ID)
@@ -41,7 +43,4 @@ def compare(request: Request, here: Here, ids: Ids, *, every: Annotated[bool, Qu
 def _pair(connection: Connection, run_id: str, team: str) -> Pair:
     """Raises NotFoundError. A plan that cannot be read is none."""
     run = existing(runs.get(connection, run_id, team=team), run_id)
-    try:
-        return run, plans.get(connection, run.plan_id, team=team) if run.plan_id else None
-    except PlanError:
-        return run, None
+    return run, readable_plan(connection, run, team)

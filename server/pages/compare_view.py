@@ -13,7 +13,6 @@ from server.pages.headline_view import workload_name
 from tuner.records import Run
 
 FEWEST: Final = 2
-MOST: Final = 20
 _NOTHING: Final = "-"
 
 _VERSIONS: Final = ("torch", "triton", "cuda", "driver", "kitsune")

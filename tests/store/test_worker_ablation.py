@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from benchmarks.audit import audited
 from kitsune.errors import LeaseLostError, StoppedError
-from tests.store.carrying import cancel, carried_out, claimed, stored, taken_over
+from tests.store.carrying import cancel, carried_out, claimed, raising, stored, taken_over
 from tests.unit.tuner.machine import ENVIRONMENT, GRAPH, GRAPH_WINS, SMALL, Machine
 from tuner.ablation import ablation_of
 from tuner.events import Ablating, Event, Tried
@@ -43,13 +43,6 @@ def at(number: int, act: Callable[[], object]) -> Callable[[Event], None]:
             act()
 
     return tell
-
-
-def raising(error: BaseException) -> Callable[[], None]:
-    def act() -> None:
-        raise error
-
-    return act
 
 
 def left_out(tried: list[Trial]) -> list[Trial]:
