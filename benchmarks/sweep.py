@@ -59,7 +59,8 @@ class Sweep:
         plan = str(self.plan_of(case))
         if stage == "tune":
             budget = ["--budget", self.arguments.budget] if self.arguments.budget else []
-            return [KITSUNE, "tune", case.spec, "--trials", self.arguments.trials, *budget, "--out", plan, "--json"]
+            tune = [KITSUNE, "tune", case.spec, "--trials", self.arguments.trials, *budget]
+            return [*tune, "--no-ablation", "--out", plan, "--json"]
         measure = [sys.executable, "-m", "benchmarks.training_step", "--case", case.name, "--plan", plan]
         return [*measure, "--out", str(self.part_of(case))]
 

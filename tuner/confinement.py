@@ -26,9 +26,10 @@ KEPT: Final = frozenset(
         ),
     }
 )
-#: Of OpenMP, MKL, CUDA, cuDNN, cuBLAS, torch, Inductor, Triton, Python and ourselves.
+#: Of OpenMP, MKL, CUDA, cuDNN, cuBLAS, NCCL, torch, Inductor, Triton, Python and ourselves.
 PREFIXES: Final = (
-    *("LC_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NV_"),
+    *("LC_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_"),
+    *("CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NV_", "NCCL_", "NVSHMEM_"),
     *("TORCH", "PYTORCH_", "TRITON_", "PYTHON", "KITSUNE_"),
 )
 
