@@ -9,6 +9,7 @@ import torch
 from kitsune.assembly import Assembly, OnDecline, refused, show_plan
 from kitsune.attach import has_global_hooks, is_looked_for, is_routed
 from kitsune.device import Recorder, first_line
+from kitsune.engine.calling_thread import CallingThread
 from kitsune.engine.dispatch import NOTES, SegmentedForward
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.snapshot import Snapshot
@@ -45,6 +46,7 @@ class Loop:
         self._unsettled = CAREFUL_FORWARDS
         self._wish = wish
         self._undo = contextlib.ExitStack()
+        self._thread = CallingThread()
         facts = facts_of(model, optimizer, self.device)
         self._assembly = assembly_of(wish, facts, self.device, on_decline)
         reason = why_not_route(model, facts)
@@ -86,6 +88,7 @@ class Loop:
         return report
 
     def close(self) -> None:
+        self._thread.leave()
         self._undo.close()
 
     def rebuild(self) -> None:
@@ -100,12 +103,14 @@ class Loop:
             self._decline("precision", SCALED_BY_LOOP)
 
     def step(self) -> None:
+        self._thread.leave()
         if self._graph is None or self.forward is None:
             self._update.step()
         else:
             self._graph(self.forward.owner())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._thread.leave()
         if self._is_as_given():
             return self.model._call_impl(*args, **kwargs)
         return self._run(args, kwargs)
@@ -147,6 +152,8 @@ class Loop:
                 self._decline("capture", forward.refusal)
             elif forward.streams_refusal and "streams" in self._assembly.knobs:
                 self._assembly.decline("streams", forward.streams_refusal)
+            if forward.is_replayed:
+                self._thread.take()
             return output
         if snapshot is not None:
             snapshot.restore()

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import threading
 import types
 import warnings
 from typing import Any
@@ -714,6 +715,30 @@ def test_wrapping_warns_of_nothing(device: torch.device) -> None:
             simple_loop(both.ours, both.optimizer, [batch])
             scheduler.step()
     assert both.captured == STEPS - WARM
+
+
+@pytest.mark.parametrize("has_threads", [True, False])
+def test_a_captured_backward_runs_on_the_thread_that_calls_it(device: torch.device, has_threads: bool) -> None:
+    """And what the user has set for other backwards is there again after the step."""
+    threads: list[int] = []
+    settings: list[bool] = []
+
+    def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        losses: list[torch.Tensor] = []
+        with torch.autograd.set_multithreading_enabled(has_threads):
+            for x, y in data:
+                optimizer.zero_grad()
+                output = model(x)
+                output.register_hook(lambda _: threads.append(threading.get_ident()))
+                losses.append(criterion(output, y))
+                losses[-1].backward()
+                optimizer.step()
+                settings.append(torch._C._is_multithreading_enabled())
+        return losses
+
+    both = check(device, loop)
+    assert set(settings) == {has_threads}
+    assert threads[-both.captured :] == [threading.get_ident()] * both.captured
 
 
 def test_close_gives_everything_back(device: torch.device) -> None:

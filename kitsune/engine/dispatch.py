@@ -85,6 +85,11 @@ class SegmentedForward:
     def is_settled(self) -> bool:
         return not self.capture or bool(self._captured) or self.refusal is not None
 
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the last forward was a replay, whose backward is one too."""
+        return self._last is not None
+
     def owner(self) -> Segments | None:
         """The segments whose static tensors all gradients are now, or None when they are anybody's."""
         return self._last if self._last is not None and self._last.owns_gradients() else None
