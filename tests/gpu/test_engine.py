@@ -196,9 +196,9 @@ def test_what_differs_beside_other_work_only_is_no_difference(device):
         settle(step)
         recording = record(step, device).recording
         start = Start(recording, [x], [])
-        alone, beside = [start.trace(step) for _ in range(3)], [start.trace(in_company(step, device)) for _ in range(5)]
+        alone = [start.trace(step) for _ in range(3)]
         assert all(same(alone[0], other) for other in alone)
-        assert not all(same(alone[0], other) for other in beside)
+        assert any(not same(alone[0], start.trace(in_company(step, device))) for _ in range(40))
         start.restore()
         replay = in_company(in_recorded_order(recording), device)
         assert [refuted(recording, step, replay, [x], []) for _ in range(3)] == [None] * 3
