@@ -1,7 +1,7 @@
 """CallingThread: where a backward runs that is one replay of a graph: on the thread that calls it.
 
-Autograd hands backwards on a GPU to a thread of its own and waits. There and back takes a third of an MLP's whole step:
-0.76 ms instead of 0.48 (H200, benchmarks/results/training_step/2026-11-22-h200-9.jsonl).
+Autograd hands backwards on a GPU to a thread of its own and waits. There and back takes longer than a small model's
+backward itself.
 """
 
 import threading
