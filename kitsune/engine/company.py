@@ -1,4 +1,4 @@
-"""A step in, the same step out with other work beside it on the GPU.
+"""A Recording in, its step out with other work beside every launch on the GPU.
 
 Blocks that add to the same numbers end in the same order again and again as long as nothing else runs: a step may come
 to the same bits every time alone, and to others beside another stream. On an H200 the backward of torch's
@@ -6,56 +6,46 @@ memory-efficient attention in fp32 is such an operation: of 807 tensors of BERT-
 to 582 do beside the launches of another branch.
 """
 
-import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 
-#: Of the square matrices that are multiplied: 60 us a launch on half an H200. What fills a GPU makes the step wait and
-#: changes nothing: twelve attentions came to other bits in 9 of 40 runs beside these, in none beside larger ones.
+from kitsune.engine.issue import HostLane, in_recorded_order
+from kitsune.engine.recording import Recording
+
+#: Of the square matrices that are multiplied: 60 us on half an H200. What fills a GPU makes the launch wait and changes
+#: nothing: twelve attentions came to other bits in 9 of 40 runs beside these, in none beside larger ones.
 SIDE: Final = 1024
-LAUNCHES: Final = 32  # are under way at a time, so that nobody waits long for the last of them
+LAUNCHES: Final = 2  # beside each of the step's
 
 
-def in_company(step: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """On a CPU the step itself."""
-    if device.type != "cuda":
-        return step
-
-    def both() -> Any:
-        with company(device):
-            result = step()
-            torch.cuda.current_stream(device).synchronize()
-            return result
-
-    return both
+def in_company(recording: Recording) -> Callable[[], Any]:
+    """The launches as they were recorded, one after the other. On a CPU nobody is beside them."""
+    if recording.device.type != "cuda":
+        return in_recorded_order(recording)
+    return in_recorded_order(recording, Accompanied(recording.device))
 
 
-@contextlib.contextmanager
-def company(device: torch.device) -> Iterator[None]:
-    """Launches by another thread on another stream until the block has ended."""
-    over = threading.Event()
-    worker = threading.Thread(target=keep_busy, args=(device, over))
-    worker.start()
-    try:
-        yield
-    finally:
-        over.set()
-        worker.join()
+class Accompanied(HostLane):
+    """One after the other on the current stream, each beginning together with work on another one."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = company_stream(device.index or 0)
+        self._matrix = torch.ones(SIDE, SIDE, device=device)
+        self._product = torch.empty_like(self._matrix)
 
-def keep_busy(device: torch.device, over: threading.Event) -> None:
-    stream = company_stream(device.index or 0)
-    with torch.cuda.stream(stream):
-        matrix = torch.ones(SIDE, SIDE, device=device)
-        product = torch.empty_like(matrix)
-        while not over.is_set():
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def submit(self, lane: int, launch: int, waits: Sequence[int], run: Callable[[], None]) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
             for _ in range(LAUNCHES):
-                torch.mm(matrix, matrix, out=product)
-            stream.synchronize()
+                torch.mm(self._matrix, self._matrix, out=self._product)
+        super().submit(lane, launch, waits, run)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ import torch
 
 from kitsune.device import tensors_in
 from kitsune.engine.company import in_company
+from kitsune.engine.issue import in_recorded_order
 from kitsune.engine.recording import Recording, places_of
 from kitsune.engine.state import State, as_bytes
 
@@ -50,8 +51,8 @@ def refuted(
             return None
         again = step
         own = furthest(distances(expected, start.trace(again)) for _ in range(AGAIN))
-        if not any(own):
-            again = in_company(step, recording.device)
+        if not any(own) and same(expected, start.trace(in_recorded_order(recording))):
+            again = in_company(recording)
             own = furthest(distances(expected, start.trace(again)) for _ in range(AGAIN))
         if not any(own):
             return f"its numbers are not those of the step, first {start.name_of(expected, found)}"
