@@ -1,7 +1,9 @@
 """Requests as bytes in, status, body and time of each answer out: a client that costs little beside the server."""
 
 import asyncio
+import contextlib
 import re
+import socket
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, cast
@@ -78,3 +80,22 @@ async def keep_asking(
     for connection in connections:
         connection.close()
     return answers, seconds
+
+
+def exchange(host: str, port: int, request: bytes, timeout_s: float = 10.0) -> bytes:
+    """All that comes back on a connection of its own until the server closes it: ask it to, with `Connection: close`.
+
+    For requests that no library would send.
+    """
+    parts = []
+    refused = contextlib.suppress(ConnectionResetError, BrokenPipeError)  # before it was all sent
+    with socket.create_connection((host, port), timeout_s) as connection, refused:
+        connection.sendall(request)
+        while part := connection.recv(2**16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def status_of(answer: bytes) -> int:
+    """0 for none."""
+    return int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") else 0

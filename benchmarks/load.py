@@ -2,9 +2,11 @@
 
     python -m benchmarks.load --seconds 10
 
-Server and client are two processes on the same cores. Look-ups: 32 connections that are kept, each asking for one of
-the 5 000 workloads by chance; `first` asks for each of them once, right after the server has started; `304` brings the
-ETag along. Submits: every one is sent a second time with its key, as a client does whose answer was lost.
+Server and client are two processes, each on a core of its own, which it may have to share with whatever else runs on
+the machine: a line tells how busy that was, and how much of its time the hypervisor gave to others. Look-ups: 32
+connections that are kept, each asking for one of the 5 000 workloads by chance; `first` asks for each of them once,
+right after the server has started; `304` brings the ETag along; `server` is the time of the processor that the server
+had for one of them. Submits: every one is sent a second time with its key, as a client does whose answer was lost.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import results_file
+from benchmarks import machine, results_file
 from benchmarks.connections import Answer, keep_asking
 from benchmarks.results_file import Figure
 from benchmarks.serving import Serving, serving
@@ -34,7 +36,9 @@ from tuner.store.engine import open_database
 
 PLANS = 5_000
 READERS = 32
-WRITERS, SUBMITS = 50, 20
+WRITERS, SUBMITS = 100, 50
+#: Of the cores that the benchmark may use; the first ones have more of what the system itself does.
+SERVER_CORE, CLIENT_CORE = -1, -2
 GPU, TORCH = "NVIDIA H200", "2.13.0"
 
 
@@ -101,15 +105,16 @@ def a_plan(fingerprint: str) -> Plan:
 def look_ups(server: Serving, seconds: float) -> Iterator[Figure]:
     asked = [f"GET /api/v1/plans?fingerprint={fingerprint(n)}&gpu=NVIDIA+H200&torch={TORCH}" for n in range(PLANS)]
     plain = [request(server, line) for line in asked]
-    once = iter(plain)
-    first, took = ask(server, READERS, lambda: next(once, None))
-    yield from rates("lookup first", first, took, 200)
-    yield from rates("lookup", *ask(server, READERS, by_chance(plain, seconds)), 200)
-    # `first` is in the order of arrival: ask again, one after the other, for the tag of each.
-    again = iter(plain)
-    tags = [tag_of(answer) for answer in ask(server, 1, lambda: next(again, None))[0]]
+    yield from rates(server, "lookup first", each(plain), 200)
+    yield from rates(server, "lookup", by_chance(plain, seconds), 200)
+    tags = [tag_of(answer) for answer in ask(server, 1, each(plain))[0]]  # by one client, so in their order
     tagged = [request(server, line, headers={"If-None-Match": tag}) for line, tag in zip(asked, tags, strict=True)]
-    yield from rates("lookup 304", *ask(server, READERS, by_chance(tagged, seconds)), 304)
+    yield from rates(server, "lookup 304", by_chance(tagged, seconds), 304)
+
+
+def each(requests: list[bytes]) -> Callable[[], bytes | None]:
+    once = iter(requests)
+    return lambda: next(once, None)
 
 
 def by_chance(requests: list[bytes], seconds: float) -> Callable[[], bytes | None]:
@@ -123,8 +128,11 @@ def tag_of(answer: Answer) -> str:
     return found[1].decode()
 
 
-def rates(case: str, answers: list[Answer], seconds: float, status: int) -> Iterator[Figure]:
+def rates(server: Serving, case: str, following: Callable[[], bytes | None], status: int) -> Iterator[Figure]:
     """A look-up that is answered otherwise, or with no plan, ends the measurement."""
+    before = machine.processor_s(server.process.pid)
+    answers, seconds = ask(server, READERS, following)
+    used_s = machine.processor_s(server.process.pid) - before
     wrong = [answer for answer in answers if answer.status != status or not fits(answer)]
     if wrong:
         raise SystemExit(f"{case}: {len(wrong)} wrong answers, the first: {wrong[0]}")
@@ -133,6 +141,7 @@ def rates(case: str, answers: list[Answer], seconds: float, status: int) -> Iter
     yield case, count / seconds, "req/s", count
     yield f"{case} p50", statistics.median(times), "ms", count
     yield f"{case} p99", times[min(count - 1, count * 99 // 100)], "ms", count
+    yield f"{case} server", used_s / count * 1e6, "us", count
 
 
 def fits(answer: Answer) -> bool:
@@ -194,9 +203,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         database = f"sqlite:///{folder}/load.db"
         fill(database)
-        with serving(Path(folder), database) as server:
-            figures = [*look_ups(server, arguments.seconds), *submits(server)]
-    results_file.write_figures(arguments.out or results_file.free_path("load"), "load", figures)
+        with machine.on_core(SERVER_CORE), serving(Path(folder), database) as server, machine.on_core(CLIENT_CORE):
+            before = machine.ticks()
+            figures = [*look_ups(server, arguments.seconds)]
+            looked_up = {"kind": "conditions", "suite": "load", "case": "lookup", **machine.conditions(before)}
+            before = machine.ticks()
+            figures += submits(server)
+            submitted = {"kind": "conditions", "suite": "load", "case": "submits", **machine.conditions(before)}
+    path = arguments.out or results_file.free_path("load")
+    results_file.write_figures(path, "load", figures)
+    for line in (looked_up, submitted):
+        results_file.append(path, line)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ class Serving:
     token: str
     database: str
     log: Path
+    process: subprocess.Popen[bytes]
 
     @property
     def url(self) -> str:
@@ -30,12 +31,12 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(home: Path, database: str) -> Iterator[Serving]:
-    """`home` is its KITSUNE_HOME."""
+def serving(home: Path, database: str, command: Sequence[str] = (KITSUNE,)) -> Iterator[Serving]:
+    """`home` is its KITSUNE_HOME; `command` is what to call in place of `kitsune`."""
     log = home / "server.log"
     with log.open("w") as written:
         process = subprocess.Popen(
-            [KITSUNE, "serve", "--port", "0", "--database", database],
+            [*command, "serve", "--port", "0", "--database", database],
             env={**os.environ, "KITSUNE_HOME": str(home)},
             stderr=written,
         )
@@ -44,7 +45,8 @@ def serving(home: Path, database: str) -> Iterator[Serving]:
             if process.poll() is not None:
                 raise SystemExit(f"the server did not start: {log.read_text()}")
             time.sleep(0.05)
-        yield Serving(found[1], int(found[2]), (home / "token").read_text().strip(), database, log)
+        token = (home / "token").read_text().strip()
+        yield Serving(found[1], int(found[2]), token, database, log, process)
     finally:
         process.terminate()
         process.wait()

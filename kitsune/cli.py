@@ -21,6 +21,7 @@ import typer
 from kitsune import __version__, doctor, screen
 from kitsune.errors import KitsuneError, NotFoundError, RefusedError
 from kitsune.exits import ExitCode, code_of
+from kitsune.logs import LogFormat
 from kitsune.plan import Match, Plan
 
 GROUP: Final = "kitsune.commands"
@@ -39,6 +40,10 @@ PlanFile = Annotated[
 PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan in a JSON file, or its id on a server.")]
 ServerUrl = Annotated[
     str | None, typer.Option("--server", metavar="URL", help="Default: KITSUNE_SERVER, or the one on this machine.")
+]
+LogFormatOption = Annotated[
+    LogFormat | None,
+    typer.Option("--log-format", help="text for people, json for programs: one object a line. Default: text."),
 ]
 Device = Annotated[str | None, typer.Option(metavar="cpu|cuda:N", help="Default: the current GPU, or the CPU.")]
 

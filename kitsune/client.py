@@ -31,6 +31,8 @@ MACHINE: Final = ("device", "gpu", "compute_capability", "memory_bytes", "torch"
 TRY_AGAIN: Final = (408, 429)
 _MAX_DETAIL: Final = 1000
 
+Method = Literal["DELETE", "GET", "POST", "PUT"]
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -97,6 +99,10 @@ class Client:
     def cancel_run(self, run_id: str) -> dict[str, Any]:
         return self._json("POST", f"{API}/runs/{_segment(run_id)}/cancel")
 
+    def delete_run(self, run_id: str, *, with_plan: bool = False) -> dict[str, Any]:
+        query = {"plan": "true"} if with_plan else {}
+        return self._json("DELETE", f"{API}/runs/{_segment(run_id)}", query=query)
+
     def runs(self, query: Mapping[str, str]) -> dict[str, Any]:
         """A page of runs: {"runs": [...], "after": the cursor of the next page or null}."""
         return self._listing("runs", f"{API}/runs", query=query)
@@ -114,7 +120,7 @@ class Client:
             raise self._strange(f"the answer holds no list of {name}")
         return value
 
-    def _json(self, method: Literal["GET", "PUT", "POST"], path: str, **options: Any) -> dict[str, Any]:
+    def _json(self, method: Method, path: str, **options: Any) -> dict[str, Any]:
         """The JSON object of an answer that is neither an error nor strange."""
         answer = self._ask(method, path, **options)
         value = _parsed(answer.body)
@@ -124,7 +130,7 @@ class Client:
 
     def _ask(
         self,
-        method: Literal["GET", "PUT", "POST"],
+        method: Method,
         path: str,
         *,
         query: Mapping[str, str] | None = None,

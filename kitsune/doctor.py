@@ -280,6 +280,20 @@ def check_spawn() -> Check:
     return _ok("spawn", "child processes start and answer")
 
 
+def check_confinement() -> Check:
+    """Whether a stranger's model is measured without a network here."""
+    torch = _load("torch")
+    device = "cuda:0" if torch is not None and torch.cuda.is_available() else "cpu"
+    try:
+        found = importlib.import_module("tuner.confinement").confinement_here(device)
+    except SettingsError as error:
+        return _fail("confinement", str(error), "correct the variable, or unset it")
+    if found.has_network:
+        fix = "unset KITSUNE_CONFINE where it is off; else let this user make user namespaces or seccomp filters"
+        return _warn("confinement", str(found), fix)
+    return _ok("confinement", str(found))
+
+
 CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     check_python,
     check_settings,
@@ -293,6 +307,7 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     check_tuner,
     check_database,
     check_spawn,
+    check_confinement,
 )
 
 

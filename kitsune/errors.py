@@ -20,6 +20,7 @@ KitsuneError
 │   ├── NotFoundError      the database holds nothing under this name
 │   ├── CursorError        the cursor of a page is not one that we gave
 │   ├── ConflictError      a key that was used before comes with another request
+│   ├── QuotaError         a team has as much of something as it may
 │   └── LeaseLostError     another worker owns the run now; what was being written is refused
 ├── StoppedError           this process was asked to end, and what it was doing with it
 ├── RemoteError
@@ -123,6 +124,10 @@ class CursorError(StoreError):
 
 class ConflictError(StoreError):
     """A key that was used before comes with another request."""
+
+
+class QuotaError(StoreError):
+    """A team has as much of something as it may."""
 
 
 class LeaseLostError(StoreError):

@@ -129,10 +129,12 @@ KNOBS: Final[Mapping[str, Knob]] = {
             meaning="implementation of the optimizer's update",
             choices={
                 "given": "as given",
-                "foreach": "horizontally fused, one launch per operation",
+                "foreach": "horizontally fused, one launch per operation; on a GPU torch's own default",
                 "fused": "one kernel for the whole update",
+                "kitsune": "the same by a Triton kernel of ours, for AdamW",
             },
-            needs="an optimizer of torch.optim that has the implementation",
+            needs="an optimizer of torch.optim that has the implementation; kitsune a GPU, Triton, parameters in fp32",
+            searched=("fused", "kitsune"),
         ),
         Knob(
             name="capture",

@@ -6,10 +6,13 @@ from typing import Any, Protocol
 
 from kitsune.errors import UnplannedError
 from kitsune.knobs import Choice
+from kitsune.timeline import Timeline
 
 
 class Picture(Protocol):
     """The launches of a step as they were planned: `kitsune.engine.planned.Planned`, which loads torch."""
+
+    def timeline(self, told: str = "", at_most: int | None = None) -> Timeline: ...
 
     def save_trace(self, path: str | Path) -> None: ...
 
@@ -39,6 +42,10 @@ class Report:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+    def timeline(self, at_most: int | None = None) -> Timeline | None:
+        """The planned launches as data, of more than `at_most` those that take longest; None where none was planned."""
+        return None if self.picture is None else self.picture.timeline(self.planned, at_most)
 
     def trace(self, path: str | Path) -> None:
         """Writes the planned launches, stream by stream, as JSON that https://ui.perfetto.dev opens.

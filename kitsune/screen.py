@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,12 +12,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kitsune import logs
 from kitsune.errors import UnfitError
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Interval, Plan
 
 PIPED_WIDTH: Final = 140  # where no terminal says how wide it is
 GIB: Final = 1024**3
+
+log = logging.getLogger("kitsune")
 
 
 class Stdout(Console):
@@ -71,6 +75,9 @@ def _abandon_stdout() -> None:
 
 def note(text: str) -> None:
     """A line on stderr that belongs to no result."""
+    if logs.is_json():
+        log.info(text)
+        return
     stderr().print(clean(text), soft_wrap=True)
 
 
@@ -79,6 +86,9 @@ def fail(kind: str, message: str, code: int, *, as_json: bool) -> int:
     if as_json:
         with contextlib.suppress(UnfitError):  # where there is no stdout, this error must still be told of
             emit({"error": {"type": kind, "message": message, "exit_code": int(code)}})
+    if logs.is_json():
+        log.error("%s: %s", kind, message)
+        return int(code)
     stderr().print(Text("Error: ", style="bold red") + Text(clean(message)), soft_wrap=True)
     return int(code)
 

@@ -16,9 +16,16 @@ from benchmarks import kernel_table, memory_table, table
 from benchmarks.results_file import RESULTS
 from kitsune import cli, errors, plan
 from kitsune.exits import MEANINGS
+from kitsune.home import PREFIX
 from kitsune.knobs import KNOBS, Choice, Exclusion, Knob
 from kitsune.record import Record
 from scripts import docs_charts
+from scripts.http_reference import reference as http_markdown
+from server.app import create_app
+from server.openapi import document
+from server.problem_types import TYPES, ProblemType
+from server.settings import BY_OPTION, ServerSettings
+from tuner.store.engine import open_database
 
 ROOT = Path(__file__).parent.parent
 #: Those that the page of benchmarks quotes.
@@ -100,6 +107,36 @@ def record_section(record: type[Record]) -> str:
         kind = re.sub(r"\b[\w.]+\.(?=\w)", "", inspect.formatannotation(field.annotation))
         lines.append(f"| `{name}` | `{kind}` | {field.description or ''} |")
     return "\n".join(lines)
+
+
+def http_reference() -> str:
+    """Of the server as it is here, by its own description."""
+    with open_database("sqlite://") as database:
+        return http_markdown(document(create_app(database, ServerSettings())))
+
+
+def server_settings() -> str:
+    """What the environment of `kitsune serve` decides."""
+    rows = [
+        f"| `{PREFIX}{name.upper()}` | {field.description} | {told(field.default)} |"
+        for name, field in ServerSettings.model_fields.items()
+        if name not in BY_OPTION
+    ]
+    return "\n".join(["| variable | meaning | default |", "| --- | --- | --- |", *rows])
+
+
+def told(default: Any) -> str:
+    return "unset" if default is None else f"{default:,}" if isinstance(default, int) else f"{default}"
+
+
+def problem_types() -> str:
+    """A section for each problem that a server answers."""
+    return "\n\n".join(problem_section(slug, found) for slug, found in TYPES.items())
+
+
+def problem_section(slug: str, found: ProblemType) -> str:
+    parts = (f"## `{slug}`", f"{found.title} ({found.status}). {found.means}", f"**Why.** {found.why}")
+    return "\n\n".join((*parts, f"**What to do.** {found.do}"))
 
 
 def training_steps() -> str:
@@ -187,11 +224,14 @@ GENERATED = {
     "engine_steps": engine_steps,
     "error_tree": error_tree,
     "exit_codes": exit_codes,
+    "http_reference": http_reference,
     "kernel_times": kernel_times,
     "knobs": knobs,
     "machines": machines,
     "memory_peaks": memory_peaks,
     "plan_records": plan_records,
+    "problem_types": problem_types,
+    "server_settings": server_settings,
     "training_chart": training_chart,
     "training_steps": training_steps,
 }

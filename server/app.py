@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from starlette.middleware import Middleware
 
 from kitsune import __version__
-from server import archives, compare, events, exports, health, openapi, plans, problems, runs, shares
+from server import archives, compare, events, exports, health, openapi, plans, problems, runs, shares, traces
 from server.admission import Admission
 from server.auth import GuardedRouter
 from server.context import Context
@@ -16,6 +16,7 @@ from server.guard import Guard
 from server.lookups import Lookups
 from server.metrics import Counting, Metrics
 from server.pages import site
+from server.rates import Rate
 from server.schemas import answer, documented
 from server.settings import ServerSettings
 from tuner.store.database import Database
@@ -31,6 +32,7 @@ GUARDED: Final[tuple[GuardedRouter, ...]] = (
     runs.reading,
     events.router,
     exports.router,
+    traces.router,
     shares.router,
     compare.router,
     health.measured,
@@ -50,10 +52,20 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # to look for collectors took 5 % of a look-up
         responses=documented(*EVERYWHERE),
         middleware=[Middleware(Counting, metrics=metrics), Middleware(Guard, settings=settings)],
     )
-    app.state.context = Context(database, settings, metrics, Admission(database), Lookups(database), is_stopping)
+    app.state.context = Context(
+        database=database,
+        settings=settings,
+        metrics=metrics,
+        admission=Admission(database),
+        lookups=Lookups(database),
+        requests_rate=Rate(settings.requests_per_minute),
+        lookups_rate=Rate(settings.lookups_per_minute),
+        is_stopping=is_stopping,
+    )
     problems.install(app)
     for router in (*GUARDED, health.public, _description(app, is_public=settings.is_loopback)):
         app.include_router(router)

@@ -1,25 +1,26 @@
 """Bytes of an archive in, a checked and re-emitted archive in the database out."""
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from tempfile import SpooledTemporaryFile
 from typing import IO, Final
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, WouldBlock, to_thread
 from fastapi import Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from kitsune.submission.archive import Archive
 from server.auth import GuardedRouter, caller
-from server.context import Here
+from server.context import Context, Here
 from server.schemas import ArchiveId, ArchiveView, answer, documented
 from tuner.store import archives
 from tuner.store.archives import StoredArchive
-from tuner.store.database import Database
 from tuner.store.tokens import Scope
 
 #: What is larger waits on disk.
-_IN_MEMORY: Final = 2**20
+_IN_MEMORY: Final = 2**18
 _BODY: Final = {
     "requestBody": {
         "required": True,
@@ -27,8 +28,10 @@ _BODY: Final = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
-#: Checking an archive at the limits takes some 0.3 GB and a second of one core: so many at once.
+#: Checking an archive at the limits takes some 0.1 GB and half a second of one core: so many at once.
 CHECKS: Final = CapacityLimiter(2)
+#: An archive that arrives takes some 0.6 MB of memory, a file and up to 32 MiB of disk: so many at once.
+ARRIVALS: Final = CapacityLimiter(64)
 
 router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/archives", tag="archives")
 
@@ -43,15 +46,32 @@ router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/archives", tag="archives")
     openapi_extra=_BODY,
 )
 async def put(request: Request, sha256: ArchiveId, here: Here) -> Response:
-    """Send an archive. It is read as data, checked whole, and kept as the server writes it down itself."""
-    with SpooledTemporaryFile(_IN_MEMORY) as file:
+    """Send an archive. It is read as data, checked whole, and kept as the server writes it down itself.
+
+    `sha256` of the answer names it so, and is what `POST /api/v1/runs` takes.
+    """
+    with _place(), SpooledTemporaryFile(_IN_MEMORY) as file:
         sent = await _receive(request, file)
         if sent != sha256:
             raise HTTPException(
                 422, f"the bytes that arrived have the SHA-256 {sent}, not {sha256}; send them again, or to their name"
             )
-        stored, is_new = await to_thread.run_sync(_keep, here.database, file, caller(request).team, limiter=CHECKS)
+        stored, is_new = await to_thread.run_sync(_keep, here, file, caller(request).team, limiter=CHECKS)
     return answer({**stored.model_dump(mode="json"), "sent_sha256": sent}, 201 if is_new else 200)
+
+
+@contextlib.contextmanager
+def _place() -> Iterator[None]:
+    """Raises HTTPException when as many arrive as may: who waits for a place would hold one of the connections."""
+    try:
+        ARRIVALS.acquire_nowait()
+    except WouldBlock as error:
+        full = f"{ARRIVALS.total_tokens:g} archives arrive already; send this one again in a moment"
+        raise HTTPException(503, full, {"retry-after": "1"}) from error
+    try:
+        yield
+    finally:
+        ARRIVALS.release()
 
 
 async def _receive(request: Request, file: IO[bytes]) -> str:
@@ -70,10 +90,10 @@ async def _receive(request: Request, file: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _keep(database: Database, file: IO[bytes], team: str) -> tuple[StoredArchive, bool]:
+def _keep(here: Context, file: IO[bytes], team: str) -> tuple[StoredArchive, bool]:
     """Raises ArchiveError, and then keeps nothing."""
     file.seek(0)
     archive = Archive.from_bytes(file.read())
     content = archive.to_bytes()
-    with database.begin() as connection:
-        return archives.put(connection, content, archive, team=team)
+    with here.database.begin() as connection:
+        return archives.put(connection, content, archive, team=team, most_bytes=here.settings.team_archive_bytes)

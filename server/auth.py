@@ -5,7 +5,8 @@ that its routes need. Its check runs before a body is read or a parameter looked
 query is refused right after it.
 """
 
-from typing import Any
+import math
+from typing import Any, Final
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPBearer
@@ -13,19 +14,23 @@ from starlette.exceptions import HTTPException
 
 from server.context import context_in
 from server.queries import check_query
+from server.rates import Rate
 from server.schemas import documented
 from tuner.store.tokens import Scope, Token
+
+#: As the description of the API names tokens.
+SCHEME: Final = "HTTPBearer"
 
 
 class GuardedRouter(APIRouter):
     """Routes that need a live token with `scope`."""
 
-    def __init__(self, scope: Scope, *, prefix: str = "", tag: str) -> None:
+    def __init__(self, scope: Scope, *, prefix: str = "", tag: str, is_of_lookups: bool = False) -> None:
         super().__init__(
             prefix=prefix,
             tags=[tag],
-            dependencies=[Depends(Check(scope))],
-            responses=documented(401, 422, 503),
+            dependencies=[Depends(Check(scope, is_of_lookups=is_of_lookups))],
+            responses=documented(401, 422, 429, 503),
             redirect_slashes=False,
         )
         self.scope = scope
@@ -37,20 +42,22 @@ class Check(HTTPBearer):
     All of it is one coroutine: every further dependency would cost a request some 5 % of its time.
     """
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, *, is_of_lookups: bool = False) -> None:
         super().__init__(
-            scheme_name="HTTPBearer",
+            scheme_name=SCHEME,
             description="A token of `kitsune token create`, or the one in KITSUNE_HOME/token",
         )
         self.scope = scope
+        self.is_of_lookups = is_of_lookups
 
     async def __call__(self, request: Request) -> None:  # type: ignore[override]
-        secret = secret_of(request)
+        here, secret = context_in(request), secret_of(request)
         if secret is None:
             raise _unauthorized("send one header 'Authorization: Bearer TOKEN'; 'kitsune token create' makes one")
-        token = await context_in(request).admission.token_of(secret)
+        token = await here.admission.token_of(secret)
         if token is None:
             raise _unauthorized("this token is unknown, expired or revoked; ask the owner of the server for one", True)
+        check_rate(here.lookups_rate if self.is_of_lookups else here.requests_rate, token)
         check_scope(token, self.scope)
         request.state.token = token
         if request.scope["query_string"]:
@@ -64,13 +71,30 @@ def secret_of(request: Request) -> str | None:
     return secret.strip() or None if kind.lower() == "bearer" else None
 
 
+class Further:
+    """The dependency that asks for a scope beyond that of the router."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    async def __call__(self, request: Request) -> None:
+        check_scope(caller(request), self.scope)
+
+
 def also(scope: Scope) -> Any:
     """For one route of a router: a further scope that its answer needs."""
+    return Depends(Further(scope))
 
-    async def check(request: Request) -> None:
-        check_scope(caller(request), scope)
 
-    return Depends(check)
+def check_rate(rate: Rate, token: Token) -> None:
+    """Raises HTTPException 429."""
+    if wait_s := rate.wait_s(token.id):
+        seconds = math.ceil(wait_s)
+        raise HTTPException(
+            429,
+            f"this token may ask {rate.per_minute:,} times a minute; wait for {seconds} s and ask again",
+            {"retry-after": str(seconds)},
+        )
 
 
 def check_scope(token: Token, scope: Scope) -> None:

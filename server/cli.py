@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kitsune.cli import Json
+from kitsune.cli import Json, LogFormatOption
 from kitsune.extras import load
 from tuner.records import DEFAULT_TEAM
 
@@ -39,9 +39,14 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="A name by which clients call this server; may be repeated."),
     ] = None,
+    retention_days: Annotated[
+        float | None, typer.Option(metavar="DAYS", help="Delete runs that ended longer ago. Default: keep all.")
+    ] = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Take submissions and give plans over HTTP; `kitsune worker` does the tuning."""
-    _load("server.serving").serve(host, port, database, allow_remote=allow_remote, allowed_hosts=allow_host or [])
+    given = {"host": host, "port": port, "retention_days": retention_days, "log_format": log_format}
+    _load("server.serving").serve(given, database, allow_remote=allow_remote, allowed_hosts=allow_host or [])
 
 
 def token_create(

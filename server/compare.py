@@ -1,13 +1,13 @@
 """Ids of runs in, what they differ in out."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Query, Request
 from fastapi.responses import Response
 from sqlalchemy import Connection
 
-from kitsune.errors import PlanError, SettingsError
-from kitsune.plan import Plan
+from kitsune.errors import SettingsError
 from server.auth import GuardedRouter, caller
 from server.comparisons import MOST, Side, SideBySide, compare
 from server.context import Here
@@ -39,19 +39,12 @@ def compare_runs(
     if len(set(names)) < len(names):
         raise SettingsError("a run is named twice in ids; name each once")
     with here.database.read() as connection:
-        sides = [side_of(connection, name, caller(request).team) for name in names]
+        found = runs.get_all(connection, names, team=caller(request).team)
+        sides = with_plans(connection, [existing(found.get(name), name) for name in names], caller(request).team)
     return answer(compare(sides, is_whole=is_whole).model_dump(mode="json"))
 
 
-def side_of(connection: Connection, run_id: str, team: str) -> Side:
-    """Raises NotFoundError."""
-    run = existing(runs.get(connection, run_id, team=team), run_id)
-    return Side(run, readable_plan(connection, run, team))
-
-
-def readable_plan(connection: Connection, run: Run, team: str) -> Plan | None:
+def with_plans(connection: Connection, chosen: Sequence[Run], team: str) -> list[Side]:
     """One plan that this version cannot read must not hide the other runs."""
-    try:
-        return plans.get(connection, run.plan_id, team=team) if run.plan_id else None
-    except PlanError:
-        return None
+    readable = plans.get_readable(connection, [run.plan_id for run in chosen if run.plan_id], team=team)
+    return [Side(run, readable.get(run.plan_id or "")) for run in chosen]

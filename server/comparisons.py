@@ -47,7 +47,7 @@ class Side(NamedTuple):
 def compare(sides: Sequence[Side], *, is_whole: bool = False) -> SideBySide:
     """What differs between the runs; with `is_whole` also what is the same."""
     rows = [row for row in _rows(sides) if is_whole or row.differs]
-    return SideBySide(ids=tuple(side.run.id for side in sides), rows=tuple(rows), warnings=tuple(_warnings(sides)))
+    return SideBySide(ids=tuple(side.run.id for side in sides), rows=tuple(rows), warnings=tuple(warnings(sides)))
 
 
 _REQUEST: Final[Mapping[str, Callable[[Side], Value]]] = {
@@ -101,7 +101,8 @@ def _row(group: Group, name: str, values: Iterable[Value]) -> Row:
     return Row(group=group, name=name, values=found, differs=len(set(found)) > 1)
 
 
-def _warnings(sides: Sequence[Side]) -> Iterable[str]:
+def warnings(sides: Sequence[Side]) -> Iterable[str]:
+    """Why figures of these runs should not be held against each other, for programs and for the page alike."""
     unlike = {name: sorted({str(value) for value in _known(sides, name)}) for name in Environment.model_fields}
     if len(unlike["gpu"]) > 1:
         yield f"measured on different GPUs ({', '.join(unlike['gpu'])}): times do not compare, gains only with care"

@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from server.admission import Admission
 from server.lookups import Lookups
 from server.metrics import Metrics
+from server.rates import Rate
 from server.settings import ServerSettings
 from tuner.store.database import Database
 
@@ -20,6 +21,8 @@ class Context:
     metrics: Metrics
     admission: Admission
     lookups: Lookups
+    requests_rate: Rate
+    lookups_rate: Rate
     is_stopping: Callable[[], bool]
 
 

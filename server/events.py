@@ -28,26 +28,39 @@ from tuner.store.tokens import Scope
 _SILENT: Final = frozenset({"heartbeat_at", "lease_until", "trials"})
 _BATCH: Final = 50
 _MEDIA_TYPE: Final = "text/event-stream"
-_TEXT: Final = {
+_STREAM: Final = {
     "description": "Events `run` and `trial`, whose data are the JSON of /runs/{id} and of one of its trials",
-    "content": {_MEDIA_TYPE: {"schema": {"type": "string"}}},
+    "content": {
+        _MEDIA_TYPE: {
+            "itemSchema": {
+                "type": "object",
+                "required": ["event", "data", "id"],
+                "properties": {
+                    "event": {"enum": ["run", "trial"]},
+                    "data": {"type": "string", "contentMediaType": "application/json"},
+                    "id": {"type": "string", "pattern": "^[0-9]+$"},
+                },
+            }
+        }
+    },
 }
 
 router = GuardedRouter(Scope.READ, prefix="/api/v1/runs", tag="runs")
 
 
-@router.get("/{run_id}/events", response_class=StreamingResponse, responses={200: _TEXT, **documented(404)})
+@router.get("/{run_id}/events", response_class=StreamingResponse, responses={200: _STREAM, **documented(404)})
 async def events(
     request: Request,
     here: Here,
     run_id: RunId,
-    last_event_id: Annotated[int, Header(ge=0, lt=2**63, description="id of the last event seen")] = 0,
+    last_event_id: Annotated[str, Header(pattern="^[0-9]{1,18}$", description="id of the last event seen")] = "0",
 ) -> StreamingResponse:
     """Watch a run until it ends, or until the token does."""
     secret = secret_of(request)
     assert secret is not None
-    first = await to_thread.run_sync(_look, here, run_id, caller(request).team, last_event_id)
-    return StreamingResponse(_stream(here, secret, first, last_event_id), media_type=_MEDIA_TYPE)
+    seen = int(last_event_id)
+    first = await to_thread.run_sync(_look, here, run_id, caller(request).team, seen)
+    return StreamingResponse(_stream(here, secret, first, seen), media_type=_MEDIA_TYPE)
 
 
 async def _stream(here: Context, secret: str, look: tuple[Run, list[Trial]], seen: int) -> AsyncIterator[bytes]:

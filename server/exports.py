@@ -20,7 +20,7 @@ from server.lookups import spliced
 from server.runs import existing
 from server.schemas import RunExport, RunId, documented, run_json
 from tuner.records import Arm, Trial
-from tuner.store import plans, runs, trials
+from tuner.store import plans, runs, timelines, trials
 from tuner.store.database import Database
 from tuner.store.tokens import Scope
 
@@ -67,17 +67,19 @@ def export(
     run_id: RunId,
     kind: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
 ) -> StreamingResponse:
-    """A run, its plan and its trials with every raw sample, as a file."""
+    """A run, its plan, the launches of a step by it, and its trials with every raw sample, as a file."""
     team = caller(request).team
     with here.database.read() as connection:
         run = existing(runs.get(connection, run_id, team=team), run_id)
         document = plans.get_document(connection, run.plan_id, team=team) if run.plan_id else None
+        timeline = timelines.readable(connection, run.id)
     tried = _trials(here.database, run.id)
     if kind == "csv":
         parts, media_type = csv_of(tried), _CSV
     else:
         plan = spliced(run.plan_id, document) if run.plan_id and document else "null"
-        parts, media_type = _json_of(canonical_json(run_json(run)), plan, tried), "application/json"
+        launches = timeline.model_dump_json() if timeline else "null"
+        parts, media_type = _json_of(canonical_json(run_json(run)), plan, launches, tried), "application/json"
     name = {"content-disposition": f'attachment; filename="kitsune-{run.id}.{kind}"'}
     return StreamingResponse(parts, headers=name, media_type=media_type)
 
@@ -89,8 +91,8 @@ def csv_of(tried: Iterable[Trial]) -> Iterator[str]:
         yield _lines(_of_trial(trial))
 
 
-def _json_of(run: str, plan: str, tried: Iterable[Trial]) -> Iterator[str]:
-    yield f'{{"run":{run},"plan":{plan},"trials":['
+def _json_of(run: str, plan: str, timeline: str, tried: Iterable[Trial]) -> Iterator[str]:
+    yield f'{{"run":{run},"plan":{plan},"timeline":{timeline},"trials":['
     for position, trial in enumerate(tried):
         yield f"{',' if position else ''}{trial.canonical_json()}"
     yield "]}"

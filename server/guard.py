@@ -8,7 +8,7 @@ while they arrive. Nothing here looks at the path.
 import ipaddress
 import re
 import time
-from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 import anyio
@@ -26,6 +26,7 @@ _ORIGIN = re.compile(r"https?://(.+)", re.ASCII)
 #: A body that its route reads as it comes: by this method, or a form with a file. All others are handed over whole.
 _STREAMED: Final = "PUT"
 _FORM: Final = "multipart/form-data"
+_OURS: Final = tuple((name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items())
 
 
 class Guard:
@@ -44,13 +45,14 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        streams = scope["method"] == _STREAMED or is_form(headers)
-        body = self._body(receive, streams=streams, is_there=has_body(scope))
+        headers, is_there = Headers(scope=scope), has_body(scope)
+        streams = is_there and (scope["method"] == _STREAMED or is_form(headers))
+        body = self._body(receive, streams=streams, is_there=is_there)
         answer = _Answer(send, body)
         try:
             check_names(headers, self.settings)
-            check_length(headers, body.limit)
+            if is_there:
+                check_length(headers, body.limit)
             incoming = body.receive if streams else await body.whole()
         except HTTPException as error:
             await refusal(error.status_code, error.detail)(scope, receive, answer.send)
@@ -121,11 +123,10 @@ class _Answer:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in SECURITY_HEADERS.items():
-                headers.setdefault(name, value)
+            names = {name for name, _ in message["headers"]}
+            message["headers"] = [*message["headers"], *(pair for pair in _OURS if pair[0] not in names)]
             if not self._body.is_complete:
-                headers["connection"] = "close"
+                MutableHeaders(scope=message)["connection"] = "close"
         await self._send(message)
 
 
@@ -184,8 +185,12 @@ def named_host(given: str) -> str:
     return host
 
 
-def is_ours(host: str, names: Iterable[str], *, any_address: bool) -> bool:
-    """Whether a client may call this server so. An address cannot be made to mean another machine by DNS."""
+@lru_cache(maxsize=64)
+def is_ours(host: str, names: tuple[str, ...], *, any_address: bool) -> bool:
+    """Whether a client may call this server so. An address cannot be made to mean another machine by DNS.
+
+    Remembered, as reading an address took 4 % of a look-up; few, since a name may be as long as a head.
+    """
     if is_loopback(host) or host in {name.lower() for name in names}:
         return True
     return any_address and _is_address(host)

@@ -32,12 +32,17 @@ class Metrics:
             buckets=BUCKETS_S,
             registry=self._registry,
         )
+        self._noted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._runs = Gauge("kitsune_runs", "Runs in the database", ("status",), registry=self._registry)
 
     def note_request(self, route: str, method: str, status: int, seconds: float) -> None:
         method = method if method in METHODS else "other"
-        self._requests.labels(route, method, status).inc()
-        self._seconds.labels(route, method).observe(seconds)
+        key = route, method, status
+        if key not in self._noted:  # to find them by their labels each time took 4 % of a look-up
+            self._noted[key] = self._requests.labels(*key), self._seconds.labels(route, method)
+        requests, times = self._noted[key]
+        requests.inc()
+        times.observe(seconds)
 
     def text(self, runs: Mapping[RunStatus, int]) -> bytes:
         for status in RunStatus:

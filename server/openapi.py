@@ -4,7 +4,9 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import RouteContext, iter_route_contexts
 
+from server.auth import SCHEME
 from server.problems import Problem
 from server.schemas import Annotation, Submit
 
@@ -21,4 +23,15 @@ def document(app: FastAPI) -> dict[str, Any]:
         schema = model.model_json_schema(ref_template=_REFERENCE)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
+    for route in iter_route_contexts(app.routes):
+        for method in route.methods or ():
+            operation = found["paths"].get(route.path_format, {}).get(method.lower())
+            if operation is not None and (scopes := scopes_of(route)):
+                operation["security"] = [{SCHEME: scopes}]
     return found
+
+
+def scopes_of(route: RouteContext) -> list[str]:
+    """What its router and the route itself ask of a token, whatever it is an `admin` may."""
+    asked = (getattr(depends.dependency, "scope", None) for depends in route.dependencies)
+    return [scope.value for scope in asked if scope is not None]

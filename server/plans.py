@@ -8,6 +8,7 @@ from fastapi.responses import Response
 from kitsune.errors import NotFoundError
 from server.auth import GuardedRouter, caller
 from server.context import Here, context_in
+from server.direct import DirectRoute
 from server.lookups import spliced
 from server.problems import API
 from server.schemas import Lookup, PlanId, PlanView, Question, documented, query_of
@@ -16,10 +17,9 @@ from tuner.store.tokens import Scope
 
 _UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {304: {"description": "It is as If-None-Match says"}}
 
-router = GuardedRouter(Scope.READ, prefix="/api/v1/plans", tag="plans")
+router = GuardedRouter(Scope.READ, prefix="/api/v1/plans", tag="plans", is_of_lookups=True)
 
 
-@router.get("", responses={200: {"model": Lookup}, **_UNCHANGED}, openapi_extra={"parameters": query_of(Question)})
 async def find_plan(request: Request) -> Response:
     """The best plan for a workload on a machine: measured on exactly this one, on its like, or none, with the reason.
 
@@ -27,6 +27,16 @@ async def find_plan(request: Request) -> Response:
     """
     found = await context_in(request).lookups.answer(request.scope["query_string"], caller(request).team)
     return _tagged(request, found.body, found.tag)
+
+
+router.add_api_route(
+    "",
+    find_plan,
+    methods=["GET"],
+    responses={200: {"model": Lookup}, **_UNCHANGED},
+    openapi_extra={"parameters": query_of(Question)},
+    route_class_override=DirectRoute,
+)
 
 
 @router.get("/{plan_id}", responses={200: {"model": PlanView}, **_UNCHANGED, **documented(404)})

@@ -1,5 +1,7 @@
 """An error in, an answer of problem+json (RFC 9457) out: type, title, status, and in `detail` what to do.
 
+A `type` is a path of this server, which has a page there (docs/decisions/0011).
+
 Nothing internal leaves: the text of an error of ours goes out only where the request caused it (4xx). What went wrong
 inside (5xx) is written to the log under the `instance` that the client is told.
 """
@@ -14,12 +16,14 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import ConfigDict
+from fastapi.routing import iter_route_contexts
+from pydantic import ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from kitsune import errors
 from kitsune.errors import KitsuneError
 from kitsune.record import Record, canonical_json
+from server.problem_types import BY_STATUS, PLACE, TYPES, slug_of
 
 MEDIA_TYPE: Final = "application/problem+json"
 API: Final = "/api/v1"
@@ -43,7 +47,7 @@ class Problem(Record):
         json_schema_extra={
             "examples": [
                 {
-                    "type": "urn:kitsune:problem:not-found",
+                    "type": f"{PLACE}/not-found",
                     "title": "Not found",
                     "status": 404,
                     "detail": "there is no run '06g0'; GET /api/v1/runs lists them",
@@ -52,63 +56,44 @@ class Problem(Record):
         }
     )
 
-    type: str
+    type: str = Field(description="where this server tells what it means and what to do, as a path")
     title: str
     status: int
-    detail: str
+    detail: str = Field(description="what is wrong with this request, and the way out")
     instance: str | None = None
     errors: tuple[WrongField, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Kind:
     """How an error of ours is answered; `detail` None: by its own message, and `way_out` where that names none."""
 
-    status: int
     slug: str
-    title: str
     detail: str | None = None
     way_out: str = ""
+    retry_after_s: int | None = None
+
+    @property
+    def status(self) -> int:
+        return TYPES[self.slug].status
 
 
 #: The nearest class of an error decides.
 KINDS: Final[Mapping[type[BaseException], Kind]] = {
-    errors.ArchiveError: Kind(
-        422, "archive-refused", "The archive is refused", way_out="; send a file that `kitsune export` made, as it is"
-    ),
-    errors.SettingsError: Kind(422, "invalid", "The request makes no sense"),
-    errors.NotFoundError: Kind(404, "not-found", "Not found"),
-    errors.CursorError: Kind(422, "invalid-cursor", "The cursor is not one of ours"),
-    errors.ConflictError: Kind(409, "conflict", "The request contradicts what is there"),
-    errors.StoreBusyError: Kind(503, "busy", "The database is busy", "the database is busy; try again in a second"),
-    errors.StoreFullError: Kind(
-        507, "full", "No space is left", "the server has no space left and kept nothing; its owner must free some"
-    ),
-    errors.StoreError: Kind(
-        503, "unavailable", "The database cannot be used", "the server's log says why; try again when it is mended"
-    ),
-    KitsuneError: Kind(
-        500, "internal", "The server failed", "the server's log says why, under the instance given here"
-    ),
+    errors.ArchiveError: Kind("archive-refused", way_out="; send a file that `kitsune export` made, as it is"),
+    errors.PlanError: Kind("damaged", "the plan was altered after it was written; the server's owner must restore it"),
+    errors.SettingsError: Kind("invalid"),
+    errors.NotFoundError: Kind("not-found"),
+    errors.CursorError: Kind("invalid-cursor"),
+    errors.ConflictError: Kind("conflict"),
+    errors.QuotaError: Kind("quota-exceeded", retry_after_s=60),
+    errors.StoreBusyError: Kind("busy", "the database is busy; try again in a second", retry_after_s=1),
+    errors.StoreFullError: Kind("full", "the server has no space left and kept nothing; its owner must free some"),
+    errors.StoreError: Kind("unavailable", "the server's log says why; try again when it is mended", retry_after_s=1),
+    KitsuneError: Kind("internal", "the server's log says why, under the instance given here"),
 }
 
-TITLES: Final[Mapping[int, str]] = {
-    400: "The request cannot be read",
-    401: "A token is needed",
-    403: "Not allowed",
-    404: "Not found",
-    405: "This route has no such method",
-    408: "The request came too slowly",
-    409: "The request contradicts what is there",
-    413: "The request is too large",
-    415: "Another content type is needed",
-    421: "This server does not go by that name",
-    422: "The request makes no sense",
-    431: "The head of the request is too large",
-    500: "The server failed",
-    503: "The database cannot be used now",
-    507: "No space is left",
-}
+TITLES: Final[Mapping[int, str]] = {status: TYPES[slug].title for status, slug in BY_STATUS.items()}
 DETAILS: Final[Mapping[int, str]] = {
     404: f"there is nothing at this path; this server speaks {API}, and /openapi.json lists its routes",
     405: "use one of the methods of the header Allow; /openapi.json lists all routes",
@@ -133,62 +118,71 @@ def install(app: FastAPI) -> None:
 
 def refusal(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     """The answer to a request that is refused for a reason that the status names well enough."""
-    slug = HTTPStatus(status).phrase.lower().replace(" ", "-")
-    return respond(Kind(status, slug, TITLES.get(status, HTTPStatus(status).phrase)), detail, headers=headers)
+    return respond(slug_of(status), detail, status=status, headers=headers)
 
 
 def respond(
-    kind: Kind,
+    slug: str,
     detail: str,
     *,
+    status: int | None = None,
     fields: tuple[WrongField, ...] = (),
     instance: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
+    """`status` is that of the type, unless another one is meant."""
+    found = TYPES[slug]
     problem = Problem(
-        type=f"urn:kitsune:problem:{kind.slug}",
-        title=kind.title,
-        status=kind.status,
+        type=f"{PLACE}/{slug}",
+        title=found.title,
+        status=status or found.status,
         detail=detail[:MAX_TEXT],
         instance=instance,
         errors=fields,
     )
     body = canonical_json(problem.model_dump(mode="json", exclude_defaults=True))
-    return Response(body, kind.status, {**SECURITY_HEADERS, **(headers or {})}, media_type=MEDIA_TYPE)
+    return Response(body, problem.status, {**SECURITY_HEADERS, **(headers or {})}, media_type=MEDIA_TYPE)
 
 
 def kind_of(error: type[KitsuneError]) -> Kind:
     return next(KINDS[known] for known in error.__mro__ if known in KINDS)
 
 
-async def _of_status(_: Request, error: Exception) -> Response:
+async def _of_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     is_plain = error.detail == HTTPStatus(error.status_code).phrase
     detail = DETAILS.get(error.status_code, error.detail) if is_plain else error.detail
-    return refusal(error.status_code, detail, error.headers)
+    headers = {"allow": _methods(request)} if error.status_code == 405 else error.headers
+    return refusal(error.status_code, detail, headers)
+
+
+def _methods(request: Request) -> str:
+    """All that the path has: the framework names those of the first router that has it."""
+    path = request.scope["path"]
+    routes = [route for route in iter_route_contexts(request.app.routes) if route.path_regex.match(path)]
+    return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
 
 async def _of_fields(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     fields = wrong_fields(error.errors())
-    kind = Kind(422, "invalid", TITLES[422])
     detail = f"{fields[0].field}: {fields[0].problem}; /openapi.json shows what this route takes"
-    return respond(kind, detail, fields=fields)
+    return respond("invalid", detail, fields=fields)
 
 
 async def _of_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, KitsuneError)
     kind = kind_of(type(error))
+    headers = {} if kind.retry_after_s is None else {"retry-after": str(kind.retry_after_s)}
     if kind.detail is None:
-        return respond(kind, f"{str(error)[: MAX_TEXT - len(kind.way_out)]}{kind.way_out}")
-    headers = {"retry-after": "1"} if kind.status == 503 else None
-    return respond(kind, kind.detail, instance=_logged(request, error), headers=headers)
+        return respond(kind.slug, f"{str(error)[: MAX_TEXT - len(kind.way_out)]}{kind.way_out}", headers=headers)
+    return respond(kind.slug, kind.detail, instance=_logged(request, error), headers=headers)
 
 
 async def _of_unforeseen(request: Request, error: Exception) -> Response:
     """The server logs the traceback as well: Starlette raises the error again once this is sent."""
     kind = KINDS[KitsuneError]
-    return respond(kind, str(kind.detail), instance=_logged(request, error))
+    return respond(kind.slug, str(kind.detail), instance=_logged(request, error))
 
 
 def wrong_fields(found: Any) -> tuple[WrongField, ...]:

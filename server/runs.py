@@ -17,6 +17,7 @@ from server.problems import API
 from server.schemas import (
     Annotation,
     Key,
+    RunDeleted,
     RunId,
     RunsView,
     RunView,
@@ -30,7 +31,7 @@ from server.schemas import (
     run_json,
 )
 from tuner.records import Run, RunStatus, Verdict
-from tuner.store import runs, submits, trials
+from tuner.store import retention, runs, submits, trials
 from tuner.store.runs import Sort
 from tuner.store.tokens import Scope, Token
 
@@ -53,7 +54,10 @@ async def submit(
     body: Annotated[Submit, Depends(JsonBody(Submit))],
     idempotency_key: Annotated[Key | None, Header(description="Repeat a submit with its key: it starts once")] = None,
 ) -> Response:
-    """Ask for a tuning run. Without a key, an unfinished run of the same content is taken for this one."""
+    """Ask for a tuning run: of 25 trials, unless a budget says otherwise.
+
+    Without a key, an unfinished run of the same content is taken for this one.
+    """
     run, is_new = await to_thread.run_sync(_submit, here, body, caller(request), idempotency_key)
     headers = {"location": f"{API}/runs/{run.id}"}
     if idempotency_key is not None:
@@ -63,7 +67,8 @@ async def submit(
 
 def _submit(here: Context, body: Submit, token: Token, key: str | None) -> tuple[Run, bool]:
     with here.database.begin() as connection:
-        return submits.submit(connection, body.request(), owner=token.id, team=token.team, key=key)
+        most = here.settings.active_runs
+        return submits.submit(connection, body.request(), owner=token.id, team=token.team, key=key, most_active=most)
 
 
 @reading.get("", responses={200: {"model": RunsView}})
@@ -125,7 +130,10 @@ def list_trials(
 
 @submitting.post("/{run_id}/cancel", responses={200: {"model": RunView}, **documented(404, 507)})
 def cancel(request: Request, here: Here, run_id: RunId) -> Response:
-    """End a run. One that has ended stays as it is."""
+    """End a run. One that has ended stays as it is.
+
+    One that has its plan already is then `finished`: what each choice gives stays unmeasured in part.
+    """
     with here.database.begin() as connection:
         run = runs.cancel(connection, run_id, team=caller(request).team)
     return answer(run_json(existing(run, run_id)))
@@ -140,13 +148,34 @@ def cancel(request: Request, here: Here, run_id: RunId) -> Response:
     },
 )
 def retry(request: Request, here: Here, run_id: RunId) -> Response:
-    """Ask again for what a run that has ended asked for."""
+    """Ask again for what a run that has ended asked for.
+
+    409 for a run that has not ended, and for one of a live model or of a file, which only the machine where it was
+    started has.
+    """
     with here.database.begin() as connection:
-        made = runs.retry(connection, run_id, team=caller(request).team)
+        most = here.settings.active_runs
+        made = submits.retry(connection, run_id, team=caller(request).team, most_active=most)
     if made is None:
         raise no_run(run_id)
     run, is_new = made
     return answer(run_json(run), 201 if is_new else 200, {"location": f"{API}/runs/{run.id}"})
+
+
+@submitting.delete("/{run_id}", responses={200: {"model": RunDeleted}, **documented(404, 409, 507)})
+def delete(
+    request: Request,
+    here: Here,
+    run_id: RunId,
+    with_plan: Annotated[bool, Query(alias="plan", description="its plan too, unless another run has it")] = False,
+) -> Response:
+    """Delete a run that has ended, with its trials and links, and its archive if no other run of the team has it.
+
+    Its plan stays, and look-ups go on giving it, unless its end is asked for.
+    """
+    with here.database.begin() as connection:
+        run = retention.delete_run(connection, run_id, team=caller(request).team, with_plan=with_plan)
+    return answer({"id": existing(run, run_id).id})
 
 
 @submitting.patch(

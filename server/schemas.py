@@ -10,6 +10,7 @@ from kitsune.duration import seconds_of
 from kitsune.errors import SettingsError
 from kitsune.plan import Plan
 from kitsune.record import Record, canonical_json
+from kitsune.timeline import Timeline
 from server.names import MAX_NAME, is_showable
 from server.problems import API, MEDIA_TYPE, TITLES
 from tuner.records import DEFAULT_TRIALS, Run, Trial
@@ -115,6 +116,7 @@ class Links(Record):
     trials: str
     events: str
     export: str
+    trace: str
     cancel: str
     retry: str
     share: str
@@ -156,6 +158,12 @@ class SharesEnded(Record):
     ended: int
 
 
+class RunDeleted(Record):
+    """The run that is no more."""
+
+    id: str = Field(examples=[_EXAMPLE_ID])
+
+
 class ArchiveView(StoredArchive):
     """An archive as it is kept: `sha256` names it, `sent_sha256` the bytes that were sent."""
 
@@ -173,6 +181,7 @@ class RunExport(Record):
 
     run: RunView
     plan: PlanView | None
+    timeline: Timeline | None = Field(description="the launches of a step by the plan, where it has several streams")
     trials: tuple[Trial, ...]
 
 
@@ -227,7 +236,7 @@ def query_of(model: type[Record]) -> list[dict[str, Any]]:
 
 def run_json(run: Run) -> dict[str, Any]:
     place = f"{API}/runs/{run.id}"
-    parts = ("trials", "events", "export", "cancel", "retry", "share")
+    parts = ("trials", "events", "export", "trace", "cancel", "retry", "share")
     links = {"self": place, **{part: f"{place}/{part}" for part in parts}}
     plan = {"plan": f"{API}/plans/{run.plan_id}"} if run.plan_id else {}
     return {**run.model_dump(mode="json"), "links": {**links, **plan}}

@@ -2,15 +2,20 @@
 
 import signal
 import socket
+from collections.abc import Mapping
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from uvicorn.config import LOGGING_CONFIG
 
-from kitsune import screen
+from kitsune import logs, screen
 from kitsune.errors import SettingsError
 from server.app import create_app
 from server.guard import named_host
-from server.protocol import BoundedProtocol
+from server.protocol import BoundedProtocol, open_more_files
+from server.request_log import RequestLog
+from server.retention import kept
 from server.settings import ServerSettings
 from server.tokens import ensure_local_token, has_live_token
 from tuner.settings import Settings
@@ -19,17 +24,22 @@ from tuner.store.engine import open_database
 
 
 def serve(
-    host: str | None, port: int | None, database_url: str | None, *, allow_remote: bool, allowed_hosts: list[str]
+    options: Mapping[str, Any], database_url: str | None, *, allow_remote: bool, allowed_hosts: list[str]
 ) -> None:
-    """Raises SettingsError when the address is taken or not ours to open, or when nobody could use the server."""
+    """`options` are those of ServerSettings, None where the environment or the default decides.
+
+    Raises SettingsError when the address is taken or not ours to open, or when nobody could use the server.
+    """
     names = tuple(named_host(name) for name in allowed_hosts)
-    given = {"host": host, "port": port, "allow_remote": allow_remote, "allowed_hosts": names}
-    settings = ServerSettings.model_validate({name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    settings = ServerSettings.from_environment({**given, "allow_remote": allow_remote, "allowed_hosts": names})
+    logs.set_up(settings.log_format)
     settings.check_reach()
+    open_more_files()
     here = Settings.from_environment()
     with open_database(database_url or here.database_url) as database:
         welcome = _prepare(settings, database, here)
-        with _listen(settings) as listening:
+        with _listen(settings) as listening, kept(database, settings.retention_days):
             screen.note(f"Kitsune serves on {_address(settings, listening)}; {welcome}")
             _Server(settings, database).run(sockets=[listening])
 
@@ -41,7 +51,8 @@ class _Server(uvicorn.Server):
         app = create_app(database, settings, is_stopping=lambda: self.should_exit)
         super().__init__(
             uvicorn.Config(
-                app,
+                RequestLog(app) if logs.is_json() else app,
+                log_config=None if logs.is_json() else LOGGING_CONFIG,
                 log_level="warning",
                 access_log=False,
                 server_header=False,

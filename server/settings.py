@@ -1,11 +1,19 @@
 """What `kitsune serve` was told, as one frozen record: where it listens, whom it answers, how much it takes."""
 
-from pydantic import Field
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+from pydantic import Field, ValidationError
 
 from kitsune.errors import SettingsError
+from kitsune.home import PREFIX, variable
+from kitsune.logs import LogFormat
 from kitsune.record import Record
 from kitsune.server_address import DEFAULT_HOST, DEFAULT_PORT, is_loopback
 from kitsune.submission.limits import MAX_ARCHIVE_BYTES
+
+#: By options only. Kubernetes sets KITSUNE_PORT by itself beside a service of that name, to something else.
+BY_OPTION: Final = frozenset({"host", "port", "allow_remote", "allowed_hosts"})
 
 
 class ServerSettings(Record):
@@ -17,12 +25,42 @@ class ServerSettings(Record):
     allowed_hosts: tuple[str, ...] = Field(
         default=(), description="names by which clients reach this server, beside its addresses"
     )
-    max_json_bytes: int = 64 * 2**10
-    max_archive_bytes: int = MAX_ARCHIVE_BYTES
-    json_timeout_s: float = Field(default=10.0, description="by then the body of a request has arrived")
-    archive_timeout_s: float = Field(default=120.0, description="the same for an archive: 64 MiB at 4.5 Mbit/s")
-    events_poll_s: float = Field(default=0.5, description="how often a stream of events looks into the database")
-    events_ping_s: float = Field(default=15.0, description="a silent stream says at least this often that it lives")
+    log_format: LogFormat = Field(
+        default=LogFormat.TEXT, description="`json`: one object a line, with a line for each request"
+    )
+    retention_days: float | None = Field(
+        default=None, gt=0, description="runs that ended longer ago are deleted; unset: none is"
+    )
+    requests_per_minute: int = Field(default=30_000, ge=0, description="of one token; 0: any number")
+    lookups_per_minute: int = Field(default=0, ge=0, description="of plans, by one token; 0: any number")
+    active_runs: int = Field(default=10_000, ge=0, description="that one team has queued or running; 0: any number")
+    team_archive_bytes: int = Field(
+        default=16 * 2**30, ge=0, description="that the archives of one team may have; 0: any number"
+    )
+    max_json_bytes: int = Field(default=64 * 2**10, gt=0, description="that the body of a request may have")
+    max_archive_bytes: int = Field(default=MAX_ARCHIVE_BYTES, gt=0, description="that an archive may have")
+    json_timeout_s: float = Field(default=10.0, gt=0, description="by then the body of a request has arrived")
+    archive_timeout_s: float = Field(default=120.0, gt=0, description="the same for an archive: 32 MiB at 2.2 Mbit/s")
+    events_poll_s: float = Field(default=0.5, gt=0, description="how often a stream of events looks into the database")
+    events_ping_s: float = Field(
+        default=15.0, gt=0, description="a silent stream says at least this often that it lives"
+    )
+
+    @classmethod
+    def from_environment(cls, given: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> Self:
+        """What was given as options, and beyond it what the environment says: KITSUNE_ and the name in capitals.
+
+        Raises SettingsError naming the variable that makes no sense.
+        """
+        told = {name: variable(name, variables) for name in cls.model_fields if name not in BY_OPTION}
+        found = {name: value for name, value in told.items() if value is not None and name not in given}
+        try:
+            return cls.model_validate({**found, **given})
+        except ValidationError as error:
+            [wrong, *_] = error.errors(include_url=False)
+            name, said = str(wrong["loc"][0]), wrong["msg"][:1].lower() + wrong["msg"][1:]
+            spelled = f"{PREFIX}{name.upper()}" if name in found else f"--{name.replace('_', '-')}"
+            raise SettingsError(f"{spelled} is {wrong['input']!r:.100}; {said}") from error
 
     @property
     def is_loopback(self) -> bool:

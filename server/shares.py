@@ -32,7 +32,7 @@ def share(
         str | None, Query(max_length=40, description='"12h", "30d"; for good without', examples=["30d"])
     ] = None,
 ) -> Response:
-    """A link that shows this run, and nothing else, to whoever has it."""
+    """A link that shows this run, and nothing else, to whoever has it. It is told once; only its SHA-256 is kept."""
     until = expiry(expires, "expires")
     with here.database.begin() as connection:
         made = shares.create(connection, run_id, team=caller(request).team, expires_at=until)

@@ -38,6 +38,8 @@ from tests.training_pairs import (
 )
 
 FUSED = Plan.by_hand(capture="segments", update="fused")
+KERNEL = Plan.by_hand(capture="segments", update="kitsune")
+both_updates = pytest.mark.parametrize("plan", [FUSED, KERNEL], ids=["fused", "kitsune"])
 WARM = 4  # the first forward finds the model, three warm up
 
 
@@ -396,14 +398,16 @@ def test_param_group_added_in_mid_run(device: torch.device) -> None:
     assert both.optimizer.counts["update"] > 0
 
 
-def test_a_param_group_that_is_added_is_the_plans_too(device: torch.device) -> None:
-    both = pair(device, make_optimizer=lambda parameters: adamw(list(parameters)[:5]), plan=FUSED, exact=False)
+@both_updates
+def test_a_param_group_that_is_added_is_the_plans_too(device: torch.device, plan: Plan) -> None:
+    both = pair(device, make_optimizer=lambda parameters: adamw(list(parameters)[:5]), plan=plan, exact=False)
     train_both(both, simple_loop, batches(device))
     assert both.optimizer._loop is not None
     for model, optimizer in ((both.plain, both.plain_optimizer), (both.ours, both.optimizer)):
         optimizer.add_param_group({"params": list(model.head.parameters())})
     assert [group["fused"] for group in both.optimizer.param_groups] == [True, True]
     train_both(both, simple_loop, batches(device))
+    assert both.optimizer.report.applied == plan.knobs
     both.optimizer.close()
     assert [group["fused"] for group in both.optimizer.param_groups] == [None, None]
 
@@ -438,6 +442,22 @@ def scaler_loop(*, clip: bool, autocast: bool) -> Any:
 def test_grad_scaler(device: torch.device, make: Any, clip: bool) -> None:
     both = check(device, scaler_loop(clip=clip, autocast=False), make_optimizer=make)
     assert both.captured == STEPS - WARM
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_grad_scaler_beside_the_kernel(device: torch.device, clip: bool) -> None:
+    """It divides the gradients by the scale where the loop has not, and leaves them so."""
+    gradients: list[list[torch.Tensor]] = []
+
+    def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        results = scaler_loop(clip=clip, autocast=False)(model, optimizer, data)
+        gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+        return results
+
+    both = check(device, loop, plan=KERNEL, exact=False)
+    assert both.captured == STEPS - WARM
+    assert both.optimizer.report.applied == KERNEL.knobs
+    assert_same(gradients[1], gradients[0], exact=False)
 
 
 @pytest.mark.parametrize("make", [adamw, fused_adamw, sgd], ids=["adamw", "fused", "sgd"])
@@ -500,7 +520,8 @@ def test_autocast_of_the_loop_stands(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("by_keyword", [False, True])
-def test_closure_that_holds_the_whole_step(device: torch.device, by_keyword: bool) -> None:
+@pytest.mark.parametrize("plan", [None, KERNEL], ids=["given", "kitsune"])
+def test_closure_that_holds_the_whole_step(device: torch.device, by_keyword: bool, plan: Plan | None) -> None:
     def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
         losses = []
         for x, y in data:
@@ -515,7 +536,7 @@ def test_closure_that_holds_the_whole_step(device: torch.device, by_keyword: boo
             losses.append(loss.detach())  # type: ignore[union-attr]
         return losses
 
-    both = check(device, loop, make_optimizer=fused_adamw)
+    both = check(device, loop, make_optimizer=adamw if plan else fused_adamw, plan=plan, exact=plan is None)
     assert both.captured == STEPS - WARM
     assert both.optimizer.counts["update"] > 0
 
@@ -600,13 +621,14 @@ def test_state_cleared_in_mid_run(device: torch.device) -> None:
     assert check(device, loop, make_optimizer=fused_adamw).optimizer.counts["update"] > STEPS
 
 
-def test_checkpoint_keys_are_plain_at_all_times(device: torch.device) -> None:
-    both = pair(device, plan=FUSED, exact=False)
+@both_updates
+def test_checkpoint_keys_are_plain_at_all_times(device: torch.device, plan: Plan) -> None:
+    both = pair(device, plan=plan, exact=False)
     for batch in batches(device):
         train_both(both, simple_loop, [batch])  # compares the checkpoints, keys and flags included
         assert_same(both.optimizer.state_dict()["param_groups"], both.plain_optimizer.state_dict()["param_groups"])
     assert both.captured > 0
-    assert both.optimizer.report.applied["update"] == "fused"
+    assert both.optimizer.report.applied == plan.knobs
 
 
 def test_copies_of_the_model_are_plain(device: torch.device) -> None:
@@ -634,9 +656,10 @@ def test_model_keeps_its_looks(device: torch.device) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in both.ours.modules())
 
 
+@both_updates
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
-def test_copies_of_model_and_optimizer_train_on(device: torch.device, duplicate: Any) -> None:
-    both = check(device, simple_loop, plan=FUSED, exact=False)
+def test_copies_of_model_and_optimizer_train_on(device: torch.device, duplicate: Any, plan: Plan) -> None:
+    both = check(device, simple_loop, plan=plan, exact=False)
     model, optimizer = duplicate((both.ours, both.optimizer))
     assert optimizer.param_groups[0]["params"][0] is next(model.parameters())
     assert optimizer.param_groups[0]["fused"] is None
@@ -664,8 +687,9 @@ def test_prepared_as_accelerate_does(device: torch.device) -> None:
 # The optimizer's own hooks
 
 
-def test_step_hooks_run_exactly_once(device: torch.device) -> None:
-    both = pair(device, make_optimizer=fused_adamw)
+@pytest.mark.parametrize("plan", [None, KERNEL], ids=["given", "kitsune"])
+def test_step_hooks_run_exactly_once(device: torch.device, plan: Plan | None) -> None:
+    both = pair(device, make_optimizer=adamw if plan else fused_adamw, plan=plan, exact=plan is None)
     seen: list[str] = []
     inner = both.optimizer.base_optimizer
     inner.register_step_pre_hook(lambda *_: seen.append("inner before"))
@@ -686,8 +710,10 @@ def test_own_step_hooks_do_not_hinder_the_captured_update(device: torch.device) 
     assert both.optimizer.counts["update"] > 0
 
 
-def test_step_hooks_of_all_optimizers_run_exactly_once(device: torch.device) -> None:
-    both = check(device, simple_loop, make_optimizer=fused_adamw)
+@pytest.mark.parametrize("plan", [None, KERNEL], ids=["given", "kitsune"])
+def test_step_hooks_of_all_optimizers_run_exactly_once(device: torch.device, plan: Plan | None) -> None:
+    make = adamw if plan else fused_adamw
+    both = check(device, simple_loop, make_optimizer=make, plan=plan, exact=plan is None)
     seen: list[Any] = []
     handle = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
     try:
@@ -741,8 +767,9 @@ def test_a_captured_backward_runs_on_the_thread_that_calls_it(device: torch.devi
     assert threads[-both.captured :] == [threading.get_ident()] * both.captured
 
 
-def test_close_gives_everything_back(device: torch.device) -> None:
-    both = check(device, simple_loop, plan=FUSED, exact=False)
+@both_updates
+def test_close_gives_everything_back(device: torch.device, plan: Plan) -> None:
+    both = check(device, simple_loop, plan=plan, exact=False)
     applied = dict(both.optimizer.report.applied)
     both.optimizer.close()
     assert both.ours._compiled_call_impl is None
@@ -751,7 +778,8 @@ def test_close_gives_everything_back(device: torch.device) -> None:
     for mine, theirs in zip(inner.param_groups, both.plain_optimizer.param_groups, strict=True):
         assert {**mine, "params": None} == {**theirs, "params": None}
     assert not inner._optimizer_state_dict_post_hooks
-    assert both.optimizer.report.applied == applied
+    assert "_init_group" not in inner.__dict__
+    assert both.optimizer.report.applied == applied == plan.knobs
     train_both(both, simple_loop, batches(device))
     both.optimizer.close()
     assert_same_state(both)

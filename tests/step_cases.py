@@ -10,10 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kitsune.kernels import adamw as adamw_kernel
+from kitsune.kernels import launch
 from kitsune.knobs import Choice
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.techniques.capture import Capture
+from kitsune.techniques.technique import Facts, Technique
+from kitsune.techniques.update import UpdateImplementation
 from kitsune.workload import call_model, loss_of, move_batch
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
@@ -192,12 +196,25 @@ def pair(
 
 
 def capturing_cpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """A CPU on which capture applies for one test: its graphs are `kitsune.device.HostGraph`."""
-    why_not = Capture.why_not
-    monkeypatch.setattr(
-        Capture, "why_not", lambda self, choice, facts: why_not(self, choice, replace(facts, device="cuda"))
-    )
+    """A CPU on which capture and update apply for one test as on a GPU.
+
+    Its graphs are `kitsune.device.HostGraph`, and the kernel's reference stands in for the kernel: Triton's interpreter
+    takes 40 ms for an update, and cannot run in several threads.
+    """
+    for technique in (Capture, UpdateImplementation):
+        apply_as_on_a_gpu(monkeypatch, technique)
+    monkeypatch.setattr(launch, "IS_INTERPRETED", True)
+    monkeypatch.setattr(adamw_kernel, "update", adamw_kernel.reference)
     return torch.device("cpu")
+
+
+def apply_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, technique: type[Technique]) -> None:
+    why_not = technique.why_not
+
+    def on_a_gpu(self: Technique, choice: Choice, facts: Facts) -> str | None:
+        return why_not(self, choice, replace(facts, device="cuda"))
+
+    monkeypatch.setattr(technique, "why_not", on_a_gpu)
 
 
 def train_both(planned: Run, plain: Run, many: Sequence[tuple[Any, Any]], seed: int = 7) -> None:

@@ -4,6 +4,7 @@ Whoever imports these gives a `device` fixture on which the capture knob applies
 """
 
 import copy
+import itertools
 import random
 import warnings
 
@@ -66,7 +67,7 @@ def test_a_captured_step_trains_as_the_plain_loop(device, capture, optimizer):
     assert noted == ([OUTSIDE[optimizer]] if optimizer in OUTSIDE else [])
 
 
-ROUNDING = {"fused": adamw, "foreach": adamw}
+ROUNDING = {"fused": adamw, "foreach": adamw, "kitsune": adamw}
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ ROUNDING = {"fused": adamw, "foreach": adamw}
         ("attention", "math", AttentionNet, (2, 5, 32), {"rtol": 1e-4, "atol": 1e-5}),
         ("update", "fused", Mlp, (6, 8), {"rtol": 1e-4, "atol": 1e-6}),
         ("update", "foreach", Mlp, (6, 8), {"rtol": 1e-4, "atol": 1e-6}),
+        ("update", "kitsune", Mlp, (6, 8), {"rtol": 1e-4, "atol": 1e-6}),
     ],
 )
 @pytest.mark.parametrize("capture", ["none", *CAPTURES])
@@ -129,6 +131,67 @@ def test_a_user_may_clear_and_read_gradients_between_steps(device, capture):
             run.optimizer.zero_grad()
 
 
+# The update by a kernel of ours ---------------------------------------------------------------------------------------
+
+#: It rounds in another order than any of torch's implementations.
+KERNEL = {"given": {}, "kitsune": {"rtol": 1e-4, "atol": 1e-5}}
+
+
+def grouped(params):
+    """Two groups of which no hyperparameter is the same, and what is their own changes by schedulers."""
+    weights, biases = ([one for one in params if (one.dim() > 1) == is_weight] for is_weight in (True, False))
+    return torch.optim.AdamW(
+        [
+            {"params": weights, "lr": torch.tensor(LR), "weight_decay": 0.5},
+            {"params": biases, "lr": LR / 4, "betas": (0.5, 0.9), "eps": 1e-3, "weight_decay": 0.0},
+        ]
+    )
+
+
+@pytest.mark.parametrize("capture", ["none", *CAPTURES])
+def test_the_kernel_follows_groups_of_parameters_and_their_schedules(device, capture):
+    planned, plain = pair(device, {"capture": capture, "update": "kitsune"}, optimizer=lambda p: grouped([*p]))
+    for run in (planned, plain):
+        run.schedule(lambda optimizer: StepLR(optimizer, 2, gamma=0.5))
+    train_both(planned, plain, batches(STEPS + 2))
+    assert_same(planned, plain, **KERNEL["kitsune"])
+    assert planned.step.report.applied["update"] == "kitsune"
+    assert is_captured(planned.step) == (capture != "none")
+
+
+@pytest.mark.parametrize("capture", ["none", *CAPTURES])
+def test_the_kernel_counts_the_steps_of_each_parameter(device, capture):
+    """Those without a gradient stay behind, also where they and others come and go."""
+    planned, plain = pair(device, {"capture": capture, "update": "kitsune"})
+    many = batches(15)
+    for start, frozen in ((0, True), (5, False), (10, True)):
+        for run in (planned, plain):
+            run.model.first.requires_grad_(not frozen)
+        train_both(planned, plain, many[start : start + 5])
+        assert_same(planned, plain, **KERNEL["kitsune"])
+    states = [[run.optimizer.state[one] for one in run.model.parameters()] for run in (planned, plain)]
+    assert [int(state["step"]) for state in states[0]] == [5, 5, 15, 15]
+    for ours, theirs in zip(*states, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, **KERNEL["kitsune"], check_device=name != "step")
+    assert is_captured(planned.step) == (capture != "none")
+
+
+def test_adam_without_decay_is_updated_by_the_kernel_too(device):
+    planned, plain = pair(device, {"capture": "step", "update": "kitsune"}, optimizer=OPTIMIZERS["adam"])
+    train_both(planned, plain, batches(STEPS))
+    assert_same(planned, plain, **KERNEL["kitsune"])
+    assert planned.step.report.applied == {"capture": "step", "update": "kitsune"}
+
+
+def test_the_kernel_is_not_for_every_optimizer(device):
+    planned, plain = pair(device, {"update": "kitsune"}, optimizer=sgd)
+    train_both(planned, plain, batches(2))
+    assert_same(planned, plain)
+    assert "slower than Inductor's" in planned.step.report.declined["update"]
+
+
 # Hyperparameters ------------------------------------------------------------------------------------------------------
 
 SCHEDULES = {
@@ -161,14 +224,15 @@ def test_a_scheduler_is_honoured_at_every_step(device, capture, schedule, built)
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
-def test_weight_decay_may_change_in_mid_run(device, capture):
-    planned, plain = pair(device, {"capture": capture})
+@pytest.mark.parametrize("update", ["given", "kitsune"])
+def test_weight_decay_may_change_in_mid_run(device, capture, update):
+    planned, plain = pair(device, {"capture": capture, "update": update})
     many = batches(STEPS + 6)
     train_both(planned, plain, many[:STEPS])
     for run in (planned, plain):
         run.optimizer.param_groups[0]["weight_decay"] = 0.5
     train_both(planned, plain, many[STEPS:])
-    assert_same(planned, plain)
+    assert_same(planned, plain, **KERNEL[update])
     assert any("hyperparameter other than the learning rate" in note for note in planned.step.report.notes)
 
 
@@ -186,23 +250,29 @@ def test_two_graphs_follow_one_learning_rate(device):
     assert_same(planned, plain)
 
 
-def test_a_hook_on_the_optimizer_runs_at_every_step(device):
-    planned, plain = pair(device, {"capture": "step"}, optimizer=OPTIMIZERS["adamw by hand fused"])
+@pytest.mark.parametrize("update", ["given", "kitsune"])
+def test_a_hook_on_the_optimizer_runs_at_every_step(device, update):
+    optimizer = OPTIMIZERS["adamw by hand fused"] if update == "given" else adamw
+    planned, plain = pair(device, {"capture": "step", "update": update}, optimizer=optimizer)
     many, calls = batches(STEPS + 4), []
     train_both(planned, plain, many[:STEPS])
     planned.optimizer.register_step_post_hook(lambda *_: calls.append(1))
     train_both(planned, plain, many[STEPS:])
     assert len(calls) == 4
-    assert_same(planned, plain)
+    assert_same(planned, plain, **KERNEL[update])
     assert any("hook on optimizer.step" in note for note in planned.step.report.notes)
 
 
 # fp16 -----------------------------------------------------------------------------------------------------------------
 
 
+SKIPPING = [adamw, sgd, lambda params: torch.optim.SGD(params, lr=LR)]
+
+
 @pytest.mark.parametrize("capture", ["none", *CAPTURES])
-@pytest.mark.parametrize("update", ["given", "fused"])
-@pytest.mark.parametrize("optimizer", [adamw, sgd, lambda params: torch.optim.SGD(params, lr=LR)])
+@pytest.mark.parametrize(
+    ("update", "optimizer"), [*itertools.product(["given", "fused"], SKIPPING), ("kitsune", adamw)]
+)
 @pytest.mark.parametrize("overflow", [0, 6])
 def test_an_overflow_skips_one_step_and_halves_the_scale(device, capture, update, optimizer, overflow):
     knobs = {"precision": "fp16", "capture": capture, "update": update}
@@ -528,8 +598,9 @@ def test_freezing_and_thawing_in_mid_run(device, capture, frozen_first):
 
 
 @pytest.mark.parametrize("capture", ["none", *CAPTURES])
-def test_replacing_a_layer_in_mid_run(device, capture):
-    planned, plain = pair(device, {"capture": capture})
+@pytest.mark.parametrize("update", ["given", "kitsune"])
+def test_replacing_a_layer_in_mid_run(device, capture, update):
+    planned, plain = pair(device, {"capture": capture, "update": update})
     many = batches(STEPS + 6)
     train_both(planned, plain, many[:STEPS])
     torch.manual_seed(5)
@@ -538,7 +609,7 @@ def test_replacing_a_layer_in_mid_run(device, capture):
     for run in (planned, plain):
         run.optimizer.add_param_group({"params": list(run.model.last.parameters())})
     train_both(planned, plain, many[STEPS:])
-    assert_same(planned, plain)
+    assert_same(planned, plain, **KERNEL[update])
 
 
 @pytest.mark.parametrize("capture", ["none", *CAPTURES])
@@ -556,7 +627,7 @@ def test_loading_weights_in_mid_run(device, capture):
     assert_same(planned, plain)
 
 
-@pytest.mark.parametrize("knobs", [{}, {"update": "fused"}])
+@pytest.mark.parametrize("knobs", [{}, {"update": "fused"}, {"update": "kitsune"}])
 @pytest.mark.parametrize("capture", ["none", *CAPTURES])
 def test_loading_an_optimizer_checkpoint_in_mid_run(device, capture, knobs):
     optimizer = OPTIMIZERS["adamw by hand fused"] if not knobs else adamw
@@ -641,6 +712,7 @@ PLANS = [
     {"layout": "channels_last", "update": "fused", "capture": "step"},
     {"update": "foreach"},
     {"update": "fused", "capture": "segments"},
+    {"update": "kitsune", "capture": "step"},
     {"precision": "fp16", "capture": "step"},
 ]
 
@@ -649,7 +721,7 @@ PLANS = [
 def test_close_gives_everything_back(device, knobs):
     before = flags()
     planned, plain = pair(device, knobs, model=Convnet)
-    names = set(planned.optimizer.__dict__)
+    names = set(plain.optimizer.__dict__)
     train_both(planned, plain, batches(STEPS, *IMAGES))
     assert flags() == before
     assert planned.model._compiled_call_impl is None
@@ -663,7 +735,7 @@ def test_close_gives_everything_back(device, knobs):
     assert shape_of(list(planned.optimizer.state.values())) == shape_of(list(plain.optimizer.state.values()))
     assert not planned.optimizer._optimizer_state_dict_post_hooks
     assert not planned.optimizer._optimizer_load_state_dict_post_hooks
-    assert "_step_supports_amp_scaling" not in set(planned.optimizer.__dict__) - names
+    assert not {"_step_supports_amp_scaling", "_init_group"} & (set(planned.optimizer.__dict__) - names)
     for one, two in zip(planned.model.parameters(), plain.model.parameters(), strict=True):
         assert one.grad.stride() == two.grad.stride()
 
@@ -691,16 +763,18 @@ def test_a_checkpoint_of_a_plan_goes_on_plain(device, knobs):
     assert_same(planned, resumed)
 
 
-@pytest.mark.parametrize("knobs", [{"capture": "step"}, {"capture": "segments"}])
-def test_a_plain_checkpoint_goes_on_by_a_plan(device, knobs):
-    planned, plain = pair(device, knobs, model=Convnet, optimizer=OPTIMIZERS["adamw by hand fused"])
+@pytest.mark.parametrize("update", ["given", "kitsune"])
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_plain_checkpoint_goes_on_by_a_plan(device, capture, update):
+    optimizer = OPTIMIZERS["adamw by hand fused"] if update == "given" else adamw
+    planned, plain = pair(device, {"capture": capture, "update": update}, model=Convnet, optimizer=optimizer)
     many = batches(STEPS + 4, *IMAGES)
     plain.train(many[:STEPS])
     plain.losses.clear()
     planned.model.load_state_dict(copy.deepcopy(plain.model.state_dict()))
     planned.optimizer.load_state_dict(copy.deepcopy(plain.optimizer.state_dict()))
     train_both(planned, plain, many[:STEPS])
-    assert_same(planned, plain)
+    assert_same(planned, plain, **KERNEL[update])
     assert is_captured(planned.step)
 
 
@@ -818,8 +892,9 @@ def test_a_loss_that_is_no_scalar_is_refused(device):
         planned.train(batches(1))
 
 
-def test_nothing_warns(device):
-    planned, plain = pair(device, {"capture": "step", "update": "fused", "precision": "fp16"})
+@pytest.mark.parametrize("update", ["fused", "kitsune"])
+def test_nothing_warns(device, update):
+    planned, plain = pair(device, {"capture": "step", "update": update, "precision": "fp16"})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train_both(planned, plain, batches(STEPS))

@@ -21,6 +21,11 @@ from kitsune import cli, errors
 from kitsune.exits import MEANINGS
 from kitsune.knobs import KNOBS
 from scripts import docs_hooks
+from server.app import create_app
+from server.openapi import document
+from server.problem_types import slug_of
+from server.settings import BY_OPTION, ServerSettings
+from tuner.store.engine import open_database
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -245,9 +250,41 @@ def test_the_command_line_page_shows_every_command_option_and_exit_code():
         assert f"| {code.value} | {meaning} |" in page
 
 
+def test_the_http_page_shows_every_route_with_its_parameters_answers_and_scopes():
+    page = docs_hooks.on_page_markdown((ROOT / "docs" / "reference" / "http.md").read_text("utf-8"))
+    with open_database("sqlite://") as database:
+        described = document(create_app(database, ServerSettings()))
+    assert "/api/v1/runs/{run_id}" in described["paths"]
+    everywhere = page.partition("every route may answer ")[2].partition("\n")[0]
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            section = page.partition(f"## `{method.upper()} {path}`\n")[2].partition("\n## ")[0]
+            assert operation["description"] in section
+            for parameter in operation.get("parameters", ()):
+                assert f"| `{parameter['name']}`" in section
+            for status in operation["responses"]:
+                assert f"| {status} |" in section or f"#{slug_of(int(status))})" in everywhere
+            scopes = [scope for one in operation.get("security", ()) for scope in one["HTTPBearer"]]
+            assert all(f"`{scope}`" in section for scope in scopes)
+            assert bool(scopes) == path.startswith("/api") or path == "/metrics"
+    for name, schema in described["components"]["schemas"].items():
+        section = page.partition(f"### {name}\n")[2].partition("\n### ")[0]
+        assert all(f"| `{field}`" in section for field in schema.get("properties", ()))
+
+
+def test_the_page_for_operators_shows_every_setting_of_the_environment():
+    page = docs_hooks.on_page_markdown((ROOT / "docs" / "operating.md").read_text("utf-8"))
+    variables = {"KITSUNE_RETENTION_DAYS": "7", "KITSUNE_ACTIVE_RUNS": "8"}
+    assert ServerSettings.from_environment({}, variables) == ServerSettings(retention_days=7, active_runs=8)
+    for name in set(ServerSettings.model_fields) - BY_OPTION:
+        assert f"| `KITSUNE_{name.upper()}` | {ServerSettings.model_fields[name].description} |" in page
+
+
 def test_environment_variables_in_the_pages_are_read_somewhere():
     text = "\n".join(page.read_text("utf-8") for page in PAGES)
-    source = "\n".join(path.read_text("utf-8") for name in ("kitsune", "tuner") for path in (ROOT / name).rglob("*.py"))
+    source = "\n".join(
+        path.read_text("utf-8") for name in ("kitsune", "tuner", "server") for path in (ROOT / name).rglob("*.py")
+    )
     mentioned = set(re.findall(r"\bKITSUNE_([A-Z_]+)\b", text))
     assert mentioned >= {"HOME", "DATABASE_URL", "DISABLE"}
     assert [name for name in mentioned if f"KITSUNE_{name}" not in source and f"{name.lower()}:" not in source] == []

@@ -4,11 +4,17 @@ What a choice gives is by how much a step without it is longer than one of the p
 of one process, as a part of the plan's block: processes differ in speed, and a ratio does not see that. Every part is
 turned into ms by the same step of the plan. Choices work together, so these do not add up to the gain of the plan: what
 is missing is the interaction.
+
+A choice that others need cannot go alone: what it gives is by how much a step without it and them is longer than one
+without them.
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from operator import itemgetter
 from typing import Final
 
 from pydantic import Field
@@ -26,12 +32,14 @@ from tuner.verdicts import CANDIDATE, EAGER
 WITHOUT: Final = "without "
 #: Besides the step as given and the plan: each has a model of its own in the memory of one process.
 MOST_LEFT_OUT: Final = 2
-RESAMPLES: Final = 1000  # half of those for a verdict: a page waits for them, 60 ms for six choices
+RESAMPLES: Final = 1000  # half of those for a verdict: a page waits for them, 40 ms for six choices
 UNREACHED: Final = "the run ended before it was measured"
 TOO_FEW: Final = "too few undisturbed blocks"
 
 #: The knobs that are left out, one at a time, in one process.
 Chunk = tuple[str, ...]
+#: One resample: takes as many of the blocks of a process as there are, some of them several times.
+Draw = Callable[[Sequence[float]], Sequence[float]]
 #: Of one process: by block, what the step as given (`GAIN`) takes more than the plan, or the step without the knob, as
 #: a part of the plan's block.
 Excesses = Mapping[str, Sequence[float]]
@@ -40,10 +48,11 @@ INTERACTION: Final = "interaction"
 
 
 class Contribution(Record):
-    """What one choice of a plan gives, all other choices being there: negative when the step is slower by it."""
+    """What one choice of a plan gives, all other choices but `beside` being there: negative when the step is slower."""
 
     knob: str
     choice: Choice
+    beside: tuple[str, ...] = Field(default=(), description="knobs that need this one and were at their defaults too")
     saved_ms: Interval = Field(description="how much longer a step is without the choice, where the plan takes plan_ms")
     share: float | None = Field(description="of the whole gain; null when the plan gained nothing here")
 
@@ -76,23 +85,41 @@ class Course:
 # What to measure ------------------------------------------------------------------------------------------------------
 
 
-def without(knobs: Configuration, knob: str) -> dict[str, Choice]:
-    return {name: choice for name, choice in knobs.items() if name != knob}
+def without(knobs: Configuration, *left_out: str) -> dict[str, Choice]:
+    return {name: choice for name, choice in knobs.items() if name not in left_out}
+
+
+def companions(knobs: Configuration, space: Space) -> dict[str, tuple[str, ...]]:
+    """For each knob that can be left out the others that have to go with it, as few as possible: of most none."""
+    found = {}
+    for knob in in_order(knobs):
+        others = [name for name in in_order(knobs) if name != knob]
+        sets = (some for size in range(len(knobs)) for some in combinations(others, size))
+        fitting = (some for some in sets if all(is_allowed(knobs, gone, space) for gone in (some, (knob, *some))))
+        if (fewest := next(fitting, None)) is not None:
+            found[knob] = fewest
+    return found
+
+
+def is_allowed(knobs: Configuration, left_out: Collection[str], space: Space) -> bool:
+    return space.allows(without(knobs, *left_out)) is None
 
 
 def refusals(knobs: Configuration, space: Space) -> dict[str, str]:
-    """The knobs that cannot be left out alone, as the rest is no allowed configuration, each with the reason."""
-    rests = {knob: space.allows(without(knobs, knob)) for knob in in_order(knobs)}
+    """The knobs that cannot be left out, also with others, each with the reason why not alone."""
+    free = companions(knobs, space)
+    rests = {knob: space.allows(without(knobs, knob)) for knob in in_order(knobs) if knob not in free}
     return {knob: reason for knob, reason in rests.items() if reason is not None}
 
 
 def chunks(knobs: Configuration, space: Space) -> list[Chunk]:
     """What is to be measured together. Nothing of a single choice: without it is the step as given."""
-    refused = refusals(knobs, space)
-    free = [knob for knob in in_order(knobs) if knob not in refused]
     if len(knobs) < 2:
         return []
-    return [tuple(free[at : at + MOST_LEFT_OUT]) for at in range(0, len(free), MOST_LEFT_OUT)]
+    found = companions(knobs, space)
+    alone = [knob for knob, others in found.items() if not others]
+    pairs: list[Chunk] = [tuple(alone[at : at + MOST_LEFT_OUT]) for at in range(0, len(alone), MOST_LEFT_OUT)]
+    return [*pairs, *((knob,) for knob, others in found.items() if others)]
 
 
 def course(knobs: Configuration, trials: Iterable[Trial], space: Space) -> Course:
@@ -117,10 +144,18 @@ def next_chunk(knobs: Configuration, trials: Iterable[Trial], space: Space) -> C
     return next(iter(course(knobs, trials, space).pending), None)
 
 
-def arms_without(knobs: Configuration, chunk: Chunk) -> tuple[ArmSpec, ...]:
-    """The step as given, the plan without each knob of the chunk, and the plan."""
-    left_out = (ArmSpec(name=f"{WITHOUT}{knob}", knobs=without(knobs, knob)) for knob in chunk)
-    return ArmSpec(name=EAGER), *left_out, ArmSpec(name=CANDIDATE, knobs=knobs)
+def arms_without(knobs: Configuration, chunk: Chunk, space: Space) -> tuple[ArmSpec, ...]:
+    """The step as given, the plan without each knob of the chunk, and the plan.
+
+    Before a knob that cannot go alone the plan without the others only, which is what it is compared with.
+    """
+    arms = [ArmSpec(name=EAGER)]
+    found = companions(knobs, space)
+    for knob in chunk:
+        if others := found[knob]:
+            arms.append(ArmSpec(name=f"{WITHOUT}{' and '.join(others)}", knobs=without(knobs, *others)))
+        arms.append(ArmSpec(name=f"{WITHOUT}{knob}", knobs=without(knobs, knob, *others)))
+    return *arms, ArmSpec(name=CANDIDATE, knobs=knobs)
 
 
 def in_order(knobs: Configuration) -> list[str]:
@@ -173,6 +208,7 @@ def contributions(
     plans = [plan_arm(knobs, measurement) for measurement in told]
     plan_ms = median([median(arm.step_ms) for arm in plans])
     parts = intervals([excesses(knobs, measurement) for measurement in told])
+    others = {knob: gone for measurement in told for knob, gone in left_out_too(knobs, measurement).items()}
     found = {name: in_ms(part, plan_ms) for name, part in parts.items()}
     gain = found[GAIN]
     known = {**(reasons or {}), **too_few(knobs, measurements)}
@@ -184,6 +220,7 @@ def contributions(
             Contribution(
                 knob=knob,
                 choice=knobs[knob],
+                beside=others.get(knob, ()),
                 saved_ms=found[knob],
                 share=found[knob].median / gain.median if gain.median > 0 else None,
             )
@@ -211,24 +248,39 @@ def in_ms(part: Interval, plan_ms: float) -> Interval:
 
 
 def plan_arm(knobs: Configuration, measurement: Measurement) -> Arm:
-    return next(arm for arm in measurement.arms if arm.knobs == knobs)
+    return arm_of(measurement, knobs)
 
 
 def excesses(knobs: Configuration, measurement: Measurement) -> dict[str, list[float]]:
     """Block by block. Without the only choice of a plan, its step is the step as given."""
     plan = plan_arm(knobs, measurement)
     eager = next(arm for arm in measurement.arms if not arm.knobs)
-    found = {GAIN: paired(eager, plan)}
-    for arm in measurement.arms:
-        if arm.name.startswith(WITHOUT):
-            found[arm.name.removeprefix(WITHOUT)] = paired(arm, plan)
+    found = {GAIN: excess(eager, plan, plan)}
+    for knob, others in left_out_too(knobs, measurement).items():
+        found[knob] = excess(arm_without(measurement, knob), arm_of(measurement, without(knobs, *others)), plan)
     if len(knobs) == 1:
         found |= dict.fromkeys(knobs, found[GAIN])
     return found
 
 
-def paired(slower: Arm, plan: Arm) -> list[float]:
-    return [(slow_ms - plan_ms) / plan_ms for slow_ms, plan_ms in zip(slower.step_ms, plan.step_ms, strict=True)]
+def left_out_too(knobs: Configuration, measurement: Measurement) -> dict[str, tuple[str, ...]]:
+    """The knobs that were left out in a process, each with those that went with it."""
+    left_out = (knob for knob in in_order(knobs) if any(arm.name == WITHOUT + knob for arm in measurement.arms))
+    return {knob: tuple(in_order(without(knobs, knob, *arm_without(measurement, knob).knobs))) for knob in left_out}
+
+
+def arm_without(measurement: Measurement, knob: str) -> Arm:
+    return next(arm for arm in measurement.arms if arm.name == WITHOUT + knob)
+
+
+def arm_of(measurement: Measurement, knobs: Configuration) -> Arm:
+    return next(arm for arm in measurement.arms if arm.knobs == knobs)
+
+
+def excess(slower: Arm, quicker: Arm, plan: Arm) -> list[float]:
+    """Block by block, as a part of the plan's."""
+    blocks = zip(slower.step_ms, quicker.step_ms, plan.step_ms, strict=True)
+    return [(slow_ms - quick_ms) / plan_ms for slow_ms, quick_ms, plan_ms in blocks]
 
 
 def intervals(processes: Sequence[Excesses], resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Interval]:
@@ -240,25 +292,37 @@ def intervals(processes: Sequence[Excesses], resamples: int = RESAMPLES, seed: i
     """
     rng = random.Random(seed)  # noqa: S311 - statistics, not secrets
     seen = with_interaction(*[medians(process) for process in processes])
-    drawn = [redrawn_medians(processes, rng) for _ in range(resamples)]
+    every = (draws(len(process[GAIN]), resamples, f"{seed} {index}") for index, process in enumerate(processes))
+    drawn = redrawn_whole([redrawn_medians(*each) for each in zip(processes, every, strict=True)], rng)
     cut = resamples // 40
     found = {}
     for name, middle in seen.items():
-        ordered = sorted(draw[name] for draw in drawn)
+        ordered = sorted(drawn[name])
         found[name] = Interval(median=middle, low=ordered[cut], high=ordered[-1 - cut])
     return found
 
 
-def redrawn_medians(processes: Sequence[Excesses], rng: random.Random) -> dict[str, float]:
-    own = [medians(redrawn(process, rng)) for process in processes]
-    gains = rng.choices([process[GAIN] for process in own], k=len(own))
-    return with_interaction(*[{**process, GAIN: gain} for process, gain in zip(own, gains, strict=True)])
+@lru_cache(maxsize=16)
+def draws(blocks: int, resamples: int, seed: str) -> tuple[Draw, ...]:
+    """The same for all runs with so many blocks: to draw them took half of the time."""
+    rng = random.Random(seed)  # noqa: S311 - statistics, not secrets
+    return tuple(itemgetter(*rng.choices(range(blocks), k=blocks)) for _ in range(resamples))
 
 
-def redrawn(process: Excesses, rng: random.Random) -> Excesses:
-    blocks = len(process[GAIN])
-    rounds = rng.choices(range(blocks), k=blocks)
-    return {name: [values[block] for block in rounds] for name, values in process.items()}
+def redrawn_medians(process: Excesses, drawn: Sequence[Draw]) -> Excesses:
+    """By name the median of each resample."""
+    return {name: [median(draw(values)) for draw in drawn] for name, values in process.items()}
+
+
+def redrawn_whole(processes: Sequence[Excesses], rng: random.Random) -> Excesses:
+    """What `with_interaction` gives of each resample, by name, in columns, which take less time than many records."""
+    names = dict.fromkeys(name for process in processes for name in process)
+    columns = {name: [process[name] for process in processes if name in process] for name in names}
+    gains = [rng.choices(each, k=len(each)) for each in zip(*columns.pop(GAIN), strict=True)]
+    parts = {name: list(map(median, zip(*found, strict=True))) for name, found in columns.items()}
+    whole = list(map(median, gains))
+    left = [gain - sum(each) for gain, *each in zip(whole, *parts.values(), strict=True)]
+    return {GAIN: whole, **parts, INTERACTION: left}
 
 
 def medians(process: Excesses) -> dict[str, float]:

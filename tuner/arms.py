@@ -15,9 +15,10 @@ from kitsune.device import (
 )
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
+from kitsune.timeline import Timeline
 from kitsune.workload import Workload, call_model, loss_of
 from tuner.dropout import silence
-from tuner.protocol import ArmSpec, Job
+from tuner.protocol import MAX_LAUNCHES, ArmSpec, Job
 from tuner.records import Arm
 from tuner.workloads import load_workload
 
@@ -129,6 +130,10 @@ class LiveArm:
             applied=tuple(f"{knob}={choice}" for knob, choice in report.applied.items()),
             declined=report.declined,
         )
+
+    def timeline(self) -> Timeline | None:
+        """The launches of the step as they were planned, where they were; the longest of too many."""
+        return self.step.report.timeline(MAX_LAUNCHES)
 
     def close(self) -> None:
         self.step.close()

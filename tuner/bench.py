@@ -55,6 +55,7 @@ def measure_job(job: Job, enter: Enter) -> Measurement | Failure:
         notes=(*notes, *timing.notes),
         numerics=numerics,
         environment=environment(pick_device(job.device)),
+        timeline=arms[-1].timeline() if job.timeline else None,
     )
 
 

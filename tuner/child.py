@@ -43,7 +43,7 @@ class Channel:
         elif isinstance(outcome, Inspection):
             self._send(Message(inspection=outcome))
         else:
-            self._send(Message(measurement=outcome))
+            self._send(Message(measurement=outcome, timeline=outcome.timeline))
 
     def _send(self, message: Message) -> None:
         rest = memoryview(message.line())

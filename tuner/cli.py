@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kitsune.cli import PLAN_GROUP, Device, Json, ServerUrl
+from kitsune.cli import PLAN_GROUP, Device, Json, LogFormatOption, ServerUrl
 from kitsune.extras import load
 from kitsune.home import variable
 from kitsune.plan import Plan
@@ -50,13 +50,14 @@ def register(app: typer.Typer) -> None:
         group.typer_instance for group in app.registered_groups if group.name == PLAN_GROUP and group.typer_instance
     )
     plans.command("fetch")(plan_fetch)
-    history = typer.Typer(help="What was tuned: list, show, plan, watch, cancel. Alone it lists.")
+    history = typer.Typer(help="What was tuned: list, show, plan, watch, cancel, delete. Alone it lists.")
     history.callback(invoke_without_command=True)(runs)
     history.command("list")(runs_list)
     history.command("show")(runs_show)
     history.command("plan")(runs_plan)
     history.command("watch")(runs_watch)
     history.command("cancel")(runs_cancel)
+    history.command("delete")(runs_delete)
     app.add_typer(history, name="runs")
 
 
@@ -138,9 +139,10 @@ def worker(
     lease: Annotated[
         str, typer.Option(metavar="TIME", help="Another worker takes a run over after so long without a sign of life.")
     ] = "60s",
+    log_format: LogFormatOption = None,
 ) -> None:
     """Carry out the runs that were submitted, one after another. Ctrl-C and SIGTERM put the run of the moment back."""
-    raise typer.Exit(_load("tuner.duty").work(device, database, lease, once=once))
+    raise typer.Exit(_load("tuner.duty").work(device, database, lease, once=once, log_format=log_format))
 
 
 def migrate(database: Database = None, as_json: Json = False) -> None:
@@ -192,7 +194,7 @@ def runs(
     server: RunsServer = None,
     as_json: Json = False,
 ) -> None:
-    """What was tuned: list, show, plan, watch, cancel. Alone it lists."""
+    """What was tuned: list, show, plan, watch, cancel, delete. Alone it lists."""
     if context.invoked_subcommand is None:
         return runs_list(limit, status, after, database, server, as_json)
     given = {
@@ -246,6 +248,30 @@ def runs_cancel(run: RunId, database: Database = None, server: RunsServer = None
     """End a run, at the end of the trial that is under way; what was tried is kept."""
     with _ledger(database, server) as ledger:
         _load("tuner.history").cancel_run(ledger, run, as_json=as_json)
+
+
+def runs_delete(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help='The id of one run, or "last".')] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="TIME", help="All that ended longer ago: 12h, 90d.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without, it is only told what would be deleted.")] = False,
+    plans: Annotated[
+        bool, typer.Option("--plans", help="Their plans too. Without, plans stay and look-ups go on giving them.")
+    ] = False,
+    database: Database = None,
+    server: RunsServer = None,
+    as_json: Json = False,
+) -> None:
+    """Delete runs that have ended, with their trials, links and archives. Says first how many that would be."""
+    if (run is None) == (older_than is None):
+        raise typer.BadParameter("give one of them", param_hint=["RUN", "--older-than"])
+    with _ledger(database, server) as ledger:
+        history = _load("tuner.history")
+        if run is not None:
+            history.delete_run(ledger, run, is_meant=yes, with_plan=plans, as_json=as_json)
+        else:
+            history.delete_old(ledger, older_than, is_meant=yes, with_plans=plans, as_json=as_json)
 
 
 @contextlib.contextmanager

@@ -2,11 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from kitsune.plan import Plan
+from tuner.clearing import clear
 from tuner.records import Run, RunStatus, Trial
 from tuner.settings import Settings
-from tuner.store import plans, runs, trials
+from tuner.store import plans, retention, runs, trials
 from tuner.store.database import Database
 from tuner.store.engine import open_database
 
@@ -41,6 +43,17 @@ class DatabaseLedger:
     def cancel(self, run_id: str) -> Run | None:
         with self._database.begin() as connection:
             return runs.cancel(connection, run_id)
+
+    def delete(self, run_id: str, *, with_plan: bool) -> object:
+        with self._database.begin() as connection:
+            return retention.delete_run(connection, run_id, with_plan=with_plan)
+
+    def count_ended(self, before: datetime) -> tuple[int, int]:
+        with self._database.read() as connection:
+            return retention.count_ended(connection, before)
+
+    def delete_ended(self, before: datetime, *, with_plans: bool) -> int:
+        return clear(self._database, before, with_plans=with_plans)
 
 
 @contextlib.contextmanager

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Final
 
-from kitsune import screen
+from kitsune import logs, screen
 from kitsune.device import environment, pick_device
 from kitsune.duration import seconds_of
 from kitsune.errors import SchemaError, SettingsError, StoppedError, StoreBusyError, StoreError, UnfitError
 from kitsune.exits import ExitCode
+from kitsune.logs import LogFormat
 from tuner.patience import pauses, rest
-from tuner.progress import Lines
+from tuner.progress import Lines, Logged
 from tuner.queue import AWAY_S, Stop, Worker
 from tuner.settings import Settings
 from tuner.store.database import Database
@@ -34,12 +35,15 @@ ENDS: Final = {
 }
 
 
-def work(device: str | None, database_url: str | None, lease: str, *, once: bool) -> int:
+def work(
+    device: str | None, database_url: str | None, lease: str, *, once: bool, log_format: LogFormat | None = None
+) -> int:
     """Carries out runs until a signal comes, or one of them with `once`; the exit code.
 
     Raises UnfitError when this machine cannot carry out runs, SettingsError for a lease that makes no sense, and
     StoreError when the database can never be opened, or with `once` not now.
     """
+    logs.set_up(logs.chosen(log_format))
     lease_s = _lease_s(lease)
     settings = Settings.from_environment()
     if settings.disable:
@@ -57,7 +61,7 @@ def work(device: str | None, database_url: str | None, lease: str, *, once: bool
                 str(place),
                 environment(place).gpu,
                 settings.home,
-                lambda: Lines(screen.stderr()),
+                lambda: Logged(screen.stderr()) if logs.is_json() else Lines(screen.stderr()),
                 stop=signals.stop,
                 lease_s=lease_s,
             )

@@ -4,11 +4,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from kitsune import screen
+from kitsune.duration import seconds_of
 from kitsune.errors import NotFoundError, PlanError, SettingsError, UnreachableError
 from kitsune.exits import ExitCode
 from kitsune.plan import Plan
@@ -44,6 +46,15 @@ class Ledger(Protocol):
         """Raises PlanError when what is kept is no plan that this version reads."""
 
     def cancel(self, run_id: str) -> Run | None: ...
+
+    def delete(self, run_id: str, *, with_plan: bool) -> object:
+        """None when there is no such run. Raises ConflictError or RefusedError for one that has not ended."""
+
+    def count_ended(self, before: datetime) -> tuple[int, int]:
+        """How many runs ended before then, and how many trials they have."""
+
+    def delete_ended(self, before: datetime, *, with_plans: bool) -> int:
+        """How many runs are deleted."""
 
 
 def list_runs(ledger: Ledger, *, limit: int, status: RunStatus | None, after: str | None, as_json: bool) -> None:
@@ -133,6 +144,45 @@ def cancel_run(ledger: Ledger, run_id: str, *, as_json: bool) -> None:
         screen.emit({"run": run.model_dump(mode="json")})
     else:
         screen.note(f"Run {run.id} is {run.status.value}.")
+
+
+def delete_run(ledger: Ledger, run_id: str, *, is_meant: bool, with_plan: bool, as_json: bool) -> None:
+    """Deletes a run that has ended, or says what that would delete. Raises NotFoundError."""
+    run = _run(ledger, run_id)
+    if not run.status.is_finished:
+        raise SettingsError(f"run {run.id} is {views.standing(run)}; cancel it first, or wait until it has ended")
+    if is_meant and ledger.delete(run.id, with_plan=with_plan) is None:
+        raise _no_run(run_id)
+    _tell_deleted(f"run {run.id}", 1, run.trials, is_meant=is_meant, with_plans=with_plan, as_json=as_json)
+
+
+def delete_old(ledger: Ledger, age: str, *, is_meant: bool, with_plans: bool, as_json: bool) -> None:
+    """The same for all runs that ended longer ago than `age`. Raises SettingsError."""
+    before = before_now(age, "--older-than")
+    found, tried = ledger.count_ended(before)
+    if is_meant:
+        found = ledger.delete_ended(before, with_plans=with_plans)
+    what = f"{found:,} run{'' if found == 1 else 's'} that ended before {before:%Y-%m-%d %H:%M} UTC"
+    _tell_deleted(what, found, tried, is_meant=is_meant, with_plans=with_plans, as_json=as_json)
+
+
+def before_now(age: str, what: str) -> datetime:
+    """Raises SettingsError that names `what`."""
+    try:
+        return datetime.now(UTC) - timedelta(seconds=seconds_of(age, what))
+    except OverflowError as error:
+        raise SettingsError(f"{what} {age!r:.100} is longer than any run is old") from error
+
+
+def _tell_deleted(what: str, count: int, tried: int, *, is_meant: bool, with_plans: bool, as_json: bool) -> None:
+    if as_json:
+        screen.emit({"runs": count, "trials": tried, "deleted": is_meant})
+        return
+    plans = ", and plans with them" if with_plans else "; plans stay, and look-ups go on giving them"
+    if is_meant:
+        screen.note(f"Deleted: {what}{plans}.")
+    else:
+        screen.note(f"This would delete {what}, with {tried:,} trials{plans}. To do it, add --yes.")
 
 
 def check_writable(out: Path, option: str = "--out") -> None:

@@ -1,6 +1,7 @@
 """Events of a tuning run in, progress on stderr out: one live line on a terminal, plain lines elsewhere."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from tuner.records import Run, Trial
 from tuner.search import best, speedup
 from tuner.verdicts import words
 from tuner.views import tried_line
+
+log = logging.getLogger("kitsune.worker")
 
 CONFIRMATION: Final = 2.0  # in trials: twice the rounds
 
@@ -130,6 +133,13 @@ class Lines(Quiet):
 
     def say(self, text: str) -> None:
         self.console.print(clean(text), soft_wrap=True)
+
+
+class Logged(Lines):
+    """The same lines as records of the log, for programs."""
+
+    def say(self, text: str) -> None:
+        log.info(text)
 
 
 class Live(Lines):

@@ -9,11 +9,14 @@ from kitsune.errors import MeasureError
 from kitsune.knobs import Choice
 from kitsune.plan import Environment, checked_knobs
 from kitsune.record import Record
+from kitsune.timeline import Timeline
 from tuner.records import Failure, Measurement, Phase
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_TOTAL_BYTES = 32 * 1024 * 1024
 MAX_REASON_CHARS = 2000
+#: Of a timeline: about 1 MB as JSON.
+MAX_LAUNCHES = 20_000
 
 
 class Limits(Record):
@@ -47,6 +50,7 @@ class Job(Record):
 
     `rounds` blocks of every arm, each of at least `block_ms` (None: 50 ms on a GPU, 20 ms on a CPU), within `budget_s`
     of timing. With `best_speedup`, timing ends after three rounds once the candidate cannot reach it any more.
+    `timeline`: whether the planned launches of the candidate are wanted, where there are any.
     """
 
     kind: Literal["inspect", "measure"] = "measure"
@@ -59,6 +63,7 @@ class Job(Record):
     budget_s: float | None = Field(default=None, gt=0)
     numerics: bool = True
     best_speedup: float | None = Field(default=None, gt=0)
+    timeline: bool = False
 
     @model_validator(mode="after")
     def _arms_fit_the_kind(self) -> Self:
@@ -86,22 +91,27 @@ class Inspection(Record):
 
 
 class Message(Record):
-    """One line from the child: exactly one of a phase mark, a result and a failure."""
+    """One line from the child: exactly one of a phase mark, a result and a failure; a timeline beside a measurement."""
 
     phase: Phase | None = None
     inspection: Inspection | None = None
     measurement: Measurement | None = None
     failure: Failure | None = None
+    timeline: Timeline | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if sum(getattr(self, name) is not None for name in type(self).model_fields) != 1:
+        if sum(each is not None for each in (self.phase, self.inspection, self.measurement, self.failure)) != 1:
             raise ValueError("a message holds exactly one of phase, inspection, measurement and failure")
+        if self.timeline is not None and self.measurement is None:
+            raise ValueError("a timeline comes with a measurement")
         return self
 
     @property
     def outcome(self) -> Inspection | Measurement | Failure | None:
-        return self.inspection or self.measurement or self.failure
+        if self.measurement is not None:
+            return self.measurement.model_copy(update={"timeline": self.timeline})
+        return self.inspection or self.failure
 
     def line(self) -> bytes:
         return self.model_dump_json(exclude_none=True).encode() + b"\n"
@@ -157,6 +167,8 @@ def misfit(job: Job, outcome: Inspection | Measurement) -> str | None:
         return "its blocks have no steps"
     if job.numerics and outcome.numerics is None:
         return "it left out the numerics"
+    if outcome.timeline is not None and not (job.timeline and len(outcome.timeline.launches) <= MAX_LAUNCHES):
+        return "it sent a timeline that nobody asked for, or too long a one"
     return None
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from kitsune import logs
 from kitsune.errors import StoppedError, StoreError
 from tuner.depot import archive_file
 from tuner.events import Started
@@ -92,6 +93,10 @@ class Worker:
         if claimed is None:
             return None
         run, content = claimed
+        with logs.concerning(run_id=run.id):
+            return self._carried_out(run, content)
+
+    def _carried_out(self, run: Run, content: bytes | None) -> Ending:
         tell = self.teller()
         tell(Started(run))
         ending = ending_of(

@@ -5,11 +5,13 @@ from enum import StrEnum
 from typing import Final
 
 from pydantic import AwareDatetime, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from kitsune.knobs import Choice
 from kitsune.plan import Environment, Interval, Numerics
 from kitsune.record import Record
 from kitsune.run_status import RunStatus as RunStatus
+from kitsune.timeline import Timeline
 
 #: So many configurations are tried when nobody says how many, or for how long.
 DEFAULT_TRIALS: Final = 25
@@ -96,6 +98,8 @@ class Measurement(Record):
     notes: tuple[str, ...] = ()
     numerics: Numerics | None = None
     environment: Environment
+    # Not part of the trial: large, read rarely, and kept with the run whose plan it shows
+    timeline: SkipJsonSchema[Timeline | None] = Field(default=None, exclude=True, repr=False)
 
 
 class Comparison(Record):

@@ -1,6 +1,7 @@
 """The runs of a server, as `kitsune runs --server` reads them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -65,6 +66,34 @@ class ServerLedger:
 
     def cancel(self, run_id: str) -> Run | None:
         return self._known(self._client.cancel_run, run_id)
+
+    def delete(self, run_id: str, *, with_plan: bool) -> object:
+        try:
+            return self._client.delete_run(run_id, with_plan=with_plan)
+        except RefusedError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    def count_ended(self, before: datetime) -> tuple[int, int]:
+        found = list(self._ended(before))
+        return len(found), sum(run.trials for run in found)
+
+    def delete_ended(self, before: datetime, *, with_plans: bool) -> int:
+        """One after the other: what has gone meanwhile does not count."""
+        return sum(self.delete(run.id, with_plan=with_plans) is not None for run in list(self._ended(before)))
+
+    def _ended(self, before: datetime) -> Iterator[Run]:
+        """Runs of the token's team that ended before then, the oldest first."""
+        for status in (RunStatus.FINISHED, RunStatus.FAILED, RunStatus.CANCELLED):
+            query, after = {"status": status.value, "sort": "created", "order": "asc", "limit": str(PAGE)}, ""
+            while True:
+                page = self._client.runs({**query, "after": after} if after else query)
+                found = [self._record(Run, run) for run in page["runs"]]
+                yield from (run for run in found if run.finished_at is not None and run.finished_at < before)
+                after = page.get("after") or ""
+                if not (found and after) or found[-1].created_at >= before:
+                    break
 
     def _known(self, ask: Callable[[str], dict[str, Any]], run_id: str) -> Run | None:
         try:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kitsune.home import home_folder, variable
 from kitsune.record import Record
-from kitsune.switch import is_disabled
+from kitsune.switch import is_disabled, is_on
 
 
 class Settings(Record):
@@ -20,6 +20,7 @@ class Settings(Record):
         min_length=1, description="sqlite:///PATH, or postgresql://USER:PASSWORD@HOST/NAME for a team"
     )
     disable: bool = Field(default=False, description="true: nothing is tuned and no plan is applied")
+    confine: bool = Field(default=True, description="false: processes that measure models of others keep the network")
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] | None = None) -> Self:
@@ -29,7 +30,8 @@ class Settings(Record):
         """
         home = home_folder(variables)
         database_url = variable("database_url", variables) or sqlite_url(home / "kitsune.db")
-        return cls(home=home, database_url=database_url, disable=is_disabled(variables))
+        confine = is_on("confine", variables, default=True)
+        return cls(home=home, database_url=database_url, disable=is_disabled(variables), confine=confine)
 
 
 def sqlite_url(path: Path) -> str:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from kitsune.errors import MeasureError
-from tuner.confinement import environment_of
+from tuner.confinement import confinement_of, environment_of
 from tuner.protocol import Inspection, Job, Limits, LineReader, Message, one_line
 from tuner.records import Failure, FailureKind, Measurement, Phase
 
@@ -169,12 +169,14 @@ def supervise(job: Job, limits: Limits, command: Sequence[str] = COMMAND, check:
     """Runs one job in a process of its own, and leaves nothing behind: no process, no descriptor, no file.
 
     The numbers of the result descriptor and of this process are added to `command`. Compiled code is kept where torch
-    keeps it for this user. KeyboardInterrupt, and what `check` raises, kills the child and propagates.
+    keeps it for this user. KeyboardInterrupt, and what `check` raises, kills the child and propagates. Raises
+    SettingsError for a KITSUNE_CONFINE that makes no sense.
     """
     compiled = _compiled()
+    confined = confinement_of(job.workload, job.device).command(command)
     with _scratch(compiled) as scratch, _pipe() as (results, child_end), _stdin(job, scratch) as stdin:
         environment = {**_habits(job.device), **_environment(os.environ, job.workload, scratch, compiled)}
-        process = _start(command, stdin, child_end.fileno(), environment)
+        process = _start(confined, stdin, child_end.fileno(), environment)
         try:
             child_end.close()
             outcome, phase = _attend(process, results.fileno(), limits, check)

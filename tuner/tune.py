@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from kitsune.errors import BaselineError, NoTrialError, WorkloadError
 from kitsune.knobs import Choice
 from kitsune.plan import Match, Plan
+from kitsune.timeline import Timeline
 from tuner import measure as measuring
 from tuner.ablation import Chunk, arms_without, next_chunk
 from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Tried, Trying
@@ -39,11 +40,15 @@ Confirmed = tuple[Measurement, Decision]
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What a run came to. `interrupted` when the user ended the search early."""
+    """What a run came to. `interrupted` when the user ended the search early.
+
+    `timeline`: the launches of a step by the plan, where the plan has them scheduled.
+    """
 
     plan: Plan
     verdict: Verdict
     interrupted: bool
+    timeline: Timeline | None = None
 
 
 def utcnow() -> datetime:
@@ -203,7 +208,9 @@ class Tuning:
             stock = best_stock(self._unrefused())
             numerics = stock.measurement.numerics if stock is not None and stock.measurement is not None else None
             plan = plan_from(measurement, decision, self.run.id, inspection, numerics)
-            return Conclusion(plan, decision.verdict, self.interrupted)
+            is_candidate = decision.chosen == measurement.arms[-1].name
+            timeline = measurement.timeline if is_candidate else None
+            return Conclusion(plan, decision.verdict, self.interrupted, timeline)
         raise NoTrialError(self._why_nothing())
 
     def _confirm(self, leader: Trial, rounds: int) -> Generator[Event, None, Confirmed | None]:
@@ -213,7 +220,8 @@ class Tuning:
         stock = best_stock(self._unrefused())
         arms = confirmation_arms(leader.knobs, None if stock is None else stock.knobs)
         limits = limits_within(max(self._left_s(), 2 * self._confirmation_s()))
-        outcome = self.measure(self._job(arms, rounds), limits=limits, check=self.check)
+        job = self._job(arms, rounds).model_copy(update={"timeline": True})
+        outcome = self.measure(job, limits=limits, check=self.check)
         if isinstance(outcome, Failure):
             yield Tried(self._keep(Source.CONFIRM, leader.knobs, outcome, None, started_at))
             return None
@@ -223,7 +231,7 @@ class Tuning:
 
     def _leave_out(self, plan: Plan, chunk: Chunk) -> Trial | None:
         """None when the user interrupts it."""
-        job = self._job(arms_without(plan.knobs, chunk), ABLATION_ROUNDS, numerics=False)
+        job = self._job(arms_without(plan.knobs, chunk, self._space), ABLATION_ROUNDS, numerics=False)
         return self._measured(Source.ABLATION, plan.knobs, job, self._left_s())
 
     def _chunk(self, plan: Plan) -> Chunk | None:
@@ -232,7 +240,7 @@ class Tuning:
     def _ablation_s(self, plan: Plan, chunk: Chunk) -> float:
         """What measuring it may take: for each step but the one as given the time of the plan's own trial."""
         of_plan = (trial.took_s for trial in self._searched() if trial.knobs == plan.knobs)
-        return (len(chunk) + 1) * max(of_plan, default=0.0)
+        return (len(arms_without(plan.knobs, chunk, self._space)) - 1) * max(of_plan, default=0.0)
 
     def _keep(
         self,

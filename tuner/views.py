@@ -8,7 +8,7 @@ from rich.table import Table
 
 from kitsune.plan import Interval, Plan
 from kitsune.screen import factor, facts, headline, machine, spread, step_time, table
-from tuner.ablation import Ablation
+from tuner.ablation import Ablation, Contribution
 from tuner.records import Failure, Run, RunStatus, Source, Trial
 from tuner.stats import median
 from tuner.store.runs import ZOO
@@ -91,7 +91,7 @@ def ablation_screen(found: Ablation | None) -> list[Any]:
     if found is None:
         return []
     columns = ("choice", "ms saved", "95 %", "share")
-    rows = [(f"{part.knob}={part.choice}", *_saved(part.saved_ms, found)) for part in found.contributions]
+    rows = [(_choice(part), *_saved(part.saved_ms, found)) for part in found.contributions]
     rows += [
         ("interaction: what these leave", *_saved(found.interaction_ms, found)),
         ("all together", *_saved(found.gain_ms, found)),
@@ -102,6 +102,11 @@ def ablation_screen(found: Ablation | None) -> list[Any]:
     if found.unmeasured:
         parts += ["", "Not measured on their own:", table("choice", "why", rows=found.unmeasured.items())]
     return parts
+
+
+def _choice(part: Contribution) -> str:
+    beside = f", without {' and '.join(part.beside)}" if part.beside else ""
+    return f"{part.knob}={part.choice}{beside}"
 
 
 def _saved(ms: Interval, found: Ablation) -> tuple[str, str, str]:

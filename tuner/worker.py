@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -24,14 +25,12 @@ from kitsune.errors import (
     StoreError,
     UnfitError,
 )
-from kitsune.plan import Plan
 from kitsune.screen import headline
 from tuner.events import Event, Inspected, Tried
 from tuner.patience import pauses, rest
 from tuner.records import Run, RunStatus, Verdict
-from tuner.store import plans, runs, trials
+from tuner.store import plans, runs, timelines, trials
 from tuner.store.database import Database
-from tuner.store.lease import update_if_held
 from tuner.supervise import Check, go_on
 from tuner.tune import Conclusion, Tuning
 
@@ -129,7 +128,9 @@ def carry_out(
             tuning = make(run=run, trials=known, check=check)
             kept = ledger.write(_kept)
             conclusion = kept or _follow(tuning.steps(), ledger, tell)
-            ledger.write(partial(_keep, plan=conclusion.plan, verdict=conclusion.verdict))
+            ledger.write(partial(runs.keep, plan=conclusion.plan, verdict=conclusion.verdict))
+            if conclusion.timeline is not None:
+                ledger.write(partial(timelines.put, timeline=conclusion.timeline))
         except LeaseLostError:
             raise
         except NOT_ITS_FAULT:
@@ -195,12 +196,6 @@ def _store(event: Event, ledger: "Ledger") -> None:
     elif isinstance(event, Tried):
         trial = event.trial
         ledger.write(lambda connection, run: trials.add(connection, run, trial))
-
-
-def _keep(connection: Connection, run: Run, *, plan: Plan, verdict: Verdict) -> None:
-    """Whoever asks for the plan gets it from now on, although the run goes on."""
-    plans.put(connection, plan, run)
-    update_if_held(connection, run, plan_id=plan.plan_id, verdict=verdict)
 
 
 def _kept(connection: Connection, run: Run) -> Conclusion | None:
@@ -272,7 +267,8 @@ class Lease:
         self._lease_s = lease_s
         self._done = threading.Event()
         self._lost: str | None = None
-        self._thread = threading.Thread(target=self._beat, name="kitsune-heartbeat", daemon=True)
+        context = copy_context()  # of the log
+        self._thread = threading.Thread(target=context.run, args=(self._beat,), name="kitsune-heartbeat", daemon=True)
 
     @contextmanager
     def kept(self) -> Iterator["Lease"]:

@@ -13,7 +13,8 @@ from kitsune.engine.rename import renamed
 from kitsune.engine.schedule import Schedule, along_critical_path, in_order, just_in_time, on_streams
 from kitsune.engine.split import split
 from kitsune.engine.state import State
-from kitsune.engine.trace import svg_of, trace_of
+from kitsune.engine.trace import svg_of, timeline_of, touched_of, trace_of
+from kitsune.timeline import Timeline
 
 #: The most that one of the buckets of parameters may hold that are updated apart. In the 64 MB ones a GPU is full, in
 #: those of 16 MB half of it is left to others: on an H200 the first are better for ResNet-18 and GoogLeNet, the second
@@ -43,9 +44,14 @@ class Planned:
     memory: MemoryPlan
     priorities: tuple[int, ...] = ()
 
+    def timeline(self, told: str = "", at_most: int | None = None) -> Timeline:
+        """As data; of more than `at_most` launches those that take longest."""
+        return timeline_of(self.recording.graph, self.schedule, self.memory, told, at_most)
+
     def save_trace(self, path: str | Path) -> None:
         """As JSON that Perfetto opens (https://ui.perfetto.dev)."""
-        Path(path).write_text(json.dumps(trace_of(self.recording.graph, self.schedule, self.memory)), encoding="utf-8")
+        trace = trace_of(self.timeline(self.name), touched_of(self.recording.graph, self.schedule))
+        Path(path).write_text(json.dumps(trace), encoding="utf-8")
 
     def save_svg(self, path: str | Path) -> None:
         Path(path).write_text(svg_of(self.recording.graph, self.schedule), encoding="utf-8")

@@ -19,7 +19,7 @@ from kitsune.engine.recording import Call, Place, Recording, is_place, places_of
 Pair = tuple[Launch, Call]
 
 #: Operations over parallel lists: what they do to one tensor is no business of the next one's.
-LISTS: Final = ("aten::_fused_adam", "aten::_fused_sgd_", "aten::_foreach_")
+LISTS: Final = ("aten::_fused_adam", "aten::_fused_sgd_", "aten::_foreach_", "kitsune::adamw")
 CONVOLUTION: Final = "aten::convolution_backward"
 MASK: Final = 10  # position of output_mask
 FIRST_BYTES: Final = 2**14  # of the bucket that is ready last; those before it may be GROWTH times as large as the next

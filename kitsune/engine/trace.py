@@ -1,63 +1,111 @@
-"""A planned step in, a picture of it out: a trace that Perfetto opens, or an SVG. Times are predicted. Pure.
+"""A planned step in, a picture of it out: its timeline, a trace that Perfetto opens, an SVG. Times are predicted. Pure.
 
 Format of the trace: "Trace Event Format" (Google, 2016), JSON object form; ts and dur in us.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
 from kitsune.engine.graph import LaunchGraph
 from kitsune.engine.memory import MemoryPlan, rounded_bytes
 from kitsune.engine.schedule import Placed, Schedule
+from kitsune.timeline import MAX_NAME, MAX_TOLD, Launched, Timeline
 
 PROCESS: Final = 0
+DIGITS: Final = 3  # of a microsecond
 WIDTH, LANE, GAP, MARGIN = 1200.0, 26.0, 6.0, 64.0
 COLOURS: Final = ("#4e79a7", "#59a14f", "#f28e2b", "#b07aa1", "#76b7b2", "#edc948", "#e15759", "#9c755f")
 
 
-def trace_of(graph: LaunchGraph, schedule: Schedule, memory: MemoryPlan) -> dict[str, Any]:
-    """A track for each stream with its launches, an arrow for each wait, and a curve of the bytes in use."""
-    events = [*tracks(schedule), *launches(graph, schedule), *arrows(schedule), *curve(graph, schedule, memory)]
-    return {"displayTimeUnit": "ns", "traceEvents": events}
+def timeline_of(
+    graph: LaunchGraph, schedule: Schedule, memory: MemoryPlan, told: str = "", at_most: int | None = None
+) -> Timeline:
+    """Of more than `at_most` launches those that take longest, and no wait for what is left out."""
+    used = in_use_bytes(graph, schedule, memory)
+    kept = longest(schedule, at_most)
+    places = {schedule.placed[position].launch: place for place, position in enumerate(kept)}
+    names: dict[str, int] = {}
+    return Timeline(
+        told=told[:MAX_TOLD],
+        streams=schedule.streams,
+        launches=tuple(
+            Launched(
+                name=names.setdefault(graph.launches[placed.launch].name[:MAX_NAME], len(names)),
+                stream=placed.stream,
+                begin_us=round(placed.begin_us, DIGITS),
+                end_us=round(placed.end_us, DIGITS),
+                waits=tuple(places[other] for other in placed.waits if other in places),
+                used_bytes=used[position],
+            )
+            for position in kept
+            for placed in [schedule.placed[position]]
+        ),
+        names=tuple(names),
+        left_out=len(schedule.placed) - len(kept),
+    )
 
 
-def tracks(schedule: Schedule) -> Iterator[dict[str, Any]]:
-    for stream in range(schedule.streams):
+def longest(schedule: Schedule, at_most: int | None) -> list[int]:
+    """The positions of the launches that take longest, in the order of the issue."""
+    positions = range(len(schedule.placed))
+    if at_most is None or len(positions) <= at_most:
+        return list(positions)
+    took_us = [placed.end_us - placed.begin_us for placed in schedule.placed]
+    return sorted(sorted(positions, key=lambda position: -took_us[position])[:at_most])
+
+
+def touched_of(graph: LaunchGraph, schedule: Schedule) -> list[dict[str, list[int]]]:
+    """Of every launch, in the order of the issue, the storages that it reads and writes."""
+    issued = [graph.launches[placed.launch] for placed in schedule.placed]
+    spans = [{"reads": launch.reads, "writes": launch.writes} for launch in issued]
+    return [{what: sorted({span.storage for span in found}) for what, found in each.items()} for each in spans]
+
+
+def trace_of(timeline: Timeline, touched: Sequence[Mapping[str, list[int]]] = ()) -> dict[str, Any]:
+    """A track for each stream with its launches, an arrow for each wait, and a curve of the bytes in use.
+
+    `touched`, where it is known, is told with each launch.
+    """
+    events = [*tracks(timeline), *launches(timeline, touched), *arrows(timeline), *curve(timeline)]
+    said = {"plan": timeline.told, "launches left out, the shortest ones": timeline.left_out}
+    return {"displayTimeUnit": "ns", "traceEvents": events, "otherData": said}
+
+
+def tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    for stream in range(timeline.streams):
         named = {"name": "thread_name", "ph": "M", "pid": PROCESS, "tid": stream}
         yield {**named, "args": {"name": f"stream {stream}"}}
 
 
-def launches(graph: LaunchGraph, schedule: Schedule) -> Iterator[dict[str, Any]]:
-    for placed in schedule.placed:
-        launch = graph.launches[placed.launch]
-        spans = {"reads": launch.reads, "writes": launch.writes}
-        touched = {what: sorted({span.storage for span in found}) for what, found in spans.items()}
+def launches(timeline: Timeline, touched: Sequence[Mapping[str, list[int]]]) -> Iterator[dict[str, Any]]:
+    told = touched or [{}] * len(timeline.launches)
+    for place, (launch, storages) in enumerate(zip(timeline.launches, told, strict=True)):
         yield {
-            "name": launch.name,
+            "name": timeline.name_of(launch),
             "ph": "X",
             "pid": PROCESS,
-            "tid": placed.stream,
-            "ts": placed.begin_us,
-            "dur": placed.end_us - placed.begin_us,
-            "args": {"launch": placed.launch, "waits for": list(placed.waits), **touched},
+            "tid": launch.stream,
+            "ts": launch.begin_us,
+            "dur": round(launch.end_us - launch.begin_us, DIGITS),
+            "args": {"launch": place, "waits for": list(launch.waits), **storages},
         }
 
 
-def arrows(schedule: Schedule) -> Iterator[dict[str, Any]]:
+def arrows(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """From the end of an awaited launch to the beginning of the one that waits."""
-    by_launch = {placed.launch: placed for placed in schedule.placed}
-    pairs = [(by_launch[other], placed) for placed in schedule.placed for other in placed.waits]
+    pairs = [(timeline.launches[other], launch) for launch in timeline.launches for other in launch.waits]
     for number, (first, second) in enumerate(pairs):
         flow = {"name": "wait", "cat": "wait", "id": number, "pid": PROCESS}
         yield {**flow, "ph": "s", "tid": first.stream, "ts": first.end_us}
         yield {**flow, "ph": "f", "bp": "e", "tid": second.stream, "ts": second.begin_us}
 
 
-def curve(graph: LaunchGraph, schedule: Schedule, memory: MemoryPlan) -> Iterator[dict[str, Any]]:
+def curve(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """Bytes of the step's own storages, as the host gives and takes them."""
-    for placed, used in zip(schedule.placed, in_use_bytes(graph, schedule, memory), strict=True):
-        yield {"name": "bytes in use", "ph": "C", "pid": PROCESS, "ts": placed.begin_us, "args": {"bytes": used}}
+    for launch in timeline.launches:
+        told = {"bytes": launch.used_bytes}
+        yield {"name": "bytes in use", "ph": "C", "pid": PROCESS, "ts": launch.begin_us, "args": told}
 
 
 def in_use_bytes(graph: LaunchGraph, schedule: Schedule, memory: MemoryPlan) -> list[int]:

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kitsune.kernels.dtypes import DTYPES, wide_of
 from kitsune.kernels.launch import is_reached, on_device_of
-from kitsune.kernels.layouts import laid_as, lies_as
+from kitsune.kernels.layouts import is_dense, laid_as, lies_as
 from kitsune.kernels.rows import warps_of_tile
 
 #: Tensors that one launch takes. The last launch is filled up to as many: no kernel is compiled for what is left over.
@@ -28,7 +28,7 @@ def adamw_(
     gradients: Sequence[torch.Tensor],
     exp_avgs: Sequence[torch.Tensor],
     exp_avg_sqs: Sequence[torch.Tensor],
-    step: torch.Tensor | float,
+    step: Sequence[torch.Tensor] | torch.Tensor | float,
     lr: torch.Tensor | float,
     beta1: float,
     beta2: float,
@@ -39,17 +39,20 @@ def adamw_(
 ) -> None:
     """One update of fp32 `parameters` and of their averages, in place, by fp32, bf16 or fp16 `gradients`.
 
-    `step` is the number of this update, from 1. It and `lr` may be tensors of one element where the parameters are: a
-    CUDA graph then follows them. Nothing changes where `found_inf` (one element) is not zero. Gradients count divided
-    by `grad_scale` (one element), and stay as they are. What Triton does not reach, or has gaps in memory, or averages
-    laid out in another way than their parameter, goes through `reference`.
+    `step` is the number of this update, from 1, or one for each parameter. It and `lr` may be tensors of one element
+    where the parameters are: a CUDA graph then follows them. Nothing changes where `found_inf` (one element) is not
+    zero. Gradients are divided by `grad_scale` (one element), in place, as by torch's fused update. What Triton does
+    not reach, or has gaps in memory, or averages laid out in another way than their parameter, goes through
+    `reference`.
     """
     lists = (parameters, gradients, exp_avgs, exp_avg_sqs)
-    if not is_served(gradients, parameters, (exp_avgs, exp_avg_sqs), (step, lr, found_inf, grad_scale)):
+    numbers = (*(step if isinstance(step, Sequence) else (step,)), lr, found_inf, grad_scale)
+    if not is_served(gradients, parameters, (exp_avgs, exp_avg_sqs), numbers):
         reference(*lists, step, lr, beta1, beta2, eps, weight_decay, found_inf, grad_scale)
     elif parameters:
-        now, rate = scalar_of(step, parameters[0]), scalar_of(lr, parameters[0])
-        update(*map(list, lists), now, rate, beta1, beta2, eps, weight_decay, found_inf, grad_scale)
+        # In one dtype: for another one Triton compiles another kernel, which it cannot do while a graph is captured.
+        steps, rate = steps_of(step, parameters, torch.float32), scalar_of(lr, parameters[0], torch.float32)
+        update(*map(list, lists), steps, rate, beta1, beta2, eps, weight_decay, found_inf, grad_scale)
 
 
 @torch.no_grad()
@@ -58,7 +61,7 @@ def reference(
     gradients: Sequence[torch.Tensor],
     exp_avgs: Sequence[torch.Tensor],
     exp_avg_sqs: Sequence[torch.Tensor],
-    step: torch.Tensor | float,
+    step: Sequence[torch.Tensor] | torch.Tensor | float,
     lr: torch.Tensor | float,
     beta1: float,
     beta2: float,
@@ -68,11 +71,13 @@ def reference(
     grad_scale: torch.Tensor | None = None,
 ) -> None:
     """The same in eager torch, computed in fp32 (fp64 for fp64 parameters)."""
-    for own in zip(parameters, gradients, exp_avgs, exp_avg_sqs, strict=True):
+    steps = steps_of(step, parameters, torch.float64)
+    for *own, at_step in zip(parameters, gradients, exp_avgs, exp_avg_sqs, steps, strict=True):
         parameter, gradient, mean, square = (one.to(wide_of(own[0])) for one in own)
-        rate, at_step = scalar_of(lr, parameter), scalar_of(step, parameter)
+        rate = scalar_of(lr, parameter)
         if grad_scale is not None:
             gradient = gradient / grad_scale
+            put(gradient, own[1], found_inf)
         mean = mean.lerp(gradient, 1 - beta1)
         square = square * beta2 + gradient * gradient * (1 - beta2)
         root = (square / (1 - beta2**at_step)).sqrt()
@@ -81,13 +86,13 @@ def reference(
             put(new, old, found_inf)
 
 
-@torch.library.custom_op("kitsune::adamw", mutates_args=("parameters", "exp_avgs", "exp_avg_sqs"))
+@torch.library.custom_op("kitsune::adamw", mutates_args=("parameters", "gradients", "exp_avgs", "exp_avg_sqs"))
 def update(
     parameters: list[torch.Tensor],
     gradients: list[torch.Tensor],
     exp_avgs: list[torch.Tensor],
     exp_avg_sqs: list[torch.Tensor],
-    step: torch.Tensor,
+    steps: list[torch.Tensor],
     lr: torch.Tensor,
     beta1: float,
     beta2: float,
@@ -96,14 +101,19 @@ def update(
     found_inf: torch.Tensor | None,
     grad_scale: torch.Tensor | None,
 ) -> None:
-    """The same, `step` and `lr` in fp64."""
+    """The same, with a step for every parameter; steps and `lr` in fp32."""
     # The complements are exact here; from fp32, 1 - 0.999 would be off by 1e-5 of itself.
     factors = (1 - beta1, beta2, 1 - beta2, logarithm(beta1), logarithm(beta2), eps, weight_decay)
+    laid = [laid_as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
     with on_device_of(parameters[0]):
-        for grid, tensors, sizes in launches(parameters, gradients, exp_avgs, exp_avg_sqs):
+        for grid, tensors, sizes in launches(parameters, laid, exp_avgs, exp_avg_sqs, steps):
             update_kernel[grid](
-                *tensors, sizes, step, lr, found_inf, grad_scale, *factors, BLOCK, num_warps=warps_of_tile(BLOCK)
+                *tensors, sizes, lr, found_inf, grad_scale, *factors, BLOCK, num_warps=warps_of_tile(BLOCK)
             )
+    if grad_scale is not None:
+        for gradient, divided in zip(gradients, laid, strict=True):
+            if divided is not gradient:
+                gradient.copy_(divided)
 
 
 @update.register_fake
@@ -136,23 +146,20 @@ def is_served(
     )
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in memory without gaps and overlaps, in whatever order."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+def steps_of(
+    step: Sequence[torch.Tensor] | torch.Tensor | float, parameters: Sequence[torch.Tensor], dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """One for each parameter."""
+    if isinstance(step, Sequence):
+        return [scalar_of(own, parameter, dtype) for own, parameter in zip(step, parameters, strict=True)]
+    return [scalar_of(step, parameters[0], dtype)] * len(parameters) if parameters else []
 
 
-def scalar_of(value: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
-    """A tensor in fp64 of no dimensions, on the device of another."""
+def scalar_of(value: torch.Tensor | float, like: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """A tensor of no dimensions, on the device of another."""
     if isinstance(value, torch.Tensor):
-        return value.reshape(()).double()
-    return torch.full((), value, dtype=torch.float64, device=like.device)
+        return value.reshape(()).to(dtype)
+    return torch.full((), value, dtype=dtype, device=like.device)
 
 
 def put(new: torch.Tensor, old: torch.Tensor, found_inf: torch.Tensor | None) -> None:
@@ -206,7 +213,7 @@ def pick(items, index):
 
 @triton.jit
 def update_kernel(
-    parameters, gradients, exp_avgs, exp_avg_sqs, sizes, step, lr, found_inf, grad_scale,
+    parameters, gradients, exp_avgs, exp_avg_sqs, steps, sizes, lr, found_inf, grad_scale,
     part1, beta2, part2, log_beta1, log_beta2, eps, weight_decay, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index, block = locate(sizes, BLOCK)
@@ -214,10 +221,11 @@ def update_kernel(
     average, square, size = pick(exp_avgs, index), pick(exp_avg_sqs, index), pick(sizes, index)
     if found_inf is not None:
         size = tl.where(tl.load(found_inf) == 0, size, 0)
-    inverse = 1.0
+    inverse = None
     if grad_scale is not None:
         inverse = 1.0 / tl.load(grad_scale).to(tl.float32)
-    now, rate = tl.load(step), tl.load(lr)
+    # In fp64: by fp32 powers of beta2, the first steps would be off by 1e-5 of themselves.
+    now, rate = tl.load(pick(steps, index)).to(tl.float64), tl.load(lr).to(tl.float64)
     keep = (1.0 - rate * weight_decay).to(tl.float32)
     length = (rate / (1.0 - tl.exp(now * log_beta1))).to(tl.float32)
     root = (1.0 / tl.sqrt(1.0 - tl.exp(now * log_beta2))).to(tl.float32)
@@ -237,7 +245,10 @@ def move(
 ):  # fmt: skip
     at = tl.arange(0, BLOCK)
     inside = None if left is None else at < left.to(tl.int32)
-    slope = tl.load(gradient + at, mask=inside).to(tl.float32) * inverse
+    slope = tl.load(gradient + at, mask=inside).to(tl.float32)
+    if inverse is not None:
+        slope *= inverse
+        tl.store(gradient + at, slope, mask=inside)
     mean, spread = tl.load(average + at, mask=inside), tl.load(square + at, mask=inside)
     mean += (slope - mean) * part1
     spread = spread * beta2 + slope * slope * part2

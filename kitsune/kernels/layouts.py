@@ -8,6 +8,18 @@ def is_last(x: torch.Tensor) -> bool:
     return x.movedim(1, -1).is_contiguous() and (not x.is_contiguous() or x.shape[0] * x.shape[1] == x.numel())
 
 
+def is_dense(x: torch.Tensor) -> bool:
+    """Whether its elements lie in memory without gaps and overlaps, in whatever order."""
+    if x.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def dense(x: torch.Tensor) -> torch.Tensor:
     """The same as it is if it is contiguous or channels_last, else contiguous."""
     return x if is_last(x) else x.contiguous()

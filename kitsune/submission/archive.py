@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from kitsune.errors import ArchiveError
 from kitsune.plan import told_shapes
 from kitsune.record import canonical_json
+from kitsune.submission.blocks import block_json
 from kitsune.submission.container import GRAPH, member_name, pack, unpack
 from kitsune.submission.document import Document
 from kitsune.submission.forward import forward_part
@@ -59,7 +60,7 @@ class Archive:
 
     def to_bytes(self) -> bytes:
         """The `.ksn` file: a zip (STORED) of graph.json and .npy buffers. Raises ArchiveError when it is too large."""
-        graph = canonical_json(self.document.model_dump(mode="json", exclude_defaults=True)).encode()
+        graph = canonical_json(_json_of(self.document, exclude_defaults=True)).encode()
         if len(graph) > MAX_GRAPH_BYTES:
             raise ArchiveError(f"{GRAPH}: {len(graph)} bytes, more than the {MAX_GRAPH_BYTES} that are allowed")
         if len(self.buffers) >= MAX_MEMBERS:
@@ -90,7 +91,7 @@ class Archive:
         of its numbers only whether it is zero (a momentum of zero saves a buffer; 0.9 and 0.95 cost the same).
         Out: values and their statistics, names, the learning rate, the batch size where it may vary.
         """
-        document = self.document.model_dump(mode="json")
+        document = _json_of(self.document)
         del document["sizes"]
         return _digest(document)
 
@@ -107,6 +108,13 @@ class Archive:
     def batch(self) -> str:
         """The shapes of the tensors of x, as `Plan.batch` has them."""
         return told_shapes(map(self.document.input_shape, range(self.document.x_leaves)))
+
+
+def _json_of(document: Document, *, exclude_defaults: bool = False) -> dict[str, Any]:
+    """As `model_dump` gives it, which would walk every argument of every node once more."""
+    told = document.model_dump(mode="json", exclude={"forward", "loss"}, exclude_defaults=exclude_defaults)
+    loss = None if document.loss is None else block_json(document.loss)
+    return {**told, "forward": block_json(document.forward), "loss": loss}
 
 
 def _digest(document: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kitsune.submission.limits import ITEM_BYTES, MAX_INTEGER, MAX_NODES, MAX_REGION_DEPTH
-from kitsune.submission.ops import is_allowed
+from kitsune.submission.ops import is_allowed, takes
 
 _REFERENCE = re.compile(r"%(0|[1-9][0-9]{0,6})", re.ASCII)
 _SOURCE = re.compile(r"[txyo](0|[1-9][0-9]{0,6})", re.ASCII)
@@ -147,6 +147,8 @@ def _node(value: Any, values: int, where: str, depth: int, budget: _Budget) -> N
         if not _NAME.fullmatch(name) or keyword.iskeyword(name):
             raise ValueError(f"{where}.kwargs: {_shown(name)} is not an argument name")
         _check_argument(argument, values, f"{where}.kwargs.{name}")
+    if not takes(op, len(args), len(kwargs)):
+        raise ValueError(f"{where}: {op} cannot be called with {len(args)} arguments and {len(kwargs)} by name")
     return Node(op, args, kwargs)
 
 

@@ -173,7 +173,7 @@ class Document(Part):
     """
 
     format: Literal["kitsune-archive"]
-    version: Literal[1]
+    version: Annotated[int, Field(ge=1, le=1)]  # Literal[1] takes true for it
     training: bool
     tensors: Annotated[Items[TensorEntry], Field(max_length=MAX_TENSORS)]
     inputs: Annotated[Items[InputEntry], Field(min_length=1, max_length=MAX_INPUTS)]

@@ -1,22 +1,26 @@
-"""How large an archive may be. Everything here is checked before anything is built from the bytes."""
+"""How large an archive may be. Everything here is checked before anything is built from the bytes.
+
+An archive at the limits of its graph takes some 0.5 s of one core to be read, checked, written down and fingerprinted.
+An encoder of 100 layers has 3503 nodes, 1200 tensors and a graph of 0.44 MB.
+"""
 
 from typing import Final
 
-MAX_ARCHIVE_BYTES: Final = 64 * 2**20
+MAX_ARCHIVE_BYTES: Final = 32 * 2**20
 MAX_MEMBERS: Final = 4096
-MAX_GRAPH_BYTES: Final = 8 * 2**20
+MAX_GRAPH_BYTES: Final = 2 * 2**20
 MAX_BUFFER_BYTES: Final = 64 * 2**10
 MAX_DEPTH: Final = 64
-MAX_NODES: Final = 200_000
+MAX_NODES: Final = 12_000
 MAX_REGION_DEPTH: Final = 6
 # An empty JSON object costs up to 30 times its two bytes once it is parsed: these two bound the memory of parsing.
-MAX_CONTAINERS: Final = 300_000
-MAX_COMMAS: Final = 1_000_000
+MAX_CONTAINERS: Final = 50_000
+MAX_COMMAS: Final = 120_000
 MAX_KEYS: Final = 256
 """Of one JSON object."""
 MAX_DIGITS: Final = 20
 """Of one integer, its sign counted in; more than 64 bits hold."""
-MAX_TENSORS: Final = 16_384
+MAX_TENSORS: Final = 8192
 MAX_INPUTS: Final = 1024
 MAX_RANK: Final = 16
 MAX_NUMEL: Final = 2**34

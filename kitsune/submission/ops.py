@@ -94,15 +94,19 @@ rrelu_with_noise uniform _sample_dirichlet _standard_gamma
 _SIZES = "sym_size sym_numel sym_stride"
 
 _NAMES = (_POINTWISE, _REDUCTIONS, _ALGEBRA, _LAYERS, _LOSSES, _INDEXING, _SHAPES, _CREATION, _RANDOM, _SIZES)
-_PYTHON_NAMES = """
-getitem add sub mul truediv floordiv mod neg abs eq ne lt le gt ge and_ or_ not_ sym_float sym_int sym_max sym_min
-sym_not sym_sum sym_ite sym_sqrt ceil floor trunc round sqrt
-"""
+_PYTHON_BY_ARGUMENTS: Final = {
+    1: "neg abs not_ sym_float sym_int sym_not sym_sum sym_sqrt ceil floor trunc sqrt round",
+    2: "getitem add sub mul truediv floordiv mod eq ne lt le gt ge and_ or_ sym_max sym_min round",
+    3: "sym_ite",
+}
 
 ATEN: Final = frozenset(name for group in _NAMES for name in group.split())
 """Base names in the aten namespace; the in-place form of each (`relu_`) is allowed with it."""
 
-PYTHON: Final = frozenset(f"py.{name}" for name in _PYTHON_NAMES.split())
+_PYTHON_CALLS: Final = frozenset(
+    (f"py.{name}", count) for count, names in _PYTHON_BY_ARGUMENTS.items() for name in names.split()
+)
+PYTHON: Final = frozenset(name for name, _ in _PYTHON_CALLS)
 """Arithmetic on sizes, and picking one of several results. No power and no shift: both can build huge numbers."""
 
 ASSERTIONS: Final = frozenset(
@@ -155,3 +159,8 @@ def is_allowed(target: str) -> bool:
     if overload == "out" or overload.endswith("_out") or target in _PACKED:
         return False
     return name in ATEN or (name.endswith("_") and not name.endswith("__") and name[:-1] in ATEN)
+
+
+def takes(target: str, positional: int, named: int) -> bool:
+    """Whether an allowed operator can be called so. torch looks at those of its own, when they are called."""
+    return target not in PYTHON or (not named and (target, positional) in _PYTHON_CALLS)

@@ -48,7 +48,7 @@ def build_optimizer(entry: OptimizerEntry, tensors: Sequence[torch.Tensor]) -> t
     defaults = {key: value for key, value in groups[0].items() if key != "params"}
     try:
         return kind(groups, **defaults)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
         raise ArchiveError(f"optimizer: {entry.name} cannot be built: {error}") from error
 
 

@@ -35,15 +35,20 @@ def _normal(values: torch.Tensor) -> Normal:
     low, high = (float(value) for value in torch.aminmax(values))
     if not (abs(low) < float("inf") and abs(high) < float("inf")):
         return _normal(values[values.isfinite()])
-    std, mean = (float(value) for value in torch.std_mean(values, correction=0))
+    size = 1.0
+    if values.dtype == torch.float64:  # no number holds the sum of the largest ones
+        size = max(abs(low), abs(high)) or 1.0
+        values = values / size
+    std, mean = (float(value) * size for value in torch.std_mean(values, correction=0))
     coarse = nearest_power if values.numel() < FEW else significant
     low, high = outwards(low, math.floor, math.ceil), outwards(high, math.ceil, math.floor)
     return Normal(kind="normal", mean=coarse(mean), std=coarse(std), low=low, high=high)
 
 
 def significant(value: float) -> float:
-    """To DIGITS significant digits."""
-    return float(f"{value:.{DIGITS - 1}e}")
+    """To DIGITS significant digits; the largest double to fewer."""
+    rounded = float(f"{value:.{DIGITS - 1}e}")
+    return rounded if math.isfinite(rounded) else math.copysign(sys.float_info.max, value)
 
 
 def nearest_power(value: float) -> float:
@@ -106,9 +111,11 @@ def sample(
 def _sampled_floats(
     spread: Normal, shape: tuple[int, ...], kind: torch.dtype, generator: torch.Generator
 ) -> torch.Tensor:
-    wide = torch.float64 if kind == torch.float64 else torch.float32
+    wide, most = torch.float64 if kind == torch.float64 else torch.float32, torch.finfo(kind).max
     values = torch.randn(shape, generator=generator, dtype=wide)
-    return values.mul_(spread.std).add_(spread.mean).clamp_(spread.low, spread.high)
+    # Rounded outwards, -3.4e38, with which masks are filled, is no float32 any more
+    low, high = (max(-most, min(most, end)) for end in (spread.low, spread.high))
+    return values.mul_(spread.std).add_(spread.mean).clamp_(low, high)
 
 
 def _sampled_integers(spread: Integers, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -10,6 +10,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from kitsune.device import watch_syncs
+from kitsune.engine.adamw import why_no_kernel
 from kitsune.engine.update import parameters_of
 from kitsune.engine.watch import first_hook
 from kitsune.techniques.technique import Facts
@@ -34,6 +35,7 @@ def facts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: t
         optimizer=type(optimizer).__name__,
         optimizer_options=implementations(optimizer),
         optimizer_chosen=chosen_by_hand(optimizer),
+        update_kernel=why_no_kernel(optimizer),
         tensor_rate=any(isinstance(group.get("lr"), torch.Tensor) for group in optimizer.param_groups),
         others_parameters=len(others_parameters(model, optimizer)),
         sparse_gradients=any(isinstance(module, EMBEDDINGS) and module.sparse for module in model.modules()),

@@ -34,6 +34,7 @@ class Facts:
     optimizer: str = ""
     optimizer_options: tuple[str, ...] = ()  # the implementations it offers: foreach, fused, capturable
     optimizer_chosen: str | None = None  # the implementation that the user chose by hand
+    update_kernel: str | None = None  # why no kernel of ours does the update; None when one can
     tensor_rate: bool = False  # a learning rate is a tensor
     others_parameters: int = 0  # of the model, trained, and not in the optimizer
     sparse_gradients: bool = False

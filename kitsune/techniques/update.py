@@ -1,9 +1,11 @@
-"""update: torch's foreach or fused implementation of the optimizer the user gave."""
+"""update: torch's foreach or fused implementation of the optimizer the user gave, or the kernel of ours for AdamW."""
 
 from typing import Any
 
 import torch
+from torch.optim import Adam
 
+from kitsune.engine.adamw import KernelUpdate
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique, raised_in
 
@@ -12,10 +14,12 @@ class UpdateImplementation(Technique):
     name = "update"
 
     def why_not(self, choice: Choice, facts: Facts) -> str | None:
-        if choice not in facts.optimizer_options:
+        if choice != "kitsune" and choice not in facts.optimizer_options:
             return f"{facts.optimizer} has no {choice} implementation"
         if facts.optimizer_chosen is not None:
             return f"the optimizer was built with {facts.optimizer_chosen}, and what is chosen by hand stays"
+        if choice == "kitsune":
+            return why_not_kitsune(facts)
         if choice == "fused" and not facts.parameter_dtypes <= FUSED_DTYPES:
             return "the fused implementation needs floating-point parameters"
         if choice == "fused" and facts.sparse_gradients:
@@ -26,13 +30,23 @@ class UpdateImplementation(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         """Sets the flags of all groups, and hides them from checkpoints: `state_dict` stays what the user's was."""
-        flags = {"foreach": choice == "foreach", "fused": choice == "fused"}
+        flags = {"foreach": choice == "foreach", "fused": choice != "foreach"}
         known = {flag: value for flag, value in flags.items() if flag in build.optimizer.defaults}
         switch = Switch(build.optimizer, known)
         build.undo.callback(switch.undo)
+        if choice == "kitsune" and isinstance(build.optimizer, Adam):  # with its state where that of a fused one is
+            build.undo.callback(KernelUpdate(build.optimizer).undo)
 
     def blames(self, error: BaseException) -> bool:
         return raised_in(error, "/torch/optim/")
+
+
+def why_not_kitsune(facts: Facts) -> str | None:
+    if facts.update_kernel is not None:
+        return facts.update_kernel
+    if facts.sparse_gradients:
+        return "the kernel of ours does not take sparse gradients"
+    return "kernels of ours need a GPU" if facts.device != "cuda" else facts.compiler
 
 
 FUSED_DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})

@@ -37,6 +37,11 @@ def change_percent(share: float) -> str:
     return f"{sign(share, told := words.percent(abs(share)))}{told}"
 
 
+def microseconds(value: float) -> str:
+    """With one digit behind the point, without a unit."""
+    return f"{value:,.1f}".replace("-", MINUS)
+
+
 def sign(value: float, told: str) -> str:
     """None where nothing but zeros is told."""
     if not any(digit in told for digit in "123456789"):

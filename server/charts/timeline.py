@@ -57,7 +57,7 @@ class Box:
 
     @property
     def told(self) -> str:
-        lasts = f"{microseconds(self.start_us)} to {microseconds(self.end_us)} µs"
+        lasts = f"{figures.microseconds(self.start_us)} to {figures.microseconds(self.end_us)} µs"
         if len(self.spans) == 1:
             return f"{self.spans[0].name}, stream {self.spans[0].stream}: {lasts}"
         names = ", ".join(list(dict.fromkeys(span.name for span in self.spans))[:NAMED_AT_MOST])
@@ -100,9 +100,8 @@ def key_of(spans: Iterable[Span]) -> dict[str, float]:
 
 def drawn(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float], width: int) -> Markup:
     is_wide = width >= WIDE_PX
-    left, right = (LANE_WORDS_PX if is_wide else EDGE_PX), width - EDGE_PX
     ends = [end for spans in lanes.values() for each in spans for end in (each.start_us, each.end_us)]
-    scale = Scale(*span(ends), left, right)
+    scale = Scale(*span(ends), *plot_ends(width))
     pitch = LANE_PX + GAP_PX + (0 if is_wide else ABOVE_PX)
     bottom = TOP_PX + pitch * len(lanes)
     tops = {stream: TOP_PX + pitch * row + (0 if is_wide else ABOVE_PX) for row, stream in enumerate(lanes)}
@@ -122,6 +121,11 @@ def drawn(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float], width: 
         signs,
         note,
     )
+
+
+def plot_ends(width: int) -> tuple[float, float]:
+    """From where to where time goes, in whatever is drawn below this."""
+    return (LANE_WORDS_PX if width >= WIDE_PX else EDGE_PX), width - EDGE_PX
 
 
 def boxes_of(spans: Sequence[Span], scale: Scale) -> list[Box]:
@@ -193,10 +197,6 @@ def sign(kind: int, x: float, y: float) -> Markup:
     return mark(string.ascii_uppercase[kind], rect(x - 8, y - 8, 16, 16, f"series-{kind + 1}"), letter)
 
 
-def microseconds(value: float) -> str:
-    return f"{value:,.1f}".replace("-", figures.MINUS)
-
-
 def told_joined(lanes: Mapping[int, Sequence[Span]], boxes: Mapping[int, Sequence[Box]]) -> str:
     launches, drawn_as = sum(map(len, lanes.values())), sum(map(len, boxes.values()))
     if launches == drawn_as:
@@ -209,7 +209,7 @@ def in_words(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float]) -> s
     whole = max(ends) - min(ends)
     told = [
         f"stream {stream}: {words.count(len(spans), 'launch', 'launches')}, "
-        f"busy for {microseconds(busy_us(spans))} of {microseconds(whole)} µs"
+        f"busy for {figures.microseconds(busy_us(spans))} of {figures.microseconds(whole)} µs"
         for stream, spans in lanes.items()
     ]
     most = ", ".join(f"{name} {words.percent(share)}" for name, share in key.items())

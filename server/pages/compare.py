@@ -5,13 +5,12 @@ from typing import Annotated, Final
 
 from fastapi import Query, Request
 from fastapi.responses import Response
-from sqlalchemy import Connection
 
 from kitsune.errors import SettingsError
-from server.compare import readable_plan
+from server.compare import with_plans
 from server.comparisons import MOST
 from server.context import Here
-from server.pages.compare_view import FEWEST, Pair, compare_view
+from server.pages.compare_view import FEWEST, compare_view
 from server.pages.frame import PageRouter, render, viewer
 from server.pages.run import existing
 from server.schemas import RUN_ID
@@ -34,13 +33,8 @@ def compare(request: Request, here: Here, ids: Ids, *, every: Annotated[bool, Qu
     if not all(map(_ID.fullmatch, wanted)):
         raise SettingsError("these are no ids of runs; the list of runs has them")
     with here.database.read() as connection:
-        pairs = [_pair(connection, run_id, viewer(request).team) for run_id in wanted]
+        found = runs.get_all(connection, wanted, team=viewer(request).team)
+        chosen = [existing(found.get(run_id), run_id) for run_id in wanted]
+        pairs = with_plans(connection, chosen, viewer(request).team)
     view = compare_view(pairs, shows_all=every)
-    chosen = [run for run, _ in pairs]
     return render(request, "compare.html", view=view, runs=chosen, ids=",".join(wanted), shows_all=every)
-
-
-def _pair(connection: Connection, run_id: str, team: str) -> Pair:
-    """Raises NotFoundError. A plan that cannot be read is none."""
-    run = existing(runs.get(connection, run_id, team=team), run_id)
-    return run, readable_plan(connection, run, team)

@@ -7,6 +7,7 @@ from typing import Final
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Plan
 from kitsune.plan_diff import Row, differences
+from server.comparisons import Side, warnings
 from server.pages import words
 from server.pages.facts_view import budget_words
 from server.pages.headline_view import workload_name
@@ -14,10 +15,6 @@ from tuner.records import Run
 
 FEWEST: Final = 2
 _NOTHING: Final = "-"
-
-_VERSIONS: Final = ("torch", "triton", "cuda", "driver", "kitsune")
-
-Pair = tuple[Run, Plan | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ class PlanDiff:
 
 @dataclass(frozen=True, slots=True)
 class CompareView:
-    """The page of a comparison: `hidden` rows are the same everywhere."""
+    """The page of a comparison, with the warnings that the API gives: `hidden` rows are the same everywhere."""
 
     names: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -51,37 +48,20 @@ class CompareView:
     diffs: tuple[PlanDiff, ...]
 
 
-def compare_view(pairs: Sequence[Pair], *, shows_all: bool) -> CompareView:
+def compare_view(pairs: Sequence[Side], *, shows_all: bool) -> CompareView:
     rows = [CompareRow(name, tuple(tell(run, plan) or _NOTHING for run, plan in pairs)) for name, tell in _ROWS.items()]
     shown = [row for row in rows if not row.is_same]
     told = [row for row in rows if set(row.values) != {_NOTHING}]
     return CompareView(
         names=tuple(workload_name(run) for run, _ in pairs),
-        warnings=tuple(warnings([run for run, _ in pairs])),
+        warnings=tuple(warnings(pairs)),
         rows=tuple(told if shows_all else shown),
         hidden=len(told) - len(shown),
         diffs=tuple(_diffs(pairs)),
     )
 
 
-def warnings(runs: Sequence[Run]) -> list[str]:
-    """Why the figures of these runs should not be held against each other."""
-    machines = [run.environment for run in runs if run.environment is not None]
-    found = []
-    if len(gpus := {here.gpu for here in machines}) > 1:
-        found.append(f"These runs were measured on different GPUs ({', '.join(sorted(gpus))}).")
-    versions = {name: {getattr(here, name) or "none" for here in machines} for name in _VERSIONS}
-    found += [
-        f"These runs were measured with different versions of {name} ({', '.join(sorted(given))})."
-        for name, given in versions.items()
-        if len(given) > 1
-    ]
-    if len({run.fingerprint for run in runs if run.fingerprint}) > 1:
-        found.append("These runs are of different training steps: other models, losses, optimizers or shapes.")
-    return found
-
-
-def _diffs(pairs: Sequence[Pair]) -> list[PlanDiff]:
+def _diffs(pairs: Sequence[Side]) -> list[PlanDiff]:
     planned = [(run, plan) for run, plan in pairs if plan is not None]
     if len(planned) < FEWEST:
         return []

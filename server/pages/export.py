@@ -12,7 +12,7 @@ from typing import Final
 from fastapi import Request
 from fastapi.responses import Response
 
-from server import exports
+from server import exports, traces
 from server.context import Here
 from server.pages.assets import assets
 from server.pages.drawn import charts_of
@@ -32,7 +32,7 @@ router = PageRouter(Scope.READ, prefix="/runs")
 def as_page(request: Request, here: Here, run_id: RunId) -> Response:
     with here.database.read() as connection:
         found = look(connection, run_id, team=viewer(request).team)
-    view = run_view(found.run, found.trials, found.plan, utcnow(), None)
+    view = run_view(found.run, found.trials, found.plan, utcnow(), None, found.timeline)
     answer = render(
         request,
         "run_export.html",
@@ -58,6 +58,11 @@ def as_json(request: Request, here: Here, run_id: RunId) -> Response:
 @router.get("/{run_id}/export.csv")
 def as_csv(request: Request, here: Here, run_id: RunId) -> Response:
     return exports.export(request, here, run_id, "csv")
+
+
+@router.get("/{run_id}/trace.json")
+def as_trace(request: Request, here: Here, run_id: RunId) -> Response:
+    return traces.trace(request, here, run_id)
 
 
 @cache

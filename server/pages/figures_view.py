@@ -71,6 +71,8 @@ def _by_choice(ablation: Ablation) -> Iterator[Bar]:
     for given in ablation.contributions:
         saved = given.saved_ms
         meaning = KNOBS[given.knob].choices.get(given.choice, "") if given.knob in KNOBS else ""
+        if given.beside:
+            meaning += f"{'; ' if meaning else ''}beside a plan without {' and '.join(given.beside)}"
         yield Bar(f"{given.knob}={given.choice}", -saved.median, -saved.high, -saved.low, "step", meaning)
     together = ablation.interaction_ms
     note = "what the choices give together, and not one by one"
@@ -87,7 +89,7 @@ def _point(trial: Trial, plan: Plan | None) -> Point:
     arm = last_arm(trial)
     assert arm is not None
     return Point(
-        label=in_words(trial.knobs),
+        label=f"trial {trial.number + 1}: {in_words(trial.knobs)}",
         step_ms=median(arm.step_ms),
         peak_bytes=arm.peak_bytes,
         href=f"#{anchor(trial)}",

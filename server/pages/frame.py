@@ -20,7 +20,7 @@ from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
 from kitsune import __version__
-from server.auth import allows
+from server.auth import allows, check_rate
 from server.context import context_in
 from server.pages import assets, words
 from server.queries import check_query
@@ -102,6 +102,7 @@ class _Check:
         if found is None:
             raise sign_in_first(request)
         request.state.session, request.state.token = found
+        check_rate(context_in(request).requests_rate, found[1])
         if self.scope is not None and not allows(found[1], self.scope):
             raise HTTPException(
                 403,
@@ -137,6 +138,11 @@ def session_of(request: Request) -> tuple[Session, Token] | None:
 
 def cookie_of(request: Request) -> str | None:
     return request.cookies.get(SECURE_COOKIE) or request.cookies.get(COOKIE)
+
+
+def is_secure(request: Request) -> bool:
+    """Whether the browser itself speaks https, also where a proxy does that for us: it says so in Origin of a form."""
+    return request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
 
 
 def sign_in_first(request: Request) -> HTTPException:

@@ -21,6 +21,7 @@ from server.pages.frame import (
     OpenPageRouter,
     PageRouter,
     cookie_of,
+    is_secure,
     render,
     session_of,
 )
@@ -88,11 +89,6 @@ def own_path(place: str) -> str:
 def came_by_link(request: Request) -> bool:
     """Whether another site's link led here. No cookie of ours comes along then, but it does from a page of ours."""
     return request.headers.get("sec-fetch-site") == "cross-site"
-
-
-def is_secure(request: Request) -> bool:
-    """Whether the browser itself speaks https, also where a proxy does that for us: it says so in Origin."""
-    return request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
 
 
 def attempts_of(request: Request) -> Attempts:

@@ -7,13 +7,15 @@ from fastapi.responses import Response
 
 from kitsune.errors import NotFoundError
 from kitsune.plan import Plan
+from kitsune.timeline import Timeline
 from server.context import Context, Here
 from server.pages import words
+from server.pages.drawn import timeline_charts
 from server.pages.frame import PageRouter, render, viewer
 from server.pages.plan_view import plan_view
 from server.schemas import PlanId
 from tuner.records import Run
-from tuner.store import plans, runs
+from tuner.store import plans, runs, timelines
 from tuner.store.tokens import Scope
 
 router = PageRouter(Scope.READ, prefix="/plans")
@@ -23,23 +25,30 @@ _AS_FILE: Final = 'attachment; filename="plan-{name}.json"'
 
 @router.get("/{plan_id}")
 def show(request: Request, here: Here, plan_id: PlanId) -> Response:
-    plan, run = _look(here, plan_id, viewer(request).team)
-    return render(request, "plan.html", plan=plan, view=plan_view(plan), run=run)
+    plan, run, timeline = _look(here, plan_id, viewer(request).team)
+    view = plan_view(plan, timeline)
+    trace = f"/runs/{run.id}/trace.json" if run else ""
+    return render(
+        request, "plan.html", plan=plan, view=view, run=run, charts=timeline_charts(view.timeline), trace=trace
+    )
 
 
 @router.get("/{plan_id}/plan.json")
 def download(request: Request, here: Here, plan_id: PlanId) -> Response:
     """As `kitsune.Plan.load` reads it."""
-    plan, _ = _look(here, plan_id, viewer(request).team)
+    plan, _, _ = _look(here, plan_id, viewer(request).team)
     headers = {"content-disposition": _AS_FILE.format(name=words.short(plan_id))}
     return Response(f"{plan_view(plan).document}\n", headers=headers, media_type="application/json")
 
 
-def _look(here: Context, plan_id: str, team: str) -> tuple[Plan, Run | None]:
-    """The plan and its run, where the team has it. Raises NotFoundError, and PlanError for one that was altered."""
+def _look(here: Context, plan_id: str, team: str) -> tuple[Plan, Run | None, Timeline | None]:
+    """The plan, and where the team has them its run and the launches of a step by it.
+
+    Raises NotFoundError, and PlanError for one that was altered.
+    """
     with here.database.read() as connection:
         plan = plans.get(connection, plan_id, team=team)
         if plan is None:
             raise NotFoundError(f"there is no plan {plan_id!r:.100}; the page of a run leads to its plan")
         run = runs.get(connection, plan.evidence.run_id, team=team) if plan.evidence else None
-        return plan, run
+        return plan, run, timelines.readable(connection, run.id) if run else None

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Plan
+from kitsune.timeline import Timeline
 from server.pages import words
 from server.pages.facts_view import Fact, machine_facts
 from server.pages.headline_view import Headline, Mood, numbers, of_evidence, times_as_fast
+from server.pages.timeline_view import TimelineView, timeline_view
 from tuner.verdicts import words as in_words
 
 
@@ -35,9 +37,11 @@ class PlanView:
     machine: tuple[Fact, ...]
     holds: tuple[str, ...]
     document: str
+    timeline: TimelineView | None
+    timeline_note: str = ""
 
 
-def plan_view(plan: Plan) -> PlanView:
+def plan_view(plan: Plan, timeline: Timeline | None = None) -> PlanView:
     return PlanView(
         title=in_words(plan.knobs) if plan.knobs else "the step as given",
         headline=_headline(plan),
@@ -46,6 +50,7 @@ def plan_view(plan: Plan) -> PlanView:
         machine=machine_facts(plan.environment) if plan.environment else (),
         holds=tuple(_holds(plan)),
         document=json.dumps(plan.to_json(), indent=2, sort_keys=True),
+        timeline=timeline_view(timeline) if timeline is not None else None,
     )
 
 

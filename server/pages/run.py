@@ -10,15 +10,17 @@ from sqlalchemy import Connection
 
 from kitsune.errors import NotFoundError, PlanError, SettingsError
 from kitsune.plan import Plan
+from kitsune.timeline import Timeline
 from server.auth import also
 from server.charts.search import search_history
 from server.context import Here
+from server.pages import flash
 from server.pages.drawn import charts_of, drawn
 from server.pages.frame import PageRouter, form_of, render, viewer
 from server.pages.run_view import news_view, run_view
 from server.schemas import Annotation, RunId
 from tuner.records import Run, Trial
-from tuner.store import plans, runs, shares, trials
+from tuner.store import plans, retention, runs, shares, submits, timelines, trials
 from tuner.store.rows import utcnow
 from tuner.store.runs import ARCHIVE, ZOO
 from tuner.store.shares import Share
@@ -38,6 +40,7 @@ class Found:
     trials: list[Trial]
     plan: Plan | None
     problem: str
+    timeline: Timeline | None = None
 
 
 @reading.get("/{run_id}")
@@ -45,7 +48,11 @@ def show(request: Request, here: Here, run_id: RunId) -> Response:
     with here.database.read() as connection:
         found = look(connection, run_id, team=viewer(request).team)
         links = shares.listed(connection, run_id, team=viewer(request).team)
-    return page(request, found, links)
+    place = place_of(run_id)
+    secret = flash.left(request, place)
+    answer = page(request, found, links, link=f"{address_of(request)}/shared/{secret}" if secret else "")
+    flash.clear(answer, request, place)
+    return answer
 
 
 @reading.get("/{run_id}/live")
@@ -67,10 +74,21 @@ def cancel(request: Request, here: Here, run_id: RunId) -> Response:
 def retry(request: Request, here: Here, run_id: RunId) -> Response:
     """Leads to the new run; that of an earlier retry, where it has not ended yet."""
     with here.database.begin() as connection:
-        found = runs.retry(connection, run_id, team=viewer(request).team)
+        most = here.settings.active_runs
+        found = submits.retry(connection, run_id, team=viewer(request).team, most_active=most)
     if found is None:
         raise unknown(run_id)
     return back_to(found[0].id)
+
+
+@changing.post("/{run_id}/delete")
+def delete(request: Request, here: Here, run_id: RunId) -> Response:
+    """Leads to the list of runs, where it is no more."""
+    with_plan = "plan" in form_of(request)
+    with here.database.begin() as connection:
+        team = viewer(request).team
+        existing(retention.delete_run(connection, run_id, team=team, with_plan=with_plan), run_id)
+    return RedirectResponse("/runs", 303)
 
 
 @changing.post("/{run_id}/note", dependencies=[also(Scope.READ)])
@@ -86,14 +104,14 @@ def note(request: Request, here: Here, run_id: RunId) -> Response:
 
 @changing.post("/{run_id}/share", dependencies=[also(Scope.READ)])
 def share(request: Request, here: Here, run_id: RunId) -> Response:
-    """Shows the new link this once: the store has no more than its digest."""
-    team = viewer(request).team
+    """Has the page of the run show the new link once: the store has no more than its digest."""
     with here.database.begin() as connection:
-        made = shares.create(connection, run_id, team=team)
-        if made is None:
-            raise unknown(run_id)
-        found, links = look(connection, run_id, team=team), shares.listed(connection, run_id, team=team)
-    return page(request, found, links, link=f"{address_of(request)}/shared/{made[1]}")
+        made = shares.create(connection, run_id, team=viewer(request).team)
+    if made is None:
+        raise unknown(run_id)
+    answer = back_to(run_id)
+    flash.leave(answer, request, place_of(run_id), made[1])
+    return answer
 
 
 @changing.post("/{run_id}/unshare")
@@ -116,11 +134,12 @@ def look(connection: Connection, run_id: str, *, team: str) -> Found:
         plan = plans.get(connection, run.plan_id, team=team) if run.plan_id else None
     except PlanError as error:
         return Found(run, tried, None, f"The plan of this run cannot be read: {error}.")
-    return Found(run, tried, plan, "")
+    timeline = timelines.readable(connection, run.id) if plan is not None else None
+    return Found(run, tried, plan, "", timeline)
 
 
 def page(request: Request, found: Found, links: list[Share], *, link: str = "") -> Response:
-    view = run_view(found.run, found.trials, found.plan, utcnow(), address_of(request))
+    view = run_view(found.run, found.trials, found.plan, utcnow(), address_of(request), found.timeline)
     return render(
         request,
         "run.html",
@@ -129,6 +148,7 @@ def page(request: Request, found: Found, links: list[Share], *, link: str = "") 
         view=view,
         charts=charts_of(view),
         place=f"/runs/{found.run.id}",
+        trace=f"/runs/{found.run.id}/trace.json",
         links=links,
         link=link,
         is_retriable=found.run.status.is_finished and is_data(found.run),
@@ -165,8 +185,12 @@ def unknown(run_id: str) -> NotFoundError:
     return NotFoundError(f"there is no run {run_id!r:.100}; the list of runs has all that your team may see")
 
 
+def place_of(run_id: str) -> str:
+    return f"/runs/{run_id}"
+
+
 def back_to(run_id: str, part: str = "") -> Response:
-    return RedirectResponse(f"/runs/{run_id}{f'#{part}' if part else ''}", 303)
+    return RedirectResponse(f"{place_of(run_id)}{f'#{part}' if part else ''}", 303)
 
 
 def annotation_of(tags: str, note: str) -> Annotation:

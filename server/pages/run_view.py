@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kitsune.plan import Plan
+from kitsune.timeline import Timeline
 from server.charts.pareto import Point
 from server.charts.samples import Strip
 from server.charts.search import Tried
@@ -15,7 +16,9 @@ from server.pages.contributions import contributions_of
 from server.pages.headline_view import Headline
 from server.pages.progress_view import Progress
 from server.pages.snippet_view import Snippet
+from server.pages.timeline_view import TimelineView, timeline_view
 from server.pages.trials_view import Noise, TrialRow
+from server.traces import why_none
 from tuner.ablation import UNREACHED, Ablation, in_order, reasons_of
 from tuner.records import Run, RunStatus, Trial
 from tuner.views import standing
@@ -55,9 +58,18 @@ class RunView:
     again: str
     again_note: str
     snippets: tuple[Snippet, ...]
+    timeline: TimelineView | None
+    timeline_note: str
 
 
-def run_view(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetime, server: str | None) -> RunView:
+def run_view(
+    run: Run,
+    trials: Sequence[Trial],
+    plan: Plan | None,
+    now: datetime,
+    server: str | None,
+    timeline: Timeline | None = None,
+) -> RunView:
     """`server`: the address under which whoever looks may ask for the plan; None for those who may not."""
     ablation = contributions_of(run, trials, plan)
     choices = choices_view.choice_rows(run, trials, plan) if run.environment is not None else ()
@@ -82,6 +94,8 @@ def run_view(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetime
         again=facts_view.again(run),
         again_note=facts_view.again_note(run),
         snippets=snippet_view.snippets(run, plan, server) if plan is not None else (),
+        timeline=timeline_view(timeline) if timeline is not None else None,
+        timeline_note=why_none(run, trials, plan) if plan is not None and timeline is None else "",
     )
 
 
@@ -100,8 +114,9 @@ def bars_note(run: Run, trials: Sequence[Trial], plan: Plan | None, ablation: Ab
     if ablation is not None:
         return (
             f"Each choice was taken out of the plan alone, in {ablation.blocks} blocks interleaved with the plan and "
-            "the step as given; the whiskers are 95 % intervals. Choices work together: what they give is no sum, and "
-            "the interaction is what is left of the gain. Measured apart from the verdict above."
+            "the step as given; one that others need with those, beside the plan without them. The whiskers are 95 % "
+            "intervals. Choices work together: what they give is no sum, and the interaction is what is left of the "
+            "gain. Measured apart from the verdict above."
         )
     if plan is None or not plan.knobs:
         return ""

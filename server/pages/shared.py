@@ -18,7 +18,7 @@ router = OpenPageRouter()
 @router.get("/shared/{secret}")
 def show(request: Request, here: Here, secret: str) -> Response:
     found = _look(here, secret)
-    view = run_view(found.run, found.trials, found.plan, utcnow(), None)
+    view = run_view(found.run, found.trials, found.plan, utcnow(), None, found.timeline)
     place = f"/shared/{secret}"
     return render(request, "shared.html", found=found, run=found.run, view=view, charts=charts_of(view), place=place)
 

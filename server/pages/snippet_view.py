@@ -135,8 +135,8 @@ def _torch_lines(plan: Plan) -> Iterator[str]:
     if plan.choice("precision") == "tf32":
         yield 'torch.set_float32_matmul_precision("high")'
     if (update := plan.choice("update")) != "given":
-        other = "foreach" if update == "fused" else "fused"
-        yield f"for group in optimizer.param_groups:\n    group.update({update}=True, {other}=False)"
+        given, other = ("foreach", "fused") if update == "foreach" else ("fused", "foreach")
+        yield f"for group in optimizer.param_groups:\n    group.update({given}=True, {other}=False)"
 
 
 def _options(plan: Plan) -> Iterator[str]:
@@ -160,6 +160,8 @@ def _by_hand_note(plan: Plan) -> str:
     lost = [f"attention={plan.choice('attention')}"] if plan.choice("attention") != "default" else []
     if (mode := plan.choice("compile")) not in ("off", "default"):
         lost.append(f"compile={mode}, which becomes the default mode")
+    if plan.choice("update") == "kitsune":
+        lost.append("update=kitsune, which becomes torch's fused one")
     if plan.choice("compile") == "off" and plan.choice("fusion") != "off":
         lost.append("fusion without torch.compile")
     without = f" Options do not reach {'; nor '.join(lost)}." if lost else ""

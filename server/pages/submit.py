@@ -92,9 +92,9 @@ def _submit(here: Context, file: IO[bytes], asked: Submit, token: Token) -> Run:
     """Raises ArchiveError, and then keeps nothing."""
     file.seek(0)
     archive = Archive.from_bytes(file.read())
-    content = archive.to_bytes()
+    content, settings = archive.to_bytes(), here.settings
     with here.database.begin() as connection:
-        stored, _ = archives.put(connection, content, archive, team=token.team)
+        stored, _ = archives.put(connection, content, archive, team=token.team, most_bytes=settings.team_archive_bytes)
         request = asked.request().model_copy(update={"archive": stored.sha256})
-        run, _ = submits.submit(connection, request, owner=token.id, team=token.team)
+        run, _ = submits.submit(connection, request, owner=token.id, team=token.team, most_active=settings.active_runs)
     return run

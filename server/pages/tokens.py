@@ -10,6 +10,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from kitsune.errors import NotFoundError, SettingsError
 from server.context import Here
+from server.pages import flash
 from server.pages.frame import PageRouter, form_of, render, viewer
 from server.schemas import TokenId
 from server.tokens import check_name, check_team, expiry, scopes_of
@@ -27,12 +28,15 @@ router = PageRouter(Scope.ADMIN)
 
 @router.get(PLACE)
 def show(request: Request, here: Here) -> Response:
-    return _page(request, here, BLANK, (Scope.READ, Scope.SUBMIT))
+    """The only one that ever shows a secret, once, right after `create` has made it."""
+    token_id, _, secret = flash.left(request, PLACE).partition(" ")
+    answer = _page(request, here, BLANK, (Scope.READ, Scope.SUBMIT), made=token_id, secret=secret)
+    flash.clear(answer, request, PLACE)
+    return answer
 
 
 @router.post(PLACE)
 def create(request: Request, here: Here) -> Response:
-    """The one page that ever shows the secret."""
     given = {**BLANK, **form_of(request)}
     words = [str(word) for word in request.state.form.getlist("scope")]
     try:
@@ -45,7 +49,9 @@ def create(request: Request, here: Here) -> Response:
         return _page(request, here, given, tuple(words), error=str(error), status=422)
     with here.database.begin() as connection:
         token, secret = tokens.create(connection, name, scopes, team=team, expires_at=until)
-    return _page(request, here, BLANK, (Scope.READ, Scope.SUBMIT), made=token, secret=secret)
+    answer = RedirectResponse(PLACE, 303)
+    flash.leave(answer, request, PLACE, f"{token.id} {secret}")
+    return answer
 
 
 @router.post(PLACE + "/{token_id}/revoke")
@@ -63,7 +69,7 @@ def _page(
     given: dict[str, str],
     scopes: tuple[str, ...],
     *,
-    made: Token | None = None,
+    made: str = "",
     secret: str = "",
     error: str = "",
     status: int = 200,
@@ -71,7 +77,8 @@ def _page(
     me = viewer(request)
     with here.database.read() as connection:
         found = tokens.listed(connection, team=_whose(me))
-    context: dict[str, Any] = {"given": given, "scopes": scopes, "made": made, "secret": secret, "error": error}
+    shown = next((token for token in found if token.id == made), None)
+    context: dict[str, Any] = {"given": given, "scopes": scopes, "made": shown, "secret": secret, "error": error}
     return render(
         request,
         "tokens.html",

@@ -6,12 +6,15 @@ from typing import Final
 
 from server.pages import words
 from server.pages.choices_view import failure_words
+from tuner.ablation import WITHOUT
 from tuner.records import Arm, Measurement, Source, Trial
-from tuner.stats import median, noise_floor
+from tuner.stats import MIN_BLOCKS, median, noise_floor
 from tuner.verdicts import words as in_words
 
 #: More of them are told by the export; a page of them nobody reads.
 MAX_SAMPLES: Final = 400
+#: It was left as soon as it could not become the best: so few blocks say no more about it.
+CUT_SHORT: Final = "cut short"
 
 MEANINGS: Final[Mapping[str, str]] = {
     "baseline": "the step as given, against itself",
@@ -123,7 +126,7 @@ def _row(trial: Trial, plan_knobs: Mapping[str, str | int] | None) -> TrialRow:
         anchor=anchor(trial),
         source=trial.source.value,
         meaning=MEANINGS.get(trial.source.value, ""),
-        configuration=in_words(trial.knobs),
+        configuration="; ".join([in_words(trial.knobs), *_left_out(trial)]),
         step=words.ms(median(tried.step_ms)) if tried and tried.step_ms else "",
         gain=words.gain(compared.speedup) if compared else "",
         spread=words.spread(compared.speedup) if compared else "",
@@ -137,10 +140,19 @@ def _row(trial: Trial, plan_knobs: Mapping[str, str | int] | None) -> TrialRow:
     )
 
 
+def _left_out(trial: Trial) -> Iterator[str]:
+    """What an ablation has measured beside the plan."""
+    if trial.source is Source.ABLATION and trial.measurement is not None:
+        yield from (arm.name for arm in trial.measurement.arms if arm.name.startswith(WITHOUT))
+
+
 def _verdict(trial: Trial) -> str:
-    if trial.comparison is None:
+    tried, compared = last_arm(trial), trial.comparison
+    if tried is None or compared is None:
         return "failed" if trial.failure else ""
-    return "noise floor" if trial.source is Source.BASELINE else trial.comparison.verdict.value
+    if trial.source is Source.BASELINE:
+        return "noise floor"
+    return CUT_SHORT if len(tried.step_ms) < MIN_BLOCKS else compared.verdict.value
 
 
 def _arm(arm: Arm) -> ArmRow:

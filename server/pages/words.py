@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from markupsafe import Markup
+
 from kitsune.plan import Interval
 from kitsune.screen import step_time
 
@@ -88,6 +90,13 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number:,}{_NO_BREAK}{one if number == 1 else many or f'{one}s'}"
 
 
+def marked(text: str) -> Markup:
+    """What stands between backticks as code."""
+    parts = text.split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    word.__name__: word for word in (ago, lasted, moment, ms, gain, spread, percent, change, mebibytes, short, count)
+    word.__name__: word
+    for word in (ago, lasted, moment, ms, gain, spread, percent, change, mebibytes, short, count, marked)
 }

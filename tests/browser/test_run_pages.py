@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser.conftest import sign_in, violations
 from tests.unit.server.pages import stories
-from tests.unit.server.pages.visits import keep, keep_trials
+from tests.unit.server.pages.visits import keep, keep_timeline, keep_trials
 from tuner.records import RunStatus
 from tuner.store import runs, shares
 from tuner.store.rows import utcnow
@@ -22,7 +22,9 @@ PHONE = {"width": 390, "height": 844}
 def kept(site):
     """Runs by the name of their story."""
     told = (stories.with_a_gain, stories.measured_on_a_cpu, stories.running, stories.failed, stories.of_hostile_names)
-    return {story.__name__: keep(site.database, story()) for story in told}
+    kept = {story.__name__: keep(site.database, story()) for story in told}
+    keep_timeline(site.database, kept["with_a_gain"], stories.branches_on_a_cpu())
+    return kept
 
 
 def places(kept) -> list[str]:
@@ -76,7 +78,7 @@ def assert_stands_alone(browser, file, theme) -> None:
         page.on("console", lambda message: told.append(message.text))
         page.goto(file.as_uri())
         assert page.evaluate("getComputedStyle(document.querySelector('.headline')).borderLeftWidth") == "4px"
-        assert page.locator(".chart svg:visible").count() == 5
+        assert page.locator(".chart svg:visible").count() == 7
         assert violations(page) == []
         assert (asked, told) == ([file.as_uri()], [])
 

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_top_of_a_run(new_page, site, folder, theme):
-    run = keep(site.database, stories.lenet5_on_a_cpu())
+    run = keep(site.database, stories.resnet18_on_an_h200())
     page = new_page(color_scheme=theme)
     sign_in(page, site.secret(Scope.READ, Scope.SUBMIT))
     page.goto(f"/runs/{run.id}")
@@ -36,7 +36,7 @@ def test_the_top_of_a_run(new_page, site, folder, theme):
 
 
 def test_the_list_of_runs(new_page, site, folder, theme):
-    keep(site.database, stories.lenet5_on_a_cpu())
+    keep(site.database, stories.resnet18_on_an_h200())
     some_weeks_of_runs(site.database)
     page = new_page(color_scheme=theme)
     sign_in(page, site.secret(Scope.READ, Scope.SUBMIT))

@@ -239,7 +239,9 @@ def test_a_workload_of_a_file_is_submitted_looked_at_and_cancelled(start, url, t
     run = json.loads(out)["run"]
     assert (run["status"], run["name"], run["workload"]) == ("cancelled", "mine", "archive")
     assert start("plan", "fetch", spec, "--server", url).wait()[0] == 4
-    assert start("runs", "show", "nonsense", "--server", url).wait()[0] == 4
+    code, out, _ = start("runs", "delete", "--older-than", "0.001s", "--server", url, "--yes", "--json").wait()
+    assert (code, json.loads(out)) == (0, {"runs": 1, "trials": 0, "deleted": True})
+    assert start("runs", "show", run_id, "--server", url).wait()[0] == 4
     began = time.monotonic()
     assert start("submit", spec, "--server", "http://127.0.0.1:9").wait()[0] == 6
     assert time.monotonic() - began < 30

@@ -31,7 +31,7 @@ def make_workload():
     return kitsune.Workload(model, None, torch.optim.SGD(model.parameters(), lr=0.1), batch)
 """
 #: What a GPU would take and a CPU declines is among them: a snippet runs on either.
-KNOBS = {"precision": "bf16", "update": "foreach", "capture": "step", "streams": 4, "pool_bytes": 2**30}
+KNOBS = {"precision": "bf16", "update": "kitsune", "capture": "step", "streams": 4, "pool_bytes": 2**30}
 
 
 @pytest.mark.timeout(240)

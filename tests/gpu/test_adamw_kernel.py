@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from kitsune.engine.adamw import KernelUpdate
+from kitsune.engine.kernels import kernels_of
 from kitsune.kernels import adamw as kernel
 from kitsune.kernels.adamw import adamw_, reference
 
@@ -37,6 +39,10 @@ def after(state, step=3, lr=LR, function=adamw_, **more):
     parameters, averages, squares = ([one.clone() for one in tensors] for tensors in (state[0], *state[2:]))
     function(parameters, state[1], averages, squares, step, lr, *BETAS, EPS, DECAY, **more)
     return [*parameters, *averages, *squares]
+
+
+def own_of(optimizer):
+    return optimizer.param_groups[0]["params"]
 
 
 def assert_close(ours, wanted):
@@ -122,6 +128,67 @@ def test_a_cuda_graph_follows_step_learning_rate_and_gradients(device):
     torch.cuda.synchronize()
     for ours, wanted in zip((parameters, averages, squares), eager, strict=True):
         assert_close(ours, wanted)
+
+
+def test_a_cuda_graph_follows_the_step_of_each_parameter(device):
+    parameters, gradients, averages, squares = state_of(device)
+    steps = [torch.full((), float(7 * at), device=device) for at in range(len(parameters))]
+    rate = torch.tensor(LR, device=device)
+    wanted = [one.clone() for one in steps], [[one.clone() for one in each] for each in (parameters, averages, squares)]
+    graph = torch.cuda.CUDAGraph()
+    after([parameters, gradients, averages, squares], step=steps, lr=rate)
+    with torch.cuda.graph(graph):
+        torch._foreach_add_(steps, 1)
+        adamw_(parameters, gradients, averages, squares, steps, rate, *BETAS, EPS, DECAY)
+    for _ in range(3):
+        graph.replay()
+        torch._foreach_add_(wanted[0], 1)
+        for at, now in enumerate(wanted[0]):
+            alone = ([each[at]] for each in (wanted[1][0], gradients, *wanted[1][1:]))
+            adamw_(*alone, int(now), LR, *BETAS, EPS, DECAY)
+    torch.cuda.synchronize()
+    for ours, theirs in zip((parameters, averages, squares), wanted[1], strict=True):
+        assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("shapes", [BERT, MIXED], ids=["BERT", "mixed"])
+def test_within_an_optimizers_step_it_is_the_only_update(device, shapes):
+    """One launch for 32 tensors, and those that count the steps."""
+    ours, theirs = (torch.optim.AdamW(draw(device, shapes), lr=LR, fused=True) for _ in range(2))
+    KernelUpdate(ours)
+    for seed in range(3):
+        for optimizer in (ours, theirs):
+            gradients = draw(device, shapes, seed=seed)
+            for at, (parameter, gradient) in enumerate(zip(own_of(optimizer), gradients, strict=True)):
+                parameter.grad = None if seed == 1 and at % 3 == 0 else gradient
+        launched = kernels_of(ours.step)
+        theirs.step()
+        updated = sum(one.grad is not None and one.numel() > 0 for one in own_of(ours))
+        assert sum(count for name, count in launched.items() if "update_kernel" in name) == -(-updated // kernel.MOST)
+        assert not any("Adam" in name for name in launched)
+    assert_close(own_of(ours), own_of(theirs))
+    for one, two in zip(own_of(ours), own_of(theirs), strict=True):
+        torch.testing.assert_close(ours.state[one], theirs.state[two], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_a_scaler_skips_it_and_has_gradients_divided(device, unscaled):
+    optimizers = [torch.optim.AdamW(draw(device, MIXED), lr=LR, fused=True) for _ in range(2)]
+    KernelUpdate(optimizers[0])
+    scalers = [torch.amp.GradScaler("cuda", init_scale=2.0**10, growth_interval=2) for _ in range(2)]
+    for seed in range(5):
+        for optimizer, scaler in zip(optimizers, scalers, strict=True):
+            scale = scaler.scale(torch.ones((), device=device))
+            for parameter, gradient in zip(own_of(optimizer), draw(device, MIXED, seed=seed), strict=True):
+                parameter.grad = gradient * (torch.inf if seed == 2 else scale)
+            if unscaled:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+    for one, two in zip(*map(own_of, optimizers), strict=True):
+        assert torch.equal(one.grad, two.grad)
+        assert optimizers[0].state[one]["step"] == 4
+    assert_close(*map(own_of, optimizers))
 
 
 def test_inductor_keeps_it_whole(device):

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from kitsune.device import Recorder, side_stream
+from kitsune.engine.adamw import KernelUpdate
 from kitsune.engine.company import in_company
 from kitsune.engine.kernels import kernels_of
 from kitsune.engine.planner import Planner
@@ -48,6 +49,12 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, fused=True)
 
 
+def adamw_by_our_kernel(parameters):
+    optimizer = adamw(parameters)
+    KernelUpdate(optimizer)
+    return optimizer
+
+
 def settle(*steps: Step, count: int = 3) -> None:
     for one in steps:
         torch.manual_seed(5)
@@ -83,7 +90,7 @@ def trained(device, graph, loss, twin):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("streams", [1, 2, 4])
-@pytest.mark.parametrize("make_optimizer", [adamw, sgd])
+@pytest.mark.parametrize("make_optimizer", [adamw, sgd, adamw_by_our_kernel])
 def test_training_by_the_planned_step_is_training_to_the_bit(device, name, streams, make_optimizer):
     _, graph, (loss, gradients), step, twin = planned_and_plain(device, name, streams, make_optimizer)
     losses, expected = trained(device, graph, loss, twin)
@@ -108,6 +115,15 @@ def test_several_streams_are_used(device):
     planner, *_ = planned_and_plain(device, "branches", 4)
     assert planner.plan.schedule.streams > 1
     assert any(placed.waits for placed in planner.plan.schedule.placed)
+
+
+def test_the_update_by_our_kernel_is_cut_into_buckets_to_the_bit(device, monkeypatch):
+    monkeypatch.setattr("kitsune.engine.split.FIRST_BYTES", 80)
+    planner, graph, (loss, _), step, twin = planned_and_plain(device, "branches", 4, adamw_by_our_kernel)
+    assert [launch.name for launch in planner.plan.recording.graph.launches].count("adamw") > 1
+    losses, expected = trained(device, graph, loss, twin)
+    assert equal(losses, [each[0] for each in expected])
+    assert equal(step.state(), twin.state())
 
 
 def test_replays_allocate_nothing(device):

@@ -13,15 +13,29 @@ from kitsune.optimizer import KitsuneOptimizer
 from kitsune.plan import Plan
 from tests.optimizer_models import *  # noqa: F403
 from tests.optimizer_semantics import *  # noqa: F403
-from tests.training_pairs import Batch, Net, batches, check, criterion, fused_adamw, pair, simple_loop, train_both
+from tests.optimizer_semantics import KERNEL
+from tests.training_pairs import (
+    Batch,
+    Net,
+    adamw,
+    batches,
+    check,
+    criterion,
+    fused_adamw,
+    pair,
+    simple_loop,
+    train_both,
+)
 
 STEPS, WARM = 12, 4
 
 
-def test_no_step_waits_for_the_device(device: torch.device) -> None:
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_no_step_waits_for_the_device(device: torch.device, by_kernel: bool) -> None:
     """fp16 with a fused update: forward, backward, overflow check and update are all launches."""
     config = AMPConfig(dtype=torch.float16, init_scale=1024.0)
-    both = pair(device, make_optimizer=fused_adamw, enable_amp=True, amp_config=config)
+    make, plan = (adamw, KERNEL) if by_kernel else (fused_adamw, None)
+    both = pair(device, make_optimizer=make, plan=plan, enable_amp=True, amp_config=config)
     data = batches(device, 16)
     simple_loop(both.ours, both.optimizer, data[:12])
     before = both.captured, both.optimizer.counts["update"]

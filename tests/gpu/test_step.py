@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kitsune.device import Recorder, rng_state
+from kitsune.engine.kernels import kernels_of as launched_by
 from kitsune.errors import CaptureError
 from kitsune.knobs import KNOBS
 from kitsune.plan import Plan
@@ -128,7 +129,27 @@ def test_a_broken_capture_raises_its_first_cause(device):
 # What a graph costs and gives -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("knobs", [{}, {"update": "fused"}, {"precision": "fp16", "update": "fused"}])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("update", ["fused", "kitsune"])
+def test_the_update_that_was_chosen_is_what_runs(device, precision, update):
+    planned, _ = pair(device, {"capture": "step", "precision": precision, "update": update})
+    many = [(x.to(device), y.to(device)) for x, y in batches(11)]
+    planned.train(many[:10])
+    launched = launched_by(lambda: planned.train(many[10:]))
+    ours, torchs = (sum(n for name, n in launched.items() if part in name) for part in ("update_kernel", "FusedAdam"))
+    assert (ours, torchs) == ((0, 1) if update == "fused" else (1, 0))
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"update": "fused"},
+        {"precision": "fp16", "update": "fused"},
+        {"update": "kitsune"},
+        {"precision": "fp16", "update": "kitsune"},
+    ],
+)
 def test_a_replayed_step_allocates_its_loss_only(device, knobs):
     planned, _ = pair(device, {"capture": "step", **knobs})
     many = [(x.to(device), y.to(device)) for x, y in batches(20)]
@@ -140,8 +161,9 @@ def test_a_replayed_step_allocates_its_loss_only(device, knobs):
     assert planned.step.report.peak_bytes > 0
 
 
-def test_a_replayed_step_never_waits_for_the_device(device):
-    planned, _ = pair(device, {"capture": "step", "precision": "fp16", "update": "fused"}, clip=1.0)
+@pytest.mark.parametrize("update", ["fused", "kitsune"])
+def test_a_replayed_step_never_waits_for_the_device(device, update):
+    planned, _ = pair(device, {"capture": "step", "precision": "fp16", "update": update}, clip=1.0)
     many = [(x.pin_memory(), y.pin_memory()) for x, y in batches(20)]
     planned.train(many[:10])
     torch.cuda.set_sync_debug_mode("error")
@@ -174,9 +196,10 @@ def test_closing_gives_the_memory_of_the_graphs_back(device):
 
 @pytest.mark.parametrize("capture", ["step", "segments"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
-def test_the_same_kernels_give_the_same_bits_captured_or_not(device, precision, capture):
+@pytest.mark.parametrize("update", ["fused", "kitsune"])
+def test_the_same_kernels_give_the_same_bits_captured_or_not(device, precision, capture, update):
     """No kernel of an MLP adds atomically, and 2^-6 is the same learning rate as number and as fp32 tensor."""
-    knobs = {"precision": precision, "update": "fused"}
+    knobs = {"precision": precision, "update": update}
     captured, launched = pair(device, {**knobs, "capture": capture}, model=lambda: Mlp(dropout=0.25))
     launched = Planned(launched.model, launched.optimizer)
     launched.start(knobs)

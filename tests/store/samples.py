@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Interval, Numerics, Plan
 from kitsune.submission.archive import Archive
+from kitsune.timeline import Launched, Timeline
 from tests.unit.submission.hostile import put, valid
 from tuner.records import (
     Arm,
@@ -85,6 +86,24 @@ def a_trial(run: Run, number: int = 0, **changes: Any) -> Trial:
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARMUP, reason="out of memory")
     given = {"run_id": run.id, "number": number, "source": Source.SEED, "knobs": {"precision": "bf16"}}
     return Trial(**{**given, "failure": failure, "started_at": after(1), "finished_at": after(2), **changes})
+
+
+def a_timeline(count: int = 12, streams: int = 2, **changes: Any) -> Timeline:
+    """Launches that take turns on the streams; those of one name take equally long, and every third waits."""
+    names = ("triton_poi_fused_relu", "aten.addmm", "aten.mm")
+    launches = tuple(
+        Launched(
+            name=place % 3,
+            stream=place % streams,
+            begin_us=5.0 * (place // streams),
+            end_us=5.0 * (place // streams) + 1 + place % 3,
+            waits=(place - streams - 1,) if place % 3 == 0 and place > streams else (),
+            used_bytes=2**20 * (1 + place % 5),
+        )
+        for place in range(count)
+    )
+    told = f"{count} launches on {streams} streams: 0.030 ms predicted, 0.024 ms one after the other; 3 waits; by rule"
+    return Timeline(**{"told": told, "streams": streams, "names": names, "launches": launches, **changes})
 
 
 # NUL is left out: PostgreSQL cannot hold it in a column (in JSON it can, escaped). So are lone surrogates: no UTF-8.

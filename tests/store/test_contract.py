@@ -29,6 +29,7 @@ WRITES: dict[str, Callable[[Connection, Run], object]] = {
         c, run, fingerprint="z", environment=an_environment(), inapplicable={}
     ),
     "release": runs.release,
+    "keep": lambda c, run: runs.keep(c, run, a_plan(9.0), Verdict.FASTER),
     "finish": lambda c, run: runs.finish(c, run, verdict=Verdict.SAME, now=after(500)),
     "finish with a plan": lambda c, run: runs.finish(c, run, plan=a_plan(9.0), verdict=Verdict.FASTER, now=after(500)),
     "fail": lambda c, run: runs.fail(c, run, "reason", now=after(500)),
@@ -187,6 +188,18 @@ class TestStore:
         assert ended.status is RunStatus.FAILED
         assert "vanished" in str(ended.error)
 
+    @pytest.mark.parametrize("workload", ["zoo:mlp", "live"])
+    def test_one_that_was_abandoned_with_its_plan_has_finished(self, database: Database, workload: str) -> None:
+        run, plan = claimed(database, workload=workload), a_plan()
+        with database.begin() as connection:
+            kept = runs.keep(connection, run, plan, Verdict.FASTER)
+            assert runs.fail_abandoned(connection, max_attempts=1, now=after(61)) == 1
+            ended = runs.get(connection, run.id)
+        assert (kept.status, kept.plan_id, kept.verdict) == (RunStatus.RUNNING, plan.plan_id, Verdict.FASTER)
+        assert ended is not None
+        assert (ended.status, ended.error, ended.finished_at) == (RunStatus.FINISHED, None, after(61))
+        assert (ended.plan_id, ended.speedup) == (plan.plan_id, plan.evidence and plan.evidence.speedup)
+
     def test_a_live_model_is_gone_with_its_process(self, database: Database) -> None:
         run = claimed(database, workload="live")
         with database.begin() as connection:
@@ -234,6 +247,23 @@ class TestStore:
             cancelled = runs.cancel(connection, run.id, now=after(1))
             assert runs.heartbeat(connection, run, now=after(2)) == cancelled
             assert runs.claim(connection, "v", device="cpu", now=after(1000)) is None
+
+    @pytest.mark.parametrize("is_released", [False, True])
+    def test_one_that_is_cancelled_with_its_plan_has_finished(self, database: Database, is_released: bool) -> None:
+        """As a finish leaves it, whether or not somebody was at work on it."""
+        run, twin, plan = claimed(database), claimed(database), a_plan()
+        with database.begin() as connection:
+            runs.keep(connection, run, plan, Verdict.FASTER)
+            if is_released:
+                runs.release(connection, run)
+            ended = runs.cancel(connection, run.id, now=after(9))
+            with pytest.raises(LeaseLostError, match="it is finished now"):
+                runs.heartbeat(connection, run, now=after(10))
+            other = runs.finish(connection, twin, plan=plan, verdict=Verdict.FASTER, now=after(9))
+        assert ended is not None
+        assert (ended.status, ended.finished_at, ended.lease_until) == (RunStatus.FINISHED, after(9), None)
+        told = {"plan_id", "verdict", "speedup", "memory_ratio", "error"}
+        assert ended.model_dump(include=told) == other.model_dump(include=told)
 
     def test_what_has_ended_cannot_be_cancelled(self, database: Database) -> None:
         run = claimed(database)

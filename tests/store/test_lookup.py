@@ -112,17 +112,22 @@ class TestLookup:
                 archives.put(connection, archive.to_bytes(), archive)
             assert ids(connection, archive.model_fingerprint) == [plan.plan_id]
 
-    def test_the_extent_tells_of_every_plan_and_archive_that_is_added(self, database: Database) -> None:
-        archive = an_archive()
+    def test_the_extent_tells_of_whatever_may_change_a_find(self, database: Database) -> None:
+        archive, first, other = an_archive(), a_plan(1.1), a_plan(1.2)
         with database.begin() as connection:
             seen = [plans.extent(connection)]
-            put(connection, a_plan(1.1))
+            put(connection, first)
             seen.append(plans.extent(connection))
-            put(connection, a_plan(1.1))
+            put(connection, first)
             assert plans.extent(connection) == seen[-1]
             archives.put(connection, archive.to_bytes(), archive)
             seen.append(plans.extent(connection))
-        assert seen == [(0, 0), (1, 0), (1, 1)]
+            archives.put(connection, archive.to_bytes(), archive)
+            assert plans.extent(connection) == seen[-1]
+            plans.delete_of(connection, [first.plan_id])
+            plans.put(connection, other, now=after(1))  # as many as before
+            seen.append(plans.extent(connection))
+        assert seen == [(0, 0, None), (1, 0, START), (1, 1, START), (1, 1, after(1))]
 
 
 def test_a_search_reads_indexes_and_no_table_from_end_to_end(tmp_path: Path) -> None:
@@ -135,5 +140,5 @@ def test_a_search_reads_indexes_and_no_table_from_end_to_end(tmp_path: Path) -> 
         steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given).all()
     details = [step.detail for step in steps]
     assert any("ix_kitsune_plans_fingerprint_gpu" in detail for detail in details)
-    assert any("ix_kitsune_archives_model_fingerprint" in detail for detail in details)
+    assert any("ix_kitsune_models_model_fingerprint" in detail for detail in details)
     assert not [detail for detail in details if detail.startswith("SCAN kitsune")]

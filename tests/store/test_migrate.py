@@ -165,6 +165,30 @@ def test_a_database_without_teams_tells_of_its_runs_what_a_list_shows(bare_url: 
             assert [token.team for token in tokens.listed(connection)] == ["default"]
 
 
+def test_archives_from_before_tell_of_their_models_and_count_for_their_teams(bare_url: str) -> None:
+    """Rows as 0005 had them."""
+    moment = "2026-11-20 12:00:00.123456"
+    with Database(create(bare_url)) as database:
+        with database.begin() as connection:
+            command.upgrade(migrate.config(connection), "0005")
+            put = partial(insert_row, connection)
+            for letter, size in (("a", 3), ("b", 5)):  # two batch sizes of one step
+                put("archives", sha256=letter * 64, content=b"x", size_bytes=size, fingerprint="f",
+                    model_fingerprint="m", created_at=moment)  # fmt: skip
+                put("archive_owners", team="red", sha256=letter * 64, created_at=moment)
+            put("archive_owners", team="blue", sha256="b" * 64, created_at=moment)
+            put("plans", plan_id="p", team="red", fingerprint="f", gpu="G", created_at=moment, document="{}")
+        migrate.bring_up_to_date(database)
+        with database.begin() as connection:
+            command.check(migrate.config(connection))
+            assert [found.plan_id for found in plans.find_documents(connection, "m", team="red")] == ["p"]
+            assert plans.find_documents(connection, "m", team="blue") == []
+            assert plans.extent(connection)[:2] == (1, 2)
+            owners = rows(connection, "kitsune_archive_owners", ("team", "sha256", "size_bytes", "sent_at, created_at"))
+        assert [(row["team"], row["size_bytes"]) for row in owners] == [("blue", 5), ("red", 3), ("red", 5)]
+        assert all(row["sent_at"] == row["created_at"] for row in owners)
+
+
 def insert_row(connection: Connection, table: str, **row: Any) -> None:
     columns, values = ", ".join(row), ", ".join(f":{name}" for name in row)
     connection.execute(text(f"INSERT INTO kitsune_{table} ({columns}) VALUES ({values})"), row)
@@ -219,7 +243,7 @@ def test_a_newer_database_is_refused(bare_url: str) -> None:
 def test_our_tables_without_their_version_are_refused(bare_url: str) -> None:
     with open_database(bare_url) as database, database.begin() as connection:
         connection.execute(text(f"DROP TABLE {tables.VERSION_TABLE}"))
-    with pytest.raises(SchemaError, match=r"kitsune_archives, kitsune_plans, .*kitsune_trials but no"):
+    with pytest.raises(SchemaError, match=r"kitsune_archives, .*kitsune_trials but no"):
         open_database(bare_url)
 
 

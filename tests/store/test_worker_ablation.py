@@ -11,7 +11,7 @@ from benchmarks.audit import audited
 from kitsune.errors import LeaseLostError, StoppedError
 from tests.store.carrying import cancel, carried_out, claimed, raising, stored, taken_over
 from tests.unit.tuner.machine import ENVIRONMENT, GRAPH, GRAPH_WINS, SMALL, Machine
-from tuner.ablation import ablation_of
+from tuner.ablation import UNREACHED, ablation_of
 from tuner.events import Ablating, Event, Tried
 from tuner.records import Run, RunStatus, Source, Trial
 from tuner.store import plans, runs, tables
@@ -122,13 +122,27 @@ def test_an_error_that_nobody_foresaw_does_not_fail_the_run(database, machine, c
 @pytest.mark.parametrize("how", [cancel, taken_over])
 def test_who_lost_the_run_stops_and_the_plan_stays(database, machine, how):
     run = claimed(database)
-    with pytest.raises(LeaseLostError, match=r"cancelled|took it over"):
+    with pytest.raises(LeaseLostError, match=r"it is finished now|took it over"):
         carried_out(database, run, machine, at(0, lambda: how(database, run)))
     found, tried = stored(database, run)
     assert left_out(tried) == []
     assert written_plans(database) == 1
     with database.read() as connection:
         assert words(plans.get(connection, found.plan_id).knobs) == GRAPH
+
+
+def test_one_that_is_cancelled_has_finished_and_tells_what_was_not_measured(database, machine):
+    run = claimed(database)
+    with pytest.raises(LeaseLostError, match="it is finished now"):
+        carried_out(database, run, machine, at(1, lambda: cancel(database, run)))
+    found, tried = assert_whole(database, run)
+    assert len(left_out(tried)) == 1
+    with database.read() as connection:
+        plan = plans.get(connection, found.plan_id)
+    told = ablation_of(plan.knobs, tried, found.inapplicable)
+    assert (found.speedup, found.error) == (plan.evidence.speedup, None)
+    assert set(told.unmeasured.values()) == {UNREACHED}
+    assert len(told.contributions) + len(told.unmeasured) == len(plan.knobs)
 
 
 # Taken over -----------------------------------------------------------------------------------------------------------

@@ -14,12 +14,10 @@ from sqlalchemy.exc import ArgumentError
 
 from kitsune.errors import StoreError
 from kitsune.home import private_folder
-from tuner.store.database import READ_ONLY, Database
+from tuner.store.database import BUSY_TIMEOUT_S, READ_ONLY, Database
 from tuner.store.faults import store_error
 from tuner.store.migrate import bring_up_to_date
 
-#: 8 processes that claim at once waited 0.57 s at most (2000 runs, SQLite, 2 cores); beyond this something hangs.
-BUSY_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 10
 #: A network that swallows what we send, or a host that vanished, is noticed after 30 s; TCP itself takes 15 minutes.
 KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
@@ -43,7 +41,7 @@ def open_database(url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Databa
     except BaseException:
         engine.dispose()
         raise
-    return Database(engine)
+    return Database(engine, busy_timeout_s=busy_timeout_s)
 
 
 def create(url: str | URL, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:

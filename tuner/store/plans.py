@@ -1,9 +1,10 @@
 """Plans: content-addressed by plan_id, written once, found by workload and machine.
 
-A workload is named by the fingerprint of its step, or by the `model_fingerprint` of a stored archive: then plans for
-that model and optimizer are found, whatever the loss.
+A workload is named by the fingerprint of its step, or by the `model_fingerprint` of an archive that was sent: then
+plans for that model and optimizer are found, whatever the loss, and also when the archive is no longer kept.
 """
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    delete,
+    exists,
     func,
     or_,
     select,
@@ -39,16 +42,22 @@ _plans = tables.plans
 
 #: The columns that tell a plan for exactly this machine from one for its like (see Environment.match).
 _EXACT = ("compute_capability", "memory_bytes", "torch", "triton", "cuda", "driver")
+#: Those of the plan's document, and of the environment in it, by which it is found.
+_OF_PLAN = ("fingerprint", "batch")
+_OF_ENVIRONMENT = ("device", "gpu", *_EXACT)
+#: Beyond those that were asked for: looked at where one of them was damaged.
+_IN_RESERVE = 20
 
 
 class Extent(NamedTuple):
-    """How much there is to be found. Plans and archives are only ever added: while it is the same, so is every find.
+    """What there is to be found. While it is the same, so is every find: one plan in the place of another is newer.
 
-    An archive counts once for every team that has it.
+    The models are those that the steps of a team are of, and are only ever added.
     """
 
     plans: int
-    archives: int
+    models: int
+    newest: datetime | None
 
 
 class StoredPlan(NamedTuple):
@@ -79,14 +88,12 @@ def _agrees(name: str) -> ColumnElement[bool]:
 
 def _best_first() -> Select[Any]:
     """One statement for all searches, made once: making it took longer than running it."""
-    archives, owners = tables.archives, tables.archive_owners
+    models = tables.models
     named = union_all(
         select(_given("fingerprint")),
-        select(archives.c.fingerprint)
-        .join_from(archives, owners)
-        .where(
-            archives.c.model_fingerprint == _given("fingerprint"),
-            or_(_given("team").is_(None), owners.c.team == _given("team")),
+        select(models.c.fingerprint).where(
+            models.c.model_fingerprint == _given("fingerprint"),
+            or_(_given("team").is_(None), models.c.team == _given("team")),
         ),
     )
     is_exact = and_(*(_agrees(name) for name in _EXACT))
@@ -115,7 +122,8 @@ def _best_first() -> Select[Any]:
 _BEST_FIRST = _best_first()
 _DOCUMENT = select(_plans.c.document).where(_plans.c.plan_id == bindparam("plan_id"), _agrees("team"))
 _EXTENT = select(
-    *(select(func.count()).select_from(table).scalar_subquery() for table in (_plans, tables.archive_owners))
+    *(select(func.count()).select_from(table).scalar_subquery() for table in (_plans, tables.models)),
+    select(func.max(_plans.c.created_at)).scalar_subquery(),
 )
 
 
@@ -139,10 +147,26 @@ def get(connection: Connection, plan_id: str, *, team: str | None = None) -> Pla
     return None if row is None else _from_row(row)
 
 
+def get_readable(connection: Connection, plan_ids: Sequence[str], *, team: str | None = None) -> dict[str, Plan]:
+    """As `get`, several at once, by their ids; those that are not there or cannot be read are left out."""
+    whose = [] if team is None else [_plans.c.team == team]
+    rows = connection.execute(select(_plans).where(_plans.c.plan_id.in_(plan_ids), *whose))
+    return {row.plan_id: plan for row in rows if (plan := _readable(row)) is not None}
+
+
 def get_document(connection: Connection, plan_id: str, *, team: str | None = None) -> str | None:
-    """The stored canonical JSON of a plan, unread: whoever gets it checks it against its id (`Plan.from_json`)."""
+    """The stored canonical JSON of a plan, unread. Raises PlanError when it is not what was written under this id."""
     found: str | None = connection.scalar(_DOCUMENT, {"plan_id": plan_id, "team": team})
+    if found is not None:
+        _check_text(plan_id, found)
     return found
+
+
+def delete_of(connection: Connection, plan_ids: Sequence[str]) -> int:
+    """Deletes those of these plans that no run has; returns how many."""
+    is_had = exists().where(tables.runs.c.plan_id == _plans.c.plan_id)
+    gone = delete(_plans).where(_plans.c.plan_id.in_(plan_ids), ~is_had).returning(_plans.c.plan_id)
+    return len(connection.execute(gone).all())
 
 
 def extent(connection: Connection) -> Extent:
@@ -185,8 +209,13 @@ def find_documents(
 
     `software` names what is known of compute_capability, memory_bytes, torch, triton, cuda and driver.
     """
-    rows = _found(connection, fingerprint, team, batch, device, gpu, software or {}, limit)
-    return [StoredPlan._make(row) for row in rows]
+
+    def sound(most: int) -> tuple[int, list[StoredPlan]]:
+        rows = _found(connection, fingerprint, team, batch, device, gpu, software or {}, most)
+        return len(rows), [StoredPlan._make(row) for row in rows if _is_sound(row)]
+
+    number, plans = sound(limit)
+    return plans if len(plans) == number else sound(limit + _IN_RESERVE)[1][:limit]
 
 
 def _found(
@@ -212,7 +241,7 @@ def _to_row(plan: Plan, team: str, now: datetime) -> dict[str, Any]:
         "team": team,
         "fingerprint": plan.fingerprint,
         "batch": plan.batch,
-        **{name: machine.get(name) for name in ("device", "gpu", *_EXACT)},
+        **{name: machine.get(name) for name in _OF_ENVIRONMENT},
         "run_id": evidence.run_id if evidence else None,
         "verdict": evidence.verdict if evidence else None,
         "speedup": evidence.speedup.median if evidence else None,
@@ -222,7 +251,30 @@ def _to_row(plan: Plan, team: str, now: datetime) -> dict[str, Any]:
     }
 
 
+def _check_text(plan_id: str, document: str) -> None:
+    """Raises PlanError. To the byte: another spelling of the same number is damage as well."""
+    if hashlib.sha256(document.encode()).hexdigest() != plan_id:
+        raise PlanError("plan", f"{plan_id} was altered after it was written; restore the database from a backup")
+
+
+def _is_sound(row: Row[Any]) -> bool:
+    """Whether the text of the plan is as it was written, and the columns by which it is found say what it says."""
+    try:
+        _check_text(row.plan_id, row.document)
+    except PlanError as error:
+        _log.warning("plan %s is left out: %s", row.plan_id, error)
+        return False
+    content = json.loads(row.document)
+    environment = content["environment"] or {}
+    said = {name: content[name] for name in _OF_PLAN} | {name: environment.get(name) for name in _OF_ENVIRONMENT}
+    wrong = [name for name, value in said.items() if getattr(row, name) != value]
+    if wrong:
+        _log.warning("plan %s is left out: its row has another %s than it has", row.plan_id, ", ".join(wrong))
+    return not wrong
+
+
 def _from_row(row: Row[Any]) -> Plan:
+    _check_text(row.plan_id, row.document)
     try:
         content = json.loads(row.document)
     except (ValueError, RecursionError) as error:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Text,
     Update,
     and_,
+    case,
     func,
     insert,
     not_,
@@ -25,10 +26,8 @@ from sqlalchemy import (
     update,
 )
 
-from kitsune.errors import ConflictError
 from kitsune.plan import Environment, Evidence, Plan
 from kitsune.record import Record, canonical_json
-from tuner.ids import new_id
 from tuner.records import Run, RunStatus, Verdict
 from tuner.store import plans, tables
 from tuner.store.lease import is_abandoned, is_claimable, lost, try_update, update_if_held
@@ -45,6 +44,9 @@ LIVE = "live"
 ARCHIVE = "archive"
 #: How the name of a workload begins that every installation has.
 ZOO = "zoo:"
+
+UNFINISHED: Final = tuple(status for status in RunStatus if not status.is_finished)
+ENDED: Final = tuple(status for status in RunStatus if status.is_finished)
 
 _runs = tables.runs
 _trials = tables.trials
@@ -85,8 +87,15 @@ def add(connection: Connection, run: Run, *, content: str | None = None) -> Run:
 
 def get(connection: Connection, run_id: str, *, team: str | None = None) -> Run | None:
     """The run, if it is of this team; without one, whosever it is, as for those who tune."""
-    row = connection.execute(select(_runs).where(_is_of(run_id, team))).one_or_none()
+    row = connection.execute(select(_runs).where(is_of(run_id, team))).one_or_none()
     return None if row is None else from_row(Run, _runs, row)
+
+
+def get_all(connection: Connection, run_ids: Sequence[str], *, team: str | None = None) -> dict[str, Run]:
+    """As `get`, several at once, by their ids; those that are not there are left out."""
+    whose = [] if team is None else [_runs.c.team == team]
+    rows = connection.execute(select(_runs).where(_runs.c.id.in_(run_ids), *whose))
+    return {row.id: from_row(Run, _runs, row) for row in rows}
 
 
 def page(
@@ -150,7 +159,7 @@ def claim(
     fail_abandoned(connection, max_attempts=max_attempts, now=at)
     oldest = (
         select(_runs.c.id)
-        .where(is_claimable(at), _is_data(), _suits(device, gpu))
+        .where(is_claimable(at), is_data(), _suits(device, gpu))
         .order_by(_runs.c.created_at, _runs.c.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -171,7 +180,8 @@ def fail_abandoned(connection: Connection, *, max_attempts: int = MAX_ATTEMPTS, 
     """Ends runs whose worker vanished and that nobody takes over; returns how many.
 
     A run that `max_attempts` workers in a row did not survive, and without one more trial, would take down the next one
-    too; a live model is gone with its process, and the code of a local run is nobody else's to start.
+    too; a live model is gone with its process, and the code of a local run is nobody else's to start. What has its plan
+    already has finished.
     """
     at = now or utcnow()
     last = select(func.max(_trials.c.attempt)).where(_trials.c.run_id == _runs.c.id).scalar_subquery()
@@ -179,8 +189,13 @@ def fail_abandoned(connection: Connection, *, max_attempts: int = MAX_ATTEMPTS, 
     error = "the worker vanished before the run had ended; read the worker's log, then start the run again"
     ended = (
         update(_runs)
-        .where(is_abandoned(at), or_(in_vain >= max_attempts, not_(_is_data())))
-        .values(status=RunStatus.FAILED, error=error, finished_at=at, lease_until=None)
+        .where(is_abandoned(at), or_(in_vain >= max_attempts, not_(is_data())))
+        .values(
+            status=_ended_as(RunStatus.FAILED),
+            error=case((_runs.c.plan_id.is_(None), error)),
+            finished_at=at,
+            lease_until=None,
+        )
         .returning(_runs.c.id)
     )
     return len(connection.execute(ended).all())
@@ -221,6 +236,12 @@ def release(connection: Connection, run: Run) -> Run:
     return update_if_held(connection, run, status=RunStatus.QUEUED, worker=None, heartbeat_at=None, lease_until=None)
 
 
+def keep(connection: Connection, run: Run, plan: Plan, verdict: Verdict) -> Run:
+    """Stores the plan of a run that goes on: whoever asks for it gets it from now on. Raises LeaseLostError."""
+    plans.put(connection, plan, run)
+    return update_if_held(connection, run, **_result(plan, verdict))
+
+
 def finish(
     connection: Connection,
     run: Run,
@@ -233,9 +254,7 @@ def finish(
     at = now or utcnow()
     if plan is not None:
         plans.put(connection, plan, run, now=at)
-    told = _told(plan.evidence) if plan and plan.evidence else {}
-    plan_id = plan.plan_id if plan else None
-    return _ended(connection, run, at, RunStatus.FINISHED, plan_id=plan_id, verdict=verdict, **told)
+    return _ended(connection, run, at, RunStatus.FINISHED, **_result(plan, verdict))
 
 
 def fail(connection: Connection, run: Run, error: str, *, now: datetime | None = None) -> Run:
@@ -248,61 +267,17 @@ def fail(connection: Connection, run: Run, error: str, *, now: datetime | None =
 def cancel(connection: Connection, run_id: str, *, team: str | None = None, now: datetime | None = None) -> Run | None:
     """Ends a queued or running run, whoever works on it; one that has ended stays as it is. None when there is none.
 
+    One that has its plan, and is measured choice by choice, has finished: what was not measured, the ablation tells.
     Its worker learns of it from its next heartbeat, and can write nothing more.
     """
     ended = (
         update(_runs)
-        .where(_is_of(run_id, team), _runs.c.status.in_((RunStatus.QUEUED, RunStatus.RUNNING)))
-        .values(status=RunStatus.CANCELLED, finished_at=now or utcnow(), lease_until=None)
+        .where(is_of(run_id, team), _runs.c.status.in_(UNFINISHED))
+        .values(status=_ended_as(RunStatus.CANCELLED), finished_at=now or utcnow(), lease_until=None)
         .returning(_runs)
     )
     row = connection.execute(ended).one_or_none()
     return get(connection, run_id, team=team) if row is None else from_row(Run, _runs, row)
-
-
-def retry(
-    connection: Connection, run_id: str, *, team: str | None = None, now: datetime | None = None
-) -> tuple[Run, bool] | None:
-    """A queued run that asks for what an ended one asked for, and whether it is new; None when there is no such run.
-
-    While a retry of the run is unfinished, that one is given. Raises ConflictError for a run that has not ended, and
-    for one that needs the machine where it was asked for.
-    """
-    mine = select(_runs, _is_data().label("is_data")).where(_is_of(run_id, team))
-    row = connection.execute(mine.with_for_update(key_share=True)).one_or_none()  # a twin waits for this one
-    if row is None:
-        return None
-    old = from_row(Run, _runs, row)
-    if not old.status.is_finished:
-        raise ConflictError(f"run {old.id} is {old.status}; wait until it has ended, or cancel it first")
-    if not row.is_data:
-        raise ConflictError(
-            f"run {old.id} tuned {old.workload!r:.100}, which only the machine where it was asked for has; start it "
-            "there again with kitsune tune"
-        )
-    content = f"retry {old.id}"
-    known = unfinished(connection, content)
-    if known is not None:
-        return known, False
-    asked = old.model_dump(include={"team", "name", "workload", "archive", "budget_trials", "budget_s", "seed", "tags"})
-    fingerprint = old.fingerprint if old.archive else ""  # that of a name is told by looking at it on the machine
-    device = old.device.partition(":")[0]
-    again = Run(id=new_id(), **asked, fingerprint=fingerprint, device=device, created_at=now or utcnow())
-    return add(connection, again, content=content), True
-
-
-def unfinished(connection: Connection, content: str) -> Run | None:
-    """The oldest run of this content (see `add`) that has not ended."""
-    statement = (
-        select(_runs)
-        .where(
-            _runs.c.content == content, _runs.c.status.in_([status for status in RunStatus if not status.is_finished])
-        )
-        .order_by(_runs.c.created_at, _runs.c.id)
-        .limit(1)
-    )
-    row = connection.execute(statement).one_or_none()
-    return None if row is None else from_row(Run, _runs, row)
 
 
 def annotate(
@@ -318,17 +293,23 @@ def annotate(
     given = {name: value for name, value in said.items() if value is not None}
     if not given:
         return get(connection, run_id, team=team)
-    row = connection.execute(update(_runs).where(_is_of(run_id, team)).values(**given).returning(_runs)).one_or_none()
+    row = connection.execute(update(_runs).where(is_of(run_id, team)).values(**given).returning(_runs)).one_or_none()
     return None if row is None else from_row(Run, _runs, row)
 
 
-def _is_of(run_id: str, team: str | None) -> ColumnElement[bool]:
+def is_of(run_id: str, team: str | None) -> ColumnElement[bool]:
     return _runs.c.id == run_id if team is None else and_(_runs.c.id == run_id, _runs.c.team == team)
 
 
 def _has_tag(tag: str) -> ColumnElement[bool]:
     """The tag as it stands in the JSON of the list. Not LIKE, which on SQLite takes "A" for "a"."""
     return func.replace(_runs.c.tags, canonical_json(tag), "", type_=Text) != type_coerce(_runs.c.tags, Text)
+
+
+def _result(plan: Plan | None, verdict: Verdict | None) -> dict[str, Any]:
+    """What a run says of its plan."""
+    told = _told(plan.evidence) if plan and plan.evidence else {}
+    return {"plan_id": plan.plan_id if plan else None, "verdict": verdict, **told}
 
 
 def _told(evidence: Evidence) -> dict[str, Any]:
@@ -341,7 +322,7 @@ def _told(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _is_data() -> ColumnElement[bool]:
+def is_data() -> ColumnElement[bool]:
     """Runs that need nothing of the machine where they were asked for."""
     is_archive = and_(_runs.c.workload == ARCHIVE, _runs.c.archive.is_not(None))
     return or_(is_archive, _begins(_runs.c.workload, ZOO))
@@ -370,6 +351,11 @@ def _taken(connection: Connection, statement: Update, worker: str, lease_s: floa
         ).returning(_runs)
     ).one_or_none()
     return None if row is None else from_row(Run, _runs, row)
+
+
+def _ended_as(status: RunStatus) -> ColumnElement[str]:
+    """How a run stands that somebody ends: well if it has its plan, else so."""
+    return case((_runs.c.plan_id.is_not(None), RunStatus.FINISHED.value), else_=status.value)
 
 
 def _ended(connection: Connection, run: Run, at: datetime, status: RunStatus, **changes: Any) -> Run:

@@ -7,11 +7,11 @@ from typing import Any, Literal
 from pydantic import Field
 from sqlalchemy import Connection, func, insert, select
 
-from kitsune.errors import ConflictError, NotFoundError
+from kitsune.errors import ConflictError, NotFoundError, QuotaError
 from kitsune.record import Record, canonical_json
 from tuner.ids import new_id
 from tuner.records import DEFAULT_TEAM, DEFAULT_TRIALS, Run
-from tuner.store import archives, runs, tables
+from tuner.store import archives, locks, runs, tables
 from tuner.store.rows import from_row, utcnow
 
 _runs = tables.runs
@@ -36,6 +36,7 @@ def submit(
     owner: str,
     team: str = DEFAULT_TEAM,
     key: str | None = None,
+    most_active: int = 0,
     now: datetime | None = None,
 ) -> tuple[Run, bool]:
     """The run of this request, and whether it is new. `connection` is of a transaction that may write.
@@ -43,14 +44,16 @@ def submit(
     With a key: the run that this owner's first submit with this key started, also when it has ended; ConflictError when
     that one asked for something else. Without: the oldest unfinished run of the same request and owner, if there is
     one. Raises NotFoundError for an archive that the team has not sent, and then remembers nothing. An owner belongs to
-    one team for good.
+    one team for good. Raises QuotaError when the team would have more than `most_active` unfinished runs.
     """
     at = now or utcnow()
     digest = _digest([owner, request.model_dump(mode="json")])
-    _wait_for_twins(connection, ["key", owner, key] if key is not None else ["content", digest])
-    known = runs.unfinished(connection, digest) if key is None else _keyed(connection, owner, key, digest)
+    locks.alone(connection, ("key", owner, key) if key is not None else ("content", digest))  # a twin waits
+    known = unfinished(connection, digest) if key is None else _keyed(connection, owner, key, digest)
     if known is not None:
         return known, False
+    locks.together(connection, locks.ARCHIVES)
+    check_quota(connection, team, most_active)
     run = runs.add(connection, _new_run(connection, request, team, at), content=digest)
     if key is not None:
         row = {"owner": owner, "key": key, "digest": digest, "run_id": run.id, "created_at": at}
@@ -58,11 +61,69 @@ def submit(
     return run, True
 
 
-def _wait_for_twins(connection: Connection, what: list[Any]) -> None:
-    """Until the transaction ends, nobody else submits the same. SQLite has one writer at a time anyway."""
-    if connection.dialect.name == "postgresql":
-        number = int.from_bytes(bytes.fromhex(_digest(what))[:8], signed=True)
-        connection.execute(select(func.pg_advisory_xact_lock(number)))
+def retry(
+    connection: Connection,
+    run_id: str,
+    *,
+    team: str | None = None,
+    most_active: int = 0,
+    now: datetime | None = None,
+) -> tuple[Run, bool] | None:
+    """A queued run that asks for what an ended one asked for, and whether it is new; None when there is no such run.
+
+    While a retry of the run is unfinished, that one is given. Raises ConflictError for a run that has not ended, and
+    for one that needs the machine where it was asked for, and QuotaError as `check_quota` does.
+    """
+    locks.together(connection, locks.ARCHIVES)
+    mine = select(_runs, runs.is_data().label("is_data")).where(runs.is_of(run_id, team))
+    row = connection.execute(mine.with_for_update(key_share=True)).one_or_none()  # a twin waits for this one
+    if row is None:
+        return None
+    old = from_row(Run, _runs, row)
+    if not old.status.is_finished:
+        raise ConflictError(f"run {old.id} is {old.status}; wait until it has ended, or cancel it first")
+    if not row.is_data:
+        raise ConflictError(
+            f"run {old.id} tuned {old.workload!r:.100}, which only the machine where it was asked for has; start it "
+            "there again with kitsune tune"
+        )
+    content = f"retry {old.id}"
+    known = unfinished(connection, content)
+    if known is not None:
+        return known, False
+    check_quota(connection, old.team, most_active)
+    asked = old.model_dump(include={"team", "name", "workload", "archive", "budget_trials", "budget_s", "seed", "tags"})
+    fingerprint = old.fingerprint if old.archive else ""  # that of a name is told by looking at it on the machine
+    device = old.device.partition(":")[0]
+    again = Run(id=new_id(), **asked, fingerprint=fingerprint, device=device, created_at=now or utcnow())
+    return runs.add(connection, again, content=content), True
+
+
+def check_quota(connection: Connection, team: str, most_active: int) -> None:
+    """Raises QuotaError when the team has so many unfinished runs; 0 is any number.
+
+    Those of the same moment may pass together.
+    """
+    if not most_active:
+        return
+    active = select(func.count()).select_from(_runs).where(_runs.c.team == team, _runs.c.status.in_(runs.UNFINISHED))
+    if connection.execute(active).scalar_one() >= most_active:
+        raise QuotaError(
+            f"the team {team} has {most_active} runs that have not ended, and may have no more; wait until one has, "
+            "or cancel one that nobody needs"
+        )
+
+
+def unfinished(connection: Connection, content: str) -> Run | None:
+    """The oldest run of this content (see `add`) that has not ended."""
+    statement = (
+        select(_runs)
+        .where(_runs.c.content == content, _runs.c.status.in_(runs.UNFINISHED))
+        .order_by(_runs.c.created_at, _runs.c.id)
+        .limit(1)
+    )
+    row = connection.execute(statement).one_or_none()
+    return None if row is None else from_row(Run, _runs, row)
 
 
 def _keyed(connection: Connection, owner: str, key: str, digest: str) -> Run | None:

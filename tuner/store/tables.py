@@ -26,7 +26,7 @@ from kitsune.record import Record, canonical_json
 from tuner.records import DEFAULT_TEAM
 
 #: The newest revision in `migrations/versions`; a test compares.
-SCHEMA_REVISION = "0005"
+SCHEMA_REVISION = "0008"
 #: Ours alone: Optuna keeps its own revision in `alembic_version` of the same database.
 VERSION_TABLE = "kitsune_alembic_version"
 
@@ -126,6 +126,7 @@ plans = Table(
     Column("document", JsonText, nullable=False),
     Column("team", Line, nullable=False, server_default=DEFAULT_TEAM),
     Index(None, "fingerprint", "gpu"),
+    Index(None, "created_at"),
 )
 
 archives = Table(
@@ -137,18 +138,29 @@ archives = Table(
     Column("fingerprint", Line, nullable=False),
     Column("model_fingerprint", Line, nullable=False),
     Column("created_at", Moment, nullable=False),
-    Index(None, "fingerprint"),
-    Index(None, "model_fingerprint"),
 )
 
-# The bytes of an archive are kept once, whoever sends them; a team may refer to those that it sent itself.
+# The bytes of an archive are kept once, whoever sends them; a team may refer to those that it sent itself. Their size
+# stands here too: to read it beside the bytes, SQLite walks through all of them.
 archive_owners = Table(
     "kitsune_archive_owners",
     metadata,
     Column("team", Line, primary_key=True),
     Column("sha256", Line, ForeignKey(archives.c.sha256), primary_key=True),
     Column("created_at", Moment, nullable=False),
+    Column("size_bytes", Whole, nullable=False, server_default="0"),
+    Column("sent_at", Moment),
     Index(None, "sha256"),
+)
+
+# Which steps of a team are of which model and optimizer: what a look-up by a model needs, also without the archives.
+models = Table(
+    "kitsune_models",
+    metadata,
+    Column("team", Line, primary_key=True),
+    Column("fingerprint", Line, primary_key=True),
+    Column("model_fingerprint", Line, primary_key=True),
+    Index(None, "model_fingerprint"),
 )
 
 runs = Table(
@@ -186,6 +198,7 @@ runs = Table(
     Column("tags", JsonText, nullable=False, server_default="[]"),
     Column("note", Line, nullable=False, server_default=""),
     Index(None, "archive"),
+    Index(None, "plan_id"),
     Index(None, "content"),
     Index(None, "status", "created_at", "id"),
     Index(None, "created_at", "id"),
@@ -211,6 +224,14 @@ trials = Table(
     Column("finished_at", Moment, nullable=False),
 )
 
+# The launches of a step by the plan of the run, compressed: read for one page, and never beside a list of runs.
+timelines = Table(
+    "kitsune_timelines",
+    metadata,
+    Column("run_id", Line, ForeignKey(runs.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+
 submits = Table(
     "kitsune_submits",
     metadata,
@@ -219,6 +240,7 @@ submits = Table(
     Column("digest", Line, nullable=False),
     Column("run_id", Line, ForeignKey(runs.c.id), nullable=False),
     Column("created_at", Moment, nullable=False),
+    Index(None, "run_id"),
 )
 
 shares = Table(

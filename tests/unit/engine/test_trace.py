@@ -23,7 +23,7 @@ def plan():
 
 
 def test_a_trace_has_every_launch_once_every_wait_and_every_stream(plan):
-    trace = json.loads(json.dumps(trace_of(plan.recording.graph, plan.schedule, plan.memory)))
+    trace = json.loads(json.dumps(trace_of(plan.timeline())))
     events = trace["traceEvents"]
     of_kind = {kind: [event for event in events if event["ph"] == kind] for kind in "MXsfC"}
     assert sorted(event["args"]["launch"] for event in of_kind["X"]) == list(range(len(plan.recording.calls)))
@@ -37,7 +37,7 @@ def test_a_trace_has_every_launch_once_every_wait_and_every_stream(plan):
 
 
 def test_launches_of_a_stream_do_not_overlap(plan):
-    trace = trace_of(plan.recording.graph, plan.schedule, plan.memory)
+    trace = trace_of(plan.timeline())
     for stream in range(plan.schedule.streams):
         boxes = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["tid"] == stream]
         ends = [event["ts"] + event["dur"] for event in boxes]
@@ -60,7 +60,9 @@ def test_the_picture_is_well_formed_and_has_a_box_for_every_launch(plan, tmp_pat
     root = ET.parse(tmp_path / "step.svg").getroot()
     boxes = root.findall("{http://www.w3.org/2000/svg}rect")
     assert len(boxes) == len(plan.recording.calls)
-    assert json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    assert any(event["args"]["reads"] for event in events if event["ph"] == "X")
+    assert all(event["args"]["writes"] for event in events if event["ph"] == "X")
 
 
 def test_idle_shares_are_shares(plan):

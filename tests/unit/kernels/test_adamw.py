@@ -82,6 +82,16 @@ def test_step_and_learning_rate_may_be_tensors(device, dtype):
     assert_close(after(adamw_, state, step=step, lr=lr), exactly(state, step=7))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_each_parameter_may_have_a_step_of_its_own(device, dtype):
+    state = state_of(device, [(9,), (2, 3), (), (4100,), (5,)])
+    steps = [torch.tensor(step, device=device, dtype=dtype) for step in (1, 40, 7, 1000, 2)]
+    alone = [exactly([[tensors[at]] for tensors in state], step=int(step)) for at, step in enumerate(steps)]
+    wanted = [one for tensors in zip(*alone, strict=True) for one in tensors]
+    for function in (adamw_, reference):
+        assert_close(after(function, state, step=steps), wanted)
+
+
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_nothing_changes_where_gradients_were_not_finite(device, shape):
     state = state_of(device, [(9,), ()])
@@ -95,13 +105,18 @@ def test_nothing_changes_where_gradients_were_not_finite(device, shape):
         assert_close(after(function, state, found_inf=skipped * 0), exactly(state))
 
 
-def test_gradients_count_divided_by_their_scale_and_stay(device):
-    state = state_of(device, [(9,), (2, 3)])
+@pytest.mark.parametrize("function", [adamw_, reference])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_left_divided_by_their_scale_as_torch_leaves_them(device, function, dtype):
+    state = state_of(device, [(9,), (3, 2)])
+    state[1] = [state[1][0].to(dtype), state[1][1].to(dtype).t().contiguous().t()]  # the second is laid otherwise
     scaled = [state[0], [one * 1024 for one in state[1]], *state[2:]]
-    before = copies(scaled[1:2])[0]
-    for function in (adamw_, reference):
-        assert_close(after(function, scaled, grad_scale=torch.full((1,), 1024.0, device=device)), exactly(state))
-    assert all(map(torch.equal, scaled[1], before))
+    flags = {"grad_scale": torch.full((1,), 1024.0, device=device), "found_inf": torch.ones((), device=device)}
+    after(function, scaled, **flags)
+    assert all(torch.equal(one, other * 1024) for one, other in zip(scaled[1], state[1], strict=True))
+    flags["found_inf"].zero_()
+    assert_close(after(function, scaled, **flags), exactly(state))
+    assert all(map(torch.equal, scaled[1], state[1]))
 
 
 def test_what_does_not_fit_into_one_launch_goes_into_the_next(device):
@@ -168,9 +183,10 @@ def test_leaves_that_require_gradients_are_updated(device):
 
 
 def test_the_operator_is_what_torch_asks_of_one(device):
-    one = torch.ones((), device=device, dtype=torch.float64)
-    factors = (*BETAS, EPS, DECAY, torch.zeros(1, device=device), None)
-    torch.library.opcheck(kernel.update, (*state_of(device, [(3,), (2,)]), one, one, *factors), test_utils=CHECKS)
+    one = torch.ones((), device=device)
+    factors = (*BETAS, EPS, DECAY, torch.zeros(1, device=device), one)
+    given = (*state_of(device, [(3,), (2,)]), [one, one.clone()], one, *factors)
+    torch.library.opcheck(kernel.update, given, test_utils=CHECKS)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

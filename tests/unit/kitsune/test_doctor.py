@@ -13,6 +13,8 @@ import pytest
 
 from kitsune import doctor
 from kitsune.doctor import Status
+from tuner import confinement
+from tuner.confinement import Confinement, Means, confinement_here
 from tuner.store.engine import open_database
 from tuner.store.tables import VERSION_TABLE
 
@@ -385,3 +387,25 @@ def test_children_that_do_not_start_are_a_failure(monkeypatch, error):
 def test_a_child_that_says_nothing_is_a_failure(monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
     assert doctor.check_spawn().status == Status.FAIL
+
+
+def test_it_is_said_whether_strangers_are_measured_without_a_network(monkeypatch):
+    found = confinement_here("cpu")
+    check = doctor.check_confinement()
+    assert (check.status, check.detail) == (Status.WARN if found.has_network else Status.OK, str(found))
+    refused = Confinement(Means.BOUNDS, ("namespaces: not permitted", "filter: no filter for sparc"))
+    monkeypatch.setattr(confinement, "confinement_here", lambda device: refused)
+    check = doctor.check_confinement()
+    assert check.status == Status.WARN
+    assert check.detail.endswith("with the network: namespaces: not permitted; filter: no filter for sparc")
+
+
+def test_a_confinement_that_is_switched_off_or_makes_no_sense_is_seen(monkeypatch):
+    monkeypatch.setenv("KITSUNE_CONFINE", "off")
+    check = doctor.check_confinement()
+    assert check.status == Status.WARN
+    assert "KITSUNE_CONFINE is off" in check.detail and "unset KITSUNE_CONFINE" in check.fix
+    monkeypatch.setenv("KITSUNE_CONFINE", "perhaps")
+    check = doctor.check_confinement()
+    assert check.status == Status.FAIL
+    assert "KITSUNE_CONFINE is 'perhaps'" in check.detail

@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,15 +13,13 @@ from kitsune.amp import AMPConfig
 from kitsune.device import environment
 from kitsune.errors import DeclinedError, SettingsError
 from kitsune.fusion import FusionConfig
-from kitsune.knobs import Choice
 from kitsune.optimizer import KitsuneOptimizer
 from kitsune.plan import Plan
 from kitsune.step_profile import CALIBRATION_STEPS
 from kitsune.streams import StreamConfig
-from kitsune.techniques import Facts
-from kitsune.techniques.capture import Capture
 from tests.optimizer_models import *  # noqa: F403
 from tests.optimizer_semantics import *  # noqa: F403
+from tests.step_cases import capturing_cpu
 from tests.training_pairs import STEPS, check
 
 WARM = 4
@@ -30,14 +27,7 @@ WARM = 4
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """A CPU on which capture is allowed: its graphs are twins that run their function again."""
-    given = Capture.why_not
-
-    def why_not(self: Capture, choice: Choice, facts: Facts) -> str | None:
-        return given(self, choice, replace(facts, device="cuda"))
-
-    monkeypatch.setattr(Capture, "why_not", why_not)
-    return torch.device("cpu")
+    return capturing_cpu(monkeypatch)
 
 
 class ConvNet(nn.Module):

@@ -44,6 +44,9 @@ def test_the_planned_launches_are_told_of_and_drawn(device, tmp_path):
     run.train(batches(5, 6, 3, 8, 8))
     count = launches_told(run.step.report)
     assert count > 10
+    timeline = run.step.report.timeline(at_most=count - 4)
+    assert (len(timeline.launches), timeline.left_out) == (count - 4, 4)
+    assert timeline.told == run.step.report.planned
     assert launches_drawn(run.step.report, tmp_path / "step.json") == count
     run.step.report.svg(str(tmp_path / "step.svg"))
     boxes = ET.parse(tmp_path / "step.svg").getroot().findall("{http://www.w3.org/2000/svg}rect")
@@ -88,6 +91,7 @@ def test_a_model_that_changes_has_no_picture_until_it_is_captured_anew(device, t
 def test_one_stream_is_not_planned(device, tmp_path):
     run = training(device, {"capture": "step"})
     run.train(batches(5))
+    assert run.step.report.timeline() is None
     assert_nothing_drawn(run.step.report, "trace", tmp_path, "the launches run on one stream; a plan with capture=step")
     assert_nothing_drawn(Report(), "svg", tmp_path, "the launches run on one stream")
 

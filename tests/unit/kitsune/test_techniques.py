@@ -56,6 +56,11 @@ def test_everything_applies_where_everything_is_there():
         ({"optimizer_options": ()}, "update=fused", "AdamW has no fused implementation"),
         ({"optimizer_chosen": "foreach=True"}, "update=fused", "built with foreach=True"),
         ({"parameter_dtypes": frozenset({torch.complex64})}, "update=fused", "floating-point"),
+        ({"device": "cpu"}, "update=kitsune", "kernels of ours need a GPU"),
+        ({"compiler": "no Triton"}, "update=kitsune", "no Triton"),
+        ({"update_kernel": "does not know amsgrad"}, "update=kitsune", "amsgrad"),
+        ({"optimizer_chosen": "fused=True"}, "update=kitsune", "built with fused=True"),
+        ({"sparse_gradients": True}, "update=kitsune", "sparse gradients"),
         ({"device": "cpu"}, "capture=step", "CUDA graphs need a GPU"),
         ({"distributed": True}, "capture=segments", "distributed"),
         ({"hook": "a forward hook on fc"}, "capture=step", "a forward hook on fc would not run"),
@@ -78,7 +83,9 @@ def test_facts_of_a_model():
     assert facts.parameter_dtypes == {torch.float32}
     assert (facts.attention, facts.hook, facts.distributed, facts.optimizer_chosen) == (None, None, False, None)
     assert set(facts.optimizer_options) == {"foreach", "fused", "capturable"}
+    assert facts.update_kernel is None
     assert facts_of(model, OwnSgd(model.parameters(), 1.0), CPU).optimizer_options == ()
+    assert "not for OwnSgd" in facts_of(model, OwnSgd(model.parameters(), 1.0), CPU).update_kernel
     chosen = torch.optim.Adam(model.parameters(), foreach=False)
     assert facts_of(model, chosen, CPU).optimizer_chosen == "foreach=False"
 
@@ -211,6 +218,21 @@ def test_the_implementation_is_switched_and_switched_back(make, choice):
     build.undo.close()
     assert [{**group, "params": None} for group in optimizer.param_groups] == groups
     optimizer.step()
+
+
+def test_the_kernel_is_put_into_the_optimizer_and_taken_out():
+    model = Mlp()
+    optimizer = adamw(model.parameters())
+    before = copy.deepcopy(optimizer.state_dict()), set(vars(optimizer))
+    build = build_of(model, optimizer)
+    TECHNIQUES["update"].apply("kitsune", build)
+    assert (optimizer.param_groups[0]["fused"], optimizer.param_groups[0]["foreach"]) == (True, False)
+    assert "_init_group" in vars(optimizer)
+    assert optimizer.state_dict() == before[0]
+    build.undo.close()
+    assert "_init_group" not in vars(optimizer)
+    assert optimizer.state_dict() == before[0]
+    assert optimizer.param_groups[0]["fused"] is None
 
 
 def test_a_loaded_checkpoint_brings_its_own_flags():

@@ -94,7 +94,7 @@ def assert_problem(response: object, status: int, *words: str) -> dict[str, obje
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
     assert problem["status"] == status
-    assert problem["type"].startswith("urn:kitsune:problem:")
+    assert problem["type"].startswith("/problems/")
     assert problem["title"] and len(problem["detail"]) > 20
     for word in words:
         assert word in problem["detail"]

@@ -39,7 +39,9 @@ NEEDS = {
     ("POST", "/api/v1/runs/{run_id}/cancel"): Scope.SUBMIT,
     ("POST", "/api/v1/runs/{run_id}/retry"): Scope.SUBMIT,
     ("PATCH", "/api/v1/runs/{run_id}"): Scope.SUBMIT,
+    ("DELETE", "/api/v1/runs/{run_id}"): Scope.SUBMIT,
     ("GET", "/api/v1/runs/{run_id}/export"): Scope.READ,
+    ("GET", "/api/v1/runs/{run_id}/trace"): Scope.READ,
     ("POST", "/api/v1/runs/{run_id}/share"): Scope.SUBMIT,
     ("DELETE", "/api/v1/runs/{run_id}/share"): Scope.SUBMIT,
     ("GET", "/api/v1/compare"): Scope.READ,
@@ -94,7 +96,7 @@ def test_without_a_live_token_every_route_is_shut(stranger, database: Database, 
     for header in headers:
         response = ask(stranger, method, path, headers=header, content=b"{" if method in ("POST", "PATCH") else None)
         problem = assert_problem(response, 401, "token" if header else "Authorization: Bearer")
-        assert problem["type"] == "urn:kitsune:problem:unauthorized"
+        assert problem["type"] == "/problems/unauthorized"
         assert response.headers["www-authenticate"].startswith('Bearer realm="kitsune"')
 
 
@@ -213,5 +215,5 @@ def test_the_description_holds_all_that_it_refers_to_and_examples(client):
     referred = set(re.findall(r'"#/components/schemas/(\w+)"', text))
     assert referred <= set(schemas)
     assert {"Problem", "Submit", "RunView", "RunsView", "TrialsView", "ArchiveView", "Lookup", "PlanView"} <= referred
-    assert {"Annotation", "SideBySide", "RunExport", "ShareView", "SharesEnded"} <= referred
+    assert {"Annotation", "SideBySide", "RunExport", "Trace", "ShareView", "SharesEnded"} <= referred
     assert all(schemas[name]["examples"] for name in ("Submit", "Problem", "Annotation"))

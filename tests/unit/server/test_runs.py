@@ -60,7 +60,7 @@ def test_a_key_stands_for_one_submit(client, database, archive):
     assert first.json()["id"] == again.json()["id"]
     assert first.headers["idempotency-key"] == again.headers["idempotency-key"] == "k1"
     problem = assert_problem(submit(client, archive, "k1", seed=1), 409)
-    assert problem["type"] == "urn:kitsune:problem:conflict"
+    assert problem["type"] == "/problems/conflict"
     assert count(database) == 1
 
 
@@ -257,3 +257,39 @@ def test_cancel_of_a_run_that_is_not_there_is_a_404(client):
 def test_an_id_that_cannot_be_one_is_refused(client, name):
     for path in ("", "/trials", "/events"):
         assert_problem(client.get(f"{PLACE}/{name}{path}"), 422, "run_id")
+
+
+# Deleting -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended(client, database, archive):
+    """A run that has finished, with a trial and a plan."""
+    run_id = submit(client, archive, "k").json()["id"]
+    with database.begin() as connection:
+        mine = runs.claim_one(connection, run_id, "w")
+        trials.add(connection, mine, a_trial(mine))
+        return runs.finish(connection, mine, plan=a_plan(fingerprint="f" * 64), verdict=Verdict.FASTER)
+
+
+@pytest.mark.parametrize(("query", "left"), [("", 200), ("?plan=false", 200), ("?plan=true", 404)])
+def test_a_run_is_deleted_and_its_plan_where_that_is_asked_for(client, database, ended, query, left):
+    response = client.delete(f"{PLACE}/{ended.id}{query}")
+    assert (response.status_code, response.json()) == (200, {"id": ended.id})
+    assert_problem(client.get(f"{PLACE}/{ended.id}"), 404)
+    assert_problem(client.delete(f"{PLACE}/{ended.id}"), 404)
+    assert client.get(f"/api/v1/plans/{ended.plan_id}").status_code == left
+    assert count(database) == 0
+
+
+def test_a_run_that_goes_on_is_not_deleted(client, database, archive):
+    run = submit(client, archive).json()
+    problem = assert_problem(client.delete(run["links"]["self"]), 409, "is queued", "cancel it first")
+    assert problem["type"] == "/problems/conflict"
+    assert count(database) == 1
+
+
+def test_what_asked_for_a_deleted_run_may_ask_again(client, archive, ended):
+    client.delete(f"{PLACE}/{ended.id}")
+    assert_problem(submit(client, archive, "k"), 404, "send it first")
+    assert_problem(client.post(f"{PLACE}/{ended.id}/retry"), 404)

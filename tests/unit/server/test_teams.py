@@ -9,12 +9,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from server import lookups, remembered
-from tests.store.samples import a_plan, a_run, a_trial, after
+from tests.store.samples import a_plan, a_run, a_timeline, a_trial, after
 from tests.unit.server.conftest import HERE, assert_problem, bearer, secret
 from tests.unit.server.test_auth import NEEDS
 from tests.unit.submission import hostile
 from tuner.records import RunStatus
-from tuner.store import archives, runs, tables, trials
+from tuner.store import archives, runs, tables, timelines, trials
 from tuner.store.tokens import Scope
 
 ASKED = {"fingerprint": "f" * 64, "gpu": "NVIDIA H200", "torch": "2.13.0"}
@@ -41,6 +41,7 @@ def theirs(database) -> Theirs:
         runs.add(connection, run)
         claimed = runs.claim_one(connection, run.id, "w")
         trials.add(connection, claimed, a_trial(claimed))
+        timelines.put(connection, claimed, a_timeline())
         runs.finish(connection, claimed, plan=plan, now=after(9))
     return Theirs(run.id, plan.plan_id, kept.sha256)
 
@@ -81,10 +82,12 @@ ADDRESSED = {
     ("GET", "/api/v1/runs/{run_id}/trials"): {},
     ("GET", "/api/v1/runs/{run_id}/events"): {},
     ("GET", "/api/v1/runs/{run_id}/export"): {},
+    ("GET", "/api/v1/runs/{run_id}/trace"): {},
     ("POST", "/api/v1/runs/{run_id}/cancel"): {},
     ("POST", "/api/v1/runs/{run_id}/retry"): {},
     ("POST", "/api/v1/runs/{run_id}/share"): {},
     ("DELETE", "/api/v1/runs/{run_id}/share"): {},
+    ("DELETE", "/api/v1/runs/{run_id}"): {},
     ("PATCH", "/api/v1/runs/{run_id}"): {"json": {"note": "mine now", "tags": ["mine"]}},
     ("GET", "/api/v1/plans/{plan_id}"): {"headers": {"If-None-Match": "*"}},
 }

@@ -68,3 +68,5 @@ def test_options_that_torch_refuses_are_archive_errors():
         build_optimizer(OptimizerEntry(name="SGD", groups=(Group(parameters=(0,), options={"betas": 1.0}),)), tensors)
     with pytest.raises(ArchiveError, match="SGD cannot be built"):
         build_optimizer(OptimizerEntry(name="SGD", groups=(Group(parameters=(0,), options={"lr": -1.0}),)), tensors)
+    with pytest.raises(ArchiveError, match="Adam cannot be built"):
+        build_optimizer(OptimizerEntry(name="Adam", groups=(Group(parameters=(0,), options={"betas": ()}),)), tensors)

@@ -35,6 +35,16 @@ def test_sampled_floats_stay_in_range(values, dtype):
     assert within(found.max(), tensor.min(), tensor.max())
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_masks_of_the_largest_number_can_be_drawn(dtype, sign):
+    kind = getattr(torch, dtype)
+    largest = sign * torch.finfo(kind).max
+    for values in ([largest] * 100, [0.0, largest] * 50):
+        found = twin(torch.tensor(values, dtype=kind))
+        assert found.isfinite().all() and found.abs().max() > abs(largest) / 4
+
+
 def within(value, low, high):
     """Between the powers of two around a range, on the same side of 0."""
     return (low / 2 if low > 0 else low * 2) <= value <= (high * 2 if high > 0 else high / 2)

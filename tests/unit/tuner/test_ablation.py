@@ -17,8 +17,10 @@ from tuner.ablation import (
     ablation_of,
     arms_without,
     chunks,
+    companions,
     contributions,
     course,
+    in_order,
     next_chunk,
     reasons_of,
     refusals,
@@ -74,7 +76,7 @@ def measured(
 
 
 def all_measured(knobs: Knobs, step_ms: StepMs, **more: object) -> list[Measurement]:
-    return [measured(arms_without(knobs, chunk), step_ms, **more) for chunk in chunks(knobs, EVERYTHING)]
+    return [measured(arms_without(knobs, chunk, EVERYTHING), step_ms, **more) for chunk in chunks(knobs, EVERYTHING)]
 
 
 def found_in(knobs: Knobs, step_ms: StepMs, **more: object) -> Ablation:
@@ -182,7 +184,7 @@ def in_two_processes(slower: float, blocks: tuple[int, int] = (20, 20), noise: r
     """Of choices that do not touch each other; in the second process every step takes `slower` times as long."""
     found = [
         measured(
-            arms_without(PLAN, chunk),
+            arms_without(PLAN, chunk, EVERYTHING),
             lambda chosen, times=times: times * additive(chosen) * (noise.gauss(1, 0.01) if noise else 1),
             count,
         )
@@ -213,7 +215,7 @@ def test_an_interaction_that_is_not_there_is_seldom_seen_whatever_the_clocks_do(
 def test_in_the_gain_every_process_has_the_same_weight_and_its_interval_tells_how_far_they_differ():
     first, second = chunks(PLAN, EVERYTHING)
     looks = [
-        measured(arms_without(PLAN, chunk), lambda chosen, ms=ms: 5.0 if chosen else ms, count)
+        measured(arms_without(PLAN, chunk, EVERYTHING), lambda chosen, ms=ms: 5.0 if chosen else ms, count)
         for chunk, ms, count in ((first, 10.0, 20), (second, 15.0, MIN_BLOCKS))
     ]
     gain = contributions(PLAN, looks).gain_ms
@@ -237,7 +239,7 @@ def test_where_all_have_too_few_blocks_nothing_is_told_but_the_reason(blocks):
 
 def test_there_are_reasons_where_nothing_was_measured():
     assert reasons_of(PLAN, []) == {}
-    assert list(reasons_of(STREAMED, [])) == ["capture"]
+    assert reasons_of(STREAMED, []) == {}
     failed = a_trial(0, PLAN, failure("a wall"))
     assert reasons_of(PLAN, [failed]) == dict.fromkeys(("precision", "compile"), "a wall")
 
@@ -246,7 +248,7 @@ def test_intervals_are_those_of_the_paired_blocks():
     noise = random.Random(1)
     (chunk,) = chunks({"layout": "channels_last", "precision": "bf16"}, EVERYTHING)
     knobs = {name: FREE[name] for name in chunk}
-    measurement = measured(arms_without(knobs, chunk), lambda chosen: 10.0 - 2 * len(chosen))
+    measurement = measured(arms_without(knobs, chunk, EVERYTHING), lambda chosen: 10.0 - 2 * len(chosen))
     arms = [
         arm.model_copy(update={"step_ms": tuple(ms + noise.gauss(0, 0.2) for ms in arm.step_ms)})
         for arm in measurement.arms
@@ -271,31 +273,51 @@ def test_what_was_found_survives_json():
 
 @given(all_plans)
 @settings(max_examples=100, deadline=None)
-def test_every_choice_is_left_out_once_or_there_is_a_reason(knobs):
-    refused = refusals(knobs, EVERYTHING)
+def test_every_choice_is_left_out_once(knobs):
+    assert refusals(knobs, EVERYTHING) == {}
     together = chunks(knobs, EVERYTHING)
     left_out = [knob for chunk in together for knob in chunk]
     assert len(left_out) == len(set(left_out))
-    assert set(left_out) | set(refused) == (set(knobs) if len(knobs) > 1 else set())
+    assert set(left_out) == (set(knobs) if len(knobs) > 1 else set())
+    needed = companions(knobs, EVERYTHING)
     for chunk in together:
         assert 1 <= len(chunk) <= MOST_LEFT_OUT
-        eager, *others, plan = arms_without(knobs, chunk)
+        eager, *others, plan = arms_without(knobs, chunk, EVERYTHING)
         assert (eager.name, eager.knobs, plan.name, plan.knobs) == (EAGER, {}, CANDIDATE, knobs)
-        for knob, arm in zip(chunk, others, strict=True):
-            assert (arm.name, arm.knobs) == (f"{WITHOUT}{knob}", without(knobs, knob))
-            assert EVERYTHING.allows(arm.knobs) is None
+        assert len(others) <= MOST_LEFT_OUT
+        arms = {arm.name: arm.knobs for arm in others}
+        for knob in chunk:
+            assert arms[f"{WITHOUT}{knob}"] == without(knobs, knob, *needed[knob])
+            assert without(knobs, *needed[knob]) in [*arms.values(), knobs]
+        assert all(EVERYTHING.allows(arm.knobs) is None for arm in others)
         assert Job(workload="zoo:mlp", device="cpu", arms=(eager, *others, plan))
 
 
-def test_a_choice_that_others_need_is_not_left_out_and_the_reason_is_told():
-    assert chunks(STREAMED, EVERYTHING) == [("precision", "streams")]
-    found = ablation_of(
-        STREAMED, [a_trial(0, STREAMED, all_measured(STREAMED, lambda chosen: 10.0 - len(chosen))[0])], {}
-    )
-    assert [part.knob for part in found.contributions] == ["precision", "streams"]
-    why = "streams=4 beside capture=none: only launches that are captured can be scheduled"
-    assert found.unmeasured == {"capture": why}
-    assert found.interaction_ms.median == 1, "what was not measured is in it"
+def test_a_choice_that_others_need_is_compared_with_the_plan_without_them():
+    assert chunks(STREAMED, EVERYTHING) == [("precision", "streams"), ("capture",)]
+    took_ms = {("precision", "capture", "streams"): 4.0, ("precision", "capture"): 5.0, ("precision",): 8.0}
+    measurements = all_measured(STREAMED, lambda chosen: took_ms.get(tuple(in_order(chosen)), 10.0))
+    found = ablation_of(STREAMED, [a_trial(number, STREAMED, each) for number, each in enumerate(measurements)], {})
+    assert saved_ms(found) == {"precision": 6, "capture": 3, "streams": 1}
+    assert [part.beside for part in found.contributions] == [(), ("streams",), ()]
+    assert found.unmeasured == {}
+
+
+def test_all_that_need_it_go_with_a_choice():
+    knobs = {**STREAMED, "pool_bytes": 2**30}
+    assert companions(knobs, EVERYTHING)["capture"] == ("streams", "pool_bytes")
+    assert companions(knobs, EVERYTHING)["streams"] == ("pool_bytes",)
+    names = [arm.name for arm in arms_without(knobs, ("capture",), EVERYTHING)]
+    assert names == [EAGER, "without streams and pool_bytes", "without capture", CANDIDATE]
+
+
+def test_a_choice_that_cannot_go_at_all_says_why():
+    class Strict:
+        def allows(self, knobs):
+            return None if "capture" in knobs else "nothing without a graph"
+
+    assert refusals(STREAMED, Strict()) == {"capture": "nothing without a graph"}
+    assert chunks(STREAMED, Strict()) == [("precision", "streams")]
 
 
 @pytest.mark.parametrize("kind", FailureKind)
@@ -315,7 +337,7 @@ def test_it_comes_to_an_end_whatever_fails(outcomes, knobs):
         chunk = next_chunk(knobs, trials, EVERYTHING)
         if chunk is None:
             break
-        outcome = failure("a wall", kind) if kind else measured(arms_without(knobs, chunk), lambda _: 1.0)
+        outcome = failure("a wall", kind) if kind else measured(arms_without(knobs, chunk, EVERYTHING), lambda _: 1.0)
         trials.append(a_trial(number, knobs, outcome))
     assert next_chunk(knobs, trials, EVERYTHING) is None
     found = ablation_of(knobs, trials)

@@ -13,7 +13,7 @@ from kitsune.errors import BaselineError, NoTrialError
 from kitsune.plan import Plan
 from kitsune.submission.archive import Archive
 from tests.store.samples import a_plan, a_run, after, an_environment
-from tests.unit.tuner.terminal import BF16, INSPECTED, RUN, STREAMED, TRIALS, a_failure, a_trial, an_ablation
+from tests.unit.tuner.terminal import BF16, INSPECTED, RUN, STREAMED, TRIALS, a_failure, a_trial, ablations
 from tuner import session
 from tuner.ablation import Ablation
 from tuner.api import Result
@@ -129,14 +129,14 @@ def test_show_as_json_holds_the_records(call, store):
     assert Plan.from_json(found["plan"]).plan_id == run.plan_id
 
 
-#: What `an_ablation` says, a line each.
+#: What `ablations` say, a line each.
 GIVEN = (
-    "What each choice gives (a step takes 10.00 ms as given, 4.000 ms by the plan; 8 blocks):",
+    "What each choice gives (a step takes 10.00 ms as given, 4.000 ms by the plan; 16 blocks):",
     "precision=bf16 +3.000 +3.000 to +3.000 50%",
+    "capture=step, without streams +0.750 +0.750 to +0.750 12%",
     "streams=4 +1.500 +1.500 to +1.500 25%",
-    "interaction: what these leave +1.500 +1.500 to +1.500 25%",
+    "interaction: what these leave +0.750 +0.750 to +0.750 12%",
     "all together +6.000 +6.000 to +6.000 100%",
-    "capture streams=4 beside capture=none: only launches that are captured can be scheduled",
 )
 
 
@@ -145,14 +145,15 @@ def in_words(out: str) -> list[str]:
 
 
 def test_show_tells_what_each_choice_gives(call, store):
-    run = stored(store, a_run(), a_trial(0, STREAMED.knobs), an_ablation(1), plan=STREAMED)
+    run = stored(store, a_run(), a_trial(0, STREAMED.knobs), *ablations(1), plan=STREAMED)
     assert set(GIVEN) <= set(in_words(call("runs", "show", run.id)[1]))
     found = Ablation.model_validate(json.loads(call("runs", "show", run.id, "--json")[1])["ablation"])
     assert [(part.knob, part.saved_ms.median, part.share) for part in found.contributions] == [
         ("precision", 3.0, 0.5),
+        ("capture", 0.75, 0.125),
         ("streams", 1.5, 0.25),
     ]
-    assert list(found.unmeasured) == ["capture"]
+    assert found.unmeasured == {}
 
 
 def test_show_of_a_run_without_an_ablation_says_nothing_of_it(call, store):
@@ -457,7 +458,7 @@ def test_the_first_ctrl_c_does_not_break_the_confirmation_and_the_second_does(ca
 
 
 def test_tune_ends_with_what_each_choice_gives(call, tuning):
-    given = result(plan=STREAMED, trials=(*TRIALS, an_ablation(3)))
+    given = result(plan=STREAMED, trials=(*TRIALS, *ablations(3)))
     tuning(lambda tell: given)
     code, out, _ = call("tune", "zoo:mlp")
     assert code == 0

@@ -1,5 +1,8 @@
-"""What of our environment a measuring process sees."""
+"""What of our environment a measuring process sees, and by what means it is kept from the network."""
 
+import json
+import logging
+import re
 import subprocess
 import sys
 
@@ -7,7 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.confinement import SECRETS, environment_of, runs_code
+from kitsune.errors import SettingsError
+from tuner import confinement, self_test
+from tuner.confinement import (
+    FREE,
+    SECRETS,
+    Confinement,
+    Means,
+    confinement_here,
+    confinement_of,
+    environment_of,
+    problem_of,
+    runs_code,
+)
 
 CLOUD = {"AWS_SECRET_ACCESS_KEY": "a", "HF_TOKEN": "b", "SSH_AUTH_SOCK": "c", "WANDB_API_KEY": "d", "PGPASSWORD": "e"}
 NEEDED = {"PATH": "/bin", "HOME": "/root", "CUDA_VISIBLE_DEVICES": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
@@ -38,3 +53,103 @@ def test_a_process_that_crashes_leaves_no_core():
     script += "print(*r.getrlimit(r.RLIMIT_CORE))"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["0", "0"]
+
+
+# The network ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def untested(monkeypatch):
+    """As in a process that has not looked yet."""
+    monkeypatch.delenv("KITSUNE_CONFINE", raising=False)
+    confinement._tested.cache_clear()
+    yield
+    confinement._tested.cache_clear()
+
+
+@pytest.mark.parametrize("workload", ["train.py:make", "/home/ada/a.ksn.py:make"])
+def test_code_of_the_users_own_is_started_as_it_is(workload):
+    assert confinement_of(workload, "cpu") is FREE
+    assert FREE.command(["python", "-m", "tuner.child"]) == ["python", "-m", "tuner.child"]
+
+
+def test_a_stranger_is_started_by_the_best_means_that_work_here(untested):
+    found = confinement_of("zoo:mlp", "cpu")
+    assert found == confinement_of("/tmp/a.ksn", "cpu")
+    assert problem_of(found, "cpu") is None
+    better = list(Means)[: list(Means).index(found.means)]
+    assert [reason.partition(":")[0] for reason in found.refused] == [means.value for means in better]
+    assert found.has_network == str(found).startswith("archives and models of the zoo are measured with the network: ")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "refused"),
+    [(Means.FILTER, 1), (Means.BOUNDS, 2), (Means.NOTHING, 3)],
+)
+def test_where_the_best_means_fail_the_next_ones_are_taken_and_it_is_said(
+    allowed, refused, untested, monkeypatch, caplog
+):
+    problem = lambda confined, device: None if confined.means is allowed else f"no {device} in here"  # noqa: E731
+    monkeypatch.setattr(confinement, "problem_of", problem)
+    with caplog.at_level(logging.INFO, "kitsune"):
+        found = confinement_here("cuda:1")
+        assert confinement_here("cuda:1") is found
+    assert found.means is allowed
+    assert list(found.refused) == [f"{means.value}: no cuda:1 in here" for means in list(Means)[:refused]]
+    (record,) = caplog.records
+    assert record.levelno == (logging.INFO if allowed is Means.FILTER else logging.WARNING)
+    assert ("no cuda:1 in here" in record.getMessage()) == found.has_network
+
+
+def test_it_can_be_switched_off(untested, monkeypatch):
+    monkeypatch.setenv("KITSUNE_CONFINE", "off")
+    found = confinement_of("zoo:mlp", "cpu")
+    assert found.command(["python"]) == ["python"]
+    assert "KITSUNE_CONFINE is off" in str(found)
+    monkeypatch.setenv("KITSUNE_CONFINE", "a little")
+    with pytest.raises(SettingsError, match="KITSUNE_CONFINE is 'a little'"):
+        confinement_of("zoo:mlp", "cpu")
+
+
+def test_a_self_test_that_fails_is_a_problem_with_a_reason(monkeypatch, tmp_path):
+    scripts = {
+        "print('{')": "the self-test did not run",
+        "import sys; sys.exit('no such luck')": "no such luck",
+        "import os; os._exit(7)": "the self-test ended with code 7",
+        "import time; time.sleep(60)": "the self-test did not run: .*timed out",
+        told_by(open=["192.0.2.1"], broken=[]): "192.0.2.1 can be reached all the same",
+        told_by(open=[], broken=["the GPU: gone"]): "measuring would fail: the GPU: gone",
+    }
+    monkeypatch.setattr(confinement, "SELF_TEST_S", 2.0)
+    for script, problem in scripts.items():
+        monkeypatch.setattr(confinement, "SELF_TEST", tmp_path / "script.py")
+        (tmp_path / "script.py").write_text(script)
+        found = problem_of(Confinement(Means.NAMESPACES), "cpu")
+        # where the kernel allows no namespaces, that is the problem
+        assert found is not None
+        assert re.match(problem, found) or "cannot be confined" in found
+    (tmp_path / "script.py").write_text(told_by(open=["192.0.2.1"], broken=[]))
+    assert problem_of(Confinement(Means.BOUNDS), "cpu") is None
+
+
+def told_by(**told: list[str]) -> str:
+    return f"print({json.dumps(json.dumps(told))})"
+
+
+def test_the_self_test_tells_what_is_open_and_what_is_broken(monkeypatch):
+    assert "127.0.0.1" in set(self_test.still_open())
+    assert list(self_test.broken("cpu")) == []
+    monkeypatch.setattr(self_test.ctypes, "CDLL", lambda name: Driver(cuMemAlloc_v2=2))
+    assert list(self_test.broken("cuda:0")) == ["the GPU: cuMemAlloc_v2 answered 2"]
+    monkeypatch.setattr(self_test.ctypes, "CDLL", lambda name: Driver())
+    assert list(self_test.broken("cuda:0")) == ["the GPU: its memory does not hold what was written"]
+
+
+class Driver:
+    """Answers each call with a number, 0 unless told otherwise, and does nothing."""
+
+    def __init__(self, **answers: int) -> None:
+        self._answers = answers
+
+    def __getattr__(self, name: str):
+        return lambda *arguments: self._answers.get(name, 0)

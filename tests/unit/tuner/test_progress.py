@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kitsune.knobs import KNOBS
 from tests.store.samples import a_run
-from tests.unit.tuner.terminal import BF16, RUN, STREAMED, TRIALS, a_course, a_failure, a_trial, an_ablation
+from tests.unit.tuner.terminal import BF16, RUN, STREAMED, TRIALS, a_course, a_failure, a_trial, ablations
 from tuner import progress, views
 from tuner.events import Ablating, Started, Tried
 from tuner.progress import Lines, Live, Quiet, Standing, telling
@@ -73,7 +73,7 @@ def test_a_time_budget_is_the_longest_that_is_left():
 def test_plain_lines_tell_each_trial_once():
     out = io.StringIO()
     tell = Lines(Console(file=out, width=40, markup=False))
-    for event in [*a_course(RUN, list(TRIALS)), Ablating(("precision", "streams")), Tried(an_ablation(3))]:
+    for event in [*a_course(RUN, list(TRIALS)), Ablating(("precision", "streams")), Tried(ablations(3)[0])]:
         tell(event)
     assert out.getvalue().splitlines() == [
         "run the-run: zoo:mlp on cpu",

@@ -7,7 +7,19 @@ from pydantic import ValidationError
 
 from kitsune.errors import MeasureError, PlanError
 from kitsune.plan import Environment, Numerics
-from tuner.protocol import ArmSpec, Inspection, Job, LineReader, Message, misfit, one_line, parse_message
+from tests.store.samples import a_timeline
+from tuner.protocol import (
+    MAX_LAUNCHES,
+    MAX_LINE_BYTES,
+    ArmSpec,
+    Inspection,
+    Job,
+    LineReader,
+    Message,
+    misfit,
+    one_line,
+    parse_message,
+)
 from tuner.records import Arm, Failure, FailureKind, Measurement, Phase
 
 ENVIRONMENT = Environment(device="cpu", gpu="a CPU", memory_bytes=1, torch="2.13.0", python="3.11.7", kitsune="0.1.0")
@@ -44,12 +56,14 @@ def measurement(**changes: object) -> Measurement:
     return Measurement(**{**fields, **changes})
 
 
+TIMELINE = a_timeline()
 FAILURE = Failure(kind=FailureKind.RAISED, phase=Phase.BUILD, reason="so")
 MESSAGES = st.sampled_from(
     [
         *(Message(phase=phase) for phase in Phase),
         Message(failure=FAILURE),
         Message(measurement=measurement()),
+        Message(measurement=measurement(), timeline=TIMELINE),
         Message(inspection=INSPECTION),
     ]
 )
@@ -168,6 +182,28 @@ def test_an_answer_to_another_question(answer):
 
 def test_a_measurement_does_not_answer_an_inspection():
     assert misfit(Job(kind="inspect", workload="w", device="cpu"), measurement())
+
+
+def test_a_timeline_comes_beside_its_measurement_and_is_part_of_none():
+    outcome = parse_message(Message(measurement=measurement(), timeline=TIMELINE).line()).outcome
+    assert isinstance(outcome, Measurement)
+    assert outcome.timeline == TIMELINE
+    assert outcome.model_copy(update={"timeline": None}) == measurement()
+    assert "timeline" not in outcome.model_dump()
+    assert "timeline" not in json.loads(outcome.canonical_json())
+    with pytest.raises(MeasureError, match="a timeline comes with a measurement"):
+        parse_message(json.dumps({"phase": "build", "timeline": json.loads(TIMELINE.model_dump_json())}).encode())
+
+
+def test_a_timeline_that_was_not_asked_for_or_is_too_long_does_not_fit():
+    found = measurement(timeline=TIMELINE)
+    asking = JOB.model_copy(update={"timeline": True})
+    too_long = a_timeline(MAX_LAUNCHES + 1)
+    assert misfit(asking, found) is None
+    assert misfit(asking, measurement()) is None
+    for job, outcome in ((JOB, found), (asking, measurement(timeline=too_long))):
+        assert "a timeline that nobody asked for, or too long a one" in misfit(job, outcome)
+    assert len(Message(measurement=measurement(), timeline=a_timeline(MAX_LAUNCHES, 8)).line()) < MAX_LINE_BYTES // 4
 
 
 @given(st.text(max_size=300), st.integers(1, 100))

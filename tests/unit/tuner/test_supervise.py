@@ -3,6 +3,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 from kitsune.errors import StoppedError
 from tests.processes import is_gone
 from tuner import supervise as supervising
+from tuner.confinement import confinement_here
 from tuner.protocol import Job, Limits, Message
 from tuner.records import Failure, FailureKind, Phase
 from tuner.supervise import OWNER, supervise, sweep
@@ -243,6 +245,20 @@ def test_of_a_stranger_only_what_running_it_needs_reaches_the_child(monkeypatch)
     names = ["KITSUNE_DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "CUDA_MODULE_LOADING"]
     script = f"print(*map(os.environ.get, {names}), file=sys.stderr); sys.exit(1)"
     assert run(script).reason.endswith("None None LAZY")
+
+
+def test_a_script_of_the_users_own_has_the_network_and_a_stranger_has_none():
+    """Or it is said that he has."""
+    script = "import socket\ntry:\n socket.create_connection(('127.0.0.1', {port}), 5).send(b'x'); told = 'reached'\n"
+    script += "except OSError: told = 'refused'\n" + f"say({ANSWER!r}.replace('as it says', told))"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = (sys.executable, "-c", PRELUDE + script.replace("{port}", str(server.getsockname()[1])))
+        own = supervise(JOB.model_copy(update={"workload": "train.py:make"}), Limits(), command)
+        stranger = supervise(JOB, Limits(), command)
+    assert isinstance(own, Failure)
+    assert isinstance(stranger, Failure)
+    assert own.reason == "reached"
+    assert stranger.reason == ("reached" if confinement_here("cpu").has_network else "refused")
 
 
 def test_ctrl_c_kills_the_child_and_propagates(tmp_path):

@@ -52,6 +52,13 @@ def test_the_winner_is_measured_afresh_and_only_those_samples_are_the_evidence()
     assert trials[-1].comparison.speedup == evidence.speedup
 
 
+def test_only_a_confirmation_asks_for_the_launches_of_its_last_arm():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
+    run_out(machine, a_run(budget_trials=8))
+    assert [job.timeline for job in machine.jobs] == [is_confirmation(job) for job in machine.jobs]
+    assert machine.jobs[-1].timeline
+
+
 def test_a_plan_is_the_same_for_the_same_measurements_and_survives_json():
     first, again = (
         run_out(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL), a_run(budget_trials=8))[1].plan for _ in range(2)

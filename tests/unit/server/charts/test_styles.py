@@ -3,13 +3,14 @@
 import re
 from pathlib import Path
 
+from server.charts.in_use import in_use
 from server.charts.pareto import pareto
 from server.charts.samples import samples
 from server.charts.search import Tried, search_history
 from server.charts.timeline import Span, timeline
 from server.charts.trend import trend
 from server.charts.waterfall import waterfall
-from tests.unit.server.charts import test_pareto, test_samples, test_search, test_trend, test_waterfall
+from tests.unit.server.charts import test_in_use, test_pareto, test_samples, test_search, test_trend, test_waterfall
 from tests.unit.server.charts.drawings import drawings
 
 STATIC = Path(__file__).parents[4] / "server" / "pages" / "static"
@@ -28,6 +29,7 @@ def drawn_classes() -> set[str]:
         search_history([*sources, *test_search.PLAIN]),
         samples(test_samples.PLAIN),
         trend(test_trend.moments(0, 30)),
+        in_use(test_in_use.PLAIN),
         timeline([*kinds, Span(0, 100.0, 9000.0, "long")]),
     ]
     roots = [root for chart in charts for root in drawings(chart)]

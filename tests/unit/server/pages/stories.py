@@ -9,9 +9,12 @@ from typing import Any
 
 from kitsune.knobs import Choice
 from kitsune.plan import Numerics, Plan
+from kitsune.timeline import Timeline
 from tests.store.samples import START, a_run, an_environment
+from tuner.ablation import WITHOUT, arms_without, chunks
 from tuner.protocol import Inspection
 from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Run, RunStatus, Source, Trial
+from tuner.space import Space
 from tuner.verdicts import CANDIDATE, EAGER, STOCK, compare_arms, decide, plan_from
 
 Story = tuple[Run, list[Trial], Plan | None]
@@ -48,6 +51,16 @@ def measured_on_a_cpu() -> Story:
 def lenet5_on_a_cpu() -> Story:
     """`kitsune tune 'zoo:lenet5?batch=16' --trials 5 --device cpu`: a real gain, and what each choice gave."""
     return recorded("lenet5_on_a_cpu.json")
+
+
+def resnet18_on_an_h200() -> Story:
+    """`kitsune tune zoo:resnet18 --trials 7` on an NVIDIA H200, at commit cc7c5d2."""
+    return recorded("resnet18_on_an_h200.json")
+
+
+def branches_on_a_cpu() -> Timeline:
+    """What a measuring process made of a model like that of tests/e2e/test_timeline.py, on threads for streams."""
+    return Timeline.model_validate_json((HERE / "branches_on_a_cpu.json").read_text("utf-8"))
 
 
 def recorded(name: str) -> Story:
@@ -213,16 +226,13 @@ def confirmation(run: Run, best_ms: float, stock_ms: float) -> Trial:
 
 
 def ablation(run: Run) -> list[Trial]:
-    """The plan without each of its knobs, two in a process; capture cannot be left out beside streams."""
-    lost = {"layout": 0.21, "precision": 1.9, "compile": 1.1, "update": 0.4, "streams": 0.26}
-    names = list(lost)
+    """The plan without each of its knobs, two in a process; capture goes with the streams."""
+    gone = {"layout": 2.72, "precision": 4.41, "compile": 3.61, "update": 2.91, "streams": 2.77, "capture": 3.13}
     found = []
-    for number, first in enumerate(range(0, len(names), 2), 11):
-        left_out = [
-            arm(f"without {name}", {k: v for k, v in BEST_STREAMS.items() if k != name}, 2.51 + lost[name], 20)
-            for name in names[first : first + 2]
-        ]
-        told = measurement(arm(EAGER, {}, 10.45, 20), *left_out, arm(CANDIDATE, BEST_STREAMS, 2.51, 20))
+    for number, chunk in enumerate(chunks(BEST_STREAMS, Space.of(INAPPLICABLE)), 11):
+        eager, *others, plan = arms_without(BEST_STREAMS, chunk, Space.of(INAPPLICABLE))
+        left_out = [arm(spec.name, spec.knobs, gone[spec.name.removeprefix(WITHOUT)], 20) for spec in others]
+        told = measurement(arm(eager.name, {}, 10.45, 20), *left_out, arm(plan.name, BEST_STREAMS, 2.51, 20))
         found.append(trial(run, number, Source.ABLATION, BEST_STREAMS, told))
     return found
 

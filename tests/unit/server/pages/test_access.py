@@ -15,7 +15,14 @@ from tuner.store.rows import utcnow
 from tuner.store.tokens import Scope
 
 #: All that may be looked at without a session.
-OPEN = {("GET", "/login"), ("POST", "/login"), ("GET", "/shared/{secret}"), ("GET", "/shared/{secret}/live")}
+OPEN = {
+    ("GET", "/login"),
+    ("POST", "/login"),
+    ("GET", "/problems"),
+    ("GET", "/problems/{slug}"),
+    ("GET", "/shared/{secret}"),
+    ("GET", "/shared/{secret}/live"),
+}
 #: What each page needs, None: any session. A new page must be written down here.
 #: They lead to what the run shows, so that `submit` alone is not enough.
 ALSO_READ = {"/runs/{run_id}/note", "/runs/{run_id}/share"}
@@ -28,9 +35,11 @@ NEEDS = {
     ("GET", "/runs/{run_id}/export.csv"): Scope.READ,
     ("GET", "/runs/{run_id}/export.html"): Scope.READ,
     ("GET", "/runs/{run_id}/export.json"): Scope.READ,
+    ("GET", "/runs/{run_id}/trace.json"): Scope.READ,
     ("POST", "/runs/{run_id}/cancel"): Scope.SUBMIT,
     ("POST", "/runs/{run_id}/retry"): Scope.SUBMIT,
     ("POST", "/runs/{run_id}/note"): Scope.SUBMIT,
+    ("POST", "/runs/{run_id}/delete"): Scope.SUBMIT,
     ("POST", "/runs/{run_id}/share"): Scope.SUBMIT,
     ("POST", "/runs/{run_id}/unshare"): Scope.SUBMIT,
     ("GET", "/plans/{plan_id}"): Scope.READ,

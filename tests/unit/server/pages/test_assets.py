@@ -7,6 +7,8 @@ import pytest
 
 from server.pages import assets
 
+#: A link that somebody may follow by hand; a page that is shown asks for nothing there.
+PERFETTO = '<a href="https://ui.perfetto.dev" rel="noopener noreferrer">'
 #: `htmx.org` 2.0.11 of npm, dist/htmx.min.js.
 HTMX = "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
 
@@ -56,5 +58,6 @@ def test_no_template_holds_a_script_a_style_or_another_host():
         assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)|hx-on|javascript:", text), (
             template.name
         )
+        text = text.replace(PERFETTO, "")
         assert not re.search(r"(src|href|action)=\"(https?:)?//", text), template.name
         assert not re.search(r"\|\s*safe\b", text), template.name

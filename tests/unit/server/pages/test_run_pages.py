@@ -1,14 +1,18 @@
+import html
 import re
 from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
 
-from tests.store.samples import a_run, an_environment
-from tests.unit.server.conftest import HERE
+from kitsune.engine.trace import trace_of
+from kitsune.timeline import Timeline
+from server.traces import why_none
+from tests.store.samples import a_run, a_timeline, an_environment
+from tests.unit.server.conftest import HERE, bearer, secret
 from tests.unit.server.pages import stories
-from tests.unit.server.pages.visits import Visit, keep, visit
-from tuner.records import RunStatus
+from tests.unit.server.pages.visits import Visit, keep, keep_timeline, visit
+from tuner.records import Run, RunStatus
 from tuner.store import runs
 from tuner.store.database import Database
 from tuner.store.tokens import Scope
@@ -70,10 +74,12 @@ def test_the_page_of_a_run_has_all_its_parts(ada, database):
         "Search",
         "Trials",
         "Time against memory",
+        "Launches on streams",
         "Noise",
         "Where this comes from",
         "Tags and note",
         "Share",
+        "Delete",
     ]
     assert text.count('<div class="chart">') == 5
     assert f'href="/plans/{run.plan_id}"' in text
@@ -135,7 +141,7 @@ def test_without_a_session_there_is_only_the_way_in(stranger, database, place):
     assert answer.headers["location"].startswith("/login?next=/")
 
 
-@pytest.mark.parametrize("act", ["cancel", "retry", "note", "share", "unshare"])
+@pytest.mark.parametrize("act", ["cancel", "retry", "note", "share", "unshare", "delete"])
 def test_acts_need_the_scope_the_form_and_the_team(ada, reader, outsider, database, act):
     run = keep(database, stories.cancelled())
     path = f"/runs/{run.id}/{act}"
@@ -150,7 +156,7 @@ def test_who_may_only_read_is_offered_nothing_to_change(ada, reader, database):
     run = keep(database, stories.running())
     assert "/cancel" in shown(ada, f"/runs/{run.id}")
     text = shown(reader, f"/runs/{run.id}")
-    for act in ("cancel", "retry", "note", "share", "unshare"):
+    for act in ("cancel", "retry", "note", "share", "unshare", "delete"):
         assert f'action="/runs/{run.id}/{act}"' not in text
 
 
@@ -183,6 +189,34 @@ def test_a_run_that_has_ended_is_run_again(ada, database):
     assert place != f"/runs/{run.id}"
     assert "waiting for a worker" in shown(ada, place)
     assert ada.send(f"/runs/{run.id}/retry").headers["location"] == place
+
+
+@pytest.mark.parametrize("with_plan", [False, True])
+def test_a_run_that_has_ended_is_deleted_after_a_question(ada, database, with_plan):
+    """The question opens without a script, and nothing is deleted before it is answered."""
+    run = keep(database, stories.with_a_gain())
+    before, _, rest = shown(ada, f"/runs/{run.id}").partition(
+        '<details class="sure"><summary>Delete this run</summary>'
+    )
+    assert f'action="/runs/{run.id}/delete"' in rest.partition("</details>")[0]
+    assert f'action="/runs/{run.id}/delete"' not in before
+    answer = ada.send(f"/runs/{run.id}/delete", **({"plan": "too"} if with_plan else {}))
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs")
+    assert run.id not in shown(ada, "/runs")
+    assert ada.client.get(f"/runs/{run.id}").status_code == 404
+    plan = ada.client.get(f"/plans/{run.plan_id}")
+    assert plan.status_code == (404 if with_plan else 200)
+    assert "The run that found it" not in plan.text
+
+
+@pytest.mark.parametrize("story", [stories.queued, stories.running])
+def test_a_run_that_goes_on_is_not_deleted(ada, database, story):
+    run = keep(database, story())
+    assert "/delete" not in shown(ada, f"/runs/{run.id}")
+    answer = ada.send(f"/runs/{run.id}/delete")
+    assert answer.status_code == 409
+    assert "cancel it first" in answer.text
+    assert status_of(database, run.id) is run.status
 
 
 @pytest.mark.parametrize("workload", ["train.py:make_workload", "live"])
@@ -256,9 +290,9 @@ def test_without_scripts_a_running_page_loads_itself_again(ada, database):
 
 
 def link_of(visit: Visit, run_id: str) -> str:
-    made = visit.send(f"/runs/{run_id}/share")
-    assert made.status_code == 200
-    (link,) = set(re.findall(rf"{HERE}(/shared/[\w-]+)", made.text))
+    """As a browser does: it follows to the page with the new link."""
+    assert visit.send(f"/runs/{run_id}/share").headers["location"] == f"/runs/{run_id}"
+    (link,) = set(re.findall(rf"{HERE}(/shared/[\w-]+)", shown(visit, f"/runs/{run_id}")))
     return link
 
 
@@ -272,7 +306,9 @@ def test_a_link_shows_its_run_and_nothing_else(ada, stranger, database):
     assert [place for place in places if not place.startswith("/static/") and place != "/"] == []
     assert "<form" not in answer.text
     assert stranger.get(f"/shared/{other.id}").status_code == 404
-    assert link.rpartition("/")[2] not in shown(ada, f"/runs/{run.id}")
+    text = shown(ada, f"/runs/{run.id}")
+    assert link.rpartition("/")[2] not in text
+    assert "1\N{NO-BREAK SPACE}link to it works now" in text, "loading the page again makes no other"
 
 
 def test_a_link_follows_a_run_that_goes_on(ada, stranger, database):
@@ -365,11 +401,14 @@ def test_a_comparison_shows_what_differs(ada, database):
 def test_a_comparison_warns_of_what_cannot_be_compared(ada, database):
     one = keep(database, stories.with_a_gain())
     machine = an_environment(gpu="NVIDIA A100", torch="2.11.0")
-    other = keep(database, stories.with_a_gain(environment=machine, fingerprint="c" * 64))
+    run, tried, _ = stories.with_a_gain(environment=machine, fingerprint="c" * 64)
+    other = keep(database, (run.evolve(plan_id=None), tried, None))
     text = shown(ada, f"/compare?ids={one.id},{other.id}")
-    assert "different GPUs (NVIDIA A100, NVIDIA H200)" in text
-    assert "different versions of torch (2.11.0, 2.13.0)" in text
-    assert "different training steps" in text
+    said = re.findall(r'<p class="notice warn">([^<]*)\.</p>', html.unescape(text))
+    assert "Measured on different GPUs (NVIDIA A100, NVIDIA H200): times do not compare, gains only with care" in said
+    headers = bearer(secret(database))
+    told = ada.client.get(f"/api/v1/compare?ids={one.id},{other.id}", headers=headers).json()["warnings"]
+    assert said == [warning[:1].upper() + warning[1:] for warning in told], "in the words of the API"
 
 
 @pytest.mark.parametrize("count", [0, 1, 21])
@@ -386,3 +425,89 @@ def test_every_page_allows_nothing_but_files_of_ours(ada, stranger, database):
         assert " style=" not in answer.text and "<style" not in answer.text
         assert re.findall(r"\son\w+=", answer.text) == []
         assert answer.headers["cache-control"] == "no-store"
+
+
+# Launches on streams --------------------------------------------------------------------------------------------------
+
+
+def on_streams(database: Database, timeline: Timeline) -> Run:
+    run = keep(database, stories.with_a_gain())
+    keep_timeline(database, run, timeline)
+    return run
+
+
+def test_the_launches_of_the_plan_are_drawn_told_and_saved(ada, database):
+    run = on_streams(database, a_timeline())
+    for path in (f"/runs/{run.id}", f"/plans/{run.plan_id}"):
+        text = shown(ada, path)
+        for words in (
+            "Launches on streams</h2>",
+            "12 launches on 2 streams: 0.030 ms predicted",
+            "<title>Launches of a step, stream by stream</title>",
+            "<title>Memory in use during a step</title>",
+            '<th scope="row" class="break">aten.mm</th><td class="number">4</td><td class="number">12.0</td>',
+        ):
+            assert words in text
+        assert f'<a href="/runs/{run.id}/trace.json">save the trace</a>' in text
+        assert "No timeline" not in text
+    answer = ada.client.get(f"/runs/{run.id}/trace.json")
+    assert answer.json() == trace_of(a_timeline())
+    assert "attachment" in answer.headers["content-disposition"]
+
+
+def test_whoever_has_a_link_or_the_file_sees_the_launches_and_is_offered_nothing_that_asks_for_more(
+    ada, stranger, database
+):
+    run = on_streams(database, a_timeline())
+    for text in (stranger.get(link_of(ada, run.id)).text, shown(ada, f"/runs/{run.id}/export.html")):
+        assert "<title>Launches of a step, stream by stream</title>" in text
+        assert "trace.json" not in text and "perfetto" not in text
+
+
+def test_what_was_left_out_is_said(ada, database):
+    text = shown(ada, f"/runs/{on_streams(database, a_timeline(left_out=1500)).id}")
+    assert "Of 1,512 launches the 1,500 shortest were not kept, nor what waited for them." in text
+
+
+def test_of_many_kinds_of_launches_those_that_take_most_of_the_time_are_listed(ada, database):
+    timeline = a_timeline()
+    kinds = tuple(launch._replace(name=place) for place, launch in enumerate(timeline.launches))
+    names = tuple(f"kernel_{place}" for place in range(12))
+    text = shown(ada, f"/runs/{on_streams(database, a_timeline(names=names, launches=kinds)).id}")
+    table = text[text.index("Launches that take most of the time</caption>") :]
+    assert re.findall(r'class="break">(\w+)</th>', table) == [
+        f"kernel_{place}" for place in (11, 2, 5, 8, 1, 10, 4, 7, 0, 3)
+    ]
+    assert "And 2\N{NO-BREAK SPACE}other names." in table
+
+
+@pytest.mark.parametrize("story", [stories.with_a_gain, stories.without_a_gain, stories.measured_on_a_cpu])
+def test_without_a_timeline_it_is_said_why_in_a_line(ada, database, story):
+    run, trials, plan = kept = story()
+    keep(database, kept)
+    (line,) = re.findall(r'<p class="muted">No timeline: ([^<]*)\.</p>', shown(ada, f"/runs/{run.id}"))
+    assert html.unescape(line) == why_none(run, trials, plan)
+
+
+@pytest.mark.parametrize("story", [stories.failed, stories.queued, stories.running])
+def test_without_a_plan_nothing_is_said_of_launches(ada, database, story):
+    run = keep(database, story())
+    assert "Launches on streams" not in shown(ada, f"/runs/{run.id}")
+
+
+@pytest.mark.parametrize("timeline", [Timeline(streams=1, names=(), launches=()), None])
+def test_an_empty_and_a_damaged_timeline_hide_nothing_else(ada, database, timeline):
+    run = on_streams(database, timeline or a_timeline())
+    if timeline is None:
+        with database.begin() as connection:
+            connection.exec_driver_sql("update kitsune_timelines set content = x'00'")
+    for path in (f"/runs/{run.id}", f"/plans/{run.plan_id}", f"/runs/{run.id}/export.html"):
+        assert "stream by stream" not in shown(ada, path)
+
+
+def test_names_of_launches_are_text(ada, database):
+    timeline = a_timeline(names=(stories.HOSTILE, "b", "c"), told=stories.HOSTILE)
+    run = on_streams(database, timeline)
+    for path in (f"/runs/{run.id}", f"/plans/{run.plan_id}", f"/runs/{run.id}/export.html"):
+        text = shown(ada, path)
+        assert "<script>alert" not in text and "&lt;script&gt;" in text

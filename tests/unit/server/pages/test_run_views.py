@@ -176,12 +176,13 @@ def test_progress_knows_what_comes_after_the_search():
 
 def test_the_waterfall_leads_from_the_step_as_given_to_the_plan():
     bars = viewed(stories.with_a_gain()).bars
-    assert [bar.kind for bar in bars] == ["total", *["step"] * 5, "remainder", "total"]
+    assert [bar.kind for bar in bars] == ["total", *["step"] * 6, "remainder", "total"]
     assert [bar.label for bar in bars[1:-2]] == [
         "layout=channels_last",
         "precision=bf16",
         "compile=default",
         "update=fused",
+        "capture=step",
         "streams=4",
     ]
     assert bars[0].ms + sum(bar.ms for bar in bars[1:-1]) == pytest.approx(bars[-1].ms)
@@ -190,10 +191,19 @@ def test_the_waterfall_leads_from_the_step_as_given_to_the_plan():
     assert bars[2].ms == pytest.approx(-1.9, abs=0.05)
 
 
-def test_a_choice_that_cannot_be_left_out_says_why():
-    ((knob, reason),) = viewed(stories.with_a_gain()).unmeasured
-    assert knob == "capture"
-    assert "only launches that are captured can be scheduled" in reason
+def test_a_choice_that_others_need_says_beside_what_it_was_measured():
+    view = viewed(stories.with_a_gain())
+    assert view.unmeasured == ()
+    capture = next(bar for bar in view.bars if bar.label == "capture=step")
+    assert capture.ms == pytest.approx(-0.36, abs=0.05)
+    assert capture.note.endswith("beside a plan without streams")
+
+
+def test_a_trial_says_what_was_left_out_and_when_it_was_cut_short():
+    told = {row.number: row for row in viewed(stories.resnet18_on_an_h200()).trials}
+    assert told[10].configuration.endswith("streams=4; without layout; without precision")
+    assert told[7].verdict == "cut short", "three rounds, in which it was faster than the step as given"
+    assert told[3].verdict == "ambiguous"
 
 
 def test_without_leave_one_out_the_waterfall_is_one_step():
@@ -219,7 +229,6 @@ def test_while_the_choices_are_measured_the_page_says_so():
     assert ablated(None, **going_on).bars_note == "What each choice gives is being measured."
     run, trials, plan = stories.with_a_gain()
     reasons = dict(viewed((run.evolve(**going_on), trials[:-2], plan)).unmeasured)
-    assert reasons.pop("capture").startswith("streams=4 beside capture=none")
     assert set(reasons.values()) == {"its turn has not come"}
     assert UNREACHED in dict(viewed((run, trials[:-2], plan)).unmeasured).values()
 
@@ -227,8 +236,9 @@ def test_while_the_choices_are_measured_the_page_says_so():
 def test_where_all_of_leave_one_out_failed_the_page_says_why():
     wall = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARMUP, reason="CUDA out of memory: 2.0 GiB")
     note = ablated(wall).bars_note
-    assert note.startswith("What each choice gives was not measured. layout, precision, compile, update, streams: CUDA")
-    assert "capture: streams=4 beside capture=none" in note
+    assert note.startswith(
+        "What each choice gives was not measured. layout, precision, compile, update, capture, streams: CUDA"
+    )
     assert "the run ended" not in note
     timeout = wall.model_copy(update={"kind": FailureKind.TIMEOUT, "reason": "took 60 s"})
     assert "took 60 s" in ablated(timeout).bars_note
@@ -241,7 +251,7 @@ def test_a_plan_that_changes_nothing_has_no_waterfall():
 def test_memory_is_drawn_where_it_is_counted():
     points = viewed(stories.with_a_gain()).points
     assert [point.label for point in points if point.is_chosen] == [
-        "layout=channels_last, precision=bf16, compile=default, update=fused, capture=step, streams=4"
+        "trial 6: layout=channels_last, precision=bf16, compile=default, update=fused, capture=step, streams=4"
     ]
     assert [point.href for point in points if point.is_baseline] == ["#trial-1"]
     assert viewed(stories.measured_on_a_cpu()).points == ()
@@ -342,7 +352,7 @@ def test_a_trial_is_a_line_with_its_samples():
     _, trials, plan = stories.with_a_gain()
     assert plan is not None
     rows = trials_view.trial_rows(trials, plan.knobs)
-    assert [row.number for row in rows] == list(range(1, 15))
+    assert [row.number for row in rows] == list(range(1, 16))
     baseline, failed, best = rows[0], rows[6], rows[5]
     assert (baseline.verdict, baseline.configuration) == ("noise floor", "eager")
     assert (failed.verdict, failed.step, failed.gain) == ("failed", "", "")

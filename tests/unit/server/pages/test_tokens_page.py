@@ -15,7 +15,12 @@ GIVEN = {"name": "ci", "scope": ["read"], "expires": "90d"}
 
 
 def make(client, **changes):
-    return client.post("/tokens", data={"csrf": csrf_of(client), **GIVEN, **changes})
+    """As a browser does: it follows to the page with the new token."""
+    answer = client.post("/tokens", data={"csrf": csrf_of(client), **GIVEN, **changes})
+    if answer.status_code != 303:
+        return answer
+    assert answer.headers["location"] == "/tokens"
+    return client.get("/tokens")
 
 
 def all_tokens(database):
@@ -31,6 +36,7 @@ def test_a_token_is_shown_once_and_works(admin, database):
     assert (token.name, token.team, token.scopes) == ("ci", "default", (Scope.READ, Scope.SUBMIT))
     assert abs(token.expires_at - utcnow() - timedelta(days=90)) < timedelta(minutes=1)
     assert secret not in admin.get("/tokens").text
+    assert len(all_tokens(database)) == 2, "loading the page again makes no other"
 
 
 def test_a_token_without_end(admin, database):

@@ -1,5 +1,6 @@
 """Stories put into a database, and browsers that are signed in to look at them."""
 
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import insert
 
+from kitsune.timeline import Timeline
 from tests.unit.server.conftest import HERE
 from tests.unit.server.pages.stories import Story
 from tuner.records import Run, Trial
@@ -47,6 +49,12 @@ def keep(database: Database, story: Story) -> Run:
         runs.add(connection, run)
     keep_trials(database, run, trials)
     return run
+
+
+def keep_timeline(database: Database, run: Run, timeline: Timeline) -> None:
+    content = zlib.compress(timeline.model_dump_json().encode())
+    with database.begin() as connection:
+        connection.execute(insert(tables.timelines).values(run_id=run.id, content=content))
 
 
 def keep_trials(database: Database, run: Run, trials: Iterable[Trial]) -> None:

@@ -1,0 +1,136 @@
+"""The description that a server gives of itself in; how many answers to made-up requests it does not cover out.
+
+schemathesis makes the requests: the examples, the edges of every schema, values by chance that fit it or do not, and
+chains in which a request uses what an earlier one was answered. Half of the ids are those of runs, plans and archives
+that are there, since most routes say nothing but 404 of others. Of its checks one is left out: that every request is
+accepted which the schemas allow. They cannot say that a hash fits the bytes, or that a cursor is one of ours.
+"""
+
+import json
+import re
+import subprocess
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from benchmarks.results_file import Figure
+from benchmarks.serving import Serving, serving
+from tests.unit.server.pages import stories
+from tests.unit.server.pages.visits import keep
+from tests.unit.submission import hostile
+from tuner.store import archives
+from tuner.store.engine import open_database
+
+SCHEMATHESIS: Final = Path(sysconfig.get_path("scripts")) / "schemathesis"
+EVENTS: Final = "/api/v1/runs/{run_id}/events"
+_SERVER_ERROR: Final = "ServerError"
+_ANSWERS: Final = re.compile(r'^kitsune_http_requests_total\{.*status="(\d+)"\} ([\d.e+]+)$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the database holds, by the parameters of the API that name it."""
+
+    runs: Sequence[str]
+    plans: Sequence[str]
+    fingerprints: Sequence[str]
+    archives: Sequence[str]
+
+    def config(self) -> str:
+        """For schemathesis. A stream of events that has not ended would be waited for, so chains leave it out."""
+        pairs = [f"{one},{other}" for one in self.runs for other in self.runs if one < other]
+        bound = {
+            "path.run_id": self.runs,
+            "path.plan_id": self.plans,
+            "query.ids": pairs,
+            "query.fingerprint": self.fingerprints,
+            "body.archive": self.archives,
+        }
+        words = {name: re.sub(r"\W", "_", name) for name in bound}
+        return "\n".join(
+            [
+                "[parameters]",
+                *(f'"{name}" = {{dictionary = "{words[name]}", probability = 0.5}}' for name in bound),
+                *(f"[dictionaries.{words[name]}]\nvalues = {json.dumps(values)}" for name, values in bound.items()),
+                f'[[operations]]\ninclude-path = "{EVENTS}"\nphases.stateful.enabled = false',
+            ]
+        )
+
+
+def attacked(folder: Path, examples: int, seed: int) -> Iterator[Figure]:
+    """Figures of a run with so many cases by chance for each operation, beside those that its schemas give."""
+    with serving(folder, f"sqlite:///{folder}/api.db") as server:
+        known = filled(server.database)
+        report = tested(server, folder, known, "--max-examples", str(examples), "--seed", str(seed), "--workers", "2")
+        yield from figures(report, answers(server))
+
+
+def filled(database: str) -> Known:
+    """Puts runs of every kind into it, none of which a stream of events waits for."""
+    told = [stories.measured_on_a_cpu(), stories.with_a_gain(), stories.failed(), stories.cancelled()]
+    valid = hostile.valid()
+    with open_database(database) as opened:
+        kept = [keep(opened, story) for story in told]
+        with opened.begin() as connection:
+            stored, _ = archives.put(connection, valid.to_bytes(), valid)
+    plans = [plan for _, _, plan in told if plan is not None]
+    return Known(
+        runs=[run.id for run in kept],
+        plans=[plan.plan_id for plan in plans],
+        fingerprints=[*(plan.fingerprint for plan in plans), stored.fingerprint],
+        archives=[stored.sha256],
+    )
+
+
+def tested(server: Serving, folder: Path, known: Known, *options: str) -> Mapping[str, Any]:
+    """What schemathesis reports; it ends with 1 where it found something, which the report then holds."""
+    config, report = folder / "schemathesis.toml", folder / "schemathesis.json"
+    config.write_text(known.config())
+    done = subprocess.run(
+        [
+            SCHEMATHESIS, "--config-file", config, "run", f"{server.url}/openapi.json",
+            "--header", f"Authorization: Bearer {server.token}", "--checks", "all",
+            "--exclude-checks", "positive_data_acceptance", "--continue-on-failure", "--request-timeout", "10",
+            "--generation-database", "none", "--report", "json", "--report-json-path", report, *options,
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"schemathesis did not run: {done.stdout}{done.stderr}")
+    if done.returncode:
+        (folder / "schemathesis.txt").write_text(done.stdout)
+        print(done.stdout)
+    found: Mapping[str, Any] = json.loads(report.read_text())
+    return found
+
+
+def answers(server: Serving) -> Counter[int]:
+    """How often the server gave each status, as it counts itself."""
+    told = httpx.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {server.token}"}).raise_for_status()
+    found: Counter[int] = Counter()
+    for status, number in _ANSWERS.findall(told.text):
+        found[int(status)] += int(float(number))
+    return found
+
+
+def figures(report: Mapping[str, Any], answered: Counter[int]) -> Iterator[Figure]:
+    cases, sent = report["test_cases"]["generated"], answered.total()
+    faults: Counter[bool] = Counter()
+    for failure in report["failures"]:
+        faults[failure["type"] == _SERVER_ERROR] += failure["count"]
+    untested = report["operations"]["total"] - report["operations"]["tested"]
+    yield "api: cases", cases, "cases", cases
+    for status, number in sorted(answered.items()):
+        yield f"api: answers {status}", number, "answers", sent
+    yield "api: answers of 5xx", sum(number for status, number in answered.items() if status >= 500), "answers", sent
+    yield "api: undocumented answers", faults[False], "answers", cases
+    yield "api: cases without an answer", report["test_cases"]["errored"], "cases", cases
+    yield "api: operations left out", untested, "operations", report["operations"]["total"]

@@ -1,0 +1,62 @@
+"""Timeline: the launches of a training step as they were planned, stream by stream, as data that can be kept."""
+
+from typing import Annotated, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from kitsune.record import Record
+
+MAX_STREAMS = 64
+MAX_NAME = 200
+MAX_TOLD = 4000
+LONGEST_US = 1e12
+
+Moment = Annotated[float, Field(ge=0, le=LONGEST_US, allow_inf_nan=False)]
+
+
+class Launched(NamedTuple):
+    """A launch on its stream.
+
+    `name`: which of the names it has. `waits`: the launches on other streams whose end it waits for, by their place in
+    the timeline. `used_bytes`: memory of the step's own in use once it is issued. Times are predicted.
+    """
+
+    name: Annotated[int, Field(ge=0)]
+    stream: Annotated[int, Field(ge=0, lt=MAX_STREAMS)]
+    begin_us: Moment
+    end_us: Moment
+    waits: Annotated[tuple[int, ...], Field(max_length=MAX_STREAMS)]
+    used_bytes: Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Timeline(Record):
+    """What a step launches, in the order in which the host issues it."""
+
+    told: str = Field(
+        default="", max_length=MAX_TOLD, description="what the plan came to, and by which rule it was made"
+    )
+    streams: int = Field(ge=1, le=MAX_STREAMS)
+    names: tuple[Annotated[str, Field(max_length=MAX_NAME)], ...]
+    launches: tuple[Launched, ...] = Field(
+        description="[which of the names, stream, begin in us, end in us, [launches that it waits for], bytes in use]"
+    )
+    left_out: int = Field(default=0, ge=0, description="how many of the shortest launches do not stand here")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for place, launch in enumerate(self.launches):
+            if launch.name >= len(self.names) or launch.stream >= self.streams:
+                raise ValueError(f"launch {place} has a name or a stream that does not stand here")
+            if launch.end_us < launch.begin_us:
+                raise ValueError(f"launch {place} ends before it begins")
+            if launch.waits and not 0 <= min(launch.waits) <= max(launch.waits) < place:
+                raise ValueError(f"launch {place} waits for what was not issued before it")
+        return self
+
+    @property
+    def makespan_us(self) -> float:
+        """When the last launch ends."""
+        return max((launch.end_us for launch in self.launches), default=0.0)
+
+    def name_of(self, launch: Launched) -> str:
+        return self.names[launch.name]

@@ -1,0 +1,65 @@
+"""A secret in that a page shows once, after a form was sent; a cookie that takes it there out.
+
+Loading that page again shows it no more, and sends no form. The cookie is bound to its session, so nobody can plant
+one, and no server has to remember anything: whichever answers can read it.
+"""
+
+import hashlib
+import hmac
+import json
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Final
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from server.pages.frame import is_secure
+from tuner.store.sessions import Session
+
+COOKIE: Final = "kitsune_once"
+#: Browsers take it by https only.
+SECURE_COOKIE: Final = f"__Secure-{COOKIE}"
+#: By then the browser has long followed to the page.
+LIFETIME_S: Final = 60
+
+
+def leave(answer: Response, request: Request, place: str, text: str) -> None:
+    """Has the page at `place` show `text`, if it asks for it soon."""
+    session, until = _session(request), int(time.time()) + LIFETIME_S
+    content = urlsafe_b64encode(json.dumps([place, text, until]).encode()).decode()
+    secure = is_secure(request)
+    answer.set_cookie(
+        SECURE_COOKIE if secure else COOKIE,
+        f"{content}.{_seal(session, content)}",
+        max_age=LIFETIME_S,
+        path=place,
+        secure=secure,
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def left(request: Request, place: str) -> str:
+    """What was left for this page; "" when there is nothing, or it is of another page or session, or too old."""
+    content, _, seal = (request.cookies.get(SECURE_COOKIE) or request.cookies.get(COOKIE) or "").partition(".")
+    if not hmac.compare_digest(seal.encode(errors="replace"), _seal(_session(request), content).encode()):
+        return ""
+    where, text, until = json.loads(urlsafe_b64decode(content))
+    return str(text) if where == place and time.time() < until else ""
+
+
+def clear(answer: Response, request: Request, place: str) -> None:
+    """From now on there is nothing left for this page."""
+    for name in {COOKIE, SECURE_COOKIE} & set(request.cookies):
+        answer.delete_cookie(name, path=place, secure=name == SECURE_COOKIE, httponly=True, samesite="strict")
+
+
+def _seal(session: Session, content: str) -> str:
+    return hmac.new(session.csrf.encode(), content.encode(errors="replace"), hashlib.sha256).hexdigest()
+
+
+def _session(request: Request) -> Session:
+    found = request.state.session
+    assert isinstance(found, Session)
+    return found

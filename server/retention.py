@@ -1,0 +1,51 @@
+"""A number of days in; what ended longer ago is deleted, now and every hour, beside a server that goes on."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final
+
+from kitsune.errors import StoppedError, StoreError
+from tuner.clearing import clear
+from tuner.store.database import Database
+from tuner.store.rows import utcnow
+
+EVERY_S: Final = 3600.0
+
+log = logging.getLogger("kitsune.server")
+
+
+@contextmanager
+def kept(database: Database, days: float | None) -> Iterator[None]:
+    """While this is open, only runs of the last `days` are kept; None: all. Several servers may do so at once."""
+    if days is None:
+        yield
+        return
+    is_over = threading.Event()
+    thread = threading.Thread(
+        target=_clear_on, args=(database, timedelta(days=days), is_over), name="kitsune-retention", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _clear_on(database: Database, age: timedelta, is_over: threading.Event) -> None:
+    def check() -> None:
+        if is_over.is_set():
+            raise StoppedError("the server ends")
+
+    while not is_over.is_set():
+        try:
+            if cleared := clear(database, utcnow() - age, check=check):
+                log.info("runs that ended more than %g days ago: %d deleted", age / timedelta(days=1), cleared)
+        except StoppedError:
+            return
+        except StoreError as error:
+            log.warning("old runs could not be deleted, will try again: %s", error)
+        is_over.wait(EVERY_S)

@@ -1,0 +1,73 @@
+"""A server that keeps runs for some days: at its start, every hour, and until it ends."""
+
+import logging
+import time
+
+import pytest
+
+from kitsune.errors import StoreBusyError
+from server import retention
+from tests.store.carrying import wait_until
+from tests.store.samples import a_run
+from tuner import clearing
+from tuner.records import RunStatus
+from tuner.store import runs
+from tuner.store.rows import utcnow
+
+
+def add_old(database, days: float) -> str:
+    """A run that ended so many days ago."""
+    end = utcnow() - retention.timedelta(days=days)
+    with database.begin() as connection:
+        return runs.add(connection, a_run(status=RunStatus.FAILED, created_at=end, finished_at=end)).id
+
+
+def ids(database) -> set[str]:
+    with database.read() as connection:
+        return {run.id for run in runs.page(connection).runs}
+
+
+def test_what_is_too_old_goes_at_the_start_and_every_hour(database, monkeypatch, caplog):
+    monkeypatch.setattr(retention, "EVERY_S", 0.05)
+    _, new = add_old(database, 31), add_old(database, 29)
+    with caplog.at_level(logging.INFO, "kitsune.server"), retention.kept(database, 30):
+        wait_until(lambda: ids(database) == {new})
+        wait_until(lambda: "1 deleted" in caplog.text)
+        add_old(database, 40)
+        wait_until(lambda: ids(database) == {new})
+    assert "runs that ended more than 30 days ago: 1 deleted" in caplog.text
+
+
+def test_without_a_number_of_days_everything_stays(database):
+    old = add_old(database, 10_000)
+    with retention.kept(database, None):
+        time.sleep(0.05)
+    assert ids(database) == {old}
+
+
+def test_a_database_that_is_busy_is_asked_again(database, monkeypatch, caplog):
+    monkeypatch.setattr(retention, "EVERY_S", 0.01)
+    tries = []
+
+    def fail_once(*given, **options):
+        tries.append(1)
+        if len(tries) == 1:
+            raise StoreBusyError("it is locked")
+        return clearing.clear(*given, **options)
+
+    monkeypatch.setattr(retention, "clear", fail_once)
+    add_old(database, 2)
+    with caplog.at_level(logging.WARNING, "kitsune.server"), retention.kept(database, 1):
+        wait_until(lambda: ids(database) == set())
+    assert "will try again: it is locked" in caplog.text
+
+
+@pytest.mark.timeout(20)
+def test_a_server_that_ends_does_not_wait_for_it(database, monkeypatch):
+    monkeypatch.setattr(clearing, "RUNS_AT_ONCE", 1)
+    monkeypatch.setattr(clearing, "PAUSE_S", 60.0)
+    for _ in range(3):
+        add_old(database, 2)
+    with retention.kept(database, 1):
+        wait_until(lambda: len(ids(database)) == 2)
+    assert len(ids(database)) == 2
