@@ -70,9 +70,10 @@ class Reader:
 
     def close(self) -> None:
         """Notes the events since the process was warm."""
-        assert self._process.stdin
+        assert self._process.stdin and self._process.stdout
         self._process.stdin.close()
         self._process.wait()
+        self._process.stdout.close()
         self.heard += events_since(self.events, self._warm)
 
 
@@ -95,14 +96,17 @@ class Found:
 
 
 def attacked(folder: Path, bases: Iterable[Archive], fuzzed: int, seed: int) -> Iterator[Figure]:
-    """Figures of all that were made by hand, and of so many that chance made of valid ones."""
-    whole = tuple(archive.to_bytes() for archive in bases)
+    """Figures of all that were made by hand, of the largest valid ones, and of so many that chance made of others."""
     by_hand = [("by hand", data) for data, _ in HOSTILE.values()]
     yield from figures("by hand", sent(folder, "by_hand", by_hand))
     yield from figures("at the limits", sent(folder, "at_the_limits", large().items()))
-    chosen = itertools.islice(mutated(whole, Random(seed)), fuzzed)
-    yield from figures("fuzzed", sent(folder, "fuzzed", chosen))
-    yield from rebuilt(folder, itertools.islice(mutated(whole, Random(seed)), fuzzed))
+    whole = tuple(archive.to_bytes() for archive in bases)
+    yield from figures("fuzzed", sent(folder, "fuzzed", chosen(whole, fuzzed, seed)))
+    yield from rebuilt(folder, chosen(whole, fuzzed, seed))
+
+
+def chosen(bases: tuple[bytes, ...], number: int, seed: int) -> Iterator[Named]:
+    return itertools.islice(mutated(bases, Random(seed)), number)
 
 
 def sent(folder: Path, name: str, archives: Iterable[Named]) -> Found:

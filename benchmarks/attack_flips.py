@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any, Final
-from urllib.parse import urlencode
 
 import httpx
 from pydantic import ValidationError

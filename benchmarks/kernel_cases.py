@@ -141,11 +141,14 @@ class Update:
         is_adamw = self.optimizer == "adamw"
         states = [[torch.zeros_like(each) for each in parameters] for _ in range(2 if is_adamw else 1)]
         factors = (ADAMW["lr"], *ADAMW["betas"], ADAMW["eps"], ADAMW["weight_decay"]) if is_adamw else SGD.values()
-        update, now = adamw_ if is_adamw else sgd_, torch.zeros((), device=self.place.device)
+        steps = [torch.zeros((), device=self.place.device) for _ in (parameters if is_adamw else parameters[:1])]
 
         def run() -> Any:
-            now.add_(1)
-            update(parameters, gradients, *states, now, *factors)
+            torch._foreach_add_(steps, 1)
+            if is_adamw:  # with a step for each parameter, as torch keeps them and as a plan has them updated
+                adamw_(parameters, gradients, *states, steps, *factors)
+            else:
+                sgd_(parameters, gradients, *states, steps[0], *factors)
             return parameters
 
         return run

@@ -60,7 +60,7 @@ class KernelUpdate:
             return False
         factors = (lr, *group["betas"], group["eps"], group["weight_decay"], found_inf, grad_scale)
         torch._foreach_add_(steps, 1)
-        self._kernel.adamw_(parameters, gradients, *averages, steps, *factors)
+        self._kernel.serve(parameters, gradients, *averages, steps, *factors)
         if found_inf is not None:
             torch._foreach_sub_(steps, [found_inf] * len(steps))
         return True

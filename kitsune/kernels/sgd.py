@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kitsune.kernels.adamw import BLOCK, is_served, launches, locate, pick, put, scalar_of
+from kitsune.kernels.adamw import BLOCK, all_laid_as, is_served, launches, locate, pick, put, scalar_of
 from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import on_device_of
 from kitsune.kernels.rows import warps_of_tile
@@ -90,7 +90,8 @@ def update(
     grad_scale: torch.Tensor | None,
 ) -> None:
     """The same, `step` and `lr` in fp64."""
-    lists = (parameters, gradients, momentum_buffers) if momentum else (parameters, gradients)
+    laid = all_laid_as(parameters, gradients)
+    lists = (parameters, laid, momentum_buffers) if momentum else (parameters, laid)
     factors = (step, lr, found_inf, grad_scale, momentum, 1 - dampening, weight_decay)
     with on_device_of(parameters[0]):
         for grid, (own, given, *state), sizes in launches(*lists):

@@ -223,15 +223,15 @@ def test_the_implementation_is_switched_and_switched_back(make, choice):
 def test_the_kernel_is_put_into_the_optimizer_and_taken_out():
     model = Mlp()
     optimizer = adamw(model.parameters())
-    before = copy.deepcopy(optimizer.state_dict()), set(vars(optimizer))
+    before = copy.deepcopy(optimizer.state_dict())
     build = build_of(model, optimizer)
     TECHNIQUES["update"].apply("kitsune", build)
     assert (optimizer.param_groups[0]["fused"], optimizer.param_groups[0]["foreach"]) == (True, False)
     assert "_init_group" in vars(optimizer)
-    assert optimizer.state_dict() == before[0]
+    assert optimizer.state_dict() == before
     build.undo.close()
     assert "_init_group" not in vars(optimizer)
-    assert optimizer.state_dict() == before[0]
+    assert optimizer.state_dict() == before
     assert optimizer.param_groups[0]["fused"] is None
 
 

@@ -49,8 +49,6 @@ def test_ticks_are_round_moments_between_the_ends(begin, lasts_s, count):
     ticks = date_ticks(low, low + lasts_s, count)
     moments_ = [datetime.fromtimestamp(value, UTC) for value, _ in ticks]
     assert len(ticks) <= math.sqrt(5) * count + 1, "from one step to the next it is at most five times as long"
-        "a step is at most five times the one before it, and the nearer is taken"
-    )
     assert all(low <= value <= low + lasts_s for value, _ in ticks)
     assert all(moment.second == 0 for moment in moments_)
     assert len({words for _, words in ticks}) == len(ticks) or lasts_s > 86_400
