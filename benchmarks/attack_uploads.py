@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from benchmarks.attack_archives import complain
 from benchmarks.connections import exchange, status_of
@@ -32,6 +32,14 @@ AFTER_S: Final = 1.0
 SETTLE_S: Final = 20.0
 
 
+class Samples(NamedTuple):
+    """All that was measured, in the order in which it was."""
+
+    case: str
+    unit: str
+    values: list[float]
+
+
 @dataclass
 class Watch:
     """What is seen of a server while something happens to it."""
@@ -42,7 +50,9 @@ class Watch:
     spooled_bytes: int = 0
 
 
-def attacked(folder: Path, seconds: float, kinds: Iterable[str] | None = None, share: float = 1.0) -> Iterator[Figure]:
+def attacked(
+    folder: Path, seconds: float, kinds: Iterable[str] | None = None, share: float = 1.0
+) -> Iterator[Figure | Samples]:
     """Each kind of attacker for so long, with this share of its connections."""
     few = ("prlimit", f"--nofile={FILES}:{FILES}", KITSUNE)
     with serving(folder, f"sqlite:///{folder}/uploads.db", few) as server:
@@ -58,6 +68,8 @@ def attacked(folder: Path, seconds: float, kinds: Iterable[str] | None = None, s
             peaks.append(seen.rss_bytes)
             heard.update(told["answers"])
             yield from figures(attacker.__name__, number, seen, told)
+            health_ms = [round(second * 1e3, 2) for second in seen.health_s]
+            yield Samples(f"uploads, {attacker.__name__}: health", "ms", health_ms)
         yield "uploads: memory at most", max(peaks) / 2**20, "MiB", len(peaks)
         yield "uploads: answers of 500", heard["500"], "answers", heard.total()
         yield "uploads: servers lost", int(server.process.poll() is not None), "servers", 1

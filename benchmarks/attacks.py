@@ -27,6 +27,7 @@ from benchmarks import (
     machine,
     results_file,
 )
+from benchmarks.attack_uploads import Samples
 from benchmarks.results_file import Figure
 from tests.unit.submission import hostile
 from tests.unit.submission.steps import archive_of
@@ -49,7 +50,7 @@ NEVER: Final = frozenset(
 AT_MOST: Final[Mapping[str, float]] = {"health p99": 1000.0, "slowest reading": 1.0, "slowest answer": 1.0}
 
 
-def parts(asked: argparse.Namespace) -> Mapping[str, Callable[[Path], Iterator[Figure]]]:
+def parts(asked: argparse.Namespace) -> Mapping[str, Callable[[Path], Iterator[Figure | Samples]]]:
     return {
         "api": lambda folder: attack_api.attacked(folder, asked.examples, asked.seed),
         "archives": lambda folder: attack_archives.attacked(folder, bases(), asked.archives, asked.seed),
@@ -69,8 +70,10 @@ def is_fault(figure: Figure) -> bool:
     return value > AT_MOST.get(kind, float("inf")) or (kind in NEVER and value != 0)
 
 
-def line_of(figure: Figure, command: str) -> dict[str, Any]:
+def line_of(figure: Figure | Samples, command: str) -> dict[str, Any]:
     """With the rule of three where nothing happened in n cases: then, at 95 %, it happens in less than 3/n of them."""
+    if isinstance(figure, Samples):
+        return {"kind": "samples", "suite": SUITE, **figure._asdict()}
     case, value, _, count = figure
     bound = 3 / count if case.rpartition(": ")[2] in NEVER and value == 0 and count > 1 else None
     return results_file.figure_line(SUITE, figure, command, bound)
@@ -90,8 +93,9 @@ def main() -> int:
             for figure in attacked(Path(folder)):
                 line = line_of(figure, command)
                 results_file.append(path, line)
-                print(json.dumps(line), flush=True)
-                faults += is_fault(figure)
+                if not isinstance(figure, Samples):
+                    print(json.dumps(line), flush=True)
+                    faults += is_fault(figure)
         took = f"{name}: all of it", time.monotonic() - begin, "s", 1
         results_file.append(path, line_of(took, command))
         results_file.append(path, {"kind": "conditions", "suite": SUITE, "case": name, **machine.conditions(before)})

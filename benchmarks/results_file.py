@@ -63,7 +63,7 @@ def commit() -> str:
 
 def free_path(suite: str, folder: Path = RESULTS) -> Path:
     """<folder>/<suite>/<day>-<gpu>[-n].jsonl, the first that does not exist: no file is ever edited."""
-    gpu = environment(pick_device()).gpu.lower().replace("nvidia ", "").replace(" ", "-")
+    gpu = environment(pick_device()).gpu.lower().replace("nvidia ", "").replace("(r)", "").replace(" ", "-")
     stem = f"{datetime.now(UTC):%Y-%m-%d}-{gpu}"
     (folder / suite).mkdir(parents=True, exist_ok=True)
     names = [f"{stem}.jsonl", *(f"{stem}-{number}.jsonl" for number in range(2, 1000))]

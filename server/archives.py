@@ -30,7 +30,7 @@ _BODY: Final = {
 }
 #: Checking an archive at the limits takes some 0.1 GB and half a second of one core: so many at once.
 CHECKS: Final = CapacityLimiter(2)
-#: An archive that arrives takes some 0.6 MB of memory, a file and up to 32 MiB of disk: so many at once.
+#: An archive that arrives takes up to 1.7 MB of memory, a file and 32 MiB of disk: so many at once.
 ARRIVALS: Final = CapacityLimiter(64)
 
 router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/archives", tag="archives")

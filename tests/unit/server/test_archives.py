@@ -4,11 +4,13 @@ import hashlib
 import threading
 
 import pytest
+from anyio import CapacityLimiter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 
 from kitsune.submission.archive import Archive
+from server import archives as archives_route
 from tests.unit.server.conftest import assert_problem
 from tests.unit.submission import hostile
 from tests.unit.submission.hostile_archives import CANARY, HOSTILE
@@ -96,6 +98,18 @@ def test_many_clients_send_the_same_archive_at_once(client, database):
         thread.join()
     assert sorted(codes) == [200] * 7 + [201]
     assert kept(database) == 1
+
+
+def test_no_more_archives_arrive_at_once_than_there_are_places(client, monkeypatch):
+    places = CapacityLimiter(1)
+    monkeypatch.setattr(archives_route, "ARRIVALS", places)
+    assert put(client, GOOD).status_code == 201
+    places.acquire_on_behalf_of_nowait(somebody := object())
+    response = put(client, GOOD)
+    assert_problem(response, 503, "1 archives arrive already")
+    assert response.headers["retry-after"] == "1"
+    places.release_on_behalf_of(somebody)
+    assert put(client, GOOD).status_code == 200
 
 
 @st.composite
