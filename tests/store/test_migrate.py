@@ -160,32 +160,33 @@ def test_a_database_without_teams_tells_of_its_runs_what_a_list_shows(bare_url: 
             assert {run.id for run in best} == {"good", "no memory"}
             assert archives.get(connection, "a" * 64) is not None
             assert archives.get(connection, "a" * 64, team="red") is None
-            assert plans.get_document(connection, "good", team="default") == documents["good"]
-            assert plans.get_document(connection, "good", team="red") is None
+            kept = connection.execute(text("SELECT team, document FROM kitsune_plans WHERE plan_id = 'good'")).one()
+            assert kept == ("default", documents["good"])
             assert [token.team for token in tokens.listed(connection)] == ["default"]
 
 
 def test_archives_from_before_tell_of_their_models_and_count_for_their_teams(bare_url: str) -> None:
     """Rows as 0005 had them."""
     moment = "2026-11-20 12:00:00.123456"
+    plan = a_plan(1.5)
     with Database(create(bare_url)) as database:
         with database.begin() as connection:
             command.upgrade(migrate.config(connection), "0005")
             put = partial(insert_row, connection)
             for letter, size in (("a", 3), ("b", 5)):  # two batch sizes of one step
-                put("archives", sha256=letter * 64, content=b"x", size_bytes=size, fingerprint="f",
+                put("archives", sha256=letter * 64, content=b"x", size_bytes=size, fingerprint=plan.fingerprint,
                     model_fingerprint="m", created_at=moment)  # fmt: skip
-                put("archive_owners", team="red", sha256=letter * 64, created_at=moment)
+                put("archive_owners", team="default", sha256=letter * 64, created_at=moment)
             put("archive_owners", team="blue", sha256="b" * 64, created_at=moment)
-            put("plans", plan_id="p", team="red", fingerprint="f", gpu="G", created_at=moment, document="{}")
         migrate.bring_up_to_date(database)
         with database.begin() as connection:
             command.check(migrate.config(connection))
-            assert [found.plan_id for found in plans.find_documents(connection, "m", team="red")] == ["p"]
+            plans.put(connection, plan)
+            assert [found.plan_id for found in plans.find_documents(connection, "m", team="default")] == [plan.plan_id]
             assert plans.find_documents(connection, "m", team="blue") == []
             assert plans.extent(connection)[:2] == (1, 2)
             owners = rows(connection, "kitsune_archive_owners", ("team", "sha256", "size_bytes", "sent_at, created_at"))
-        assert [(row["team"], row["size_bytes"]) for row in owners] == [("blue", 5), ("red", 3), ("red", 5)]
+        assert [(row["team"], row["size_bytes"]) for row in owners] == [("blue", 5), ("default", 3), ("default", 5)]
         assert all(row["sent_at"] == row["created_at"] for row in owners)
 
 
