@@ -37,7 +37,10 @@ def pack(members: Sequence[bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> list[bytes]:
-    """The members of an archive. Raises ArchiveError for anything but what `pack` writes."""
+    """The members of an archive. Raises ArchiveError for anything but what `pack` writes.
+
+    What a zip says of dates, of the system and of permissions is not looked at: nothing is ever unpacked to a disk.
+    """
     if len(data) > MAX_ARCHIVE_BYTES:
         raise ArchiveError(f"archive: {len(data)} bytes, more than the {MAX_ARCHIVE_BYTES} that are allowed")
     count, directory, end = _directory(data)
