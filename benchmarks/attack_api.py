@@ -18,17 +18,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+from sqlalchemy import Connection
 
 from benchmarks.results_file import Figure
 from benchmarks.serving import Serving, serving
+from tests.store.samples import a_plan, a_run, a_timeline
 from tests.unit.server.pages import stories
 from tests.unit.server.pages.visits import keep
 from tests.unit.submission import hostile
-from tuner.store import archives
+from tuner.records import Run, RunStatus
+from tuner.store import archives, runs, timelines
 from tuner.store.engine import open_database
 
 SCHEMATHESIS: Final = Path(sysconfig.get_path("scripts")) / "schemathesis"
-EVENTS: Final = "/api/v1/runs/{run_id}/events"
+RUN: Final = "/api/v1/runs/{run_id}"
+#: Runs that may be deleted: more than are.
+DOOMED: Final = 1000
 _SERVER_ERROR: Final = "ServerError"
 _MAX_TOLD: Final = 10_000
 _ANSWERS: Final = re.compile(r'^kitsune_http_requests_total\{.*status="(\d+)"\} ([\d.e+]+)$', re.MULTILINE)
@@ -36,15 +41,16 @@ _ANSWERS: Final = re.compile(r'^kitsune_http_requests_total\{.*status="(\d+)"\} 
 
 @dataclass(frozen=True)
 class Known:
-    """What the database holds, by the parameters of the API that name it."""
+    """What the database holds, by the parameters of the API that name it; `doomed` are runs that may be deleted."""
 
     runs: Sequence[str]
+    doomed: Sequence[str]
     plans: Sequence[str]
     fingerprints: Sequence[str]
     archives: Sequence[str]
 
     def config(self) -> str:
-        """For schemathesis. A stream of events that has not ended would be waited for, so chains leave it out."""
+        """For schemathesis. Of a stream it looks at the first event: that of a queued run has no end to wait for."""
         pairs = [f"{one},{other}" for one in self.runs for other in self.runs if one < other]
         bound = {
             "path.run_id": self.runs,
@@ -59,7 +65,12 @@ class Known:
                 "[parameters]",
                 *(f'"{name}" = {{dictionary = "{words[name]}", probability = 0.5}}' for name in bound),
                 *(f"[dictionaries.{words[name]}]\nvalues = {json.dumps(values)}" for name, values in bound.items()),
-                f'[[operations]]\ninclude-path = "{EVENTS}"\nphases.stateful.enabled = false',
+                f"[dictionaries.doomed]\nvalues = {json.dumps(self.doomed)}",
+                f'[[operations]]\ninclude-path = "{RUN}"\ninclude-method = "DELETE"',
+                'parameters = {"path.run_id" = {dictionary = "doomed", probability = 0.5}}',
+                f'[[operations]]\ninclude-path = "{RUN}/events"\nmax-stream-events = 1',
+                # That a run is there does not mean that it has one
+                f'[[operations]]\ninclude-path = "{RUN}/trace"\nchecks.ensure_resource_availability.enabled = false',
             ]
         )
 
@@ -75,18 +86,33 @@ def attacked(folder: Path, examples: int, seed: int, *options: str) -> Iterator[
 def filled(database: str) -> Known:
     """Puts runs of every kind into it, none of which a stream of events waits for."""
     told = [stories.measured_on_a_cpu(), stories.with_a_gain(), stories.failed(), stories.cancelled()]
+    doomed = [a_run(status=RunStatus.FAILED, error="nobody needs it") for _ in range(DOOMED)]
     valid = hostile.valid()
     with open_database(database) as opened:
         kept = [keep(opened, story) for story in told]
         with opened.begin() as connection:
+            kept.append(traced(connection))
+            for run in doomed:
+                runs.add(connection, run)
             stored, _ = archives.put(connection, valid.to_bytes(), valid)
     plans = [plan for _, _, plan in told if plan is not None]
     return Known(
         runs=[run.id for run in kept],
+        doomed=[run.id for run in doomed],
         plans=[plan.plan_id for plan in plans],
         fingerprints=[*(plan.fingerprint for plan in plans), stored.fingerprint],
         archives=[stored.sha256],
     )
+
+
+def traced(connection: Connection) -> Run:
+    """A run with the launches of a step by its plan, as a worker writes it."""
+    queued = a_run()
+    runs.add(connection, queued)
+    claimed = runs.claim_one(connection, queued.id, "worker")
+    assert claimed is not None
+    timelines.put(connection, claimed, a_timeline())
+    return runs.finish(connection, claimed, plan=a_plan(knobs={"capture": "step", "streams": 4}))
 
 
 def tested(server: Serving, folder: Path, known: Known, *options: str) -> Mapping[str, Any]:
