@@ -50,7 +50,7 @@ async def put(request: Request, sha256: ArchiveId, here: Here) -> Response:
 
     `sha256` of the answer names it so, and is what `POST /api/v1/runs` takes.
     """
-    with _place(), SpooledTemporaryFile(_IN_MEMORY) as file:
+    with arriving(), SpooledTemporaryFile(_IN_MEMORY) as file:
         sent = await _receive(request, file)
         if sent != sha256:
             raise HTTPException(
@@ -61,8 +61,11 @@ async def put(request: Request, sha256: ArchiveId, here: Here) -> Response:
 
 
 @contextlib.contextmanager
-def _place() -> Iterator[None]:
-    """Raises HTTPException when as many arrive as may: who waits for a place would hold one of the connections."""
+def arriving() -> Iterator[None]:
+    """A place for an archive while it arrives, here or in a form.
+
+    Raises HTTPException when as many arrive as may: who waits for a place would hold one of the connections.
+    """
     try:
         ARRIVALS.acquire_nowait()
     except WouldBlock as error:

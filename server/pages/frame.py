@@ -4,6 +4,7 @@ A page is guarded by the router that it stands on, as every route is (`server/au
 the scope that its token has, and, for whatever is not a mere look, by the token against forgery in its form.
 """
 
+import contextlib
 import hmac
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -20,8 +21,10 @@ from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
 from kitsune import __version__
+from server.archives import arriving
 from server.auth import allows, check_rate
 from server.context import context_in
+from server.guard import is_form
 from server.pages import assets, words
 from server.queries import check_query
 from tuner.store import sessions
@@ -114,10 +117,11 @@ class _Check:
             yield
         else:
             check_charset(request)
-            async with request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES) as form:
-                check_csrf(found[0], form)
-                request.state.form = form
-                yield
+            with arriving() if is_form(request.headers) else contextlib.nullcontext():
+                async with request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES) as form:
+                    check_csrf(found[0], form)
+                    request.state.form = form
+                    yield
 
 
 def check_charset(request: Request) -> None:

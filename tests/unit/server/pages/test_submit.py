@@ -4,8 +4,10 @@ import re
 import threading
 
 import pytest
+from anyio import CapacityLimiter
 
 from kitsune.submission.limits import MAX_ARCHIVE_BYTES
+from server import archives as archives_route
 from tests.unit.server.pages.conftest import assert_page, csrf_of
 from tests.unit.server.wire import Wire
 from tests.unit.submission import hostile
@@ -106,6 +108,15 @@ def test_a_form_without_a_file_is_refused(client, database):
 def test_a_file_beyond_the_limit_is_refused(client, database):
     assert send(client, b"\x00" * (MAX_ARCHIVE_BYTES + 1)).status_code == 413
     assert not all_runs(database)
+
+
+def test_forms_and_the_api_share_the_places_for_what_arrives(client, database, monkeypatch):
+    places = CapacityLimiter(1)
+    monkeypatch.setattr(archives_route, "ARRIVALS", places)
+    assert send(client).status_code == 303
+    places.acquire_on_behalf_of_nowait(object())
+    assert_page(send(client, name="another"), 503)
+    assert len(all_runs(database)) == 1
 
 
 @pytest.mark.parametrize("path", ["/submit", "/tokens", "/logout", "/login", "/api/v1/runs"])
