@@ -134,7 +134,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 "kitsune": "the same by a Triton kernel of ours, for AdamW",
             },
             needs="an optimizer of torch.optim that has the implementation; kitsune a GPU, Triton, parameters in fp32",
-            searched=("foreach", "fused"),
+            searched=("fused", "kitsune"),
         ),
         Knob(
             name="capture",

@@ -159,7 +159,7 @@ def first_allowed(
 AT_ITS_BEST: Final[Mapping[str, tuple[Choice, ...]]] = {
     "layout": ("channels_last",),
     "precision": ("bf16", "tf32"),
-    "update": ("fused", "foreach"),
+    "update": ("fused",),
 }
 STOCK: Final = (
     Preset(name="eager", needs={}, wishes={}),
@@ -178,7 +178,7 @@ STOCK_VARIANTS: Final[Mapping[str, tuple[tuple[Choice, ...], ...]]] = {
 HALF: Final[Mapping[str, tuple[Choice, ...]]] = {
     "layout": ("channels_last",),
     "precision": ("bf16", "fp16", "tf32"),
-    "update": ("fused", "foreach"),
+    "update": ("kitsune", "fused"),
 }
 FULL: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, "precision": ("tf32",)}
 GRAPHS: Final[Mapping[str, tuple[Choice, ...]]] = {"capture": ("step", "segments")}

@@ -47,11 +47,11 @@ def issue(recording: Recording, schedule: Schedule, plan: MemoryPlan, lanes: Lan
     return memory.tensors(recording.result)
 
 
-def in_recorded_order(recording: Recording, lane: Lanes | None = None) -> Callable[[], Any]:
+def in_recorded_order(recording: Recording) -> Callable[[], Any]:
     """A function that issues every launch once, one after the other, as they were recorded."""
     schedule = in_order(recording.graph, [0.0] * len(recording.calls))
     plan = plan_memory(recording.graph, schedule)
-    return lambda: issue(recording, schedule, plan, lane or HostLane())
+    return lambda: issue(recording, schedule, plan, HostLane())
 
 
 class Memory:

@@ -1,9 +1,8 @@
 """Proof: does a graph do what the step does? Both run from the same state over the same batches, and every byte counts.
 
-Where the step itself, run twice, does not come to the same bits (atomic additions), the graph may differ as much. Some
-steps show it only beside other work, of which a graph of several streams is full. How much that is can be a matter of
-luck: Adam moves a weight by the full rate also when its gradient is nothing but noise, so one run in some differs ten
-thousand times as much as the others. What differs too much is therefore looked at again.
+Where the step itself, run twice, does not come to the same bits (atomic additions), the graph may differ as much. How
+much that is can be a matter of luck: Adam moves a weight by the full rate also when its gradient is nothing but noise,
+so one run in some differs ten thousand times as much as the others. What differs too much is therefore looked at again.
 """
 
 import math
@@ -16,8 +15,6 @@ from typing import Any, Final
 import torch
 
 from kitsune.device import tensors_in
-from kitsune.engine.company import in_company
-from kitsune.engine.issue import in_recorded_order
 from kitsune.engine.recording import Recording, places_of
 from kitsune.engine.state import State, as_bytes
 
@@ -49,11 +46,7 @@ def refuted(
             return "an operation writes memory that it says it only reads"
         if same(expected, found):
             return None
-        again = step
-        own = furthest(distances(expected, start.trace(again)) for _ in range(AGAIN))
-        if not any(own) and same(expected, start.trace(in_recorded_order(recording))):
-            again = in_company(recording)
-            own = furthest(distances(expected, start.trace(again)) for _ in range(AGAIN))
+        own = furthest(distances(expected, start.trace(step)) for _ in range(AGAIN))
         if not any(own):
             return f"its numbers are not those of the step, first {start.name_of(expected, found)}"
         if own[0] > ROUNDING:
@@ -62,7 +55,7 @@ def refuted(
         for _ in range(MORE):
             if is_as_near(nearest, own):
                 return None
-            own = furthest([own, distances(expected, start.trace(again))])
+            own = furthest([own, distances(expected, start.trace(step))])
             nearest = list(map(min, nearest, distances(expected, start.trace(replay))))
         if is_as_near(nearest, own):
             return None

@@ -11,7 +11,7 @@ import pytest
 from tests.browser.conftest import sign_in
 from tests.browser.runs import some_weeks_of_runs
 from tests.unit.server.pages import stories
-from tests.unit.server.pages.visits import keep
+from tests.unit.server.pages.visits import keep, keep_timeline
 from tuner.store.tokens import Scope
 
 ROOT = Path(__file__).parents[2]
@@ -25,14 +25,28 @@ def folder(tmp_path: Path) -> Path:
     return ROOT / asked if asked else tmp_path
 
 
-def test_the_top_of_a_run(new_page, site, folder, theme):
+@pytest.fixture
+def page(new_page, site, theme):
+    """The page of the run."""
     run = keep(site.database, stories.resnet18_on_an_h200())
+    keep_timeline(site.database, run, stories.streams_of_resnet18())
     page = new_page(color_scheme=theme)
     sign_in(page, site.secret(Scope.READ, Scope.SUBMIT))
     page.goto(f"/runs/{run.id}")
+    return page
+
+
+def test_the_top_of_a_run(page, folder, theme):
     assert "times as fast" in page.locator(".headline").inner_text()
     assert page.locator(".chart svg:visible").count() > 3
     taken(page, folder / f"run-{theme}.png")
+
+
+def test_the_streams_of_its_plan(page, folder, theme):
+    streams = page.locator("section", has=page.locator("#timeline-title")).locator("figure")
+    path = folder / f"streams-{theme}.png"
+    streams.screenshot(path=path)
+    assert_picture(path)
 
 
 def test_the_list_of_runs(new_page, site, folder, theme):
@@ -47,9 +61,14 @@ def test_the_list_of_runs(new_page, site, folder, theme):
 
 def taken(page, path: Path) -> None:
     page.screenshot(path=path, clip={"x": 0, "y": 0, "width": 1280, "height": 900})
+    assert_picture(path)
+
+
+def assert_picture(path: Path) -> None:
     assert path.read_bytes().startswith(PNG)
     assert path.stat().st_size > 20_000, "a page without anything on it"
 
 
 def test_the_documentation_has_its_pictures():
-    assert {path.name for path in ASSETS.glob("run-*.png")} == {"run-light.png", "run-dark.png"}
+    shown = {f"{name}-{theme}.png" for name in ("run", "streams") for theme in ("light", "dark")}
+    assert {path.name for path in ASSETS.glob("*.png")} == shown

@@ -6,10 +6,8 @@ import torch.nn.functional as F
 
 from kitsune.device import Recorder, side_stream
 from kitsune.engine.adamw import KernelUpdate
-from kitsune.engine.company import in_company
 from kitsune.engine.kernels import kernels_of
 from kitsune.engine.planner import Planner
-from kitsune.engine.proof import Start, refuted, same
 from kitsune.engine.record import record
 from tests.unit.engine.steps import CASES, Step, equal, warmed
 
@@ -178,42 +176,3 @@ def test_attention_with_dropout_draws_anew_at_every_replay(device):
         graph.replay()
         seen.add(float(out.float().sum()))
     assert len(seen) == 5
-
-
-class Attentions(torch.nn.Module):
-    """The backward of memory-efficient attention adds in the order in which its blocks end."""
-
-    def __init__(self):
-        super().__init__()
-        self.inward = torch.nn.Linear(64, 64)
-
-    def forward(self, x):
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
-            for _ in range(12):
-                x = x + F.scaled_dot_product_attention(x, self.inward(x), x)
-        return x
-
-
-def test_what_differs_beside_other_work_only_is_no_difference(device):
-    """Alone this step comes to the same bits again and again: how far it is from itself shows in company only."""
-    model = Attentions().to(device)
-    x = torch.randn(16, 12, 128, 64, device=device)
-    optimizer = adamw(model.parameters())
-
-    def step():
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach(), model.inward.weight.grad.clone()
-
-    with side_stream(device):
-        settle(step)
-        recording = record(step, device).recording
-        start = Start(recording, [x], [])
-        alone = [start.trace(step) for _ in range(3)]
-        assert all(same(alone[0], other) for other in alone)
-        assert any(not same(alone[0], start.trace(in_company(recording))) for _ in range(40))
-        start.restore()
-        replay = in_company(recording)
-        assert [refuted(recording, step, replay, [x], []) for _ in range(3)] == [None] * 3

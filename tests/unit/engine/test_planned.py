@@ -1,6 +1,5 @@
 """The whole way on the CPU twin: record, split, schedule, plan memory, issue on threads, prove. To the bit."""
 
-import contextvars
 import itertools
 import random
 
@@ -400,66 +399,6 @@ def test_and_not_more_than_that():
     step.model.insert(0, Shaky())
     weight = step.model[-1].weight
     assert "further from those of the step" in proven(step, lambda: weight.data.mul_(1.001))
-
-
-others_run = contextvars.ContextVar("others_run", default=False)
-
-
-@torch.library.custom_op("kitsune_test::crowded", mutates_args=())
-def crowded(x: torch.Tensor) -> torch.Tensor:
-    """Like the atomic additions of a kernel that fills a GPU: other last bits only while something else runs."""
-    return shaky(x) if others_run.get() else x.clone()
-
-
-class Crowded(nn.Module):
-    def forward(self, x):
-        with torch.no_grad():
-            return crowded(x.detach())
-
-
-def beside_others(step):
-    def run():
-        token = others_run.set(True)
-        try:
-            return step()
-        finally:
-            others_run.reset(token)
-
-    return run
-
-
-def proven_beside_others(monkeypatch, tamper=lambda step: None):
-    """A graph in which something always runs beside the operation."""
-    monkeypatch.setattr("kitsune.engine.proof.in_company", lambda given: beside_others(in_recorded_order(given)))
-    step, _ = warmed("mlp", sgd)
-    step.model.insert(0, Crowded())
-    recording = recorded(step)
-    issued = beside_others(in_recorded_order(recording))
-
-    def replay():
-        result = issued()
-        tamper(step)
-        return result
-
-    return refuted(recording, step, replay, step.inputs, ())
-
-
-def test_a_step_that_differs_from_itself_beside_others_may_differ_as_much(monkeypatch):
-    assert proven_beside_others(monkeypatch) is None
-
-
-def test_and_not_more_than_that_either(monkeypatch):
-    refusal = proven_beside_others(monkeypatch, lambda step: step.model[-1].weight.data.mul_(1.001))
-    assert "further from those of the step" in refusal
-
-
-def test_what_was_recorded_wrongly_is_not_taken_for_what_others_do_to_it(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.proof.in_company", pytest.fail)
-    step, _ = warmed("mlp", sgd)
-    recording = recorded(step)
-    plain = step.model.forward
-    step.model.forward = lambda x: plain(x) * 1.5
-    assert "not those of the step" in refuted(recording, step, in_recorded_order(recording), step.inputs, ())
 
 
 def test_a_state_brings_back_what_it_has_seen():

@@ -33,6 +33,7 @@ GPU: Factor = {
     ("compile", "reduce-overhead"): (0.97, 1.03),
     ("compile", "max-autotune"): (0.9, 1.03),
     ("update", "fused"): (0.9, 1.0),
+    ("update", "kitsune"): (0.88, 1.0),
     ("streams", 2): (0.85, 1.0),
     ("streams", 4): (0.75, 1.0),
     ("streams", 8): (0.75, 1.02),
@@ -45,8 +46,8 @@ HOST: Factor = {
     ("compile", "max-autotune-no-cudagraphs"): (0.7, 1.1),
     ("compile", "reduce-overhead"): (0.3, 0.5),
     ("compile", "max-autotune"): (0.3, 0.5),
-    ("update", "foreach"): (0.75, 0.95),
     ("update", "fused"): (0.6, 0.8),
+    ("update", "kitsune"): (0.65, 0.9),
     ("capture", "segments"): (0.15, 0.3),
     ("capture", "step"): (0.02, 0.05),
 }
@@ -60,7 +61,6 @@ MEMORY: Mapping[tuple[str, Choice], float] = {
     ("compile", "max-autotune-no-cudagraphs"): 0.85,
     ("compile", "reduce-overhead"): 0.95,
     ("compile", "max-autotune"): 1.0,
-    ("update", "foreach"): 1.1,
     ("capture", "segments"): 1.25,
     ("capture", "step"): 1.15,
 }

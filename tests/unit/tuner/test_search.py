@@ -181,7 +181,7 @@ def test_without_patience_nothing_slow_is_proposed() -> None:
 
 
 def test_descent_comes_before_the_estimator() -> None:
-    sources = [trial.source for trial in replay(Surface(EVERYTHING, seed=6, walls=False), propose, 60)]
+    sources = [trial.source for trial in replay(Surface(EVERYTHING, seed=7, walls=False), propose, 60)]
     presets = 1 + len(stock_rivals(EVERYTHING)[1:]) + len(expert_seeds(EVERYTHING))
     assert not {Source.DESCENT, Source.TPE} & set(sources[:presets])
     assert sources.index(Source.DESCENT) < sources.index(Source.TPE)
@@ -349,6 +349,7 @@ def test_a_failed_trial_costs_more_than_any_that_worked() -> None:
         failed(3, {"compile": "default"}, FailureKind.OUT_OF_MEMORY),
         trial(4, {"precision": "bf16"}, Source.CONFIRM, speedup=3.0),
         trial(5, {"capture": "step", "compile": "max-autotune"}, speedup=9.0),
+        trial(6, {"update": "foreach"}, speedup=9.0),  # of a run that began when this was searched
     ]
     found = costs(EVERYTHING, trials)
     assert [knobs for knobs, _ in found] == [trial.knobs for trial in trials[:4]]

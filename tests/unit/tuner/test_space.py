@@ -215,7 +215,7 @@ def test_the_first_seed_is_everything_at_once() -> None:
         "layout": "channels_last",
         "precision": "bf16",
         "compile": "default",
-        "update": "fused",
+        "update": "kitsune",
         "capture": "step",
     }
     assert second == {**first, "streams": 4}
@@ -224,9 +224,11 @@ def test_the_first_seed_is_everything_at_once() -> None:
 
 
 def test_seeds_fall_back_choice_by_choice() -> None:
-    space = Space.of({"precision=bf16": "old card", "update=fused": "not this optimizer", "capture=step": "host sync"})
-    first = expert_seeds(space)[0].knobs
-    assert (first["precision"], first["update"], first["capture"]) == ("fp16", "foreach", "segments")
+    without = {"precision=bf16": "old card", "update=kitsune": "not this optimizer", "capture=step": "host sync"}
+    first = expert_seeds(Space.of(without))[0].knobs
+    assert (first["precision"], first["update"], first["capture"]) == ("fp16", "fused", "segments")
+    first = expert_seeds(Space.of({**without, "update=fused": "nor here"}))[0].knobs
+    assert "update" not in first
 
 
 def test_variants_of_a_rival_are_the_other_layout_and_the_other_precision() -> None:

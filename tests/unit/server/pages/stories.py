@@ -54,13 +54,22 @@ def lenet5_on_a_cpu() -> Story:
 
 
 def resnet18_on_an_h200() -> Story:
-    """`kitsune tune zoo:resnet18 --trials 7` on an NVIDIA H200, at commit cc7c5d2."""
+    """`kitsune tune zoo:resnet18 --trials 7` on an NVIDIA H200, at commit 6a5d580."""
     return recorded("resnet18_on_an_h200.json")
+
+
+def streams_of_resnet18() -> Timeline:
+    """Of the plan of that very run."""
+    return timeline("resnet18_on_an_h200_timeline.json")
 
 
 def branches_on_a_cpu() -> Timeline:
     """What a measuring process made of a model like that of tests/e2e/test_timeline.py, on threads for streams."""
-    return Timeline.model_validate_json((HERE / "branches_on_a_cpu.json").read_text("utf-8"))
+    return timeline("branches_on_a_cpu.json")
+
+
+def timeline(name: str) -> Timeline:
+    return Timeline.model_validate_json((HERE / name).read_text("utf-8"))
 
 
 def recorded(name: str) -> Story:

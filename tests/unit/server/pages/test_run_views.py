@@ -201,7 +201,7 @@ def test_a_choice_that_others_need_says_beside_what_it_was_measured():
 
 def test_a_trial_says_what_was_left_out_and_when_it_was_cut_short():
     told = {row.number: row for row in viewed(stories.resnet18_on_an_h200()).trials}
-    assert told[10].configuration.endswith("streams=4; without layout; without precision")
+    assert told[9].configuration.endswith("streams=4; without layout; without precision")
     assert told[7].verdict == "cut short", "three rounds, in which it was faster than the step as given"
     assert told[3].verdict == "ambiguous"
 

@@ -1,14 +1,14 @@
 """The launches of a step by the plan of a run, where they were planned.
 
-Revision ID: 0008
-Revises: 0007
+Revision ID: 0007
+Revises: 0006
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0008"
-down_revision = "0007"
+revision = "0007"
+down_revision = "0006"
 branch_labels = None
 depends_on = None
 

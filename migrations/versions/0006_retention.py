@@ -1,13 +1,13 @@
 """What it takes to delete runs and archives: which model a step is of, apart from archives; indexes of what refers.
 
-Revision ID: 0007
+Revision ID: 0006
 Revises: 0005
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0007"
+revision = "0006"
 down_revision = "0005"
 branch_labels = None
 depends_on = None
