@@ -71,8 +71,8 @@ def _by_choice(ablation: Ablation) -> Iterator[Bar]:
     for given in ablation.contributions:
         saved = given.saved_ms
         meaning = KNOBS[given.knob].choices.get(given.choice, "") if given.knob in KNOBS else ""
-        if given.beside:
-            meaning += f"{'; ' if meaning else ''}beside a plan without {' and '.join(given.beside)}"
+        if given.beside:  # first, since a long note is cut at its end
+            meaning = f"beside a plan without {' and '.join(given.beside)}{'; ' if meaning else ''}{meaning}"
         yield Bar(f"{given.knob}={given.choice}", -saved.median, -saved.high, -saved.low, "step", meaning)
     together = ablation.interaction_ms
     note = "what the choices give together, and not one by one"

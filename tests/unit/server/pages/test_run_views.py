@@ -196,7 +196,7 @@ def test_a_choice_that_others_need_says_beside_what_it_was_measured():
     assert view.unmeasured == ()
     capture = next(bar for bar in view.bars if bar.label == "capture=step")
     assert capture.ms == pytest.approx(-0.36, abs=0.05)
-    assert capture.note.endswith("beside a plan without streams")
+    assert capture.note.startswith("beside a plan without streams; ")
 
 
 def test_a_trial_says_what_was_left_out_and_when_it_was_cut_short():
