@@ -142,7 +142,7 @@ class Loop:
             output = forward(*args, **kwargs)
         except DeclinedError as error:
             knob, reason = error.knob, error.reason
-        except RuntimeError as error:
+        except Exception as error:  # as in kitsune/step.py
             culprit = self._assembly.culprit(error)
             if culprit is None:
                 raise

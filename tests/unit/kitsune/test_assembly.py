@@ -12,7 +12,7 @@ from kitsune.errors import CaptureError, DeclinedError
 from kitsune.knobs import KNOBS, clashes
 from kitsune.plan import Plan
 from kitsune.report import Report
-from kitsune.techniques import Facts, why_not
+from kitsune.techniques import TECHNIQUES, Facts, why_not
 from tests.step_cases import assert_same, batches, pair, train_both
 
 CPU = torch.device("cpu")
@@ -110,3 +110,28 @@ def test_a_report_in_words():
         "note      twice",
     ]
     assert str(Report()) == "plain: the step runs as given"
+
+
+class OfACompiler(Exception):
+    """Derives from nothing else, as Triton's errors do."""
+
+
+@pytest.mark.parametrize("owner", ["update", None])
+def test_whatever_a_technique_owns_up_to_is_declined_and_all_else_goes_on(monkeypatch, owner):
+    planned, plain = pair(CPU, {"update": "fused"})
+    fused = planned.optimizer.step
+
+    def breaks(*args, **kwargs):
+        if planned.optimizer.param_groups[0]["fused"]:
+            raise OfACompiler("ptxas failed")
+        return fused(*args, **kwargs)
+
+    monkeypatch.setattr(planned.optimizer, "step", breaks)
+    if owner is None:
+        with pytest.raises(OfACompiler):
+            train_both(planned, plain, batches(1))
+        return
+    monkeypatch.setattr(TECHNIQUES[owner], "blames", lambda error: isinstance(error, OfACompiler))
+    train_both(planned, plain, batches(3))
+    assert_same(planned, plain)
+    assert planned.step.report.declined == {"update": "ptxas failed"}
