@@ -1,4 +1,4 @@
-"""Names of marks in, names beside marks out, each where it covers no mark and no other name; else it is left out.
+"""Names of marks in, names beside marks out, each where it covers no mark, no line and no other name; else left out.
 
 What is left out is still told on pointing at its mark.
 """
@@ -32,15 +32,15 @@ class Label:
 def labels(
     wanted: Iterable[Label], marks: Iterable[tuple[float, float]], route: Iterable[tuple[float, float]], bounds: Box
 ) -> Markup:
-    """The first ones have the choice. A line along `route` is crossed where there is no other place."""
+    """The first ones have the choice."""
     taken = [(x - MARK_PX, y - MARK_PX, x + MARK_PX, y + MARK_PX) for x, y in marks]
-    lines = [box_of(*ends) for ends in pairwise(route)]
+    taken += [box_of(*ends) for ends in pairwise(route)]
     parts = []
     for label in wanted:
         width = width_px(cut(label.name, LONGEST_PX))
-        free = [box for box in around(label, width) if within(box, bounds) and not any(meet(box, own) for own in taken)]
-        if free:
-            box = next((box for box in free if not any(meet(box, each) for each in lines)), free[0])
+        free = (box for box in around(label, width) if within(box, bounds) and not any(meet(box, own) for own in taken))
+        box = next(free, None)
+        if box is not None:
             taken.append(box)
             parts.append(text(box[0], box[3] - 3, label.name, room_px=LONGEST_PX))
     return together(parts)
@@ -56,7 +56,7 @@ def around(label: Label, width: float) -> Iterator[Box]:
     for x in (label.x + AWAY_PX, label.x - AWAY_PX - width):
         yield x, label.y - half, x + width, label.y + half
     for y in (label.y - AWAY_PX - half, label.y + AWAY_PX + half):
-        for x in (label.x - width / 2, label.x, label.x - width):
+        for x in (label.x - width / 2, label.x + MARK_PX, label.x - MARK_PX - width):
             yield x, y - half, x + width, y + half
 
 

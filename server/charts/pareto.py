@@ -32,7 +32,7 @@ ROLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A configuration; `href` leads to it, or is empty."""
+    """A configuration. `href` leads to it, or is empty; `name`, or else the label, stands beside its mark."""
 
     label: str
     step_ms: float
@@ -40,6 +40,7 @@ class Point:
     href: str
     is_chosen: bool
     is_baseline: bool
+    name: str = ""
 
     @property
     def figures(self) -> str:
@@ -135,7 +136,7 @@ def named(points: Sequence[Point], ahead: Sequence[int], places: Sequence[tuple[
     """The plan and the baseline, then as many of the front as can be read."""
     ends = [index for index, point in enumerate(points) if point.is_chosen or point.is_baseline]
     for index in [*ends, *(index for index in ahead[:NAMED_ON_THE_FRONT] if index not in ends)]:
-        yield Label(points[index].label, *places[index])
+        yield Label(points[index].name or points[index].label, *places[index])
 
 
 def entries(roles: set[str]) -> Iterator[Entry]:

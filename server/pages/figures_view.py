@@ -95,6 +95,7 @@ def _point(trial: Trial, plan: Plan | None) -> Point:
         href=f"#{anchor(trial)}",
         is_chosen=plan is not None and dict(plan.knobs) == dict(trial.knobs),
         is_baseline=trial.source is Source.BASELINE,
+        name=f"trial {trial.number + 1}",
     )
 
 
