@@ -11,13 +11,13 @@ from torch import nn
 from train_cnn import batches, make_model
 
 from kitsune import KitsuneOptimizer
-from kitsune.amp import AMPConfig, GradScaler, autocast
+from kitsune.amp import AMPConfig, GradScaler, ScalerStatistics, autocast
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def by_the_optimizer(config: AMPConfig, steps: int, device: str) -> float:
-    """The last loss. The loop stays as it is, and needs no scaler."""
+def by_the_optimizer(config: AMPConfig, steps: int, device: str) -> tuple[float, ScalerStatistics | None]:
+    """The last loss, and what its own scaler did where there is one. The loop stays as it is, and needs none."""
     torch.manual_seed(0)
     model = make_model().to(device)
     optimizer = KitsuneOptimizer(
@@ -29,7 +29,7 @@ def by_the_optimizer(config: AMPConfig, steps: int, device: str) -> float:
         loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-    return loss.item()
+    return loss.item(), optimizer.report.scaler
 
 
 def by_hand(config: AMPConfig, steps: int, device: str) -> tuple[float, GradScaler]:
@@ -56,7 +56,8 @@ def main() -> None:
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = AMPConfig(dtype=DTYPES.get(options.dtype or ""))
-    print(f"by the optimizer: loss {by_the_optimizer(config, options.steps, device):.4f}")
+    loss, statistics = by_the_optimizer(config, options.steps, device)
+    print(f"by the optimizer: loss {loss:.4f}, {statistics or 'no scaling'}")
     loss, scaler = by_hand(config, options.steps, device)
     print(f"by hand:          loss {loss:.4f}, {scaler.statistics}")
 

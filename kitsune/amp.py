@@ -3,11 +3,14 @@
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from kitsune.errors import SettingsError
+
+#: The numbers of torch.amp.GradScaler, in the order in which it takes them after the device.
+SCALING: Final = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +32,11 @@ class AMPConfig:
     def __post_init__(self) -> None:
         if self.dtype not in (None, torch.float16, torch.bfloat16):
             raise SettingsError(f"AMPConfig.dtype is {self.dtype}; use torch.float16 or torch.bfloat16")
-        for name in ("growth_interval", "backoff_factor", "growth_factor", "init_scale"):
+        if not isinstance(self.enabled, bool):
+            raise SettingsError(f"AMPConfig.enabled is {self.enabled!r}; use True or False")
+        for name in SCALING:
             value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 < value < math.inf:  # type: ignore[operator]
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:  # type: ignore[operator]
                 raise SettingsError(f"AMPConfig.{name} is {value!r}; it must be a finite number greater than 0")
         if not self.backoff_factor < 1 < self.growth_factor:
             raise SettingsError("AMPConfig needs 0 < backoff_factor < 1 < growth_factor")
@@ -66,6 +71,28 @@ def autocast(config: AMPConfig | None = None, *, device_type: str | None = None)
     return torch.autocast(device_type, dtype=half_of(config, device_type), enabled=config.enabled)
 
 
+def kind_of(device: str | torch.device | None) -> str:
+    """ "cuda" or "cpu". Raises SettingsError for what is no device."""
+    if device is None:
+        return usual_device()
+    try:
+        return torch.device(device).type
+    except (RuntimeError, TypeError) as error:
+        raise SettingsError(f"GradScaler() takes a device as 'cuda' or 'cpu', not {device!r:.100}") from error
+
+
+def over_config(config: Any, kind: str, numbers: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of torch's scaler: those of the configuration under those that were given. Raises SettingsError."""
+    if not isinstance(config, AMPConfig):
+        raise SettingsError(f"GradScaler() takes an AMPConfig as config=, not {config!r:.100}")
+    names = (*SCALING, "enabled")
+    given = dict(zip(names, numbers, strict=False))
+    if len(numbers) > len(names) or given.keys() & named.keys():
+        raise SettingsError(f"GradScaler() takes each of {', '.join(names)} once, in this order or by name")
+    is_needed = config.enabled and half_of(config, kind) is torch.float16
+    return {"enabled": is_needed, **{name: getattr(config, name) for name in SCALING}, **given, **named}
+
+
 @dataclass(frozen=True, slots=True)
 class ScalerStatistics:
     """What a GradScaler has done.
@@ -81,20 +108,29 @@ class ScalerStatistics:
 class GradScaler(torch.amp.GradScaler):
     """torch.amp.GradScaler, with numbers from an AMPConfig if one is given, and a count of what it did.
 
-    `numbers` and `arguments` are torch's own; those by name go over the configuration. bfloat16 needs no scaling: with
-    that dtype the scaler is disabled, and passes everything through. Counting waits for nothing on the device until
-    `statistics` is read.
+    `numbers` and `arguments` are torch's own, and go over the configuration, which may also be the first argument:
+    `GradScaler(config)`. bfloat16 needs no scaling: with that dtype the scaler is disabled, and passes everything
+    through. Counting waits for nothing on the device until `statistics` is read.
+
+    Raises SettingsError for what is no device or no AMPConfig.
     """
 
     def __init__(
-        self, device: str | None = None, *numbers: Any, config: AMPConfig | None = None, **arguments: Any
+        self,
+        device: str | torch.device | AMPConfig | None = None,
+        *numbers: Any,
+        config: AMPConfig | None = None,
+        **arguments: Any,
     ) -> None:
-        device = device or usual_device()
+        if isinstance(device, AMPConfig):
+            if config is not None:
+                raise SettingsError("GradScaler() takes one AMPConfig: as its first argument, or as config=")
+            device, config = None, device
+        kind = kind_of(device)
         if config is not None:
-            is_needed = config.enabled and half_of(config, device) is torch.float16
-            names = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
-            arguments = {"enabled": is_needed, **{name: getattr(config, name) for name in names}, **arguments}
-        super().__init__(device, *numbers, **arguments)
+            arguments = over_config(config, kind, numbers, arguments)
+            numbers = ()
+        super().__init__(kind, *numbers, **arguments)
         self._steps = 0
         self._skipped: int | torch.Tensor = 0
 

@@ -258,7 +258,7 @@ def _judge_schema(url: str) -> Check:
             found = migrate.revisions(connection)
     finally:
         engine.dispose()
-    shown = engine.url.render_as_string(hide_password=True)
+    shown = importlib.import_module("tuner.store.faults").shown(engine.url)
     if found not in ((), (migrate.SCHEMA_REVISION,)):
         detail = f"{shown} holds schema {', '.join(found)}; this version writes {migrate.SCHEMA_REVISION}"
         return _warn("database", detail, "nothing if it is older (the next run migrates it); else upgrade Kitsune")

@@ -79,6 +79,7 @@ class Loop:
     def report(self) -> Report:
         self._assembly.show_fusion()
         report = self._assembly.report
+        report.scaler = None if self.scaler is None else self.scaler.statistics
         for what, text in NOTES.items():
             if self.counts.get(what):
                 report.note(text)

@@ -27,7 +27,8 @@ from kitsune.options import Options, Wish, wish_of
 from kitsune.plan import Plan
 from kitsune.remote import Auto, plan_of_model
 from kitsune.report import Report
-from kitsune.step_profile import CALIBRATION_STEPS, Stats, StepProfile, unmeasured
+from kitsune.stats import Stats, summary_of, unmeasured
+from kitsune.step_profile import CALIBRATION_STEPS, StepProfile
 from kitsune.streams import Scheduler, StreamConfig
 from kitsune.workload import call_of
 
@@ -117,7 +118,8 @@ class KitsuneOptimizer(Optimizer):
         self._optimizer_step_pre_hooks = OrderedDict()
         self._optimizer_step_post_hooks = OrderedDict()
         self._warned_capturable_if_run_uncaptured = True
-        self._profile = StepProfile(parameters_of(inner)[0].device) if wish.profile else None
+        device = parameters_of(inner)[0].device
+        self._profile = StepProfile(device, self._why_unplanned) if wish.profile else None
         waiting = CALIBRATING if wish.profile else WAITING
         self._report = Report(declined={**wish.overruled, **wish.declined}, notes=[*wish.notes, waiting])
         self._loop: Loop | None = None
@@ -222,15 +224,17 @@ class KitsuneOptimizer(Optimizer):
 
     def get_stats(self) -> Stats:
         """What the plan came to on this run, with `profile=True`. Waits for the device."""
-        if self._profile is None:
-            return unmeasured(NO_PROFILE)
+        return unmeasured(NO_PROFILE) if self._profile is None else self._profile.stats()
+
+    def _why_unplanned(self) -> str:
         report = self.report
         declined = {} if report.applied else report.declined
-        return self._profile.stats("; ".join(f"{knob}: {why}" for knob, why in declined.items()))
+        return "; ".join(f"{knob}: {why}" for knob, why in declined.items())
 
     def print_summary(self) -> None:
-        """To stdout: what was applied and declined, and what it came to."""
-        sys.stdout.write(f"{self.report}\n{self.get_stats()}\n")
+        """To stdout: what was applied and declined, what it came to, and how its streams and fused kernels did."""
+        streams = None if self._profile is None else self._profile.streams
+        sys.stdout.write(f"{summary_of(self.report, self.get_stats(), streams)}\n")
 
     def save_profile(self, filepath: str | Path = "profile.json") -> None:
         """What `profile=True` measured, with the raw samples, as JSON.
@@ -251,6 +255,8 @@ class KitsuneOptimizer(Optimizer):
         """Gives model and optimizer back as they were; the wrapped optimizer goes on alone."""
         self._is_calibrating = False
         self._attachment.detach()
+        if self._profile is not None:
+            self._profile.close()
         if self._loop is not None:
             self._report = self._loop.report()
             self._loop.close()

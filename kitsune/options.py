@@ -2,20 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import torch
 
-from kitsune.amp import AMPConfig
+from kitsune.amp import SCALING, AMPConfig
 from kitsune.errors import SettingsError
 from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Plan
-from kitsune.streams import StreamConfig
+from kitsune.streams import ROLES, StreamConfig
 
 UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 HALF = ("bf16", "fp16")
 STEP_NOTE = "capture=step became segments: the loop is yours, so its step cannot be one graph; TrainStep makes it one"
+POOL_NOTE = "memory_pool_size limits what launches on several streams need: without num_streams it has nothing to limit"
 POOL_SIZES = tuple(int(choice) for choice in KNOBS["pool_bytes"].choices if choice)
 MOST_STREAMS = max(map(int, KNOBS["streams"].choices))
 SCHEDULED = "what runs on which stream, and which of them goes first, is found out by measuring"
@@ -35,7 +37,6 @@ KINDS: Mapping[str, type | tuple[type, ...]] = {
     "stream_config": StreamConfig,
     "plan": Plan,
 }
-SCALING = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +98,8 @@ def wish_of(options: Options, has_bf16: bool) -> Wish:
     notes: tuple[str, ...] = ()
     if knobs.get("capture") == "step":
         knobs["capture"], notes = "segments", (STEP_NOTE,)
+    if by_hand.get("pool_bytes") and int(knobs.get("streams", 1)) == 1:
+        notes = (*notes, POOL_NOTE)
     plan = Plan.by_hand(**knobs)
     if options.plan is not None:
         plan = options.plan.model_copy(update={"knobs": plan.knobs})
@@ -162,8 +165,7 @@ def _declined_streams(options: Options) -> dict[str, str]:
     declined = {}
     if options.streams is not None and options.streams > MOST_STREAMS:
         declined["num_streams"] = f"launches are scheduled on {MOST_STREAMS} streams at most"
-    roles = ("priority_streams", "compute_streams", "memory_streams")
-    asked = (role for role in roles if getattr(options.stream_config, role, ()))
+    asked = (role for role in ROLES if getattr(options.stream_config, role, ()))
     return {**declined, **{f"stream_config.{role}": SCHEDULED for role in asked}}
 
 
@@ -189,9 +191,9 @@ def pool_of(size: int) -> int:
 
 def parse_bytes(size: int | str) -> int:
     """512, '512MB' or '2GB' (binary units) in bytes. Raises SettingsError."""
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
-    text = str(size).strip().upper()
+    if isinstance(size, Integral) and not isinstance(size, bool) and size >= 0:
+        return int(size)
+    text = size.strip().upper() if isinstance(size, str) else ""
     number = text.rstrip("KMGB")
     factor = UNITS.get(text[len(number) :].strip())
     if factor is None or not number.strip().replace(".", "", 1).isdecimal():

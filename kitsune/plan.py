@@ -58,6 +58,11 @@ class Interval(Record):
     low: float
     high: float
 
+    @property
+    def is_itself(self) -> bool:
+        """Of something over itself, which is 1 by definition: there is nothing to measure, and so no interval."""
+        return self.low == self.median == self.high == 1
+
 
 class Numerics(Record):
     """What the numerics gate found: errors relative to a high-precision reference, and what was allowed.

@@ -107,10 +107,11 @@ def send(
     trials: int | None = None,
     budget: str | float | None = None,
     device: str = "",
+    seed: int = 0,
     name: str = "",
 ) -> RemoteRun:
     """Asks the server to tune an archive. An answer that is lost on its way is asked for again, not the work."""
-    request = {**check_budget(trials, budget), "device": device, "name": name}
+    request = {**check_budget(trials, budget), "device": device, "seed": seed, "name": name}
     stored = client.put_archive(archive.to_bytes())
     run = _started(client, {**request, "archive": stored})
     run_id = run.get("id")

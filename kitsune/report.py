@@ -28,7 +28,8 @@ class Report:
     `peak_bytes` is the most device memory in tensors while the step was captured, 0 when it was not. `picture` shows
     the launches as they were planned and `planned` says in words what the plan came to; of several batch shapes that of
     the last. Where nothing is planned they are None and "". `fusion` is a `kitsune.fusion.FusionStats`: what was fused
-    so far, and what was not and why; None without the knob.
+    so far, and what was not and why; None without the knob. `scaler` is a `kitsune.amp.ScalerStatistics`: how often the
+    gradients were scaled and how many of these steps were skipped; None where Kitsune scales no loss.
     """
 
     applied: dict[str, Choice] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Report:
     picture: Picture | None = None
     planned: str = ""
     fusion: Any = None  # its package needs Triton
+    scaler: Any = None  # its module needs torch
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -74,8 +76,15 @@ class Report:
     def _fused(self) -> str:
         return "" if self.fusion is None else f"fusion {self.fusion}"
 
+    def _scaled(self) -> str:
+        if self.scaler is None:
+            return ""
+        return f"loss scaling: {self.scaler.skipped} of {self.scaler.steps} steps skipped, scale {self.scaler.scale:g}"
+
     def __str__(self) -> str:
         lines = [f"applied   {knob} = {choice}" for knob, choice in self.applied.items()]
         lines += [f"declined  {knob}: {reason}" for knob, reason in self.declined.items()]
-        lines += [f"note      {note}" for note in [*self.notes, *filter(None, [self.planned, self._fused()])]]
+        lines += [
+            f"note      {note}" for note in [*self.notes, *filter(None, [self.planned, self._fused(), self._scaled()])]
+        ]
         return "\n".join(lines) or "plain: the step runs as given"

@@ -19,6 +19,8 @@ from kitsune.plan import Environment, Evidence, Interval, Plan
 
 PIPED_WIDTH: Final = 140  # where no terminal says how wide it is
 GIB: Final = 1024**3
+#: In place of an interval, where a plan is its own baseline.
+ITSELF: Final = "is the baseline"
 
 log = logging.getLogger("kitsune")
 
@@ -121,8 +123,8 @@ def factor(value: float) -> str:
     return f"{value:.2f}x" if value < 10 else f"{value:.1f}x"
 
 
-def spread(interval: Interval) -> str:
-    return f"{interval.low:.2f}-{interval.high:.2f}"
+def spread(interval: Interval, to: str = "-") -> str:
+    return ITSELF if interval.is_itself else f"{interval.low:.2f}{to}{interval.high:.2f}"
 
 
 def step_time(ms: float) -> str:

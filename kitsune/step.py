@@ -32,6 +32,8 @@ OTHER_SHAPE_PATIENCE = 8  # batches of another shape run uncompiled this often b
 MAX_PROGRAMS = 4
 MAX_OTHER_SHAPES = 256
 
+NO_LOADER = "prefetch waits for a loader: for x, y in step.batches(loader)"
+
 Program = EagerStep | StepGraph
 
 
@@ -75,6 +77,7 @@ class TrainStep:
         self._assembly = self._planned()
         self._undo = contextlib.ExitStack()
         self._scaler: LossScaler | None = None
+        self._has_loader = False
         self._assemble()
 
     @property
@@ -82,6 +85,7 @@ class TrainStep:
         """What was applied and what was declined, and how launches were planned."""
         self._assembly.show_fusion()
         report = self._assembly.report
+        report.scaler = None if self._build.scaler is None else self._build.scaler.statistics
         if self._update_graph is not None and self._update_graph.refusal:
             report.note(f"the optimizer's update runs outside of the graphs: {self._update_graph.refusal}")
         if self._segmented is not None:
@@ -117,7 +121,11 @@ class TrainStep:
         Without it, and before `plan="auto"` has found a plan, the loader itself.
         """
         ahead = self._build.prefetch
-        return Prefetcher(self.device, ahead).wrap(loader) if ahead else loader
+        if not ahead:
+            return loader
+        self._has_loader = True
+        self._tell_prefetch(ahead)
+        return Prefetcher(self.device, ahead).wrap(loader)
 
     def close(self) -> None:
         """Gives model, optimizer and flags back as they were; the step must not be called afterwards."""
@@ -159,6 +167,8 @@ class TrainStep:
             undo=self._undo,
         )
         self._assembly.apply(build)
+        if build.prefetch:
+            self._tell_prefetch(build.prefetch)
         if build.scaler is not None:  # the scale that training has found outlives a new assembly
             build.scaler = self._scaler = self._scaler or build.scaler
         self._recorder = Recorder(self.device)
@@ -166,6 +176,16 @@ class TrainStep:
         self._update_graph: UpdateGraph | None = None
         self._plain = self._body(self._loss)
         self._tuned = self._segments() if segments else self._body(build.forward)
+
+    def _tell_prefetch(self, ahead: int) -> None:
+        """It is applied by whoever gives their loader to `batches`."""
+        report = self._assembly.report
+        if self._has_loader:
+            report.applied["prefetch"] = ahead
+            report.notes = [note for note in report.notes if note != NO_LOADER]
+        else:
+            del report.applied["prefetch"]
+            report.note(NO_LOADER)
 
     def _update(self) -> Update:
         return Update(self.optimizer, scaler=self._build.scaler, clip_grad_norm=self.clip_grad_norm)
@@ -231,7 +251,7 @@ class TrainStep:
             return program
         if self._programs and not self._deserves_program(key):
             if self._assembly.knobs.keys() & {"compile", "capture"}:
-                self.report.note("batches of other shapes run uncompiled and uncaptured")
+                self._assembly.report.note("batches of other shapes run uncompiled and uncaptured")
             return EagerStep(self._plain, self.device, self._build.memory_format)
         self._programs[key] = program = self._new_program()
         return program
@@ -288,9 +308,10 @@ class TrainStep:
             refusal, streams_refusal = self._segmented.refusal, self._segmented.streams_refusal
         if isinstance(program, StepGraph):
             refusal, streams_refusal = program.refusal, program.streams_refusal
-            self.report.peak_bytes = max(self.report.peak_bytes, program.peak_bytes)
+            report = self._assembly.report
+            report.peak_bytes = max(report.peak_bytes, program.peak_bytes)
             if program.update_outside:
-                self.report.note(f"the optimizer's update runs outside of the graph: {program.update_outside}")
+                report.note(f"the optimizer's update runs outside of the graph: {program.update_outside}")
         if refusal:
             self._go_on_without("capture", refusal)
         elif streams_refusal and self._build.streams > 1:

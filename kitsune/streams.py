@@ -1,8 +1,12 @@
 """StreamConfig: stream parallelism as the user asks for it by hand; Scheduler: what came of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 from kitsune.errors import SettingsError
+
+ROLES: Final = ("priority_streams", "compute_streams", "memory_streams")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -11,17 +15,26 @@ class StreamConfig:
 
     `num_streams`: on up to how many, 1 to 64, the launches of forward and backward run; a plan has at most 8. Which
     stream goes first and what runs on it is found out by measuring, so `priority_streams`, `compute_streams` and
-    `memory_streams` (numbers of streams) are declined with that reason.
+    `memory_streams` (numbers of streams, from 0) are declined with that reason.
     """
 
     num_streams: int = 4
-    priority_streams: tuple[int, ...] = ()
-    compute_streams: tuple[int, ...] = ()
-    memory_streams: tuple[int, ...] = ()
+    priority_streams: Sequence[int] = ()
+    compute_streams: Sequence[int] = ()
+    memory_streams: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if type(self.num_streams) is not int or not 1 <= self.num_streams <= 64:
             raise SettingsError("StreamConfig.num_streams must be an integer between 1 and 64")
+        for role in ROLES:
+            object.__setattr__(self, role, numbers_of(role, getattr(self, role), self.num_streams))
+
+
+def numbers_of(role: str, given: Any, count: int) -> tuple[int, ...]:
+    """A list of streams as a tuple. Raises SettingsError for what is none."""
+    if isinstance(given, list | tuple) and all(type(each) is int and 0 <= each < count for each in given):
+        return tuple(given)
+    raise SettingsError(f"StreamConfig.{role} is {given!r:.100}; it lists streams by their numbers, 0 to {count - 1}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from server.admission import Admission
 from server.auth import GuardedRouter
 from server.context import Context
 from server.guard import Guard
+from server.heads import Heads
 from server.lookups import Lookups
 from server.metrics import Counting, Metrics
 from server.pages import site
@@ -54,7 +55,7 @@ def create_app(
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # to look for collectors took 5 % of a look-up
         responses=documented(*EVERYWHERE),
-        middleware=[Middleware(Counting, metrics=metrics), Middleware(Guard, settings=settings)],
+        middleware=[Middleware(Counting, metrics=metrics), Middleware(Guard, settings=settings), Middleware(Heads)],
     )
     app.state.context = Context(
         database=database,

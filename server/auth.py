@@ -102,7 +102,7 @@ def check_scope(token: Token, scope: Scope) -> None:
     if not allows(token, scope):
         raise HTTPException(
             403,
-            f"this token may not {scope.value}: it has {', '.join(token.scopes) or 'no scope'}",
+            f"this token lacks the scope {scope.value!r}: it has {', '.join(token.scopes) or 'no scope'}",
             {"www-authenticate": f'Bearer realm="kitsune", error="insufficient_scope", scope="{scope.value}"'},
         )
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import Field
 
 from kitsune.knobs import KNOBS
-from kitsune.plan import Environment, Evidence, Plan
+from kitsune.plan import Environment, Evidence, Interval, Plan
 from kitsune.record import Record
 from kitsune.run_status import RunStatus
 from tuner.records import Run
@@ -64,8 +64,8 @@ _RESULT: Final[Mapping[str, Callable[[Side], Value]]] = {
     "status": lambda side: side.run.status.value,
     "verdict": lambda side: side.run.verdict.value if side.run.verdict else None,
     "gain": lambda side: side.run.speedup.median if side.run.speedup else None,
-    "gain_low": lambda side: side.run.speedup.low if side.run.speedup else None,
-    "gain_high": lambda side: side.run.speedup.high if side.run.speedup else None,
+    "gain_low": lambda side: found.low if (found := _interval(side.run)) else None,
+    "gain_high": lambda side: found.high if (found := _interval(side.run)) else None,
     "memory_ratio": lambda side: side.run.memory_ratio,
     "trials": lambda side: side.run.trials,
     "took_s": lambda side: _took_s(side.run),
@@ -132,6 +132,11 @@ def _evidence(side: Side) -> Evidence | None:
 
 def _said(record: Record | None, name: str) -> Any:
     return None if record is None else getattr(record, name)
+
+
+def _interval(run: Run) -> Interval | None:
+    """Of the gain, where one was measured."""
+    return None if run.speedup is None or run.speedup.is_itself else run.speedup
 
 
 def _took_s(run: Run) -> float | None:

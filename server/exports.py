@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal
 from fastapi import Query, Request
 from fastapi.responses import StreamingResponse
 
+from kitsune.plan import Interval
 from kitsune.record import canonical_json
 from server.auth import GuardedRouter, caller
 from server.context import Here
@@ -109,6 +110,12 @@ def _trials(database: Database, run_id: str) -> Iterator[Trial]:
         last = part[-1].number
 
 
+def _cells(gain: Interval | None) -> tuple[object, object, object]:
+    if gain is None:
+        return "", "", ""
+    return (gain.median, "", "") if gain.is_itself else (gain.median, gain.low, gain.high)
+
+
 def _of_trial(trial: Trial) -> list[tuple[object, ...]]:
     compared, failure = trial.comparison, trial.failure
     gain = compared.speedup if compared else None
@@ -118,7 +125,7 @@ def _of_trial(trial: Trial) -> list[tuple[object, ...]]:
         trial.source.value,
         canonical_json(dict(trial.knobs)),
         compared.verdict.value if compared else "",
-        *((gain.median, gain.low, gain.high) if gain else ("", "", "")),
+        *_cells(gain),
         *((failure.kind.value, harmless(failure.reason)) if failure else ("", "")),
     )
     arms = trial.measurement.arms if trial.measurement else ()

@@ -51,9 +51,12 @@ class Guard:
         answer = _Answer(send, body)
         try:
             check_names(headers, self.settings)
-            if is_there:
-                check_length(headers, body.limit)
-            incoming = body.receive if streams else await body.whole()
+            if is_form(headers):
+                incoming = refused_by_page(headers, body)
+            else:
+                if is_there:
+                    check_length(headers, body.limit)
+                incoming = body.receive if streams else await body.whole()
         except HTTPException as error:
             await refusal(error.status_code, error.detail)(scope, receive, answer.send)
         else:
@@ -128,6 +131,17 @@ class _Answer:
             if not self._body.is_complete:
                 MutableHeaders(scope=message)["connection"] = "close"
         await self._send(message)
+
+
+def refused_by_page(headers: Headers, body: Body) -> Receive:
+    """As `body.receive`. A browser shows what it is told: a form that says it is too large is refused where its page
+    reads it, which can say so as a page, and not a byte of it is read."""
+
+    async def receive() -> Message:
+        check_length(headers, body.limit)
+        return await body.receive()
+
+    return receive
 
 
 def has_body(scope: Scope) -> bool:

@@ -13,19 +13,17 @@ from tuner.records import DEFAULT_TEAM
 from tuner.store import runs
 from tuner.store.tokens import Scope
 
-#: Open to all: load balancers have no token, and some ask with HEAD. Nothing that stands here may tell anything.
+#: Open to all: load balancers have no token. Nothing that stands here may tell anything.
 public = APIRouter(tags=["health"], redirect_slashes=False)
 measured = GuardedRouter(Scope.READ, tag="health")
 
 
-@public.head("/healthz", include_in_schema=False)
 @public.get("/healthz", response_class=PlainTextResponse)
 async def lives() -> Response:
     """The process lives."""
     return PlainTextResponse("ok\n")
 
 
-@public.head("/readyz", include_in_schema=False)
 @public.get("/readyz", response_class=PlainTextResponse, responses=documented(503))
 def is_ready(here: Here) -> Response:
     """The database answers as well."""

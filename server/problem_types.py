@@ -141,12 +141,13 @@ TYPES: Final[Mapping[str, ProblemType]] = {
     ),
     "quota-exceeded": ProblemType(
         429,
-        "The team has as much as it may",
-        "The team would have more unfinished runs, or more bytes of archives, than the server allows it. Nothing was "
-        "kept.",
+        "There is as much as there may be",
+        "The team or the token would have more unfinished runs, or the team more bytes of archives, than the server "
+        "allows. Nothing was kept.",
         "Runs are asked for faster than workers carry them out, or old archives are never deleted.",
         "Cancel runs that nobody needs, delete old ones, or start more workers. The owner of the server sets the "
-        "limits: `KITSUNE_ACTIVE_RUNS`, `KITSUNE_TEAM_ARCHIVE_BYTES`; `KITSUNE_RETENTION_DAYS` has old runs deleted.",
+        "limits: `KITSUNE_ACTIVE_RUNS`, `KITSUNE_TOKEN_ACTIVE_RUNS`, `KITSUNE_TEAM_ARCHIVE_BYTES`; "
+        "`KITSUNE_RETENTION_DAYS` has old runs deleted.",
     ),
     "request-header-fields-too-large": ProblemType(
         431,

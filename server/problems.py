@@ -157,10 +157,11 @@ async def _of_status(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> str:
-    """All that the path has: the framework names those of the first router that has it."""
+    """All that the path has: the framework names those of the first router that has it. GET answers HEAD as well."""
     path = request.scope["path"]
     routes = [route for route in iter_route_contexts(request.app.routes) if route.path_regex.match(path)]
-    return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
+    found = {method for route in routes for method in route.methods or ()}
+    return ", ".join(sorted(found | {"HEAD"} if "GET" in found else found))
 
 
 async def _of_fields(_: Request, error: Exception) -> Response:

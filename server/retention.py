@@ -48,4 +48,6 @@ def _clear_on(database: Database, age: timedelta, is_over: threading.Event) -> N
             return
         except StoreError as error:
             log.warning("old runs could not be deleted, will try again: %s", error)
+        except Exception:  # the thread must outlive whatever it meets, as the server does
+            log.exception("old runs could not be deleted, will try again")
         is_over.wait(EVERY_S)

@@ -3,11 +3,12 @@
 A token sees the runs of its team. Those of others are not there for it: 404, in the same words.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from anyio import to_thread
 from fastapi import Depends, Header, Query, Request
 from fastapi.responses import Response
+from pydantic import AwareDatetime, Field
 
 from kitsune.errors import NotFoundError
 from server.auth import GuardedRouter, also, caller
@@ -34,9 +35,16 @@ from tuner.records import Run, RunStatus, Verdict
 from tuner.store import retention, runs, submits, trials
 from tuner.store.runs import Sort
 from tuner.store.tokens import Scope, Token
+from tuner.views import LOST
 
 reading = GuardedRouter(Scope.READ, prefix="/api/v1/runs", tag="runs")
 submitting = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/runs", tag="runs")
+
+
+#: How the name of a GPU or a workload is given.
+_PART: Final = "a part of it, in small letters or large"
+
+Figure = Annotated[float, Field(ge=0, le=1e300, allow_inf_nan=False)]
 
 
 @submitting.post(
@@ -67,20 +75,28 @@ async def submit(
 
 def _submit(here: Context, body: Submit, token: Token, key: str | None) -> tuple[Run, bool]:
     with here.database.begin() as connection:
-        most = here.settings.active_runs
-        return submits.submit(connection, body.request(), owner=token.id, team=token.team, key=key, most_active=most)
+        quota = here.settings.quota
+        return submits.submit(connection, body.request(), owner=token.id, team=token.team, key=key, quota=quota)
 
 
 @reading.get("", responses={200: {"model": RunsView}})
 def list_runs(
     request: Request,
     here: Here,
-    status: RunStatus | None = None,
+    status: Annotated[
+        RunStatus | Literal["lost"] | None,
+        Query(description='"lost": those of the running ones whose worker has fallen silent'),
+    ] = None,
     fingerprint: Annotated[Sha256 | None, Query()] = None,
-    gpu: Annotated[Word | None, Query()] = None,
-    workload: Annotated[Word | None, Query()] = None,
+    gpu: Annotated[Word | None, Query(description=f"where it ran, or what it asks for: {_PART}")] = None,
+    workload: Annotated[Word | None, Query(description=f"the workload, or what a list calls the run: {_PART}")] = None,
     verdict: Verdict | None = None,
     tag: Annotated[Tag | None, Query()] = None,
+    min_gain: Annotated[Figure | None, Query()] = None,
+    min_gain_low: Annotated[Figure | None, Query(description="its 95 % interval begins there or higher")] = None,
+    max_memory_ratio: Annotated[Figure | None, Query()] = None,
+    min_trials: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
+    created_after: AwareDatetime | None = None,
     sort: Annotated[Sort, Query(description="runs without such a value come last")] = Sort.CREATED,
     order: Literal["asc", "desc"] = "desc",
     after: Annotated[str | None, Query(max_length=10_000, description='"after" of the page before')] = None,
@@ -91,12 +107,18 @@ def list_runs(
         page = runs.page(
             connection,
             team=caller(request).team,
-            status=status,
+            status=status if isinstance(status, RunStatus) else None,
+            is_lost=True if status == LOST else None,
             fingerprint=fingerprint,
             gpu=gpu,
             workload=workload,
             verdict=verdict,
             tag=tag,
+            min_gain=min_gain,
+            min_gain_low=min_gain_low,
+            max_memory=max_memory_ratio,
+            min_trials=min_trials,
+            created_after=created_after,
             sort=sort,
             is_descending=order == "desc",
             after=after,
@@ -154,8 +176,8 @@ def retry(request: Request, here: Here, run_id: RunId) -> Response:
     started has.
     """
     with here.database.begin() as connection:
-        most = here.settings.active_runs
-        made = submits.retry(connection, run_id, team=caller(request).team, most_active=most)
+        token, quota = caller(request), here.settings.quota
+        made = submits.retry(connection, run_id, owner=token.id, team=token.team, quota=quota)
     if made is None:
         raise no_run(run_id)
     run, is_new = made

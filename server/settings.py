@@ -11,9 +11,12 @@ from kitsune.logs import LogFormat
 from kitsune.record import Record
 from kitsune.server_address import DEFAULT_HOST, DEFAULT_PORT, is_loopback
 from kitsune.submission.limits import MAX_ARCHIVE_BYTES
+from tuner.store.submits import Quota
 
 #: By options only. Kubernetes sets KITSUNE_PORT by itself beside a service of that name, to something else.
 BY_OPTION: Final = frozenset({"host", "port", "allow_remote", "allowed_hosts"})
+#: A century; what is meant to stay for good is not limited at all.
+MOST_DAYS: Final = 36_500
 
 
 class ServerSettings(Record):
@@ -29,11 +32,14 @@ class ServerSettings(Record):
         default=LogFormat.TEXT, description="`json`: one object a line, with a line for each request"
     )
     retention_days: float | None = Field(
-        default=None, gt=0, description="runs that ended longer ago are deleted; unset: none is"
+        default=None, gt=0, le=MOST_DAYS, description="runs that ended longer ago are deleted; unset: none is"
     )
     requests_per_minute: int = Field(default=30_000, ge=0, description="of one token; 0: any number")
     lookups_per_minute: int = Field(default=0, ge=0, description="of plans, by one token; 0: any number")
     active_runs: int = Field(default=10_000, ge=0, description="that one team has queued or running; 0: any number")
+    token_active_runs: int = Field(
+        default=10_000, ge=0, description="that one token has queued or running; 0: any number"
+    )
     team_archive_bytes: int = Field(
         default=16 * 2**30, ge=0, description="that the archives of one team may have; 0: any number"
     )
@@ -61,6 +67,10 @@ class ServerSettings(Record):
             name, said = str(wrong["loc"][0]), wrong["msg"][:1].lower() + wrong["msg"][1:]
             spelled = f"{PREFIX}{name.upper()}" if name in found else f"--{name.replace('_', '-')}"
             raise SettingsError(f"{spelled} is {wrong['input']!r:.100}; {said}") from error
+
+    @property
+    def quota(self) -> Quota:
+        return Quota(team=self.active_runs, owner=self.token_active_runs)
 
     @property
     def is_loopback(self) -> bool:

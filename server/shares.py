@@ -21,6 +21,7 @@ router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/runs", tag="runs")
 
 @router.post(
     "/{run_id}/share",
+    status_code=201,
     dependencies=[also(Scope.READ)],  # what may not be seen may not be shown
     responses={201: {"model": ShareView, "description": "A new link; it is not shown again"}, **documented(404, 507)},
 )

@@ -23,7 +23,8 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune.fusion", "kitsune.lookup", "kitsune.memory", "kitsune.profiler"),
     ("kitsune.remote_run", "kitsune.techniques"),
     ("kitsune.assembly", "kitsune.remote"),
-    ("kitsune.attach", "kitsune.loop", "kitsune.step", "kitsune.step_profile"),
+    ("kitsune.attach", "kitsune.loop", "kitsune.stats", "kitsune.step"),
+    ("kitsune.step_profile",),
     ("kitsune.optimizer",),
     ("kitsune.doctor",),
     ("kitsune.cli",),
@@ -68,6 +69,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("tuner.cli",),
     (
         "server",
+        "server.heads",
         "server.problem_types",
         "server.rates",
         "server.remembered",
@@ -197,8 +199,20 @@ LAZY_IMPORTERS = frozenset(
 )
 # The two process borders: whatever a user's model does must become a value there.
 # kitsune/lookup.py: training must go on plain whatever a server sends and whatever the export of a model raises.
+# kitsune/loop.py, kitsune/step.py: errors of Triton derive from nothing else; what no technique owns up to is raised.
+# server/retention.py: the thread that deletes old runs must go on, whatever a database says at one of its hours.
 # kitsune/memory/prefetch.py: what a loader raises in the thread that fetches ahead is raised again where it is awaited.
-BROAD_CATCHERS = frozenset({"kitsune/lookup.py", "kitsune/memory/prefetch.py", "tuner/child.py", "tuner/worker.py"})
+BROAD_CATCHERS = frozenset(
+    {
+        "kitsune/lookup.py",
+        "kitsune/loop.py",
+        "kitsune/memory/prefetch.py",
+        "kitsune/step.py",
+        "server/retention.py",
+        "tuner/child.py",
+        "tuner/worker.py",
+    }
+)
 # Whose product is text on stdout.
 PRINTERS = frozenset({"kitsune/cli.py", "tuner/cli.py", "server/cli.py", "tuner/child.py"})
 

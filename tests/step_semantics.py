@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 
+from kitsune.amp import ScalerStatistics
 from kitsune.device import rng_state
 from kitsune.errors import CaptureError, DeclinedError, SettingsError, WorkloadError
 from kitsune.techniques import TECHNIQUES
@@ -287,6 +288,8 @@ def test_an_overflow_skips_one_step_and_halves_the_scale(device, capture, update
     scaler = planned.step._scaler
     assert scaler.skipped.item() == 1
     assert scaler.scale.item() == 32768.0
+    assert planned.step.report.scaler == ScalerStatistics(steps=10, skipped=1, scale=32768.0)
+    assert "1 of 10 steps skipped, scale 32768" in str(planned.step.report)
     assert all(torch.isfinite(parameter).all() for parameter in planned.model.parameters())
     assert not planned.step.report.declined
     assert is_captured(planned.step) == (capture != "none")

@@ -274,8 +274,9 @@ def test_the_http_page_shows_every_route_with_its_parameters_answers_and_scopes(
 
 def test_the_page_for_operators_shows_every_setting_of_the_environment():
     page = docs_hooks.on_page_markdown((ROOT / "docs" / "operating.md").read_text("utf-8"))
-    variables = {"KITSUNE_RETENTION_DAYS": "7", "KITSUNE_ACTIVE_RUNS": "8"}
-    assert ServerSettings.from_environment({}, variables) == ServerSettings(retention_days=7, active_runs=8)
+    variables = {"KITSUNE_RETENTION_DAYS": "7", "KITSUNE_ACTIVE_RUNS": "8", "KITSUNE_TOKEN_ACTIVE_RUNS": "4"}
+    expected = ServerSettings(retention_days=7, active_runs=8, token_active_runs=4)
+    assert ServerSettings.from_environment({}, variables) == expected
     for name in set(ServerSettings.model_fields) - BY_OPTION:
         assert f"| `KITSUNE_{name.upper()}` | {ServerSettings.model_fields[name].description} |" in page
 

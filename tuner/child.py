@@ -14,9 +14,11 @@ import torch
 
 from kitsune.device import first_line, pick_device
 from kitsune.errors import DeclinedError, KitsuneError
+from kitsune.switch import is_on
 from tuner.bench import measure_job
-from tuner.confinement import leave_no_core
+from tuner.confinement import bound_memory, leave_no_core, runs_code
 from tuner.inspection import inspect_workload
+from tuner.lockdown import go_first
 from tuner.protocol import Inspection, Job, Message, one_line
 from tuner.records import Failure, FailureKind, Measurement, Phase
 
@@ -53,6 +55,7 @@ class Channel:
 
 def main(descriptor: int, parent: int) -> None:
     die_with(parent)
+    go_first()
     leave_no_core()
     channel = Channel(descriptor)
     job = Job.model_validate_json(sys.stdin.buffer.read())
@@ -68,6 +71,8 @@ def run(job: Job, channel: Channel) -> Inspection | Measurement | Failure:
     device = pick_device(job.device)
     if device.type == "cuda":
         torch.accelerator.set_device_index(device.index)
+    elif is_on("confine", default=True) and not runs_code(job.workload):
+        bound_memory()
     torch.manual_seed(job.seed)
     return inspect_workload(job) if job.kind == "inspect" else measure_job(job, channel.enter)
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -32,6 +32,7 @@ Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Save the plan he
 RunsServer = Annotated[
     str | None, typer.Option("--server", metavar="URL", help="The runs of a server; default: KITSUNE_SERVER, if set.")
 ]
+Seed = Annotated[int, typer.Option(help="Of weights, batch and search.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help='The id of a run, or "last".')]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most so many runs, newest first.")]
 Status = Annotated[RunStatus | None, typer.Option(help="Only runs that stand so.")]
@@ -68,7 +69,7 @@ def tune(
     ] = None,
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="How long it may take: 90s, 5m, 1h.")] = None,
     device: Device = None,
-    seed: Annotated[int, typer.Option(help="Of weights, batch and search.")] = 0,
+    seed: Seed = 0,
     database: Database = None,
     out: Out = None,
     as_json: Json = False,
@@ -166,13 +167,17 @@ def submit(
     ] = None,
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="How long it may take: 90s, 5m, 1h.")] = None,
     server: ServerUrl = None,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="On what to tune it. Default: whatever a worker has.")
+    ] = None,
+    seed: Seed = 0,
     name: Annotated[str, typer.Option(help="What to call the run.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end.")] = False,
     as_json: Json = False,
 ) -> None:
     """Have a server tune a training step: its graph is sent, no weights, code or data. The token is KITSUNE_TOKEN."""
     remote = _load("tuner.remote_workloads")
-    options = {"trials": trials, "budget": budget, "name": name}
+    options = {"trials": trials, "budget": budget, "device": device or "", "seed": seed, "name": name}
     raise typer.Exit(remote.submit(workload, _server(server), options, wait=wait, as_json=as_json))
 
 

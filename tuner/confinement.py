@@ -9,6 +9,7 @@ would want them, whatever a hostile archive should bring about (docs/decisions/0
 import json
 import logging
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -19,9 +20,14 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from kitsune.home import PREFIX
 from kitsune.switch import is_on
+from tuner.lockdown import lower
 
-SECRETS: Final = frozenset({"KITSUNE_DATABASE_URL", "KITSUNE_TOKEN"})
+#: What is read from no name: an address may hold a password.
+SECRETS: Final = frozenset({"KITSUNE_DATABASE_URL"})
+#: In the name of a variable whose value is nobody's business.
+SECRET_WORDS: Final = re.compile("TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL")
 #: Variables that a measuring process may see whatever it measures: where things are, and how to build and run kernels.
 KEPT: Final = frozenset(
     {
@@ -36,17 +42,21 @@ KEPT: Final = frozenset(
             "LD_LIBRARY_PATH",
             "LD_PRELOAD",
         ),
+        *(f"{PREFIX}{name}" for name in ("HOME", "DISABLE", "CONFINE", "LOG_FORMAT")),
     }
 )
-#: Of OpenMP, MKL, CUDA, cuDNN, cuBLAS, NCCL, torch, Inductor, Triton, Python and ourselves.
+#: Of OpenMP, MKL, CUDA, cuDNN, cuBLAS, NCCL, torch, Inductor, Triton and Python.
 PREFIXES: Final = (
     *("LC_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_"),
     *("CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NV_", "NCCL_", "NVSHMEM_"),
-    *("TORCH", "PYTORCH_", "TRITON_", "PYTHON", "KITSUNE_"),
+    *("TORCH", "PYTORCH_", "TRITON_", "PYTHON"),
 )
 #: Scripts, which load nothing of ours: they begin every measuring process of a stranger's.
 LOCKDOWN: Final = Path(__file__).with_name("lockdown.py")
 SELF_TEST: Final = Path(__file__).with_name("self_test.py")
+#: Of the machine's. The rest is for the worker, and for what else runs there.
+MEMORY_SHARE: Final = 0.75
+CONTAINER_MEMORY: Final = Path("/sys/fs/cgroup/memory.max")
 #: The first look at a GPU takes seconds on a host of eight.
 SELF_TEST_S: Final = 60.0
 
@@ -146,7 +156,7 @@ def problem_of(confinement: Confinement, device: str) -> str | None:
 def environment_of(given: Mapping[str, str], workload: str) -> dict[str, str]:
     """What of the variables a process that measures this workload may see."""
     if runs_code(workload):
-        return {name: value for name, value in given.items() if name not in SECRETS}
+        return {name: value for name, value in given.items() if not (name.startswith(PREFIX) and is_secret(name))}
     return {name: value for name, value in given.items() if is_harmless(name)}
 
 
@@ -156,7 +166,29 @@ def runs_code(workload: str) -> bool:
 
 
 def is_harmless(name: str) -> bool:
-    return name not in SECRETS and (name in KEPT or name.startswith(PREFIXES))
+    return (name in KEPT or name.startswith(PREFIXES)) and not is_secret(name)
+
+
+def is_secret(name: str) -> bool:
+    """By its name, which is all that is known of a variable."""
+    return name in SECRETS or SECRET_WORDS.search(name.upper()) is not None
+
+
+def bound_memory() -> None:
+    """What a process may have in memory of its own, by which torch tells of a step that is too large for the CPU.
+
+    Beside a GPU there is no such bound: what its driver maps counts as well.
+    """
+    lower(resource.RLIMIT_DATA, int(MEMORY_SHARE * memory_bytes()))
+
+
+def memory_bytes() -> int:
+    """Of this machine, or of the container that this is."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(CONTAINER_MEMORY.read_text()))
+    except (OSError, ValueError):  # there is none, or it has no limit, which is a word
+        return machine
 
 
 def leave_no_core() -> None:

@@ -18,6 +18,7 @@ from tuner.queue import AWAY_S, Stop, Worker
 from tuner.settings import Settings
 from tuner.store.database import Database
 from tuner.store.engine import create, open_database
+from tuner.store.faults import shown
 from tuner.supervise import sweep
 from tuner.worker import How
 
@@ -65,7 +66,7 @@ def work(
                 stop=signals.stop,
                 lease_s=lease_s,
             )
-            screen.note(f"worker {worker.name} on {place}: {worker.gpu}; it serves {_named(database)}")
+            screen.note(f"worker {worker.name} on {place}: {worker.gpu}; it serves {shown(database.engine.url)}")
             if once:
                 code = _work_once(worker)
             else:
@@ -92,11 +93,6 @@ def _opened(url: str, stop: Stop | None) -> Database:
                 raise
             screen.note(f"The database cannot be opened, will try again: {error}")
             rest(next(away), stop.check)
-
-
-def _named(database: Database) -> str:
-    """Its address without a password, which may stand behind the question mark too."""
-    return database.engine.url.set(query={}).render_as_string(hide_password=True)
 
 
 def _work_once(worker: Worker) -> ExitCode:

@@ -61,6 +61,8 @@ OPEN_FILES: Final = 65_536
 #: So many threads and processes more than the machine has now: on a host of 128 cores Inductor starts 32 compilers with
 #: up to 128 threads each. Linux does not hold root to it.
 MORE_PROCESSES: Final = 16_384
+#: The most there is. When memory ends, the kernel ends the process with the highest score.
+FIRST_TO_GO: Final = 1000
 
 
 class Machine(NamedTuple):
@@ -88,9 +90,18 @@ def main(means: str, command: list[str]) -> None:
 
 
 def bound() -> None:
+    go_first()
     lower(resource.RLIMIT_FSIZE, FILE_BYTES)
     lower(resource.RLIMIT_NOFILE, OPEN_FILES)
     lower(resource.RLIMIT_NPROC, threads_now() + MORE_PROCESSES)
+
+
+def go_first() -> None:
+    """When memory ends, this process does, and what it has started: not the worker, nor a database beside it."""
+    try:
+        write("/proc/self/oom_score_adj", str(FIRST_TO_GO))
+    except OSError:  # a container may have mounted it read-only
+        return
 
 
 def lower(kind: int, most: int) -> None:

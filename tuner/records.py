@@ -115,7 +115,7 @@ class Trial(Record):
     """One configuration that was tried: either a measurement or the reason why there is none."""
 
     run_id: str
-    number: int = Field(ge=0)
+    number: int = Field(ge=0, description="from 0; pages and the command line count from 1")
     source: Source
     knobs: Mapping[str, Choice]
     measurement: Measurement | None = None
@@ -164,7 +164,9 @@ class Run(Record):
     error: str | None = None
     trials: int = Field(default=0, ge=0, description="how many are stored, of every source")
     speedup: Interval | None = Field(
-        default=None, description="of the plan over the best stock configuration; null without a plan"
+        default=None,
+        description="of the plan over the best stock configuration; null without a plan, and 1 with low and high at 1, "
+        "which nothing measured, where the plan is that configuration",
     )
     memory_ratio: float | None = Field(
         default=None, ge=0, description="peak memory of the plan, as a part of that of the best stock configuration"

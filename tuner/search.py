@@ -4,8 +4,8 @@ The order: the step as given, against itself; what a user of plain torch would t
 both what takes minutes to compile (GPT-2 with max-autotune: 171 s on an H200); seeds without half precision or without
 compiling, where that alone is a clear gain; the best rival in its other variants;
 coordinate descent from the best so far; then TPE; then whatever is left.
-Mean regret after 25 trials on 60 simulated steps (tests/unit/tuner/simulation.py): chance 48 %, the order here 8 %. When
-the order was chosen chance was at 44 %, TPE alone at 24 %, presets and then TPE at 13 %.
+Mean regret after 25 trials on 60 simulated steps (tests/unit/tuner/simulation.py): chance 48 %, the order here 8 %.
+When the order was chosen chance was at 44 %, TPE alone at 24 %, presets and then TPE at 13 %.
 """
 
 import hashlib

@@ -3,13 +3,14 @@
 from kitsune import screen
 from tuner.settings import Settings
 from tuner.store.engine import open_database
+from tuner.store.faults import shown
 from tuner.store.tables import SCHEMA_REVISION
 
 
 def migrate(database_url: str | None, *, as_json: bool) -> None:
     """Raises StoreError when the database cannot be opened, and SchemaError when another version wrote it."""
     with open_database(database_url or Settings.from_environment().database_url) as database:
-        where = database.engine.url.render_as_string(hide_password=True)
+        where = shown(database.engine.url)
     if as_json:
         screen.emit({"database": where, "revision": SCHEMA_REVISION})
     else:

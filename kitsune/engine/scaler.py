@@ -8,9 +8,14 @@ from collections.abc import Iterable
 
 import torch
 
+from kitsune.amp import ScalerStatistics
+
 
 class LossScaler:
-    """Scale, growth tracker and overflow flag: fp32, int32 and fp32 tensors of one element on `device`."""
+    """Scale, growth tracker and overflow flag: fp32, int32 and fp32 tensors of one element on `device`.
+
+    What it counts, `steps` and those of them that were `skipped`, is on the device too: replays of a graph count.
+    """
 
     def __init__(
         self,
@@ -27,7 +32,13 @@ class LossScaler:
         self.scale = torch.full((), init_scale, dtype=torch.float32, device=device)
         self.growth_tracker = torch.zeros((), dtype=torch.int32, device=device)
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+
+    @property
+    def statistics(self) -> ScalerStatistics:
+        """What it has done so far. Waits for the device."""
+        return ScalerStatistics(int(self.steps), int(self.skipped), float(self.scale))
 
     def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
         """Divides the gradients by the scale in place and sets `found_inf` to 1 when one is not finite.
@@ -43,6 +54,7 @@ class LossScaler:
 
     def update(self) -> None:
         """Backs off after an overflow, grows after `growth_interval` good steps. Launches only, no host sync."""
+        self.steps.add_(1)
         self.skipped.add_(self.found_inf.to(torch.int64))
         torch._amp_update_scale_(
             self.scale,

@@ -10,6 +10,7 @@ from kitsune.kernels import add_norm as add_norms
 from kitsune.kernels import bias_activation, dropout_add, linear_cross_entropy, softmax
 from kitsune.kernels import layer_norm as layer_norms
 from kitsune.kernels import rms_norm as rms_norms
+from kitsune.kernels import rope as ropes
 
 
 def layer_norm(
@@ -48,6 +49,12 @@ def linear_activation(
 
 def added_dropout(x: torch.Tensor, residual: torch.Tensor, p: float, dtype: torch.dtype) -> torch.Tensor:
     return dropout_add.dropout_add(x.to(dtype), residual, p)
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """`x` has its heads in the dimension `heads`, and the angles have one element there, and each half twice."""
+    cos, sin = (angle[(None,) * (x.ndim - angle.ndim)].squeeze(heads) for angle in (cos, sin))
+    return ropes.rope(x.to(dtype).movedim(heads, 1), cos, sin).movedim(1, heads)
 
 
 def masked_softmax(

@@ -8,6 +8,7 @@ from torch.fx import GraphModule
 from triton.errors import TritonError
 
 from kitsune.device import first_line
+from kitsune.engine.own_code import own_code
 from kitsune.errors import SURPRISES, CaptureError, SettingsError
 from kitsune.fusion.benefit import Clock, backward_at_once, benefit_of, made, side_by_side_ms
 from kitsune.fusion.config import FusionConfig
@@ -21,6 +22,7 @@ from kitsune.fusion.stats import Benefit, FusionStats, Kept, Refused
 Compiler = Literal["eager", "inductor"]
 COMPILERS: Final = ("eager", "inductor")
 NO_GPU: Final = "nothing was fused: kernels of ours run on a GPU, and the graph is on a CPU"
+GAVE_UP: Final = "some calls ran as given: torch.compile takes no more shapes than torch._dynamo.config.recompile_limit"
 
 
 class FusionEngine:
@@ -32,7 +34,7 @@ class FusionEngine:
     Parameters stay the model's own. A match is kept where its kernel, forward and backward, is measured to be
     `min_fusion_benefit` times as fast on this device as what it replaces, as `compiler` runs that. `clock` times and
     `counter` counts launches otherwise than on the GPU: tests decide by them. Raises SettingsError for a compiler that
-    there is not.
+    there is not, and for what is no FusionConfig.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class FusionEngine:
     ) -> None:
         if compiler not in COMPILERS:
             raise SettingsError(f"compiler is {compiler!r}; use 'eager' or 'inductor'")
+        if not isinstance(config, FusionConfig | None):
+            raise SettingsError(f"FusionEngine() takes a FusionConfig, not {config!r:.100}")
         self.config = config or FusionConfig()
         self.compiler: Compiler = compiler
         self._clock = clock
@@ -60,12 +64,25 @@ class FusionEngine:
         """A model or a function as torch.compile gives it back: fused at its first call with tensors of a shape.
 
         Where something was replaced, that call also counts what a GPU launches, as given and fused: it runs each twice,
-        forward and backward, on copies of its inputs and of the weights.
+        forward and backward, on copies of its inputs and of the weights. torch.compile gives up on a function after
+        eight shapes; then it runs as given, and the stats have a note. Raises SettingsError for what cannot be called.
         """
-        return torch.compile(function, backend=self._compile, dynamic=False)
+        if not callable(function):
+            raise SettingsError(f"fuse() takes a model or a function, not {function!r:.100}")
+        own = torch.compile(own_code(function, self._note_uncompiled), backend=self._compile, dynamic=False)
+        if not isinstance(function, torch.nn.Module):
+            return own
+        module: Any = torch.compile(function, backend=self._compile, dynamic=False)
+        module.forward = own  # torch's is the same code for every module
+        return module
 
     def register_pattern(self, pattern: Pattern) -> None:
-        """Looked for before those of ours, and in the place of one of the same name."""
+        """Looked for before those of ours, and in the place of one of the same name.
+
+        Raises SettingsError for what is no Pattern.
+        """
+        if not isinstance(pattern, Pattern):
+            raise SettingsError(f"register_pattern() takes a Pattern, not {pattern!r:.100}")
         others = [one for one in self._patterns if one.name != pattern.name]
         self._patterns = [pattern, *others]
 
@@ -101,6 +118,9 @@ class FusionEngine:
         self._operations[0] += done.operations_before
         self._operations[1] += done.operations_after
         return done.graph
+
+    def _note_uncompiled(self) -> None:
+        self._notes[GAVE_UP] = None
 
     def _clock_for(self, graph: GraphModule) -> Clock | None:
         if self._clock is not None:

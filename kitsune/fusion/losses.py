@@ -23,6 +23,8 @@ def cross_entropy(node: Node) -> Found:
         return None
     if operation.get("weight") is not None:
         return "its classes have weights"
+    if operation.get("averages") is not None or operation.get("reduces") is not None:
+        return "it says by size_average or reduce what becomes of its losses"
     if not is_tensor(target) or value_of(target).dtype != torch.int64:
         return "its targets are no class numbers"
     arguments = (x, target, *settings_of(node))
@@ -37,14 +39,12 @@ def linear_cross_entropy(node: Node) -> Found:
     if value_of(logits).ndim != 2 or reduction == "none":
         return None
     classes = value_of(logits).shape[-1]
-    inner: list[Node] = []
-    head: Any = logits
-    while operation_of(head).name in ("view", "to", "as_is") and value_of(head).shape[-1] == classes:
-        inner.append(head)
-        head = operation_of(head).get("x")
+    head, inner = head_of(logits, classes)
     layer = layer_of(head)
     if layer is None or value_of(head).shape[-1] != classes:
-        return None
+        cut = operation_of(head)
+        is_cut = cut.name in ("item", "slice") and layer_of(head_of(cut.get("x"), classes)[0]) is not None
+        return "its logits are cut behind the layer: cut what goes into it" if is_cut else None
     x, weight, bias = layer
     return Match(
         call=calls.head_cross_entropy,
@@ -53,6 +53,15 @@ def linear_cross_entropy(node: Node) -> Found:
         inner=(*inner, head),
         dtype=value_of(head).dtype,
     )
+
+
+def head_of(logits: Any, classes: int) -> tuple[Any, list[Node]]:
+    """(what the logits are made of by views and casts, which are those)."""
+    passed: list[Node] = []
+    while operation_of(logits).name in ("view", "to", "as_is") and value_of(logits).shape[-1] == classes:
+        passed.append(logits)
+        logits = operation_of(logits).get("x")
+    return logits, passed
 
 
 def settings_of(node: Node) -> tuple[int, float, str]:

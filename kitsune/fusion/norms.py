@@ -50,8 +50,6 @@ def rms_norm(node: Node) -> Found:
 def written_rms_norm(node: Node) -> Found:
     """weight * (x * rsqrt(mean(x * x) + eps)), with casts to fp32 and back, as Llama has it."""
     for weight, normed in factors(node):
-        if value_of(weight).ndim != 1:
-            continue
         inner: list[Node] = []
         scaled = behind(normed, "to", inner)
         for wide, root in factors(scaled):
@@ -60,8 +58,12 @@ def written_rms_norm(node: Node) -> Found:
             added = operation_of(root).get("x")
             mean, eps = operation_of(added).get("x"), operation_of(added).get("y")
             square = operation_of(mean).get("x")
-            if not (isinstance(eps, float) and is_mean_of_rows(mean) and is_square_of(square, wide)):
+            if not (is_sum(added) and isinstance(eps, float)):
                 continue
+            if not (is_mean_of_rows(mean) and is_square_of(square, wide)):
+                continue
+            if value_of(weight).shape != value_of(wide).shape[-1:]:
+                return "it has no weight for each element of a row"
             inner += [scaled, root, added, mean, square]
             x = behind(wide, "to", inner)
             arguments = (x, weight, eps, value_of(node).dtype)
@@ -82,9 +84,9 @@ def of_a_sum(norm: Found) -> Found:
     if not isinstance(norm, Match):
         return None
     total, *others = norm.arguments
-    operation = operation_of(total)
-    if operation.name != "add" or operation.get("alpha", 1) != 1:
+    if not is_sum(total):
         return None
+    operation = operation_of(total)
     pair = operation.get("x"), operation.get("y")
     if not all(map(is_tensor, pair)) or len({value_of(one).shape for one in pair}) != 1:
         return None
@@ -112,6 +114,12 @@ def behind(node: Any, name: str, passed: list[Node]) -> Any:
         passed.append(node)
         node = operation_of(node).get("x")
     return node
+
+
+def is_sum(node: Any) -> bool:
+    """Whether two terms are added, neither of them multiplied by `alpha`."""
+    operation = operation_of(node)
+    return operation.name == "add" and operation.get("alpha", 1) == 1
 
 
 def is_mean_of_rows(node: Any) -> bool:

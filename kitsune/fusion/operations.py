@@ -78,6 +78,14 @@ SPELLINGS: Final[Mapping[Any, tuple[str, tuple[str, ...]]]] = {
     **dict.fromkeys(
         (torch.masked_fill, aten.masked_fill.Scalar, "masked_fill"), ("masked_fill", ("x", "mask", "value"))
     ),
+    **dict.fromkeys((torch.cos, aten.cos.default, "cos"), ("cos", ("x",))),
+    **dict.fromkeys((torch.sin, aten.sin.default, "sin"), ("sin", ("x",))),
+    **dict.fromkeys((operator.neg, torch.neg, aten.neg.default, "neg"), ("neg", ("x",))),
+    **dict.fromkeys((torch.cat, torch.concat, aten.cat.default), ("cat", ("tensors", "dim"))),
+    **dict.fromkeys((torch.chunk, aten.chunk.default, "chunk"), ("chunk", ("x", "chunks", "dim"))),
+    **dict.fromkeys((torch.unsqueeze, aten.unsqueeze.default, "unsqueeze"), ("unsqueeze", ("x", "dim"))),
+    operator.getitem: ("item", ("x", "index")),
+    aten.slice.Tensor: ("slice", ("x", "dim", "start", "end", "step")),
     **dict.fromkeys((torch.triu, aten.triu.default, "triu"), ("triu", ("x", "diagonal"))),
     **dict.fromkeys((torch.ones, aten.ones.default), ("ones", ("shape",))),
 }
@@ -88,6 +96,8 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "other": "y",
     "exponent": "y",
     "normalized_shape": "shape",
+    "size_average": "averages",
+    "reduce": "reduces",
     "train": "training",
     "running_mean": "mean",
     "running_var": "variance",

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from kitsune.errors import SettingsError
-from kitsune.fusion import elementwise, losses, norms
+from kitsune.fusion import elementwise, losses, norms, rotary
 from kitsune.fusion.config import FusionConfig
 from kitsune.fusion.match import Match
 from kitsune.kernels.dtypes import DTYPES
@@ -57,6 +57,7 @@ PATTERNS: Final = (
     Pattern("rms_norm", "reduction", norms.rms_norm),
     Pattern("linear_activation", "matmul", elementwise.linear_activation),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),
+    Pattern("rope", "elementwise", rotary.rope),
     Pattern("dropout_add", "elementwise", elementwise.dropout_add),
     Pattern("batch_norm_relu", "reduction", elementwise.batch_norm_relu),
     Pattern("softmax", "reduction", elementwise.softmax),

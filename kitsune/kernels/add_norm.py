@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels import layer_norm, rms_norm
-from kitsune.kernels.launch import MOST_IN_A_BLOCK, count, is_reached, on_device_of
+from kitsune.kernels.launch import are_rows, count, is_reached, on_device_of
 from kitsune.kernels.rows import add_shares, partials_of, room_of, shares_of, tile_of
 
 
@@ -21,7 +21,8 @@ def add_layer_norm(
     """The LayerNorm of the sum, and the sum, of `x` and `residual` (..., n), both in the dtype of `x`.
 
     `weight` and `bias` (n,), or None. fp32, bf16 and fp16 in any mix; sums are in fp32. Rows of more than 65536
-    elements, an `x` and a `residual` of unlike shapes, and what else Triton does not reach go through `reference`.
+    elements, an `x` and a `residual` of unlike shapes, weights of another shape, and what else Triton does not reach go
+    through `reference`.
     """
     if not is_offered(x, residual, weight, bias):
         return reference(x, residual, weight, bias, eps)
@@ -35,7 +36,7 @@ def add_rms_norm(
     """The RMSNorm of the sum, and the sum, of `x` and `residual` (..., n), both in the dtype of `x`; `weight` is (n,).
 
     fp32, bf16 and fp16 in any mix; sums are in fp32. Rows of more than 65536 elements, an `x` and a `residual` of
-    unlike shapes, and what else Triton does not reach go through `rms_reference`.
+    unlike shapes, a weight of another shape, and what else Triton does not reach go through `rms_reference`.
     """
     if not is_offered(x, residual, weight):
         return rms_reference(x, residual, weight, eps)
@@ -61,8 +62,7 @@ def rms_reference(
 
 def is_offered(x: torch.Tensor, residual: torch.Tensor, *weights: torch.Tensor | None) -> bool:
     """Whether the kernels compute it."""
-    fits = x.shape == residual.shape and x.shape[-1] <= MOST_IN_A_BLOCK
-    return fits and is_reached(x, residual, *weights)
+    return x.shape == residual.shape and are_rows(x, *weights) and is_reached(x, residual, *weights)
 
 
 @torch.library.custom_op("kitsune::add_norm", mutates_args=())

@@ -22,6 +22,12 @@ def is_reached(*tensors: torch.Tensor | None) -> bool:
     return at_home and all(tensor.dtype in DTYPES for tensor in there)
 
 
+def are_rows(x: torch.Tensor, *weights: torch.Tensor | None) -> bool:
+    """Whether a row of `x` fits into a block, and every weight there is has one element for each of a row."""
+    columns = x.shape[-1:]
+    return columns[0] <= MOST_IN_A_BLOCK and all(one is None or one.shape == columns for one in weights)
+
+
 def block_of(columns: int) -> int:
     """The smallest power of two that holds a row of so many elements."""
     return max(16, triton.next_power_of_2(columns))

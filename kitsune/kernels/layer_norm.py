@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import MOST_IN_A_BLOCK, count, is_reached, on_device_of
+from kitsune.kernels.launch import are_rows, count, is_reached, on_device_of
 from kitsune.kernels.rows import add_shares, partials_of, room_of, shares_of, tile_of
 
 
@@ -20,9 +20,10 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor 
     """`x` (..., n) less its mean along n, over the root of its variance, times `weight` (n,), plus `bias` (n,).
 
     fp32, bf16 and fp16 in any mix; the result has the dtype of `x`, sums are in fp32. Rows of more than 65536 elements,
-    and what else Triton does not reach, go through `reference`.
+    weights of another shape, for which it raises what torch raises, and what else Triton does not reach go through
+    `reference`.
     """
-    if x.shape[-1] > MOST_IN_A_BLOCK or not is_reached(x, weight, bias):
+    if not (are_rows(x, weight, bias) and is_reached(x, weight, bias)):
         return reference(x, weight, bias, eps)
     y, _, _ = forward(x, weight, bias, eps)
     return y

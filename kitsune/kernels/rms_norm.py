@@ -10,17 +10,17 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import MOST_IN_A_BLOCK, count, is_reached, on_device_of
+from kitsune.kernels.launch import are_rows, count, is_reached, on_device_of
 from kitsune.kernels.rows import add_shares, partials_of, room_of, shares_of, tile_of
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`x` (..., n) over the root of its mean square along n, times `weight` (n,), in the dtype of `x`.
 
-    fp32, bf16 and fp16 in any mix; sums are in fp32. Rows of more than 65536 elements, and what else Triton does not
-    reach, go through `reference`.
+    fp32, bf16 and fp16 in any mix; sums are in fp32. Rows of more than 65536 elements, a weight of another shape, and
+    what else Triton does not reach go through `reference`: it broadcasts the weight, or raises what torch raises.
     """
-    if x.shape[-1] > MOST_IN_A_BLOCK or not is_reached(x, weight):
+    if not (are_rows(x, weight) and is_reached(x, weight)):
         return reference(x, weight, eps)
     y, _ = forward(x, weight, eps)
     return y

@@ -29,7 +29,8 @@ class DoubleBuffer:
     """Two buffers of `buffer_size` bytes on a device: one is worked on while the next batch is copied into the other.
 
     Batches with the same shapes lie at the same two addresses in turn, so that CUDA graphs can read them: one graph for
-    each buffer. Tensors begin at multiples of 512 bytes. For one thread; on a CPU the copy is done at once.
+    each buffer. Tensors begin at multiples of 512 bytes from where their buffer does, which on a GPU is one itself. For
+    one thread; on a CPU the copy is done at once.
 
     `buffer_size`: bytes, or a string as '512MB'. `device`: None takes the current GPU, or the CPU where there is none.
 

@@ -74,16 +74,43 @@ class StreamProfiler:
 
         Raises CaptureError where another profiler is in the way.
         """
+        watch = StreamWatch(self.device)
+        try:
+            self._function()
+        except BaseException:
+            watch.drop()
+            raise
+        return watch.end()
+
+
+class StreamWatch:
+    """Looks at the streams of a GPU from now on, until `end`. Waits for the GPU, now and at the end.
+
+    Raises CaptureError where another profiler is in the way.
+    """
+
+    def __init__(self, device: torch.device) -> None:
         if _profiler_enabled():
             raise CaptureError("torch.profiler is running, and only one can; leave it first")
-        synchronize(self.device)
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
-            self._function()
-            synchronize(self.device)
-        found = profile_of(profiled.events(), self.device.index)
+        self._device = device
+        synchronize(device)
+        self._profile = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
+        self._profile.start()
+
+    def end(self) -> StreamProfile:
+        """What ran since. Raises CaptureError where no kernel was seen."""
+        try:
+            synchronize(self._device)
+        finally:
+            self.drop()
+        found = profile_of(self._profile.events(), self._device.index)
         if not found.streams:
             raise CaptureError("torch.profiler sees no kernels: none ran, or another tool holds the GPU's interface")
         return found
+
+    def drop(self) -> None:
+        """Ends it, and forgets what was seen."""
+        self._profile.stop()
 
 
 def profile_of(events: Iterable[FunctionEvent], device_index: int) -> StreamProfile:

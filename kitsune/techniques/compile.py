@@ -12,6 +12,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
 import kitsune.fusion
+from kitsune.engine.own_code import own_code
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique
 
@@ -80,20 +81,6 @@ class Inductor:
             backward.patch(donated_buffer=self._gives_memory_up and backward.donated_buffer),
         ):
             return torch._inductor.compile(graph, inputs, options=self._options)
-
-
-def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind a code object of its own.
-
-    torch.compile keeps what it compiled by code object: eight plans or models later (`recompile_limit`) it would
-    silently stop compiling, and it would hand one plan the code of another.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    call.__code__ = call.__code__.replace()
-    return call
 
 
 def copying(function: Callable[..., Any]) -> Callable[..., Any]:

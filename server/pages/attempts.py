@@ -1,12 +1,12 @@
-"""An address in, how long it has to wait before it may try another token out."""
+"""An address in, how long it is to wait before it tries another token, out."""
 
 import ipaddress
 import threading
 import time
 from typing import Final
 
-#: So many tries that failed, within so many seconds. A token holds 256 bits of chance: this only keeps the log quiet
-#: and the database free, so an office behind one address is not shut out by a few typing errors.
+#: So many tries that failed, within so many seconds. A token holds 256 bits of chance: this only tells whoever tries
+#: at random, or by a script that goes on with an old token, to stop. A good token is never made to wait.
 MOST: Final = 20
 WITHIN_S: Final = 300.0
 #: Beyond so many addresses the oldest are forgotten.

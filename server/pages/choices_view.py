@@ -8,7 +8,7 @@ from itertools import groupby
 from kitsune.knobs import KNOBS, Choice, Knob, clashes
 from kitsune.plan import Plan
 from server.pages import words
-from tuner.records import Failure, FailureKind, Run, Trial
+from tuner.records import Failure, FailureKind, Run, RunStatus, Trial
 
 
 class Outcome(StrEnum):
@@ -49,6 +49,12 @@ _FAILURES: Mapping[FailureKind, str] = {
     FailureKind.NOT_FINITE: "gave NaN or infinity",
 }
 
+_ENDED: Mapping[RunStatus, str] = {
+    RunStatus.CANCELLED: "the run was cancelled before its turn came",
+    RunStatus.FAILED: "the run failed before its turn came",
+    RunStatus.FINISHED: "the run ended before its turn came",
+}
+
 
 def choice_rows(run: Run, trials: Sequence[Trial], plan: Plan | None) -> tuple[ChoiceRow, ...]:
     """In the order of the knobs table; without defaults, and without limits that a search never sets."""
@@ -85,7 +91,7 @@ def _fate(knob: Knob, choice: Choice, run: Run, trials: Sequence[Trial], plan: P
         return Outcome.INAPPLICABLE, why
     with_it = [trial for trial in trials if trial.source.is_search and trial.knobs.get(knob.name) == choice]
     if not with_it:
-        return Outcome.UNTRIED, _why_untried(knob, choice, plan)
+        return Outcome.UNTRIED, _why_untried(knob, choice, run, plan)
     if why := _declined_in(knob.name, choice, with_it):
         return Outcome.DECLINED, why
     return _tried(with_it, is_decided=plan is not None)
@@ -119,13 +125,15 @@ def _declined_in(knob: str, choice: Choice, trials: Sequence[Trial]) -> str:
     return next(reasons, "")
 
 
-def _why_untried(knob: Knob, choice: Choice, plan: Plan | None) -> str:
+def _why_untried(knob: Knob, choice: Choice, run: Run, plan: Plan | None) -> str:
     chosen = {**plan.knobs, knob.name: choice} if plan is not None else {}
     for owner, exclusion in clashes(chosen):
         if knob.name in (owner.name, exclusion.other):
             beside = exclusion.other if owner.name == knob.name else owner.name
             return f"cannot stand beside {beside}={chosen.get(beside, KNOBS[beside].default)}: {exclusion.reason}"
-    return "the budget ended before its turn came" if plan is not None else "its turn has not come"
+    if plan is None:
+        return _ENDED.get(run.status, "its turn has not come")
+    return "the budget ended before its turn came"
 
 
 def by_outcome(rows: Sequence[ChoiceRow]) -> Iterator[str]:

@@ -21,15 +21,19 @@ _ID: Final = re.compile(RUN_ID)
 
 router = PageRouter(Scope.READ)
 
-Ids = Annotated[list[str], Query(max_length=1000, description="ids of runs, each its own parameter or between commas")]
+Ids = Annotated[
+    tuple[str, ...], Query(max_length=1000, description="ids of runs, each its own parameter or between commas")
+]
 
 
 @router.get("/compare")
-def compare(request: Request, here: Here, ids: Ids, *, every: Annotated[bool, Query(alias="all")] = False) -> Response:
+def compare(
+    request: Request, here: Here, ids: Ids = (), *, every: Annotated[bool, Query(alias="all")] = False
+) -> Response:
     """Only what differs, unless all is asked for."""
     wanted = list(dict.fromkeys(filter(None, (one.strip() for given in ids for one in given.split(",")))))
     if not FEWEST <= len(wanted) <= MOST:
-        raise SettingsError(f"choose {FEWEST} to {MOST} runs to compare; these are {len(wanted)}")
+        return render(request, "compare_choice.html", status=422, fewest=FEWEST, most=MOST, chosen=len(wanted))
     if not all(map(_ID.fullmatch, wanted)):
         raise SettingsError("these are no ids of runs; the list of runs has them")
     with here.database.read() as connection:

@@ -10,8 +10,9 @@ from kitsune.plan_diff import Row, differences
 from server.comparisons import Side, warnings
 from server.pages import words
 from server.pages.facts_view import budget_words
-from server.pages.headline_view import workload_name
 from tuner.records import Run
+from tuner.store.runs import label_of
+from tuner.views import standing
 
 FEWEST: Final = 2
 _NOTHING: Final = "-"
@@ -53,7 +54,7 @@ def compare_view(pairs: Sequence[Side], *, shows_all: bool) -> CompareView:
     shown = [row for row in rows if not row.is_same]
     told = [row for row in rows if set(row.values) != {_NOTHING}]
     return CompareView(
-        names=tuple(workload_name(run) for run, _ in pairs),
+        names=tuple(label_of(run) for run, _ in pairs),
         warnings=tuple(warnings(pairs)),
         rows=tuple(told if shows_all else shown),
         hidden=len(told) - len(shown),
@@ -87,7 +88,7 @@ def _of_knob(name: str) -> Callable[[Run, Plan | None], str]:
 
 _ROWS: Final[Mapping[str, Callable[[Run, Plan | None], str]]] = {
     "workload": lambda run, _: run.workload,
-    "state": lambda run, _: run.status.value,
+    "state": lambda run, _: standing(run),
     "gain": _of_evidence(lambda found: words.gain(found.speedup)),
     "95 % interval": _of_evidence(lambda found: words.spread(found.speedup)),
     "gain over the step as given": _of_evidence(lambda found: words.gain(found.speedup_over_eager)),

@@ -31,13 +31,13 @@ def again(run: Run) -> str:
 
 
 def _command(run: Run) -> str:
-    budget = [f"--trials {run.budget_trials}"] if run.budget_trials else []
-    budget += [f"--budget {_seconds(run.budget_s)}s"] if run.budget_s else []
-    if run.workload == ARCHIVE:
-        return " ".join(["kitsune submit train.py:make_workload", *budget])
-    spec = "train.py:make_workload" if run.workload == LIVE else shlex.quote(run.workload)
-    device = run.device.partition(":")[0] or "cuda"
-    return " ".join(["kitsune tune", spec, f"--device {shlex.quote(device)}", *budget, f"--seed {run.seed}"])
+    is_archive = run.workload == ARCHIVE
+    spec = "train.py:make_workload" if is_archive or run.workload == LIVE else shlex.quote(run.workload)
+    device = run.device.partition(":")[0] or ("" if is_archive else "cuda")
+    options = [f"--device {shlex.quote(device)}"] if device else []
+    options += [f"--trials {run.budget_trials}"] if run.budget_trials else []
+    options += [f"--budget {_seconds(run.budget_s)}s"] if run.budget_s else []
+    return " ".join(["kitsune submit" if is_archive else "kitsune tune", spec, *options, f"--seed {run.seed}"])
 
 
 def again_note(run: Run) -> str:

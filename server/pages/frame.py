@@ -49,6 +49,12 @@ CONTENT_SECURITY_POLICY: Final = (
 #: `no-referrer`, as on all other answers, would have browsers send `Origin: null` with our own forms.
 PAGE_HEADERS: Final = {"content-security-policy": CONTENT_SECURITY_POLICY, "referrer-policy": "same-origin"}
 
+_MEANINGS: Final[Mapping[Scope, str]] = {
+    Scope.READ: "look at runs and plans",
+    Scope.SUBMIT: "start and change runs",
+    Scope.ADMIN: "make and revoke tokens",
+}
+
 _templates = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
     autoescape=True,
@@ -107,10 +113,7 @@ class _Check:
         request.state.session, request.state.token = found
         check_rate(context_in(request).requests_rate, found[1])
         if self.scope is not None and not allows(found[1], self.scope):
-            raise HTTPException(
-                403,
-                f"your token may not {self.scope.value}; sign in with one that may, or ask the owner of this server",
-            )
+            raise not_allowed(self.scope)
         if request.scope["query_string"]:
             check_query(request)
         if request.method in SAFE_METHODS:
@@ -147,6 +150,23 @@ def cookie_of(request: Request) -> str | None:
 def is_secure(request: Request) -> bool:
     """Whether the browser itself speaks https, also where a proxy does that for us: it says so in Origin of a form."""
     return request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
+
+
+def not_allowed(scope: Scope) -> HTTPException:
+    return HTTPException(
+        403,
+        f"your token may not {_MEANINGS[scope]}: it lacks the scope {scope.value!r}; sign in with one that has it, or "
+        "ask the owner of this server",
+    )
+
+
+def address_of(request: Request) -> str:
+    """Under which address whoever asks knows this server; the guard has checked the Host.
+
+    Behind a proxy with TLS it is https: browsers send the cookie of such a session by nothing else.
+    """
+    is_https = is_secure(request) or SECURE_COOKIE in request.cookies
+    return str(request.base_url.replace(scheme="https") if is_https else request.base_url).rstrip("/")
 
 
 def sign_in_first(request: Request) -> HTTPException:

@@ -11,7 +11,7 @@ from kitsune.screen import clean
 from server.pages import words
 from tuner.records import Comparison, Run, RunStatus, Source, Trial
 from tuner.stats import noise_floor
-from tuner.store.runs import ARCHIVE, LIVE, ZOO
+from tuner.store.runs import label_of
 from tuner.verdicts import EAGER
 from tuner.verdicts import words as in_words
 from tuner.views import is_lost
@@ -70,24 +70,7 @@ def of_evidence(what: str, plan: Plan, found: Evidence, trials: Sequence[Trial] 
 def subject(run: Run) -> str:
     """ "Training step of resnet18 on NVIDIA H200"."""
     where = clean(run.environment.gpu) if run.environment else ""
-    return f"Training step of {workload_name(run)}{f' on {where}' if where else ''}"
-
-
-def workload_name(run: Run) -> str:
-    """What a person calls the workload: the name of the run, or what can be told of the workload.
-
-    Characters that turn the direction of the text around them are taken out.
-    """
-    return clean(run.name or _named_by_itself(run))
-
-
-def _named_by_itself(run: Run) -> str:
-    if run.workload.startswith(ZOO):
-        name, _, options = run.workload.removeprefix(ZOO).partition("?")
-        return f"{name} ({options.replace('&', ', ').replace('=', ' ')})" if options else name
-    if run.workload == ARCHIVE:
-        return f"a submitted model ({words.short(run.archive or run.fingerprint)})"
-    return "a live model" if run.workload == LIVE else run.workload
+    return f"Training step of {label_of(run)}{f' on {where}' if where else ''}"
 
 
 def times_as_fast(speedup: Interval) -> str:

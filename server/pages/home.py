@@ -1,35 +1,41 @@
-"""The first page: the newest runs, how the queue stands, what to do first."""
+"""The first page: the newest runs, how the queue stands, what to do first; for who may only submit, the form."""
 
 from typing import Final
 
 from fastapi import Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
+from server.auth import allows
 from server.context import Here
-from server.pages.frame import PageRouter, render, viewer
+from server.pages.frame import PageRouter, address_of, render, viewer
 from server.pages.runs import view_functions
 from server.pages.runs_view import COLUMNS
+from server.pages.submit import PLACE as SUBMIT
 from tuner.store import runs
 from tuner.store.tokens import Scope
 
 NEWEST: Final = 10
 
-router = PageRouter(Scope.READ)
+router = PageRouter(None)
 
 
 @router.get("/")
 def show(request: Request, here: Here) -> Response:
+    if not allows(viewer(request), Scope.READ):
+        return RedirectResponse(SUBMIT, 303)
     team = viewer(request).team
     with here.database.read() as connection:
         newest = runs.page(connection, team=team, limit=NEWEST)
         counted = runs.count(connection, team=team)
+        lost = runs.count_lost(connection, team=team)
     return render(
         request,
         "home.html",
         page=newest,
         counted=counted,
+        lost=lost,
         columns=COLUMNS,
         wanted=None,
-        server=str(request.base_url).rstrip("/"),
+        server=address_of(request),
         **view_functions(),
     )

@@ -31,7 +31,10 @@ from tuner.store.sessions import Session
 
 #: Why it is so is told to nobody: who tries tokens shall not learn which of them was one.
 _NOT_GOOD: Final = "This token does not open this server. Check that it was copied whole, or ask its owner for another."
-_TOO_MANY: Final = "There were too many tries from your address. Wait for {minutes} and try again."
+_TOO_MANY: Final = (
+    "This token does not open this server, after too many tries from your address. Check that it was copied whole, or "
+    "wait for {minutes}: a good one signs you in at once."
+)
 
 router = OpenPageRouter()
 leaving = PageRouter(None)
@@ -48,21 +51,13 @@ def ask(request: Request, after: Annotated[str, Query(alias="next", max_length=2
 @router.post(SIGN_IN)
 async def sign_in(request: Request, here: Here) -> Response:
     """Other sites cannot send this form: the guard refuses their Origin."""
-    attempts, address = attempts_of(request), request.client.host if request.client else ""
     if is_form(request.headers):  # one that may be as large as an archive, of somebody unknown
         raise HTTPException(415, "send the form as its page does")
     form = await request.form(max_fields=MAX_FIELDS)
     after = own_path(_text(form, "next"))
-    if wait_s := attempts.wait_s(address):
-        page = render(
-            request, "login.html", status=429, next=after, again=False, error=_TOO_MANY.format(minutes=_minutes(wait_s))
-        )
-        page.headers["retry-after"] = str(int(wait_s) + 1)
-        return page
     started = await to_thread.run_sync(_start, here, _text(form, "token"), cookie_of(request))
     if started is None:
-        attempts.note_failure(address)
-        return render(request, "login.html", status=422, next=after, again=False, error=_NOT_GOOD)
+        return _refused(request, after)
     answer = RedirectResponse(after, 303)
     _give_cookie(answer, *started, is_secure=is_secure(request))
     return answer
@@ -107,6 +102,19 @@ def _start(here: Context, secret: str, earlier: str | None) -> tuple[Session, st
         if earlier is not None:
             sessions.end(connection, earlier)
         return sessions.start(connection, token)
+
+
+def _refused(request: Request, after: str) -> Response:
+    """A good token is never made to wait: behind a proxy all have one address, and one of them may try at random."""
+    attempts, address = attempts_of(request), request.client.host if request.client else ""
+    wait_s = attempts.wait_s(address)
+    if not wait_s:
+        attempts.note_failure(address)
+        return render(request, "login.html", status=422, next=after, again=False, error=_NOT_GOOD)
+    error = _TOO_MANY.format(minutes=_minutes(wait_s))
+    page = render(request, "login.html", status=429, next=after, again=False, error=error)
+    page.headers["retry-after"] = str(int(wait_s) + 1)
+    return page
 
 
 def _give_cookie(answer: Response, session: Session, secret: str, *, is_secure: bool) -> None:

@@ -13,6 +13,7 @@ from server.pages.frame import PageRouter, render, viewer
 from server.pages.model_view import model_view
 from tuner.store import runs
 from tuner.store.tokens import Scope
+from tuner.views import standing
 
 #: The newest ones; older ones are in the list of runs.
 MOST_RUNS: Final = 200
@@ -31,4 +32,12 @@ def show(request: Request, here: Here, fingerprint: Fingerprint) -> Response:
     view = model_view(found.runs)
     charts = {gpu.gpu: drawn(trend, gpu.moments) for gpu in view.gpus}
     has_more = found.after is not None
-    return render(request, "model.html", view=view, charts=charts, fingerprint=fingerprint, has_more=has_more)
+    return render(
+        request,
+        "model.html",
+        view=view,
+        charts=charts,
+        fingerprint=fingerprint,
+        has_more=has_more,
+        standing=standing,
+    )

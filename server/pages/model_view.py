@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from server.charts.trend import Moment
 from server.pages import words
-from server.pages.headline_view import workload_name
 from tuner.records import Run
+from tuner.store.runs import label_of
 
 NO_GPU = "not looked at yet"
 
@@ -32,7 +32,7 @@ class ModelView:
 
 def model_view(runs: Sequence[Run]) -> ModelView:
     """`runs`: newest first, at least one."""
-    names = list(dict.fromkeys(map(workload_name, runs)))
+    names = list(dict.fromkeys(map(label_of, runs)))
     gpus = dict.fromkeys(gpu_of(run) for run in runs)
     return ModelView(names[0], tuple(names[1:]), tuple(_gpu(gpu, runs) for gpu in gpus))
 

@@ -52,5 +52,5 @@ def _told(answer: Response) -> dict[str, Any]:
     problem = {"instance": None, "errors": (), **json.loads(bytes(answer.body))}
     if problem["status"] == 404 and API in problem["detail"]:
         problem["detail"] = "there is nothing at this address; it may have been mistyped, or belong to another team"
-    problem["detail"] = problem["detail"].partition("; /openapi.json")[0]
+    problem["detail"] = problem["detail"].partition("; /openapi.json")[0].rstrip(".")
     return problem

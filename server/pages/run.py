@@ -16,7 +16,7 @@ from server.charts.search import search_history
 from server.context import Here
 from server.pages import flash
 from server.pages.drawn import charts_of, drawn
-from server.pages.frame import PageRouter, form_of, render, viewer
+from server.pages.frame import PageRouter, address_of, form_of, render, viewer
 from server.pages.run_view import news_view, run_view
 from server.schemas import Annotation, RunId
 from tuner.records import Run, Trial
@@ -74,8 +74,8 @@ def cancel(request: Request, here: Here, run_id: RunId) -> Response:
 def retry(request: Request, here: Here, run_id: RunId) -> Response:
     """Leads to the new run; that of an earlier retry, where it has not ended yet."""
     with here.database.begin() as connection:
-        most = here.settings.active_runs
-        found = submits.retry(connection, run_id, team=viewer(request).team, most_active=most)
+        token, quota = viewer(request), here.settings.quota
+        found = submits.retry(connection, run_id, owner=token.id, team=token.team, quota=quota)
     if found is None:
         raise unknown(run_id)
     return back_to(found[0].id)
@@ -163,11 +163,6 @@ def news(request: Request, found: Found, seen: int, place: str) -> Response:
     is_new = view.progress is not None and view.progress.seen != seen
     charts = {"search": drawn(search_history, view.tried) if is_new else ""}
     return render(request, "run_news.html", view=view, place=place, is_new=is_new, charts=charts)
-
-
-def address_of(request: Request) -> str:
-    """Under which address whoever asks knows this server; the guard has checked the Host."""
-    return str(request.base_url).rstrip("/")
 
 
 def is_data(run: Run) -> bool:

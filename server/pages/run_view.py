@@ -21,6 +21,7 @@ from server.pages.trials_view import Noise, TrialRow
 from server.traces import why_none
 from tuner.ablation import UNREACHED, Ablation, in_order, reasons_of
 from tuner.records import Run, RunStatus, Trial
+from tuner.store.runs import label_of
 from tuner.views import standing
 
 
@@ -29,6 +30,7 @@ class NewsView:
     """The part of the page that changes while the run goes on."""
 
     headline: Headline
+    standing: str
     progress: Progress | None
     tried: tuple[Tried, ...]
     trials: tuple[TrialRow, ...]
@@ -74,7 +76,7 @@ def run_view(
     ablation = contributions_of(run, trials, plan)
     choices = choices_view.choice_rows(run, trials, plan) if run.environment is not None else ()
     return RunView(
-        title=headline_view.workload_name(run),
+        title=label_of(run),
         headline=headline_view.headline(run, trials, plan, now),
         standing=standing(run, now),
         progress=progress_view.progress(run, trials, now),
@@ -103,6 +105,7 @@ def news_view(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetim
     """In a tenth of the time that the whole page takes."""
     return NewsView(
         headline=headline_view.headline(run, trials, plan, now),
+        standing=standing(run, now),
         progress=progress_view.progress(run, trials, now),
         tried=figures_view.tried(trials),
         trials=trials_view.trial_rows(trials, plan.knobs if plan else None),

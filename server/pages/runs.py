@@ -1,23 +1,25 @@
 """The list of runs: filters and order in its address, a part of it that renews itself."""
 
 import hashlib
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from fastapi import Depends, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 from pydantic import ValidationError
 
 from kitsune.record import canonical_json
+from server.comparisons import MOST
 from server.context import Context, Here
 from server.pages import runs_view
-from server.pages.frame import PageRouter, render, viewer
-from server.pages.headline_view import workload_name
+from server.pages.compare_view import FEWEST
+from server.pages.frame import PageRouter, address_of, render, viewer
 from server.pages.runs_view import PLACE, Wanted
 from server.schemas import query_of
-from tuner.records import RunStatus, Verdict
+from tuner.records import Verdict
 from tuner.store import runs
-from tuner.store.runs import Page
+from tuner.store.rows import utcnow
+from tuner.store.runs import Page, label_of
 from tuner.store.tokens import Scope
 from tuner.views import standing
 
@@ -30,35 +32,63 @@ _READ_HERE: Final = {"parameters": query_of(Wanted)}
 router = PageRouter(Scope.READ)
 
 
-async def wanted_of(request: Request) -> Wanted:
-    """Raises RequestValidationError."""
-    given = {name: value for name, value in request.query_params.items() if name != _SEEN}
-    try:
-        return Wanted.model_validate(given)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from error
-
-
-Asked = Annotated[Wanted, Depends(wanted_of)]
-
-
 @router.get(PLACE, openapi_extra=_READ_HERE)
-def show(request: Request, here: Here, wanted: Asked) -> Response:
-    return render(request, "runs.html", statuses=RunStatus, verdicts=Verdict, **_list(request, here, wanted))
+def show(request: Request, here: Here) -> Response:
+    """A field that makes no sense comes back with what belongs there; blank ones are left out of the address."""
+    given = _given(request)
+    try:
+        wanted = Wanted.model_validate(given)
+    except ValidationError as error:
+        wrong = runs_view.wrong_fields(error)
+        if wrong is None:
+            raise _refused(error) from error
+        rest = Wanted.model_validate({name: value for name, value in given.items() if name not in wrong})
+        return _page(request, 422, given, wanted=rest, wrong=wrong, page=None, gpus=())
+    if not all(value.strip() for value in given.values()):
+        return RedirectResponse(wanted.address(), 303)
+    return _page(request, 200, given, wrong={}, **_list(request, here, wanted))
 
 
 @router.get(TABLE, openapi_extra=_READ_HERE)
-def table(request: Request, here: Here, wanted: Asked) -> Response:
+def table(request: Request, here: Here) -> Response:
     """The table alone; 204 when it is still as `seen` names it."""
+    try:
+        wanted = Wanted.model_validate(_given(request))
+    except ValidationError as error:
+        raise _refused(error) from error
     found = _list(request, here, wanted)
     if found["seen"] == request.query_params.get(_SEEN):
         return Response(status_code=204)
     return render(request, "runs_table.html", **found)
 
 
+def _given(request: Request) -> dict[str, str]:
+    return {name: value for name, value in request.query_params.items() if name != _SEEN}
+
+
+def _refused(error: ValidationError) -> RequestValidationError:
+    return RequestValidationError(error.errors(include_url=False, include_input=False))
+
+
+def _page(request: Request, status: int, given: dict[str, str], **context: Any) -> Response:
+    choices = {"statuses": runs_view.STANDINGS, "verdicts": Verdict, "ages": runs_view.AGES}
+    shows_more = not given.keys().isdisjoint(runs_view.FIGURES)
+    return render(request, "runs.html", status=status, given=given, shows_more=shows_more, **choices, **context)
+
+
 def _list(request: Request, here: Context, wanted: Wanted) -> dict[str, Any]:
+    now = utcnow()
     with here.database.read() as connection:
-        page = runs.page(connection, team=viewer(request).team, limit=LIMIT, **wanted.filters)
+        page = runs.page(
+            connection,
+            team=viewer(request).team,
+            sort=wanted.sort,
+            is_descending=wanted.order == "desc",
+            after=wanted.after,
+            limit=LIMIT,
+            now=now,
+            **wanted.filters(now),
+        )
     seen = digest_of(page)
     return {
         "page": page,
@@ -66,15 +96,17 @@ def _list(request: Request, here: Context, wanted: Wanted) -> dict[str, Any]:
         "columns": runs_view.COLUMNS,
         "gpus": runs_view.gpus_of(page.runs),
         "seen": seen,
+        "least_compared": FEWEST,
+        "most_compared": MOST,
         "renewal": wanted.address(TABLE, **{_SEEN: seen}),
-        "server": str(request.base_url).rstrip("/"),
+        "server": address_of(request),
         **view_functions(),
     }
 
 
 def view_functions() -> dict[str, Any]:
     """What the table of runs asks of a run, for every template that holds one."""
-    return {"model_of": workload_name, "gpu_of": runs_view.gpu_of, "standing": standing}
+    return {"model_of": label_of, "gpu_of": runs_view.gpu_of, "standing": standing}
 
 
 def digest_of(page: Page) -> str:

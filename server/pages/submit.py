@@ -12,7 +12,9 @@ from starlette.datastructures import UploadFile
 from kitsune.errors import ArchiveError
 from kitsune.submission.archive import Archive
 from server.archives import CHECKS
+from server.auth import allows
 from server.context import Context, Here
+from server.pages import flash
 from server.pages.frame import PageRouter, form_of, render, viewer
 from server.problems import wrong_fields
 from server.schemas import Submit
@@ -32,12 +34,17 @@ router = PageRouter(Scope.SUBMIT)
 
 @router.get(PLACE)
 def ask(request: Request) -> Response:
-    return _form(request, BLANK)
+    answer = _form(request, BLANK, started=flash.left(request, PLACE))
+    flash.clear(answer, request, PLACE)
+    return answer
 
 
 @router.post(PLACE)
 async def submit(request: Request, here: Here) -> Response:
-    """Leads to the page of the run; a form that makes no sense comes back with what is wrong beside each field."""
+    """Leads to the page of the run, or back here for who may not look at it.
+
+    A form that makes no sense comes back with what is wrong beside each field.
+    """
     given = {**BLANK, **form_of(request)}
     file = request.state.form.get("archive")
     if not isinstance(file, UploadFile) or not file.size:
@@ -51,7 +58,11 @@ async def submit(request: Request, here: Here) -> Response:
         run = await to_thread.run_sync(_submit, here, file.file, asked, viewer(request), limiter=CHECKS)
     except ArchiveError as error:
         return _form(request, given, {"archive": str(error)})
-    return RedirectResponse(f"/runs/{run.id}", 303)
+    if allows(viewer(request), Scope.READ):
+        return RedirectResponse(f"/runs/{run.id}", 303)
+    answer = RedirectResponse(PLACE, 303)
+    flash.leave(answer, request, PLACE, run.id)
+    return answer
 
 
 def asked_of(given: dict[str, str], sha256: str) -> Submit:
@@ -72,7 +83,7 @@ def number_of(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text
 
 
-def _form(request: Request, given: dict[str, str], errors: dict[str, str] | None = None) -> Response:
+def _form(request: Request, given: dict[str, str], errors: dict[str, str] | None = None, started: str = "") -> Response:
     return render(
         request,
         "submit.html",
@@ -80,6 +91,7 @@ def _form(request: Request, given: dict[str, str], errors: dict[str, str] | None
         given=given,
         errors=errors or {},
         usual_trials=DEFAULT_TRIALS,
+        started=started,
     )
 
 
@@ -96,5 +108,5 @@ def _submit(here: Context, file: IO[bytes], asked: Submit, token: Token) -> Run:
     with here.database.begin() as connection:
         stored, _ = archives.put(connection, content, archive, team=token.team, most_bytes=settings.team_archive_bytes)
         request = asked.request().model_copy(update={"archive": stored.sha256})
-        run, _ = submits.submit(connection, request, owner=token.id, team=token.team, most_active=settings.active_runs)
+        run, _ = submits.submit(connection, request, owner=token.id, team=token.team, quota=settings.quota)
     return run

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from kitsune import screen
 from kitsune.plan import Interval
-from kitsune.screen import step_time
 
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _MINUS: Final = "\N{MINUS SIGN}"
@@ -45,7 +45,7 @@ def moment(at: datetime) -> str:
 
 def ms(value: float) -> str:
     """A time per step, with three digits that mean something."""
-    return f"{step_time(value)}{_NO_BREAK}ms"
+    return f"{screen.step_time(value)}{_NO_BREAK}ms"
 
 
 def gain(value: Interval | float) -> str:
@@ -56,7 +56,7 @@ def gain(value: Interval | float) -> str:
 
 def spread(interval: Interval) -> str:
     """The 95 % confidence interval of a gain: "1.38 to 1.46"."""
-    return f"{interval.low:.2f} to {interval.high:.2f}"
+    return screen.spread(interval, " to ")
 
 
 def percent(share: float) -> str:

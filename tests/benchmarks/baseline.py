@@ -21,13 +21,22 @@ from tests.benchmarks.models import MODELS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkConfig:
-    """`device` None: the GPU if there is one. Warm-up iterations are not timed."""
+    """`device` None: the GPU if there is one. Warm-up iterations are not timed.
+
+    Raises SettingsError for numbers that make no sense.
+    """
 
     batch_size: int = 64
     num_iterations: int = 100
     warmup_iterations: int = 10
     learning_rate: float = 1e-3
     device: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("num_iterations", 1), ("warmup_iterations", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise SettingsError(f"BenchmarkConfig.{name} is {value!r}; it must be a whole number, at least {least}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +101,18 @@ def timed_ms(step: Callable[[], None], device: torch.device) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
+def at_least_one(text: str) -> int:
+    """A number of the command line. Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--batch-size", type=at_least_one, default=64)
+    parser.add_argument("--iterations", type=at_least_one, default=20)
     options = parser.parse_args()
     config = BenchmarkConfig(batch_size=options.batch_size, num_iterations=options.iterations, warmup_iterations=3)
     for name in options.models:

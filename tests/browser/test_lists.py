@@ -15,6 +15,8 @@ from tuner.store.tokens import Scope
 PLACES = ("/", "/runs", "/runs?sort=gain&status=finished", "/runs?status=cancelled", "/submit", "/tokens", "/nowhere",
           "/runs?status=bogus")  # fmt: skip
 
+TIMES = "\N{MULTIPLICATION SIGN}"
+
 
 @pytest.fixture
 def ada(page: Page, site: Site) -> Page:
@@ -98,6 +100,44 @@ def test_chosen_runs_are_compared_and_stay_chosen(ada: Page, site: Site) -> None
     expect(ada.get_by_role("heading", level=1)).to_have_text("2 runs compared")
 
 
+def test_no_more_runs_are_compared_than_a_page_has_room_for(page: Page, site: Site) -> None:
+    some_weeks_of_runs(site.database, 22)
+    sign_in(page, site.secret())
+    button = page.get_by_role("button", name="Compare the chosen runs")
+    boxes = page.locator("td.choice input")
+    for number in range(21):
+        boxes.nth(number).check()
+    expect(button).to_be_disabled()
+    boxes.nth(0).uncheck()
+    expect(button).to_be_enabled()
+
+
+def test_what_a_list_shows_can_be_typed_into_its_filters(ada: Page) -> None:
+    for label, text, least in (("Model", "resnet18", 1), ("Model", "NIGHTLY", 1), ("GPU", "H200", 5)):
+        ada.get_by_label(label, exact=True).fill(text)
+        ada.get_by_role("button", name="Filter").click()
+        expect(ada.get_by_role("link", name="All runs")).to_be_visible()
+        assert ada.locator("tbody tr").count() >= least, text
+        assert "=&" not in ada.url and not ada.url.endswith("=")
+        ada.get_by_role("link", name="All runs").click()
+    ada.get_by_label("State").select_option("lost")
+    ada.get_by_role("button", name="Filter").click()
+    expect(ada.locator("tbody td:last-child")).to_have_text(["lost"])
+    ada.goto("/runs")
+    ada.get_by_text("More filters").click()
+    ada.get_by_label("Gain, at least").fill(f"1.5{TIMES}")
+    ada.get_by_label("Memory, at most").fill("\N{MINUS SIGN}10 %")
+    ada.get_by_role("button", name="Filter").click()
+    gains = ada.locator("td:nth-child(4)").all_inner_texts()
+    assert gains and all(float(text.removesuffix(TIMES)) >= 1.5 for text in gains)
+    ada.get_by_label("Tag").fill("no, tag")
+    ada.get_by_role("button", name="Filter").click()
+    expect(ada.get_by_label("Tag")).to_have_value("no, tag")
+    expect(ada.locator("#tag-error")).to_contain_text("A tag has up to 40 letters")
+    expect(ada.get_by_label("Gain, at least")).to_have_value("1.5")
+    assert violations(ada) == []
+
+
 def test_ages_count_on_and_a_silent_server_shows(ada: Page) -> None:
     ada.context.set_offline(True)
     updated = ada.locator("time[data-updated]")
@@ -161,13 +201,13 @@ def test_the_keyboard_reaches_everything_in_order(ada: Page) -> None:
     ada.keyboard.press("Enter")
     ada.keyboard.press("Tab")
     expect(ada.get_by_label("State")).to_be_focused()
-    for _ in range(6):  # four fields, the button, and the region that scrolls
+    for _ in range(7):  # four fields, what opens the others, the button, and the region that scrolls
         ada.keyboard.press("Tab")
     ada.keyboard.press("Tab")
-    expect(ada.locator("#by-workload")).to_be_focused()
+    expect(ada.locator("#by-name")).to_be_focused()
     assert ada.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     ada.keyboard.press("Enter")
-    expect(ada).to_have_url(re.compile("sort=workload"))
+    expect(ada).to_have_url(re.compile("sort=name"))
 
 
 def test_no_page_shuts_anybody_out(new_page: NewPage, site: Site, theme: str) -> None:
@@ -195,8 +235,9 @@ def test_a_violation_would_be_found(page: Page, site: Site) -> None:
     assert {"label", "html-has-lang"} <= {line.partition(":")[0] for line in violations(page)}
 
 
-def test_narrow_screens_scroll_the_table_not_the_page(ada: Page) -> None:
-    ada.set_viewport_size({"width": 390, "height": 800})
+@pytest.mark.parametrize("width", [390, 320])
+def test_narrow_screens_scroll_the_table_not_the_page(ada: Page, width: int) -> None:
+    ada.set_viewport_size({"width": width, "height": 800})
     for place in PLACES:
         ada.goto(place)
         assert ada.evaluate("document.documentElement.scrollWidth <= innerWidth"), place

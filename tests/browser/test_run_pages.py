@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.conftest import sign_in, violations
 from tests.unit.server.pages import stories
@@ -146,7 +147,7 @@ def test_a_run_is_watched_until_it_ends(page, site, kept):
     _, trials, _ = stories.running(6)
     keep_trials(site.database, run, [trial.model_copy(update={"run_id": run.id}) for trial in trials[4:]])
     page.locator("#trial-6").wait_for()
-    page.get_by_text("Measuring trial 7 of 9.").wait_for()
+    page.locator("#top", has_text="Measuring trial 7 of 9.").wait_for()
     page.get_by_role("button", name="Cancel the run").click()
     page.get_by_text("cancelled after 6").wait_for()
     with site.database.read() as connection:
@@ -161,3 +162,75 @@ def test_a_page_that_is_open_when_the_run_ends_loads_itself_again(page, site, ke
         runs.cancel(connection, run.id, now=utcnow())
     page.get_by_text("cancelled after 4").wait_for()
     assert page.locator("[hx-get]").count() == 0
+
+
+def more_trials(site, run) -> None:
+    _, trials, _ = stories.running(6)
+    keep_trials(site.database, run, [trial.model_copy(update={"run_id": run.id}) for trial in trials[4:]])
+
+
+def test_what_is_open_and_focused_stays_so_when_a_trial_comes(page, site, kept):
+    run = kept["running"]
+    sign_in(page, site.secret(Scope.READ))
+    page.goto(f"/runs/{run.id}")
+    summary = page.locator("#samples-2 summary")
+    summary.click()
+    more_trials(site, run)
+    page.locator("#trial-6").wait_for()
+    assert page.locator("#samples-2").get_attribute("open") is not None
+    assert summary.evaluate("element => element === document.activeElement")
+    page.wait_for_function("document.getElementById('announced').textContent === 'Measuring trial 7 of 9.'")
+
+
+def test_what_is_typed_outlives_the_end_of_the_run(page, site, kept):
+    run = kept["running"]
+    sign_in(page, site.secret(Scope.READ, Scope.SUBMIT))
+    page.goto(f"/runs/{run.id}")
+    page.get_by_label("Note").fill("half a sentence")
+    with site.database.begin() as connection:
+        runs.cancel(connection, run.id, now=utcnow())
+    page.locator("#outdated").wait_for()
+    expect(page.locator("#outdated")).to_be_in_viewport()
+    assert page.get_by_label("Note").input_value() == "half a sentence"
+    assert violations(page) == []
+    page.locator("#notes").get_by_role("button", name="Save").click()
+    page.get_by_text("cancelled after 4").wait_for()
+    assert page.locator(".said .note").inner_text() == "half a sentence"
+
+
+def test_without_scripts_no_page_that_loads_itself_again_has_a_text_to_lose(new_page, site, kept):
+    page = new_page(java_script_enabled=False)
+    sign_in(page, site.secret(Scope.READ, Scope.SUBMIT))
+    page.goto(f"/runs/{kept['running'].id}")
+    assert not page.get_by_label("Note").is_visible()
+    told = page.locator("#notes noscript p")
+    assert told.is_visible() and "once the run has ended" in told.text_content()
+    page.goto(f"/runs/{kept['with_a_gain'].id}")
+    assert page.get_by_label("Note").is_visible()
+
+
+@pytest.mark.parametrize("has_clipboard", [True, False])
+def test_a_snippet_is_copied_by_a_button(new_page, site, kept, has_clipboard):
+    page = new_page(permissions=["clipboard-read", "clipboard-write"])
+    if not has_clipboard:  # as by http from another machine
+        page.add_init_script("Object.defineProperty(Navigator.prototype, 'clipboard', {get: () => undefined})")
+    sign_in(page, site.secret(Scope.READ))
+    page.goto(f"/runs/{kept['with_a_gain'].id}")
+    box = page.locator(".copied", has_text="kitsune.TrainStep(model")
+    box.get_by_role("button", name="Copy").click()
+    page.locator("#announced", has_text="Copied").wait_for(state="attached")
+    assert violations(page) == []
+    reader = new_page(permissions=["clipboard-read", "clipboard-write"])
+    reader.goto("/login")
+    code = reader.evaluate("navigator.clipboard.readText()")
+    assert code.replace("\r\n", "\n").rstrip() == box.locator("code").inner_text().rstrip()
+
+
+def test_a_long_name_of_a_launch_hides_no_column(page, site, kept):
+    run = kept["with_a_gain"]
+    sign_in(page, site.secret(Scope.READ))
+    for place in (f"/runs/{run.id}", f"/plans/{run.plan_id}"):
+        page.goto(place)
+        region = page.get_by_role("region", name="Launches that take most of the time")
+        region.locator("tbody th").first.evaluate("element => { element.textContent = 'kernel_'.repeat(40) }")
+        assert region.evaluate("element => element.scrollWidth <= element.clientWidth"), place

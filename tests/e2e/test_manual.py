@@ -1,10 +1,26 @@
-"""Every code block of the product's manual runs as it is printed there, on a real model.
+"""Every code block and every command of the product's manual runs as it is printed there, on a real model.
 
 What differs from the print is listed with each block: `.cuda()` where there is no GPU, and what a block leaves open.
+
+Commands of the manual that run elsewhere: `pytest tests/ -v` and `pytest tests/unit/ -v` are this suite (scripts/test),
+`mypy kitsune/` is scripts/check, the examples have test_examples.py, all models of the baseline are timed with
+`-m minutes` here. Commands that cannot run, and what there is instead:
+
+- `git clone`, `cd`, `pip install ...`: a network; a wheel is made and installed by tests/test_packaging.py
+- `pip install -e ".[triton]"`, `".[dev]"`, `kitsune-torch[all]`: the same; these extras exist
+- `pytest tests/integration/`: tests/e2e, tests/store and tests/browser are these tests
+- `pytest --cov=kitsune --cov-report=html tests/`: pytest-cov is not among our tools
+- `black`, `isort`, `flake8`: ruff does all three
+- `./run_docs.sh`: ./scripts/docs
+- `examples/week3_stream_parallelism.py`, `week5_kernel_fusion.py`, `week6_amp_integration.py`: without the weeks
 """
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +29,7 @@ from torch import nn
 from kitsune import KitsuneOptimizer
 from kitsune.step_profile import CALIBRATION_STEPS
 
+ROOT = Path(__file__).parents[2]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS = CALIBRATION_STEPS + 14
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
@@ -355,3 +372,67 @@ def test_the_documented_arguments_have_the_documented_names():
         capture_graph=True,
     )
     optimizer.close()
+
+
+# Commands
+
+
+def run(*words: str, **variables: str) -> str:
+    """What a command prints. `python` and `pytest` are those of this environment; a word may be a program of lines."""
+    programs = {"python": [sys.executable], "pytest": [sys.executable, "-m", "pytest"]}
+    done = subprocess.run(
+        [*programs[words[0]], *words[1:]],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+CUSTOM_MODEL = """
+from tests.benchmarks import run_baseline_benchmark, BenchmarkConfig
+from tests.benchmarks.models import create_mlp
+
+model = create_mlp()
+config = BenchmarkConfig(batch_size=64, num_iterations=100)
+result = run_baseline_benchmark(model, config)
+print(result.summary())
+"""
+
+
+def test_custom_model_testing():
+    shown = run("python", "-c", CUSTOM_MODEL)
+    assert shown.startswith("MLP on ")
+    assert "batch 64" in shown
+
+
+def test_the_quick_benchmark_suite():
+    """Changed: one of the three models, since ResNet-18 takes a minute on a CPU; the next test has them all."""
+    assert run("python", "-m", "tests.benchmarks.baseline", "--models", "lenet5").startswith("LeNet5 on ")
+
+
+@pytest.mark.minutes
+@pytest.mark.timeout(300)
+def test_the_quick_benchmark_suite_as_printed():
+    shown = run("python", "-m", "tests.benchmarks.baseline")
+    assert [line.split()[0] for line in shown.splitlines()] == ["MLP", "LeNet5", "ResNet"]
+
+
+def test_benchmarks_only():
+    """Changed: `--collect-only`, since the suite itself runs them."""
+    shown = run("pytest", "tests/benchmarks/", "-m", "benchmark", "--collect-only", "-q")
+    assert "tests/benchmarks/test_baseline.py::test_every_model_is_timed_and_trained[resnet18]" in shown
+
+
+def test_memory_profiling():
+    shown = run("python", "-m", "kitsune.profiler.memory_tracker", "examples/basic_usage.py")
+    assert "step   30  loss" in shown
+    assert "MiB" in shown.splitlines()[-1]
+
+
+def test_cuda_debugging():
+    """Changed: `your_script.py` is an example of ours."""
+    assert "loss" in run("python", "examples/basic_usage.py", "--steps", "3", CUDA_LAUNCH_BLOCKING="1")

@@ -73,6 +73,17 @@ def test_either_output_may_be_left_unused(device):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
 
 
+def test_a_gain_of_one_element_is_broadcast_and_another_length_refused(device):
+    x, residual, _, dnormed, dtotal = inputs(device, "rms", (64, 768), torch.float32)
+    gain = torch.full((1,), 3.0, device=device)
+    ours, wanted = (step(function, x, residual, gain, dnormed, dtotal) for function in (add_rms_norm, rms_reference))
+    assert all(map(torch.equal, ours, wanted))
+    with pytest.raises(RuntimeError, match="must match"):
+        add_rms_norm(x, residual, torch.ones(512, device=device), EPS)
+    with pytest.raises(RuntimeError, match="same shape"):
+        add_layer_norm(x, residual, gain, gain, EPS)
+
+
 def test_there_may_be_more_elements_than_an_int32_counts(device):
     x, residual, weight, dnormed, dtotal = inputs(device, "rms", (8, 4096), torch.bfloat16)
     many = [torch.zeros(2**19 + 8, 4096, device=device, dtype=torch.bfloat16) for _ in range(4)]

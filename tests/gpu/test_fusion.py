@@ -11,6 +11,7 @@ from kitsune.engine.kernels import kernels_of
 from kitsune.fusion import FusionConfig, FusionEngine
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
+from tests.unit.submission.layers import Llama
 
 STEPS = 5
 VOCABULARY, WIDTH, SEQ, BATCH = 1000, 128, 64, 8
@@ -68,6 +69,14 @@ class Resnet(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
 
 
+class LongLlama(Llama):
+    """With the loss's own vocabulary, as wide as GPT-2 above."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+
 def language_loss(logits, target):
     return F.cross_entropy(logits.view(-1, VOCABULARY), target.view(-1))
 
@@ -83,6 +92,7 @@ def images(device):
 #: model, loss, batch, the patterns that are to be found in it in half precision.
 CASES = {
     "GPT-2": (Gpt, language_loss, text, {"linear_cross_entropy", "add_layer_norm", "layer_norm", "linear_activation"}),
+    "Llama": (LongLlama, language_loss, text, {"linear_cross_entropy", "rms_norm", "add_rms_norm", "rope"}),
     "ResNet": (Resnet, F.cross_entropy, images, {"batch_norm_relu", "linear_cross_entropy"}),
 }
 

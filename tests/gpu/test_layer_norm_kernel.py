@@ -64,6 +64,13 @@ def test_a_mean_may_be_far_larger_than_the_deviation(device):
         torch.testing.assert_close(ours.double(), wanted, rtol=1e-3, atol=atol)
 
 
+@pytest.mark.parametrize(("weight", "bias"), [(1, 1), (512, 768), (768, 1)])
+def test_a_weight_or_bias_of_another_length_is_refused_by_torch(device, weight, bias):
+    given = [torch.ones(length, device=device) for length in (weight, bias)]
+    with pytest.raises(RuntimeError, match="same shape"):
+        layer_norm(torch.randn(64, 768, device=device), *given, EPS)
+
+
 def test_there_may_be_more_elements_than_an_int32_counts(device):
     x, weight, bias, dy = inputs(device, (8, 4096), torch.bfloat16)
     many = torch.zeros(2**19 + 8, 4096, device=device, dtype=torch.bfloat16)

@@ -45,6 +45,15 @@ def test_it_computes_what_the_reference_does(device, name):
         torch.testing.assert_close(ours.double(), wanted, rtol=TOLERANCES[dtype], atol=atol)
 
 
+def test_a_weight_of_another_length_is_torchs_to_broadcast_or_refuse(device):
+    x, _, dy = inputs(device, (64, 768), torch.float32)
+    gain = torch.full((1,), 3.0, device=device)
+    for ours, wanted in zip(step(rms_norm, x, gain, dy), step(reference, x, gain, dy), strict=True):
+        assert torch.equal(ours, wanted)
+    with pytest.raises(RuntimeError, match="must match"):
+        rms_norm(x, torch.ones(512, device=device), EPS)
+
+
 def test_there_may_be_more_elements_than_an_int32_counts(device):
     x, weight, dy = inputs(device, (8, 4096), torch.bfloat16)
     many = torch.zeros(2**19 + 8, 4096, device=device, dtype=torch.bfloat16)

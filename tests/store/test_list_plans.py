@@ -6,21 +6,29 @@ from itertools import combinations, product
 import pytest
 from sqlalchemy import Connection, text
 
+from tests.store.samples import START
 from tuner.records import RunStatus, Verdict
 from tuner.store import runs
 from tuner.store.database import Database
 from tuner.store.runs import Sort
 
 FILTERS = {
-    "status": RunStatus.FAILED,
+    "status": RunStatus.RUNNING,
     "fingerprint": "f",
     "gpu": "g",
     "workload": "w",
     "verdict": Verdict.SAME,
     "tag": "t",
+    "is_lost": True,
+    "min_gain": 1.5,
+    "min_gain_low": 1.5,
+    "max_memory": 0.5,
+    "min_trials": 3,
+    "created_after": START,
 }
+NULLABLE = (Sort.GAIN, Sort.INTERVAL, Sort.MEMORY, Sort.VERDICT, Sort.GPU)
 #: Columns that may be null are read in two parts.
-PARTS = 2 * (len(Sort) + sum(sort in (Sort.GAIN, Sort.MEMORY, Sort.GPU) for sort in Sort))
+PARTS = 2 * (len(Sort) + sum(sort in NULLABLE for sort in Sort))
 
 
 def statements(connection: Connection) -> Iterator[str]:

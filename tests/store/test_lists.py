@@ -14,6 +14,7 @@ from tests.store.samples import START, a_plan, a_run, a_trial, after, an_archive
 from tuner.records import Run, RunStatus, Verdict
 from tuner.store import archives, runs, shares, submits, trials
 from tuner.store.database import Database
+from tuner.store.filters import Filters
 from tuner.store.runs import Sort
 from tuner.store.submits import Request
 
@@ -23,7 +24,9 @@ KEYS: dict[Sort, Callable[[Run], object]] = {
     Sort.GAIN: lambda run: run.speedup.median if run.speedup else None,
     Sort.MEMORY: lambda run: run.memory_ratio,
     Sort.TRIALS: lambda run: run.trials,
-    Sort.WORKLOAD: lambda run: run.workload,
+    Sort.NAME: lambda run: runs.label_of(run).casefold(),
+    Sort.INTERVAL: lambda run: run.speedup.low if run.speedup else None,
+    Sort.VERDICT: lambda run: run.verdict.value if run.verdict else None,
     Sort.GPU: lambda run: run.environment.gpu if run.environment else None,
     Sort.STATUS: lambda run: run.status.value,
 }
@@ -34,7 +37,9 @@ few = st.builds(
     speedup=st.none() | st.sampled_from([1.0, 1.25, 1e300]).map(lambda x: Interval(median=x, low=x / 2, high=x)),
     memory_ratio=st.none() | st.sampled_from([0.0, 0.5, 1.5]),
     trials=st.sampled_from([0, 1, 2**63 - 1]),
-    workload=st.sampled_from(["archive", "zoo:gpt", "zoo:mlp", "z" * 3000]),
+    workload=st.sampled_from(["archive", "zoo:gpt", "zoo:mlp?batch=4", "z" * 3000]),
+    name=st.sampled_from(["", "Mine", "mine too"]),
+    verdict=st.none() | st.sampled_from(Verdict),
     environment=st.none() | st.sampled_from(["a100", "h200"]).map(lambda gpu: an_environment(gpu=gpu)),
     status=st.sampled_from(RunStatus),
 )
@@ -116,6 +121,57 @@ class TestLists:
                 )
                 assert page.runs == (mine,)
 
+    @pytest.mark.parametrize(
+        ("filters", "ids"),
+        [
+            ({"gpu": "h200"}, "ac"),
+            ({"gpu": "CPU"}, "b"),
+            ({"gpu": "_200"}, ""),
+            ({"workload": "resnet18"}, "a"),
+            ({"workload": "(batch 8)"}, "a"),
+            ({"workload": "zoo:ResNet"}, "a"),
+            ({"workload": "MLP by FORM"}, "b"),
+            ({"workload": "größe"}, "c"),
+            ({"workload": "%"}, ""),
+            ({"min_gain": 1.5}, "ac"),
+            ({"min_gain": 1.5000001}, "c"),
+            ({"min_gain_low": 1.45}, "c"),
+            ({"max_memory": 0.8}, "a"),
+            ({"min_trials": 7}, "bc"),
+            ({"created_after": after(1)}, "c"),
+            ({"created_after": after(1), "max_memory": 0.8}, ""),
+            ({"is_lost": True}, "b"),
+            ({"is_lost": False}, "ac"),
+            ({"is_lost": None, "gpu": None, "min_gain": None}, "abc"),
+        ],
+    )
+    def test_what_a_list_shows_finds_its_runs_in_every_order(
+        self, database: Database, filters: Filters, ids: str
+    ) -> None:
+        gains = [Interval(median=1.5, low=1.4, high=1.6), Interval(median=1.9, low=1.8, high=2.0)]
+        h200, lost = an_environment(), {"status": RunStatus.RUNNING, "lease_until": after(50)}
+        with database.begin() as connection:
+            for run in (
+                a_run(id="a", workload="zoo:resnet18?batch=8", environment=h200, speedup=gains[0], memory_ratio=0.8),
+                a_run(id="b", workload="archive", name="mlp by form", trials=7, created_at=after(1), **lost),
+                a_run(id="c", name="GRÖSSE", environment=h200, speedup=gains[1], trials=8, created_at=after(2)),
+            ):
+                runs.add(connection, run)
+            for sort in Sort:
+                found = runs.page(connection, team="default", sort=sort, now=after(51), **filters).runs
+                assert {run.id for run in found} == set(ids), sort
+            assert runs.count_lost(connection, team="default", now=after(51)) == 1
+            assert runs.count_lost(connection, team="default", now=after(50)) == 0
+            assert runs.count_lost(connection, team="red", now=after(51)) == 0
+
+    def test_the_low_end_of_a_gain_is_kept_with_its_plan(self, database: Database) -> None:
+        run = self.claimed(database)
+        with database.begin() as connection:
+            done = runs.finish(connection, run, plan=a_plan(1.5), verdict=Verdict.FASTER)
+            low = done.speedup.low
+            assert runs.page(connection, min_gain_low=low).runs == (done,)
+            assert runs.page(connection, min_gain_low=low + 0.001).runs == ()
+
     # What a list shows of a run
 
     def test_a_run_counts_its_trials(self, database: Database) -> None:
@@ -174,7 +230,7 @@ class TestLists:
             runs.annotate(connection, first.id, tags=("t",), note="of the first")
             claimed = runs.claim(connection, "w", device="cuda:1", now=START)
             runs.fail(connection, claimed, "out of luck", now=after(1))
-            again, is_new = submits.retry(connection, first.id, team="red", now=after(2))
+            again, is_new = submits.retry(connection, first.id, owner="ann", team="red", now=after(2))
             assert runs.get(connection, again.id) == again
         assert is_new
         same = ("team", "archive", "workload", "fingerprint", "budget_trials", "budget_s", "seed", "name")
@@ -186,10 +242,10 @@ class TestLists:
     def test_a_retry_is_one_until_it_ends(self, database: Database) -> None:
         with database.begin() as connection:
             old = runs.add(connection, a_run(status=RunStatus.CANCELLED))
-            first, is_new = submits.retry(connection, old.id)
-            assert (is_new, submits.retry(connection, old.id)) == (True, (first, False))
+            first, is_new = submits.retry(connection, old.id, owner="ann")
+            assert (is_new, submits.retry(connection, old.id, owner="ann")) == (True, (first, False))
             runs.cancel(connection, first.id)
-            second, is_new = submits.retry(connection, old.id)
+            second, is_new = submits.retry(connection, old.id, owner="ann")
         assert is_new
         assert second.id != first.id
 
@@ -209,9 +265,9 @@ class TestLists:
         with database.begin() as connection:
             old = runs.add(connection, a_run(**changes))
             with pytest.raises(ConflictError, match=why):
-                submits.retry(connection, old.id)
+                submits.retry(connection, old.id, owner="ann")
             assert len(runs.page(connection).runs) == 1
-            assert submits.retry(connection, old.id, team="red") is None
+            assert submits.retry(connection, old.id, owner="ann", team="red") is None
 
     # Links
 

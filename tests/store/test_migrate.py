@@ -158,11 +158,35 @@ def test_a_database_without_teams_tells_of_its_runs_what_a_list_shows(bare_url: 
                 assert (found[name].trials, found[name].speedup, found[name].memory_ratio) == (0, None, None)
             best = runs.page(connection, team="default", sort=runs.Sort.GAIN, limit=2).runs
             assert {run.id for run in best} == {"good", "no memory"}
+            by_low = runs.page(connection, team="default", min_gain_low=plan.evidence.speedup.low).runs
+            assert {run.id for run in by_low} == {"good", "no memory"}
             assert archives.get(connection, "a" * 64) is not None
             assert archives.get(connection, "a" * 64, team="red") is None
             kept = connection.execute(text("SELECT team, document FROM kitsune_plans WHERE plan_id = 'good'")).one()
             assert kept == ("default", documents["good"])
             assert [token.team for token in tokens.listed(connection)] == ["default"]
+
+
+def test_runs_from_before_have_the_names_that_a_list_shows(bare_url: str) -> None:
+    """Rows as 0007 had them: the migration calls them as the code of its version does."""
+    told = [
+        {"workload": "zoo:gpt2_small?batch=8&seq=512"},
+        {"workload": "zoo:googlenet", "name": "Mine \u202e"},
+        {"workload": "train.py:make"},
+        {"workload": "live"},
+        {"workload": "archive", "fingerprint": "c" * 64},
+    ]
+    with Database(create(bare_url)) as database:
+        with database.begin() as connection:
+            command.upgrade(migrate.config(connection), "0007")
+            for number, changes in enumerate(told):
+                row = {**OLD_RUN, "id": f"r{number}", "status": "queued", "created_at": "2026-11-20 12:00:00.123456"}
+                insert_row(connection, "runs", **{**row, **changes})
+        migrate.bring_up_to_date(database)
+        with database.read() as connection:
+            labels = {row["id"]: row["label"] for row in rows(connection, "kitsune_runs", ("id", "label"))}
+            found = runs.page(connection).runs
+            assert labels == {run.id: runs.label_of(run).casefold() for run in found} and len(labels) == len(told)
 
 
 def test_archives_from_before_tell_of_their_models_and_count_for_their_teams(bare_url: str) -> None:

@@ -26,7 +26,7 @@ from tuner.store import archives, locks, plans, retention, runs, shares, submits
 from tuner.store.database import Database
 from tuner.store.engine import open_database
 from tuner.store.rows import to_row
-from tuner.store.submits import Request
+from tuner.store.submits import Quota, Request
 
 DAY = 86400.0
 #: Long after everything in these tests, and after whoever sent an archive might submit a run with it.
@@ -323,22 +323,37 @@ class TestClearing:
 class TestQuotas:
     def test_no_more_unfinished_runs_than_allowed(self, database: Database) -> None:
         sent = send(database)
-        first = submit(database, sent, key="a", most_active=2)
-        submit(database, sent, key="b", most_active=2)
+        first = submit(database, sent, key="a", quota=Quota(team=2))
+        submit(database, sent, key="b", quota=Quota(team=2))
         with pytest.raises(QuotaError, match="has 2 runs that have not ended"):
-            submit(database, sent, key="c", most_active=2)
-        assert submit(database, sent, key="a", most_active=2) == first, "it was asked for before"
+            submit(database, sent, key="c", quota=Quota(team=2))
+        assert submit(database, sent, key="a", quota=Quota(team=2)) == first, "it was asked for before"
         with database.begin() as connection:
             runs.cancel(connection, first.id)
-        submit(database, sent, key="c", most_active=2)
+        submit(database, sent, key="c", quota=Quota(team=2))
         with database.begin() as connection, pytest.raises(QuotaError):
-            submits.retry(connection, first.id, most_active=2)
+            submits.retry(connection, first.id, owner="ann", quota=Quota(team=2))
         with database.begin() as connection:
-            assert submits.retry(connection, first.id, most_active=3) is not None
+            assert submits.retry(connection, first.id, owner="ann", quota=Quota(team=3)) is not None
+
+    def test_owners_do_not_count_for_each_other_and_a_retry_is_of_whoever_asks(self, database: Database) -> None:
+        sent, one = send(database), Quota(owner=1)
+        first = submit(database, sent, owner="ann", quota=one)
+        with pytest.raises(QuotaError, match="this token has 1 runs that have not ended"):
+            submit(database, sent, owner="ann", key="b", quota=one)
+        submit(database, sent, owner="bob", quota=one)
+        with database.begin() as connection:
+            runs.cancel(connection, first.id)
+        with database.begin() as connection, pytest.raises(QuotaError):
+            submits.retry(connection, first.id, owner="bob", quota=one)
+        with database.begin() as connection:
+            assert submits.retry(connection, first.id, owner="ann", quota=one) is not None
+        with pytest.raises(QuotaError):
+            submit(database, sent, owner="ann", key="c", quota=one)
 
     def test_teams_do_not_count_for_each_other(self, database: Database) -> None:
-        submit(database, send(database), most_active=1)
-        submit(database, send(database, team="red"), team="red", most_active=1)
+        submit(database, send(database), quota=Quota(team=1))
+        submit(database, send(database, team="red"), team="red", quota=Quota(team=1))
 
     def test_no_more_bytes_of_archives_than_allowed(self, database: Database) -> None:
         size = len(an_archive().to_bytes())

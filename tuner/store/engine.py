@@ -77,6 +77,8 @@ def _checked(url: str | URL) -> URL:
         raise StoreError(
             "the database URL cannot be read; it looks like sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME"
         ) from error
+    if "@" in (parsed.host or ""):
+        raise StoreError("the database URL has more than one @; in a name or a password, write it as %40")
     if parsed.drivername in ("postgres", "postgresql"):
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername in ("postgresql+psycopg", "sqlite", "sqlite+pysqlite"):

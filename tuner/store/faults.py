@@ -44,10 +44,15 @@ _POSTGRESQL: Final = {
 
 
 def store_error(error: BaseException, url: URL | None) -> StoreError:
-    """Our error for what SQLAlchemy or a driver raised; the caller raises it `from error`. Passwords are hidden."""
+    """Our error for what SQLAlchemy or a driver raised; the caller raises it `from error`."""
     driver_error = error.orig if isinstance(error, StatementError) else error
     kind, why = _explained(error, driver_error)
-    return kind(f"the database {url.render_as_string(hide_password=True) if url else ''} {why}")
+    return kind(f"the database {shown(url) if url else ''} {why}")
+
+
+def shown(url: URL) -> str:
+    """Which database it is, for people and logs: without a user, and without the query, which may hold a password."""
+    return URL.create(url.drivername, host=url.host, port=url.port, database=url.database).render_as_string()
 
 
 def _explained(error: BaseException, driver_error: BaseException | None) -> tuple[type[StoreError], str]:

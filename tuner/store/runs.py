@@ -8,12 +8,11 @@ sleep. Clocks of several machines may differ: skew makes a take-over begin earli
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Text,
     Update,
     and_,
     case,
@@ -22,14 +21,15 @@ from sqlalchemy import (
     not_,
     or_,
     select,
-    type_coerce,
     update,
 )
 
 from kitsune.plan import Environment, Evidence, Plan
-from kitsune.record import Record, canonical_json
+from kitsune.record import Record
+from kitsune.screen import clean
 from tuner.records import Run, RunStatus, Verdict
 from tuner.store import plans, tables
+from tuner.store.filters import Filters, conditions
 from tuner.store.lease import is_abandoned, is_claimable, lost, try_update, update_if_held
 from tuner.store.paging import Order, rows_after
 from tuner.store.rows import from_row, to_row, utcnow
@@ -44,6 +44,8 @@ LIVE = "live"
 ARCHIVE = "archive"
 #: How the name of a workload begins that every installation has.
 ZOO = "zoo:"
+#: So much of a digest tells it from its like.
+SHORT: Final = 12
 
 UNFINISHED: Final = tuple(status for status in RunStatus if not status.is_finished)
 ENDED: Final = tuple(status for status in RunStatus if status.is_finished)
@@ -56,15 +58,22 @@ class Sort(StrEnum):
     """What a list of runs can be in the order of. Runs without such a value come last, whichever way it goes."""
 
     CREATED = "created"
+    NAME = "name"  #: as lists show it
     GAIN = "gain"  #: of the plan over the best stock configuration
+    INTERVAL = "interval"  #: the low end of that gain's
     MEMORY = "memory"  #: peak of the plan, as a part of that configuration's
+    VERDICT = "verdict"
     TRIALS = "trials"
-    WORKLOAD = "workload"
     GPU = "gpu"
     STATUS = "status"
 
 
-_COLUMNS: Final[Mapping[Sort, str]] = {Sort.CREATED: "created_at", Sort.MEMORY: "memory_ratio"}
+_COLUMNS: Final[Mapping[Sort, str]] = {
+    Sort.CREATED: "created_at",
+    Sort.NAME: "label",
+    Sort.INTERVAL: "gain_low",
+    Sort.MEMORY: "memory_ratio",
+}
 
 
 class Page(Record):
@@ -74,14 +83,18 @@ class Page(Record):
     after: str | None
 
 
-def add(connection: Connection, run: Run, *, content: str | None = None) -> Run:
+def add(connection: Connection, run: Run, *, content: str | None = None, owner: str | None = None) -> Run:
     """Stores a new run as it is. Raises StoreError when its id is taken.
 
-    `content` is the digest of the request that it answers, by which a submit finds it.
+    `content` is the digest of the request that it answers, by which a submit finds it; `owner` who sent that.
     """
-    gpu = run.environment.gpu if run.environment else None
-    gain = run.speedup.median if run.speedup else None
-    connection.execute(insert(_runs).values(to_row(run, gpu=gpu, gain=gain, content=content)))
+    derived = {
+        "label": label_of(run).casefold(),
+        "gpu": run.environment.gpu if run.environment else None,
+        "gain": run.speedup.median if run.speedup else None,
+        "gain_low": run.speedup.low if run.speedup else None,
+    }
+    connection.execute(insert(_runs).values(to_row(run, content=content, owner=owner, **derived)))
     return run
 
 
@@ -102,26 +115,19 @@ def page(
     connection: Connection,
     *,
     team: str | None = None,
-    status: RunStatus | None = None,
-    fingerprint: str | None = None,
-    gpu: str | None = None,
-    workload: str | None = None,
-    verdict: Verdict | None = None,
-    tag: str | None = None,
     sort: Sort = Sort.CREATED,
     is_descending: bool = True,
     after: str | None = None,
     limit: int = 50,
+    now: datetime | None = None,
+    **filters: Unpack[Filters],
 ) -> Page:
     """Up to `limit` (>= 1) runs that match every filter, in this order, beginning after the cursor.
 
     Raises CursorError for a cursor that is not ours, or of a list in another order.
     """
-    equal = {"team": team, "status": status, "fingerprint": fingerprint, "gpu": gpu, "workload": workload}
-    filters = {**equal, "verdict": verdict}
-    statement = select(_runs).where(*(_runs.c[name] == value for name, value in filters.items() if value is not None))
-    if tag is not None:
-        statement = statement.where(_has_tag(tag))
+    whose = [] if team is None else [_runs.c.team == team]
+    statement = select(_runs).where(*whose, *conditions(filters, now or utcnow()))
     order = Order(_runs.c[_COLUMNS.get(sort, sort.value)], _runs.c.id, is_descending)
     rows, end = rows_after(connection, statement, order, after, limit)
     return Page(runs=tuple(from_row(Run, _runs, row) for row in rows), after=end)
@@ -133,6 +139,29 @@ def count(connection: Connection, *, team: str | None = None) -> Mapping[RunStat
     rows = connection.execute(select(_runs.c.status, func.count()).where(*whose).group_by(_runs.c.status)).all()
     found: dict[str, int] = {row[0]: row[1] for row in rows}
     return {status: found.get(status, 0) for status in RunStatus}
+
+
+def count_lost(connection: Connection, *, team: str, now: datetime | None = None) -> int:
+    """How many of those that `count` has as running have lost their worker."""
+    statement = select(func.count()).where(_runs.c.team == team, is_abandoned(now or utcnow()))
+    return connection.scalar(statement) or 0
+
+
+def label_of(run: Run) -> str:
+    """What a person calls the workload: the name of the run, or what can be told of the workload.
+
+    Characters that turn the direction of the text around them are taken out.
+    """
+    return clean(run.name or _named_by_itself(run))
+
+
+def _named_by_itself(run: Run) -> str:
+    if run.workload.startswith(ZOO):
+        name, _, options = run.workload.removeprefix(ZOO).partition("?")
+        return f"{name} ({options.replace('&', ', ').replace('=', ' ')})" if options else name
+    if run.workload == ARCHIVE:
+        return f"a submitted model ({(run.archive or run.fingerprint)[:SHORT]})"
+    return "a live model" if run.workload == LIVE else run.workload
 
 
 def claim(
@@ -301,11 +330,6 @@ def is_of(run_id: str, team: str | None) -> ColumnElement[bool]:
     return _runs.c.id == run_id if team is None else and_(_runs.c.id == run_id, _runs.c.team == team)
 
 
-def _has_tag(tag: str) -> ColumnElement[bool]:
-    """The tag as it stands in the JSON of the list. Not LIKE, which on SQLite takes "A" for "a"."""
-    return func.replace(_runs.c.tags, canonical_json(tag), "", type_=Text) != type_coerce(_runs.c.tags, Text)
-
-
 def _result(plan: Plan | None, verdict: Verdict | None) -> dict[str, Any]:
     """What a run says of its plan."""
     told = _told(plan.evidence) if plan and plan.evidence else {}
@@ -318,6 +342,7 @@ def _told(evidence: Evidence) -> dict[str, Any]:
     return {
         "speedup": evidence.speedup,
         "gain": evidence.speedup.median,
+        "gain_low": evidence.speedup.low,
         "memory_ratio": evidence.peak_bytes / before if before else None,
     }
 

@@ -1,8 +1,9 @@
 """Submits: a request to tune in, one queued run out, however often and by however many processes it is sent."""
 
 import hashlib
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 from sqlalchemy import Connection, func, insert, select
@@ -29,6 +30,17 @@ class Request(Record):
     name: str = Field(default="", description="what people call the run")
 
 
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How many runs may be unfinished at once; 0 is any number."""
+
+    team: int = 0
+    owner: int = 0
+
+
+UNLIMITED: Final = Quota()
+
+
 def submit(
     connection: Connection,
     request: Request,
@@ -36,7 +48,7 @@ def submit(
     owner: str,
     team: str = DEFAULT_TEAM,
     key: str | None = None,
-    most_active: int = 0,
+    quota: Quota = UNLIMITED,
     now: datetime | None = None,
 ) -> tuple[Run, bool]:
     """The run of this request, and whether it is new. `connection` is of a transaction that may write.
@@ -44,7 +56,7 @@ def submit(
     With a key: the run that this owner's first submit with this key started, also when it has ended; ConflictError when
     that one asked for something else. Without: the oldest unfinished run of the same request and owner, if there is
     one. Raises NotFoundError for an archive that the team has not sent, and then remembers nothing. An owner belongs to
-    one team for good. Raises QuotaError when the team would have more than `most_active` unfinished runs.
+    one team for good. Raises QuotaError when there would be more unfinished runs than `quota` allows.
     """
     at = now or utcnow()
     digest = _digest([owner, request.model_dump(mode="json")])
@@ -53,8 +65,8 @@ def submit(
     if known is not None:
         return known, False
     locks.together(connection, locks.ARCHIVES)
-    check_quota(connection, team, most_active)
-    run = runs.add(connection, _new_run(connection, request, team, at), content=digest)
+    check_quota(connection, team, owner, quota)
+    run = runs.add(connection, _new_run(connection, request, team, at), content=digest, owner=owner)
     if key is not None:
         row = {"owner": owner, "key": key, "digest": digest, "run_id": run.id, "created_at": at}
         connection.execute(insert(_submits).values(row))
@@ -65,8 +77,9 @@ def retry(
     connection: Connection,
     run_id: str,
     *,
+    owner: str,
     team: str | None = None,
-    most_active: int = 0,
+    quota: Quota = UNLIMITED,
     now: datetime | None = None,
 ) -> tuple[Run, bool] | None:
     """A queued run that asks for what an ended one asked for, and whether it is new; None when there is no such run.
@@ -91,27 +104,29 @@ def retry(
     known = unfinished(connection, content)
     if known is not None:
         return known, False
-    check_quota(connection, old.team, most_active)
+    check_quota(connection, old.team, owner, quota)
     asked = old.model_dump(include={"team", "name", "workload", "archive", "budget_trials", "budget_s", "seed", "tags"})
     fingerprint = old.fingerprint if old.archive else ""  # that of a name is told by looking at it on the machine
     device = old.device.partition(":")[0]
     again = Run(id=new_id(), **asked, fingerprint=fingerprint, device=device, created_at=now or utcnow())
-    return runs.add(connection, again, content=content), True
+    return runs.add(connection, again, content=content, owner=owner), True
 
 
-def check_quota(connection: Connection, team: str, most_active: int) -> None:
-    """Raises QuotaError when the team has so many unfinished runs; 0 is any number.
+def check_quota(connection: Connection, team: str, owner: str, quota: Quota) -> None:
+    """Raises QuotaError when the team, or the owner, has so many unfinished runs.
 
     Those of the same moment may pass together.
     """
-    if not most_active:
-        return
-    active = select(func.count()).select_from(_runs).where(_runs.c.team == team, _runs.c.status.in_(runs.UNFINISHED))
-    if connection.execute(active).scalar_one() >= most_active:
-        raise QuotaError(
-            f"the team {team} has {most_active} runs that have not ended, and may have no more; wait until one has, "
-            "or cancel one that nobody needs"
-        )
+    for who, is_theirs, most in (
+        (f"the team {team}", _runs.c.team == team, quota.team),
+        ("this token", _runs.c.owner == owner, quota.owner),
+    ):
+        active = select(func.count()).select_from(_runs).where(is_theirs, _runs.c.status.in_(runs.UNFINISHED))
+        if most and connection.execute(active).scalar_one() >= most:
+            raise QuotaError(
+                f"{who} has {most} runs that have not ended, and may have no more; wait until one has, or cancel one "
+                "that nobody needs"
+            )
 
 
 def unfinished(connection: Connection, content: str) -> Run | None:

@@ -26,12 +26,12 @@ from kitsune.record import Record, canonical_json
 from tuner.records import DEFAULT_TEAM
 
 #: The newest revision in `migrations/versions`; a test compares.
-SCHEMA_REVISION = "0007"
+SCHEMA_REVISION = "0009"
 #: Ours alone: Optuna keeps its own revision in `alembic_version` of the same database.
 VERSION_TABLE = "kitsune_alembic_version"
 
 #: A list of runs can be in the order of each: a page of it is read off an index, which ends in "id".
-SORTED_BY = ("created_at", "gain", "memory_ratio", "trials", "workload", "gpu", "status")
+SORTED_BY = ("created_at", "label", "gain", "gain_low", "memory_ratio", "verdict", "trials", "gpu", "status")
 
 metadata = MetaData(
     naming_convention={
@@ -197,10 +197,14 @@ runs = Table(
     Column("memory_ratio", Double),
     Column("tags", JsonText, nullable=False, server_default="[]"),
     Column("note", Line, nullable=False, server_default=""),
+    Column("label", Line, nullable=False, server_default=""),
+    Column("gain_low", Double),
+    Column("owner", Line),
     Index(None, "archive"),
     Index(None, "plan_id"),
     Index(None, "content"),
     Index(None, "status", "created_at", "id"),
+    Index(None, "owner", "status"),
     Index(None, "created_at", "id"),
     Index(None, "fingerprint", "created_at", "id"),
     *(Index(None, "team", name, "id") for name in SORTED_BY),

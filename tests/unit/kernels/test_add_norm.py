@@ -142,6 +142,25 @@ def test_what_triton_does_not_reach_is_computed_all_the_same(device, kind):
         assert all(map(torch.equal, function(*arguments, EPS), eager(*arguments, EPS)))
 
 
+def test_weights_of_another_length_are_refused_by_torch(device):
+    x, weight = torch.randn(4, 16, device=device), torch.ones(8, device=device)
+    with pytest.raises(RuntimeError, match="same shape"):
+        add_layer_norm(x, x, weight, weight, EPS)
+    with pytest.raises(RuntimeError, match="same shape"):
+        add_layer_norm(x, x, torch.ones(16, device=device), weight[:1], EPS)
+    with pytest.raises(RuntimeError, match="must match"):
+        add_rms_norm(x, x, weight, EPS)
+
+
+def test_a_gain_of_one_element_is_broadcast(device):
+    x, gain = torch.randn(4, 16, device=device), torch.tensor([3.0], device=device, requires_grad=True)
+    normed, total = add_rms_norm(x, x, gain, EPS)
+    torch.testing.assert_close(normed, 3 * torch.nn.functional.rms_norm(2 * x, (16,), eps=EPS))
+    assert torch.equal(total, 2 * x)
+    (slope,) = torch.autograd.grad(normed.sum(), gain)
+    torch.testing.assert_close(slope, (normed.detach().sum() / 3).reshape(1))
+
+
 @pytest.mark.parametrize("kind", ["layer", "rms", "plain"])
 def test_the_operators_are_what_torch_asks_of_them(device, kind):
     x, residual, weight, bias = (one.requires_grad_() for one in inputs(device, (3, 5), torch.float32, "layer"))

@@ -107,6 +107,13 @@ def test_what_triton_does_not_reach_is_computed_all_the_same(device):
     assert torch.equal(layer_norm(x, None, None, EPS), reference(x, None, None, EPS))
 
 
+@pytest.mark.parametrize(("weight", "bias"), [(1, 1), (8, 8), (16, 1), (1, 16), (8, None), (None, 17)])
+def test_a_weight_or_bias_of_another_length_is_refused_by_torch(device, weight, bias):
+    given = [None if length is None else torch.ones(length, device=device) for length in (weight, bias)]
+    with pytest.raises(RuntimeError, match="same shape"):
+        layer_norm(torch.randn(4, 16, device=device), *given, EPS)
+
+
 @pytest.mark.parametrize("is_affine", [True, False])
 def test_the_operators_are_what_torch_asks_of_them(device, is_affine):
     x, *weights = (one.requires_grad_() for one in inputs(device, (3, 5), torch.float32))

@@ -76,6 +76,19 @@ def test_what_triton_does_not_reach_is_computed_all_the_same(device):
     assert torch.equal(rms_norm(x, weight, EPS), reference(x, weight, EPS))
 
 
+@pytest.mark.parametrize("length", [3, 8, 17])
+def test_a_weight_of_another_length_is_refused_by_torch(device, length):
+    with pytest.raises(RuntimeError, match="must match"):
+        rms_norm(torch.randn(4, 16, device=device), torch.ones(length, device=device), EPS)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4, 1), (4, 16)])
+def test_a_weight_that_is_broadcast_is_no_row(device, shape):
+    x, weight = torch.randn(4, 16, device=device), torch.rand(shape, device=device)
+    for ours, exact in both(x, weight, torch.float32):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_the_operator_is_what_torch_asks_of_one(device):
     x, weight = torch.randn(3, 5, device=device, requires_grad=True), torch.randn(5, device=device, requires_grad=True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")

@@ -79,6 +79,42 @@ def test_arguments_of_torch_go_over_the_configuration():
     assert GradScaler("cpu", 8.0, 3.0).get_growth_factor() == 3.0
 
 
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), "cpu:0"])
+def test_a_configuration_is_one_wherever_it_is_given(device):
+    for scaler in (GradScaler(FP16), GradScaler(device, config=FP16), GradScaler(config=FP16)):
+        assert scaler.get_scale() == 2.0**10
+        assert scaler.get_growth_interval() == 3
+
+
+def test_numbers_in_order_go_over_the_configuration_too():
+    scaler = GradScaler("cpu", 8.0, 3.0, config=FP16)
+    assert (scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor()) == (8.0, 3.0, 0.25)
+    assert not GradScaler("cpu", 8.0, 3.0, 0.5, 7, False, config=FP16).is_enabled()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "told"),
+    [
+        (("cpu",), {"config": 1}, "takes an AMPConfig as config=, not 1"),
+        ((FP16,), {"config": FP16}, "takes one AMPConfig"),
+        (("gpu",), {}, "takes a device as 'cuda' or 'cpu', not 'gpu'"),
+        ((8.0,), {}, "takes a device"),
+        (("cpu", 8.0), {"config": FP16, "init_scale": 4.0}, "each of init_scale, .* once"),
+        (("cpu", 8.0, 3.0, 0.5, 7, True, 1), {"config": FP16}, "each of init_scale, .* once"),
+    ],
+)
+def test_the_scaler_says_what_it_takes(arguments, named, told):
+    with pytest.raises(SettingsError, match=told):
+        GradScaler(*arguments, **named)
+
+
+def test_a_gpu_by_its_number_is_a_gpu(monkeypatch):
+    monkeypatch.setattr("kitsune.amp.has_bf16", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for device in ("cuda", "cuda:1", torch.device("cuda", 1)):
+        assert GradScaler(device, config=AMPConfig()).is_enabled()  # float16: such a GPU has no bfloat16
+
+
 def test_a_new_scale_is_taken_and_is_no_step():
     scaler = GradScaler("cpu", config=FP16)
     trained(scaler, 1)

@@ -340,7 +340,7 @@ def test_a_database_file_that_is_not_there_yet_is_not_made(monkeypatch, tmp_path
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("postgresql://someone:hunter2@127.0.0.1:1/runs", "postgresql+psycopg://someone:***@127.0.0.1:1/runs"),
+        ("postgresql://someone:hunter2@127.0.0.1:1/runs", "postgresql+psycopg://127.0.0.1:1/runs"),
         ("nodatabase://someone:hunter2@127.0.0.1/runs", "cannot begin with nodatabase"),
         ("someone:hunter2", "cannot be read"),
     ],

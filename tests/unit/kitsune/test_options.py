@@ -11,7 +11,7 @@ from kitsune.amp import AMPConfig
 from kitsune.errors import SettingsError
 from kitsune.fusion import FusionConfig
 from kitsune.knobs import KNOBS
-from kitsune.options import NO_AMP, NO_FUSION, NOT_SCALED, OWN_LOADER, Options, Wish, parse_bytes, wish_of
+from kitsune.options import NO_AMP, NO_FUSION, NOT_SCALED, OWN_LOADER, POOL_NOTE, Options, Wish, parse_bytes, wish_of
 from kitsune.plan import Plan
 from kitsune.streams import StreamConfig
 
@@ -132,7 +132,8 @@ def test_streams_and_pool_by_hand(options: dict[str, Any], knobs: dict[str, Any]
         ({"num_streams": 8}, set()),
         ({"num_streams": 9}, {"num_streams"}),
         ({"stream_config": StreamConfig(num_streams=12)}, {"num_streams"}),
-        ({"stream_config": StreamConfig(priority_streams=(0,))}, {"stream_config.priority_streams"}),
+        ({"stream_config": StreamConfig(priority_streams=[0])}, {"stream_config.priority_streams"}),
+        ({"stream_config": StreamConfig(num_streams=2, memory_streams=(1,))}, {"stream_config.memory_streams"}),
         ({"memory_pool_size": "2GB"}, set()),
         ({"memory_pool_size": 512}, {"memory_pool_size"}),
         ({"profile": True}, set()),
@@ -177,6 +178,27 @@ def test_configurations_go_along_with_the_plan() -> None:
     assert found.fusion_config == fusion
 
 
+@pytest.mark.parametrize(
+    ("options", "is_noted"),
+    [
+        ({"memory_pool_size": "2GB"}, True),
+        ({"memory_pool_size": "2GB", "num_streams": 1}, True),
+        ({"memory_pool_size": "2GB", "plan": Plan.by_hand(precision="bf16")}, True),
+        ({"memory_pool_size": "2GB", "num_streams": 4}, False),
+        ({"memory_pool_size": "2GB", "plan": Plan.by_hand(capture="segments", streams=2)}, False),
+        ({"memory_pool_size": 0}, False),
+        ({}, False),
+    ],
+)
+def test_a_pool_without_streams_leaves_a_note(options: dict[str, Any], is_noted: bool) -> None:
+    assert (POOL_NOTE in wish(**options).notes) == is_noted
+
+
+def test_lists_of_streams_may_be_lists_or_tuples() -> None:
+    assert StreamConfig(priority_streams=[0, 3]) == StreamConfig(priority_streams=(0, 3))
+    assert hash(StreamConfig(priority_streams=[0]))
+
+
 def test_no_fusion_by_hand_goes_over_both_knobs_of_the_plan() -> None:
     found = wish(plan=Plan.by_hand(fusion="kitsune", compile="default"), enable_fusion=False)
     assert found.plan.knobs == {}
@@ -195,7 +217,9 @@ def test_sizes_are_read_kindly() -> None:
     assert parse_bytes(" 1.5 gb ") == 3 << 29
 
 
-@pytest.mark.parametrize("size", ["", "GB", "2 TB", "-1", "-1MB", "1e9", "2GiB", "1..5GB", "²KB", -1, True])
+@pytest.mark.parametrize(
+    "size", ["", "GB", "2 TB", "-1", "-1MB", "1e9", "2GiB", "1..5GB", "²KB", -1, True, 1.9, float("nan"), None, b"512"]
+)
 def test_sizes_that_make_no_sense(size: Any) -> None:
     with pytest.raises(SettingsError, match="memory_pool_size"):
         parse_bytes(size)
@@ -240,7 +264,15 @@ def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
         (AMPConfig, {"growth_interval": 0}),
         (AMPConfig, {"init_scale": 0.0}),
         (FusionConfig, {"max_fusion_size": 0}),
+        (AMPConfig, {"enabled": "no"}),
+        (AMPConfig, {"enabled": 1}),
         (StreamConfig, {"num_streams": 0}),
+        (StreamConfig, {"priority_streams": "abc"}),
+        (StreamConfig, {"priority_streams": 0}),
+        (StreamConfig, {"compute_streams": [9]}),
+        (StreamConfig, {"compute_streams": [-1]}),
+        (StreamConfig, {"memory_streams": (0, 1.0)}),
+        (StreamConfig, {"memory_streams": (True,)}),
     ],
 )
 def test_configurations_that_make_no_sense(config: Any, arguments: dict[str, Any]) -> None:
@@ -249,7 +281,7 @@ def test_configurations_that_make_no_sense(config: Any, arguments: dict[str, Any
 
 
 @pytest.mark.parametrize("name", ["growth_interval", "backoff_factor", "growth_factor", "init_scale"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "a", None, [1.0]])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "a", None, [1.0], True])
 def test_what_is_no_number_of_loss_scaling_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(SettingsError, match=rf"AMPConfig\.{name} is "):
         AMPConfig(**{name: value})

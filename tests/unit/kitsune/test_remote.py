@@ -482,7 +482,7 @@ def test_what_is_sent_is_an_archive_of_the_step_without_its_weights():
     assert model.first.weight.detach().numpy().tobytes()[:64] not in put.body
     (post,) = service.requests("/api/v1/runs")
     assert json.loads(post.body) == {
-        "archive": "ab" * 32, "budget_s": 300.0, "trials": 7, "device": "", "name": "",
+        "archive": "ab" * 32, "budget_s": 300.0, "trials": 7, "device": "", "seed": 0, "name": "",
     }  # fmt: skip
     assert post.headers["authorization"] == "Bearer ksn_x"
 

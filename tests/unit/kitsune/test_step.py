@@ -7,6 +7,7 @@ import torch
 
 from kitsune import Plan, TrainStep
 from kitsune.errors import SettingsError, WorkloadError
+from kitsune.step import NO_LOADER
 from tests.step_cases import capturing_cpu
 from tests.step_semantics import *  # noqa: F403
 
@@ -48,7 +49,11 @@ def test_a_loader_comes_ahead_of_its_steps_as_the_plan_says(ahead, first):
     model = torch.nn.Linear(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = TrainStep(model, torch.nn.functional.cross_entropy, optimizer, Plan.by_hand(prefetch=ahead))
+    assert "prefetch" not in step.report.applied
+    assert (NO_LOADER in step.report.notes) == bool(ahead)
     batches = iter(step.batches(loader()))
+    assert step.report.applied == ({"prefetch": ahead} if ahead else {})
+    assert NO_LOADER not in step.report.notes
     batch = next(batches)
     deadline_s = time.monotonic() + 10
     while len(taken) < first and time.monotonic() < deadline_s:

@@ -76,11 +76,30 @@ def test_it_is_asked_for_what_the_scripts_install(monkeypatch, capsys):
     assert (command[0], (folder / "constraints.txt").is_file()) == (sys.executable, True)
 
 
+@pytest.mark.parametrize(
+    ("printed", "errors", "lax", "strict"),
+    [
+        (report(FINE), "", 0, 0),
+        (report(FLAWED), "", 1, 1),
+        (report(FLAWED, UNKNOWN), "", 1, 1),
+        (report(FINE, UNKNOWN), "", 0, 2),
+        (report(UNKNOWN), "", 0, 2),
+        ("", "requests.exceptions.ProxyError: HTTPSConnectionPool", 0, 2),
+    ],
+)
+def test_what_must_be_checked_fails_where_it_was_not(monkeypatch, printed, errors, lax, strict):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=printed, stderr=errors))
+    for said, code in (("", lax), ("0", lax), ("1", strict)):
+        monkeypatch.setenv("AUDIT_STRICT", said)
+        assert audit.main() == code
+
+
 @pytest.mark.timeout(60)
 def test_without_a_network_pip_audit_ends_as_foreseen(monkeypatch, capsys, tmp_path):
     """The real one, behind a proxy that is not there."""
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("AUDIT_STRICT", raising=False)
     assert audit.main() == 0
     assert "NOT CHECKED" in capsys.readouterr().err

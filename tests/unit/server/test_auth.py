@@ -20,12 +20,9 @@ from tuner.store.database import Database
 from tuner.store.tokens import Scope, new_secret
 
 #: All that may be asked without a token, on this machine.
-OPEN = {(method, path) for method in ("GET", "HEAD") for path in ("/healthz", "/readyz")} | {
-    ("GET", "/openapi.json"),
-    ("GET", "/static/{digest}/{name}"),
-}
+OPEN = {("GET", path) for path in ("/healthz", "/readyz", "/openapi.json", "/static/{digest}/{name}")}
 #: Of them, what the description leaves out.
-UNTOLD = {("GET", "/openapi.json"), ("GET", "/static/{digest}/{name}"), ("HEAD", "/healthz"), ("HEAD", "/readyz")}
+UNTOLD = {("GET", "/openapi.json"), ("GET", "/static/{digest}/{name}")}
 #: What each route needs: a new route must be written down here.
 #: Their answers show the run, so that `submit` alone is not enough.
 ALSO_READ = {("PATCH", "/api/v1/runs/{run_id}"), ("POST", "/api/v1/runs/{run_id}/share")}

@@ -33,7 +33,7 @@ def test_a_look_up_is_such_a_route(app: FastAPI, client: TestClient, stranger: T
 def test_other_methods_are_told_of_its_own(client: TestClient, method: str) -> None:
     refused = client.request(method, PLANS)
     assert_problem(refused, 405)
-    assert refused.headers["allow"] == "GET"
+    assert refused.headers["allow"] == "GET, HEAD"
 
 
 def test_a_function_that_asks_fastapi_for_something_is_refused() -> None:
@@ -45,3 +45,9 @@ def test_a_function_that_asks_fastapi_for_something_is_refused() -> None:
 def test_a_route_without_a_guard_is_refused() -> None:
     with pytest.raises(AssertionError, match="guarded otherwise"):
         APIRouter().add_api_route("/x", answer, route_class_override=DirectRoute)
+
+
+def test_a_new_link_is_described_as_the_201_that_it_is(stranger: TestClient) -> None:
+    answers = stranger.get("/openapi.json").json()["paths"]["/api/v1/runs/{run_id}/share"]["post"]["responses"]
+    assert "201" in answers
+    assert "200" not in answers

@@ -43,14 +43,41 @@ def test_runs_are_sorted_as_asked(client, database):
 
     assert listed(sort="gain") == [fast, slow, none]
     assert listed(sort="gain", order="asc") == [slow, fast, none]
-    assert listed(sort="workload", order="asc") == [fast, slow, none]
+    assert listed(sort="name", order="asc") == [fast, slow, none]
     first = client.get(PLACE, params={"sort": "gain", "limit": 2}).json()
     assert [run["id"] for run in first["runs"]] == [fast, slow]
     assert listed(sort="gain", after=first["after"]) == [none]
     assert_problem(client.get(PLACE, params={"sort": "trials", "after": first["after"]}), 422, "in this order")
 
 
-@pytest.mark.parametrize("query", ["sort=speed", "order=down", "tag=a,b", "tag=", 'tag="', f"tag={'x' * 41}"])
+def test_runs_are_filtered_by_what_a_list_shows(client, database):
+    slow, fast = (finished(database, a_plan(gain), workload=f"zoo:net{gain}").id for gain in (1.2, 1.9))
+    lost = keep(database, status=RunStatus.RUNNING, lease_until=after(0), created_at=after(500)).id
+
+    def listed(**query) -> set[str]:
+        return {run["id"] for run in client.get(PLACE, params=query).json()["runs"]}
+
+    assert listed(status="lost") == listed(status="running") == {lost}
+    assert listed(workload="NET1.9") == listed(min_gain=1.5) == {fast}
+    assert listed(min_gain_low=1.0) == listed(max_memory_ratio=1.0) == {slow, fast}
+    assert listed(created_after=after(499).isoformat()) == {lost}
+    assert listed(min_trials=1) == set()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "min_gain=nan",
+        "min_gain=-1",
+        "created_after=2026-11-20T12:00:00",
+        "sort=speed",
+        "order=down",
+        "tag=a,b",
+        "tag=",
+        'tag="',
+        f"tag={'x' * 41}",
+    ],
+)
 def test_an_order_or_a_tag_that_makes_no_sense_is_refused(client, query):
     assert_problem(client.get(f"{PLACE}?{query}"), 422)
 

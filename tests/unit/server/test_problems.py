@@ -31,7 +31,7 @@ def test_a_method_that_a_route_has_not_names_those_that_it_has(client, path, met
 
 
 def test_a_path_of_two_routers_names_the_methods_of_both(client):
-    assert client.request("BREW", "/api/v1/runs").headers["allow"] == "GET, POST"
+    assert client.request("BREW", "/api/v1/runs").headers["allow"] == "GET, HEAD, POST"
     assert client.put("/healthz").headers["allow"] == "GET, HEAD"
 
 

@@ -141,6 +141,19 @@ def test_a_team_has_no_more_unfinished_runs_than_it_may(serve, database, archive
     assert count(database) == 4
 
 
+def test_a_token_has_no_more_unfinished_runs_than_it_may(serve, database, archive):
+    make = serve(token_active_runs=1, active_runs=3)
+    client, mate = make(), make()
+    first = submit(client, archive, "a")
+    assert_problem(submit(client, archive, "b"), 429, "this token has 1 runs that have not ended")
+    assert submit(client, archive, "a").status_code == 200
+    assert submit(mate, archive, "a").status_code == 201
+    client.post(first.json()["links"]["cancel"])
+    assert_problem(mate.post(first.json()["links"]["retry"]), 429)
+    assert client.post(first.json()["links"]["retry"]).status_code == 201
+    assert count(database) == 3
+
+
 def test_a_team_has_no_more_archives_than_it_may(serve):
     make = serve(team_archive_bytes=len(GOOD))
     client = make()

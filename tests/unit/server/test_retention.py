@@ -62,6 +62,24 @@ def test_a_database_that_is_busy_is_asked_again(database, monkeypatch, caplog):
     assert "will try again: it is locked" in caplog.text
 
 
+def test_what_nobody_foresaw_is_logged_and_does_not_end_it(database, monkeypatch, caplog):
+    monkeypatch.setattr(retention, "EVERY_S", 0.01)
+    tries = []
+
+    def fail_once(*given, **options):
+        tries.append(1)
+        if len(tries) == 1:
+            raise OverflowError("date value out of range")
+        return clearing.clear(*given, **options)
+
+    monkeypatch.setattr(retention, "clear", fail_once)
+    add_old(database, 2)
+    with caplog.at_level(logging.ERROR, "kitsune.server"), retention.kept(database, 1):
+        wait_until(lambda: ids(database) == set())
+    assert "will try again" in caplog.text
+    assert "OverflowError: date value out of range" in caplog.text
+
+
 @pytest.mark.timeout(20)
 def test_a_server_that_ends_does_not_wait_for_it(database, monkeypatch):
     monkeypatch.setattr(clearing, "RUNS_AT_ONCE", 1)

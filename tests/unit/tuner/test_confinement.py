@@ -14,7 +14,6 @@ from kitsune.errors import SettingsError
 from tuner import confinement, self_test
 from tuner.confinement import (
     FREE,
-    SECRETS,
     Confinement,
     Means,
     confinement_here,
@@ -25,27 +24,53 @@ from tuner.confinement import (
 )
 
 CLOUD = {"AWS_SECRET_ACCESS_KEY": "a", "HF_TOKEN": "b", "SSH_AUTH_SOCK": "c", "WANDB_API_KEY": "d", "PGPASSWORD": "e"}
-NEEDED = {"PATH": "/bin", "HOME": "/root", "CUDA_VISIBLE_DEVICES": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+OURS = {
+    "KITSUNE_DATABASE_URL": "f",
+    "KITSUNE_POSTGRES_PASSWORD": "g",
+    "KITSUNE_TOKEN": "h",
+    "KITSUNE_NEW_API_KEY": "i",
+}
+#: They begin as what is needed does.
+ALIKE = {
+    "NVIDIA_API_KEY": "j",
+    "NVIDIA_BUILD_API_KEY": "k",
+    "NV_API_KEY": "l",
+    "PYTHON_GITLAB_TOKEN": "m",
+    "PYTHONANYWHERE_API_TOKEN": "n",
+    "TORCHX_TOKEN": "o",
+    "TORCH_HUB_PASSWD": "p",
+    "TRITON_CREDENTIALS": "q",
+    "NVIDIA_client_secret": "r",
+    "KITSUNE_SERVER": "s",
+}
+NEEDED = {
+    "PATH": "/bin",
+    "HOME": "/root",
+    "CUDA_VISIBLE_DEVICES": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "2",
+    "KITSUNE_HOME": "/k",
+}
 
 
 @pytest.mark.parametrize("workload", ["zoo:resnet18?batch=4", "/tmp/depot/0a1b.ksn"])
 def test_an_archive_or_a_model_of_the_zoo_sees_what_running_it_needs(workload):
     assert not runs_code(workload)
-    assert environment_of({**CLOUD, **NEEDED}, workload) == NEEDED
+    assert environment_of({**CLOUD, **OURS, **ALIKE, **NEEDED}, workload) == NEEDED
 
 
 def test_a_script_of_the_users_own_sees_all_but_our_secrets():
-    assert environment_of({**CLOUD, **NEEDED, "KITSUNE_TOKEN": "ksn_"}, "train.py:make") == {**CLOUD, **NEEDED}
+    own = {**CLOUD, **ALIKE, **NEEDED}
+    assert environment_of({**own, **OURS}, "train.py:make") == own
 
 
 @given(
-    given=st.dictionaries(st.sampled_from([*SECRETS, *CLOUD, *NEEDED]) | st.text(min_size=1), st.text()),
+    given=st.dictionaries(st.sampled_from([*OURS, *CLOUD, *NEEDED]) | st.text(min_size=1), st.text()),
     workload=st.sampled_from(["zoo:mlp", "a.ksn", "a.py:make"]),
 )
 def test_secrets_are_seen_by_nobody_and_nothing_is_made_up(given, workload):
     seen = environment_of(given, workload)
     assert seen.items() <= given.items()
-    assert not SECRETS & seen.keys()
+    assert not OURS.keys() & seen.keys()
 
 
 def test_a_process_that_crashes_leaves_no_core():
@@ -53,6 +78,29 @@ def test_a_process_that_crashes_leaves_no_core():
     script += "print(*r.getrlimit(r.RLIMIT_CORE))"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["0", "0"]
+
+
+def test_the_memory_of_a_process_on_the_cpu_is_bounded_and_torch_says_what_it_lacked(monkeypatch):
+    """A sixteenth of a GiB here, on top of what the process has: torch itself would take half a minute to fill 3/4."""
+    script = "import numpy; from tuner import confinement; "
+    script += "held = int(next(l for l in open('/proc/self/status') if l.startswith('VmData')).split()[1]) * 1024; "
+    script += (
+        "confinement.memory_bytes = lambda: (held + 2**26) / confinement.MEMORY_SHARE; confinement.bound_memory(); "
+    )
+    script += "numpy.empty(2**25, 'u1'); numpy.empty(2**27, 'u1')"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "Unable to allocate 128. MiB" in told.stderr
+
+
+def test_the_memory_is_that_of_the_container_where_it_has_less(monkeypatch, tmp_path):
+    machine = confinement.memory_bytes()
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(confinement, "CONTAINER_MEMORY", limit)
+    physical = confinement.memory_bytes()
+    assert machine <= physical
+    for said, expected in (("max\n", physical), ("1048576\n", 2**20), (f"{2**60}\n", physical)):
+        limit.write_text(said)
+        assert confinement.memory_bytes() == expected
 
 
 # The network ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from kitsune.exits import ExitCode
 from tuner import duty
 from tuner.duty import CODES, ENDS, Signals
 from tuner.store.database import Database
-from tuner.store.engine import create, open_database
+from tuner.store.engine import open_database
 from tuner.supervise import OWNER, SCRATCH
 from tuner.worker import How
 
@@ -118,13 +118,6 @@ def test_a_locked_file_is_waited_for(away, monkeypatch):
     monkeypatch.setattr(duty.Worker, "work", lambda self: None)
     assert cli.run(["worker", "--device", "cpu", "--database", "sqlite:///x"]) == 0
     assert len(asked) == 2
-
-
-@pytest.mark.parametrize("url", [TEAM, "postgresql://me@127.0.0.1:1/kitsune?password=secret"])
-def test_the_database_is_named_without_its_password(url):
-    database = Database(create(url))
-    assert "secret" not in duty._named(database)
-    assert "127.0.0.1:1/kitsune" in duty._named(database)
 
 
 def test_every_end_of_a_run_has_an_exit_code():

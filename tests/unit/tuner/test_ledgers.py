@@ -312,8 +312,11 @@ def test_submitting_an_archive(call, team, tmp_path):
     put, post = team.server.seen[-2:]
     assert Archive.from_bytes(put.body) == valid()
     assert json.loads(post.body) == {
-        "archive": "ab" * 32, "device": "", "name": "mine", "trials": 3, "budget_s": 300.0,
+        "archive": "ab" * 32, "device": "", "seed": 0, "name": "mine", "trials": 3, "budget_s": 300.0,
     }  # fmt: skip
+    assert call("submit", str(path), "--device", "cuda", "--seed", "-7")[0] == 0
+    assert {"device": "cuda", "seed": -7}.items() <= json.loads(team.server.seen[-1].body).items()
+    assert call("submit", str(path), "--device", "cuda:0")[0] == 2
 
 
 def test_submitting_and_waiting(call, team, tmp_path, monkeypatch):

@@ -152,6 +152,8 @@ def test_there_is_no_way_to_more_rights_and_an_end_to_what_it_may_use(means):
     assert max(files) <= lockdown.OPEN_FILES
     assert 0 < max(processes) <= lockdown.threads_now() + 2 * lockdown.MORE_PROCESSES
     assert output_of(Confinement(means), RAISE).split() == ["refused"] * 2
+    script = "print(open('/proc/self/oom_score_adj').read())"
+    assert int(output_of(Confinement(means), script)) == lockdown.FIRST_TO_GO
 
 
 LOOK = """
@@ -226,6 +228,14 @@ def test_a_kernel_without_it_is_no_reason_to_stop(monkeypatch):
 
     monkeypatch.setattr(lockdown, "called", called)
     lockdown.stay_apart()
+
+
+def test_a_container_that_lets_nobody_say_who_goes_first_is_no_reason_to_stop(monkeypatch):
+    def write(*_: object) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(lockdown, "write", write)
+    lockdown.go_first()
 
 
 def test_what_the_kernel_refuses_starts_nothing():

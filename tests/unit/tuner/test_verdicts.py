@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kitsune.knobs import KNOBS
 from kitsune.plan import Plan
+from kitsune.screen import ITSELF, spread
 from tests.unit.tuner.machine import ENVIRONMENT, numerics
 from tuner.protocol import Inspection
 from tuner.records import Arm, Measurement, Verdict
@@ -94,6 +95,8 @@ def test_the_plan_is_what_the_samples_allow(eager_ms, stock_ms, candidate_ms, ch
     assert decision.verdict is (Verdict.FASTER if chosen == CANDIDATE else Verdict.SAME)
     assert plan.knobs == {EAGER: {}, STOCK: BF16, CANDIDATE: GRAPH}[chosen]
     assert plan.evidence.verdict == decision.verdict.value
+    assert plan.evidence.speedup.is_itself == (chosen == baseline)
+    assert (spread(plan.evidence.speedup) == ITSELF) == (chosen == baseline)
 
 
 @settings(max_examples=60, deadline=None)

@@ -129,6 +129,40 @@ class Gated(nn.Module):
         return F.silu(self.gate(x)) * self.up(x)
 
 
+class Rotary(nn.Module):
+    """The queries of Llama as Hugging Face has them; `heads` is the dimension in which the heads are."""
+
+    def __init__(self, heads: int = 1, turned: Any = None) -> None:
+        super().__init__()
+        self.heads, self.turned = heads, turned or llama_heads
+        self.q = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.register_buffer("frequencies", 100.0 ** -torch.linspace(0, 1, WIDTH // 2))
+
+    @torch.no_grad()
+    def angles(self, x):
+        angles = torch.arange(x.shape[1], dtype=torch.float32)[None, :, None] * self.frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return (angles.cos() * 1.5).to(x.dtype), (angles.sin() * 1.5).to(x.dtype)
+
+    def forward(self, x):
+        q = self.q(x).view(*x.shape[:-1], 2, WIDTH)
+        cos, sin = self.angles(x)
+        return self.turned(q.transpose(1, 2) if self.heads == 1 else q, cos, sin, self.heads)
+
+
+def llama_heads(x, cos, sin, heads):
+    cos, sin = cos.unsqueeze(heads), sin.unsqueeze(heads)
+    rotated = torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
+    return (x * cos) + (rotated * sin)
+
+
+def chunked_heads(x, cos, sin, heads):
+    """In another order."""
+    cos, sin = (angle[:, None] if heads == 1 else angle[:, :, None] for angle in (cos, sin))
+    low, high = x.chunk(2, -1)
+    return sin * torch.cat((high.neg(), low), -1) + cos * x
+
+
 class BatchNormed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -209,6 +243,9 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "SiLU": ("linear_activation", lambda: Activated(nn.SiLU()), (ROWS,)),
     "ReLU in place": ("linear_activation", lambda: Activated(nn.ReLU(inplace=True)), (ROWS,)),
     "SwiGLU": ("swiglu", Gated, (ROWS,)),
+    "the heads of Llama": ("rope", Rotary, (ROWS,)),
+    "heads within positions": ("rope", lambda: Rotary(heads=2), (ROWS,)),
+    "heads in chunks": ("rope", lambda: Rotary(2, chunked_heads), (ROWS,)),
     "batch norm": ("batch_norm_relu", BatchNormed, (normal(2, 3, 5, 5),)),
     "batch norm in eval": ("batch_norm_relu", lambda: BatchNormed().eval(), (normal(2, 3, 5, 5),)),
     "causal attention": ("softmax", Attention, (normal(2, 4, 4),)),

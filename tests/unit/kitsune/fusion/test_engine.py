@@ -12,13 +12,14 @@ from torch.fx import Node
 
 from kitsune.errors import SettingsError
 from kitsune.fusion import FusionConfig, FusionEngine, Match, Pattern, operation_of
-from kitsune.fusion.engine import NO_GPU
+from kitsune.fusion.engine import GAVE_UP, NO_GPU
 from kitsune.kernels.layer_norm import layer_norm
 from tests.unit.kitsune.fusion.fused import (
     CASES,
     ROWS,
     TARGETS,
     WIDTH,
+    Activated,
     AddNorm,
     Dropped,
     Gated,
@@ -215,6 +216,58 @@ def test_a_call_that_gives_something_else_is_refused():
 def test_a_compiler_that_there_is_not_is_refused():
     with pytest.raises(SettingsError, match="compiler"):
         FusionEngine(FusionConfig(), compiler="nvfuser")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"enable_matmul": False}, True, "fast"])
+def test_what_is_no_configuration_is_refused(given):
+    with pytest.raises(SettingsError, match="FusionConfig"):
+        FusionEngine(given)
+
+
+@pytest.mark.parametrize("given", ["leaky", find_norm, None])
+def test_what_is_no_pattern_is_refused(given):
+    with pytest.raises(SettingsError, match="Pattern"):
+        FusionEngine().register_pattern(given)
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(SettingsError, match="model or a function"):
+        FusionEngine().fuse(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engines", [1, 10])
+def test_more_models_are_fused_than_torch_keeps_variants_of_one_function(engines):
+    fusing = [engine() for _ in range(engines)]
+    models = [Activated() for _ in range(10)]
+    for number, model in enumerate(models):
+        torch.testing.assert_close(fusing[number % engines].fuse(model)(ROWS), model(ROWS))
+    stats = [one.get_fusion_stats() for one in fusing]
+    assert sum(one.matches["linear_activation"] for one in stats) == 10
+    assert not any(GAVE_UP in one.notes for one in stats)
+
+
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_calls_that_torch_no_longer_compiles_run_as_given_and_leave_a_note():
+    fusing, model = engine(), Norm()
+    fused = fusing.fuse(model)
+    for rows in (1, 2, 1):
+        fused(normal(rows, 3, WIDTH))
+        assert GAVE_UP not in fusing.get_fusion_stats().notes
+    x = normal(3, 3, WIDTH)
+    assert torch.equal(fused(x), model(x))
+    stats = fusing.get_fusion_stats()
+    assert (stats.matches, stats.notes.count(GAVE_UP)) == ({"layer_norm": 2}, 1)
+
+
+def test_a_fused_model_is_a_module_that_runs_its_hooks():
+    model = nn.Sequential(Norm(), nn.Dropout(0.5))
+    fused, seen = engine().fuse(model), []
+    model.register_forward_hook(lambda *_: seen.append(1))
+    fused.eval()
+    fused(ROWS)
+    assert isinstance(fused, nn.Module) and not model.training
+    assert [*fused.parameters()] == [*model.parameters()]
+    assert seen == [1]
 
 
 def test_dropout_is_drawn_anew_at_every_step():

@@ -54,7 +54,9 @@ def test_a_pattern_is_found_and_computes_the_same(name, form):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["LayerNorm", "a residual and LayerNorm", "GELU", "SwiGLU", "a head", "a loss"])
+@pytest.mark.parametrize(
+    "name", ["LayerNorm", "a residual and LayerNorm", "GELU", "SwiGLU", "the heads of Llama", "a head", "a loss"]
+)
 def test_a_pattern_is_found_under_autocast(name):
     pattern, make, inputs = CASES[name]
     plain = make()
@@ -101,6 +103,22 @@ def cube(x):
     return torch.ones(WIDTH) * (x * torch.rsqrt(x.pow(3).mean(-1, keepdim=True) + 1e-6))
 
 
+def written_norm(x, weight, added):
+    return weight * (x * torch.rsqrt(added(x.pow(2).mean(-1, keepdim=True))))
+
+
+def norm_with_one_gain(x):
+    return written_norm(x, torch.full((1,), 3.0), lambda mean: mean + 1e-6)
+
+
+def norm_with_a_multiple_of_eps(x):
+    return written_norm(x, torch.ones(WIDTH), lambda mean: torch.add(mean, 0.1, alpha=10))
+
+
+def norm_times_eps(x):
+    return written_norm(x, torch.ones(WIDTH), lambda mean: mean * 1e-3)
+
+
 def norm_without_weight(x):
     return F.rms_norm(x, x.shape[-1:])
 
@@ -111,6 +129,18 @@ def sum_with_a_broadcast_residual(x):
 
 def loss_with_weights(x):
     return F.cross_entropy(x.view(-1, WIDTH), torch.zeros(6, dtype=torch.int64), weight=torch.ones(WIDTH))
+
+
+def loss_by_size_average(x):
+    return F.cross_entropy(x.view(-1, WIDTH), torch.zeros(6, dtype=torch.int64), size_average=False)
+
+
+def loss_by_reduce(x):
+    return F.cross_entropy(x.view(-1, WIDTH), torch.zeros(6, dtype=torch.int64), reduce=False)
+
+
+def loss_by_position(x):
+    return F.cross_entropy(x.view(-1, WIDTH), torch.zeros(6, dtype=torch.int64), None, False)
 
 
 def loss_of_shares(x):
@@ -125,13 +155,22 @@ def loss_of_shares(x):
         (norm_in_double, "float64"),
         (mean_of_columns, None),
         (cube, None),
+        (norm_with_one_gain, "no weight for each element"),
+        (norm_with_a_multiple_of_eps, None),
+        (norm_times_eps, None),
         (norm_without_weight, "no weight"),
         (loss_with_weights, "have weights"),
+        (loss_by_size_average, "size_average"),
+        (loss_by_reduce, "size_average"),
+        (loss_by_position, "size_average"),
         (loss_of_shares, "no class numbers"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:size_average and reduce")
 def test_near_misses_stay_as_they_are(function, reason):
-    stats = stats_of(function, ROWS)
+    fusing = engine()
+    torch.testing.assert_close(fusing.fuse(function)(ROWS), function(ROWS), equal_nan=True)
+    stats = fusing.get_fusion_stats()
     assert stats.matches == {}
     assert stats.operations_before == stats.operations_after
     reasons = [one.reason for one in stats.refused]
@@ -171,6 +210,35 @@ def test_what_others_use_stays_and_the_loss_alone_is_replaced():
     assert [(one.pattern, one.reason) for one in stats.refused] == [
         ("linear_cross_entropy", "others use the result of view")
     ]
+
+
+class Shifted(Head):
+    """As models of Hugging Face had it: each position tells the next target."""
+
+    def forward(self, x, target):
+        logits = self.head(x)[..., :-1, :].contiguous()
+        return F.cross_entropy(logits.view(-1, 13), target[..., 1:].contiguous().view(-1))
+
+
+@pytest.mark.parametrize("form", ["as written", "exported"])
+def test_logits_that_are_cut_behind_their_layer_leave_a_reason(form):
+    module = Shifted() if form == "as written" else exported(Shifted(), (ROWS, TARGETS))
+    stats = stats_of(module, ROWS, TARGETS)
+    assert stats.matches == {"cross_entropy": 1}
+    assert [(one.pattern, one.reason) for one in stats.refused] == [
+        ("linear_cross_entropy", "its logits are cut behind the layer: cut what goes into it")
+    ]
+
+
+def test_a_loss_in_another_dtype_than_that_of_its_layer_is_refused():
+    head = nn.Linear(WIDTH, 13).bfloat16()
+
+    def function(x, target):
+        return F.cross_entropy(head(x).float().view(-1, 13), target.view(-1))
+
+    stats = stats_of(function, ROWS.detach().bfloat16(), TARGETS)
+    assert stats.matches == {"cross_entropy": 1}
+    assert [one.reason for one in stats.refused] == ["the kernel gives bfloat16[] for float32[]"]
 
 
 def test_an_activation_whose_input_is_used_again_stays():

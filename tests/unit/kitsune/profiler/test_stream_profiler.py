@@ -104,6 +104,14 @@ def test_two_profilers_are_in_each_others_way(pretended):
         profiler.run()
 
 
+def test_a_function_that_raises_leaves_no_profiler_behind(pretended, monkeypatch):
+    monkeypatch.setattr(streams, "profile", lambda **_: profile(activities=[ProfilerActivity.CPU], acc_events=True))
+    with pytest.raises(ZeroDivisionError):
+        StreamProfiler(lambda: 1 / 0).run()
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True):
+        pass
+
+
 def test_a_function_without_kernels_has_nothing_to_show(pretended, monkeypatch):
     calls = []
     monkeypatch.setattr(streams, "profile", lambda **_: profile(activities=[ProfilerActivity.CPU], acc_events=True))

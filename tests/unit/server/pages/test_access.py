@@ -27,7 +27,7 @@ OPEN = {
 #: They lead to what the run shows, so that `submit` alone is not enough.
 ALSO_READ = {"/runs/{run_id}/note", "/runs/{run_id}/share"}
 NEEDS = {
-    ("GET", "/"): Scope.READ,
+    ("GET", "/"): None,
     ("GET", "/runs"): Scope.READ,
     ("GET", "/fragments/runs"): Scope.READ,
     ("GET", "/runs/{run_id}"): Scope.READ,
@@ -125,12 +125,12 @@ def test_a_scope_opens_its_pages_and_no_others(browser, method, path, scope):
     client = browser(scope)
     answer = client.request(method, concrete(path), data={"csrf": csrf_of(client)} if method == "POST" else None)
     if scope is Scope.SUBMIT and path in ALSO_READ:
-        assert_page(answer, 403, "may not read", "Sign out")
+        assert_page(answer, 403, "lacks the scope &#39;read&#39;", "Sign out")
     elif NEEDS[method, path] in (None, scope) or scope is Scope.ADMIN:
         assert answer.status_code not in (401, 403, 500)
         assert not answer.headers.get("location", "").startswith("/login") or path == "/logout"
     else:
-        assert_page(answer, 403, f"may not {NEEDS[method, path]}", "Sign out")
+        assert_page(answer, 403, f"lacks the scope &#39;{NEEDS[method, path]}&#39;", "Sign out")
 
 
 @pytest.mark.parametrize(("method", "path"), OF_ONE)

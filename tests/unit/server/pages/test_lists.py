@@ -73,7 +73,18 @@ def test_a_run_is_a_line_of_the_table(admin, some):
         ("workload=zoo:bert", ["r2"]),
         ("tag=weekly", ["r1"]),
         ("fingerprint=" + "a" * 64, ["r5"]),
-        ("status=&verdict=&gpu=&workload=&tag=", ["r5", "r4", "r3", "r2", "r1"]),
+        ("workload=cnn", ["r3"]),
+        ("gpu=a100", ["r2"]),
+        ("gain=1.5", ["r3", "r1"]),
+        ("interval=1.5", ["r3"]),
+        ("memory=-40", ["r3"]),
+        ("memory=%E2%88%9240+%25&gain=1.2%C3%97", ["r3"]),
+        ("trials=2&status=finished", ["r3", "r2"]),
+        ("age=hour", []),
+        ("status=running", []),
+        ("status=lost", []),
+        ("sort=interval&verdict=faster", ["r3", "r1", "r2"]),
+        ("sort=name&order=asc", ["r5", "r2", "r4", "r1", "r3"]),
         ("sort=gain", ["r3", "r1", "r2", "r4", "r5"]),
         ("sort=gain&order=asc", ["r2", "r1", "r3", "r4", "r5"]),
         ("sort=trials&status=finished", ["r3", "r2", "r1"]),
@@ -84,9 +95,42 @@ def test_filters_and_order_stand_in_the_address(admin, some, query, ids):
     found = shown(assert_page(admin.get(f"/runs?{query}"), 200))
     if "sort=gain" in query:  # among those without a gain any order will do
         assert (found[:3], set(found[3:])) == (ids[:3], set(ids[3:]))
+    elif "sort=name" in query:  # two are of the same name
+        assert (found[:2], set(found[2:4]), found[4:]) == (ids[:2], set(ids[2:4]), ids[4:])
     else:
         assert found == ids
     assert shown(admin.get(f"/fragments/runs?{query}").text) == found
+
+
+def test_blank_fields_are_left_out_of_the_address(admin, some):
+    answer = admin.get("/runs?status=failed&verdict=&gpu=+&workload=&tag=&sort=gain")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs?status=failed&sort=gain")
+    assert shown(admin.get("/fragments/runs?status=failed&verdict=").text) == ["r4"]
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "told"),
+    [
+        ("tag=a,b", "tag", "A tag has up to 40 letters"),
+        ("gain=much", "gain", "A factor, such as 1.2"),
+        ("memory=nan", "memory", "Per cent, such as -10"),
+        ("status=bogus", "status", "Choose one of the states"),
+    ],
+)
+def test_a_field_that_makes_no_sense_keeps_the_form_and_says_what_belongs_there(admin, some, query, field, told):
+    text = assert_page(admin.get(f"/runs?{query}&workload=mine"), 422, 'role="alert"')
+    assert told in text.partition(f'id="{field}-error"')[2].partition("</span>")[0]
+    assert 'name="workload" value="mine"' in text
+    assert 'id="list"' not in text and "String should" not in text
+
+
+def test_by_https_all_addresses_are_https(browser, admin, database):
+    """Also behind a proxy: only by https do browsers send that cookie."""
+    cookie = admin.cookies["kitsune_session"]
+    stranger = browser()
+    for place in ("/", "/runs"):
+        text = stranger.get(place, headers={"Cookie": f"__Host-kitsune_session={cookie}"}).text
+        assert "--server https://localhost:8537" in text and "http://localhost" not in text
 
 
 def test_the_form_shows_what_was_asked_for(admin, some):
@@ -168,6 +212,22 @@ def test_the_first_page_shows_the_newest_and_the_queue(admin, some):
     assert "hx-get" not in text
 
 
+def test_a_run_that_is_lost_hides_from_nobody_that_nothing_runs(admin, database):
+    add(database, a_run(id="r1", fingerprint="f" * 64, created_at=utcnow()), a_run(id="r2"))
+    with database.begin() as connection:
+        runs.claim_one(connection, "r1", "w", lease_s=60)
+    text = assert_page(admin.get("/"), 200, "1 running", "1 waiting")
+    assert "lost" not in text and "is a worker there?" not in text
+    with database.begin() as connection:
+        run = runs.get(connection, "r1")
+        runs.heartbeat(connection, run, lease_s=-60)
+    assert_page(admin.get("/"), 200, "0 running", '<a href="/runs?status=lost">1 lost</a>', "is a worker there?")
+    assert shown(admin.get("/runs?status=lost").text) == ["r1"]
+    assert shown(admin.get("/runs?status=running").text) == []
+    assert '<span class="state lost">lost</span>' in admin.get(f"/models/{'f' * 64}").text
+    assert ">lost</td>" in admin.get("/compare?ids=r1,r2").text
+
+
 def test_what_users_wrote_is_text(browser, database):
     nasty = "<script>alert(1)</script>\"'&"
     add(database, finished(1, 1.5, name=nasty, tags=(nasty,), environment=an_environment(gpu=nasty), workload=nasty))
@@ -198,7 +258,7 @@ def test_a_click_on_a_column_sorts_and_the_next_turns_round():
 
 
 def test_every_order_of_the_store_is_a_column():
-    assert {column.sort for column in COLUMNS if column.sort} == set(Sort)
+    assert {column.sort for column in COLUMNS} == set(Sort)
     assert [column.order(Wanted(sort=Sort.GAIN)) for column in COLUMNS].count("descending") == 1
 
 

@@ -268,7 +268,8 @@ def test_a_running_page_asks_for_news_and_gets_what_changed(ada, database):
     assert f'hx-get="/runs/{run.id}/live?seen=4"' in shown(ada, f"/runs/{run.id}")
     same = shown(ada, f"/runs/{run.id}/live?seen=4")
     assert "Measuring trial 5 of 9." in same
-    assert 'hx-swap-oob="true"' not in same and "<html" not in same
+    assert 'id="tried"' not in same and "<html" not in same
+    assert '<span id="standing" class="state running" hx-swap-oob="true">running</span>' in same
     news = shown(ada, f"/runs/{run.id}/live?seen=3")
     assert 'id="tried" hx-swap-oob="true"' in news
     assert "number 3" not in news
@@ -283,7 +284,7 @@ def test_the_last_news_is_the_whole_page(ada, database):
 
 def test_without_scripts_a_running_page_loads_itself_again(ada, database):
     assert "<noscript><meta" in shown(ada, f"/runs/{keep(database, stories.running()).id}")
-    assert "<noscript>" not in shown(ada, f"/runs/{keep(database, stories.with_a_gain()).id}")
+    assert '<meta http-equiv="refresh"' not in shown(ada, f"/runs/{keep(database, stories.with_a_gain()).id}")
 
 
 # Shared, and saved ----------------------------------------------------------------------------------------------------
@@ -409,6 +410,11 @@ def test_a_comparison_warns_of_what_cannot_be_compared(ada, database):
     headers = bearer(secret(database))
     told = ada.client.get(f"/api/v1/compare?ids={one.id},{other.id}", headers=headers).json()["warnings"]
     assert said == [warning[:1].upper() + warning[1:] for warning in told], "in the words of the API"
+
+
+def test_a_comparison_of_nothing_says_how_to_choose(ada):
+    text = shown(ada, "/compare", 422)
+    assert 'in <a href="/runs">the list</a>' in text and "None was chosen" in text and "query.ids" not in text
 
 
 @pytest.mark.parametrize("count", [0, 1, 21])

@@ -20,6 +20,7 @@ from tests.unit.server.pages import stories
 from tests.unit.server.pages.stories import Story
 from tuner.ablation import UNREACHED
 from tuner.records import Failure, FailureKind, Phase, RunStatus, Source
+from tuner.store import runs
 
 SERVER = "http://localhost:8537"
 STORIES = {
@@ -145,7 +146,7 @@ def test_what_is_best_so_far_is_told_while_a_run_goes_on():
     ],
 )
 def test_a_workload_has_a_name_for_people(changes, name):
-    assert headline_view.workload_name(a_run(**changes)) == name
+    assert runs.label_of(a_run(**changes)) == name
 
 
 # Progress -------------------------------------------------------------------------------------------------------------
@@ -231,6 +232,20 @@ def test_while_the_choices_are_measured_the_page_says_so():
     reasons = dict(viewed((run.evolve(**going_on), trials[:-2], plan)).unmeasured)
     assert set(reasons.values()) == {"its turn has not come"}
     assert UNREACHED in dict(viewed((run, trials[:-2], plan)).unmeasured).values()
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (RunStatus.RUNNING, "its turn has not come"),
+        (RunStatus.CANCELLED, "the run was cancelled before its turn came"),
+        (RunStatus.FAILED, "the run failed before its turn came"),
+    ],
+)
+def test_what_was_not_tried_says_whether_it_still_may_be(status, why):
+    run, trials, plan = stories.running()
+    rows = viewed((run.evolve(status=status), trials, plan)).choices
+    assert why in {row.reason for row in rows if row.outcome is Outcome.UNTRIED}
 
 
 def test_where_all_of_leave_one_out_failed_the_page_says_why():
@@ -386,7 +401,8 @@ def test_the_noise_is_that_of_the_step_against_itself():
         {"workload": "train.py:make_workload", "budget_s": 300.0, "seed": -3},
         {"workload": "a b/$(rm).py:f", "budget_s": 1.5e6},
         {"workload": "live", "budget_trials": 5, "budget_s": 60.0},
-        {"workload": "archive", "archive": "c" * 64, "budget_trials": 5},
+        {"workload": "archive", "archive": "c" * 64, "budget_trials": 5, "device": "cuda:3", "seed": 11},
+        {"workload": "archive", "archive": "c" * 64, "budget_trials": 5, "device": ""},
     ],
 )
 def test_the_command_that_does_it_again_is_one(changes):
@@ -394,6 +410,9 @@ def test_the_command_that_does_it_again_is_one(changes):
     line = shlex.split(facts_view.again(run))
     assert line[0] == "kitsune"
     assert misuse(typer.main.get_command(cli.full_app()), line[1:]) is None
+    options = dict(zip(line[3::2], line[4::2], strict=True))
+    assert options["--seed"] == str(run.seed)
+    assert options.get("--device", "") == run.device.partition(":")[0] or run.workload != "archive"
     if run.workload not in ("live", "archive"):
         assert run.workload in line
 

@@ -48,6 +48,16 @@ def test_an_archive_becomes_a_queued_run(client, database):
         assert archives.get(connection, run.archive).fingerprint == run.fingerprint
 
 
+def test_who_may_only_submit_begins_and_ends_at_the_form(browser, database):
+    client = browser(Scope.SUBMIT)
+    assert (client.get("/").status_code, client.get("/").headers["location"]) == (303, "/submit")
+    answer = send(client)
+    (run,) = all_runs(database)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/submit")
+    assert f"Started: run <code>{run.id}</code>" in assert_page(client.get("/submit"), 200)
+    assert "Started" not in client.get("/submit").text
+
+
 def test_without_a_budget_it_is_the_usual_number_of_trials(client, database):
     assert send(client, budget="").status_code == 303
     assert (all_runs(database)[0].budget_s, all_runs(database)[0].budget_trials) == (None, 25)
@@ -106,7 +116,7 @@ def test_a_form_without_a_file_is_refused(client, database):
 
 
 def test_a_file_beyond_the_limit_is_refused(client, database):
-    assert send(client, b"\x00" * (MAX_ARCHIVE_BYTES + 1)).status_code == 413
+    assert_page(send(client, b"\x00" * (MAX_ARCHIVE_BYTES + 1)), 413, "The body may have 33554432 bytes")
     assert not all_runs(database)
 
 
@@ -143,10 +153,8 @@ def test_more_than_a_form_is_refused(client):
 def test_a_broken_form_is_refused(client, body):
     answer = client.post("/submit", content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
     assert answer.status_code in (400, 403)
-    assert client.post("/submit", content=body, headers={"Content-Type": "multipart/form-data"}).status_code in (
-        400,
-        403,
-    )
+    without_boundary = client.post("/submit", content=body, headers={"Content-Type": "multipart/form-data"})
+    assert "in multipart.</p>" in assert_page(without_boundary, 400)
 
 
 def test_many_at_once_are_all_kept(browser, database):

@@ -60,6 +60,8 @@ def test_gain_and_its_interval():
     assert plain(words.gain(interval)) == plain(words.gain(1.416)) == "1.42x"
     assert plain(words.gain(12.34)) == "12.3x"
     assert words.spread(interval) == "1.38 to 1.46"
+    assert words.spread(Interval(median=1, low=1, high=1)) == "is the baseline"
+    assert words.spread(Interval(median=1, low=1, high=1.004)) == "1.00 to 1.00"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,178 @@
+"""Rotary position embedding in a graph, as Llama writes it out. A node in, a match out.
+
+The kernel reads one half of each angle's row, so both must be equal: what is seen to be made as cat((a, a), -1).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import torch
+from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
+from torch.fx import Node
+
+from kitsune.fusion import calls
+from kitsune.fusion.match import Match
+from kitsune.fusion.norms import factors, is_sum
+from kitsune.fusion.operations import Operation, is_tensor, mutates, operation_of, value_of
+
+Found = Match | str | None
+
+#: A half of the last dimension: of what, which one, and the nodes that cut it off.
+Half = tuple[Any, int, tuple[Node, ...]]
+
+#: What leaves each element in its place.
+ELEMENTWISE: Final = frozenset({"cos", "sin", "to", "as_is"})
+#: torch.export has what runs without gradients, or in an autocast block, in a graph of its own.
+WRAPS: Final = (wrap_with_set_grad_enabled, wrap_with_autocast)
+ALL: Final = slice(None)
+NUMBER: Final = (int, float)
+
+
+def rope(node: Node) -> Found:
+    """x * cos + cat((-x[..., half:], x[..., :half]), -1) * sin, with each sum and product in either order."""
+    operation = operation_of(node)
+    pair = operation.get("x"), operation.get("y")
+    if not (is_sum(node) and all(map(is_tensor, pair))):
+        return None
+    for straight, crossed in (pair, pair[::-1]):
+        for rotated, sin in factors(crossed):
+            turn = turn_of(rotated)
+            for x, cos in factors(straight):
+                if turn is not None and turn[0] is x:
+                    return matched(node, x, cos, sin, (straight, crossed, *turn[1]))
+    return None
+
+
+def matched(node: Node, x: Node, cos: Node, sin: Node, inner: tuple[Node, ...]) -> Found:
+    heads = heads_of(value_of(x).shape, value_of(cos).shape)
+    if heads is None or value_of(cos).shape != value_of(sin).shape:
+        return "its shapes are not those of heads and the angles of their positions"
+    if value_of(cos).requires_grad or value_of(sin).requires_grad:
+        return "its angles are learned"
+    seen = doubled(cos), doubled(sin)
+    if not all(seen):
+        return "the graph does not show that both halves of its angles are equal"
+    if any(map(is_written, seen)):
+        return "something is written into its angles"
+    arguments = (x, cos, sin, heads, value_of(node).dtype)
+    return Match(call=calls.rope, arguments=arguments, results=(node,), inner=inner)
+
+
+def turn_of(node: Any) -> tuple[Any, tuple[Node, ...]] | None:
+    """(x, the nodes between) of cat((-x[..., half:], x[..., :half]), -1)."""
+    parts = parts_of(node)
+    if len(parts) != 2 or operation_of(parts[0]).name != "neg":
+        return None
+    high, low = half_of(operation_of(parts[0]).get("x")), half_of(parts[1])
+    if high is None or low is None or high[0] is not low[0] or (high[1], low[1]) != (1, 0):
+        return None
+    return high[0], tuple(dict.fromkeys((node, parts[0], *high[2], *low[2])))
+
+
+def parts_of(node: Any) -> Sequence[Any]:
+    """What is put one after the other along the last dimension; nothing for anything else."""
+    operation = operation_of(node)
+    if operation.name != "cat" or not is_tensor(node) or not is_last(operation.get("dim", 0), node):
+        return ()
+    parts = operation.get("tensors")
+    return parts if isinstance(parts, list | tuple) else ()
+
+
+def half_of(node: Any) -> Half | None:
+    """By a slice, or by chunk(2, -1)."""
+    operation = operation_of(node)
+    x, index = operation.get("x"), operation.get("index")
+    chunks = operation_of(x)
+    if operation.name == "item" and chunks.name == "chunk" and index in (0, 1):
+        is_half = chunks.get("chunks") == 2 and is_last(chunks.get("dim", 0), chunks.get("x"))
+        return (chunks.get("x"), index, (node, x)) if is_half else None
+    cut = cut_of(operation)
+    if cut is None or not is_tensor(x):
+        return None
+    size = value_of(x).shape[-1]
+    bounds = cut.indices(size) if isinstance(size, int) else None
+    for which, wanted in enumerate(((0, size // 2, 1), (size // 2, size, 1))):
+        if bounds == wanted:
+            return x, which, (node,)
+    return None
+
+
+def cut_of(operation: Operation) -> slice | None:
+    """What an index, or aten's slice, takes of the last dimension, where it takes all of the others."""
+    x, index = operation.get("x"), operation.get("index")
+    if operation.name == "slice" and is_last(operation.get("dim", 0), x):
+        cut = slice(operation.get("start"), operation.get("end"), operation.get("step"))
+    elif operation.name == "item" and isinstance(index, tuple) and index and is_tensor(x):
+        rest, cut = index[:-1], index[-1]
+        reaches = Ellipsis in rest or len(index) == value_of(x).ndim
+        if not (reaches and isinstance(cut, slice) and all(one is Ellipsis or one == ALL for one in rest)):
+            return None
+    else:
+        return None
+    return cut if all(isinstance(one, int | None) for one in (cut.start, cut.stop, cut.step)) else None
+
+
+def heads_of(x: torch.Size, angles: torch.Size) -> int | None:
+    """The dimension of `x` in which the heads are: 1 or 2, where the angles have one element for all of them."""
+    padded = (*(1 for _ in range(len(x) - len(angles))), *angles)
+    if len(x) != 4 or len(padded) != 4 or x[-1] % 2:
+        return None
+    batch, first, second, head = x
+    shapes = {1: (1, second, head), 2: (first, 1, head)}
+    fitting = [at for at, shape in shapes.items() if padded[1:] == shape and padded[0] in (1, batch)]
+    return fitting[0] if fitting else None
+
+
+def doubled(node: Any) -> tuple[Node, ...]:
+    """The nodes from this one back to cat((a, a), -1), by which its halves are equal; none where that is not seen."""
+    if not is_tensor(node):
+        return ()
+    parts = parts_of(node)
+    if parts:
+        return (node,) if len(parts) == 2 and parts[0] is parts[1] else ()
+    before = doubled(source_of(node))
+    return (node, *before) if before else ()
+
+
+def source_of(node: Node) -> Any:
+    """What a node has the elements of, or computes one by one, each row in the same order; None for anything else."""
+    operation = operation_of(node)
+    x, index = operation.get("x"), operation.get("index")
+    if operation.name in ELEMENTWISE or (operation.name in ("mul", "div") and isinstance(operation.get("y"), NUMBER)):
+        return x
+    if operation.name == "unsqueeze" or (operation.name == "item" and is_unsqueezing(index)):
+        return x if is_tensor(x) and value_of(x).shape[-1] == value_of(node).shape[-1] else None
+    return within(x, index) if operation.name == "item" else None
+
+
+def is_unsqueezing(index: Any) -> bool:
+    return all(
+        one is None or one is Ellipsis or one == ALL for one in (index if isinstance(index, tuple) else (index,))
+    )
+
+
+def within(node: Any, index: Any) -> Any:
+    """The node, in the graph of its own, that becomes the result of this number; None for what is no such graph."""
+    if not isinstance(node, Node) or node.target not in WRAPS or not isinstance(index, int):
+        return None
+    bodies = [one for one in node.all_input_nodes if one.op == "get_attr"]
+    body = getattr(node.graph.owning_module, str(bodies[0].target), None) if bodies else None
+    return body.graph.output_node().args[0][index] if body is not None else None
+
+
+def is_written(nodes: Iterable[Node]) -> bool:
+    """Whether anything in their graphs writes into the memory of one of them."""
+    memory = {memory_of(node) for node in nodes}
+    writing = [other for graph in {node.graph for node in nodes} for other in graph.nodes if mutates(other)]
+    return any(memory_of(one) in memory for other in writing for one in other.all_input_nodes)
+
+
+def memory_of(node: Node) -> int | None:
+    """The same number for a tensor and its views; None for what lies in no memory of its own."""
+    value = value_of(node)
+    is_strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
+    return int(value.untyped_storage()._cdata) if is_strided else None
+
+
+def is_last(dim: Any, x: Any) -> bool:
+    return is_tensor(x) and dim in (-1, value_of(x).ndim - 1)

@@ -1,0 +1,37 @@
+"""What a measuring process does to itself before it measures."""
+
+import json
+import subprocess
+import sys
+
+from tuner.confinement import MEMORY_SHARE, memory_bytes
+from tuner.lockdown import FIRST_TO_GO
+
+#: The process itself, but for what it would measure: it tells of its bounds instead. The bound is for good: last.
+SCRIPT = """
+import os, resource
+from tuner import child
+from tuner.protocol import Job
+from tuner.records import Failure, FailureKind, Phase
+def told(job):
+    score = open("/proc/self/oom_score_adj").read().strip()
+    reason = f"{score} {resource.getrlimit(resource.RLIMIT_DATA)[0]}"
+    return Failure(kind=FailureKind.RAISED, phase=Phase.BUILD, reason=reason)
+child.inspect_workload = told
+for workload, confine in (("train.py:make", "1"), ("a.ksn", "0")):
+    os.environ["KITSUNE_CONFINE"] = confine
+    channel = child.Channel(1)
+    channel.answer(child.run(Job(kind="inspect", workload=workload, device="cpu"), channel))
+os.environ["KITSUNE_CONFINE"] = "1"
+child.main(1, os.getppid())
+"""
+
+
+def test_a_process_goes_first_when_memory_ends_and_a_strangers_on_the_cpu_has_a_part_of_it():
+    job = json.dumps({"kind": "inspect", "workload": "a.ksn", "device": "cpu"})
+    done = subprocess.run([sys.executable, "-c", SCRIPT], input=job, capture_output=True, text=True, check=True)
+    reasons = [json.loads(line)["failure"]["reason"].split() for line in done.stdout.splitlines()]
+    (_, own), (_, unconfined), (score, strangers) = reasons
+    bound = str(int(MEMORY_SHARE * memory_bytes()))
+    assert (score, strangers) == (str(FIRST_TO_GO), bound)
+    assert bound not in (own, unconfined)

@@ -1,0 +1,81 @@
+"""What a list of runs is to hold in, the condition of a statement out.
+
+None of them is read off an index, as none would serve every order: a list is read in its own order, and what does not
+match is passed over. Hence the sums and calls around columns, which keep SQLite from an index that would not be in it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final, TypedDict
+
+from sqlalchemy import Column, ColumnElement, Text, func, not_, or_, type_coerce
+
+from kitsune.record import canonical_json
+from tuner.records import RunStatus, Verdict
+from tuner.store import tables
+from tuner.store.lease import is_abandoned
+
+_runs = tables.runs
+
+
+class Filters(TypedDict, total=False):
+    """All that is given has to hold. None is as good as not given. Parts of names match in small letters and large."""
+
+    status: RunStatus | None
+    is_lost: bool | None  #: running by the database, and its worker has fallen silent
+    fingerprint: str | None
+    gpu: str | None  #: a part of the name of where it ran, or of what it asks for
+    workload: str | None  #: a part of what a list calls it, or of the workload
+    verdict: Verdict | None
+    tag: str | None
+    min_gain: float | None
+    min_gain_low: float | None
+    max_memory: float | None
+    min_trials: int | None
+    created_after: datetime | None
+
+
+def conditions(filters: Filters, now: datetime) -> Iterator[ColumnElement[bool]]:
+    for name, value in filters.items():
+        if name == "is_lost" and value is not None:
+            yield is_abandoned(now) if value else not_(func.coalesce(is_abandoned(now), False))
+        elif value is not None:
+            yield _CONDITIONS[name](value)
+
+
+def _equals(column: Column[Any]) -> Callable[[Any], ColumnElement[bool]]:
+    return lambda value: column == value
+
+
+def _is_of_gpu(part: str) -> ColumnElement[bool]:
+    return _holds(func.lower(func.coalesce(_runs.c.gpu, _runs.c.device), type_=Text), part.lower())
+
+
+def _is_called(part: str) -> ColumnElement[bool]:
+    return or_(_holds(_runs.c.label, part.casefold()), _holds(func.lower(_runs.c.workload, type_=Text), part.lower()))
+
+
+def _has_tag(tag: str) -> ColumnElement[bool]:
+    """The tag as it stands in the JSON of the list."""
+    return _holds(type_coerce(_runs.c.tags, Text), canonical_json(tag))
+
+
+def _holds(text: ColumnElement[str], part: str) -> ColumnElement[bool]:
+    """Not LIKE, which on SQLite takes "A" for "a", and to which "_" is any letter."""
+    return func.replace(text, part, "", type_=Text) != text
+
+
+_CONDITIONS: Final[Mapping[str, Callable[[Any], ColumnElement[bool]]]] = {
+    "status": _equals(_runs.c.status),
+    "fingerprint": _equals(_runs.c.fingerprint),
+    "gpu": _is_of_gpu,
+    "workload": _is_called,
+    "verdict": _equals(_runs.c.verdict),
+    "tag": _has_tag,
+    "min_gain": lambda least: _runs.c.gain + 0 >= least,
+    "min_gain_low": lambda least: _runs.c.gain_low + 0 >= least,
+    "max_memory": lambda most: _runs.c.memory_ratio + 0 <= most,
+    "min_trials": lambda least: _runs.c.trials + 0 >= least,
+    # as a value of its type, but not by the index of the column
+    "created_after": lambda moment: func.coalesce(_runs.c.created_at, _runs.c.created_at) > moment,
+}
