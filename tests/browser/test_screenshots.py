@@ -49,6 +49,18 @@ def test_the_streams_of_its_plan(page, folder, theme):
     assert_picture(path)
 
 
+@pytest.mark.parametrize("name", ["list", "compare"])
+def test_pages_of_several_real_runs(new_page, site, folder, theme, name):
+    real = stories.lenet5_on_a_cpu(), stories.measured_on_a_cpu(), stories.resnet18_on_an_h200()
+    ids = [keep(site.database, story).id for story in real]
+    page = new_page(color_scheme=theme)
+    sign_in(page, site.secret(Scope.READ, Scope.SUBMIT))
+    page.goto("/runs" if name == "list" else f"/compare?ids={','.join(ids)}")
+    path = folder / f"{name}-{theme}.png"
+    page.locator("main").screenshot(path=path)
+    assert_picture(path)
+
+
 def test_the_list_of_runs(new_page, site, folder, theme):
     keep(site.database, stories.resnet18_on_an_h200())
     some_weeks_of_runs(site.database)
@@ -70,5 +82,5 @@ def assert_picture(path: Path) -> None:
 
 
 def test_the_documentation_has_its_pictures():
-    shown = {f"{name}-{theme}.png" for name in ("run", "streams") for theme in ("light", "dark")}
+    shown = {f"{name}-{theme}.png" for name in ("run", "streams", "list", "compare") for theme in ("light", "dark")}
     assert {path.name for path in ASSETS.glob("*.png")} == shown
