@@ -7,7 +7,7 @@ from typing import Final
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Plan
 from kitsune.plan_diff import Row, differences
-from server.comparisons import Side, warnings
+from server.comparisons import Side, took_s, warnings
 from server.pages import words
 from server.pages.facts_view import budget_words
 from tuner.records import Run
@@ -86,9 +86,17 @@ def _of_knob(name: str) -> Callable[[Run, Plan | None], str]:
     return lambda _, plan: str(plan.choice(name)) if plan is not None else ""
 
 
+def _took(run: Run, _: Plan | None) -> str:
+    seconds = took_s(run)
+    return "" if seconds is None else words.lasted(seconds)
+
+
 _ROWS: Final[Mapping[str, Callable[[Run, Plan | None], str]]] = {
+    "name": lambda run, _: run.name,
     "workload": lambda run, _: run.workload,
     "state": lambda run, _: standing(run),
+    "error": lambda run, _: run.error or "",
+    "verdict": lambda run, _: run.verdict or "",
     "gain": _of_evidence(lambda found: words.gain(found.speedup)),
     "95 % interval": _of_evidence(lambda found: words.spread(found.speedup)),
     "gain over the step as given": _of_evidence(lambda found: words.gain(found.speedup_over_eager)),
@@ -97,7 +105,9 @@ _ROWS: Final[Mapping[str, Callable[[Run, Plan | None], str]]] = {
     "best stock configuration": _of_evidence(lambda found: found.baseline),
     "step by that": _of_evidence(lambda found: words.ms(found.baseline_step_ms)),
     "peak memory": _of_evidence(lambda found: words.mebibytes(found.peak_bytes) if found.peak_bytes else ""),
+    "memory change": lambda run, _: "" if run.memory_ratio is None else words.change(run.memory_ratio),
     "first step": _of_evidence(lambda found: words.lasted(found.first_step_s)),
+    "took": _took,
     "trials": lambda run, _: f"{run.trials:,}",
     "budget": lambda run, _: budget_words(run),
     "seed": lambda run, _: str(run.seed),

@@ -391,12 +391,19 @@ def test_a_comparison_shows_what_differs(ada, database):
     other = keep(database, stories.without_a_gain())
     text = shown(ada, f"/compare?ids={one.id}&ids={other.id}")
     names = re.findall(r'<th scope="row">([^<]*)</th>', text)
-    assert "layout" in names and "gain" in names
+    assert {"layout", "gain", "verdict", "memory change"} < set(names)
     assert "GPU" not in names and "seed" not in names
     assert "<code>knobs.layout</code>" in text
     every = shown(ada, f"/compare?ids={one.id},{other.id}&all=true")
     assert {"GPU", "seed"} < set(re.findall(r'<th scope="row">([^<]*)</th>', every))
     assert "notice warn" not in every
+
+
+def test_a_comparison_tells_how_runs_ended(ada, database):
+    one, other = keep(database, stories.with_a_gain(name="nightly")), keep(database, stories.failed())
+    text = html.unescape(shown(ada, f"/compare?ids={one.id},{other.id}"))
+    assert {"name", "state", "error", "took"} < set(re.findall(r'<th scope="row">([^<]*)</th>', text))
+    assert "nightly" in text and other.error in text
 
 
 def test_a_comparison_warns_of_what_cannot_be_compared(ada, database):
