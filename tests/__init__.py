@@ -1,0 +1,1 @@
+"""The tests, and `tests.benchmarks`, which users run too."""
