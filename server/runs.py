@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from anyio import to_thread
 from fastapi import Depends, Header, Query, Request
 from fastapi.responses import Response
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from kitsune.errors import NotFoundError
 from server.auth import GuardedRouter, also, caller
@@ -18,6 +18,7 @@ from server.problems import API
 from server.schemas import (
     Annotation,
     Key,
+    Moment,
     RunDeleted,
     RunId,
     RunsView,
@@ -96,7 +97,7 @@ def list_runs(
     min_gain_low: Annotated[Figure | None, Query(description="its 95 % interval begins there or higher")] = None,
     max_memory_ratio: Annotated[Figure | None, Query()] = None,
     min_trials: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
-    created_after: AwareDatetime | None = None,
+    created_after: Moment | None = None,
     sort: Annotated[Sort, Query(description="runs without such a value come last")] = Sort.CREATED,
     order: Literal["asc", "desc"] = "desc",
     after: Annotated[str | None, Query(max_length=10_000, description='"after" of the page before')] = None,

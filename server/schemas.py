@@ -1,10 +1,11 @@
 """What crosses the wire: bodies in, checked requests out; records in, the JSON of an answer out; examples for both."""
 
+import re
 from typing import Annotated, Any, Final, Literal, Self
 
 from fastapi import Path
 from fastapi.responses import Response
-from pydantic import AwareDatetime, ConfigDict, Field, field_validator, model_validator
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from kitsune.duration import seconds_of
 from kitsune.errors import SettingsError
@@ -25,6 +26,16 @@ _PROSE: Final = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"
 _EXAMPLE_ID: Final = "06g0t3n8q4v0e4b6k1m2z5y7xc"
 _EXAMPLE_SHA256: Final = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
+_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
+
+
+def _of_rfc_3339(value: Any) -> Any:
+    """Raises ValueError for what is a moment to pydantic alone: a number of seconds, a date."""
+    if isinstance(value, str) and not _MOMENT.fullmatch(value):
+        raise ValueError("is not written as 2026-11-22T18:00:00Z")
+    return value
+
+
 RUN_ID: Final = r"^[A-Za-z0-9_-]{1,64}$"
 RunId = Annotated[str, Path(pattern=RUN_ID, examples=[_EXAMPLE_ID])]
 TokenId = Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$")]
@@ -37,6 +48,7 @@ Word = Annotated[str, Field(max_length=200, pattern=_LINE)]
 Shapes = Annotated[str, Field(max_length=10_000, pattern=r"^[0-9a-z,]*$")]
 #: No comma, no quote: see `tuner.store.runs.page`.
 Tag = Annotated[str, Field(pattern=r"^[\w.:/+-]{1,40}$", examples=["paper"])]
+Moment = Annotated[AwareDatetime, BeforeValidator(_of_rfc_3339), Field(examples=["2026-11-22T18:00:00Z"])]
 Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]*$")]
 
 

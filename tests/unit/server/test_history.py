@@ -70,6 +70,8 @@ def test_runs_are_filtered_by_what_a_list_shows(client, database):
         "min_gain=nan",
         "min_gain=-1",
         "created_after=2026-11-20T12:00:00",
+        "created_after=2026-11-20",
+        "created_after=0.5",
         "sort=speed",
         "order=down",
         "tag=a,b",
