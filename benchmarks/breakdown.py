@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.cases import CASES, Case
 from benchmarks.rivals import Step, eager_step
-from benchmarks.training_step import DEVICE, Build, interleave, kitsune_step, prepare, workload_of, write
+from benchmarks.training_step import DEVICE, Build, kitsune_step, race, workload_of, write
 from kitsune import Plan
 from kitsune.knobs import Choice
 
@@ -64,8 +64,7 @@ def main() -> None:
     torch.cuda.set_device(DEVICE)
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arms = [prepare(name, build) for name, build in builds_of(case).items()]
-    interleave(arms, arguments.rounds)
+    arms = race(builds_of(case), arguments.rounds)
     write("breakdown", case, arms, ORDER, arguments.out)
 
 

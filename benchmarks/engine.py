@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.cases import CASES, FORWARDS, Case
 from benchmarks.rivals import Step, at_its_best, compiled_forward, compiled_step, graphed
-from benchmarks.training_step import DEVICE, interleave, prepare, workload_of, write
+from benchmarks.training_step import DEVICE, race, workload_of, write
 from kitsune.device import Recorder, side_stream
 from kitsune.engine.analysis import waits_of
 from kitsune.engine.planned import Planned
@@ -106,8 +106,7 @@ def main() -> None:
     }
     pools = {f"k8-{mib}MiB": partial(planned_step, case, 8, None, mib * MIB) for mib in arguments.pools}
     builds = {name: builds[name] for name in arguments.arms} | pools
-    arms = [prepare(name, build) for name, build in builds.items()]
-    interleave(arms, arguments.rounds)
+    arms = race(builds, arguments.rounds)
     write("engine", case, arms, "", arguments.out)
 
 

@@ -10,7 +10,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -131,6 +131,13 @@ def interleave(arms: list[Arm], rounds: int) -> None:
             arm.step_ms.append(block_ms(arm, arm.steps_per_block))
 
 
+def race(builds: Mapping[str, Build], rounds: int) -> list[Arm]:
+    """All of them prepared, and then timed in turn."""
+    arms = [prepare(name, build) for name, build in builds.items()]
+    interleave(arms, rounds)
+    return arms
+
+
 def lines(suite: str, case: Case, arms: list[Arm], note: str) -> Iterator[dict[str, object]]:
     for arm in arms:
         yield {
@@ -166,8 +173,7 @@ def main() -> None:
     arguments = parser.parse_args()
     case, plan = CASES[arguments.case], Plan.load(arguments.plan)
     torch.cuda.set_device(DEVICE)
-    arms = [prepare(name, partial(step_of, name, case, plan)) for name in arguments.arms]
-    interleave(arms, arguments.rounds)
+    arms = race({name: partial(step_of, name, case, plan) for name in arguments.arms}, arguments.rounds)
     write("training_step", case, arms, f"plan {plan.plan_id[:16]}", arguments.out)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.cases import CASES, Case
-from benchmarks.training_step import DEVICE, Build, interleave, kitsune_step, prepare, write
+from benchmarks.training_step import DEVICE, Build, kitsune_step, race, write
 from kitsune import Plan
 
 UPDATES = ("foreach", "fused", "kitsune")
@@ -35,8 +35,7 @@ def main() -> None:
     arguments = parser.parse_args()
     case = CASES[arguments.case]
     torch.cuda.set_device(DEVICE)
-    arms = [prepare(name, build) for name, build in builds_of(case).items()]
-    interleave(arms, arguments.rounds)
+    arms = race(builds_of(case), arguments.rounds)
     write("updates", case, arms, "", arguments.out)
 
 

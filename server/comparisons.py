@@ -68,7 +68,7 @@ _RESULT: Final[Mapping[str, Callable[[Side], Value]]] = {
     "gain_high": lambda side: found.high if (found := _interval(side.run)) else None,
     "memory_ratio": lambda side: side.run.memory_ratio,
     "trials": lambda side: side.run.trials,
-    "took_s": lambda side: took_s(side.run),
+    "took_s": lambda side: side.run.took_s,
     "error": lambda side: side.run.error,
 }
 _OF_EVIDENCE: Final = (
@@ -137,10 +137,3 @@ def _said(record: Record | None, name: str) -> Any:
 def _interval(run: Run) -> Interval | None:
     """Of the gain, where one was measured."""
     return None if run.speedup is None or run.speedup.is_itself else run.speedup
-
-
-def took_s(run: Run) -> float | None:
-    """From its claim to its end; None of a run that has not ended."""
-    if run.started_at is None or run.finished_at is None:
-        return None
-    return max(0.0, (run.finished_at - run.started_at).total_seconds())

@@ -1,6 +1,7 @@
 """Run -> Trial -> Measurement: what the tuner remembers. Frozen, JSON in and out, no torch."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
@@ -17,6 +18,11 @@ from kitsune.timeline import Timeline
 DEFAULT_TRIALS: Final = 25
 #: Whose everything is that nobody gave to a team: what this machine tunes, and what its operators ask for.
 DEFAULT_TEAM: Final = "default"
+
+
+def seconds_between(begin: datetime, end: datetime) -> float:
+    """At least 0, whatever was done to the clock of the machine."""
+    return max(0.0, (end - begin).total_seconds())
 
 
 class Verdict(StrEnum):
@@ -126,8 +132,7 @@ class Trial(Record):
 
     @property
     def took_s(self) -> float:
-        """At least 0, whatever was done to the clock of the machine."""
-        return max(0.0, (self.finished_at - self.started_at).total_seconds())
+        return seconds_between(self.started_at, self.finished_at)
 
 
 class Run(Record):
@@ -173,6 +178,13 @@ class Run(Record):
     )
     tags: tuple[str, ...] = ()
     note: str = ""
+
+    @property
+    def took_s(self) -> float | None:
+        """From its claim to its end; None of a run that has not ended."""
+        if self.started_at is None or self.finished_at is None:
+            return None
+        return seconds_between(self.started_at, self.finished_at)
 
     def evolve(self, **changes: object) -> "Run":
         return self.model_copy(update=changes)

@@ -10,7 +10,7 @@ from kitsune.fusion import calls
 from kitsune.fusion.gelus import Activation, written_gelu
 from kitsune.fusion.match import Match
 from kitsune.fusion.norms import factors
-from kitsune.fusion.operations import Operation, is_tensor, operation_of, value_of
+from kitsune.fusion.operations import Operation, is_last, is_tensor, operation_of, value_of
 from kitsune.kernels.batch_norm_relu import batch_norm_relu as batch_norm_relu_kernel
 from kitsune.kernels.bias_activation import KINDS
 from kitsune.kernels.swiglu import swiglu as swiglu_kernel
@@ -103,7 +103,7 @@ def softmax(node: Node) -> Found:
     x = operation.get("x")
     if operation.name != "softmax" or not is_tensor(x):
         return None
-    if operation.get("dim") not in (-1, value_of(x).ndim - 1):
+    if not is_last(operation.get("dim"), x):
         return "it goes along another dimension than the last"
     inner: list[Node] = []
     mask, drops, causal = None, False, False

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.match import Match
-from kitsune.fusion.operations import is_tensor, operation_of, value_of
+from kitsune.fusion.operations import is_last, is_tensor, operation_of, value_of
 
 Found = Match | str | None
 
@@ -124,10 +124,9 @@ def is_sum(node: Any) -> bool:
 
 def is_mean_of_rows(node: Any) -> bool:
     operation = operation_of(node)
-    last = (-1, value_of(operation.get("x")).ndim - 1) if is_tensor(operation.get("x")) else ()
     dim = operation.get("dim")
     dim = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
-    return operation.name == "mean" and dim in last and operation.get("keepdim") is True
+    return operation.name == "mean" and is_last(dim, operation.get("x")) and operation.get("keepdim") is True
 
 
 def is_square_of(node: Any, x: Any) -> bool:

@@ -146,6 +146,11 @@ def is_tensor(node: Any) -> bool:
     return isinstance(node, Node) and isinstance(value_of(node), torch.Tensor)
 
 
+def is_last(dim: Any, x: Any) -> bool:
+    """Whether `dim` is the last dimension of a tensor."""
+    return is_tensor(x) and dim in (-1, value_of(x).ndim - 1)
+
+
 def mutates(node: Node) -> bool:
     """Whether the node writes into what it is given. The statistics of a batch norm do not count."""
     target: Any = node.target

@@ -13,7 +13,7 @@ from torch.fx import Node
 from kitsune.fusion import calls
 from kitsune.fusion.match import Match
 from kitsune.fusion.norms import factors, is_sum
-from kitsune.fusion.operations import Operation, is_tensor, mutates, operation_of, value_of
+from kitsune.fusion.operations import Operation, is_last, is_tensor, mutates, operation_of, value_of
 
 Found = Match | str | None
 
@@ -172,7 +172,3 @@ def memory_of(node: Node) -> int | None:
     value = value_of(node)
     is_strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
     return int(value.untyped_storage()._cdata) if is_strided else None
-
-
-def is_last(dim: Any, x: Any) -> bool:
-    return is_tensor(x) and dim in (-1, value_of(x).ndim - 1)

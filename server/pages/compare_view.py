@@ -7,7 +7,7 @@ from typing import Final
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Plan
 from kitsune.plan_diff import Row, differences
-from server.comparisons import Side, took_s, warnings
+from server.comparisons import Side, warnings
 from server.pages import words
 from server.pages.facts_view import budget_words
 from tuner.records import Run
@@ -86,11 +86,6 @@ def _of_knob(name: str) -> Callable[[Run, Plan | None], str]:
     return lambda _, plan: str(plan.choice(name)) if plan is not None else ""
 
 
-def _took(run: Run, _: Plan | None) -> str:
-    seconds = took_s(run)
-    return "" if seconds is None else words.lasted(seconds)
-
-
 _ROWS: Final[Mapping[str, Callable[[Run, Plan | None], str]]] = {
     "name": lambda run, _: run.name,
     "workload": lambda run, _: run.workload,
@@ -107,7 +102,7 @@ _ROWS: Final[Mapping[str, Callable[[Run, Plan | None], str]]] = {
     "peak memory": _of_evidence(lambda found: words.mebibytes(found.peak_bytes) if found.peak_bytes else ""),
     "memory change": lambda run, _: "" if run.memory_ratio is None else words.change(run.memory_ratio),
     "first step": _of_evidence(lambda found: words.lasted(found.first_step_s)),
-    "took": _took,
+    "took": lambda run, _: "" if run.took_s is None else words.lasted(run.took_s),
     "trials": lambda run, _: f"{run.trials:,}",
     "budget": lambda run, _: budget_words(run),
     "seed": lambda run, _: str(run.seed),

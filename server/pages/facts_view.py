@@ -81,8 +81,8 @@ def _work(run: Run) -> Iterator[Fact]:
     for name in ("created_at", "started_at", "finished_at"):
         if (at := getattr(run, name)) is not None:
             yield name.removesuffix("_at"), words.moment(at)
-    if run.started_at and run.finished_at:
-        yield "took", words.lasted(max(0.0, (run.finished_at - run.started_at).total_seconds()))
+    if run.took_s is not None:
+        yield "took", words.lasted(run.took_s)
     if run.archive:
         yield "archive", run.archive
     yield "run", run.id

@@ -36,7 +36,6 @@ COOKIE: Final = "kitsune_session"
 #: Browsers take it by https only, and from this very host: no other one can plant it.
 SECURE_COOKIE: Final = f"__Host-{COOKIE}"
 SIGN_IN: Final = "/login"
-SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 MAX_FIELDS: Final = 50
 MAX_FIELD_BYTES: Final = 64 * 2**10
 
@@ -116,7 +115,7 @@ class _Check:
             raise not_allowed(self.scope)
         if request.scope["query_string"]:
             check_query(request)
-        if request.method in SAFE_METHODS:
+        if request.method == "GET":
             yield
         else:
             check_charset(request)
@@ -173,7 +172,7 @@ def sign_in_first(request: Request) -> HTTPException:
     """The way to the sign-in page, and back from there to a page that was only to be looked at."""
     if "hx-request" in request.headers:  # it would put the sign-in page where a part of another one belongs
         return HTTPException(401, "sign in again", {"hx-refresh": "true"})
-    if request.method not in SAFE_METHODS:
+    if request.method != "GET":
         return HTTPException(303, headers={"location": SIGN_IN})
     query = f"?{request.url.query}" if request.url.query else ""
     return HTTPException(303, headers={"location": f"{SIGN_IN}?next={quote(request.url.path + query, safe='/')}"})

@@ -27,6 +27,19 @@ def ids(database) -> set[str]:
         return {run.id for run in runs.page(connection).runs}
 
 
+def fail_once(monkeypatch, error: Exception) -> None:
+    """The first try ends with the error; the next comes at once."""
+    errors = [error]
+
+    def clear(*given, **options):
+        if errors:
+            raise errors.pop()
+        return clearing.clear(*given, **options)
+
+    monkeypatch.setattr(retention, "EVERY_S", 0.01)
+    monkeypatch.setattr(retention, "clear", clear)
+
+
 def test_what_is_too_old_goes_at_the_start_and_every_hour(database, monkeypatch, caplog):
     monkeypatch.setattr(retention, "EVERY_S", 0.05)
     _, new = add_old(database, 31), add_old(database, 29)
@@ -46,16 +59,7 @@ def test_without_a_number_of_days_everything_stays(database):
 
 
 def test_a_database_that_is_busy_is_asked_again(database, monkeypatch, caplog):
-    monkeypatch.setattr(retention, "EVERY_S", 0.01)
-    tries = []
-
-    def fail_once(*given, **options):
-        tries.append(1)
-        if len(tries) == 1:
-            raise StoreBusyError("it is locked")
-        return clearing.clear(*given, **options)
-
-    monkeypatch.setattr(retention, "clear", fail_once)
+    fail_once(monkeypatch, StoreBusyError("it is locked"))
     add_old(database, 2)
     with caplog.at_level(logging.WARNING, "kitsune.server"), retention.kept(database, 1):
         wait_until(lambda: ids(database) == set())
@@ -63,16 +67,7 @@ def test_a_database_that_is_busy_is_asked_again(database, monkeypatch, caplog):
 
 
 def test_what_nobody_foresaw_is_logged_and_does_not_end_it(database, monkeypatch, caplog):
-    monkeypatch.setattr(retention, "EVERY_S", 0.01)
-    tries = []
-
-    def fail_once(*given, **options):
-        tries.append(1)
-        if len(tries) == 1:
-            raise OverflowError("date value out of range")
-        return clearing.clear(*given, **options)
-
-    monkeypatch.setattr(retention, "clear", fail_once)
+    fail_once(monkeypatch, OverflowError("date value out of range"))
     add_old(database, 2)
     with caplog.at_level(logging.ERROR, "kitsune.server"), retention.kept(database, 1):
         wait_until(lambda: ids(database) == set())
