@@ -107,7 +107,7 @@ def main() -> None:
     pools = {f"k8-{mib}MiB": partial(planned_step, case, 8, None, mib * MIB) for mib in arguments.pools}
     builds = {name: builds[name] for name in arguments.arms} | pools
     arms = race(builds, arguments.rounds)
-    write("engine", case, arms, "", arguments.out)
+    write("pools" if pools else "engine", case, arms, "", arguments.out)
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def test_every_figure_says_its_file_and_machine():
     assert [row for row in rows if not (RESULTS / row[0] / row[1].strip("`")).exists() or not all(row)] == []
 
 
-@pytest.mark.parametrize("suite", ["training_step", "engine", "kernels", "breakdown"])
+@pytest.mark.parametrize("suite", ["training_step", "engine", "pools", "kernels", "breakdown"])
 def test_sources_are_the_files_that_the_tables_are_from(suite):
     cases = table.newest_cases(RESULTS / suite)
     told = docs_hooks.sources(RESULTS / suite)
