@@ -32,8 +32,9 @@ class Space:
         entry = self.table.get(knob)
         if entry is None:
             return ()
+        default = entry.default
         return tuple(
-            choice for choice in entry.choices if choice == entry.default or f"{knob}={choice}" not in self.inapplicable
+            choice for choice in entry.choices if choice == default or f"{knob}={choice}" not in self.inapplicable
         )
 
     def searchable(self) -> dict[str, tuple[Choice, ...]]:
@@ -48,8 +49,9 @@ class Space:
                 return f"there is no knob {knob!r}"
             if choice not in self.table[knob].choices:
                 return f"{knob} has no choice {choice!r}"
-            if choice not in self.choices(knob):
-                return self.inapplicable[f"{knob}={choice}"]
+            reason = self.inapplicable.get(f"{knob}={choice}")
+            if reason is not None and choice != self.table[knob].default:
+                return reason
         for owner, exclusion in clashes(knobs, self.table):
             other = self.table[exclusion.other]
             pair = f"{owner.name}={knobs[owner.name]} beside {other.name}={knobs.get(other.name, other.default)}"
@@ -113,7 +115,7 @@ class Space:
         searchable = self.searchable()
         for chosen in product(*searchable.values()):
             knobs = dict(zip(searchable, chosen, strict=True))
-            if self.allows(knobs) is None:
+            if next(clashes(knobs, self.table), None) is None:
                 yield self.canonical(knobs)
 
 
