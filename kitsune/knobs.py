@@ -178,7 +178,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             name="pool_bytes",
             meaning="memory that the launches on several streams may need for what the step itself makes",
             choices={
-                0: "a fifth more than the whole step needs on one stream",
+                0: "more than on one stream by a fifth of the whole step, or 32 MiB",
                 **{2**power: f"{size} at most" for power, size in POOL_SIZES.items()},
             },
             needs="launches on several streams: less memory, fewer of them side by side",

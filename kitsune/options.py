@@ -1,5 +1,7 @@
 """Options given by hand are a plan written by hand: the drop-in's documented options in, knobs out."""
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -14,12 +16,14 @@ from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Plan
 from kitsune.streams import ROLES, StreamConfig
 
+SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([KMG]?B)?", re.ASCII)
 UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 HALF = ("bf16", "fp16")
 STEP_NOTE = "capture=step became segments: the loop is yours, so its step cannot be one graph; TrainStep makes it one"
 POOL_NOTE = "memory_pool_size limits what launches on several streams need: without num_streams it has nothing to limit"
 POOL_SIZES = tuple(int(choice) for choice in KNOBS["pool_bytes"].choices if choice)
 MOST_STREAMS = max(map(int, KNOBS["streams"].choices))
+UNSAID_STREAMS = StreamConfig().num_streams
 SCHEDULED = "what runs on which stream, and which of them goes first, is found out by measuring"
 OWN_LOADER = "the batches are those of your loop; wrap its loader in kitsune.memory.Prefetcher"
 NO_FUSION = "nothing is fused without enable_fusion=True"
@@ -62,6 +66,13 @@ class Options:
                 raise SettingsError(f"{name} is {value!r}; it takes {kind.__name__}")
         if self.num_streams is not None:
             StreamConfig(num_streams=self.num_streams)
+            self._check_one_count(self.num_streams)
+
+    def _check_one_count(self, asked: int) -> None:
+        """A configuration that holds the usual count may be there for its other fields."""
+        configured = asked if self.stream_config is None else self.stream_config.num_streams
+        if configured not in (asked, UNSAID_STREAMS):
+            raise SettingsError(f"num_streams is {asked}, but StreamConfig.num_streams is {configured}; give one")
 
     @property
     def streams(self) -> int | None:
@@ -190,12 +201,15 @@ def pool_of(size: int) -> int:
 
 
 def parse_bytes(size: int | str) -> int:
-    """512, '512MB' or '2GB' (binary units) in bytes. Raises SettingsError."""
+    """512, '512MB' or '2GB' (binary units) in bytes. Raises SettingsError, also for a part of a single byte."""
     if isinstance(size, Integral) and not isinstance(size, bool) and size >= 0:
         return int(size)
-    text = size.strip().upper() if isinstance(size, str) else ""
-    number = text.rstrip("KMGB")
-    factor = UNITS.get(text[len(number) :].strip())
-    if factor is None or not number.strip().replace(".", "", 1).isdecimal():
-        raise SettingsError(f"memory_pool_size is {size!r}; use bytes or a string as '512MB' or '2GB'")
-    return int(float(number) * factor)
+    said = SIZE.fullmatch(size.strip().upper()) if isinstance(size, str) else None
+    if said is None:
+        raise SettingsError(f"memory_pool_size is {size!r:.100}; use bytes or a string as '512MB' or '2GB'")
+    number, unit = said.groups(default="")
+    nbytes = float(number) * UNITS[unit]
+    is_nothing = not number.strip("0.")
+    if nbytes == math.inf or (nbytes < 1 and not is_nothing):
+        raise SettingsError(f"memory_pool_size is {size!r:.100}; no memory has that size")
+    return int(nbytes)

@@ -20,8 +20,8 @@ from kitsune.timeline import Timeline
 #: those of 16 MB half of it is left to others: on an H200 the first are better for ResNet-18 and GoogLeNet, the second
 #: for BERT-base and ViT-B/16. Buckets of 4 MB take BERT-base three times as long as all at once.
 BUCKETS_BYTES: Final = (2**26, 2**24)
-MORE: Final = 5  # several streams may take a fifth more than one, parameters and optimizer state counted in
-LEAST_MORE_BYTES: Final = 2**25  # cuBLAS alone takes twice as much for every stream
+MORE: Final = 5  # several streams may make a fifth of the step more, parameters and optimizer state counted in
+LEAST_MORE_BYTES: Final = 2**25  # cuBLAS takes as much for every stream on an H200, which no plan counts
 WAIT_US: Final = 1.5  # an event between two streams of a CUDA graph on an H200
 MOST_URGENT: Final = 3  # torch makes streams of four priorities
 USUAL_STREAMS: Final = 4
@@ -139,7 +139,7 @@ def first_first(streams: int, *, last_last: bool = False) -> tuple[int, ...]:
 
 
 def budget_of(alone: Planned, pool_bytes: int | None) -> int:
-    """What the pool of several streams may take: what somebody said, or a share more than the whole step on one."""
+    """What the pool of several streams may take, as planned: what somebody said, or that of one and a share of all."""
     if pool_bytes is not None:
         return pool_bytes
     alone_bytes = alone.memory.peak_bytes

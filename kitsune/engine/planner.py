@@ -126,7 +126,7 @@ class Planner:
                 self.plan, self.passing_bytes = replace(best.plan, name=best.plan.name + refused), best.passing_bytes
                 return best.graph, best.static
             refused = f"; a quicker one was refused: {problem}"
-            found = [plan for plan in found if not best.plan.name.startswith(plan.name)]
+            found = [plan for plan in found if plan.schedule is not best.plan.schedule]  # urgent or not
             del best  # what it took is free for the next one
             if not found:
                 break

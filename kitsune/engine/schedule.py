@@ -81,13 +81,12 @@ def on_streams(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait
     """The launches on up to so many streams: list scheduling by upward rank (HEFT: Topcuoglu, Hariri, Wu 2002).
 
     What depends on a launch of another stream begins `wait_us` after its end at the earliest. When that does not
-    promise a shorter step than one stream, the result is `in_order`. Raises ValueError when there is no stream, or a
-    cost is missing, negative or not finite.
+    promise a shorter step than one stream, the result is `in_order`. Raises ValueError when there is no stream, and as
+    `check` does.
     """
     if streams < 1:
         raise ValueError(f"a schedule needs at least one stream, not {streams}")
-    if not 0 <= wait_us < math.inf:
-        raise ValueError(f"a wait cannot cost {wait_us} us")
+    check(graph, costs_us, wait_us)
     alone = in_order(graph, costs_us)
     if streams == 1:
         return alone
@@ -100,9 +99,12 @@ def along_critical_path(
 ) -> Schedule:
     """As `on_streams`, but the critical path has the first stream to itself, so that it can go before all else.
 
-    `ends_apart`: what nothing waits for, as the update of a weight, has the last one to itself, so that it can go
-    behind all else. Raises ValueError for too few streams: two, or with `ends_apart` three.
+    What is promised may be longer than on one stream: what the priorities of streams are worth is found out by
+    measuring. `ends_apart`: what nothing waits for, as the update of a weight, has the last one to itself, so that it
+    can go behind all else. Raises ValueError for too few streams, two at least, or with `ends_apart` three, and as
+    `check` does.
     """
+    check(graph, costs_us, wait_us)
     path = frozenset(critical_path(graph, costs_us))
     ends = ends_of(graph) - path if ends_apart else frozenset()
     last = streams - 1 if ends_apart else streams
@@ -137,13 +139,18 @@ def ends_of(graph: LaunchGraph) -> frozenset[int]:
     return frozenset(range(len(graph.launches))).difference(*graph.after)
 
 
-def check(graph: LaunchGraph, costs_us: Sequence[float]) -> None:
-    """Raises ValueError unless there is one cost for every launch, finite and not negative."""
+def check(graph: LaunchGraph, costs_us: Sequence[float], wait_us: float = 0.0) -> None:
+    """Raises ValueError unless there is one cost for every launch, and costs and the wait are finite and not negative,
+    also when they are added up with a wait before every launch: no schedule ends later than that."""
     if len(costs_us) != len(graph.launches):
         raise ValueError(f"{len(graph.launches)} launches, but {len(costs_us)} costs")
     for launch, cost_us in enumerate(costs_us):
         if not 0 <= cost_us < math.inf:
             raise ValueError(f"launch {launch} ({graph.launches[launch].name}) cannot cost {cost_us} us")
+    if not 0 <= wait_us < math.inf:
+        raise ValueError(f"a wait cannot cost {wait_us} us")
+    if sum(costs_us) + len(costs_us) * wait_us == math.inf:
+        raise ValueError("the launches and their waits take longer than a float can tell")
 
 
 # Who goes where -------------------------------------------------------------------------------------------------------

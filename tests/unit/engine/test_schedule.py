@@ -1,6 +1,8 @@
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -350,6 +352,42 @@ def test_nothing_to_do_takes_no_time() -> None:
 def test_nonsense_is_refused(costs_us: list[float], streams: int, wait_us: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         on_streams(chains(1, 1), costs_us, streams, wait_us)
+
+
+@pytest.mark.parametrize("rule", [on_streams, along_critical_path, partial(along_critical_path, ends_apart=True)])
+@pytest.mark.parametrize(
+    ("costs_us", "wait_us", "message"),
+    [
+        ([1.0], 0.0, "2 launches, but 1 costs"),
+        ([1.0, float("nan")], 0.0, "cannot cost nan us"),
+        ([1.0, 1.0], -1.0, "a wait cannot cost -1.0 us"),
+        ([1.0, 1.0], float("nan"), "a wait cannot cost nan us"),
+        ([1.0, 1.0], float("inf"), "a wait cannot cost inf us"),
+        ([1e308, 1e308], 0.0, "longer than a float can tell"),
+        ([1.0, 1.0], 1e308, "longer than a float can tell"),
+    ],
+)
+def test_every_rule_refuses_times_that_are_none(
+    rule: Callable[..., Schedule], costs_us: list[float], wait_us: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        rule(chains(1, 1), costs_us, 3, wait_us)
+
+
+@quick
+@given(problems, st.integers(3, 8), waits, st.booleans())
+def test_no_schedule_ends_later_than_all_launches_with_a_wait_before_each(
+    problem: Problem, streams: int, wait_us: float, ends_apart: bool
+) -> None:
+    graph, costs_us = problem
+    schedule = along_critical_path(graph, costs_us, streams, wait_us, ends_apart=ends_apart)
+    assert schedule.makespan_us <= (sum(costs_us) + len(costs_us) * wait_us) * (1 + 1e-9)
+    assert schedule.makespan_us >= critical_path_us(graph, costs_us) * (1 - 1e-9)
+
+
+def test_a_path_of_its_own_may_be_promised_to_take_longer_than_one_stream() -> None:
+    graph, costs_us = diamond(2), [1.0, 2.0, 2.0, 1.0]
+    assert along_critical_path(graph, costs_us, 2, 2.0).makespan_us == 8.0 > in_order(graph, costs_us).makespan_us
 
 
 def test_five_thousand_launches_take_less_than_two_seconds() -> None:

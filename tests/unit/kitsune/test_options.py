@@ -112,7 +112,8 @@ def test_the_streams_of_a_plan_stay() -> None:
     [
         ({"num_streams": 3}, {"streams": 3}),
         ({"stream_config": StreamConfig(num_streams=6)}, {"streams": 6}),
-        ({"stream_config": StreamConfig(num_streams=6), "num_streams": 2}, {"streams": 2}),
+        ({"stream_config": StreamConfig(num_streams=6), "num_streams": 6}, {"streams": 6}),
+        ({"stream_config": StreamConfig(priority_streams=[0]), "num_streams": 2}, {"streams": 2}),
         ({"num_streams": 12}, {"streams": 8}),
         ({"num_streams": 1}, {}),
         ({"memory_pool_size": "2GB"}, {"pool_bytes": 2**31}),
@@ -124,6 +125,16 @@ def test_the_streams_of_a_plan_stay() -> None:
 )
 def test_streams_and_pool_by_hand(options: dict[str, Any], knobs: dict[str, Any]) -> None:
     assert wish(**options).plan.knobs == {"capture": "segments", **knobs}
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_no_count_of_streams_is_dropped_in_silence(asked: int, configured: int) -> None:
+    options = {"num_streams": asked, "stream_config": StreamConfig(num_streams=configured)}
+    if configured in (asked, StreamConfig().num_streams):
+        assert wish(**options).plan == wish(num_streams=asked).plan
+    else:
+        with pytest.raises(SettingsError, match=rf"is {asked}, but StreamConfig\.num_streams is {configured};"):
+            wish(**options)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +218,20 @@ def test_no_fusion_by_hand_goes_over_both_knobs_of_the_plan() -> None:
 
 @pytest.mark.parametrize(
     ("size", "expected"),
-    [(0, 0), (512, 512), ("512", 512), ("7B", 7), ("1KB", 1024), ("512MB", 512 << 20), ("2GB", 2 << 30)],
+    [
+        (0, 0),
+        (512, 512),
+        ("512", 512),
+        ("7B", 7),
+        ("1KB", 1024),
+        ("512MB", 512 << 20),
+        ("2GB", 2 << 30),
+        ("0GB", 0),
+        ("0.0", 0),
+        ("0.1KB", 102),
+        (".5GB", 1 << 29),
+        ("1.B", 1),
+    ],
 )
 def test_sizes(size: int | str, expected: int) -> None:
     assert parse_bytes(size) == expected
@@ -218,7 +242,14 @@ def test_sizes_are_read_kindly() -> None:
 
 
 @pytest.mark.parametrize(
-    "size", ["", "GB", "2 TB", "-1", "-1MB", "1e9", "2GiB", "1..5GB", "²KB", -1, True, 1.9, float("nan"), None, b"512"]
+    "size",
+    [
+        *["", "GB", "2 TB", "-1", "-1MB", "1e9", "2GiB", "1..5GB", "1.2.3", ".", "KMGB", "1KMB"],
+        *["²KB", "٣GB", "9" * 320, "9" * 320 + "GB", "9" * 100_000],
+        *["0.1B", "0.9", "0.0009KB", f"0.{'0' * 400}1GB"],
+        *[-1, True, 1.9, float("nan"), None, b"512"],
+    ],
+    ids=lambda size: repr(size)[:20],
 )
 def test_sizes_that_make_no_sense(size: Any) -> None:
     with pytest.raises(SettingsError, match="memory_pool_size"):
@@ -244,6 +275,8 @@ def test_any_size_in_any_unit(number: int, unit: str) -> None:
         {"profile": "profile.json"},
         {"memory_pool_size": 1.5},
         {"memory_pool_size": "lots"},
+        {"memory_pool_size": "9" * 320},
+        {"memory_pool_size": "0.1B"},
         {"amp_config": {"dtype": torch.float16}},
         {"fusion_config": True},
         {"stream_config": 4},

@@ -1,0 +1,65 @@
+"""Which plans are left for the next proof once one was refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from kitsune.device import Recorder
+from kitsune.engine.planned import Planned, plans, urgent
+from kitsune.engine.planner import Captured, Planner
+from tests.unit.engine.steps import CPU, even_us, recorded, sgd, warmed
+
+STREAMS = 3
+NO = "its numbers are not those of the step"
+
+
+class Urgent(Planner):
+    """Gives the quickest plan its urgent form, if there is one, as the race on a GPU may."""
+
+    def _best(self, recording, found):
+        best = super()._best(recording, found)
+        return replace(best, plan=next(urgent(best.plan), best.plan))
+
+
+@pytest.fixture(autouse=True)
+def even_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+
+
+def refused_once(monkeypatch: pytest.MonkeyPatch, planner: Planner) -> list[Planned]:
+    """The plans that were put to the proof, of which the first was refused."""
+    shown: list[Planned] = []
+
+    def tried(captured: Captured):
+        shown.append(captured.plan)
+        return captured.graph.replay
+
+    answers = [NO, None]
+    monkeypatch.setattr("kitsune.engine.planner.replaying", tried)
+    monkeypatch.setattr("kitsune.engine.planner.refuted", lambda *_: answers.pop(0))
+    step, _ = warmed("branches", sgd)
+    planner.capture(step, step.inputs)
+    assert planner.refusal == ""
+    return shown
+
+
+@pytest.mark.parametrize("kind", [Planner, Urgent])
+def test_the_next_proof_is_of_another_schedule(monkeypatch: pytest.MonkeyPatch, kind: type[Planner]) -> None:
+    first, second = refused_once(monkeypatch, kind(Recorder(CPU), STREAMS))
+    assert first.schedule != second.schedule
+
+
+def test_plans_are_told_apart_by_what_they_are_and_not_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless(*arguments) -> list[Planned]:
+        return [replace(plan, name="") for plan in plans(*arguments)]
+
+    monkeypatch.setattr("kitsune.engine.planner.plans", nameless)
+    first, second = refused_once(monkeypatch, Planner(Recorder(CPU), STREAMS))
+    assert first.schedule != second.schedule
+
+
+def test_every_plan_has_a_schedule_that_no_other_has_and_keeps_it_when_urgent() -> None:
+    step, _ = warmed("branches", sgd)
+    found = plans(recorded(step), STREAMS, 2**40)
+    assert len({id(plan.schedule) for plan in found}) == len(found) > 2
+    assert all(hurried.schedule is plan.schedule for plan in found for hurried in urgent(plan))
