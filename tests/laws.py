@@ -14,9 +14,17 @@ PACKAGES = ("kitsune", "tuner", "server", "migrations")
 # A line stands for a module, or for a folder with all that is in it; package roots stand for themselves only.
 TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune", "kitsune.errors", "kitsune.garbage", "kitsune.knobs", "kitsune.record", "kitsune.run_status"),
-    ("kitsune.home", "kitsune.kernels", "kitsune.timeline"),
+    ("kitsune.files", "kitsune.home", "kitsune.kernels", "kitsune.timeline"),
     ("kitsune.logs", "kitsune.server_address", "kitsune.switch"),
-    ("kitsune.duration", "kitsune.exits", "kitsune.extras", "kitsune.plan", "kitsune.report", "kitsune.screen"),
+    (
+        "kitsune.duration",
+        "kitsune.exits",
+        "kitsune.extras",
+        "kitsune.plan",
+        "kitsune.report",
+        "kitsune.screen",
+        "kitsune.signals",
+    ),
     ("kitsune.amp", "kitsune.fusion.config", "kitsune.options", "kitsune.streams"),
     ("kitsune.cache", "kitsune.exchange", "kitsune.plan_diff"),
     ("kitsune.client", "kitsune.device", "kitsune.engine", "kitsune.submission", "kitsune.workload"),
@@ -58,7 +66,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("tuner.supervise",),
     ("tuner.measure",),
     ("tuner.events", "tuner.verdicts"),
-    ("tuner.ablation",),
+    ("tuner.ablation", "tuner.contenders", "tuner.interrupts"),
     ("tuner.tune",),
     ("tuner.worker",),
     ("tuner.api", "tuner.views"),

@@ -12,6 +12,7 @@ import torch._functorch.config
 import torch._inductor
 from torch._guards import tracing
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from kitsune.device import Graph as Recorded
 from kitsune.device import Recorder, rng_state, set_rng_state, side_stream
@@ -42,16 +43,26 @@ def benefit_of(name: str, match: Match, compiler: str, clock: Clock) -> Benefit:
 
 
 def signature_of(match: Match) -> Any:
-    """What the time of a match hangs on: which operations, on which tensors, with which constants."""
-    tensors = [value_of(node) for node in match.inputs]
+    """What the time of a match hangs on: which operations and which call, on which tensors, with which constants."""
+    values = [value_of(node) for node in inputs_of(match)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return (
-        tuple(str(node.target) for node in match.nodes),
-        tuple(repr(one) for one in match.arguments if not isinstance(one, Node)),
+        match.call,
+        wiring_of(match),
         tuple((one.shape, one.stride(), one.dtype, one.device, one.requires_grad) for one in tensors),
         torch.is_autocast_enabled(tensors[0].device.type),
         str(autocasts_at(match.results[0])),
         torch.get_float32_matmul_precision(),
     )
+
+
+def wiring_of(match: Match) -> tuple[str, ...]:
+    """What goes into each node, what comes out, and what goes into the call: nodes by number, constants as they are."""
+    own = set(match.nodes)
+    nodes = [node for node in match.results[0].graph.nodes if node in own]
+    names = {node: f"%{number}" for number, node in enumerate((*inputs_of(match), *nodes))}
+    given = [*((str(node.target), node.args, node.kwargs) for node in nodes), match.results, match.arguments]
+    return tuple(repr(map_arg(one, names.__getitem__)) for one in given)
 
 
 def measure(match: Match, compiler: str, clock: Clock) -> Benefit:

@@ -11,6 +11,7 @@ from kitsune.fusion.gelus import Activation, written_gelu
 from kitsune.fusion.match import Match
 from kitsune.fusion.norms import factors
 from kitsune.fusion.operations import Operation, is_last, is_tensor, operation_of, value_of
+from kitsune.fusion.writes import is_written
 from kitsune.kernels.batch_norm_relu import batch_norm_relu as batch_norm_relu_kernel
 from kitsune.kernels.bias_activation import KINDS
 from kitsune.kernels.swiglu import swiglu as swiglu_kernel
@@ -54,12 +55,13 @@ def is_rounded(node: Node, dtype: torch.dtype) -> bool:
 
 
 def swiglu(node: Node) -> Found:
+    found: list[Found] = []
     for activated, up in factors(node):
         operation = operation_of(activated)
         gate = operation.get("x")
         if operation.name == "silu" and value_of(gate).shape == value_of(up).shape:
-            return Match(call=swiglu_kernel, arguments=(gate, up), results=(node,), inner=(activated,))
-    return None
+            found.append(Match(call=swiglu_kernel, arguments=(gate, up), results=(node,), inner=(activated,)))
+    return best_of(found)
 
 
 def dropout_add(node: Node) -> Found:
@@ -67,16 +69,24 @@ def dropout_add(node: Node) -> Found:
     pair = operation.get("x"), operation.get("y")
     if operation.name != "add" or operation.get("alpha", 1) != 1 or not all(map(is_tensor, pair)):
         return None
+    found: list[Found] = []
     for dropped, residual in (pair, pair[::-1]):
         dropout = operation_of(dropped)
         p = dropout.get("p", 0.5)
         if dropout.name != "dropout" or dropout.get("training", True) is not True or p == 0:
             continue
         if value_of(dropped).shape != value_of(residual).shape:
-            return "the residual is broadcast"
+            found.append("the residual is broadcast")
+            continue
         arguments = (dropout.get("x"), residual, p, value_of(node).dtype)
-        return Match(call=calls.added_dropout, arguments=arguments, results=(node,), inner=(dropped,))
-    return None
+        found.append(Match(call=calls.added_dropout, arguments=arguments, results=(node,), inner=(dropped,)))
+    return best_of(found)
+
+
+def best_of(found: list[Found]) -> Found:
+    """Of what the operands of a node make, in either order: the first of which nobody else needs what disappears."""
+    free = [one for one in found if isinstance(one, Match) and not one.shared]
+    return next(iter([*free, *found]), None)
 
 
 def batch_norm_relu(node: Node) -> Found:
@@ -135,15 +145,19 @@ def is_added_mask(addition: Operation) -> bool:
 
 
 def is_above_the_diagonal(mask: Any, scores: Any) -> bool:
-    """Whether the mask is triu(ones(n, n), 1): all of the future."""
+    """Whether the mask is triu(ones(n, n), 1): all of the future, and stays that."""
+    seen = [mask]
     while operation_of(mask).name in ("to", "as_is"):
         mask = operation_of(mask).get("x")
+        seen.append(mask)
     triangle = operation_of(mask)
+    ones = triangle.get("x")
     return (
         triangle.name == "triu"
         and triangle.get("diagonal") == 1
-        and operation_of(triangle.get("x")).name == "ones"
+        and operation_of(ones).name == "ones"
         and value_of(mask).shape == value_of(scores).shape[-2:]
+        and not is_written((*seen, ones))
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from torch.fx import Node
 
-from kitsune.fusion.operations import mutates, operation_of
+from kitsune.fusion.operations import operation_of
+from kitsune.fusion.writes import mutates
 
 #: How often x, and how often its tanh or erf, stand in a product -> the number before it. Of a sum, every product.
 Polynomial = Mapping[tuple[int, int], float]

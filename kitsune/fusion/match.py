@@ -10,7 +10,8 @@ from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
-from kitsune.fusion.operations import BORDERS, FRESH, autocasts_at, mutates, names_of, operation_of, value_of
+from kitsune.fusion.operations import BORDERS, FRESH, autocasts_at, names_of, operation_of, value_of
+from kitsune.fusion.writes import are_written, mutates, written_by
 from kitsune.kernels.dtypes import DTYPES
 
 
@@ -19,13 +20,15 @@ class Match:
     """`call` with `arguments`, nodes and constants, gives what the `results` are: the last of the nodes comes first.
 
     Where there are several results, the call returns a tuple of them. `inner` nodes disappear: nobody else uses them.
-    `dtype` is that of the numbers that the kernel reads, where it is not that of the first result.
+    `kept` are results that the backward of the call reads, as it may read any argument. `dtype` is that of the numbers
+    that the kernel reads, where it is not that of the first result.
     """
 
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
     results: tuple[Node, ...]
     inner: tuple[Node, ...] = ()
+    kept: tuple[Node, ...] = ()
     dtype: torch.dtype | None = None
 
     @property
@@ -42,14 +45,21 @@ class Match:
         """The nodes of the arguments, each once."""
         return tuple(dict.fromkeys(one for one in self.arguments if isinstance(one, Node)))
 
+    @property
+    def shared(self) -> tuple[Node, ...]:
+        """The inner nodes that others use, too."""
+        own = set(self.nodes)
+        return tuple(node for node in self.inner if any(user not in own for user in node.users))
+
 
 def place_of(match: Match) -> Node | str:
     """The node before which the call can stand, or why there is none."""
     order = {node: number for number, node in enumerate(match.results[0].graph.nodes)}
     own = set(match.nodes)
-    shared = [node for node in match.inner if any(user not in own for user in node.users)]
-    if shared:
-        return f"others use the result of {names_of(shared)}"
+    if match.shared:
+        return f"others use the result of {names_of(match.shared)}"
+    if not own.isdisjoint(match.inputs):
+        return "it needs a tensor that it would replace"
     users = [user for node in match.results for user in node.users if user not in own]
     place = min([match.results[0], *users], key=order.__getitem__)
     if any(order[node] >= order[place] for node in match.inputs):
@@ -60,15 +70,20 @@ def place_of(match: Match) -> Node | str:
         return "an autocast or no_grad block begins or ends in it"
     if any(mutates(node) for node in between if node not in own):
         return "something is written in place while it runs"
-    if any(mutates(node) and not is_free(node.args[0], own) for node in match.nodes):
+    if not all(is_free(written, own) for node in match.nodes for written in written_by(node)):
         return "it writes into what others may read"
+    later = [node for node in order if order[node] > order[place] and node not in own]
+    if has_backward(match) and are_written((*match.inputs, *match.kept), later):
+        return "something is written afterwards into what its backward may read"
     return place
 
 
-def is_free(written: Any, own: set[Node]) -> bool:
+def has_backward(match: Match) -> bool:
+    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in map(value_of, match.results))
+
+
+def is_free(written: Node, own: set[Node]) -> bool:
     """Whether nobody but the match reads what one of its nodes writes into."""
-    if not isinstance(written, Node):
-        return False
     return written in own or (len(written.users) == 1 and operation_of(written).name in FRESH)
 
 
@@ -81,8 +96,8 @@ def surroundings(match: Match) -> Iterator[None]:
         yield
 
 
-def results_of(match: Match) -> tuple[Any, ...] | str:
-    """What the call gives, without data, for each of the results; or how that is not what the nodes give."""
+def why_unlike(match: Match) -> str | None:
+    """How what the call gives, as far as that is known without data, is not what the nodes give; or None."""
     wanted = [value_of(node) for node in match.results]
     values = [value_of(one) for one in match.arguments]
     known = [*wanted, *(value for value, one in zip(values, match.arguments, strict=True) if isinstance(one, Node))]
@@ -101,7 +116,7 @@ def results_of(match: Match) -> tuple[Any, ...] | str:
     except (RuntimeError, TypeError, ValueError) as error:
         return f"the kernel does not take it: {str(error).partition(chr(10))[0]}"
     given = found if isinstance(found, tuple) else (found,)
-    return difference(wanted, given) or given
+    return difference(wanted, given)
 
 
 def difference(wanted: list[Any], given: tuple[Any, ...]) -> str | None:

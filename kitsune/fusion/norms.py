@@ -92,7 +92,7 @@ def of_a_sum(norm: Found) -> Found:
         return None
     x, residual = sorted(pair, key=lambda one: value_of(one).dtype != value_of(total).dtype)
     arguments = (x, residual, *others[:-1], value_of(total).dtype)
-    return replace(norm, call=OF_A_SUM[norm.call], arguments=arguments, results=(*norm.results, total))
+    return replace(norm, call=OF_A_SUM[norm.call], arguments=arguments, results=(*norm.results, total), kept=(total,))
 
 
 def is_over_rows(x: Any, shape: Any) -> bool:

@@ -104,9 +104,6 @@ KEYWORDS: Final[Mapping[str, str]] = {
 }
 #: Where what is computed before is not what is computed after.
 BORDERS: Final = (_enter_autocast, _exit_autocast, torch._C._set_grad_enabled)
-IN_PLACE: Final = frozenset(
-    getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "setitem")
-)
 #: What these give is memory of its own, that nobody else looks at.
 FRESH: Final = frozenset({"linear", "matmul", "layer_norm", "rms_norm", "batch_norm"})
 
@@ -149,20 +146,6 @@ def is_tensor(node: Any) -> bool:
 def is_last(dim: Any, x: Any) -> bool:
     """Whether `dim` is the last dimension of a tensor."""
     return is_tensor(x) and dim in (-1, value_of(x).ndim - 1)
-
-
-def mutates(node: Node) -> bool:
-    """Whether the node writes into what it is given. The statistics of a batch norm do not count."""
-    target: Any = node.target
-    if node.op == "call_method":
-        return str(target).endswith("_") and not str(target).endswith("__")
-    if node.op != "call_function":
-        return False
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable
-    written = operation_of(node).get("inplace", node.kwargs.get("inplace", False))
-    name = getattr(target, "__name__", "")
-    return written is True or "out" in node.kwargs or target in IN_PLACE or (name[-1:] == "_" and name[-2:] != "__")
 
 
 def autocasts_at(node: Node) -> tuple[tuple[Any, ...], ...]:

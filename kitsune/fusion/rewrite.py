@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule, Node
 
-from kitsune.fusion.match import Match, place_of, results_of
+from kitsune.fusion.match import Match, place_of, why_unlike
 from kitsune.fusion.operations import aten, operation_of, value_of
 from kitsune.fusion.patterns import Pattern
 from kitsune.fusion.stats import Benefit, Kept, Refused
@@ -60,22 +60,21 @@ def replace(match: Match, pattern: Pattern, judge: Judge, done: Rewriting) -> st
     place = place_of(match)
     if isinstance(place, str):
         return place
-    values = results_of(match)
-    if isinstance(values, str):
-        return values
-    reason = pattern.why_not(match)
+    reason = why_unlike(match) or pattern.why_not(match)
     if reason is not None:
         return reason
     benefit = judge(pattern, match)
     if isinstance(benefit, str):
         return benefit
-    put(match, place, values)
+    put(match, place)
     done.kept.append(Kept(pattern.name, len(match.nodes), benefit))
     return None
 
 
-def put(match: Match, place: Node, values: tuple[torch.Tensor, ...]) -> None:
+def put(match: Match, place: Node) -> None:
+    """What the nodes were known to give is known of the call: views of it share its memory, and it has a gradient."""
     graph = place.graph
+    values = tuple(value_of(node) for node in match.results)
     with graph.inserting_before(place):
         call = graph.call_function(match.call, match.arguments)
         given = [call]

@@ -3,7 +3,7 @@
 The kernel reads one half of each angle's row, so both must be equal: what is seen to be made as cat((a, a), -1).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -13,7 +13,8 @@ from torch.fx import Node
 from kitsune.fusion import calls
 from kitsune.fusion.match import Match
 from kitsune.fusion.norms import factors, is_sum
-from kitsune.fusion.operations import Operation, is_last, is_tensor, mutates, operation_of, value_of
+from kitsune.fusion.operations import Operation, is_last, is_tensor, operation_of, value_of
+from kitsune.fusion.writes import bodies_of, is_written
 
 Found = Match | str | None
 
@@ -155,20 +156,6 @@ def within(node: Any, index: Any) -> Any:
     """The node, in the graph of its own, that becomes the result of this number; None for what is no such graph."""
     if not isinstance(node, Node) or node.target not in WRAPS or not isinstance(index, int):
         return None
-    bodies = [one for one in node.all_input_nodes if one.op == "get_attr"]
-    body = getattr(node.graph.owning_module, str(bodies[0].target), None) if bodies else None
-    return body.graph.output_node().args[0][index] if body is not None else None
-
-
-def is_written(nodes: Iterable[Node]) -> bool:
-    """Whether anything in their graphs writes into the memory of one of them."""
-    memory = {memory_of(node) for node in nodes}
-    writing = [other for graph in {node.graph for node in nodes} for other in graph.nodes if mutates(other)]
-    return any(memory_of(one) in memory for other in writing for one in other.all_input_nodes)
-
-
-def memory_of(node: Node) -> int | None:
-    """The same number for a tensor and its views; None for what lies in no memory of its own."""
-    value = value_of(node)
-    is_strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
-    return int(value.untyped_storage()._cdata) if is_strided else None
+    bodies = bodies_of(node)
+    results: Any = bodies[0].output_node().args[0] if bodies else None
+    return results[index] if results is not None else None

@@ -38,6 +38,7 @@ def cross_entropy(
     Meaning, shapes and the dtype of the loss are those of torch.nn.functional.cross_entropy without class weights: the
     dtype of `logits`, fp32 under autocast. Sums are in fp32. A mean over nothing but ignored targets is nan. A target
     that is no class, where torch stops the device with an assertion, makes the loss and the gradient of its row nan.
+    Backward reads `logits` again, where torch's reads their log-softmax: nothing may be written into them until then.
 
     Through `reference` goes what Triton does not reach, what is empty, (batch, classes, d1, ...) whose classes do not
     lie side by side in memory, target probabilities, and arguments that torch refuses, with torch's own error.

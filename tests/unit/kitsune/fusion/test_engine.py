@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -129,6 +130,19 @@ def test_a_measurement_runs_both_forward_and_backward_and_draws_no_random_number
     assert gradients == [[[(2, 3, 2 * WIDTH)] * 2] * 2]
 
 
+def test_what_follows_a_kernel_is_measured_backward_too():
+    found = []
+
+    def clock(original, fused):
+        found.append(len(original()))
+        return 2.0, 1.0
+
+    fusing = engine(clock)
+    fusing.fuse(lambda x: F.silu(F.layer_norm(x, (WIDTH,))) * x.sin())(ROWS)
+    assert fusing.get_fusion_stats().matches == {"layer_norm": 1, "swiglu": 1}
+    assert found == [1, 2]  # gradients of x; of the norm, which is a kernel's by then, and of the sine
+
+
 def test_shapes_are_measured_once_in_a_process():
     calls = []
 
@@ -141,6 +155,57 @@ def test_shapes_are_measured_once_in_a_process():
         fusing.fuse(Tower())(normal(rows, 3, WIDTH), torch.zeros(rows, 3, dtype=torch.int64))
         assert len(fusing.get_fusion_stats().kept) == 3
     assert len(calls) == 4
+
+
+def layer_norm_twice(x, weight, bias, eps):
+    layer_norm(x, weight, bias, eps)
+    return layer_norm(x, weight, bias, eps)
+
+
+def find_layer_norm(call, node: Node) -> Match | None:
+    norm = operation_of(node)
+    arguments = (norm.get("x"), None, None, 1e-5)
+    return Match(call=call, arguments=arguments, results=(node,)) if norm.name == "layer_norm" else None
+
+
+@pytest.mark.parametrize("calls", [(layer_norm, layer_norm), (layer_norm, layer_norm_twice)])
+def test_another_call_is_measured_anew(calls):
+    measured = []
+
+    def clock(original, fused):
+        measured.append(1)
+        return 2.0, 1.0
+
+    for call in calls:
+        fusing = engine(clock)
+        fusing.register_pattern(Pattern("layer_norm", "reduction", partial(find_layer_norm, call)))
+        fusing.fuse(lambda x: F.layer_norm(x, (WIDTH,)))(ROWS)
+        assert fusing.get_fusion_stats().matches == {"layer_norm": 1}
+    assert len(measured) == len({*calls})
+
+
+def test_the_same_operations_wired_otherwise_are_measured_anew():
+    measured = []
+
+    def clock(original, fused):
+        measured.append(1)
+        return 2.0, 1.0
+
+    def find(node: Node) -> Match | None:
+        outer = operation_of(node)
+        if outer.name != "mul" or operation_of(outer.get("x")).name != "layer_norm":
+            return None
+        normed = outer.get("x")
+        x = operation_of(normed).get("x")
+        inner = (normed, *({outer.get("y")} - {x, normed}))
+        return Match(call=torch.clone, arguments=(x,), results=(node,), inner=inner)
+
+    for function in (lambda x: F.layer_norm(x, (WIDTH,)) * x, lambda x: (y := F.layer_norm(x, (WIDTH,))) * y):
+        fusing = engine(clock)
+        fusing.register_pattern(Pattern("wired", "reduction", find))
+        fusing.fuse(function)(ROWS)
+        assert fusing.get_fusion_stats().matches == {"wired": 1}
+    assert len(measured) == 2
 
 
 def test_what_cannot_be_measured_stays():

@@ -80,6 +80,27 @@ def test_dropout_and_a_residual_keep_the_sum_in_the_mean():
     assert abs(y.mean().item() - 6) < 0.1
 
 
+def test_of_two_dropouts_the_one_that_nobody_else_uses_is_replaced():
+    def function(x):
+        x = F.dropout(x, 0.5, True)
+        return x + F.dropout(x * 2, 0.5, True)
+
+    assert stats_of(function, ROWS).matches == {"dropout_add": 1}
+
+
+def test_of_two_gates_the_one_that_nobody_else_uses_is_replaced():
+    def function(x, y):
+        gate = F.silu(x)
+        return gate * F.silu(y) + gate
+
+    x, y = ROWS, normal(2, 3, WIDTH, seed=1)
+    fusing = engine()
+    ours, wanted = step(fusing.fuse(function), [], x, y), step(function, [], x, y)
+    assert fusing.get_fusion_stats().matches == {"swiglu": 1}
+    for one, other in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 # What is none ---------------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +207,43 @@ def test_another_eps_is_another_norm():
     assert [one.matches for one in stats] == [{"layer_norm": 1}] * 2
     fused = engine().fuse(lambda x: F.layer_norm(x, (WIDTH,), eps=0.5))
     torch.testing.assert_close(fused(ROWS), F.layer_norm(ROWS, (WIDTH,), eps=0.5))
+
+
+def dropout_twice(x):
+    dropped = F.dropout(x, 0.5, True)
+    return dropped + dropped
+
+
+def gate_of_itself(x):
+    gate = F.silu(x)
+    return gate * gate
+
+
+def norm_weighed_by_itself(x):
+    x = x[0, 0]
+    normed = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+    return normed * normed
+
+
+@pytest.mark.parametrize("function", [dropout_twice, gate_of_itself, norm_weighed_by_itself])
+def test_what_a_match_would_replace_cannot_be_its_argument(function):
+    fusing = engine()
+    ours, wanted = step(fusing.fuse(function), [], ROWS), step(function, [], ROWS)
+    for one, other in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    stats = fusing.get_fusion_stats()
+    assert stats.matches == {}
+    assert {one.reason for one in stats.refused} == {"it needs a tensor that it would replace"}
+
+
+def test_an_activation_in_place_of_an_argument_by_name():
+    layer = nn.Linear(WIDTH, WIDTH)
+
+    def function(x):
+        return F.silu(input=layer(x), inplace=True)
+
+    torch.testing.assert_close(engine().fuse(function)(ROWS), function(ROWS), rtol=1e-4, atol=1e-5)
+    assert stats_of(function, ROWS).matches == {"linear_activation": 1}
 
 
 def test_dropout_in_eval_is_no_dropout():
