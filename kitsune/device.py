@@ -26,8 +26,9 @@ from kitsune.garbage import uncollected
 from kitsune.plan import Environment
 
 Sync = tuple[str, int]  # source file and line of a host synchronisation
-NOT_THE_USERS = tuple(
-    os.path.dirname(file) + os.sep for file in (__file__, torch.__file__, warnings.__file__, contextlib.__file__)
+NOT_THE_USERS = (
+    *(os.path.dirname(file) + os.sep for file in (__file__, torch.__file__, warnings.__file__, contextlib.__file__)),
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), "tuner") + os.sep,
 )
 
 

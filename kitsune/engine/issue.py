@@ -8,7 +8,7 @@ never gives it too early.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,6 +17,11 @@ from kitsune.device import lane_stream
 from kitsune.engine.memory import MemoryPlan, plan_memory
 from kitsune.engine.recording import Call, Place, Recording, map_places
 from kitsune.engine.schedule import Schedule, in_order
+
+#: The dispatcher's keys of autocast: what was recorded was seen below them, with its arguments cast already.
+AUTOCAST: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
 
 
 class Lanes(Protocol):
@@ -40,8 +45,8 @@ def issue(recording: Recording, schedule: Schedule, plan: MemoryPlan, lanes: Lan
             call = recording.calls[placed.launch]
             for storage in released:
                 due[maker[storage]].append(storage)
-            for span in recording.graph.launches[placed.launch].writes:
-                maker.setdefault(span.storage, placed.stream)
+            for storage in recording.graph.launches[placed.launch].touches:
+                maker.setdefault(storage, placed.stream)
             freed = tuple(due.pop(placed.stream, ()))
             lanes.submit(placed.stream, placed.launch, placed.waits, memory.task(call, freed))
     return memory.tensors(recording.result)
@@ -75,7 +80,11 @@ class Memory:
     def _issue(self, call: Call) -> None:
         for storage in call.allocates:
             self._storages[storage] = self._allocated(storage)
-        with torch.set_grad_enabled(call.in_grad_mode), torch._C._AutoDispatchBelowAutograd():
+        with (
+            torch.set_grad_enabled(call.in_grad_mode),
+            torch._C._AutoDispatchBelowAutograd(),
+            torch._C._ExcludeDispatchKeyGuard(AUTOCAST),
+        ):
             output = call.function(*self.tensors(call.arguments), **self.tensors(call.named))
         if not call.results:
             return

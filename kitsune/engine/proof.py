@@ -16,7 +16,7 @@ import torch
 
 from kitsune.device import tensors_in
 from kitsune.engine.recording import Recording, places_of
-from kitsune.engine.state import State, as_bytes
+from kitsune.engine.state import State, as_bytes, equal
 
 STEPS: Final = 3
 SLACK: Final = 4.0  # how much further than the step from itself; atomics are a matter of chance
@@ -149,11 +149,6 @@ def is_rising(tensor: torch.Tensor) -> bool:
 
 def same(one: Trace, two: Trace) -> bool:
     return all(map(equal, one, two))
-
-
-def equal(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """By bits, so that NaN equals NaN."""
-    return torch.equal(one.contiguous().view(-1).view(torch.uint8), two.contiguous().view(-1).view(torch.uint8))
 
 
 def dtypes_of(recording: Recording) -> dict[int, torch.dtype]:

@@ -3,7 +3,7 @@
 The dispatcher shows every ATen operation below autograd, kitsune/engine/triton_launches.py the kernels that bypass it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,9 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kitsune.device import allocations
+from kitsune.device import allocations, tensors_in
 from kitsune.engine.graph import Launch, LaunchGraph
 from kitsune.engine.recording import Call, Place, Recording, places_of, spans
+from kitsune.engine.state import equal
 from kitsune.engine.storages import Storages, at_line
 from kitsune.engine.triton_launches import TritonLaunch, triton_launches
 from kitsune.errors import CaptureError
@@ -42,6 +43,8 @@ LIFTED: Final = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 MOVES: Final = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
 #: Matrix products by cuBLAS, which keeps 65 MB for every stream on an H200.
 PRODUCTS: Final = frozenset(f"aten::{name}" for name in ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addmv"))
+#: Namespaces whose schemas are trusted; what is of none of them is an operation of the user's.
+TRUSTED: Final = ("aten", "prims", "prim", "inductor", "quantized", "mkldnn", "kitsune")
 COLLECTIVES: Final = ("c10d", "_c10d_functional", "c10d_functional")
 MASKS: Final = (torch.bool, torch.uint8)
 DEPENDS_ON_DATA: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -69,7 +72,7 @@ def record(step: Callable[[], Any], device: torch.device, then: Callable[[], Any
         if then is not None:
             cut, result = observer.count, (result, then())
     try:
-        return Recorded(observer.recording(result, addresses), "", result, cut)
+        return Recorded(observer.recording(result, addresses, is_whole=then is None), "", result, cut)
     except CaptureError as error:
         return Recorded(None, str(error), result)
 
@@ -99,9 +102,11 @@ class Observer(TorchDispatchMode):
         if is_view_of_storage(func, args):
             return func(*args, **named)
         given = self._noted(lambda: self._given(func, args, named))
+        before = self._noted(lambda: copies_read(func, args, named))
         self._operation = func
         output = func(*args, **named)
         self._operation = None
+        self._noted(lambda: check_unchanged(func, before or ()))
         self._noted(lambda: self._saw(func, given, output))
         return output
 
@@ -115,16 +120,18 @@ class Observer(TorchDispatchMode):
         if self._operation is None:
             self._noted(lambda: self._saw_triton(seen))
 
-    def recording(self, result: Any, addresses: Collection[int] = ()) -> Recording:
+    def recording(self, result: Any, addresses: Collection[int] = (), *, is_whole: bool = False) -> Recording:
         """All that was seen; `result` is what the step has returned, `addresses` what it allocated.
 
-        Raises CaptureError.
+        The user may hold nothing else that was made in a step that `is_whole`; where a backward was recorded apart,
+        the graph of autograd still holds activations. Raises CaptureError.
         """
         if self._refusal is not None:
             raise self._refusal
         placed = self._placed(result)
         self._storages.made_at(addresses)
-        held, storages = self._storages.settle({place.storage for place in places_of(placed)}, self._device)
+        kept = {place.storage for place in places_of(placed)}
+        held, storages = self._storages.settle(kept, self._device, tensors_in(result) if is_whole else None)
         calls = [replace(c, allocates=tuple(n for n in c.allocates if n not in held)) for c in self._calls]
         return Recording(self._device, LaunchGraph.of(self._launches, storages), tuple(calls), held, placed)
 
@@ -135,6 +142,10 @@ class Observer(TorchDispatchMode):
                 return note()
             except CaptureError as error:
                 self._refusal = error
+            except torch.OutOfMemoryError:
+                self._refusal = CaptureError(
+                    f"there is no memory to see what an operation of the user's writes{at_line()}"
+                )
         return None
 
     def _given(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
@@ -145,7 +156,7 @@ class Observer(TorchDispatchMode):
         name = func._schema.name
         results = tuple(self._placed(leaf) if torch.is_tensor(leaf) else None for leaf in pytree.tree_leaves(output))
         if name in ALLOCATIONS:
-            self._storages.allocated(results)
+            self._storages.allocated(results, short(name))
         elif name in LIFTED:
             self._storages.lifted(results)
         elif name not in IDLE and not func.is_view:
@@ -153,15 +164,15 @@ class Observer(TorchDispatchMode):
 
     def _saw_launch(self, func: Any, given: Any, results: tuple[Place | None, ...]) -> None:
         reads, writes = accesses(func, *given)
+        name = short(func._schema.name)
+        self._storages.check_sizes(writes, name)
         touched = {place.storage for place in (*reads, *writes)}
         made = [place for place in results if place is not None and place.storage not in touched]
         if not made and not writes:
             return
-        draws, name = torch.Tag.nondeterministic_seeded in func.tags, func._schema.name
-        launch = Launch(
-            name.partition("::")[2], spans(reads), spans([*writes, *made]), draws, keeps_workspace=name in PRODUCTS
-        )
-        self._storages.made(made)
+        draws, is_product = torch.Tag.nondeterministic_seeded in func.tags, func._schema.name in PRODUCTS
+        launch = Launch(name, spans(reads), spans([*writes, *made]), draws, keeps_workspace=is_product)
+        self._storages.made(made, name)
         arguments, named = given
         self._keep(launch, Call(func, arguments, named, torch.is_grad_enabled(), results))
 
@@ -187,11 +198,41 @@ def accesses(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tupl
     writes: list[Place] = []
     for at, argument in enumerate(func._schema.arguments):
         found = list(places_of(args[at] if at < len(args) else named.get(argument.name)))
-        if argument.name in hidden or (argument.alias_info is not None and argument.alias_info.is_write):
+        if argument.name in hidden or is_written(argument):
             writes += found
         if not argument.is_out and not (at == 0 and name in OVERWRITES):
             reads += found
     return reads, writes
+
+
+def short(name: str) -> str:
+    """Of an operation, without its namespace."""
+    return name.partition("::")[2]
+
+
+def copies_read(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(name, tensor, copy) of what an operation of the user's says that it only reads."""
+    if func.namespace in TRUSTED:
+        return []
+    given = [
+        (each, tensors_in(args[at] if at < len(args) else named.get(each.name)))
+        for at, each in enumerate(func._schema.arguments)
+    ]
+    written = {t.untyped_storage()._cdata for each, tensors in given if is_written(each) for t in tensors}
+    read = [(each.name, t) for each, tensors in given if not is_written(each) for t in tensors]
+    return [(name, t, t.clone()) for name, t in read if t.untyped_storage()._cdata not in written]
+
+
+def check_unchanged(func: Any, before: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
+    """Raises CaptureError when an operation has written what its schema says it only reads."""
+    for name, tensor, copy in before:
+        if not equal(tensor, copy):
+            raise CaptureError(f"{func._schema.name} writes {name}, which its schema says it only reads{at_line()}")
+
+
+def is_written(argument: Any) -> bool:
+    """Whether a schema says of an argument that it is written."""
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
 def is_composite(func: Any) -> bool:

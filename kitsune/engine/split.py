@@ -6,13 +6,14 @@ goes on, and behind the backward only that of the first ones is left. Its bucket
 takes 38 us for the 61 706 parameters of LeNet, a sixth of the step: one block of threads does 65 536 of them alone.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, Final
 
 import torch
 
-from kitsune.engine.graph import Launch, LaunchGraph
+from kitsune.engine.graph import Launch, LaunchGraph, Span, is_filled
 from kitsune.engine.record import accesses
 from kitsune.engine.recording import Call, Place, Recording, is_place, places_of, spans
 
@@ -27,7 +28,10 @@ GROWTH: Final = 4
 
 
 def split(recording: Recording, bucket_bytes: int) -> Recording:
-    """The results are the same to the bit: every kernel computes what it computed, on the same operands."""
+    """The results are the same to the bit: every kernel computes what it computed, on the same operands.
+
+    Lists stay whole where a tensor beside them has a number for each of theirs, or where one entry lies on another.
+    """
     graph = recording.graph
     smaller: list[Pair] = []
     level: dict[int, int] = {}  # storage -> how many launches there are in a row up to the last one that writes it
@@ -69,10 +73,11 @@ def buckets(pair: Pair, bucket_bytes: int, level: Mapping[int, int]) -> Iterator
     given = (*call.arguments, *call.named.values())
     lists = [value for value in (*given, results) if is_list(value) and value]
     tensors: Sequence[Place] = next(filter(is_places, lists), ())
-    if any(len(value) != len(tensors) for value in lists):
+    of_all = list(places_of([value for value in given if not is_list(value)]))
+    is_even = all(len(value) == len(tensors) for value in lists) and all(math.prod(each.size) == 1 for each in of_all)
+    if not is_even or not are_apart(call, len(tensors)):
         yield pair
         return
-    of_all = list(places_of([value for value in given if not is_list(value)]))
     ready = [latest((*of_all, *filter(is_place, each)), level) for each in zip(*lists, strict=True)]
     groups = by_readiness(list(map(nbytes_of, tensors)), ready, bucket_bytes)
     if len(groups) < 2:
@@ -84,9 +89,26 @@ def buckets(pair: Pair, bucket_bytes: int, level: Mapping[int, int]) -> Iterator
         reads, writes = accesses(call.function, arguments, named)
         made = part(results, chosen)
         piece = replace(launch, reads=spans(reads), writes=spans([*writes, *filter(None, made)]))
-        fresh = {span.storage for span in piece.writes}
-        allocates = tuple(storage for storage in call.allocates if storage in fresh)
+        allocates = tuple(storage for storage in call.allocates if storage in piece.touches)
         yield piece, replace(call, arguments=arguments, named=named, results=tuple(made), allocates=allocates)
+
+
+def are_apart(call: Call, count: int) -> bool:
+    """Whether no entry of the lists of a call writes bytes that another entry touches."""
+    seen: dict[tuple[Span, bool], set[int]] = {}  # (bytes, whether they are written) -> entries
+    for at in range(count):
+        named = {name: part(value, [at]) for name, value in call.named.items()}
+        reads, writes = accesses(call.function, tuple(part(value, [at]) for value in call.arguments), named)
+        for places, is_written in ((reads, False), (writes, True)):
+            for span in filter(is_filled, spans(places)):
+                seen.setdefault((span, is_written), set()).add(at)
+    open_spans: list[tuple[Span, bool, set[int]]] = []
+    for (span, is_written), entries in sorted(seen.items(), key=lambda item: astuple(item[0][0])):
+        open_spans = [each for each in open_spans if each[0].storage == span.storage and each[0].end > span.begin]
+        open_spans.append((span, is_written, entries))
+        if any((wrote or is_written) and len(others | entries) > 1 for _, wrote, others in open_spans):
+            return False
+    return True
 
 
 def latest(places: Iterable[Place], level: Mapping[int, int]) -> int:

@@ -26,6 +26,11 @@ class State:
         return self._copies
 
 
+def equal(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """By bits, so that NaN equals NaN."""
+    return torch.equal(one.contiguous().view(-1).view(torch.uint8), two.contiguous().view(-1).view(torch.uint8))
+
+
 def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     """The storage as a tensor of bytes, on the same memory."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -349,8 +349,35 @@ def test_a_custom_operation_that_lies_about_what_it_writes_is_refused():
     planner = Planner(Recorder(CPU), 2)
     graph, result = planner.capture(step, step.inputs)
     assert graph is None
-    assert "writes memory that it says it only reads" in planner.refusal
+    assert "kitsune_test::liar writes total, which its schema says it only reads" in planner.refusal
     assert isinstance(result[0], torch.Tensor)
+
+
+def test_the_proof_finds_what_changes_though_nobody_writes_it():
+    step, _ = warmed("frozen")
+    assert "writes memory that it says" in proven(step, lambda: step.model.first.weight.data.add_(1.0))
+
+
+class Island(nn.Module):
+    """A product in fp32, whatever autocast the caller is in."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        hidden = self.first(x).float()
+        with torch.autocast("cpu", enabled=False):
+            return self.second(hidden)
+
+
+def test_autocast_of_the_caller_casts_nothing_that_is_issued_again():
+    model, x = Island(), torch.randn(6, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        recording = recorded(lambda: model(x).detach())
+        found, expected = in_recorded_order(recording)(), model(x)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
 
 
 @torch.library.custom_op("kitsune_test::shaky", mutates_args=())

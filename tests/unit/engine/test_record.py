@@ -4,6 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+import kitsune
+import tuner
+from kitsune.device import NOT_THE_USERS
+from kitsune.engine.issue import in_recorded_order
 from kitsune.engine.record import HIDDEN_WRITES, Observer, record
 from kitsune.engine.recording import places_of
 from kitsune.engine.triton_launches import TritonLaunch
@@ -111,6 +115,64 @@ def sparse(x):
     return torch.sparse_coo_tensor(torch.tensor([[0, 1]]), x[:2], (5,), check_invariants=True).to_dense()
 
 
+def resized_by_out(x):
+    return torch.mul(x, 2, out=torch.empty(0))
+
+
+def conjugated(x):
+    return torch.complex(x, x).conj() * 2
+
+
+def negative(x):
+    return torch._neg_view(x) * 2
+
+
+@torch.library.custom_op("kitsune_test::lying", mutates_args=())
+def lied(activation: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    activation.mul_(2)
+    return x + 1
+
+
+def lying(x):
+    """About memory of the step's own."""
+    return lied(x * 3, x)
+
+
+@torch.library.custom_op("kitsune_test::reading", mutates_args=())
+def reading(x: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
+    return x + others[0]
+
+
+@torch.library.custom_op("kitsune_test::writing", mutates_args=("x",))
+def writing(x: torch.Tensor, same: torch.Tensor) -> None:
+    x.add_(same)
+
+
+def test_operations_of_the_users_that_keep_to_their_schemas_are_followed():
+    x = torch.full((3,), torch.nan)
+
+    def step():
+        hidden = reading(x.expand(4, 3), [x, x * 2])
+        writing(hidden, hidden)
+        return hidden
+
+    assert names(recorded(step)) == ["mul", "reading", "writing"]
+
+
+def test_a_copy_for_which_there_is_no_memory_does_not_end_the_step(monkeypatch):
+    def none(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("kitsune.engine.record.copies_read", none)
+    x = torch.ones(3)
+    found = record(lambda: x.add_(1), CPU)
+    assert "no memory" in found.refusal
+    assert torch.equal(x, torch.full((3,), 2.0))
+
+
+kept: dict[str, torch.Tensor] = {}
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -118,7 +180,11 @@ def sparse(x):
         (by_shape, "depends on the data"),
         (out_of_sight, "reads memory that nothing in our sight has written"),
         (resized, "resize_ changes which memory a tensor means"),
-        (sparse, "cannot be followed"),
+        (resized_by_out, r"mul changes the size of a tensor that it writes \(.*test_record.py:\d+\)"),
+        (sparse, r"a sparse tensor \(torch.sparse_coo\) cannot be followed"),
+        (conjugated, r"a conjugated view \(resolve_conj\(\) .*\) cannot be followed"),
+        (negative, r"a view with its negative bit set \(resolve_neg\(\) .*\) cannot be followed"),
+        (lying, "kitsune_test::lying writes activation, which its schema says it only reads"),
     ],
 )
 def test_what_cannot_be_issued_again_is_refused_after_the_step_has_run(function, words):
@@ -127,6 +193,107 @@ def test_what_cannot_be_issued_again_is_refused_after_the_step_has_run(function,
     assert found.recording is None
     assert re.search(words, found.refusal)
     assert torch.equal(x, torch.full((3,), 2.0))
+
+
+def keeps_an_activation(x):
+    kept["hidden"] = x.detach() * 2
+    return kept["hidden"].sum()
+
+
+def keeps_what_it_returns(x):
+    loss = x.sum()
+    kept["loss"] = loss.detach()
+    return loss
+
+
+def keeps_filled_memory(x):
+    kept["copy"] = torch.empty(3).copy_(x)
+    return x.sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "made"),
+    [(keeps_an_activation, "mul"), (keeps_what_it_returns, "sum"), (keeps_filled_memory, "empty")],
+)
+def test_a_step_that_keeps_a_tensor_that_it_made_is_refused(function, made):
+    """Replays would put it elsewhere, and what was kept would be that of the recorded step for ever."""
+    x = torch.ones(3)
+    found = record(lambda: function(x), CPU)
+    assert re.search(rf"the step keeps a tensor that it made: what {made} \(.*test_record.py:\d+\) ret", found.refusal)
+    kept.clear()
+
+
+def test_a_step_that_puts_a_new_tensor_in_the_place_of_its_state_is_refused():
+    kept["average"] = torch.zeros(3)
+    x = torch.ones(3)
+
+    def step():
+        kept["average"] = kept["average"] * 0.9 + x
+
+    words = r"mul \(.*test_record.py:\d+\) reads a tensor that the step lets go of, and that was there before it"
+    assert re.search(words, record(step, CPU).refusal)
+    kept.clear()
+
+
+def test_state_that_was_there_before_may_be_kept_and_written():
+    kept["average"] = torch.zeros(3)
+    x = torch.ones(3)
+    recorded(lambda: kept["average"].mul_(0.9).add_(x).sum())
+    kept.clear()
+
+
+def test_what_only_waits_for_the_garbage_collector_is_not_kept():
+    def step():
+        cycle = [x * 2]
+        cycle.append(cycle)
+        return cycle[0].sum()
+
+    x = torch.ones(3)
+    recorded(step)
+
+
+def test_gradients_and_casts_that_autocast_remembers_are_not_kept():
+    layer, x = nn.Linear(4, 4), torch.randn(2, 4)
+
+    def step():
+        layer.zero_grad()
+        loss = layer(x).float().sum()
+        loss.backward()
+        return loss.detach()
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        step()
+        torch.clear_autocast_cache()
+        recorded(step)
+
+
+@pytest.mark.parametrize("empty", [lambda: torch.empty(0, 4), lambda: torch.zeros(2, 4)[:0]])
+def test_reading_no_bytes_of_memory_is_no_read(empty):
+    x = torch.randn(3, 4)
+    recording = recorded(lambda: torch.cat([empty(), x * 2]))
+    assert torch.equal(in_recorded_order(recording)(), x * 2)
+
+
+def test_an_empty_tensor_from_before_stays_where_it_is():
+    x, none = torch.randn(3, 4), torch.empty(0, 4)
+    recording = recorded(lambda: (torch.cat([none, x]), none))
+    assert none.untyped_storage()._cdata in {storage._cdata for storage in recording.held.values()}
+
+
+def test_memory_of_which_no_bytes_are_read_first_may_be_filled_later():
+    x = torch.randn(3, 4)
+
+    def step():
+        later = torch.empty(3, 4)
+        first = torch.cat([later[:0], x])
+        return first + later.copy_(x)
+
+    assert torch.equal(in_recorded_order(recorded(step))(), x + x)
+
+
+@pytest.mark.parametrize("package", [kitsune, tuner, torch])
+def test_our_own_sources_are_no_lines_of_the_users(package):
+    assert package.__file__.startswith(NOT_THE_USERS)
 
 
 def test_indexing_with_numbers_does_not_depend_on_the_data():

@@ -100,6 +100,35 @@ def test_scalars_that_come_first_are_no_lists():
     assert equal(on_threads(smaller), [2.0**step for step in steps])
 
 
+def by_a_tensor_of_scalars(ours, late):
+    torch._foreach_addcdiv_(ours, late, late, torch.arange(1.0, 7.0))
+
+
+def onto_each_other(ours, late):
+    torch._foreach_copy_([ours[0], ours[0], *ours[1:3]], [late[5], late[1], ours[0], late[2]])
+
+
+def onto_a_neighbour(ours, late):
+    torch._foreach_add_([ours[0][:12], ours[0][8:], ours[1]], [late[0][:12], late[3][8:], late[4]])
+
+
+@pytest.mark.parametrize("function", [by_a_tensor_of_scalars, onto_each_other, onto_a_neighbour])
+def test_lists_whose_entries_are_not_apart_stay_whole(function):
+    ours = tensors()
+    recording = recorded(lambda: function(ours, one_after_the_other(tensors(7)[1:])))
+    assert names(split(recording, 160)) == names(recording)
+
+
+def test_entries_that_lie_side_by_side_in_one_storage_are_apart():
+    flat, others = torch.zeros(120), tensors()
+    recording = recorded(lambda: torch._foreach_add_(list(flat.view(6, 20)), one_after_the_other(others)))
+    smaller = split(recording, 160)
+    assert names(smaller).count("_foreach_add_") > 1
+    flat.zero_()
+    on_threads(smaller)
+    assert torch.equal(flat, torch.cat(others))
+
+
 def test_what_is_ready_last_is_updated_in_small_buckets():
     sizes = [80, 400, 80, 80, 80, 640, 80]
     ready = [9, 8, 7, 6, 5, 4, 3]

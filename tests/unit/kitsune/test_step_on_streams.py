@@ -5,6 +5,7 @@ Where an optimizer asks the host for its step, as Adam does on a CPU, the plan i
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kitsune.engine.cudagraph import StepGraph
 from tests.step_cases import OPTIMIZERS, assert_same, batches, capturing_cpu, is_captured, pair, train_both
@@ -51,6 +52,25 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     monkeypatch.setattr("kitsune.step.StepGraph", OnStreams)
     MADE.clear()
     return capturing_cpu(monkeypatch)
+
+
+def test_what_a_loss_keeps_from_inside_the_step_is_that_of_the_last_step(device):
+    """So the step stays in one graph, whose own memory it is."""
+    kept = {}
+
+    def keeping(output, y):
+        kept["output"] = output.detach() * 1
+        return F.mse_loss(output, y)
+
+    planned, plain = pair(device, {"capture": "step"}, loss_fn=keeping, optimizer=OPTIMIZERS["sgd by hand fused"])
+    for batch in batches(8):
+        planned.do(batch)
+        found = kept["output"].clone()
+        plain.do(batch)
+        assert torch.equal(found, kept["output"])
+    (graph,) = MADE
+    assert "the step keeps a tensor that it made: what mul" in graph.streams_refusal
+    assert "test_step_on_streams.py" in graph.streams_refusal
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
