@@ -4,6 +4,7 @@ Public names are bound lazily (PEP 562): `import kitsune` costs milliseconds and
 """
 
 import importlib
+import random
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -43,7 +44,11 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'kitsune' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    state = random.getstate()  # rich draws from this generator when it is loaded
+    try:
+        value = getattr(importlib.import_module(home), name)
+    finally:
+        random.setstate(state)
     globals()[name] = value
     return value
 

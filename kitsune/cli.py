@@ -7,18 +7,18 @@ import importlib
 import logging
 import platform
 import re
-import signal
 import sys
 from collections.abc import Sequence
 from http import HTTPStatus
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from kitsune import __version__, doctor, screen
+from kitsune import __version__, doctor, screen, signals
 from kitsune.errors import KitsuneError, NotFoundError, RefusedError
 from kitsune.exits import ExitCode, code_of
 from kitsune.logs import LogFormat
@@ -28,6 +28,7 @@ GROUP: Final = "kitsune.commands"
 PLAN_GROUP: Final = "plan"
 _PLAN_ID: Final = re.compile(r"[0-9a-f]{64}")
 DEBUG: Final = "--debug"
+HELP: Final = ("-h", "--help")
 # Typer brings a Click of its own or uses the one from PyPI, by its version: this is ClickException of either.
 UsageProblem: Final[type[Any]] = typer.BadParameter.__mro__[2]
 
@@ -55,15 +56,9 @@ def main() -> NoReturn:
         arguments = [DEBUG, *(argument for argument in arguments if argument != DEBUG)]
     else:
         sys.excepthook = tell_unexpected
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
-            signal.signal(number, _leave)
+    screen.ensure_streams()
+    signals.handle()
     sys.exit(run(arguments))
-
-
-def _leave(number: int, _: FrameType | None) -> NoReturn:
-    """Unlike the default, unwinds: a measuring process must not outlive us."""
-    raise SystemExit(128 + number)
 
 
 def tell_unexpected(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
@@ -76,13 +71,17 @@ def tell_unexpected(kind: type[BaseException], error: BaseException, _: Tracebac
 def run(arguments: Sequence[str]) -> int:
     """Carries out one command line and returns its exit code. Errors that are not ours pass through."""
     as_json = "--json" in arguments
-    command = typer.main.get_command(full_app())
     try:
+        command = typer.main.get_command(full_app())
         code = command.main(list(arguments), prog_name="kitsune", standalone_mode=False)
     except KitsuneError as error:
         return screen.fail(type(error).__name__, str(error), code_of(error), as_json=as_json)
-    except typer.Abort:
-        return ExitCode.INTERRUPTED
+    except OSError as error:
+        if not set(HELP) & set(arguments):
+            raise
+        return screen.fail_help(error)
+    except (KeyboardInterrupt, _Interrupted, typer.Abort):
+        return signals.tell_interrupted(as_json=as_json)
     except UsageProblem as error:
         if (context := getattr(error, "ctx", None)) is not None:
             screen.note(f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n")
@@ -90,10 +89,25 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else ExitCode.OK
 
 
+class _Interrupted(BaseException):
+    """Ctrl-C, under a name that Click does not know: it would end by itself, without a word."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
+
 def full_app() -> typer.Typer:
     """The commands of this file and of every installed entry point of GROUP: each is called with the app."""
     app = typer.Typer(
-        add_completion=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+        cls=_Commands,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": list(HELP)},
     )
     app.callback(invoke_without_command=True)(root)
     plans = typer.Typer(help="Look at a plan: show, check, diff; fetch one from a server.")

@@ -198,7 +198,7 @@ def check_home() -> Check:
         home = _settings().home
     except SettingsError:
         return _warn("home", "cannot be found", "correct the settings first")
-    standing = next(folder for folder in (home, *home.parents) if folder.exists())
+    standing = _standing(home)
     try:
         with tempfile.TemporaryFile(dir=standing):
             free = shutil.disk_usage(standing).free
@@ -242,26 +242,43 @@ def check_database() -> Check:
         return _warn("database", "cannot be asked without sqlalchemy", "pip install 'kitsune-torch[tuner]'")
     file = Path(url.removeprefix("sqlite:///"))
     if url.startswith("sqlite:///") and not file.exists():
-        return _ok("database", f"{file}, which the first run makes")
+        return _judge_place(file)
     try:
         return _judge_schema(url)
     except StoreError as error:
         return _fail("database", str(error), "correct KITSUNE_DATABASE_URL, or do what the message says")
 
 
+def _judge_place(file: Path) -> Check:
+    """Whether a database can be made there."""
+    standing = _standing(file.parent)
+    try:
+        with tempfile.TemporaryFile(dir=standing):
+            return _ok("database", f"{file}, which the first run makes")
+    except OSError as error:
+        detail = f"{file} cannot be made: {standing} cannot be written: {error.strerror}"
+        return _fail("database", detail, "point KITSUNE_HOME or KITSUNE_DATABASE_URL to a folder of yours")
+
+
+def _standing(folder: Path) -> Path:
+    """The folder, or the nearest one above that is there."""
+    return next(one for one in (folder, *folder.absolute().parents) if one.exists())
+
+
 def _judge_schema(url: str) -> Check:
-    """Raises StoreError when the database does not answer."""
+    """Raises StoreError when the database does not answer, or when every command would refuse it."""
     migrate = importlib.import_module("tuner.store.migrate")
     engine = importlib.import_module("tuner.store.engine").create(url)
     try:
         with engine.connect() as connection:
             found = migrate.revisions(connection)
+            migrate.refuse_strangers(connection, found)
     finally:
         engine.dispose()
     shown = importlib.import_module("tuner.store.faults").shown(engine.url)
     if found not in ((), (migrate.SCHEMA_REVISION,)):
         detail = f"{shown} holds schema {', '.join(found)}; this version writes {migrate.SCHEMA_REVISION}"
-        return _warn("database", detail, "nothing if it is older (the next run migrates it); else upgrade Kitsune")
+        return _warn("database", detail, "nothing: the next run migrates it")
     return _ok("database", f"{shown} answers{'' if found else ', and is empty'}")
 
 

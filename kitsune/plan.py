@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NoReturn, Self
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from kitsune.errors import PlanError
+from kitsune.files import write_whole
 from kitsune.knobs import KNOBS, Choice
 from kitsune.record import Record, canonical_json
 
@@ -185,8 +186,8 @@ class Plan(Record):
         return plan
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan as a JSON file."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        """Writes the plan as a JSON file, whole or not at all. Raises OSError."""
+        write_whole(path, (json.dumps(self.to_json(), indent=2, sort_keys=True) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from kitsune import logs
 from kitsune.errors import UnfitError
+from kitsune.exits import ExitCode
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Interval, Plan
 
@@ -65,7 +66,17 @@ def _written() -> Iterator[None]:
         yield
     except OSError as error:
         _abandon_stdout()
-        raise UnfitError(f"the result cannot be written to stdout: {error.strerror or error}") from error
+        raise UnfitError(_untold("the result", error)) from error
+
+
+def fail_help(error: OSError) -> int:
+    """Tells of a help that could not be written to stdout; returns the exit code."""
+    _abandon_stdout()
+    return fail(UnfitError.__name__, _untold("the help", error), ExitCode.UNFIT, as_json=False)
+
+
+def _untold(what: str, error: OSError) -> str:
+    return f"{what} cannot be written to stdout: {error.strerror or error}"
 
 
 def _abandon_stdout() -> None:
@@ -73,6 +84,26 @@ def _abandon_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def ensure_streams() -> None:
+    """Opens the streams that the caller has closed (`>&-`): stdout as one that takes nothing, stderr as one for naught.
+
+    So they can be asked as any others, and no file that is opened later, a database, becomes what a child prints into.
+    """
+    if sys.stdout is None:
+        sys.stdout = _opened_as(1, os.O_RDONLY)
+    if sys.stderr is None:
+        sys.stderr = _opened_as(2, os.O_WRONLY)
+
+
+def _opened_as(descriptor: int, flags: int) -> TextIO:
+    nowhere = os.open(os.devnull, flags)
+    if nowhere != descriptor:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    os.set_inheritable(descriptor, True)
+    return open(descriptor, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def note(text: str) -> None:

@@ -1,7 +1,9 @@
 """Tune on this machine: a workload in, a plan out, everything remembered in the database."""
 
 import contextlib
+import random
 import tempfile
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,15 +19,16 @@ from kitsune.record import Record
 from kitsune.submission.export import to_archive
 from kitsune.workload import LossFn, Workload, check_trains, device_of
 from tuner.ablation import Ablation, ablation_of
-from tuner.events import Event, Started
+from tuner.events import Started
 from tuner.ids import new_id
+from tuner.interrupts import Interrupts
 from tuner.records import DEFAULT_TRIALS, Run, Trial
 from tuner.settings import Settings
 from tuner.store import runs, trials
 from tuner.store.engine import open_database
-from tuner.tune import Tuning
+from tuner.tune import Tuning, no_interrupts
 from tuner.worker import Make, Tell, carry_out, worker_name
-from tuner.workloads import check_spec
+from tuner.workloads import check_spec, located
 
 
 class Result(Record):
@@ -67,6 +70,17 @@ class Result(Record):
         }
 
 
+@contextlib.contextmanager
+def _same_draws() -> Iterator[None]:
+    """Python's `random` goes on as if nothing had been drawn: packages that are loaded on the way draw from it."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+@_same_draws()
 def tune(
     model: torch.nn.Module,
     loss_fn: LossFn,
@@ -94,8 +108,9 @@ def tune(
     with tempfile.TemporaryDirectory(prefix="kitsune-") as folder:
         path = Path(folder) / "model.ksn"
         archive.save(path)
-        tuning = partial(Tuning, spec=str(path), ablates=ablation)
-        return _tune(run, tuning, database or settings.database_url, _silent).plan
+        with Interrupts(_silent, _silent).heard() as interrupts:
+            tuning = partial(Tuning, spec=str(path), ablates=ablation, interrupts=interrupts.counted)
+            return _tune(run, tuning, database or settings.database_url, interrupts.tell).plan
 
 
 def tune_workload(
@@ -108,12 +123,16 @@ def tune_workload(
     database: str | None = None,
     ablation: bool = True,
     tell: Tell | None = None,
+    interrupts: Callable[[], int] = no_interrupts,
 ) -> Result:
-    """The same for "zoo:NAME", "FILE.py:FUNCTION" or "FILE.ksn". `tell` hears every event. Raises WorkloadError too."""
+    """The same for "zoo:NAME", "FILE.py:FUNCTION" or "FILE.ksn". `tell` hears every event. Raises WorkloadError too.
+
+    `interrupts` gives how often the user has pressed Ctrl-C; the signal itself is left to the caller.
+    """
     settings = _settings()
     check_spec(spec)
     run = new_run(spec, str(pick_device(device)), trials=trials, budget=budget, seed=seed)
-    tuning = partial(Tuning, spec=spec, ablates=ablation)
+    tuning = partial(Tuning, spec=located(spec), ablates=ablation, interrupts=interrupts)
     return _tune(run, tuning, database or settings.database_url, tell or _silent)
 
 
@@ -150,12 +169,12 @@ def _settings() -> Settings:
 
 def _tune(run: Run, make: Make, database_url: str, tell: Tell) -> Result:
     with open_database(database_url) as database:
-        with database.begin() as connection:
-            runs.add(connection, run)
-            claimed = runs.claim_one(connection, run.id, worker_name())
-        assert claimed is not None, "a run added in this transaction is free to claim"
-        tell(Started(claimed))
         try:
+            with database.begin() as connection:
+                runs.add(connection, run)
+                claimed = runs.claim_one(connection, run.id, worker_name())
+            assert claimed is not None, "a run added in this transaction is free to claim"
+            tell(Started(claimed))
             finished, conclusion = carry_out(database, claimed, make, tell)
         except (KeyboardInterrupt, SystemExit):
             with contextlib.suppress(StoreError), database.begin() as connection:
@@ -166,5 +185,5 @@ def _tune(run: Run, make: Make, database_url: str, tell: Tell) -> Result:
     return Result(run=finished, plan=conclusion.plan, trials=tuple(tried), interrupted=conclusion.interrupted)
 
 
-def _silent(_: Event) -> None:
+def _silent(_: object) -> None:
     return None

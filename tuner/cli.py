@@ -114,7 +114,8 @@ def explain(
 ) -> None:
     """Show where the time of a step goes, launch by launch, and what several streams could do about it."""
     spec, chosen = _explained(subject, workload, plan)
-    pictures = {kind: path for kind, path in (("trace", trace), ("svg", svg)) if path is not None}
+    # absolute: code of the user's, which runs in this process, may change to another folder
+    pictures = {kind: path.absolute() for kind, path in (("trace", trace), ("svg", svg)) if path is not None}
     _load("tuner.explain").explain(spec, chosen, streams=streams, device=device, pictures=pictures, as_json=as_json)
 
 
@@ -186,6 +187,7 @@ def plan_fetch(
 ) -> None:
     """The plan that a server has for a workload on this machine, as JSON: on stdout, or in a file."""
     if out is not None:
+        out = out.absolute()  # code of the user's, which runs in this process, may change to another folder
         _load("tuner.history").check_writable(out)
     _load("tuner.remote_workloads").fetch(workload, _server(server), out, device=device, as_json=as_json)
 

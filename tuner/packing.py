@@ -14,13 +14,14 @@ def export(spec: str, out: Path, *, as_json: bool) -> None:
     """Raises WorkloadError, ExportError, or SettingsError when `out` cannot be written."""
     if workload_source(spec) is WorkloadSource.ARCHIVE:
         raise WorkloadError(f"{spec!r} is an archive already; export takes zoo:NAME or FILE.py:FUNCTION")
+    target = out.absolute()  # the user's code may change to another folder
     with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result of ours
         archive = to_archive(load_workload(spec, "cpu"))
     try:
-        archive.save(out)
+        archive.save(target)
     except OSError as error:
         raise SettingsError(f"--out {out} cannot be written: {error.strerror}") from error
-    size = out.stat().st_size
+    size = target.stat().st_size
     if as_json:
         screen.emit({"fingerprint": archive.fingerprint, "bytes": size, "file": str(out)})
     else:

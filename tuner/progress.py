@@ -33,7 +33,6 @@ class Standing:
     run: Run | None = None
     trials: list[Trial] = field(default_factory=list)
     doing: str = "starting"
-    is_searching: bool = False
     is_confirming: bool = False
     is_ablating: bool = False
     began_at: float = 0.0
@@ -43,16 +42,14 @@ class Standing:
         if isinstance(event, Started):
             self.run, self.began_at, self.doing = event.run, self.clock(), "running the step as given"
         elif isinstance(event, Trying):
-            self.is_searching = True
             total = f" of {event.total}" if event.total else ""
             self.doing = f"trial {event.number + 1}{total}: {words(event.proposal.knobs)}"
         elif isinstance(event, Tried):
             self.trials.append(event.trial)
         elif isinstance(event, PlayingOff):
-            self.is_searching = False
             self.doing = f"measuring the best {len(event.contenders)} against each other"
         elif isinstance(event, Confirming):
-            self.is_searching, self.is_confirming = False, True
+            self.is_confirming = True
             self.doing = f"measuring the best afresh: {words(event.knobs)}"
         elif isinstance(event, Ablating):
             self.is_confirming, self.is_ablating = False, True

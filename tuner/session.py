@@ -1,10 +1,8 @@
 """A workload and options in, the result on the terminal out: `kitsune tune`."""
 
 import contextlib
-import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from kitsune import screen
@@ -12,8 +10,8 @@ from kitsune.errors import NoTrialError
 from kitsune.exits import ExitCode
 from tuner import views
 from tuner.api import Result, tune_workload
-from tuner.events import Ablating, Event
 from tuner.history import check_writable, save
+from tuner.interrupts import Interrupts
 from tuner.progress import Quiet, telling
 
 PLAN_FILE = "plan.json"
@@ -28,9 +26,9 @@ def tune(spec: str, *, options: Mapping[str, Any], out: Path | None, as_json: bo
     """
     if out is not None:
         check_writable(out)
-    with telling(quiet=quiet) as teller, Interrupts(teller).heard() as interrupts:
+    with telling(quiet=quiet) as teller, Interrupts(teller, teller.say).heard() as interrupts:
         try:
-            result = tune_workload(spec, tell=interrupts.tell, **options)
+            result = tune_workload(spec, tell=interrupts.tell, interrupts=interrupts.counted, **options)
         except (KeyboardInterrupt, NoTrialError) as error:
             if not interrupts.count:
                 raise
@@ -43,7 +41,7 @@ def tune(spec: str, *, options: Mapping[str, Any], out: Path | None, as_json: bo
         with contextlib.suppress(OSError):  # a terminal that went away must not change the code
             screen.fail("Interrupted", _stopped(teller, why), code, as_json=as_json)
         return code
-    if interrupts.count:  # in the confirmation, of which the tuner does not hear
+    if interrupts.count:  # when nothing was left to end
         result = result.model_copy(update={"interrupted": True})
     if out is not None:
         save(result.plan, out)
@@ -52,45 +50,6 @@ def tune(spec: str, *, options: Mapping[str, Any], out: Path | None, as_json: bo
     else:
         _show(result, out)
     return ExitCode.INTERRUPTED if result.interrupted else ExitCode.OK
-
-
-class Interrupts:
-    """Ctrl-C: the first one ends the search, and the best so far is measured afresh; the second one ends that too.
-
-    Once the plan is kept, the first one is enough.
-    """
-
-    def __init__(self, teller: Quiet) -> None:
-        self.count = 0
-        self._teller = teller
-
-    def tell(self, event: Event) -> None:
-        """Hands the event on. Raises KeyboardInterrupt where a confirmation that was not broken off has ended."""
-        if self.count and isinstance(event, Ablating):
-            raise KeyboardInterrupt
-        self._teller(event)
-
-    @contextlib.contextmanager
-    def heard(self) -> Iterator["Interrupts"]:
-        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # a shell's background job ignores it
-            yield self
-            return
-        signal.signal(signal.SIGINT, self._hear)
-        try:
-            yield self
-        finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def _hear(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
-        standing = self._teller.standing
-        if self.count == 1 and (standing.is_searching or standing.is_confirming):
-            self._teller.say("Stopping: the best so far is measured afresh. Ctrl-C once more stops at once.")
-            if standing.is_confirming:
-                return
-        elif self.count == 1 and standing.is_ablating:
-            self._teller.say("Stopping: the plan stays as it was measured.")
-        raise KeyboardInterrupt
 
 
 def _stopped(teller: Quiet, why: str) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -12,12 +12,13 @@ from kitsune.plan import Match, Plan
 from kitsune.timeline import Timeline
 from tuner import measure as measuring
 from tuner.ablation import Chunk, arms_without, next_chunk
+from tuner.contenders import contenders_of, ranking_noise
 from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Tried, Trying
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
 from tuner.search import Proposal, best, best_stock, is_success, propose, speedup
 from tuner.space import Space
-from tuner.stats import median, noise_floor
+from tuner.stats import noise_floor
 from tuner.supervise import Check, go_on
 from tuner.verdicts import CANDIDATE, EAGER, Decision, compare_arms, confirmation_arms, decide, plan_from
 
@@ -26,8 +27,6 @@ CONFIRM_ROUNDS = 30
 ABLATION_ROUNDS = 20
 MAX_CONFIRMATIONS = 3  # that fail
 SLOW_FACTOR = 4.0  # on an H200, autotuning over compiling: GPT-2 171 s and 40 s, ResNet-50 more than 222 s and 50 s
-MAX_CONTENDERS = 3  # each has a model of its own in the memory of one process
-MAX_RANKING_NOISE = 0.25
 MIN_CHILD_S = 30.0  # importing torch and a first step take up to 15 s on a busy machine
 #: What was under way when a worker vanished may be why it did.
 GIVEN_UP = Failure(kind=FailureKind.CRASHED, phase=Phase.BUILD, reason="the worker vanished while this was measured")
@@ -55,12 +54,17 @@ def utcnow() -> datetime:
     return datetime.now(UTC)
 
 
+def no_interrupts() -> int:
+    return 0
+
+
 @dataclass(slots=True)
 class Tuning:
     """One run on its way. `trials` are those that were stored before, so that a run goes on where it stopped.
 
     `spec` is what the children load: the run's workload, or the archive that stands for a live model. What `check`
-    raises kills the child of the moment and propagates. `ablates`: whether `ablation` measures anything.
+    raises kills the child of the moment and propagates. `ablates`: whether `ablation` measures anything. `interrupts`:
+    how often the user has pressed Ctrl-C; it is asked between trials, and while one is waited for.
     """
 
     run: Run
@@ -72,6 +76,7 @@ class Tuning:
     now: Callable[[], datetime] = utcnow
     check: Check = go_on
     ablates: bool = True
+    interrupts: Callable[[], int] = no_interrupts
     interrupted: bool = False
     _begin_s: float = field(init=False)
     _space: Space = field(init=False)
@@ -84,8 +89,8 @@ class Tuning:
         """Yields events; the Conclusion is the generator's return value.
 
         Raises BaselineError when the step fails as given, NoTrialError when nothing at all could be measured, and
-        WorkloadError when the stored trials are of another workload or machine. KeyboardInterrupt during a trial ends
-        the search, and what is best so far is confirmed; during a confirmation it propagates.
+        WorkloadError when the stored trials are of another workload or machine. An interrupt ends the search, and what
+        is best so far is confirmed. KeyboardInterrupt does so too where a trial is waited for; elsewhere it propagates.
         """
         inspection = self._inspected()
         yield Inspected(inspection)
@@ -98,14 +103,16 @@ class Tuning:
         """Measures what each choice of the confirmed plan gives, in what is left of the budget; may follow `steps`.
 
         One trial for each process. `is_taken_over`: by a run whose worker vanished when the plan was stored already.
-        What it may have been about is given up, so each attempt comes forward. KeyboardInterrupt during a trial ends
-        this, and the plan stays as it is.
+        What it may have been about is given up, so each attempt comes forward. An interrupt, or KeyboardInterrupt
+        where a trial is waited for, ends this, and the plan stays as it is.
         """
-        if not self.ablates or self.interrupted:
+        if not self.ablates or self._is_ended():
             return
         if is_taken_over and self._chunk(plan) is not None:
             yield Tried(self._keep(Source.ABLATION, plan.knobs, GIVEN_UP, None, self.now()))
         while (chunk := self._chunk(plan)) is not None and self._left_s() >= self._ablation_s(plan, chunk):
+            if self._is_ended():
+                return
             yield Ablating(chunk)
             trial = self._leave_out(plan, chunk)
             if trial is None:
@@ -114,7 +121,7 @@ class Tuning:
 
     def _inspected(self) -> Inspection:
         limits = limits_within(self._left_s())
-        found = self.inspect(self.spec, self.run.device, seed=self.run.seed, limits=limits, check=self.check)
+        found = self.inspect(self.spec, self.run.device, seed=self.run.seed, limits=limits, check=self._ask)
         if isinstance(found, Failure):
             raise BaselineError(f"the workload fails as given: {found.reason}")
         if self.trials and (change := self._change(found)):
@@ -134,7 +141,7 @@ class Tuning:
         return None
 
     def _search(self, space: Space) -> Iterator[Event]:
-        while self._may_go_on():
+        while not self._is_ended() and self._may_go_on():
             proposal = propose(space, self._searched(), self.run.seed, is_patient=self._is_patient(space))
             if proposal is None:
                 return
@@ -155,21 +162,39 @@ class Tuning:
     def _measured(self, source: Source, knobs: Mapping[str, Choice], job: Job, within_s: float) -> Trial | None:
         """A candidate beside the step as given; None when the user interrupts it."""
         started_at = self.now()
-        try:
-            outcome = self.measure(job, limits=limits_within(within_s), check=self.check)
-        except KeyboardInterrupt:
-            self.interrupted = True
+        outcome = self._waited_for(job, within_s)
+        if outcome is None:
             return None
         comparison = None
         if isinstance(outcome, Measurement):
             comparison = compare_arms(outcome, EAGER, CANDIDATE, self._noise())
         return self._keep(source, knobs, outcome, comparison, started_at)
 
+    def _waited_for(self, job: Job, within_s: float) -> Measurement | Failure | None:
+        """None when the user interrupts it."""
+        try:
+            return self.measure(job, limits=limits_within(within_s), check=self._ask)
+        except KeyboardInterrupt:
+            if self.interrupts() > 1:
+                raise
+            self.interrupted = True
+            return None
+
+    def _ask(self) -> None:
+        """The `check` of what an interrupt ends at once; to a confirmation that one begins, it does not matter."""
+        self.check()
+        if self.interrupts():
+            raise KeyboardInterrupt
+
+    def _is_ended(self) -> bool:
+        self.interrupted = self.interrupted or self.interrupts() > 0
+        return self.interrupted
+
     def _play_off(self) -> Iterator[Event]:
         """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""
         contenders = contenders_of(self._unrefused())
         longest_s = 2 * sum(trial.took_s for trial in contenders)
-        if len(contenders) < 2 or self.interrupted or self._left_s() < self._confirmation_s() + longest_s:
+        if len(contenders) < 2 or self._is_ended() or self._left_s() < self._confirmation_s() + longest_s:
             return
         if self._is_played_off():
             return
@@ -178,11 +203,8 @@ class Tuning:
         names = [f"contender {number}" for number in range(1, len(contenders) + 1)]
         arms = [ArmSpec(name=name, knobs=trial.knobs) for name, trial in zip(names, contenders, strict=True)]
         job = self._job((ArmSpec(name=EAGER), *arms), SEARCH_ROUNDS, numerics=False)
-        limits = limits_within(self._left_s() - self._confirmation_s())
-        try:
-            outcome = self.measure(job, limits=limits, check=self.check)
-        except KeyboardInterrupt:
-            self.interrupted = True
+        outcome = self._waited_for(job, self._left_s() - self._confirmation_s())
+        if outcome is None:
             return
         if isinstance(outcome, Failure):
             yield Tried(self._keep(Source.PLAYOFF, contenders[0].knobs, outcome, None, started_at))
@@ -210,7 +232,7 @@ class Tuning:
             plan = plan_from(measurement, decision, self.run.id, inspection, numerics)
             is_candidate = decision.chosen == measurement.arms[-1].name
             timeline = measurement.timeline if is_candidate else None
-            return Conclusion(plan, decision.verdict, self.interrupted, timeline)
+            return Conclusion(plan, decision.verdict, self._is_ended(), timeline)
         raise NoTrialError(self._why_nothing())
 
     def _confirm(self, leader: Trial, rounds: int) -> Generator[Event, None, Confirmed | None]:
@@ -341,7 +363,7 @@ class Tuning:
 
     def _may_look_again(self, decision: Decision) -> bool:
         """Whether twice the rounds could help: not where time ended the first look, or the user did."""
-        if not decision.is_open or self.interrupted or decision.comparison.blocks < CONFIRM_ROUNDS:
+        if not decision.is_open or self._is_ended() or decision.comparison.blocks < CONFIRM_ROUNDS:
             return False
         return self._left_s() > 2 * self.trials[-1].took_s
 
@@ -362,25 +384,9 @@ class Tuning:
         failed = [trial for trial in self.trials if trial.failure is not None]
         if failed:
             return f"all {len(failed)} trials failed; the first: {reason(failed)}"
-        if self.interrupted:
+        if self._is_ended():
             return "the search was interrupted before anything was measured"
         return "the budget ended before anything was measured; give more time"
-
-
-def contenders_of(trials: Sequence[Trial]) -> list[Trial]:
-    """The best few trials that noise may have put in the wrong order, best first."""
-    found = sorted(filter(is_success, trials), key=speedup, reverse=True)
-    noise = ranking_noise(trials)
-    return [trial for trial in found if speedup(trial) >= speedup(found[0]) * (1 - noise)][:MAX_CONTENDERS]
-
-
-def ranking_noise(trials: Iterable[Trial]) -> float:
-    """How far speedups of different processes may lie apart for nothing: the spread of the baseline they are over.
-
-    20 % for a launch-bound MLP on an H200.
-    """
-    medians = [median(trial.measurement.arms[0].step_ms) for trial in trials if trial.measurement is not None]
-    return min(MAX_RANKING_NOISE, (max(medians) - min(medians)) / median(medians)) if medians else 0.0
 
 
 def reason(failed: Iterable[Trial]) -> str:

@@ -89,6 +89,20 @@ def check_spec(spec: str) -> None:
         Archive.load(_existing(spec))
 
 
+def located(spec: str) -> str:
+    """The same workload under a name that holds in every folder: code of the user's may change to another one.
+
+    Raises WorkloadError when there is no such file.
+    """
+    source = workload_source(spec)
+    if source is WorkloadSource.ZOO:
+        return spec
+    if source is WorkloadSource.ARCHIVE:
+        return str(_existing(spec))
+    file, _, function = spec.rpartition(":")
+    return f"{_existing(file)}:{function}"
+
+
 @contextlib.contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     before = rng_state(device)

@@ -4,14 +4,13 @@ import csv
 import html
 import io
 import json
-import os
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from kitsune.errors import SettingsError
+from kitsune.files import write_whole
 from kitsune.profiler.columns import shown
 from kitsune.profiler.metrics import (
     SUMMARY_HEADER,
@@ -52,7 +51,7 @@ class Reporter:
             },
             "bottlenecks": [asdict(one) for one in bottlenecks(every)],
         }
-        _write_whole(Path(path), json.dumps(value, indent=2, allow_nan=False) + "\n")
+        _written(Path(path), json.dumps(value, indent=2, allow_nan=False) + "\n")
 
     def save_csv(self, path: str | Path) -> None:
         """The raw values, one a line: name, unit, number within the name from 0, value."""
@@ -61,7 +60,7 @@ class Reporter:
         writer.writerow(("name", "unit", "index", "value"))
         for name, one in self.metrics.series.items():
             writer.writerows((name, one.unit, index, repr(value)) for index, value in enumerate(one.values))
-        _write_whole(Path(path), text.getvalue())
+        _written(Path(path), text.getvalue())
 
     def save_html(self, path: str | Path) -> None:
         """A page with the summaries and the shares of the time, which loads nothing from anywhere."""
@@ -71,7 +70,7 @@ class Reporter:
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Kitsune: metrics of a run</title>'
             f"<style>{STYLE}</style></head>\n<body><h1>Metrics of a run</h1>\n{body}</body></html>\n"
         )
-        _write_whole(Path(path), page)
+        _written(Path(path), page)
 
 
 def read_series(path: str | Path) -> dict[str, Series]:
@@ -86,7 +85,7 @@ def read_series(path: str | Path) -> dict[str, Series]:
         }
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{path} is not a file of Reporter.save_json: {type(error).__name__}: {error}") from error
 
 
@@ -116,14 +115,8 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n"
 
 
-def _write_whole(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
+def _written(path: Path, text: str) -> None:
     try:
-        try:
-            with draft.open("x", encoding="utf-8", newline="") as file:
-                file.write(text)
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(path, text.encode())
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}") from error

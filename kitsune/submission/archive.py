@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Self
 from pydantic import ValidationError
 
 from kitsune.errors import ArchiveError
+from kitsune.files import write_whole
 from kitsune.plan import told_shapes
 from kitsune.record import canonical_json
 from kitsune.submission.blocks import block_json
@@ -80,7 +81,8 @@ class Archive:
         return cls.from_bytes(data)
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_bytes(self.to_bytes())
+        """Writes the file, whole or not at all. Raises OSError, and ArchiveError as `to_bytes` does."""
+        write_whole(path, self.to_bytes())
 
     @cached_property
     def fingerprint(self) -> str:

@@ -35,7 +35,7 @@ def bring_up_to_date(database: Database) -> None:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         found = revisions(connection)
         if found != (SCHEMA_REVISION,):
-            _refuse_strangers(connection, found)
+            refuse_strangers(connection, found)
             command.upgrade(config(connection), "head")
 
 
@@ -61,7 +61,8 @@ def scripts_folder() -> Path:
     return Path(__file__).resolve().parents[2] / "migrations"
 
 
-def _refuse_strangers(connection: Connection, found: tuple[str, ...]) -> None:
+def refuse_strangers(connection: Connection, found: tuple[str, ...]) -> None:
+    """Raises SchemaError for a database of these `revisions` that a newer or a foreign version wrote."""
     known = set(_known_revisions(connection))
     if unknown := [revision for revision in found if revision not in known]:
         raise SchemaError(

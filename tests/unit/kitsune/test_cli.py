@@ -410,6 +410,68 @@ def test_a_reader_that_left_is_one_line_and_a_code():
     assert (done.returncode, done.stderr) == (3, "Error: the result cannot be written to stdout: Broken pipe\n")
 
 
+def test_a_help_on_a_full_disk_is_one_line_and_a_code():
+    with open("/dev/full", "wb") as full:
+        done = python("from kitsune import cli; cli.main()", "plan", "--help", stdout=full)
+    told = "the help cannot be written to stdout: No space left on device"
+    assert (done.returncode, done.stderr) == (3, f"Error: {told}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"), [(["doctor"], "result"), (["doctor", "--json"], "result"), (["-h"], "help")]
+)
+def test_a_stdout_that_was_closed_is_one_line_and_a_code(words, what):
+    closing = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-c', *sys.argv[1:]])"
+    done = python(closing, CALLS.replace("CALL", "shows"), *words)
+    told = f"the {what} cannot be written to stdout: Bad file descriptor"
+    assert (done.returncode, done.stderr) == (3, f"Error: {told}\n")
+
+
+def test_a_stderr_that_was_closed_takes_nothing_away_from_the_result():
+    closing = "import os, sys; os.close(2); os.execv(sys.executable, [sys.executable, '-c', *sys.argv[1:]])"
+    calls = CALLS.replace("CALL", "notes").replace("cli.doctor", "def notes(_): screen.note('by the way')\ncli.doctor")
+    done = python(closing, calls, "doctor", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"fits": True, "checks": []})
+
+
+STOPPED = {"error": {"type": "Interrupted", "message": "stopped by Ctrl-C", "exit_code": 130}}
+PRESSED = """
+import os, signal, sys
+from kitsune import cli
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+def press(): os.kill(os.getpid(), signal.SIGINT)
+cli.doctor.checks = lambda: PRESS or []
+cli.main()
+"""
+
+
+def test_ctrl_c_is_told_of_on_both_streams():
+    done = python(PRESSED.replace("PRESS", "press()"), "doctor", "--json")
+    assert (done.returncode, done.stderr, json.loads(done.stdout)) == (130, "Error: stopped by Ctrl-C\n", STOPPED)
+    done = python(PRESSED.replace("PRESS", "press()"), "doctor")
+    assert (done.returncode, done.stderr, done.stdout) == (130, "stopped by Ctrl-C\n", "")
+
+
+def test_ctrl_c_ends_the_process_in_an_import_that_swallows_it(tmp_path):
+    """As that of torch does, now and then."""
+    (tmp_path / "swallows.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    signal.pause()\n"
+        "except KeyboardInterrupt:\n    pass\n"
+    )
+    importing = f"sys.path.insert(0, {str(tmp_path)!r}) or __import__('swallows') and None"
+    done = python(PRESSED.replace("PRESS", importing), "doctor", "--json")
+    assert (done.returncode, done.stderr, json.loads(done.stdout)) == (130, "Error: stopped by Ctrl-C\n", STOPPED)
+
+
+def test_ctrl_c_while_the_commands_are_put_together_is_told_of(call, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "full_app", interrupted)
+    code, out, err = call("doctor", "--json")
+    assert (code, err, json.loads(out)) == (130, "Error: stopped by Ctrl-C\n", STOPPED)
+
+
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_unwinds_before_it_ends_the_process(name, code):
     done = python(WAIT.replace("SIGNAME", name))

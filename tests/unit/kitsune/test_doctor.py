@@ -13,8 +13,10 @@ import pytest
 
 from kitsune import doctor
 from kitsune.doctor import Status
+from kitsune.errors import SchemaError
 from tuner import confinement
 from tuner.confinement import Confinement, Means, confinement_here
+from tuner.store import migrate
 from tuner.store.engine import open_database
 from tuner.store.tables import VERSION_TABLE
 
@@ -326,9 +328,37 @@ def test_a_database_of_another_version_is_said_to_be_so(monkeypatch, tmp_path):
     with sqlite3.connect(tmp_path / "runs.db") as connection:
         connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
     connection.close()
+    with pytest.raises(SchemaError) as refused:  # as every command does
+        open_database(url)
+    check = doctor.check_database()
+    assert (check.status, check.detail) == (Status.FAIL, str(refused.value))
+
+
+def test_an_older_database_is_no_failure(monkeypatch, tmp_path):
+    url = f"sqlite:///{tmp_path}/runs.db"
+    monkeypatch.setenv("KITSUNE_DATABASE_URL", url)
+    open_database(url).engine.dispose()
+    monkeypatch.setattr(migrate, "SCHEMA_REVISION", "the next one")
     check = doctor.check_database()
     assert check.status == Status.WARN
-    assert "holds schema 9999" in check.detail
+    assert "this version writes the next one" in check.detail
+
+
+def test_a_database_whose_tables_are_another_s_is_a_failure(monkeypatch, tmp_path):
+    with sqlite3.connect(tmp_path / "runs.db") as connection:
+        connection.execute("CREATE TABLE kitsune_runs (distance REAL)")
+    connection.close()
+    monkeypatch.setenv("KITSUNE_DATABASE_URL", f"sqlite:///{tmp_path}/runs.db")
+    check = doctor.check_database()
+    assert check.status == Status.FAIL
+    assert "something else made them" in check.detail
+
+
+def test_a_database_that_cannot_be_made_where_it_would_be(monkeypatch):
+    monkeypatch.setenv("KITSUNE_HOME", "/proc/foo")
+    check = doctor.check_database()
+    assert check.status == Status.FAIL
+    assert "/proc cannot be written" in check.detail
 
 
 def test_a_database_file_that_is_not_there_yet_is_not_made(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import pickle
 
 import pytest
@@ -236,3 +237,16 @@ def test_how_well_an_environment_fits(change, match, words):
     found, reason = HERE.match(HERE.model_copy(update=change))
     assert found is match
     assert words in reason
+
+
+def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "plan.json"
+    Plan().save(path)
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        Plan.by_hand(update="fused").save(path)
+    assert Plan.load(path) == Plan()
+    assert os.listdir(tmp_path) == ["plan.json"]

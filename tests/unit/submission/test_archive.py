@@ -178,3 +178,16 @@ def test_fingerprint_sees(name):
 
 def test_fingerprints_of_all_of_them_differ():
     assert len({Archive.from_bytes(data).fingerprint for data in OTHER.values()}) == len(OTHER)
+
+
+def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "step.ksn"
+    valid().save(path)
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        valid().save(path)
+    assert Archive.load(path) == valid()
+    assert os.listdir(tmp_path) == ["step.ksn"]

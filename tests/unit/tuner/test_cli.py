@@ -303,6 +303,35 @@ def test_export_of_what_is_no_training_step(function, words, call, tmp_path):
     assert words in error["message"]
 
 
+TRAINABLE = """
+import torch
+from kitsune import Workload
+
+def make():
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Workload(model, torch.nn.functional.mse_loss, optimizer, (torch.randn(8, 4), torch.randn(8, 2)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(("export", "--out"), "step.ksn"), (("explain", "--device", "cpu", "--trace"), "step.json")],
+    ids=["export", "explain"],
+)
+def test_a_file_lands_where_the_user_stands_though_the_workload_changes_its_folder(
+    words, name, call, tmp_path, monkeypatch
+):
+    (tmp_path / "sub").mkdir()
+    moves = "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))\n"
+    (tmp_path / "sub" / "train.py").write_text(moves + TRAINABLE)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(words[0], "sub/train.py:make", *words[1:], name)
+    assert code == 0, err
+    assert (tmp_path / name).is_file()
+    assert not (tmp_path / "sub" / name).exists()
+
+
 def test_export_to_where_nothing_can_be_written(call, tmp_path):
     code, _, err = call("export", "zoo:mlp?size=tiny", "--out", str(tmp_path / "no" / "x.ksn"))
     assert code == 2
@@ -322,7 +351,7 @@ def tuning(monkeypatch):
     given: dict[str, object] = {}
 
     def replace(function):
-        def tune_workload(spec, *, tell, **options):
+        def tune_workload(spec, *, tell, interrupts, **options):
             given.update(options, spec=spec)
             tell(Started(RUN))
             return function(tell)
@@ -422,8 +451,7 @@ def test_ctrl_c_during_the_search_prints_the_best_so_far(call, tuning):
     def interrupted(tell):
         tell(INSPECTED)
         tell(Trying(0, 2, Proposal({}, Source.BASELINE)))
-        with pytest.raises(KeyboardInterrupt):
-            press_ctrl_c()
+        press_ctrl_c()
         return result(interrupted=True)
 
     tuning(interrupted)
@@ -472,8 +500,7 @@ def test_tune_ends_with_what_each_choice_gives(call, tuning):
 def test_one_ctrl_c_ends_the_ablation(call, tuning):
     def ablating(tell):
         tell(Ablating(("precision", "streams")))
-        with pytest.raises(KeyboardInterrupt):
-            press_ctrl_c()
+        press_ctrl_c()
         return result(interrupted=True)
 
     tuning(ablating)
@@ -483,18 +510,15 @@ def test_one_ctrl_c_ends_the_ablation(call, tuning):
     assert "Stopping: the plan stays as it was measured." in err
 
 
-def test_nothing_more_begins_after_a_ctrl_c_in_the_confirmation(call, tuning):
-    def confirming(tell):
-        tell(Confirming(BF16))
+def test_ctrl_c_where_no_run_is_under_way_yet_is_an_error_too(call, monkeypatch):
+    def opening(spec, **_):
         press_ctrl_c()
-        with pytest.raises(KeyboardInterrupt):
-            tell(Ablating(("precision",)))
-        return result()
 
-    tuning(confirming)
+    monkeypatch.setattr(session, "tune_workload", opening)
     code, out, err = call("tune", "zoo:mlp", "--json")
-    assert (code, json.loads(out)["interrupted"]) == (130, True)
-    assert "what each choice gives" not in err
+    message = "stopped before there was a result"
+    assert json.loads(out) == {"error": {"type": "Interrupted", "message": message, "exit_code": 130}}
+    assert (code, err) == (130, f"Error: {message}\n")
 
 
 @pytest.mark.parametrize(("code", "name"), [(143, "SIGTERM"), (129, "SIGHUP")])
@@ -525,8 +549,7 @@ def test_a_terminal_that_went_away_does_not_change_the_code(call, tuning, monkey
 def test_ctrl_c_before_anything_was_measured(call, tuning):
     def nothing_yet(tell):
         tell(Trying(0, 2, Proposal({}, Source.BASELINE)))
-        with pytest.raises(KeyboardInterrupt):
-            press_ctrl_c()
+        press_ctrl_c()
         raise NoTrialError("the search was interrupted before anything was measured")
 
     tuning(nothing_yet)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kitsune.errors import ArchiveError, KitsuneError, UnfitError, WorkloadError
 from kitsune.submission.export import export
 from kitsune.workload import Workload, call_model, loss_of
-from tuner.workloads import WorkloadSource, load_workload, workload_source
+from tuner.workloads import WorkloadSource, load_workload, located, workload_source
 from tuner.zoo import ZOO
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_cnn.py"
@@ -397,3 +397,20 @@ def test_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"not an archive")
     with pytest.raises(ArchiveError):
         load_workload(str(path), "cpu")
+
+
+def test_a_located_workload_is_the_same_from_every_folder(tmp_path, monkeypatch):
+    """Training scripts like to change to their own folder."""
+    (tmp_path / "sub").mkdir()
+    file = tmp_path / "sub" / "train.py"
+    file.write_text(f"import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))\n{LINEAR}")
+    (tmp_path / "sub" / "model.ksn").touch()
+    monkeypatch.chdir(tmp_path)
+    assert located("zoo:mlp?size=tiny") == "zoo:mlp?size=tiny"
+    assert located("sub/model.ksn") == str(tmp_path / "sub" / "model.ksn")
+    spec = located("sub/train.py:make_workload")
+    assert spec == f"{file}:make_workload"
+    for _ in range(2):  # as a child does, once for each arm
+        load_workload(spec, "cpu")
+    with pytest.raises(WorkloadError, match="there is no file"):
+        located("sub/train.py:make")
