@@ -6,11 +6,14 @@ from numbers import Integral, Real
 from typing import Any, Final
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 from kitsune.errors import SettingsError
 
 #: The numbers of torch.amp.GradScaler, in the order in which it takes them after the device.
 SCALING: Final = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+#: Names of the counts in a scaler's state, beside those of torch.
+STEPS, SKIPPED = "kitsune_steps", "kitsune_skipped"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +100,8 @@ def over_config(config: Any, kind: str, numbers: tuple[Any, ...], named: dict[st
 class ScalerStatistics:
     """What a GradScaler has done.
 
-    `steps` so far, of which `skipped` were not taken, since a gradient was not finite. `scale`: as it is now.
+    `steps` of optimizers so far, of which `skipped` were not taken, since a gradient was not finite. `scale`: as it is
+    now.
     """
 
     steps: int
@@ -110,7 +114,8 @@ class GradScaler(torch.amp.GradScaler):
 
     `numbers` and `arguments` are torch's own, and go over the configuration, which may also be the first argument:
     `GradScaler(config)`. bfloat16 needs no scaling: with that dtype the scaler is disabled, and passes everything
-    through. Counting waits for nothing on the device until `statistics` is read.
+    through. Counting waits for nothing on the device until `statistics` is read. The counts are in `state_dict` too;
+    torch's scaler loads it as its own, and a state of torch's, which has none, begins them anew.
 
     Raises SettingsError for what is no device or no AMPConfig.
     """
@@ -137,13 +142,34 @@ class GradScaler(torch.amp.GradScaler):
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """As torch's, after every optimizer has stepped."""
         states = self._per_optimizer_states.values() if self._enabled else ()
-        flags = [flag.reshape(()) for state in states for flag in state["found_inf_per_device"].values()]
-        if flags:
-            self._steps += 1  # before torch adds to the flags and forgets them
-            self._skipped = self._skipped + torch.stack([flag.to(flags[0].device) > 0 for flag in flags]).any().int()
+        for state in states:  # before torch adds to the flags and forgets them
+            if state["stage"] is OptState.STEPPED:
+                self._count(list(state["found_inf_per_device"].values()))
         super().update(new_scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with the counts. Waits for the device."""
+        state = super().state_dict()
+        return {**state, STEPS: self._steps, SKIPPED: int(self._skipped)} if state else state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A state of this scaler or of torch's."""
+        super().load_state_dict(state_dict)
+        if self._enabled:
+            self._steps, self._skipped = state_dict.get(STEPS, 0), state_dict.get(SKIPPED, 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_skipped": int(self._skipped)}  # no tensor, as torch does with the scale
 
     @property
     def statistics(self) -> ScalerStatistics:
-        """How many steps there were, and how many of them were skipped. Waits for the device."""
+        """How many steps of optimizers there were, and how many of them were skipped. Waits for the device."""
         return ScalerStatistics(self._steps, int(self._skipped), self.get_scale())
+
+    def _count(self, flags: list[torch.Tensor]) -> None:
+        """One step of one optimizer, which has a flag on each device with gradients."""
+        self._steps += 1
+        if flags:  # on one device, the same at every step: counts on two cannot be added
+            device = flags[0].device if self._scale is None else self._scale.device
+            found = torch.stack([flag.reshape(()).to(device) > 0 for flag in flags])
+            self._skipped = self._skipped + found.any().int()

@@ -3,12 +3,11 @@
 The training loop stays as it is; its semantics, case by case, are those of the wrapped optimizer.
 """
 
-import copy
 import dataclasses
 import functools
 import json
 import sys
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from kitsune.attach import Attachment
 from kitsune.engine.update import parameters_of
 from kitsune.errors import DeclinedError, SettingsError
 from kitsune.fusion import FusionConfig
+from kitsune.inner import as_given, inner_of
 from kitsune.loop import Loop, is_transformed
 from kitsune.options import Options, Wish, wish_of
 from kitsune.plan import Plan
@@ -40,6 +40,8 @@ UNFOUND = (
 WAITING = "nothing is decided before the first training forward of a module that holds all of the parameters"
 CALIBRATING = f"profile=True: the first {CALIBRATION_STEPS} steps run as given, to be compared with"
 NO_PROFILE = "nothing is measured without profile=True"
+NO_PLAN = "nothing was asked for that changes the step"
+CLOSED = "close() came before anything was applied"
 LOST = "a newer KitsuneOptimizer of the same parameters runs the model"
 STATE_HOOKS = (
     "_optimizer_state_dict_pre_hooks",
@@ -101,7 +103,9 @@ class KitsuneOptimizer(Optimizer):
         )
         if on_decline not in ("eager", "raise"):
             raise SettingsError(f"on_decline is {on_decline!r}; use 'eager' or 'raise'")
-        inner = _inner(optimizer, params, arguments)
+        if isinstance(optimizer, KitsuneOptimizer):
+            raise SettingsError("the optimizer is a KitsuneOptimizer already; pass its base_optimizer")
+        inner = inner_of(optimizer, params, arguments)
         wish = wish_of(options, takes_bf16(inner))
         if on_decline == "raise":
             for option, reason in wish.declined.items():
@@ -227,9 +231,23 @@ class KitsuneOptimizer(Optimizer):
         return unmeasured(NO_PROFILE) if self._profile is None else self._profile.stats()
 
     def _why_unplanned(self) -> str:
+        """Why no step runs by a plan, "" where that is only a matter of time."""
         report = self.report
-        declined = {} if report.applied else report.declined
-        return "; ".join(f"{knob}: {why}" for knob, why in declined.items())
+        if report.applied or (self._is_undecided and self._asked):
+            return ""
+        reasons = [f"{what}: {why}" for what, why in report.declined.items()]
+        return "; ".join(reasons or [NO_PLAN, *self._wish.notes])
+
+    @property
+    def _asked(self) -> tuple[str, ...]:
+        """What is to be applied, or declined: knobs, and "plan" where the server was not asked for one yet."""
+        return (*self._wish.plan.knobs, *(["plan"] if self._seeking is not None else []))
+
+    @property
+    def _is_undecided(self) -> bool:
+        """Whether the training forward that decides what is applied is still to come."""
+        is_seeking = self._seeking is not None and self._attachment.root is not None
+        return self._is_calibrating or self._attachment.is_looking or is_seeking
 
     def print_summary(self) -> None:
         """To stdout: what was applied and declined, what it came to, and how its streams and fused kernels did."""
@@ -253,6 +271,8 @@ class KitsuneOptimizer(Optimizer):
 
     def close(self) -> None:
         """Gives model and optimizer back as they were; the wrapped optimizer goes on alone."""
+        if self._is_undecided:
+            self._decline_all(CLOSED)
         self._is_calibrating = False
         self._attachment.detach()
         if self._profile is not None:
@@ -327,7 +347,7 @@ class KitsuneOptimizer(Optimizer):
             raise DeclinedError("plan", UNFOUND)
 
     def _decline_all(self, reason: str) -> None:
-        declined = dict.fromkeys(self._wish.plan.knobs, reason)
+        declined = dict.fromkeys(self._asked, reason)
         self._report = Report(declined={**self._report.declined, **declined}, notes=list(self._wish.notes))
 
     def _attach(self, model: torch.nn.Module) -> Callable[..., Any] | None:
@@ -362,36 +382,5 @@ class KitsuneOptimizer(Optimizer):
         self._decline_all(LOST)
 
 
-def as_given(optimizer: Optimizer) -> Optimizer:
-    """A copy that shares the parameters, with the flags and the state that a checkpoint shows."""
-    checkpoint = optimizer.state_dict()
-    given = copy.copy(optimizer)
-    groups = zip(optimizer.param_groups, checkpoint["param_groups"], strict=True)
-    given.param_groups = [{**saved, "params": group["params"]} for group, saved in groups]
-    parameters = dict(enumerate(parameters_of(optimizer)))
-    given.state = defaultdict(dict, {parameters.get(key, key): value for key, value in checkpoint["state"].items()})
-    return given
-
-
 def takes_bf16(optimizer: Optimizer) -> bool:
     return parameters_of(optimizer)[0].device.type != "cuda" or has_bf16()
-
-
-def _inner(
-    optimizer: Optimizer | type[Optimizer], params: Iterable[Any] | None, arguments: dict[str, Any]
-) -> Optimizer:
-    if isinstance(optimizer, KitsuneOptimizer):
-        raise SettingsError("the optimizer is a KitsuneOptimizer already; pass its base_optimizer")
-    if isinstance(optimizer, Optimizer):
-        if params is not None or arguments:
-            extra = ", ".join(arguments) or "params"
-            raise SettingsError(f"{extra}: the optimizer is built already; pass a class to have it built")
-        return optimizer
-    if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
-        raise SettingsError(f"{optimizer!r} is neither an optimizer nor a class of torch.optim")
-    if params is None:
-        raise SettingsError(f"{optimizer.__name__} needs the model's parameters: pass model.parameters()")
-    try:
-        return optimizer(params, **arguments)
-    except TypeError as error:
-        raise SettingsError(f"{optimizer.__name__} does not take these arguments: {error}") from error

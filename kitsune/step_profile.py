@@ -133,9 +133,8 @@ class StepProfile:
     def _reasons(self, given: int, planned: int) -> dict[str, str]:
         """Why a field would be missing, for each that can be."""
         short = f"the loop ran {self._marks} steps; {CALIBRATION_STEPS} are needed"
-        unplanned = self._why_unplanned() or f"{planned} steps ran by the plan; {LEAST_STEPS} are needed"
-        if given < LEAST_STEPS:
-            unplanned = short
+        few = short if given < LEAST_STEPS else f"{planned} steps ran by the plan; {LEAST_STEPS} are needed"
+        unplanned = self._why_unplanned() or few
         kinds = ((GIVEN, "given", short), (PLANNED, "planned", unplanned))
         reasons = {f"{name}_ms": why for _, name, why in kinds}
         for kind, name, why in kinds:
@@ -146,8 +145,7 @@ class StepProfile:
             reasons[f"{name}_hit_rate"] = (NO_REQUEST if is_counted else uncounted) if self._is_gpu else NO_COUNT
             if kind == PLANNED:
                 reasons["overlap"] = (ONE_STREAM if is_counted else uncounted) if self._is_gpu else NO_STREAMS
-        first = short if given < LEAST_STEPS else unplanned
-        return {"speedup": first, "memory_saved_mb": first if self._is_gpu else NO_COUNT, **reasons}
+        return {"speedup": unplanned, "memory_saved_mb": unplanned if self._is_gpu else NO_COUNT, **reasons}
 
     def _begin_count(self) -> None:
         """One step of each kind, and none that is timed: the profiler makes it slower."""

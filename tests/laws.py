@@ -31,7 +31,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune.fusion", "kitsune.lookup", "kitsune.memory", "kitsune.profiler"),
     ("kitsune.remote_run", "kitsune.techniques"),
     ("kitsune.assembly", "kitsune.remote"),
-    ("kitsune.attach", "kitsune.loop", "kitsune.stats", "kitsune.step"),
+    ("kitsune.attach", "kitsune.inner", "kitsune.loop", "kitsune.stats", "kitsune.step"),
     ("kitsune.step_profile",),
     ("kitsune.optimizer",),
     ("kitsune.doctor",),

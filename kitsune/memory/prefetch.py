@@ -13,6 +13,7 @@ import torch
 
 from kitsune.device import pick_device
 from kitsune.errors import SettingsError
+from kitsune.memory.modes import Modes, modes
 from kitsune.memory.transfer import Transfer, transfer_to
 
 Batch = TypeVar("Batch")
@@ -46,6 +47,9 @@ class Prefetched(Generic[Batch]):
 
     Tensors in tuples, lists, dicts, namedtuples and what else is registered with torch's pytrees come on the device;
     other objects come as they are. A loader must not write to a batch that it has given out: it is still in use.
+
+    The loader runs in the modes that the iterating thread has when an iteration begins: grad and inference mode,
+    autocast, default device.
     """
 
     def __init__(self, loader: Iterable[Batch], device: torch.device, lookahead: int) -> None:
@@ -76,7 +80,7 @@ class Ahead(Iterator[Batch]):
         for _ in range(lookahead):
             self._order()
         worker = threading.Thread(
-            target=work, args=(batches, transfer, self._orders), name="kitsune-prefetch", daemon=True
+            target=work, args=(batches, transfer, self._orders, modes()), name="kitsune-prefetch", daemon=True
         )
         worker.start()
         # The thread knows nothing of this object, so dropping it is enough to end both.
@@ -106,17 +110,18 @@ class Ahead(Iterator[Batch]):
         self._orders.put(future)
 
 
-def work(batches: Iterator[Any], transfer: Transfer, orders: Orders) -> None:
+def work(batches: Iterator[Any], transfer: Transfer, orders: Orders, modes: Modes) -> None:
     """Takes a batch for each order, until no more are wanted or the loader has no more to give."""
     is_open = True
-    while is_open and (future := orders.get()) is not None:
-        try:
-            future.set_result(transfer.send(batches))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the loader's end too, the consumer gets it
-            future.set_exception(error)
-            is_open = False
-        # A batch belongs to the consumer alone while this thread waits; and an error refers to this frame.
-        del future
+    with modes.enter():
+        while is_open and (future := orders.get()) is not None:
+            try:
+                future.set_result(transfer.send(batches))
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the loader's end too, the consumer gets it
+                future.set_exception(error)
+                is_open = False
+            # A batch belongs to the consumer alone while this thread waits; and an error refers to this frame.
+            del future
 
 
 def stop(orders: Orders, worker: threading.Thread) -> None:

@@ -3,9 +3,11 @@
 import contextlib
 import math
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from typing import Final
 
@@ -18,6 +20,7 @@ from kitsune.profiler.columns import columns, shown
 SUMMARY_HEADER: Final = ("name", "count", "mean", "median", "p90", "min", "max", "unit")
 #: Units of time, and how many milliseconds one is.
 TIMES_MS: Final[Mapping[str, float]] = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+LARGEST: Final = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class MetricsCollector:
             number = float(value.detach() if isinstance(value, torch.Tensor) else value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise SettingsError(f"the value of {name!r} is {value!r:.100}; it must be a number") from error
+        except OverflowError as error:  # Python does not even write out an integer of more than 4300 digits
+            raise SettingsError(f"the value of {name!r} is too large: a float holds {LARGEST:.2g} at most") from error
         if not math.isfinite(number):
             raise SettingsError(f"the value of {name!r} is {number}; it must be finite")
         self._of(name, unit).add(self._parent(), number)
@@ -163,8 +168,8 @@ def summarized(series: Series) -> Summary:
     values = sorted(series.values)
     return Summary(
         count=len(values),
-        mean=statistics.fmean(values),
-        median=statistics.median(values),
+        mean=mean(values),
+        median=quantile(values, 0.5),
         p90=quantile(values, 0.9),
         min=values[0],
         max=values[-1],
@@ -172,29 +177,59 @@ def summarized(series: Series) -> Summary:
     )
 
 
+def mean(values: Sequence[float]) -> float:
+    try:
+        return statistics.fmean(values)
+    except OverflowError:  # of the sum; this one is exact, and slower
+        return statistics.mean(values)
+
+
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Of values in order, by linear interpolation: definition 7 of Hyndman and Fan 1996, which NumPy uses too."""
     place = (len(ordered) - 1) * share
     below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    part, step = place - below, high - low
+    return low + step * part if step <= LARGEST else low * (1 - part) + high * part
 
 
 def bottlenecks(every: Mapping[str, Series]) -> tuple[Bottleneck, ...]:
     """The share of each name with a unit of time; that with the largest first."""
     total_ms: dict[str, float] = {}
-    inside_ms: defaultdict[str | None, float] = defaultdict(float)
+    times_inside_ms: defaultdict[str | None, list[float]] = defaultdict(list)
     for name, series in every.items():
         if series.unit in TIMES_MS:
-            times_ms = [value * TIMES_MS[series.unit] for value in series.values]
-            total_ms[name] = math.fsum(times_ms)
+            times_ms = [held(value * TIMES_MS[series.unit]) for value in series.values]
+            total_ms[name] = total(times_ms)
             for parent, time_ms in zip(series.inside, times_ms, strict=True):
-                inside_ms[parent] += time_ms
+                times_inside_ms[parent].append(time_ms)
     # Clocks have a resolution, and a recorded time may not have been spent inside: no region has less than no time.
-    own_ms = {name: max(0.0, time_ms - inside_ms[name]) for name, time_ms in total_ms.items()}
-    whole_ms = math.fsum(own_ms.values())
+    own_ms = {name: held(max(0.0, time_ms - total(times_inside_ms[name]))) for name, time_ms in total_ms.items()}
+    shares = dict(zip(own_ms, shares_of(list(own_ms.values())), strict=True))
     found = [
-        Bottleneck(name, len(every[name].values), total_ms[name], own, own / whole_ms if whole_ms else 0.0)
-        for name, own in own_ms.items()
+        Bottleneck(name, len(every[name].values), total_ms[name], own, shares[name]) for name, own in own_ms.items()
     ]
     return tuple(sorted(found, key=lambda one: -one.share))
+
+
+def shares_of(parts: Sequence[float]) -> list[float]:
+    """The share of each in all, 0 where all are nothing. Their sum may be larger than a float holds."""
+    largest = max(parts, default=0.0)
+    if not largest:
+        return [0.0 for _ in parts]
+    scaled = [part / largest for part in parts]
+    whole = math.fsum(scaled)
+    return [part / whole for part in scaled]
+
+
+def total(values: Sequence[float]) -> float:
+    """The sum of finite values, or the float that is next to it."""
+    try:
+        return math.fsum(values)
+    except OverflowError:  # of a part of the sum at least
+        return held(sum(map(Fraction, values)))
+
+
+def held(number: float | Fraction) -> float:
+    """The same, or the largest float where no float holds it."""
+    return float(max(-LARGEST, min(LARGEST, number)))

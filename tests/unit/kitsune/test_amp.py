@@ -1,6 +1,8 @@
 """Mixed precision by hand: torch's autocast and scaler, by one configuration, with counts that are true."""
 
 import copy
+import itertools
+import pickle
 
 import pytest
 import torch
@@ -44,16 +46,53 @@ def test_every_overflow_is_counted_once(overflow_at):
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-def test_two_optimizers_that_overflow_in_one_step_are_one_skipped_step():
+@pytest.mark.parametrize("overflows", list(itertools.product([False, True], repeat=3)))
+def test_each_step_of_each_optimizer_counts_by_itself(overflows):
     scaler = GradScaler("cpu", config=FP16)
-    models = [nn.Linear(2, 1), nn.Linear(2, 1)]
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    scaler.scale(sum(model(torch.ones(1, 2)).sum() for model in models)).backward()
-    for model, optimizer in zip(models, optimizers, strict=True):
-        model.weight.grad.fill_(torch.nan)
+    models = [nn.Linear(2, 1) for _ in overflows]
+    optimizers = [Stepped(model.parameters(), lr=0.1) for model in models]
+    for _ in range(2):
+        scaler.scale(sum(model(torch.ones(1, 2)).sum() for model in models)).backward()
+        for model, optimizer, overflow in zip(models, optimizers, overflows, strict=True):
+            model.weight.grad.fill_(torch.nan if overflow else 1.0)
+            scaler.step(optimizer)
+        scaler.update()
+    assert (scaler.statistics.steps, scaler.statistics.skipped) == (6, 2 * sum(overflows))
+    assert scaler.statistics.steps - scaler.statistics.skipped == sum(optimizer.steps for optimizer in optimizers)
+
+
+class Stepped(torch.optim.SGD):
+    """Counts the steps that it takes."""
+
+    steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        return super().step(closure)
+
+
+def test_an_optimizer_that_skips_by_itself_is_counted_too():
+    """Fused ones are stepped always, and look at the flag on the device."""
+    scaler = GradScaler("cpu", config=FP16)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    for number in (torch.inf, 1.0):
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        model.weight.grad.fill_(number)
         scaler.step(optimizer)
+        scaler.update()
+    assert (scaler.statistics.steps, scaler.statistics.skipped) == (2, 1)
+
+
+def test_gradients_that_are_only_looked_at_are_no_step():
+    scaler = GradScaler("cpu", config=FP16)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    model.weight.grad.fill_(torch.nan)
+    scaler.unscale_(optimizer)
     scaler.update()
-    assert scaler.statistics.skipped == 1
+    assert (scaler.statistics.steps, scaler.statistics.skipped) == (0, 0)
 
 
 def test_it_trains_as_the_scaler_of_torch_does():
@@ -61,7 +100,7 @@ def test_it_trains_as_the_scaler_of_torch_does():
     theirs = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_factor=4.0, backoff_factor=0.25, growth_interval=3)
     one, other = trained(ours, 6, {2}), trained(theirs, 6, {2})
     assert torch.equal(one.weight, other.weight)
-    assert ours.state_dict() == theirs.state_dict()
+    assert theirs.state_dict().items() <= ours.state_dict().items()
 
 
 @pytest.mark.parametrize("config", [AMPConfig(dtype=torch.bfloat16), AMPConfig(enabled=False, dtype=torch.float16)])
@@ -128,6 +167,43 @@ def test_a_copy_counts_on_from_where_it_was():
     again = copy.deepcopy(scaler)
     trained(again, 1, {0})
     assert (again.statistics.skipped, scaler.statistics.skipped) == (2, 1)
+
+
+def test_a_checkpoint_counts_on_from_where_it_was():
+    scaler, again = GradScaler("cpu", config=FP16), GradScaler("cpu")
+    trained(scaler, 8, {1})
+    state = scaler.state_dict()
+    assert all(type(value) in (int, float) for value in state.values())
+    again.load_state_dict(state)
+    assert again.statistics == scaler.statistics
+    assert again.state_dict() == state
+    trained(again, 2, {0})
+    assert (again.statistics.steps, again.statistics.skipped) == (10, 2)
+
+
+def test_checkpoints_of_torch_and_of_ours_load_into_each_other():
+    ours, theirs = GradScaler("cpu", config=FP16), torch.amp.GradScaler("cpu", init_scale=4.0)
+    trained(ours, 4, {1})
+    trained(theirs, 4)
+    state = theirs.state_dict()
+    theirs.load_state_dict(ours.state_dict())
+    assert theirs.state_dict().items() <= ours.state_dict().items()
+    ours.load_state_dict(state)
+    assert state.items() <= ours.state_dict().items()
+    assert (ours.statistics.steps, ours.statistics.skipped) == (0, 0)  # of a state that has no counts
+
+
+def test_a_scaler_that_is_off_has_no_state_and_loads_none():
+    scaler = GradScaler("cpu", enabled=False)
+    scaler.load_state_dict(GradScaler("cpu").state_dict())
+    assert scaler.state_dict() == {}
+
+
+def test_a_pickle_holds_counts_and_no_tensors():
+    scaler = GradScaler("cpu", config=FP16)
+    trained(scaler, 2, {1})
+    assert not any(isinstance(value, torch.Tensor) for value in scaler.__getstate__().values())
+    assert pickle.loads(pickle.dumps(scaler)).statistics == scaler.statistics
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from torch import nn
 
 from kitsune import KitsuneOptimizer
 from kitsune.errors import CaptureError, SettingsError
+from kitsune.fusion import FusionConfig
 from kitsune.fusion.stats import Benefit, FusionStats, Kept, Refused
-from kitsune.optimizer import NO_PROFILE
+from kitsune.optimizer import CLOSED, NO_PLAN, NO_PROFILE, UNFOUND
 from kitsune.profiler.gauge import Gauge
 from kitsune.profiler.step_counter import StepCount
 from kitsune.profiler.streams import StreamProfile, StreamUse
@@ -337,6 +338,62 @@ def test_the_reason_why_nothing_was_applied_is_the_same_everywhere():
     stats = optimizer.get_stats()
     assert stats.missing["speedup"] == "capture: CUDA graphs need a GPU"
     assert optimizer.profiler.get_metrics()["missing"] == stats.missing
+    optimizer.close()
+
+
+@pytest.mark.parametrize("steps", [0, 3, CALIBRATION_STEPS - 2, CALIBRATION_STEPS, 40])
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_where_nothing_was_asked_for_no_number_of_steps_is_said_to_help(steps, is_closed):
+    model = nn.Linear(4, 3)
+    optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), profile=True, capture_graph=False)
+    loop(optimizer, model, steps)
+    if is_closed:
+        optimizer.close()
+    stats = optimizer.get_stats()
+    assert (stats.missing["speedup"], stats.missing["planned_ms"]) == (NO_PLAN, NO_PLAN)
+    assert_reasons(stats)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("later", [0, 40])
+@pytest.mark.parametrize("steps", [0, 3, CALIBRATION_STEPS - 1, CALIBRATION_STEPS])
+def test_closing_before_anything_was_applied_is_the_reason(steps, later):
+    model = nn.Linear(4, 3)
+    # What is declined beside it is no reason why the rest of it did not run.
+    options = {"enable_amp": True, "capture_graph": False, "fusion_config": FusionConfig()}
+    optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), profile=True, **options)
+    loop(optimizer, model, steps)
+    short = f"the loop ran {steps} steps; {CALIBRATION_STEPS} are needed"
+    few = f"0 steps ran by the plan; {LEAST_STEPS} are needed"
+    assert optimizer.get_stats().missing["speedup"] == (short if steps < 10 else few)
+    optimizer.close()
+    loop(optimizer, model, later)
+    stats = optimizer.get_stats()
+    assert f"precision: {CLOSED}" in stats.missing["speedup"]
+    assert stats.missing["planned_ms"] == stats.missing["speedup"]
+    assert optimizer.report.declined["precision"] == CLOSED
+    assert_reasons(stats)
+
+
+def test_closing_after_all_was_declined_leaves_that_reason():
+    model = nn.Linear(4, 3)
+    optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), profile=True)
+    loop(optimizer, model, 30)
+    optimizer.close()
+    assert optimizer.get_stats().missing["speedup"] == "capture: CUDA graphs need a GPU"
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_plan_that_no_model_asked_for_says_why(is_closed):
+    """plan="auto" is asked for by the model's forward, which never comes."""
+    optimizer = KitsuneOptimizer(torch.optim.SGD(nn.Linear(4, 3).parameters(), lr=0.1), profile=True, plan="auto")
+    for _ in range(2 if is_closed else 40):
+        optimizer.step()
+    if is_closed:
+        optimizer.close()
+    reason = CLOSED if is_closed else UNFOUND
+    assert optimizer.report.declined == {"plan": reason}
+    assert optimizer.get_stats().missing["speedup"] == f"plan: {reason}"
     optimizer.close()
 
 

@@ -4,14 +4,17 @@ import math
 import random
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from kitsune.errors import SettingsError
 from kitsune.profiler import MetricsCollector
-from kitsune.profiler.metrics import Summary, quantile
+from kitsune.profiler.metrics import TIMES_MS, Summary, quantile
 
 
 def test_a_summary_is_computed_from_the_values():
@@ -123,6 +126,50 @@ def test_what_is_no_finite_number_is_refused(value):
     with pytest.raises(SettingsError, match="the value of 'loss'"):
         metrics.record("loss", value)
     assert metrics.summary() == {}
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 10**5000, Fraction(10**400)], ids=range(4))
+def test_a_number_that_no_float_holds_is_refused(value):
+    with pytest.raises(SettingsError, match=r"the value of 'loss' is too large: a float holds 1\.8e\+308 at most"):
+        MetricsCollector().record("loss", value)
+
+
+def test_times_whose_sum_no_float_holds_have_a_summary_and_shares():
+    metrics = MetricsCollector("cpu")
+    for _ in range(8):
+        metrics.record("a", 1e308, "ms")
+        metrics.record("b", 1e308, "ms")
+    summary = metrics.summary()["a"]
+    assert (summary.mean, summary.median, summary.p90) == (1e308, 1e308, 1e308)
+    assert [(one.total_ms, one.share) for one in metrics.analyze_bottlenecks()] == [(sys.float_info.max, 0.5)] * 2
+    assert "b takes 50.0% of the time: 1.79769e+308 ms in all, 8 times." in metrics.generate_report()
+
+
+ANY = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.sampled_from("abc"), ANY), min_size=1),
+    units=st.tuples(*[st.sampled_from([*TIMES_MS, ""])] * 3),
+    inside=ANY,
+)
+@example(rows=[("a", -1.7e308), ("a", 1.7e308)], units=("ms", "ms", "ms"), inside=1.7e308)
+@example(rows=[("a", 1.7e308)] * 3, units=("s", "ms", "ms"), inside=-1.7e308)
+def test_whatever_is_finite_has_a_report_of_finite_numbers(rows, units, inside):
+    metrics = MetricsCollector("cpu")
+    with metrics.measure_time("step"):
+        metrics.record("part", inside, "ms")
+        for name, value in rows:
+            metrics.record(name, value, units["abc".index(name)])
+    for name, one in metrics.summary().items():
+        exact = sum(map(Fraction, metrics.series[name].values)) / one.count
+        assert one.mean == pytest.approx(float(exact))
+        assert one.min <= one.median <= one.p90 <= one.max
+    regions = metrics.analyze_bottlenecks()
+    assert all(math.isfinite(number) for one in regions for number in (one.total_ms, one.own_ms, one.share))
+    assert math.fsum(one.share for one in regions) == pytest.approx(1.0)
+    assert metrics.generate_report()
 
 
 def test_one_name_has_one_unit():

@@ -126,6 +126,7 @@ def test_a_folder_that_is_not_there_is_told(metrics, tmp_path):
         ('{"format": 2, "metrics": {}}', "has the format 2; this Kitsune reads 1"),
         ('{"format": 1, "metrics": []}', "is not a file of Reporter.save_json"),
         ('{"format": 1, "metrics": {"a": {"unit": "", "values": ["x"]}}}', "is not a file of Reporter.save_json"),
+        (f'{{"format": 1, "metrics": {{"a": {{"unit": "", "values": [{10**400}]}}}}}}', "is not a file of Reporter"),
         ("[" * 100_000, "is not a file of Reporter.save_json"),
     ],
 )
