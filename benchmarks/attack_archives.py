@@ -113,7 +113,7 @@ def sent(folder: Path, name: str, archives: Iterable[Named]) -> Found:
     home = folder / name
     home.mkdir()
     events = home / "events"
-    with serving(home, f"sqlite:///{home}/archives.db", (*WATCHED, str(events), "kitsune.cli:main")) as server:
+    with serving(home, f"sqlite:///{home}/archives.db", (*WATCHED, str(events), "kitsune.__main__:main")) as server:
         found = asyncio.run(_sent(server, events, Reader(home / "reader-events"), archives))
         found.servers_lost = int(server.process.poll() is not None)
         found.altered = altered(server.database, found.accepted)

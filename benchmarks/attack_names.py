@@ -118,7 +118,7 @@ def attacked(folder: Path, *, traversals: int | None = None, methods: Iterable[s
     events = folder / "events"
     marker = secrets.token_hex(16)
     (folder / "outside.txt").write_text(marker)
-    with serving(folder, f"sqlite:///{folder}/names.db", (*WATCHED, str(events), "kitsune.cli:main")) as server:
+    with serving(folder, f"sqlite:///{folder}/names.db", (*WATCHED, str(events), "kitsune.__main__:main")) as server:
         target = Target(server)
         signs = (*SIGNS, marker.encode(), server.token.encode(), target.secret.encode())
         yield from outside(target, events, signs, traversals)

@@ -1,6 +1,6 @@
 """Calls a function of a module in this process, and writes down what Python's audit hooks tell of running code.
 
-    python -m benchmarks.watched EVENTS kitsune.cli:main serve --port 0
+    python -m benchmarks.watched EVENTS kitsune.__main__:main serve --port 0
 
 One line of EVENTS for each event by which code could come to run, or a file to be touched: code objects compiled or
 executed, modules looked for, pickles that name something, processes, libraries, files opened. Starting up makes

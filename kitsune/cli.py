@@ -50,7 +50,7 @@ Device = Annotated[str | None, typer.Option(metavar="cpu|cuda:N", help="Default:
 
 
 def main() -> NoReturn:
-    """The console script `kitsune`. `--debug` may stand anywhere."""
+    """Carries out what `sys.argv` asks for, and ends the process. `--debug` may stand anywhere."""
     arguments = sys.argv[1:]
     if DEBUG in arguments:
         arguments = [DEBUG, *(argument for argument in arguments if argument != DEBUG)]

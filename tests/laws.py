@@ -36,6 +36,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune.optimizer",),
     ("kitsune.doctor",),
     ("kitsune.cli",),
+    ("kitsune.__main__",),
     (
         "tuner",
         "tuner.depot",
@@ -134,6 +135,7 @@ FREE_OF: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
         (
             "kitsune",
+            "kitsune.__main__",
             "kitsune.cache",
             "kitsune.cli",
             "kitsune.client",
@@ -197,6 +199,7 @@ FREE_OF: Mapping[str, frozenset[str]] = {
 LAZY_IMPORTERS = frozenset(
     {
         "kitsune/__init__.py",
+        "kitsune/__main__.py",
         "kitsune/cli.py",
         "kitsune/doctor.py",
         "kitsune/engine/triton_launches.py",  # Triton is there with a CUDA build of torch only

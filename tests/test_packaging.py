@@ -61,7 +61,7 @@ def test_the_wheel_says_who_it_is(wheel):
     assert metadata["Version"] == kitsune.__version__ == version("kitsune-torch")
     assert metadata["License-Expression"] == "MIT"
     entries = wheel.read(name.replace("METADATA", "entry_points.txt")).decode()
-    assert "kitsune = kitsune.cli:main" in entries
+    assert "kitsune = kitsune.__main__:main" in entries
     assert "server = server.cli:register" in entries
     assert "tuner = tuner.cli:register" in entries
 

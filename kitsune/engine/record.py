@@ -24,6 +24,7 @@ HIDDEN_WRITES: Final[Mapping[str, tuple[str, ...]]] = {
     "aten::native_batch_norm": ("running_mean", "running_var"),
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
+    "aten::batch_norm_update_stats": ("running_mean", "running_var"),
     "aten::_cudnn_rnn": ("weight_buf", "dropout_state"),
     "aten::_cudnn_rnn_backward": ("weight_buf", "dropout_state", "reserve"),
 }

@@ -1,5 +1,6 @@
 """The metrics of two runs in; for each name the ratio of the medians, its interval and a verdict out."""
 
+import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from kitsune.profiler.reporter import read_series
 RESAMPLES: Final = 2000
 #: All of n values are above the median, or all below, with a chance of 2^(1-n): from 6 on that is less than 5 %.
 LEAST_VALUES: Final = 6
+#: The sum of two such values, and the ratio of any two, is a float.
+LARGEST: Final = 1e150
 
 
 class Verdict(StrEnum):
@@ -155,8 +158,11 @@ def _why_not(before: Series, after: Series) -> str:
         return f"the unit is {before.unit!r} before and {after.unit!r} after"
     if not (before.values and after.values):
         return "there is no value"
-    if not all(0 < value < float("inf") for value in (*before.values, *after.values)):
+    values = (*before.values, *after.values)
+    if not all(0 < value < math.inf for value in values):
         return "a ratio needs values greater than 0"
+    if not all(1 / LARGEST <= value <= LARGEST for value in values):
+        return f"a ratio is taken of values between {1 / LARGEST:g} and {LARGEST:g}"
     return ""
 
 

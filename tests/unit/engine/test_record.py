@@ -66,6 +66,14 @@ def test_batch_norm_writes_its_statistics_though_its_schema_does_not_say_so(trai
     assert {mean, variance} <= written
 
 
+def test_an_operation_that_only_gathers_statistics_writes_them():
+    x, mean, variance = torch.randn(8, 4), torch.zeros(4), torch.ones(4)
+    recording = recorded(lambda: torch.batch_norm_update_stats(x, mean, variance, 0.1)[0])
+    (launch,) = recording.graph.launches
+    written = {recording.held[n].data_ptr() for n in numbers(launch.writes) if n in recording.held}
+    assert written == {mean.data_ptr(), variance.data_ptr()}
+
+
 @pytest.mark.parametrize("name", HIDDEN_WRITES)
 def test_hidden_writes_name_arguments_of_the_operation(name):
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"))

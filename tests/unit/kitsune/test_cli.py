@@ -452,6 +452,32 @@ def test_ctrl_c_is_told_of_on_both_streams():
     assert (done.returncode, done.stderr, done.stdout) == (130, "stopped by Ctrl-C\n", "")
 
 
+LOADING = """
+import os, runpy, signal, sys
+signal.signal(signal.SIGINT, HANDLER)
+class Pressing:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Pressing())
+runpy.run_module("kitsune", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_is_told_of():
+    loading = LOADING.replace("HANDLER", "signal.default_int_handler")
+    done = python(loading, "doctor", "--json")
+    assert (done.returncode, done.stderr, json.loads(done.stdout)) == (130, "Error: stopped by Ctrl-C\n", STOPPED)
+    done = python(loading, "--help")
+    assert (done.returncode, done.stderr, done.stdout) == (130, "stopped by Ctrl-C\n", "")
+
+
+def test_ctrl_c_that_is_ignored_stays_so():
+    done = python(LOADING.replace("HANDLER", "signal.SIG_IGN"), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: kitsune" in done.stdout
+
+
 def test_ctrl_c_ends_the_process_in_an_import_that_swallows_it(tmp_path):
     """As that of torch does, now and then."""
     (tmp_path / "swallows.py").write_text(

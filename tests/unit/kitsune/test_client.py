@@ -26,9 +26,10 @@ from tests.scripted_server import (
     raw,
 )
 
-CALL_S = 0.5
-#: On a machine whose two cores are busy with other tests.
-SLACK_S = 0.7
+#: Longer than any answer takes on a machine that is busy with other tests.
+CALL_S = 20.0
+#: Of a call to a server that will not answer, and what a busy machine may add to it.
+HURRIED_S, SLACK_S = 0.3, 5.0
 SECRET = "ksn_" + "s3cret" * 7
 HERE = Environment(device="cpu", gpu="Some CPU", memory_bytes=2**34, torch="2.13.0", python="3.11.7", kitsune="0.1.0")
 PLAN = Plan(knobs={"precision": "bf16"}, fingerprint="f" * 64, environment=HERE)
@@ -41,6 +42,10 @@ def client_of(url: str, **options: float) -> Client:
     return Client(Server(url, SECRET), **{"call_s": CALL_S, **options})
 
 
+def hurried(url: str) -> Client:
+    return client_of(url, call_s=HURRIED_S)
+
+
 def found(plan: Plan | None, reason: str = "same machine type and software") -> bytes:
     return of_json({"match": "exact" if plan else "none", "reason": reason, "plan": plan.to_json() if plan else None})
 
@@ -49,12 +54,14 @@ def tampered() -> bytes:
     return of_json({"match": "exact", "reason": "", "plan": {**PLAN.to_json(), "knobs": {"precision": "fp16"}}})
 
 
+ENDLESS: dict[str, Play] = {
+    "hangs at once": hangs(),
+    "hangs in the headers": hangs(HEAD),
+    "hangs in the body": hangs(HEAD + b"Content-Length: 100\r\n\r\n{"),
+    "drips its headers": drips(HEAD + b"X-Slow: ", b"a"),
+    "drips its body": drips(HEAD + b"Content-Length: 100000\r\n\r\n{", b" "),
+}
 MISBEHAVIOUR: dict[str, tuple[Play, str]] = {
-    "hangs at once": (hangs(), "no whole answer"),
-    "hangs in the headers": (hangs(HEAD), "no whole answer"),
-    "hangs in the body": (hangs(HEAD + b"Content-Length: 100\r\n\r\n{"), "no whole answer"),
-    "drips its headers": (drips(HEAD + b"X-Slow: ", b"a"), "no whole answer"),
-    "drips its body": (drips(HEAD + b"Content-Length: 100000\r\n\r\n{", b" "), "no whole answer"),
     "sends without end": (drips(HEAD + b"\r\n", b" " * 100_000, 0.0), "larger than"),
     "announces too much": (
         answers({PLANS: raw(200, b" " * (2 * MAX_PLAN_BYTES + 1), Content_Type="application/json")}), "larger than"),
@@ -80,14 +87,21 @@ MISBEHAVIOUR: dict[str, tuple[Play, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MISBEHAVIOUR)
-def test_a_server_that_misbehaves_is_unreachable_and_in_time(name):
-    play, expected = MISBEHAVIOUR[name]
-    with ScriptedServer(play).running() as server:
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_server_that_never_ends_is_unreachable_in_time(name):
+    with ScriptedServer(ENDLESS[name]).running() as server:
         began = time.monotonic()
-        with pytest.raises(UnreachableError, match=expected) as caught:
-            client_of(server.url).find_plan(ASKED, HERE)
-        assert time.monotonic() - began < CALL_S + SLACK_S
+        with pytest.raises(UnreachableError, match=r"no whole answer came within 0\.3 s") as caught:
+            hurried(server.url).find_plan(ASKED, HERE)
+        assert time.monotonic() - began < HURRIED_S + SLACK_S
+    assert server.url in str(caught.value)
+
+
+@pytest.mark.parametrize("name", MISBEHAVIOUR)
+def test_a_server_that_misbehaves_is_unreachable_at_once(name):
+    play, expected = MISBEHAVIOUR[name]
+    with ScriptedServer(play).running() as server, pytest.raises(UnreachableError, match=expected) as caught:
+        client_of(server.url).find_plan(ASKED, HERE)
     assert server.url in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1500
@@ -104,8 +118,8 @@ def test_a_connection_that_is_never_made():
     with deaf() as url:
         began = time.monotonic()
         with pytest.raises(UnreachableError):
-            client_of(url).check_presence()
-        assert time.monotonic() - began < CALL_S + SLACK_S
+            hurried(url).check_presence()
+        assert time.monotonic() - began < HURRIED_S + SLACK_S
 
 
 def test_a_name_that_is_looked_up_for_ever(monkeypatch):
@@ -113,8 +127,8 @@ def test_a_name_that_is_looked_up_for_ever(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(20) and [])
     began = time.monotonic()
     with pytest.raises(UnreachableError, match="no whole answer"):
-        client_of("http://a.server.test:8537").check_presence()
-    assert time.monotonic() - began < CALL_S + SLACK_S
+        hurried("http://a.server.test:8537").check_presence()
+    assert time.monotonic() - began < HURRIED_S + SLACK_S
     over.set()
 
 
@@ -131,8 +145,8 @@ def test_what_is_left_behind_ends_soon():
     """A thread that a hanging server holds is cut off with its call."""
     with ScriptedServer(drips(HEAD + b"X-Slow: ", b"a")).running() as server:
         with pytest.raises(UnreachableError):
-            client_of(server.url).check_presence()
-        end = time.monotonic() + 2
+            hurried(server.url).check_presence()
+        end = time.monotonic() + SLACK_S
         while time.monotonic() < end and any(t.name == "kitsune-exchange" for t in threading.enumerate()):
             time.sleep(0.02)
         assert not any(thread.name == "kitsune-exchange" for thread in threading.enumerate())

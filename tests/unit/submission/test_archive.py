@@ -23,10 +23,10 @@ from tests.unit.submission.hostile_archives import CANARY, GOOD, HOSTILE, PICKLE
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_archive_is_refused_quickly_and_the_message_names_the_field(name):
     data, expected = HOSTILE[name]
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ArchiveError) as caught:
         Archive.from_bytes(data)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert expected in str(caught.value)
     assert str(caught.value).isascii()
     assert "\n" not in str(caught.value)

@@ -93,6 +93,13 @@ def test_names_that_cannot_be_compared_are_listed_with_the_reason():
     assert str(compare_runs(run(), run())) == "No name can be compared."
 
 
+@pytest.mark.parametrize("value", [1.7e308, 1e-308])
+def test_values_whose_ratio_may_be_no_number_are_not_compared(value):
+    found = compare_runs(run(huge__ms=[value] * 2, step__ms=[1.0]), run(huge__ms=[1.0] * 2, step__ms=[1.0]))
+    assert [one.name for one in found.metrics] == ["step"]
+    assert found.incomparable == {"huge": "a ratio is taken of values between 1e-150 and 1e+150"}
+
+
 def test_files_are_compared_as_the_runs_that_they_hold(tmp_path):
     before, after = run(step__ms=noisy(10, 1)), run(step__ms=noisy(9, 2))
     Reporter(before).save_json(tmp_path / "before.json")
