@@ -45,10 +45,7 @@ class Schedule:
 
 
 def critical_path(graph: LaunchGraph, costs_us: Sequence[float]) -> tuple[int, ...]:
-    """The longest chain of launches that wait for each other, first to last: no number of streams is faster than it.
-
-    Waits are free here.
-    """
+    """The longest chain of launches that wait for each other, first to last. Waits are free here."""
     check(graph, costs_us)
     ends_us: list[float] = []
     previous: list[int | None] = []
@@ -62,6 +59,11 @@ def critical_path(graph: LaunchGraph, costs_us: Sequence[float]) -> tuple[int, .
         path.append(at)
         at = previous[at]
     return tuple(reversed(path))
+
+
+def critical_path_us(graph: LaunchGraph, costs_us: Sequence[float]) -> float:
+    """The length of the critical path: no number of streams is faster."""
+    return sum((costs_us[launch] for launch in critical_path(graph, costs_us)), 0.0)
 
 
 def in_order(graph: LaunchGraph, costs_us: Sequence[float]) -> Schedule:

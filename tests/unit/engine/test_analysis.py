@@ -18,8 +18,8 @@ from kitsune.engine.analysis import (
 )
 from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
 from kitsune.engine.memory import plan_memory
-from kitsune.engine.schedule import critical_path, in_order, on_streams
-from tests.unit.engine.test_schedule import critical_path_us, problems, quick
+from kitsune.engine.schedule import critical_path, critical_path_us, in_order, on_streams
+from tests.unit.engine.test_schedule import problems, quick
 
 WAIT_US = 1.5
 NOTHING = LaunchGraph.of([], [])

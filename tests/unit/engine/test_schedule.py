@@ -16,6 +16,7 @@ from kitsune.engine.schedule import (
     along_critical_path,
     clocks,
     critical_path,
+    critical_path_us,
     happens_before,
     in_order,
     just_in_time,
@@ -33,10 +34,6 @@ stream_counts = st.sampled_from(range(1, 9))
 
 Problem = tuple[LaunchGraph, list[float]]
 Case = tuple[LaunchGraph, Schedule]
-
-
-def critical_path_us(graph: LaunchGraph, costs_us: list[float]) -> float:
-    return sum((costs_us[launch] for launch in critical_path(graph, costs_us)), 0.0)
 
 
 def with_costs(graph: LaunchGraph, seed: int) -> Problem:
