@@ -20,7 +20,8 @@ from tuner.records import Source
 from tuner.verdicts import words
 
 STEPS = 50
-TIMED_STEPS = 40
+BLOCK_S = 0.2
+WARM_STEPS = 8
 ROUNDS = 7
 #: How far the mean loss of the last ten steps may be from the plain one's, by the plan's precision.
 TOLERANCE = {"fp32": 0.02, "tf32": 0.03, "bf16": 0.08, "fp16": 0.08}
@@ -94,26 +95,31 @@ def compare_training(plan: kitsune.Plan, device: str) -> bool:
 def compare_speed(plan: kitsune.Plan, device: str) -> None:
     """Times both ways in this process, in alternating blocks."""
     x, y = next(batches(1, device))
-    steps = {}
+    steps: dict[str, kitsune.TrainStep] = {}
     for name, chosen in (("plain", None), ("by the plan", plan)):
         model = make_model().to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         steps[name] = kitsune.TrainStep(model, torch.nn.functional.cross_entropy, optimizer, chosen)
-        for _ in range(8):
-            steps[name](x, y)
+        block_ms(steps[name], x, y, WARM_STEPS)
+    count = max(WARM_STEPS, int(BLOCK_S * 1e3 / block_ms(steps["plain"], x, y, WARM_STEPS)))
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, step in steps.items():
-            begin = time.perf_counter()
-            for _ in range(TIMED_STEPS):
-                loss = step(x, y)
-            loss.item()
-            times[name].append((time.perf_counter() - begin) / TIMED_STEPS * 1e3)
+            times[name].append(block_ms(step, x, y, count))
     medians = {name: statistics.median(values) for name, values in times.items()}
     print("\nSteps in this process, alternating blocks:")
     for name, values in times.items():
         print(f"  {name:12} {medians[name]:8.3f} ms a step (from {min(values):.3f} to {max(values):.3f})")
     print(f"  {medians['plain'] / medians['by the plan']:.2f}x")
+
+
+def block_ms(step: kitsune.TrainStep, x: torch.Tensor, y: torch.Tensor, count: int) -> float:
+    """Milliseconds a step, over so many steps at a stretch."""
+    begin = time.perf_counter()
+    for _ in range(count):
+        loss = step(x, y)
+    loss.item()
+    return (time.perf_counter() - begin) / count * 1e3
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def state(process: int) -> str | None:
         return None
 
 
-def is_gone(process: int, within_s: float = 5.0) -> bool:
+def is_gone(process: int, within_s: float = 20.0) -> bool:
     """Whether the process has ended: it does not exist, or is a zombie that init has yet to collect."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:

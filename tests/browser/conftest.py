@@ -113,7 +113,7 @@ def new_page(browser: Browser, site: Site) -> Iterator[NewPage]:
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(40_000)
         page.on("console", watched)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: request.url.startswith(site.url) or complaints.append(request.url))

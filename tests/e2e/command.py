@@ -41,14 +41,14 @@ class Command:
                 start_new_session=True,
             )
 
-    def wait(self, timeout_s: float = 55) -> tuple[int, str, str]:
+    def wait(self, timeout_s: float = 150) -> tuple[int, str, str]:
         """Exit code, stdout and stderr, in which nothing of ours may be a traceback."""
         code = self.process.wait(timeout_s)
         out, err = self.out.read_text("utf-8"), self.err.read_text("utf-8")
         assert "Traceback" not in err
         return code, out, err
 
-    def wait_for(self, text: str, timeout_s: float = 45) -> None:
+    def wait_for(self, text: str, timeout_s: float = 120) -> None:
         end = time.monotonic() + timeout_s
         while text not in self.err.read_text("utf-8"):
             assert self.process.poll() is None, self.err.read_text("utf-8")

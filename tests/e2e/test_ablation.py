@@ -29,7 +29,7 @@ def looked_at(*given: object, **options: object) -> Inspection:
 
 
 @pytest.mark.minutes  # and on busy cores its gain is not certain
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_plan_that_was_tuned_is_taken_apart(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     run = new_run(WORKLOAD, "cpu", trials=2)

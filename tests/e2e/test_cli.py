@@ -98,11 +98,11 @@ def is_alive(pid_file: Path) -> bool:
 # The main job ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(150)  # 20 s on two idle cores
+@pytest.mark.timeout(300)  # 20 s on two idle cores
 def test_tune_keeps_a_plan_and_everything_that_was_tried(kitsune, tmp_path):
     # Without a C++ compiler the trial that compiles ends with a reason instead of after a minute.
     tuning = kitsune("tune", TINY, "--trials", "3", "--json", "--out", "plan.json", CXX="/no/compiler")
-    code, out, err = tuning.wait(120)
+    code, out, err = tuning.wait(270)
     assert code == 0, err
     assert len(out.splitlines()) == 1
     assert "\x1b" not in out + err
@@ -162,7 +162,7 @@ def test_ctrl_c_twice_stops_at_once_and_what_was_tried_is_kept(kitsune):
     tuning.process.send_signal(signal.SIGINT)
     tuning.wait_for("measuring the best afresh")
     tuning.process.send_signal(signal.SIGINT)
-    code, out, _ = tuning.wait(10)
+    code, out, _ = tuning.wait(40)
     assert (code, error_of(out)[0]) == (130, "Interrupted")
     _, out, _ = kitsune("runs", "show", "last", "--json").wait()
     stored = json.loads(out)
@@ -173,13 +173,13 @@ def test_ctrl_c_twice_stops_at_once_and_what_was_tried_is_kept(kitsune):
 def test_sigterm_ends_the_measuring_process_too(kitsune, tmp_path):
     pid_file = tmp_path / "pid"
     tuning = kitsune("tune", "work.py:hangs", PID_FILE=str(pid_file))
-    end = time.monotonic() + 45
+    end = time.monotonic() + 120
     while not (pid_file.exists() and pid_file.read_text()):
         assert time.monotonic() < end
         time.sleep(0.05)
     assert is_alive(pid_file)
     tuning.process.terminate()
-    code, out, _ = tuning.wait(10)
+    code, out, _ = tuning.wait(40)
     assert (code, out) == (143, "")
     assert not is_alive(pid_file)
 

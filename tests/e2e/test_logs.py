@@ -42,7 +42,7 @@ def start(tmp_path: Path):
         running.close()
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(400)
 def test_a_server_and_a_worker_say_only_json(start, tmp_path):
     old = add_old(tmp_path)
     server = start("serve", "--port", "0", "--log-format", "json", "--retention-days", "30")
@@ -57,10 +57,10 @@ def test_a_server_and_a_worker_say_only_json(start, tmp_path):
         assert client.get(f"/shared/{link}").status_code == 200
         assert client.get(f"/api/v1/runs/{old}").status_code == 404
         worker = start("worker", "--device", "cpu", KITSUNE_LOG_FORMAT="json")
-        worker.wait_for(run["id"], 60)
+        worker.wait_for(run["id"], 150)
         cancelled = client.post(f"/api/v1/runs/{run['id']}/cancel").json()
         assert cancelled["status"] == "cancelled"
-        worker.wait_for("is no longer ours", 60)
+        worker.wait_for("is no longer ours", 150)
     for command in (worker, server):
         command.process.send_signal(signal.SIGTERM)
         assert command.wait()[0] == 0

@@ -62,7 +62,7 @@ class Serving:
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(15)
+        return self.process.wait(60)
 
 
 @contextlib.contextmanager
@@ -172,8 +172,8 @@ def test_told_to_stop_it_ends_its_streams_and_leaves(tmp_path, number, code):
                 begin = time.monotonic()
                 server.process.send_signal(number)
                 rest = list(lines)
-            assert server.process.wait(15) == code
-            assert time.monotonic() - begin < 8
+            assert server.process.wait(60) == code
+            assert time.monotonic() - begin < 30
             assert rest
     finally:
         signal.signal(signal.SIGINT, before)
@@ -194,7 +194,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path):
                     )
                     assert response.status_code in (200, 201)
                     known[key] = response.json()["id"]
-            assert server.process.wait(10) == -signal.SIGKILL
+            assert server.process.wait(60) == -signal.SIGKILL
     assert len(known) > 5
     with serving(tmp_path) as server, server.client() as client:
         archive = send_archive(client)
@@ -211,7 +211,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path):
 # Bad clients ----------------------------------------------------------------------------------------------------------
 
 
-def talk(server: Serving, start: str, body: Iterator[bytes], within_s: float = 20) -> tuple[int, dict[str, object]]:
+def talk(server: Serving, start: str, body: Iterator[bytes], within_s: float = 60) -> tuple[int, dict[str, object]]:
     """Sends a request byte by byte as told, whatever comes back; gives status and problem."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=within_s) as wire:
         wire.sendall(start.encode())
@@ -288,7 +288,7 @@ def test_slow_bodies_end_and_hold_nobody_up(server):
     for client in clients:
         client.join()
     assert found == [408] * 20
-    assert max(waits) < 2
+    assert max(waits) < 8  # a server that is held up answers after 10 s
 
 
 def endless(text: bytes) -> Iterator[bytes]:

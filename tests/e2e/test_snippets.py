@@ -34,7 +34,7 @@ def make_workload():
 KNOBS = {"precision": "bf16", "update": "kitsune", "capture": "step", "streams": 4, "pool_bytes": 2**30}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("workload", "batch"),
     [

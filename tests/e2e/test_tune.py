@@ -127,7 +127,7 @@ def test_differences_are_found():
     assert differences(everything(live), before) == ["['state']['1.running_mean']", "['modes'][5]", "['torch']"]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("make", [cnn, transformer])
 def test_a_live_model_is_tuned_and_stays_as_it_was(make, tmp_path, temporary):
     torch.manual_seed(0)

@@ -20,7 +20,7 @@ from tuner.store.rows import utcnow
 from tuner.tune import Conclusion
 from tuner.worker import carry_out
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 
 
 def claimed(database: Database, **changes: object) -> Run:

@@ -32,7 +32,7 @@ context.set_forkserver_preload(["tuner.store.engine", "tuner.store.submits", "te
 def claim_all(url: str, start: Barrier, claimed: "Queue[list[tuple[str, int]]]") -> None:
     mine = []
     with open_database(url) as database:
-        start.wait(30)
+        start.wait(120)
         while True:
             with database.begin() as connection:
                 run = runs.claim(connection, f"worker {os.getpid()}", device="cpu")
@@ -70,12 +70,12 @@ def put_and_submit(
     step, given = an_archive(), []
     content = step.to_bytes()
     with open_database(url) as database:
-        start.wait(30)
+        start.wait(120)
         for seed in range(SUBMITS):
             with database.begin() as connection:
                 stored, is_new_archive = archives.put(connection, content, step)
             request = Request(archive=stored.sha256, seed=seed)
-            again.wait(30)
+            again.wait(120)
             with database.begin() as connection:
                 run, is_new = submits.submit(connection, request, owner="ann", key=f"k{seed}" if has_key else None)
             given.append((is_new_archive, run.id, is_new))
@@ -91,7 +91,7 @@ def submit_until_killed(url: str, sha256: str, acknowledged: "SimpleQueue[str]")
 
 
 def only_open(url: str, start: Barrier) -> None:
-    start.wait(30)
+    start.wait(120)
     open_database(url).close()
 
 
@@ -113,7 +113,7 @@ def together(target: Callable[..., None], url: str, *args: object, **kwargs: obj
     processes = [context.Process(target=target, args=(url, start, *args), kwargs=kwargs) for _ in range(WORKERS)]
     for process in processes:
         process.start()
-    start.wait(30)
+    start.wait(120)
     return processes
 
 
@@ -185,7 +185,7 @@ def test_a_submit_is_kept_once_it_is_acknowledged_whatever_kills_the_process(url
 
 def take_over(database: Database, now: datetime) -> Run:
     """PostgreSQL notices the death of a client, and gives up its locks, within a moment; claims pass by till then."""
-    deadline = monotonic() + 15
+    deadline = monotonic() + 60
     while monotonic() < deadline:
         with database.begin() as connection:
             taken = runs.claim(connection, "heir", device="cpu", now=now)

@@ -123,7 +123,7 @@ def test_a_stream_ends_with_its_token(database, claimed, ending):
 
     begin = time.monotonic()
     assert [name for name, _, _ in told(wire.answer(stay)[2])] == ["run"]
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
 
 
 def test_streams_end_when_the_server_stops(database, claimed):
@@ -139,7 +139,7 @@ def test_streams_end_when_the_server_stops(database, claimed):
 
     begin = time.monotonic()
     assert [name for name, _, _ in told(wire.answer(stay)[2])] == ["run"]
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
 
 
 def test_silent_streams_hold_no_connection(database, claimed):

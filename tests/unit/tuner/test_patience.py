@@ -27,7 +27,7 @@ def test_two_workers_do_not_come_back_together():
 def test_a_rest_takes_its_time():
     begin = time.monotonic()
     rest(0.25, lambda: None)
-    assert 0.25 <= time.monotonic() - begin < 2
+    assert 0.25 <= time.monotonic() - begin < 20
 
 
 def test_a_rest_ends_when_the_check_says_so():
@@ -37,4 +37,4 @@ def test_a_rest_ends_when_the_check_says_so():
     begin = time.monotonic()
     with pytest.raises(LookupError):
         rest(50, check)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 20

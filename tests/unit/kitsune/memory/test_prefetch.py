@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from kitsune.errors import SettingsError, UnfitError
 from kitsune.memory import Prefetcher, prefetch
 
-SOON_S = 5.0  # for what takes milliseconds, on a machine that is busy
+SOON_S = 20.0  # for what takes milliseconds, on a machine that is busy
 
 
 def ahead(loader, lookahead=2):
