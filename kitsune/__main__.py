@@ -3,10 +3,9 @@
 import importlib
 import signal
 import sys
-from typing import NoReturn
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Ctrl-C while modules are being loaded is told of once they are there: only they know how."""
     pressed: list[int] = []
     before = signal.getsignal(signal.SIGINT)

@@ -7,7 +7,7 @@ never gives it too early.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, Protocol
 
 import torch
@@ -116,7 +116,10 @@ class HostLane:
 
 
 class HostLanes:
-    """A thread for each lane: the CPU twin of streams that overlap as they like, with waits as their only order."""
+    """A thread for each lane: the CPU twin of streams that overlap as they like, with waits as their only order.
+
+    The threads stay for the next issue, and end when these lanes are let go of.
+    """
 
     def __init__(self, count: int) -> None:
         self._workers = [ThreadPoolExecutor(1) for _ in range(count)]
@@ -126,10 +129,10 @@ class HostLanes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._workers:
-            worker.shutdown()
-        for launched in self._launched.values():
-            launched.result()
+        launched, self._launched = self._launched, {}
+        wait(launched.values())
+        for each in launched.values():
+            each.result()
 
     def submit(self, lane: int, launch: int, waits: Sequence[int], run: Callable[[], None]) -> None:
         before = [self._launched[other] for other in waits]

@@ -176,8 +176,10 @@ class Planner:
     def _captured(self, plan: Planned, recorder: Recorder) -> Captured:
         """Leaves the state of the step as it was, also where capturing runs it."""
 
+        lanes = lanes_of(plan)
+
         def issued() -> Any:
-            return issue(plan.recording, plan.schedule, plan.memory, lanes_of(plan))
+            return issue(plan.recording, plan.schedule, plan.memory, lanes)
 
         device = recorder.device
         before = State(plan.recording) if recorder.executes else None
