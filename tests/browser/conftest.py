@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, BrowserContext, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
 from server.app import create_app
 from server.protocol import BoundedProtocol
@@ -28,6 +28,8 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
             "--disable-component-update", "--no-first-run"]  # fmt: skip
 _WIDTH, _HEIGHT = 1280, 900
+PATIENCE_MS = 40_000  # on a machine that is busy with other tests
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def new_page(browser: Browser, site: Site) -> Iterator[NewPage]:
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(40_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", watched)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: request.url.startswith(site.url) or complaints.append(request.url))

@@ -76,7 +76,7 @@ def test_the_list_follows_what_happens(ada: Page, site: Site) -> None:
     link.focus()
     with site.database.begin() as connection:
         runs.cancel(connection, link.get_attribute("href").removeprefix("/runs/"))
-    expect(row).to_contain_text("cancelled", timeout=8000)
+    expect(row).to_contain_text("cancelled")
     expect(link).to_be_focused()
     expect(ada.get_by_text(re.compile(r"Updated (just now|\d+.s ago)"))).to_be_visible()
 
@@ -91,7 +91,7 @@ def test_chosen_runs_are_compared_and_stay_chosen(ada: Page, site: Site) -> None
     expect(button).to_be_enabled()
     with site.database.begin() as connection:
         runs.cancel(connection, "06g0t3n8q4v0e4b6k1m2z50000")
-    expect(ada.get_by_role("row").filter(has_text="recommender")).to_contain_text("cancelled", timeout=8000)
+    expect(ada.get_by_role("row").filter(has_text="recommender")).to_contain_text("cancelled")
     expect(first).to_be_checked()
     expect(button).to_be_enabled()
     chosen = [first.input_value(), second.input_value()]
@@ -141,7 +141,7 @@ def test_what_a_list_shows_can_be_typed_into_its_filters(ada: Page) -> None:
 def test_ages_count_on_and_a_silent_server_shows(ada: Page) -> None:
     ada.context.set_offline(True)
     updated = ada.locator("time[data-updated]")
-    expect(updated).to_have_text(re.compile(r"[3-9].s ago"), timeout=12_000)
+    expect(updated).to_have_text(re.compile(r"([3-9]|\d\d).s ago"))
 
 
 def test_a_list_reads_as_well_without_scripts(new_page: NewPage, site: Site) -> None:
