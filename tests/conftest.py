@@ -9,6 +9,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+#: An example that took long has met a busy machine. In CI hypothesis says so by itself.
+settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 NVIDIA_SIGNS = [Path(path) for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")]

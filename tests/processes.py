@@ -1,13 +1,22 @@
 """What tests ask of other processes."""
 
+import contextlib
 import time
 from pathlib import Path
 
 
 def children(process: int | str = "self") -> set[int]:
-    """The processes that this one, or another, has started, by any of its threads."""
-    tasks = Path(f"/proc/{process}/task").iterdir()
-    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    """The processes that this one, or another, has started, by any of its threads; none when there is no such process.
+
+    When a thread ends in the middle, its children become another's, which may have been asked already: asked anew.
+    """
+    while True:
+        try:
+            tasks = list(Path(f"/proc/{process}/task").iterdir())
+        except (FileNotFoundError, ProcessLookupError):
+            return set()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return {int(child) for task in tasks for child in (task / "children").read_text().split()}
 
 
 def state(process: int) -> str | None:

@@ -37,7 +37,7 @@ def results(tmp_path):
         environment = {**os.environ, "CI": ci, "KITSUNE_HOME": "mine", "KITSUNE_DISABLE": "1"}
         command = [sys.executable, "-m", "pytest", "--continue-on-collection-errors", "tests"]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=50
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=150
         )
         return done.stdout
 

@@ -176,13 +176,14 @@ def supervise(job: Job, limits: Limits, command: Sequence[str] = COMMAND, check:
     confined = confinement_of(job.workload, job.device).command(command)
     with _scratch(compiled) as scratch, _pipe() as (results, child_end), _stdin(job, scratch) as stdin:
         environment = {**_habits(job.device), **_environment(os.environ, job.workload, scratch, compiled)}
-        process = _start(confined, stdin, child_end.fileno(), environment)
+        process = None
         try:
+            process = _start(confined, stdin, child_end.fileno(), environment)
             child_end.close()
             outcome, phase = _attend(process, results.fileno(), limits, check)
         finally:
-            is_dead = _kill(process)
-            _kill_strays(scratch)
+            is_dead = process is None or _kill(process)
+            _kill_strays(scratch)  # the child, too, when Ctrl-C came while it started
     if not is_dead:
         return Failure(
             kind=FailureKind.CRASHED, phase=phase, reason="the measuring process cannot be killed: the GPU hangs"

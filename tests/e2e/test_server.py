@@ -129,7 +129,7 @@ def test_the_flow_of_the_page_by_curl_alone(server, tmp_path):
         env={**os.environ, "KITSUNE_HOME": str(server.home), "PATH": f"{KITSUNE.parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout

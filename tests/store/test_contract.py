@@ -20,7 +20,7 @@ from tuner.store.database import Database
 
 #: Examples share one database; each brings ids of its own.
 on_one_database = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 WRITES: dict[str, Callable[[Connection, Run], object]] = {

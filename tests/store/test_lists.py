@@ -57,7 +57,6 @@ def expected(made: list[Run], sort: Sort, is_descending: bool) -> list[str]:
 class TestLists:
     @settings(
         max_examples=40,
-        deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     @given(drawn=st.lists(few, max_size=8), limit=st.integers(1, 4), sort=st.sampled_from(Sort), falls=st.booleans())

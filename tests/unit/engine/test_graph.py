@@ -13,7 +13,7 @@ QUARTERS = [(0, 4)] * 4 + [(0, 2), (2, 4), (1, 3), (0, 1), (3, 4), (0, 0), (2, 2
 PARAMETER = Storage(16, is_own=False, is_kept=False)
 OWN = Storage(16, is_own=True, is_kept=False)
 
-quick = settings(deadline=None, max_examples=200)
+quick = settings(max_examples=200)
 
 
 def graph_by_chance(storages: int, launches: int, seed: int) -> LaunchGraph:

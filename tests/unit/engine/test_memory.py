@@ -11,7 +11,7 @@ from tests.unit.engine.test_graph import touchers
 from tests.unit.engine.test_schedule import Case, Problem, ended_before, problems, schedules
 
 BLOCK_BYTES = 512
-quick = settings(deadline=None, max_examples=200)
+quick = settings(max_examples=200)
 
 Tenancy = tuple[int, int]
 

@@ -27,7 +27,7 @@ from kitsune.engine.schedule import (
 from tests.unit.engine.test_graph import graphs, ordered_pairs
 
 NBYTES = 16
-quick = settings(deadline=None, max_examples=200)
+quick = settings(max_examples=200)
 waits = st.sampled_from([0.0, 0.5, 2.0])
 stream_counts = st.sampled_from(range(1, 9))
 

@@ -312,7 +312,7 @@ def test_commands_of_a_package_that_does_not_load_are_left_out(call, monkeypatch
 
 def python(code: str, *arguments: str, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=50)
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=150)
 
 
 def test_help_is_quick_and_loads_nothing_heavy():

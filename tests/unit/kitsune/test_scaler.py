@@ -10,7 +10,7 @@ from kitsune.engine.scaler import LossScaler
 CPU = torch.device("cpu")
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     overflows=st.lists(st.booleans(), max_size=30),
     init=st.sampled_from([1.0, 1024.0, 65536.0]),

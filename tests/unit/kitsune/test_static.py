@@ -4,7 +4,7 @@ from collections import namedtuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,7 +43,6 @@ def refilled(tree):
     return type(tree)(map(refilled, tree)) if isinstance(tree, (list, tuple)) else tree
 
 
-@settings(deadline=None)
 @given(TREES)
 def test_a_static_batch_takes_every_batch_of_its_signature(tree):
     static = StaticBatch(tree, CPU)
@@ -58,7 +57,6 @@ def test_a_static_batch_takes_every_batch_of_its_signature(tree):
         assert torch.equal(before, torch.ones_like(before))  # the user's first batch is left alone
 
 
-@settings(deadline=None)
 @given(TREES)
 def test_a_batch_of_plain_parts_can_be_static(tree):
     assert why_not_static(tree) is None

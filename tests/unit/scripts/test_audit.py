@@ -94,7 +94,6 @@ def test_what_must_be_checked_fails_where_it_was_not(monkeypatch, printed, error
         assert audit.main() == code
 
 
-@pytest.mark.timeout(60)
 def test_without_a_network_pip_audit_ends_as_foreseen(monkeypatch, capsys, tmp_path):
     """The real one, behind a proxy that is not there."""
     for name in ("HTTPS_PROXY", "https_proxy"):

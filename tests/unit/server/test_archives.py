@@ -123,7 +123,7 @@ def mutated(draw) -> bytes:
 
 
 @given(st.binary(max_size=300) | mutated())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_bytes_break_the_server(client, database, content):
     """Anything, and valid archives with some bytes replaced, inserted or cut out."""
     response = put(client, content)

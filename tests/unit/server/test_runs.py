@@ -161,7 +161,7 @@ def test_a_key_that_cannot_be_kept_is_refused(client, archive, key):
         st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=3),
     )
 )
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_body_breaks_the_server(client, archive, body):
     content = json.dumps({"archive": archive.sha256, **body})
     response = client.post(PLACE, content=content, headers={"Content-Type": "application/json"})

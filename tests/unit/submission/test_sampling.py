@@ -14,7 +14,7 @@ def twin(tensor: torch.Tensor, seed: int = 0) -> torch.Tensor:
     return sample(spread_of(tensor), tuple(tensor.shape), dtype, "contiguous", generator)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=30))
 def test_sampled_integers_stay_in_range(values):
     tensor = torch.tensor(values)
@@ -25,7 +25,7 @@ def test_sampled_integers_stay_in_range(values):
     assert found.max() <= tensor.max()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=30), st.sampled_from(["float32", "float64"]))
 def test_sampled_floats_stay_in_range(values, dtype):
     tensor = torch.tensor(values, dtype=getattr(torch, dtype))
@@ -55,7 +55,7 @@ def numbers_of(tensor):
     return {spread.mean, spread.std, spread.low, spread.high}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=5))
 def test_of_few_numbers_only_powers_of_two_are_told(values):
     for number in numbers_of(torch.tensor(values)):

@@ -106,7 +106,7 @@ def a_trial(number: int, knobs: Knobs, outcome: Measurement | Failure, source: S
 
 
 @given(plans, st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_choices_that_do_not_touch_each_other_give_what_they_give_and_leave_nothing(knobs, data):
     given_ms = {name: data.draw(st.floats(-5, 50), label=name) for name in knobs}
     paces = data.draw(st.lists(st.floats(0.5, 2), min_size=10, max_size=10), label="paces")
@@ -125,7 +125,7 @@ def test_choices_that_do_not_touch_each_other_give_what_they_give_and_leave_noth
 
 
 @given(plans, st.integers(0, 1000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_whatever_choices_do_to_each_other_is_what_they_leave(knobs, seed):
     times: dict[frozenset[str], float] = {}
 
@@ -147,7 +147,7 @@ def test_whatever_choices_do_to_each_other_is_what_they_leave(knobs, seed):
 
 
 @given(plans, st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_choices_that_each_take_a_part_of_the_step_leave_something_positive(knobs, data):
     factors = {name: data.draw(st.floats(0.3, 0.9), label=name) for name in knobs}
 
@@ -272,7 +272,7 @@ def test_what_was_found_survives_json():
 
 
 @given(all_plans)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_choice_is_left_out_once(knobs):
     assert refusals(knobs, EVERYTHING) == {}
     together = chunks(knobs, EVERYTHING)
@@ -330,7 +330,7 @@ def test_two_that_fail_together_have_their_turn_alone_unless_time_ran_out(kind):
 
 
 @given(st.lists(st.sampled_from([*FailureKind, None]), min_size=12, max_size=12), plans)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_it_comes_to_an_end_whatever_fails(outcomes, knobs):
     trials: list[Trial] = []
     for number, kind in enumerate(outcomes):

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -91,8 +92,14 @@ def test_a_database_that_is_away_at_the_start_is_asked_again(away, capsys, monke
 
 
 def test_a_worker_that_waits_for_its_database_can_be_ended(away, capsys, heard):
-    away(*[GONE] * 100_000)
-    ending = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    asked = away(*[GONE] * 100_000)
+
+    def end() -> None:
+        while not asked:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ending = threading.Thread(target=end, daemon=True)
     ending.start()
     assert cli.run(["worker", "--device", "cpu", "--database", TEAM]) == 0
     ending.join()

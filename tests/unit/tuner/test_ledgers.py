@@ -2,6 +2,7 @@
 
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -17,7 +18,7 @@ from tests.scripted_server import ScriptedServer, absent, of_json, problem, raw
 from tests.store.samples import a_plan, a_run
 from tests.unit.submission.hostile import valid
 from tests.unit.tuner.terminal import TRIALS
-from tuner import views
+from tuner import history, views
 from tuner.records import Run, RunStatus
 from tuner.server_ledger import ServerLedger
 
@@ -273,25 +274,37 @@ def test_watching_a_server_that_stays_away_ends(disturbed, capsys, monkeypatch):
     assert "Error: " in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_run_that_nobody_takes_is_told_of_once(call, team, monkeypatch):
-    monkeypatch.setattr("tuner.history.PAUSE_S", 0.01)
-    monkeypatch.setattr("tuner.history.QUEUE_S", 0.02)
-    team.statuses = ["queued"] * 20 + ["running", "finished"]
+@pytest.fixture
+def seconds(monkeypatch):
+    """A clock that goes on only where the watcher pauses: PAUSE_S from look to look."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+
+    def sleep(pause_s: float) -> None:
+        clock.now += pause_s
+
+    clock.sleep = sleep
+    monkeypatch.setattr(history, "time", clock)
+    return clock
+
+
+@pytest.mark.usefixtures("seconds")
+def test_a_run_that_nobody_takes_is_told_of_once(call, team):
+    team.statuses = ["queued"] * 40 + ["running", "finished"]
     code, _, err = call("runs", "watch", WAITING.id)
     assert code == 0
     assert err == f"run {WAITING.id} is queued; is a worker running? (kitsune worker)\n"
 
 
-def test_the_wait_begins_anew_for_a_run_that_was_put_back(call, team, monkeypatch):
-    monkeypatch.setattr("tuner.history.PAUSE_S", 0.01)
-    monkeypatch.setattr("tuner.history.QUEUE_S", 1.0)
-    team.statuses = ["running"] * 120 + ["queued"] * 2 + ["running", "finished"]
+def test_the_wait_begins_anew_for_a_run_that_was_put_back(call, team, seconds):
+    team.statuses = ["running"] * 20 + ["queued"] * 9 + ["running", "finished"]
     assert call("runs", "watch", WAITING.id)[2] == ""
+    assert seconds.now > 2 * history.QUEUE_S
 
 
-def test_a_run_that_is_taken_soon_needs_no_hint(call, team, monkeypatch):
-    monkeypatch.setattr("tuner.history.PAUSE_S", 0.01)
-    team.statuses = ["queued"] * 5 + ["running", "finished"]
+@pytest.mark.usefixtures("seconds")
+def test_a_run_that_is_taken_soon_needs_no_hint(call, team):
+    team.statuses = ["queued"] * 9 + ["running", "finished"]
     assert call("runs", "watch", WAITING.id)[2] == ""
 
 

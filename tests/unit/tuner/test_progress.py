@@ -91,6 +91,7 @@ def test_plain_lines_tell_each_trial_once():
 def test_the_live_line_shows_trial_best_and_time_left():
     out = io.StringIO()
     live = Live(Console(file=out, force_terminal=True, width=140, markup=False))
+    live.standing.clock = Clock()
     with live.progress:
         for event in a_course(a_run(budget_trials=3), [a_trial(0, BF16), a_trial(1, {"update": "foreach"})])[:5]:
             live(event)

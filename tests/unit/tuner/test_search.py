@@ -89,7 +89,7 @@ def test_a_small_space_is_exhausted_and_its_best_is_found() -> None:
     assert propose(SMALL, trials) is None
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(spaces, st.integers(0, 2**31))
 def test_proposals_are_allowed_and_never_repeat(space: Space, seed: int) -> None:
     trials = replay(Surface(space, seed), propose, 30, seed)

@@ -27,7 +27,7 @@ spaces = st.sets(st.sampled_from(ITEMS)).map(
 configurations = st.fixed_dictionaries(
     {}, optional={name: st.sampled_from(list(knob.choices)) for name, knob in KNOBS.items()}
 )
-quick = settings(deadline=None, max_examples=80)
+quick = settings(max_examples=80)
 
 
 def differing(space: Space, ours: dict[str, Choice], theirs: dict[str, Choice]) -> set[str]:
@@ -160,7 +160,7 @@ def test_neighbours_are_allowed_distinct_and_reach_every_choice(space: Space, kn
         assert changed == {knob} or space.allows({**here, knob: choice}) is not None
 
 
-@settings(deadline=None, max_examples=15)  # up to 17 280 configurations each
+@settings(max_examples=15)  # up to 17 280 configurations each
 @given(spaces)
 def test_every_allowed_configuration_is_listed_once_beginning_with_the_default(space: Space) -> None:
     found = [frozenset(knobs.items()) for knobs in space.configurations()]

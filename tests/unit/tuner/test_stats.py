@@ -35,7 +35,7 @@ MIRRORED = {
 }
 times_ms = st.floats(min_value=0.01, max_value=1e4, allow_nan=False)
 pairs = st.lists(st.tuples(times_ms, times_ms), min_size=1, max_size=40)
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 
 
 def block_times(speedup: float, rounds: int, seed: int, *, interleaved: bool = True) -> tuple[list[float], list[float]]:

@@ -32,7 +32,7 @@ ANSWER = Message(failure=Failure(kind=FailureKind.RAISED, phase=Phase.BUILD, rea
 
 def run(script: str, **limits: float) -> Failure:
     command = (sys.executable, "-c", PRELUDE + script)
-    outcome = supervise(JOB, Limits(**{"build_s": 10, **limits}), command)
+    outcome = supervise(JOB, Limits(**{"build_s": 50, **limits}), command)
     assert isinstance(outcome, Failure)
     return outcome
 
@@ -130,9 +130,9 @@ def test_the_whole_group_is_killed(tmp_path):
     script = (
         "import subprocess\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        f"open({str(note)!r}, 'w').write(str(child.pid)); time.sleep(60)"
+        f"open({str(note)!r}, 'w').write(str(child.pid)); say({PHASE!r}); time.sleep(60)"
     )
-    assert run(script, build_s=6).kind is FailureKind.TIMEOUT
+    assert run(script, numerics_s=0.5).kind is FailureKind.TIMEOUT
     assert is_gone(int(note.read_text()))
 
 
@@ -271,7 +271,7 @@ def test_ctrl_c_kills_the_child_and_propagates(tmp_path):
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         run(script + "\ntime.sleep(60)")

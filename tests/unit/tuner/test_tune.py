@@ -117,7 +117,7 @@ def test_what_compiles_for_minutes_is_tried_when_there_is_time_for_it(budget_s, 
     assert any("max-autotune" in trial.knobs.values() for trial in trials) is is_tried
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(1, 60), st.floats(150, 900))
 def test_a_run_ends_within_its_time(child_s, budget_s):
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=only("precision=bf16", "compile=default"), child_s=child_s)
@@ -334,7 +334,7 @@ def test_what_is_searched_after_a_playoff_has_one_of_its_own():
 # Going on -------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 9))
 def test_a_run_goes_on_where_it_stopped(stored):
     run = a_run(budget_trials=8)

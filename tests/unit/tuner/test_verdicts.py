@@ -99,7 +99,7 @@ def test_the_plan_is_what_the_samples_allow(eager_ms, stock_ms, candidate_ms, ch
     assert (spread(plan.evidence.speedup) == ITSELF) == (chosen == baseline)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(times, st.none() | times, st.none() | times, st.floats(0, 0.2), st.floats(1e-4, 0.3), st.integers(1, 40))
 def test_the_evidence_is_consistent(eager_ms, stock_ms, candidate_ms, noise_floor, noise, rounds):
     if stock_ms is None and candidate_ms is None:

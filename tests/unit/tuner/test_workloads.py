@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import ArchiveError, KitsuneError, UnfitError, WorkloadError
@@ -77,14 +77,12 @@ def test_form_decides_the_source(spec: str, source: WorkloadSource) -> None:
 names = st.text() | st.builds("{}{}{}".format, st.sampled_from(["zoo:", "zoo:mlp?", "./", ""]), st.text(), endings)
 
 
-@settings(deadline=None)  # the first optimizer of a process imports much of torch
 @given(names)
 def test_any_text_raises_nothing_but_errors_of_ours(spec: str) -> None:
     with contextlib.suppress(KitsuneError):
         assert isinstance(load_workload(spec, "cpu"), Workload)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["batch", "seq", "size", "sice"]), st.text() | st.integers(-1, 99).map(str)))
 def test_any_options_are_loaded_or_refused_in_terms_of_the_model(options: dict[str, str]) -> None:
     spec = f"zoo:bert_base?{urlencode({'size': 'tiny'} | options)}"

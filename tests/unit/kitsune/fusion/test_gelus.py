@@ -29,8 +29,6 @@ CUBES = (
     lambda x: torch.square(x) * x,
 )
 
-unhurried = settings(deadline=None)
-
 
 class Writer:
     """Writes a GELU of `x`, with every choice that there is left to `random`."""
@@ -73,7 +71,6 @@ def last_of(function):
     return output.args[0]
 
 
-@unhurried
 @given(st.sampled_from(list(KINDS)), st.randoms(use_true_random=False))
 def test_it_is_found_in_any_order(form, random):
     kind, approximate = KINDS[form]
@@ -90,7 +87,7 @@ def test_it_is_found_in_any_order(form, random):
     assert {*found.inner, node, found.x} == {*inside}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.sampled_from(list(KINDS)), st.randoms(use_true_random=False))
 def test_as_dynamo_captures_it_the_replaced_layer_computes_the_same(form, random):
     torch.manual_seed(0)
@@ -99,14 +96,12 @@ def test_as_dynamo_captures_it_the_replaced_layer_computes_the_same(form, random
     assert fusing.get_fusion_stats().matches == {"linear_activation": 1}
 
 
-@unhurried
 @given(st.sampled_from(list(KINDS)), st.randoms(use_true_random=False))
 def test_constants_may_be_rounded_to_float32(form, random):
     rounded = tuple(float(np.float32(one)) for one in CONSTANTS[form])
     assert isinstance(written_gelu(last_of(Writer(random, form, rounded))), Activation)
 
 
-@unhurried
 @given(
     st.sampled_from(list(KINDS)),
     st.randoms(use_true_random=False),
@@ -120,7 +115,6 @@ def test_another_constant_is_another_function(form, random, which, error, is_les
     assert written_gelu(last_of(Writer(random, form, constants))) == "it is written as GELU is, with other constants"
 
 
-@unhurried
 @given(st.sampled_from(list(KINDS)), st.randoms(use_true_random=False), st.data())
 def test_what_others_use_within_it_stays(form, random, data):
     node = last_of(Writer(random, form, CONSTANTS[form]))

@@ -148,7 +148,7 @@ def test_nothing_is_done_during_a_capture(order):
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("ab")), max_size=12))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_copies_and_work_wait_for_each_other(turns):
     """The namesake's copies began before the work on the buffer had ended, and its work before the copy had."""
     order = PlayedOrder()

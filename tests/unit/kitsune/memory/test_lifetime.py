@@ -8,7 +8,7 @@ from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
 from kitsune.errors import SettingsError
 from kitsune.memory import Lifetime, LifetimeAnalyzer, Moment
 
-quick = settings(deadline=None, max_examples=120)
+quick = settings(max_examples=120)
 
 
 def analyzer_of(*uses, kept=()):

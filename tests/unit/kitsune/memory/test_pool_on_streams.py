@@ -84,7 +84,7 @@ turns = st.tuples(st.sampled_from("abc"), st.sampled_from(["allocate", "drop", "
 
 
 @given(st.lists(turns, max_size=40))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_no_stream_ever_writes_to_what_another_may_still_be_using(script):
     order = PlayedOrder()
     pool = MemoryPool(1 << 20, device=CPU)

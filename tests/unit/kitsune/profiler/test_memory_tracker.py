@@ -360,7 +360,7 @@ def test_the_command_shows_an_error_as_python_does_and_warns_of_nothing(tmp_path
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=150,
             check=False,
         )
         for how in ((), ("-m", "kitsune.profiler.memory_tracker"))

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kitsune.errors import SettingsError
@@ -148,7 +148,6 @@ def test_times_whose_sum_no_float_holds_have_a_summary_and_shares():
 ANY = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(st.tuples(st.sampled_from("abc"), ANY), min_size=1),
     units=st.tuples(*[st.sampled_from([*TIMES_MS, ""])] * 3),

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from markupsafe import Markup
 
@@ -17,7 +16,6 @@ HOSTILE = ["<script>alert(1)</script>", '" onload="alert(1)', "]]>", "&amp;", "\
 LABELS = st.sampled_from(HOSTILE) | st.text(st.characters(), max_size=30)
 TAKEN_MS = st.floats(1e-6, 1e6)
 #: A drawing of many marks takes longer than the 200 ms that hypothesis grants.
-unhurried = settings(deadline=None)
 #: A line is thicker than its geometry.
 SLACK_PX = 1.0
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kitsune.errors import ChartError
 from server.charts.in_use import Used, amount, in_use
 from server.charts.timeline import Span, timeline
-from tests.unit.server.charts.drawings import check_chart, description, drawings, edges, found, texts, unhurried, widest
+from tests.unit.server.charts.drawings import check_chart, description, drawings, edges, found, texts, widest
 
 MIB = 2**20
 PLAIN = [Used(0.0, MIB), Used(20.0, 4 * MIB), Used(60.0, 2 * MIB), Used(100.0, 2 * MIB)]
@@ -23,7 +23,6 @@ def outline(chart) -> list[tuple[float, float]]:
     return list(edges(curve))
 
 
-@unhurried
 @given(MOMENTS)
 def test_any_curve_is_whole(moments):
     check_chart(in_use(moments))

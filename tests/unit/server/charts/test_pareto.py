@@ -18,7 +18,6 @@ from tests.unit.server.charts.drawings import (
     found,
     texts,
     titles,
-    unhurried,
     widest,
 )
 
@@ -50,7 +49,6 @@ def test_the_front_is_what_nothing_beats(points):
     assert [points[index].step_ms for index in ahead] == sorted(points[index].step_ms for index in ahead)
 
 
-@unhurried
 @given(st.lists(POINTS, max_size=15))
 def test_any_picture_is_whole(points):
     chart = pareto(points)

@@ -18,7 +18,6 @@ from tests.unit.server.charts.drawings import (
     found,
     texts,
     titles,
-    unhurried,
     widest,
 )
 
@@ -26,7 +25,6 @@ NBSP = "\N{NO-BREAK SPACE}"
 PLAIN = [Strip("as given", [3.0, 1.0, 2.0, 4.0, 5.0]), Strip("plan", [1.0]), Strip("declined", [])]
 
 
-@unhurried
 @given(st.lists(st.builds(Strip, LABELS, st.lists(TAKEN_MS, max_size=20)), min_size=1, max_size=6))
 def test_any_picture_is_whole(strips):
     chart = samples(strips)

@@ -18,7 +18,6 @@ from tests.unit.server.charts.drawings import (
     found,
     texts,
     titles,
-    unhurried,
     widest,
 )
 
@@ -36,7 +35,6 @@ PLAIN = [
 ]
 
 
-@unhurried
 @given(st.lists(TRIALS, max_size=20))
 def test_any_history_is_whole(trials):
     chart = search_history(trials)

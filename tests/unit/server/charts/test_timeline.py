@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kitsune.errors import ChartError
 from server.charts.scale import Scale
 from server.charts.timeline import Span, boxes_of, busy_us, by_stream, timeline
-from tests.unit.server.charts.drawings import LABELS, check_chart, description, found, texts, titles, unhurried, widest
+from tests.unit.server.charts.drawings import LABELS, check_chart, description, found, texts, titles, widest
 
 TIMES_US = st.floats(0, 1e6)
 SPANS = st.builds(
@@ -22,7 +22,6 @@ SPANS = st.builds(
 PLAIN = [Span(0, 0, 60, "gemm"), Span(0, 60, 100, "relu"), Span(1, 20, 70, "gemm")]
 
 
-@unhurried
 @given(st.lists(SPANS, max_size=25))
 def test_any_timeline_is_whole(spans):
     check_chart(timeline(spans))

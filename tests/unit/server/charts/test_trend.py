@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kitsune.errors import ChartError
 from server.charts.dates import date_ticks, in_utc
 from server.charts.trend import Moment, trend
-from tests.unit.server.charts.drawings import LABELS, check_chart, check_told, found, texts, titles, unhurried, widest
+from tests.unit.server.charts.drawings import LABELS, check_chart, check_told, found, texts, titles, widest
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -34,7 +34,6 @@ def moments(*hours: float) -> list[Moment]:
     ]
 
 
-@unhurried
 @given(st.lists(MOMENTS, max_size=12))
 def test_any_trend_is_whole(each):
     chart = trend(each)

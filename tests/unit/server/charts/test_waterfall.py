@@ -18,7 +18,6 @@ from tests.unit.server.charts.drawings import (
     found,
     texts,
     titles,
-    unhurried,
     widest,
 )
 
@@ -63,7 +62,6 @@ def test_bars_meet_end_to_end_and_sum_to_the_total(bars):
     assert places[-2].end_ms == pytest.approx(places[-1].end_ms, abs=1e-3 * max(bars[0].ms, bars[-1].ms))
 
 
-@unhurried
 @given(waterfalls().filter(closes))
 def test_any_waterfall_is_whole(bars):
     chart = waterfall(bars)
