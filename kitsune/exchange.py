@@ -60,7 +60,7 @@ def exchange(question: Question, within_s: float, *, direct: bool = False) -> An
         raise UnreachableError(_late(within_s)) from None
     if isinstance(outcome, Answer):
         return outcome
-    if isinstance(outcome, httpx.TimeoutException):
+    if attempt.is_cut or isinstance(outcome, httpx.TimeoutException):
         raise UnreachableError(_late(within_s)) from outcome
     if _is_refused(outcome):
         raise UnreachableError(_nobody(question.url, attempt.peer)) from outcome
@@ -93,6 +93,7 @@ class _Attempt:
     def __init__(self, question: Question, ends_at: float, direct: bool) -> None:
         self.outcome: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
         self.peer = ""
+        self.is_cut = False
         self._question = question
         self._ends_at = ends_at
         self._direct = direct
@@ -109,6 +110,7 @@ class _Attempt:
 
     def cut(self) -> None:
         """Wakes the thread wherever it reads or writes."""
+        self.is_cut = True
         if self._socket is not None:
             with contextlib.suppress(OSError):  # it is closed already
                 # as a plain socket: SSLSocket.shutdown would take TLS away from under the reader

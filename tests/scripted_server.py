@@ -148,7 +148,12 @@ def deaf() -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
+_RESERVED: list[socket.socket] = []
+
+
 def absent() -> str:
-    """An address where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return f"http://127.0.0.1:{listening.getsockname()[1]}"
+    """An address where nobody listens, and where nobody will: the port stays ours."""
+    reserved = socket.socket()
+    reserved.bind(("127.0.0.1", 0))
+    _RESERVED.append(reserved)
+    return f"http://127.0.0.1:{reserved.getsockname()[1]}"

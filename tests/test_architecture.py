@@ -180,7 +180,7 @@ def test_optuna_is_found_in_the_server():
 
 def run_python(code: str) -> str:
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -216,7 +216,7 @@ def checkout(tmp_path):
 
 def docs(checkout: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [checkout / "scripts" / "docs", *words], cwd=cwd, capture_output=True, text=True, timeout=30, check=False
+        [checkout / "scripts" / "docs", *words], cwd=cwd, capture_output=True, text=True, timeout=150, check=False
     )
 
 

@@ -27,4 +27,4 @@ def test_twice_the_work_takes_longer():
     large = run_baseline_benchmark(
         create_mlp(), BenchmarkConfig(batch_size=2048, num_iterations=5, warmup_iterations=1, device="cpu")
     )
-    assert large.median_ms > small.median_ms
+    assert min(large.step_ms) > min(small.step_ms)  # whatever else the machine did only adds

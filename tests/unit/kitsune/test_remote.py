@@ -534,7 +534,7 @@ def test_waiting_for_the_plan(monkeypatch):
         with pytest.raises(TuneError, match="it is queued; wait"):
             run.plan()
         threading.Timer(0.3, lambda: service.run.update(status="finished", plan_id=plan_for().plan_id)).start()
-        assert run.wait(timeout=10) == "finished"
+        assert run.wait(timeout=60) == "finished"
         assert run.plan() == plan_for()
 
 
@@ -549,7 +549,7 @@ def test_waiting_outlasts_a_server_that_starts_anew(monkeypatch):
     context = second.running(port)
     starting = threading.Timer(0.4, context.__enter__)
     starting.start()
-    assert run.wait(timeout=10) == "finished"
+    assert run.wait(timeout=60) == "finished"
     starting.join()
     context.__exit__(None, None, None)
 

@@ -48,7 +48,7 @@ def quick(monkeypatch):
 def test_waiting_outlasts_a_server_that_cannot_answer_now(status):
     service = Service(*[problem(status, "not now")] * 3)
     with service.server.running():
-        assert service.run().wait(timeout=10) == "finished"
+        assert service.run().wait(timeout=60) == "finished"
     assert len(service.server.seen) == 4
 
 
@@ -81,7 +81,7 @@ def test_a_run_is_not_asked_for_for_ever():
     began = time.monotonic()
     with service.server.running(), pytest.raises(UnreachableError, match="the database cannot be used now"):
         send(service.client(), valid(), trials=1)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("given", [{"trials": True}, {"trials": False}, {"budget": True}, {"budget": False}])

@@ -290,7 +290,7 @@ def own_cache(tmp_path, monkeypatch):
     counters.clear()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
 def test_a_compiled_step_trains_as_the_plain_loop_and_sees_hooks_that_come_later(own_cache):
     calls: list[int] = []
@@ -321,7 +321,7 @@ def attention_kernels(choice):
     return {event.name for event in profile.events() if "scaled_dot_product" in event.name}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # torch 2.11
 def test_one_plan_does_not_get_the_code_of_another_from_the_cache(own_cache):

@@ -75,7 +75,7 @@ def test_what_nobody_foresaw_is_logged_and_does_not_end_it(database, monkeypatch
     assert "OverflowError: date value out of range" in caplog.text
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(50)
 def test_a_server_that_ends_does_not_wait_for_it(database, monkeypatch):
     monkeypatch.setattr(clearing, "RUNS_AT_ONCE", 1)
     monkeypatch.setattr(clearing, "PAUSE_S", 60.0)

@@ -33,6 +33,6 @@ class Wire:
 
     def answer(self, receive) -> tuple[int, dict[str, str], str]:
         """Status, headers and body of the answer to a client whose next message `receive` gives."""
-        asyncio.run(asyncio.wait_for(self.app(self.scope, receive, self.note), 20))
+        asyncio.run(asyncio.wait_for(self.app(self.scope, receive, self.note), 60))
         start = self.sent[0]
         return start["status"], {n.decode(): v.decode() for n, v in start["headers"]}, self.text()

@@ -67,7 +67,7 @@ def listener() -> Iterator[socket.socket]:
 
 def output_of(confined: Confinement, script: str, *arguments: str) -> str:
     command = confined.command([*PYTHON, "-c", script, *arguments])
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=150).stdout
 
 
 def calls_out(confined: Confinement, listener: socket.socket) -> dict[str, str]:
@@ -123,7 +123,7 @@ def test_what_was_handed_to_it_reaches_the_command(means, tmp_path, monkeypatch)
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(write,), text=True, close_fds=True
         )
-        told, _ = process.communicate("a job", timeout=60)
+        told, _ = process.communicate("a job", timeout=150)
         assert os.read(read, 100) == b"heard"
     finally:
         os.close(read)

@@ -79,7 +79,7 @@ def test_alone_the_rest_runs_eagerly(fusing):
     assert build.cache_tag == " fusion=kitsune"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
 def test_beside_compile_inductor_gets_the_graph_with_our_kernels(fusing, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))

@@ -217,7 +217,8 @@ def test_an_error_comes_where_its_batch_would_have_come(count, kind):
     assert "broken_after" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
 
 
-def test_after_an_error_the_iteration_is_over():
+def test_after_an_error_the_iteration_is_over(monkeypatch):
+    monkeypatch.setattr(prefetch, "JOIN_S", SOON_S)
     batches = iter(ahead(broken_after(1, Broken())))
     assert next(batches) == 0
     with pytest.raises(Broken):
@@ -335,7 +336,8 @@ WAYS = [leave_by_break, leave_by_error, leave_by_dropping, leave_unused, leave_b
 
 
 @pytest.mark.parametrize("leave", WAYS)
-def test_leaving_early_ends_the_thread_and_lets_go_of_the_loader(leave):
+def test_leaving_early_ends_the_thread_and_lets_go_of_the_loader(leave, monkeypatch):
+    monkeypatch.setattr(prefetch, "JOIN_S", SOON_S)
     loader = Tracked()
     start = time.monotonic()
     leave(ahead(loader))

@@ -185,7 +185,7 @@ def test_the_package_loads_nothing_before_a_name_is_used():
         "import sys, kitsune.profiler as p; assert 'torch' not in sys.modules; assert 'MemoryTracker' in dir(p); "
         "assert set(p.__all__) == set(p._HOMES)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=150)
 
 
 def test_a_name_that_the_package_has_not():

@@ -104,8 +104,8 @@ def test_a_cpu_is_timed_in_milliseconds_by_the_hosts_clock(host_clock):
 def test_a_cpu_really_takes_time():
     timer = CUDATimer(torch.device("cpu"))
     x = torch.ones(200_000)
-    few, many = timer.time(x.exp), timer.time(lambda: [x.exp() for _ in range(300)])
-    assert 0 < few < many < 60_000
+    few = min(timer.time(x.exp) for _ in range(5))  # one that nobody disturbed
+    assert 0 < few < timer.time(lambda: [x.exp() for _ in range(300)])
 
 
 def test_an_unknown_name_is_told_with_those_that_are_there():
