@@ -19,6 +19,18 @@ def children(process: int | str = "self") -> set[int]:
             return {int(child) for task in tasks for child in (task / "children").read_text().split()}
 
 
+def measuring(process: int | str = "self") -> set[int]:
+    """Those of them that measure; one that is forked but not yet itself is left out: to stop it would stop us."""
+    return {child for child in children(process) if b"tuner.child" in command_line(child)}
+
+
+def command_line(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def state(process: int) -> str | None:
     """One letter, as ps shows it: R, S, T (stopped), Z (ended, not yet collected); None when there is none."""
     try:

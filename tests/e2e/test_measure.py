@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 
-from tests.processes import children, is_gone
+from tests.processes import is_gone, measuring
 from tuner.measure import inspect, measure
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Phase
@@ -280,12 +280,13 @@ def test_a_child_that_is_killed_from_outside(file):
     found: list[Measurement | Failure] = []
     slow = job("zoo:mlp?size=tiny", rounds=1000).model_copy(update={"block_ms": 500.0})
     thread = threading.Thread(target=lambda: found.append(measure(slow)))
-    before = children()
     thread.start()
-    time.sleep(3)
-    (child,) = children() - before
+    end = time.monotonic() + 120
+    while not measuring() and time.monotonic() < end:
+        time.sleep(0.05)
+    (child,) = measuring()
     os.kill(child, signal.SIGKILL)
-    thread.join(20)
+    thread.join(120)
     assert isinstance(found[0], Failure), found
     assert found[0].kind is FailureKind.CRASHED
     assert "SIGKILL" in found[0].reason

@@ -183,11 +183,12 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path):
     known: dict[str, str] = {}
     for attempt in range(3):
         with serving(tmp_path) as server:
-            killer = threading.Timer(0.3, server.process.kill)
+            killer = threading.Timer(0.1, server.process.kill)
             with server.client() as client, contextlib.suppress(httpx.TransportError):
                 archive = send_archive(client)
-                killer.start()
                 for number in range(10_000):
+                    if number == 5:
+                        killer.start()
                     key = f"{attempt}-{number}"
                     response = client.post(
                         "/api/v1/runs", json={"archive": archive, "seed": number}, headers={"Idempotency-Key": key}
@@ -195,7 +196,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path):
                     assert response.status_code in (200, 201)
                     known[key] = response.json()["id"]
             assert server.process.wait(60) == -signal.SIGKILL
-    assert len(known) > 5
+    assert len(known) >= 15
     with serving(tmp_path) as server, server.client() as client:
         archive = send_archive(client)
         for key, run in known.items():
@@ -274,7 +275,7 @@ def test_slow_bodies_end_and_hold_nobody_up(server):
 
     def slow() -> None:
         line = head(server, "POST /api/v1/runs", "Transfer-Encoding: chunked", "Content-Type: application/json")
-        found.append(talk(server, line, drip(), 30)[0])
+        found.append(talk(server, line, drip())[0])
 
     clients = [threading.Thread(target=slow) for _ in range(20)]
     for client in clients:
@@ -282,7 +283,7 @@ def test_slow_bodies_end_and_hold_nobody_up(server):
     waits = []
     for _ in range(20):
         begin = time.monotonic()
-        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        assert httpx.get(f"{server.url}/healthz", timeout=20).status_code == 200
         waits.append(time.monotonic() - begin)
         time.sleep(0.05)
     for client in clients:

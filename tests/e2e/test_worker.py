@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from kitsune.errors import StoreBusyError
 from tests.e2e.command import Command
-from tests.processes import children, is_gone, state
+from tests.processes import children, is_gone, measuring, state
 from tests.unit.submission.steps import archive_of
 from tuner.records import Run, RunStatus, Trial
 from tuner.store import archives, runs, tables, trials
@@ -95,22 +95,10 @@ def is_finished(database: Database, run: Run) -> bool:
     return found(database, run)[0].status is RunStatus.FINISHED
 
 
-def measuring(worker: Command) -> list[int]:
-    """Its measuring processes. One that is forked but not yet itself is left out: to stop it would stop the worker."""
-    return [child for child in children(worker.process.pid) if b"tuner.child" in command_line(child)]
-
-
-def command_line(process: int) -> bytes:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
-
-
 def caught(worker: Command) -> int:
     """The worker's measuring process, stopped in the middle of its trial."""
-    wait_until(lambda: worker.process.poll() is not None or measuring(worker))
-    (child,) = measuring(worker)
+    wait_until(lambda: worker.process.poll() is not None or measuring(worker.process.pid))
+    (child,) = measuring(worker.process.pid)
     os.kill(child, signal.SIGSTOP)
     wait_until(lambda: state(child) == "T", SOON_S)
     return child

@@ -100,9 +100,9 @@ def killed(url: str, *, commit: bool) -> str:
     ready: Queue[str] = context.Queue()
     process = context.Process(target=claim_and_hang, args=(url, ready), kwargs={"commit": commit})
     process.start()
-    run_id = ready.get(timeout=30)
+    run_id = ready.get(timeout=150)
     process.kill()
-    process.join(30)
+    process.join(60)
     assert process.exitcode == -signal.SIGKILL
     return run_id
 
@@ -119,7 +119,7 @@ def together(target: Callable[..., None], url: str, *args: object, **kwargs: obj
 
 def all_well(processes: list[ForkServerProcess]) -> None:
     for process in processes:
-        process.join(30)
+        process.join(60)
     assert [process.exitcode for process in processes] == [0] * WORKERS
 
 
@@ -130,7 +130,7 @@ def test_no_run_is_claimed_twice(url: str, database: Database) -> None:
             runs.add(connection, run)
     claimed: Queue[list[tuple[str, int]]] = context.Queue()
     processes = together(claim_all, url, claimed)
-    by_worker = [claimed.get(timeout=30) for _ in processes]
+    by_worker = [claimed.get(timeout=150) for _ in processes]
     all_well(processes)
     assert sorted(pair for mine in by_worker for pair in mine) == sorted((run.id, 1) for run in made)
     assert sum(bool(mine) for mine in by_worker) > 1, "one worker took everything: nothing was contended"
@@ -150,7 +150,7 @@ def test_processes_that_open_an_empty_database_at_once(bare_url: str) -> None:
 def test_the_same_request_of_many_processes_is_one_run(url: str, database: Database, has_key: bool) -> None:
     answers: Queue[list[tuple[bool, str, bool]]] = context.Queue()
     processes = together(put_and_submit, url, answers, context.Barrier(WORKERS), has_key=has_key)
-    by_worker = [answers.get(timeout=30) for _ in processes]
+    by_worker = [answers.get(timeout=150) for _ in processes]
     all_well(processes)
     assert sum(is_new_archive for given in by_worker for is_new_archive, _, _ in given) == 1
     for seed in range(SUBMITS):
@@ -171,7 +171,7 @@ def test_a_submit_is_kept_once_it_is_acknowledged_whatever_kills_the_process(url
     process.start()
     told = [acknowledged.get() for _ in range(5)]
     process.kill()
-    process.join(30)
+    process.join(60)
     while not acknowledged.empty():
         told.append(acknowledged.get())
     with database.begin() as connection:

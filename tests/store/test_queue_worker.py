@@ -138,14 +138,14 @@ def running(machine: Machine, begin: Callable[[], object]) -> Callable[[], None]
 
 
 @contextmanager
-def held(url: str, seconds: float) -> Iterator[None]:
-    """The database is locked from now on for a while."""
+def held(url: str, is_noticed: Callable[[], bool]) -> Iterator[None]:
+    """The database is locked from now on, until the worker has noticed."""
     is_locked = threading.Event()
 
     def hold() -> None:
         with locked(url):
             is_locked.set()
-            time.sleep(seconds)
+            wait_until(is_noticed)
 
     thread = threading.Thread(target=hold)
     thread.start()
@@ -314,7 +314,7 @@ def test_a_run_whose_worker_vanished_is_taken_over(database, hired):
 def test_a_database_that_is_away_while_the_queue_is_asked(url, impatient, machine, tmp_path):
     run = submitted(impatient)
     hired = Hired(impatient, machine, tmp_path)
-    with held(url, 1.5):
+    with held(url, lambda: bool(hired.said)):
         hired.work_until(lambda: any(" has finished: " in line for line in hired.said))
     assert status(impatient, run) is RunStatus.FINISHED
     assert hired.said[0].startswith("No run can be claimed, will try again: the database "), "the lock hit nothing"
@@ -323,12 +323,12 @@ def test_a_database_that_is_away_while_the_queue_is_asked(url, impatient, machin
 def test_a_database_that_is_away_while_a_trial_is_to_be_stored(url, impatient, machine, tmp_path, caplog):
     """It is stored as soon as the database is back, and not measured again."""
     run = submitted(impatient)
-    holding = held(url, 1.5)
+    holding = held(url, lambda: "will be written again" in caplog.text)
     machine.answer = at_child(2, holding.__enter__)
     with caplog.at_level(logging.WARNING, "kitsune"):
         assert Hired(impatient, machine, tmp_path).worker.work_once().how is How.FINISHED
     holding.__exit__(None, None, None)
-    assert f"run {run.id} will be written again: " in caplog.text, "the lock hit nothing"
+    assert f"run {run.id} will be written again: " in caplog.text
     found, tried = stored(impatient, run)
     assert (found.status, found.attempt, len(tried), len(machine.jobs)) == (RunStatus.FINISHED, 1, 7, 7)
 
@@ -337,7 +337,7 @@ def test_a_database_that_is_away_for_longer_than_the_lease(url, impatient, machi
     """The worker lets go of the run; it or another worker goes on when the database is back."""
     run = submitted(impatient)
     hired = Hired(impatient, machine, tmp_path, lease_s=0.5)
-    holding = held(url, 3)
+    holding = held(url, lambda: bool(hired.said))
     machine.answer = at_child(2, holding.__enter__)
     hired.work_until(lambda: any(" has finished: " in line for line in hired.said))
     holding.__exit__(None, None, None)
@@ -358,7 +358,12 @@ def test_a_server_that_refuses_connections_for_a_while(postgres: Postgres, machi
     """As when it restarts: connections break, and new ones are not to be had."""
     url = postgres.create()
     name = make_url(url).database
-    back = threading.Timer(1.5, postgres.execute, [f"ALTER DATABASE {name} ALLOW_CONNECTIONS true"])
+
+    def come_back() -> None:
+        wait_until(lambda: "will be written again" in caplog.text)
+        postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+
+    back = threading.Thread(target=come_back)
 
     def go_away() -> None:
         postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")

@@ -233,9 +233,9 @@ def test_heartbeats_extend_the_lease_while_a_trial_takes_long(database, machine)
             seen.append(stored(database, run)[0])
 
     machine.answer = lambda number, _: take_long() if number == 1 else None
-    finished, _ = carried_out(database, run, machine, lease_s=2)
+    finished, _ = carried_out(database, run, machine, lease_s=4)
     _, first, second = seen
-    assert second.lease_until - second.heartbeat_at == timedelta(seconds=2)
+    assert second.lease_until - second.heartbeat_at == timedelta(seconds=4)
     assert first.heartbeat_at < second.heartbeat_at < first.lease_until, "there was no moment without a lease"
     assert finished.status is RunStatus.FINISHED
 
