@@ -19,13 +19,19 @@ def write_whole(path: str | Path, data: bytes) -> None:
         return
     draft = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
     try:
-        with draft.open("xb") as file:  # unlike tempfile, with the mode that a new file has here
-            file.write(data)
-        if mode is not None:
-            draft.chmod(stat.S_IMODE(mode))
-        draft.replace(target)
+        _put(draft, data, mode, target)
+    except OSError as error:  # of the file that was asked for: the draft is nothing that anybody has named
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _put(draft: Path, data: bytes, mode: int | None, target: Path) -> None:
+    with draft.open("xb") as file:  # unlike tempfile, with the mode that a new file has here
+        file.write(data)
+    if mode is not None:
+        draft.chmod(stat.S_IMODE(mode))
+    draft.replace(target)
 
 
 def _mode(path: Path) -> int | None:

@@ -97,6 +97,20 @@ def ensure_streams() -> None:
         sys.stderr = _opened_as(2, os.O_WRONLY)
 
 
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """What the user's code prints in the block is no result of ours: it goes to stderr, from C as well."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
 def _opened_as(descriptor: int, flags: int) -> TextIO:
     nowhere = os.open(os.devnull, flags)
     if nowhere != descriptor:

@@ -20,7 +20,7 @@ from kitsune.engine.static import opaque_type, signature_of
 from kitsune.engine.update import Update
 from kitsune.engine.updategraph import UpdateGraph
 from kitsune.engine.watch import Hooks
-from kitsune.errors import SettingsError, WorkloadError
+from kitsune.errors import SettingsError
 from kitsune.memory.prefetch import Batch, Prefetcher
 from kitsune.plan import Plan
 from kitsune.remote import Auto, plan_of_step
@@ -47,9 +47,10 @@ class TrainStep:
     The first calls are real steps that compile, warm up and capture; `is_settled` tells when that is over. Learning
     rates are read at every step. `accumulation_steps=n` runs forward and backward on n parts of the batch, split along
     its first dimension, before the one update: the memory of a part, and for a loss that is a mean over rows the
-    gradients of the whole. `clip_grad_norm` is the norm to which all gradients together are clipped. `plan="auto"` asks
-    a server (see `kitsune.fetch_plan`) at the first call, which knows the batch, and trains plain when there is no
-    plan. What cannot be applied is in `report.declined` with its reason, or raises DeclinedError with
+    gradients of the whole. `clip_grad_norm` is the norm to which all gradients together are clipped, those of the
+    parameters that the optimizer holds; gradients of others are cleared as well before each step. `plan="auto"` asks a
+    server (see `kitsune.fetch_plan`) at the first call, which knows the batch, and trains plain when there is no plan.
+    What cannot be applied is in `report.declined` with its reason, or raises DeclinedError with
     `on_decline="raise"`. `close()` undoes every change to model, optimizer and flags.
     """
 
@@ -64,7 +65,7 @@ class TrainStep:
         accumulation_steps: int = 1,
         on_decline: OnDecline = "eager",
     ) -> None:
-        check_arguments(model, optimizer, plan, clip_grad_norm, accumulation_steps)
+        check_arguments(model, loss_fn, optimizer, plan, clip_grad_norm, accumulation_steps)
         self.model = model
         self.loss_fn = loss_fn
         self.optimizer = optimizer
@@ -323,11 +324,11 @@ class TrainStep:
         self._assembly.decline("streams", reason)
 
 
-def check_arguments(model: Any, optimizer: Any, plan: Any, clip_grad_norm: Any, accumulation_steps: Any) -> None:
+def check_arguments(
+    model: Any, loss_fn: Any, optimizer: Any, plan: Any, clip_grad_norm: Any, accumulation_steps: Any
+) -> None:
     """Raises WorkloadError or SettingsError for what cannot be meant."""
-    check_types(model, optimizer)
-    if type(optimizer).__module__ == "kitsune.optimizer":
-        raise WorkloadError("a KitsuneOptimizer runs a loop of your own; give TrainStep its optimizer.base_optimizer")
+    check_types(model, loss_fn, optimizer)
     check_optimizer(model, optimizer)
     if plan is not None and plan != "auto" and not isinstance(plan, Plan):
         raise SettingsError(f"plan is a {type(plan).__name__}; use kitsune.Plan.load(PATH), or 'auto' to ask a server")

@@ -29,17 +29,21 @@ class Workload:
     batch: Batch
 
     def __post_init__(self) -> None:
-        check_types(self.model, self.optimizer)
+        check_types(self.model, self.loss_fn, self.optimizer)
         if not isinstance(self.batch, tuple) or len(self.batch) != 2:
             raise WorkloadError("batch must be a pair (x, y); y may be None when the model returns its loss itself")
         if not batch_tensors(self.batch):
             raise WorkloadError("batch holds no tensor")
 
 
-def check_types(model: Any, optimizer: Any) -> None:
-    """Raises WorkloadError when these are not a model and an optimizer of torch."""
+def check_types(model: Any, loss_fn: Any, optimizer: Any) -> None:
+    """Raises WorkloadError when these are not a model and an optimizer of torch, and a loss that can be called."""
     if not isinstance(model, torch.nn.Module):
         raise WorkloadError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
+    if loss_fn is not None and not callable(loss_fn):
+        raise WorkloadError(f"loss_fn is {loss_fn!r:.100}; a function of the model's output and y is needed, or None")
+    if type(optimizer).__module__ == "kitsune.optimizer":
+        raise WorkloadError("a KitsuneOptimizer runs a loop of your own; give its base_optimizer here")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is needed")
 

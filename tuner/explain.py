@@ -1,7 +1,5 @@
 """A workload in, where the time of its step goes and what streams can do about it on the terminal out."""
 
-import contextlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -51,7 +49,7 @@ def explain(
     if place.type == "cuda":
         torch.accelerator.set_device_index(place.index)
     asked = STREAMS if streams is None else (streams,)
-    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result of ours
+    with screen.aside():
         found = rehearse(load_workload(spec, str(place)), plan.knobs if plan else {}, max(asked))
     here = environment(place)
     add_notes(found.report, plan, here)

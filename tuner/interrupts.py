@@ -8,12 +8,13 @@ from types import FrameType
 from typing import Final
 
 from kitsune import signals
-from tuner.events import Ablating, Confirming, Event, PlayingOff, Trying
+from tuner.events import Ablating, Confirming, Event, PlayingOff, Tried, Trying
 
 AFRESH: Final = "Stopping: the best so far is measured afresh. Ctrl-C once more stops at once."
+NOTHING: Final = "Stopping: nothing was measured yet."
 STAYS: Final = "Stopping: the plan stays as it was measured."
 #: What the first Ctrl-C leads to, by the event that was told last.
-_WORDS: Final[Mapping[type[Event], str]] = {Trying: AFRESH, PlayingOff: AFRESH, Confirming: AFRESH, Ablating: STAYS}
+_WORDS: Final[Mapping[type[Event], str]] = {PlayingOff: AFRESH, Confirming: AFRESH, Ablating: STAYS}
 
 
 class Interrupts:
@@ -26,11 +27,15 @@ class Interrupts:
         self._tell = tell
         self._say = say
         self._is_under_way = False
+        self._has_measured = False
         self._words = ""
 
     def tell(self, event: Event) -> None:
         """Hands the event on."""
         self._is_under_way = True
+        self._has_measured |= isinstance(event, Tried) and event.trial.measurement is not None
+        if isinstance(event, Trying) or self._words == NOTHING:
+            self._words = AFRESH if self._has_measured else NOTHING
         self._words = _WORDS.get(type(event), self._words)
         self._tell(event)
 

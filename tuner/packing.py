@@ -1,7 +1,5 @@
 """A workload in, an archive in a file out: `kitsune export`."""
 
-import contextlib
-import sys
 from pathlib import Path
 
 from kitsune import screen
@@ -15,7 +13,7 @@ def export(spec: str, out: Path, *, as_json: bool) -> None:
     if workload_source(spec) is WorkloadSource.ARCHIVE:
         raise WorkloadError(f"{spec!r} is an archive already; export takes zoo:NAME or FILE.py:FUNCTION")
     target = out.absolute()  # the user's code may change to another folder
-    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result of ours
+    with screen.aside():
         archive = to_archive(load_workload(spec, "cpu"))
     try:
         archive.save(target)

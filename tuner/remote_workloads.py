@@ -1,7 +1,5 @@
 """A workload in, a run on a server or a plan from one out: `kitsune submit`, `kitsune plan fetch`."""
 
-import contextlib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,5 +63,5 @@ def archive_of(spec: str) -> Archive:
     """The workload as an archive; one that is an archive already is only read."""
     if workload_source(spec) is WorkloadSource.ARCHIVE:
         return Archive.load(spec)
-    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result of ours
+    with screen.aside():
         return to_archive(load_workload(spec, "cpu"))

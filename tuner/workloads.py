@@ -191,6 +191,8 @@ def _existing(file: str) -> Path:
     path = Path(os.path.expanduser(file))
     if os.path.isfile(path):  # unlike Path.is_file, says no to names that no file can have
         return path.resolve()
+    if os.path.isdir(path):
+        raise WorkloadError(f"{file!r} is a folder; name a file")
     similar = _did_you_mean(str(path), _siblings(path))
     raise WorkloadError(f"there is no file {file!r} (looked from {Path.cwd()}){similar}")
 

@@ -91,3 +91,9 @@ def test_a_file_in_a_folder_of_others_is_written_in_place(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write everywhere
     write_whole(tmp_path / "file", b"new")
     assert ((tmp_path / "file").read_bytes(), (tmp_path / "file").stat().st_ino) == (b"new", number)
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        write_whole(tmp_path / "nowhere" / "plan.json", b"new")
+    assert str(caught.value).endswith("nowhere/plan.json'")

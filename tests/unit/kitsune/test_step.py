@@ -28,13 +28,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         ({"optimizer": torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))])}, WorkloadError, "closure"),
         ({"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)}, WorkloadError, "none of"),
         ({"model": len}, WorkloadError, "torch.nn.Module"),
+        ({"loss_fn": "ce"}, WorkloadError, "loss_fn is 'ce'"),
     ],
 )
 def test_arguments_that_cannot_be_meant(change, error, text):
     model = torch.nn.Linear(2, 2)
-    given = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "plan": None, **change}
+    usual = {"model": model, "loss_fn": None, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
     with pytest.raises(error, match=text):
-        TrainStep(given.pop("model"), None, given.pop("optimizer"), **given)
+        TrainStep(**{**usual, **change})
 
 
 @pytest.mark.parametrize(("ahead", "first"), [(0, 1), (4, 5)])

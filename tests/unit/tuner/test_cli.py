@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kitsune import extras, screen
+from kitsune import cli, extras, screen
 from kitsune.errors import BaselineError, NoTrialError
 from kitsune.plan import Plan
 from kitsune.submission.archive import Archive
@@ -17,7 +17,7 @@ from tests.unit.tuner.terminal import BF16, INSPECTED, RUN, STREAMED, TRIALS, a_
 from tuner import session
 from tuner.ablation import Ablation
 from tuner.api import Result
-from tuner.events import Ablating, Confirming, Started, Trying
+from tuner.events import Ablating, Confirming, Started, Tried, Trying
 from tuner.records import (
     Run,
     RunStatus,
@@ -258,6 +258,15 @@ def test_what_a_workload_prints_is_not_data(call, tmp_path):
     assert "making" in err
 
 
+def test_what_goes_to_stdout_past_python_is_not_data_either(tmp_path, capfd):
+    file = tmp_path / "loud.py"
+    file.write_text("import os\nos.write(1, b'loading')\ndef make():\n    os.write(1, b'making')\n")
+    assert cli.run(["export", f"{file}:make", "--out", str(tmp_path / "x.ksn"), "--json"]) == 4
+    out, err = capfd.readouterr()
+    assert json.loads(out)["error"]["type"] == "WorkloadError"
+    assert "loadingmaking" in err
+
+
 @pytest.mark.parametrize(("spec", "code"), [("zoo:nope", 4), ("nope", 4), ("x.ksn", 4)])
 def test_export_refuses_what_it_cannot_take(spec, code, call, tmp_path):
     ended, out, err = call("export", spec, "--out", str(tmp_path / "x.ksn"))
@@ -451,6 +460,7 @@ def test_ctrl_c_during_the_search_prints_the_best_so_far(call, tuning):
     def interrupted(tell):
         tell(INSPECTED)
         tell(Trying(0, 2, Proposal({}, Source.BASELINE)))
+        tell(Tried(TRIALS[0]))
         press_ctrl_c()
         return result(interrupted=True)
 

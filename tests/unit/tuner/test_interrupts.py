@@ -11,11 +11,11 @@ import pytest
 from kitsune import signals
 from kitsune.errors import NoTrialError
 from tests.unit.tuner.machine import GRAPH_WINS, SMALL, Machine, a_run, is_playoff
-from tests.unit.tuner.terminal import BF16, INSPECTED, RUN
+from tests.unit.tuner.terminal import BF16, INSPECTED, RUN, TRIALS
 from tuner import api
 from tuner.api import tune_workload
 from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
-from tuner.interrupts import AFRESH, STAYS, Interrupts
+from tuner.interrupts import AFRESH, NOTHING, STAYS, Interrupts
 from tuner.records import RunStatus, Source
 from tuner.search import Proposal, propose
 from tuner.store import runs, trials
@@ -223,9 +223,16 @@ def heard(*events: Event, presses: int = 1) -> list[str]:
 
 def test_the_first_one_says_what_it_leads_to():
     assert heard(Started(RUN), INSPECTED) == []
-    for event in (SEARCHING, PlayingOff(({}, BF16)), Confirming(BF16)):
-        assert heard(event) == [AFRESH]
-    assert heard(SEARCHING, Ablating(("precision",))) == [STAYS]
+    failed, measured = Tried(TRIALS[1]), Tried(TRIALS[0])
+    assert heard(SEARCHING) == heard(SEARCHING, failed, SEARCHING) == [NOTHING]
+    for events in (
+        [SEARCHING, measured],
+        [SEARCHING, measured, SEARCHING],
+        [PlayingOff(({}, BF16))],
+        [Confirming(BF16)],
+    ):
+        assert heard(*events) == [AFRESH]
+    assert heard(SEARCHING, measured, Ablating(("precision",)), measured) == [STAYS]
 
 
 def test_before_the_run_and_from_the_second_one_on_it_raises():

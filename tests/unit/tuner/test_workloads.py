@@ -278,6 +278,11 @@ def test_missing_file_is_refused_with_a_neighbour(tmp_path: Path, monkeypatch: p
     assert str(tmp_path) in message
 
 
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "train.py").mkdir()
+    assert "is a folder; name a file" in refusal(f"{tmp_path}/train.py:make_workload")
+
+
 @pytest.mark.parametrize("folder", ["nowhere/", "~nobody-at-all/", "nul\0/", "nul\0", "a" * 5000, "a" * 5000 + "/"])
 def test_impossible_file_is_refused(folder: str) -> None:
     assert "there is no file" in refusal(f"{folder}train.py:make_workload")
