@@ -184,10 +184,12 @@ class Planner:
         device = recorder.device
         before = State(plan.recording) if recorder.executes else None
         reset_peak(device)
-        graph, static = recorder.capture(issued)
+        try:
+            graph, static = recorder.capture(issued)
+        finally:
+            if before is not None:
+                before.restore()
         passing_bytes = peak_bytes(device) - allocated_bytes(device)
-        if before is not None:
-            before.restore()
         return Captured(plan, graph, static, passing_bytes)
 
 

@@ -165,7 +165,8 @@ def dtypes_of(recording: Recording) -> dict[int, torch.dtype]:
 def is_as_near(nearest: Sequence[float], own: Sequence[float]) -> bool:
     """Whether a graph comes as near to a run of the step as other runs of the step do, tensor by tensor."""
     return all(
-        one <= SLACK * max(other, torch.finfo(torch.float32).eps) for one, other in zip(nearest, own, strict=True)
+        one <= SLACK * max(other, torch.finfo(torch.float32).eps) and (one == 0 or math.isfinite(other))
+        for one, other in zip(nearest, own, strict=True)
     )
 
 
@@ -179,10 +180,17 @@ def distances(one: Trace, two: Trace) -> list[float]:
 
 
 def distance(one: torch.Tensor, two: torch.Tensor) -> float:
-    """Relative, in the largest norm; 0 only for the same bits."""
+    """Relative, in the largest norm; of what is no real number the share that differs. 0 only for the same bits.
+
+    Infinite where one has a number and the other has none, or another infinity.
+    """
     if equal(one, two):
         return 0.0
-    if not (one.is_floating_point() and bool((one - two).isfinite().all())):
+    if not one.is_floating_point():
+        return float((one != two).double().mean())
+    numbers = one.isfinite() & two.isfinite()
+    if not bool((numbers | (one == two) | (one.isnan() & two.isnan())).all()):
         return math.inf
-    scale = max(float(one.abs().max()), torch.finfo(torch.float32).tiny)
-    return max(float((one.double() - two.double()).abs().max()) / scale, sys.float_info.min)
+    first, second = (torch.where(numbers, each, 0).double() for each in (one, two))
+    scale = max(float(first.abs().max()), torch.finfo(torch.float32).tiny)
+    return max(float((first - second).abs().max()) / scale, sys.float_info.min)

@@ -108,6 +108,7 @@ class Observer(TorchDispatchMode):
         output = func(*args, **named)
         self._operation = None
         self._noted(lambda: check_unchanged(func, before or ()))
+        self._noted(lambda: self._check_places(func, given, args, named))
         self._noted(lambda: self._saw(func, given, output))
         return output
 
@@ -152,6 +153,12 @@ class Observer(TorchDispatchMode):
     def _given(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         check_replayable(func, args)
         return self._placed((args, named))
+
+    def _check_places(self, func: Any, given: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Raises CaptureError when an operation grew what it writes, as `out=` may do within the tensor's memory."""
+        is_writing = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
+        if is_writing and self._placed((args, named)) != given:
+            raise CaptureError(f"{short(func._schema.name)} changes the size of a tensor that it writes{at_line()}")
 
     def _saw(self, func: Any, given: Any, output: Any) -> None:
         name = func._schema.name

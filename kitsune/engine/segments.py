@@ -34,8 +34,8 @@ class Segments:
     """One batch signature of `forward`, captured. Call it with arguments of that signature, with gradients enabled.
 
     Capturing executes nothing on CUDA, so `forward` must have run (and its backward) a few times before. `contexts` are
-    those of the backward. With a `planner` the launches go on several streams, as far as it does not refuse. Raises
-    CaptureError when it cannot be captured.
+    those of the backward. With a `planner` the launches go on several streams, as far as it does not refuse; `written`
+    is what the forward writes besides buffers. Raises CaptureError when it cannot be captured.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Segments:
         scaler: LossScaler | None = None,
         retain_graph: bool = False,
         planner: Planner | None = None,
+        written: Sequence[torch.Tensor] = (),
     ) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._ids = set(map(id, self.parameters))
@@ -64,6 +65,7 @@ class Segments:
         self._forward = forward
         self._contexts = contexts
         self._static = StaticBatch(arguments, recorder.device, memory_format)
+        self._written = written
         self._planned = self._capture_planned(planner) if planner is not None else None
         if self._planned is None:
             self._capture(recorder)
@@ -83,13 +85,15 @@ class Segments:
     def _capture_planned(self, planner: Planner) -> Pair | None:
         """Leaves no trace of the runs that it takes. None: `planner.refusal` says why."""
         self._ran, self._retain = False, self.retain_graph
-        before = Snapshot(self._model, self._device)
-        with side_stream(self._device):
-            self._run_forward()
-            self._output_gradients = self._gradients_of_outputs(torch.randn_like)  # zeros would prove nothing
-            inputs = [*tensors_of(self._static.batch), *self._output_gradients]
-            pair = planner.capture_pair(self._run_forward, self._run_backward, inputs)
-        before.restore()
+        before = Snapshot(self._model, self._device, self._written)
+        try:
+            with side_stream(self._device):
+                self._run_forward()
+                self._output_gradients = self._gradients_of_outputs(torch.randn_like)  # zeros would prove nothing
+                inputs = [*tensors_of(self._static.batch), *self._output_gradients]
+                pair = planner.capture_pair(self._run_forward, self._run_backward, inputs)
+        finally:
+            before.restore()
         if pair is not None:
             one, two = pair
             self._forward_graph, (self._outputs, _) = one.graph, one.static

@@ -83,13 +83,15 @@ def buckets(pair: Pair, bucket_bytes: int, level: Mapping[int, int]) -> Iterator
     if len(groups) < 2:
         yield pair
         return
+    left = set(call.allocates)
     for chosen in groups:
         arguments = tuple(part(value, chosen) for value in call.arguments)
         named = {name: part(value, chosen) for name, value in call.named.items()}
         reads, writes = accesses(call.function, arguments, named)
         made = part(results, chosen)
         piece = replace(launch, reads=spans(reads), writes=spans([*writes, *filter(None, made)]))
-        allocates = tuple(storage for storage in call.allocates if storage in piece.touches)
+        allocates = tuple(storage for storage in call.allocates if storage in left.intersection(piece.touches))
+        left.difference_update(piece.touches)  # entries may be parts of one storage, which is made once
         yield piece, replace(call, arguments=arguments, named=named, results=tuple(made), allocates=allocates)
 
 

@@ -97,6 +97,8 @@ class Storages:
         those that it returns. A launch may be given memory of nobody's to read if it writes it too: it writes it first
         (Inductor's in_out_ptr of a reduction, an argument of a kernel of the user's).
         """
+        if self._constant & self._written:
+            raise CaptureError("the step makes a constant and writes into it: a replay would find it written already")
         devices = [storage.device for storage in self._alive]
         self._constant |= {number for number in self._read_first if devices[number] != device}
         survivors = self._let_go(kept)
@@ -112,7 +114,7 @@ class Storages:
         return held, storages
 
     def _was_there(self, number: int, kept: set[int]) -> bool:
-        was_used = number in self._read_first or number in self._named_first
+        was_used = number in self._read_first or number in self._named_first or number not in self._written
         return number not in self._made and (was_used or number not in kept)
 
     def _gone(self, number: int) -> str:
@@ -150,10 +152,12 @@ class Storages:
 def tensors_of_users(returned: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """All tensors that live in Python, but for those that a step has returned, gradients, and what these are views of.
 
-    One that only C++ still holds (a cache, a node of an autograd graph) is there too, if Python has ever seen it.
+    The gradient of a leaf that is no parameter is one of them only if it was returned. One that only C++ still holds (a
+    cache, a node of an autograd graph) is there too, if Python has ever seen it.
     """
     alive = [each for each in gc.get_objects() if type(each) in PLAIN and torch._C._has_storage(each)]
-    known = [*returned, *(each.grad for each in alive if each.is_leaf and each.grad is not None)]
+    leaves = [each for each in alive if each.is_leaf and isinstance(each, torch.nn.Parameter)]
+    known = [*returned, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
     known += [tensor._base for tensor in known if tensor._base is not None]
     ours = set(map(id, known))
     return [each for each in alive if id(each) not in ours]
