@@ -25,6 +25,8 @@ HIDDEN_WRITES: Final[Mapping[str, tuple[str, ...]]] = {
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
     "aten::batch_norm_update_stats": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
     "aten::_cudnn_rnn": ("weight_buf", "dropout_state"),
     "aten::_cudnn_rnn_backward": ("weight_buf", "dropout_state", "reserve"),
 }

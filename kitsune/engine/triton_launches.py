@@ -1,8 +1,9 @@
 """Triton kernels bypass the dispatcher: this adapter sees them at their own launchers. What the engine relies on of
 torch's internals for that is all here.
 
-Inductor's kernels go through CachingAutotuner.run with arguments named in_ptr0, arg_A, out_ptr0, in_out_ptr0; a kernel
-of the user goes through JITFunction.run, and may read and write whatever it is given a pointer to.
+Inductor's kernels go through CachingAutotuner.run with arguments named in_ptr0, arg_A, out_ptr0, in_out_ptr0. A kernel
+of the user goes through JITFunction.run, or the same way as Inductor's where it is compiled with the model; it may read
+and write whatever it is given a pointer to, by whatever name.
 """
 
 import contextlib
@@ -79,8 +80,9 @@ def _inductors(run: Any, saw: Saw, tuner: Any, *arguments: Any, stream: Any, **n
     names, mutated = list(tuner.fn.arg_names), set(getattr(tuner, "mutated_arg_names", None) or ())
     called = enumerate(zip(names, arguments, strict=False))
     pointers = [(at, name) for at, (name, value) in called if torch.is_tensor(value)]
-    reads = tuple(at for at, name in pointers if name in mutated or not name.startswith("out_ptr"))
-    writes = tuple(at for at, name in pointers if name in mutated or not name.startswith(READ_ONLY))
+    is_anything = getattr(getattr(tuner, "heuristic_type", None), "name", "") == "USER_AUTOTUNE"
+    reads = tuple(at for at, name in pointers if is_anything or name in mutated or not name.startswith("out_ptr"))
+    writes = tuple(at for at, name in pointers if is_anything or name in mutated or not name.startswith(READ_ONLY))
     launch = partial(_on_current_stream, run, tuner)
     saw(TritonLaunch(tuner.fn.__name__, launch, arguments, named, reads, writes))
     return run(tuner, *arguments, stream=stream, **named)
