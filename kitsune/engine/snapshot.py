@@ -1,10 +1,10 @@
 """Snapshot: what a failed forward has touched and a second try must find as it was: generators and buffers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from kitsune.device import rng_state, set_rng_state
 
@@ -39,9 +39,16 @@ class Versions:
 
     def __init__(self, model: torch.nn.Module) -> None:
         attributes = [value for module in model.modules() for name, value in vars(module).items() if name not in TABLES]
-        leaves: list[Any] = [*model.parameters(), *pytree.tree_leaves(attributes)]
+        leaves = chain(model.parameters(), *map(items_of, attributes))
         tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()}
         self._seen = [(tensor, tensor._version) for tensor in tensors.values()]
 
     def written(self) -> list[torch.Tensor]:
         return [tensor for tensor, version in self._seen if tensor._version != version]
+
+
+def items_of(value: Any) -> Iterable[Any]:
+    """What a list or a dict holds; of anything else itself."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, (list, tuple)) else (value,)

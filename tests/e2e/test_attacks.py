@@ -21,10 +21,13 @@ def no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def faults(found: Iterable[Figure | Samples], at_least: int) -> list[Figure]:
-    """What must not happen; some of all that is counted must, or the attack hit nothing."""
+    """What must never happen; some of all that is counted must, or the attack hit nothing.
+
+    How long things take at most is left to the benchmark, which has a machine of its own and more samples.
+    """
     told = [one for one in found if not isinstance(one, Samples)]
     assert max(count for _, _, _, count in told) >= at_least
-    return [figure for figure in told if is_fault(figure)]
+    return [figure for figure in told if is_fault(figure, {})]
 
 
 def test_the_description_of_the_api_holds_at_every_edge_of_its_schemas(tmp_path):

@@ -28,7 +28,7 @@ def health(*headers: str) -> bytes:
 
 
 def connect(server: Serving) -> socket.socket:
-    return socket.create_connection((server.host, server.port), timeout=5)
+    return socket.create_connection((server.host, server.port), timeout=60)
 
 
 def test_silent_connections_shut_nobody_out(server):
@@ -62,7 +62,7 @@ def test_small_chunks_are_taken_until_there_are_too_many(server):
 
 
 def test_chunks_of_earlier_requests_do_not_count(server):
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         answers = [
             client.post("/healthz", content=iter([b"x"])).status_code for _ in range(MAX_AROUND // SMALL_CHUNK + 9)
         ]

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -190,7 +189,7 @@ def test_a_step_against_itself():
     baseline, candidate = found.arms
     assert [len(arm.step_ms) for arm in found.arms] == [4, 4]
     assert baseline.applied == candidate.applied == ()
-    assert 1 / 3 < median(baseline.step_ms) / median(candidate.step_ms) < 3
+    assert 1 / 3 < min(baseline.step_ms) / min(candidate.step_ms) < 3  # whatever else the machine did only adds
     assert found.numerics is not None
     assert 0 < found.numerics.gradient_error < 1e-5  # fp32 against float64: not equal, and near
     assert found.numerics.parameter_error < found.numerics.parameter_allowed
@@ -223,10 +222,12 @@ def test_a_workload_that_prints_is_measured(file):
 
 
 def test_a_workload_that_hangs_is_killed(file):
-    found = inspect(f"{file}:hangs", "cpu", limits=Limits(build_s=25))
+    seen: set[int] = set()
+    found = inspect(f"{file}:hangs", "cpu", limits=Limits(build_s=25), check=lambda: seen.update(measuring()))
     assert isinstance(found, Failure), found
     assert (found.kind, found.phase) == (FailureKind.TIMEOUT, Phase.BUILD)
-    assert is_gone(int(Path(f"{file}.pid").read_text()))
+    assert len(seen) == 1
+    assert all(map(is_gone, seen))
 
 
 def test_a_choice_that_does_not_apply_is_declined():
@@ -282,9 +283,11 @@ def test_a_child_that_is_killed_from_outside(file):
     thread = threading.Thread(target=lambda: found.append(measure(slow)))
     thread.start()
     end = time.monotonic() + 120
-    while not measuring() and time.monotonic() < end:
+    seen: set[int] = set()  # while it becomes another program, a process has no command line
+    while not seen and time.monotonic() < end:
+        seen |= measuring()
         time.sleep(0.05)
-    (child,) = measuring()
+    (child,) = seen
     os.kill(child, signal.SIGKILL)
     thread.join(120)
     assert isinstance(found[0], Failure), found

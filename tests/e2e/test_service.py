@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -243,6 +242,5 @@ def test_a_workload_of_a_file_is_submitted_looked_at_and_cancelled(start, url, t
     code, out, _ = start("runs", "delete", "--older-than", "0.001s", "--server", url, "--yes", "--json").wait()
     assert (code, json.loads(out)) == (0, {"runs": 1, "trials": 0, "deleted": True})
     assert start("runs", "show", run_id, "--server", url).wait()[0] == 4
-    began = time.monotonic()
-    assert start("submit", spec, "--server", "http://127.0.0.1:9").wait()[0] == 6
-    assert time.monotonic() - began < 30
+    code, _, err = start("submit", spec, "--server", "http://127.0.0.1:9").wait()
+    assert (code, "the connection was refused" in err) == (6, True)

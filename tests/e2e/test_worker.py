@@ -97,8 +97,14 @@ def is_finished(database: Database, run: Run) -> bool:
 
 def caught(worker: Command) -> int:
     """The worker's measuring process, stopped in the middle of its trial."""
-    wait_until(lambda: worker.process.poll() is not None or measuring(worker.process.pid))
-    (child,) = measuring(worker.process.pid)
+    seen: set[int] = set()  # while it becomes another program, a process has no command line
+
+    def is_seen() -> bool:
+        seen.update(measuring(worker.process.pid))
+        return bool(seen) or worker.process.poll() is not None
+
+    wait_until(is_seen)
+    (child,) = seen
     os.kill(child, signal.SIGSTOP)
     wait_until(lambda: state(child) == "T", SOON_S)
     return child

@@ -4,6 +4,7 @@ import os
 import sqlite3
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
 
@@ -257,9 +258,10 @@ def test_a_worker_that_falls_silent_in_a_transaction_gives_up_its_locks(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = postgres.create()
-    monkeypatch.setattr(engine, "SILENCE_S", 0.3)
-    with open_database(url) as silent, open_database(url) as database:
+    with open_database(url) as database, ExitStack() as opened:
         run = stored(database)
+        monkeypatch.setattr(engine, "SILENCE_S", 2.0)
+        silent = opened.enter_context(open_database(url))
 
         def fall_silent() -> None:
             with silent.begin() as connection:
@@ -326,7 +328,7 @@ def test_a_rival_cannot_claim_between_check_and_commit(postgres: Postgres) -> No
             thread = Thread(target=take_over)
             thread.start()
             assert not done.wait(0.3)
-        thread.join(5)
+        thread.join(60)
         assert done.is_set()
         with database.read() as connection:
             taken = runs.get(connection, run.id)

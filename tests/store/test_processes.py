@@ -23,6 +23,7 @@ from tuner.store.submits import Request
 WORKERS = 8
 RUNS = 96
 SUBMITS = 10
+PATIENCE_S = 100.0  # where a commit takes 0.1 s, eight that ask SQLite again and again wait long for their turn
 
 #: One process imports SQLAlchemy and the workers fork from it: 8 workers start in 0.2 s instead of 4 s.
 context = multiprocessing.get_context("forkserver")
@@ -31,7 +32,7 @@ context.set_forkserver_preload(["tuner.store.engine", "tuner.store.submits", "te
 
 def claim_all(url: str, start: Barrier, claimed: "Queue[list[tuple[str, int]]]") -> None:
     mine = []
-    with open_database(url) as database:
+    with open_database(url, busy_timeout_s=PATIENCE_S) as database:
         start.wait(120)
         while True:
             with database.begin() as connection:
@@ -49,7 +50,7 @@ def claim_all(url: str, start: Barrier, claimed: "Queue[list[tuple[str, int]]]")
 
 def claim_and_hang(url: str, ready: "Queue[str]", *, commit: bool) -> None:
     """Claims a run for 60 s from START and stores trial 0; then trial 1 within a transaction that never ends."""
-    with open_database(url) as database:
+    with open_database(url, busy_timeout_s=PATIENCE_S) as database:
         with database.begin() as connection:
             run = runs.claim(connection, "doomed", device="cpu", lease_s=60, now=START)
             assert run is not None
@@ -69,7 +70,7 @@ def put_and_submit(
     """Sends an archive and ten requests, each at the moment at which every other worker does."""
     step, given = an_archive(), []
     content = step.to_bytes()
-    with open_database(url) as database:
+    with open_database(url, busy_timeout_s=PATIENCE_S) as database:
         start.wait(120)
         for seed in range(SUBMITS):
             with database.begin() as connection:
@@ -83,7 +84,7 @@ def put_and_submit(
 
 
 def submit_until_killed(url: str, sha256: str, acknowledged: "SimpleQueue[str]") -> None:
-    with open_database(url) as database:
+    with open_database(url, busy_timeout_s=PATIENCE_S) as database:
         for number in count():
             with database.begin() as connection:
                 run, _ = submits.submit(connection, Request(archive=sha256), owner="ann", key=f"k{number}")
@@ -92,7 +93,7 @@ def submit_until_killed(url: str, sha256: str, acknowledged: "SimpleQueue[str]")
 
 def only_open(url: str, start: Barrier) -> None:
     start.wait(120)
-    open_database(url).close()
+    open_database(url, busy_timeout_s=PATIENCE_S).close()
 
 
 def killed(url: str, *, commit: bool) -> str:

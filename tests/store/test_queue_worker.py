@@ -336,7 +336,7 @@ def test_a_database_that_is_away_while_a_trial_is_to_be_stored(url, impatient, m
 def test_a_database_that_is_away_for_longer_than_the_lease(url, impatient, machine, tmp_path):
     """The worker lets go of the run; it or another worker goes on when the database is back."""
     run = submitted(impatient)
-    hired = Hired(impatient, machine, tmp_path, lease_s=0.5)
+    hired = Hired(impatient, machine, tmp_path, lease_s=3)
     holding = held(url, lambda: bool(hired.said))
     machine.answer = at_child(2, holding.__enter__)
     hired.work_until(lambda: any(" has finished: " in line for line in hired.said))

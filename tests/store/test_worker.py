@@ -233,9 +233,9 @@ def test_heartbeats_extend_the_lease_while_a_trial_takes_long(database, machine)
             seen.append(stored(database, run)[0])
 
     machine.answer = lambda number, _: take_long() if number == 1 else None
-    finished, _ = carried_out(database, run, machine, lease_s=4)
+    finished, _ = carried_out(database, run, machine, lease_s=30)
     _, first, second = seen
-    assert second.lease_until - second.heartbeat_at == timedelta(seconds=4)
+    assert second.lease_until - second.heartbeat_at == timedelta(seconds=30)
     assert first.heartbeat_at < second.heartbeat_at < first.lease_until, "there was no moment without a lease"
     assert finished.status is RunStatus.FINISHED
 
@@ -294,7 +294,7 @@ def test_a_heartbeat_that_the_database_refuses_is_tried_again(database, machine,
 
 
 def test_a_database_that_stays_locked(url, machine, caplog):
-    with open_database(url, busy_timeout_s=0.2) as database:
+    with open_database(url, busy_timeout_s=1.0) as database:
         run = claimed(database)
         lock = locked(url)
         machine.answer = lambda number, _: lock.__enter__() if number == 2 else None

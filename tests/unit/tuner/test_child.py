@@ -23,7 +23,7 @@ for workload, confine in (("train.py:make", "1"), ("a.ksn", "0")):
     channel = child.Channel(1)
     channel.answer(child.run(Job(kind="inspect", workload=workload, device="cpu"), channel))
 os.environ["KITSUNE_CONFINE"] = "1"
-child.main(1, os.getppid())
+child.main(1)
 """
 
 
