@@ -224,15 +224,18 @@ def train_both(planned: Run, plain: Run, many: Sequence[tuple[Any, Any]], seed: 
         run.train(many)
 
 
-def assert_same(planned: Run, plain: Run, **tolerance: float) -> None:
-    """Losses, parameters, gradients and buffers: to the bit on a CPU, unless a tolerance is given.
+def tolerance_on(device: torch.device) -> dict[str, float]:
+    """To the bit on a CPU.
 
     On a GPU within 1e-4 relative: captured updates compute with the learning rate as an fp32 tensor (2^-24 relative a
     step), and Kitsune's fused and torch's default kernels sum in another order.
     """
-    on_cpu = next(planned.model.parameters()).device.type == "cpu"
-    if not tolerance:
-        tolerance = {"rtol": 0.0, "atol": 0.0} if on_cpu else {"rtol": 1e-4, "atol": 1e-5}
+    return {"rtol": 0.0, "atol": 0.0} if device.type == "cpu" else {"rtol": 1e-4, "atol": 1e-5}
+
+
+def assert_same(planned: Run, plain: Run, **tolerance: float) -> None:
+    """Losses, parameters, gradients and buffers: as nearly as `tolerance_on` says, unless a tolerance is given."""
+    tolerance = tolerance or tolerance_on(next(planned.model.parameters()).device)
     torch.testing.assert_close(torch.stack(planned.losses), torch.stack(plain.losses), **tolerance)
     torch.testing.assert_close(dict(planned.model.state_dict()), dict(plain.model.state_dict()), **tolerance)
     for one, two in zip(planned.model.parameters(), plain.model.parameters(), strict=True):
