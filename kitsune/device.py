@@ -272,6 +272,13 @@ class Recorder:
         self._pool: Any = None
         self._graphs: weakref.WeakSet[DeviceGraph] = weakref.WeakSet()
 
+    def taken_bytes(self) -> int:
+        """What the pool of its graphs has taken from the GPU, free blocks and workspaces of libraries counted in."""
+        if self._pool is None:
+            return 0
+        segments = torch.cuda.memory_snapshot()
+        return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) == tuple(self._pool))
+
     def apart(self) -> "Recorder":
         """One for the same device, for graphs that soon go again: they share nothing with ours."""
         return Recorder(self.device, is_passing=True)

@@ -3,6 +3,7 @@
 record -> rename -> split -> measure -> schedule -> plan memory -> capture -> race -> prove (docs/decisions/0008).
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -14,7 +15,7 @@ from kitsune.engine.contest import Clock, is_faster, replay_ms
 from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
 from kitsune.engine.kernels import difference, kernels_of
-from kitsune.engine.planned import Planned, plans, urgent
+from kitsune.engine.planned import Planned, most_taken, plans, urgent
 from kitsune.engine.proof import refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
@@ -30,12 +31,16 @@ PROOFS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A plan, its graph, and the tensors that the graph writes. `passing_bytes`: what it needs besides, as it runs."""
+    """A plan, its graph, and the tensors that the graph writes.
+
+    `passing_bytes`: what it needs besides, as it runs. `taken_bytes`: what the pool that it was captured in has taken.
+    """
 
     plan: Planned
     graph: Graph
     static: Any
     passing_bytes: int
+    taken_bytes: int
 
 
 Pair = tuple[Captured, Captured]
@@ -149,13 +154,15 @@ class Planner:
 
     def _quickest(self, found: Sequence[Planned]) -> Planned:
         """The first, unless another one is faster; then the same with urgency."""
-        best = self._raced(self.tried(found[0]), found[1:])
-        return self._raced(best, urgent(best.plan)).plan
+        first = self.tried(found[0])
+        most_bytes = math.inf if self._pool_bytes is not None else most_taken(first.plan.recording, first.taken_bytes)
+        best = self._raced(first, found[1:], most_bytes)
+        return self._raced(best, urgent(best.plan), most_bytes).plan
 
-    def _raced(self, best: Captured, others: Iterable[Planned]) -> Captured:
+    def _raced(self, best: Captured, others: Iterable[Planned], most_bytes: float) -> Captured:
         for plan in others:
             challenger = self.tried(plan)
-            if is_faster(best.graph, challenger.graph, self.clock):
+            if challenger.taken_bytes <= most_bytes and is_faster(best.graph, challenger.graph, self.clock):
                 best = challenger
         return best
 
@@ -190,7 +197,7 @@ class Planner:
             if before is not None:
                 before.restore()
         passing_bytes = peak_bytes(device) - allocated_bytes(device)
-        return Captured(plan, graph, static, passing_bytes)
+        return Captured(plan, graph, static, passing_bytes, recorder.taken_bytes())
 
 
 def reason_of(error: Exception) -> str:

@@ -7,11 +7,11 @@ from kitsune.device import HostGraph, Recorder
 from kitsune.engine.contest import is_faster
 from kitsune.engine.costs import START_US, between_marks
 from kitsune.engine.kernels import Kernel, timeline
-from kitsune.engine.planned import by_load
+from kitsune.engine.planned import by_load, most_taken, plans
 from kitsune.engine.planner import Planner
 from kitsune.engine.schedule import Placed, Schedule, critical_path
 from kitsune.errors import CaptureError
-from tests.unit.engine.steps import CPU, equal, even_us, warmed
+from tests.unit.engine.steps import CPU, equal, even_us, recorded, warmed
 
 
 @pytest.fixture(autouse=True)
@@ -22,17 +22,21 @@ def times(monkeypatch):
 class Graphs(Recorder):
     """Captures on the CPU as on a GPU: plans are timed against each other. `made` are the graphs in order.
 
-    `kept` are those that were not captured apart.
+    `kept` are those that were not captured apart. The n-th graph takes `taken[n]` bytes, or none.
     """
 
-    def __init__(self, made=None):
+    def __init__(self, made=None, taken=None):
         super().__init__(CPU)
         self.executes = False
         self.made = [] if made is None else made
         self.kept = []
+        self.taken = taken or {}
 
     def apart(self):
-        return Graphs(self.made)
+        return Graphs(self.made, self.taken)
+
+    def taken_bytes(self):
+        return self.taken.get(len(self.made) - 1, 0)
 
     def capture(self, function):
         graph, result = HostGraph.record(function)
@@ -41,11 +45,11 @@ class Graphs(Recorder):
         return graph, result
 
 
-def contest(times_ms):
+def contest(times_ms, taken=None, pool_bytes=None):
     """A step planned on up to four streams, where the n-th captured graph needs so many ms."""
     step, twin = warmed("branches")
-    recorder = Graphs()
-    planner = Planner(recorder, 4)
+    recorder = Graphs(taken=taken)
+    planner = Planner(recorder, 4, pool_bytes)
     planner.clock = lambda graph: times_ms(recorder.made.index(graph))
     graph, result = planner.capture(step, step.inputs)
     assert planner.refusal == ""
@@ -89,6 +93,23 @@ def test_what_is_hardly_faster_does_not_take_more_streams():
     plan, raced = contest(lambda number: 10.0 - 0.01 * number)
     assert raced == 1 + APART
     assert plan.schedule.streams == 1
+
+
+@pytest.mark.parametrize(("more", "pool_bytes", "streams"), [(0, None, 3), (1, None, 4), (1, 2**40, 3)])
+def test_what_takes_too_much_memory_is_not_taken(more, pool_bytes, streams):
+    """Unless somebody says how large the pool may be: that limit is for the plan."""
+    (alone,) = plans(recorded(warmed("branches")[0]), 1, None)
+    most_bytes = most_taken(alone.recording, 2**30)
+    taken = {0: 2**30, 2: most_bytes + more}
+    plan, _ = contest(lambda number: {2: 5.0, 3: 8.0}.get(number, 10.0), taken, pool_bytes)
+    assert plan.schedule.streams == streams
+
+
+def test_several_streams_take_a_quarter_more_than_a_plain_graph():
+    (alone,) = plans(recorded(warmed("branches")[0]), 1, None)
+    plain_bytes = 2**30 + 2**25
+    all_bytes = plain_bytes + sum(storage.nbytes() for storage in alone.recording.held.values())
+    assert most_taken(alone.recording, 2**30) == plain_bytes + all_bytes // 4
 
 
 def test_one_slow_replay_decides_nothing():
