@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -102,6 +103,11 @@ class Loop:
         """The loop scales its loss by itself: two scales would multiply."""
         if self.scaler is not None:
             self._decline("precision", SCALED_BY_LOOP)
+
+    def resume_scaling(self, state: Mapping[str, float] | None) -> None:
+        """From what a checkpoint holds, if anything."""
+        if state is not None and self.scaler is not None:
+            self.scaler.load_state_dict(state)
 
     def step(self) -> None:
         self._thread.leave()

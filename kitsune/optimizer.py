@@ -8,7 +8,7 @@ import functools
 import json
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ NO_PROFILE = "nothing is measured without profile=True"
 NO_PLAN = "nothing was asked for that changes the step"
 CLOSED = "close() came before anything was applied"
 LOST = "a newer KitsuneOptimizer of the same parameters runs the model"
+SCALING = "loss_scaling"  # in a checkpoint
 STATE_HOOKS = (
     "_optimizer_state_dict_pre_hooks",
     "_optimizer_state_dict_post_hooks",
@@ -127,6 +128,7 @@ class KitsuneOptimizer(Optimizer):
         waiting = CALIBRATING if wish.profile else WAITING
         self._report = Report(declined={**wish.overruled, **wish.declined}, notes=[*wish.notes, waiting])
         self._loop: Loop | None = None
+        self._scaling: Mapping[str, float] | None = None
         self._steps_unfound = 0
         self._is_calibrating = wish.profile
         self._attachment = Attachment(lambda: parameters_of(inner), self._attach, self._lose)
@@ -156,12 +158,17 @@ class KitsuneOptimizer(Optimizer):
         return self.base_optimizer.defaults
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's own: a checkpoint loads with and without Kitsune."""
-        return self.base_optimizer.state_dict()
+        """The wrapped optimizer's own: a checkpoint loads with and without Kitsune. "loss_scaling" is ours, if any."""
+        scaler = None if self._loop is None else self._loop.scaler
+        scaling = self._scaling if scaler is None else scaler.state_dict()
+        return self.base_optimizer.state_dict() | ({} if scaling is None else {SCALING: scaling})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the wrapped optimizer."""
-        self.base_optimizer.load_state_dict(state_dict)
+        """Into the wrapped optimizer, and into the loss scaling, at once or when there is one."""
+        self._scaling = state_dict.get(SCALING)
+        self.base_optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != SCALING})
+        if self._loop is not None:
+            self._loop.resume_scaling(self._scaling)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """To the wrapped optimizer; what is captured is captured anew."""
@@ -362,6 +369,7 @@ class KitsuneOptimizer(Optimizer):
         self._report = loop.report()
         if loop.is_plain:
             return None
+        loop.resume_scaling(self._scaling)
         self._loop = loop
         return loop
 

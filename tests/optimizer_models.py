@@ -694,6 +694,27 @@ def test_an_overflow_skips_one_step_and_halves_the_scale(device: torch.device, m
         assert optimizer.counts["update"] > 0
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["before it is needed", "in mid-run"])
+def test_a_checkpoint_has_the_scale(device: torch.device, is_late: bool) -> None:
+    config = fp16(init_scale=2.0**20, growth_interval=1000)
+    first = pair(device, make_optimizer=sgd, enable_amp=True, amp_config=config)
+    for x, y in batches(device, 8):
+        first.optimizer.zero_grad()
+        (criterion(first.ours(x), y) * 64).backward()
+        first.optimizer.step()
+    found = first.optimizer.report.scaler
+    assert found is not None and found.skipped > 0 and found.scale < 2.0**20
+    checkpoint = first.optimizer.state_dict()
+    again = pair(device, make_optimizer=sgd, enable_amp=True, amp_config=config)
+    if is_late:
+        simple_loop(again.ours, again.optimizer, batches(device, 2))
+    again.optimizer.load_state_dict(checkpoint)
+    assert again.optimizer.state_dict()["loss_scaling"] == checkpoint["loss_scaling"]
+    simple_loop(again.ours, again.optimizer, batches(device, 2))
+    assert again.optimizer.report.scaler == ScalerStatistics(found.steps + 2, found.skipped, found.scale)
+    first.plain_optimizer.load_state_dict(checkpoint)  # torch's own takes what it knows
+
+
 def test_the_scale_outlives_a_new_assembly(device: torch.device) -> None:
     """What is built anew in mid-step must still see the overflow of the micro-batches before."""
     both = pair(device, make_optimizer=sgd, enable_amp=True, amp_config=fp16(init_scale=64.0), capture_graph=False)

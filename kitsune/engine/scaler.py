@@ -4,11 +4,15 @@ The rule is torch.amp.GradScaler's (Micikevicius et al. 2018, "Mixed Precision T
 loss by the scale; when a gradient overflows skip the update and back off; after enough good steps grow.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 import torch
 
 from kitsune.amp import ScalerStatistics
+
+#: What outlives a step.
+STATE: Final = ("scale", "growth_tracker", "steps", "skipped")
 
 
 class LossScaler:
@@ -39,6 +43,15 @@ class LossScaler:
     def statistics(self) -> ScalerStatistics:
         """What it has done so far. Waits for the device."""
         return ScalerStatistics(int(self.steps), int(self.skipped), float(self.scale))
+
+    def state_dict(self) -> dict[str, float]:
+        """Scale, growth tracker and counts as numbers. Waits for the device."""
+        return {name: getattr(self, name).item() for name in STATE}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """In place: graphs that are captured go on with it."""
+        for name in STATE:
+            getattr(self, name).fill_(state[name])
 
     def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
         """Divides the gradients by the scale in place and sets `found_inf` to 1 when one is not finite.

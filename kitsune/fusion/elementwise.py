@@ -99,11 +99,13 @@ def batch_norm_relu(node: Node) -> Found:
     if tensors[1] is None or tensors[2] is None:
         return "the batch norm has no weight"
     settings = norm.get("training", False), norm.get("momentum", 0.1), norm.get("eps", 1e-5)
+    statistics = tensors[3:] if settings[0] else ()
     return Match(
         call=batch_norm_relu_kernel,
         arguments=(*tensors, *settings),
         results=(node,),
         inner=(normed,),
+        writes=tuple(one for one in statistics if isinstance(one, Node)),
     )
 
 
@@ -162,10 +164,12 @@ def is_above_the_diagonal(mask: Any, scores: Any) -> bool:
 
 
 def scale_of(node: Any) -> float | None:
-    """The number by which a tensor was multiplied, or None."""
+    """The number by which a tensor was multiplied, or None, as for integers, which overflow."""
     operation = operation_of(node)
-    factor = operation.get("y")
-    if not is_tensor(operation.get("x")) or isinstance(factor, bool) or not isinstance(factor, int | float):
+    x, factor = operation.get("x"), operation.get("y")
+    if not is_tensor(x) or isinstance(factor, bool) or not isinstance(factor, int | float):
+        return None
+    if value_of(x).dtype != value_of(node).dtype or not value_of(x).is_floating_point():
         return None
     if operation.name == "mul":
         return float(factor)

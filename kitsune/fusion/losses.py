@@ -7,6 +7,7 @@ from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.match import Match
+from kitsune.fusion.norms import is_widening
 from kitsune.fusion.operations import is_tensor, operation_of, value_of
 from kitsune.kernels import cross_entropy as kernel
 
@@ -56,9 +57,11 @@ def linear_cross_entropy(node: Node) -> Found:
 
 
 def head_of(logits: Any, classes: int) -> tuple[Any, list[Node]]:
-    """(what the logits are made of by views and casts, which are those)."""
+    """(what the logits are made of by views and casts that round nothing, which are those)."""
     passed: list[Node] = []
-    while operation_of(logits).name in ("view", "to", "as_is") and value_of(logits).shape[-1] == classes:
+    while (operation_of(logits).name in ("view", "as_is") or is_widening(logits)) and (
+        value_of(logits).shape[-1] == classes
+    ):
         passed.append(logits)
         logits = operation_of(logits).get("x")
     return logits, passed

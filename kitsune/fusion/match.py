@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from kitsune.fusion.operations import BORDERS, FRESH, autocasts_at, names_of, operation_of, value_of
-from kitsune.fusion.writes import are_written, mutates, written_by
+from kitsune.fusion.writes import are_written, memories_of, mutates, written_by
 from kitsune.kernels.dtypes import DTYPES
 
 
@@ -20,8 +20,9 @@ class Match:
     """`call` with `arguments`, nodes and constants, gives what the `results` are: the last of the nodes comes first.
 
     Where there are several results, the call returns a tuple of them. `inner` nodes disappear: nobody else uses them.
-    `kept` are results that the backward of the call reads, as it may read any argument. `dtype` is that of the numbers
-    that the kernel reads, where it is not that of the first result.
+    `kept` are results that the backward of the call reads, as it may read any argument. `writes` are arguments that it
+    writes into, as what it takes the place of does. `dtype` is that of the numbers that the kernel reads, where it is
+    not that of the first result.
     """
 
     call: Callable[..., Any]
@@ -29,6 +30,7 @@ class Match:
     results: tuple[Node, ...]
     inner: tuple[Node, ...] = ()
     kept: tuple[Node, ...] = ()
+    writes: tuple[Node, ...] = ()
     dtype: torch.dtype | None = None
 
     @property
@@ -70,6 +72,9 @@ def place_of(match: Match) -> Node | str:
         return "an autocast or no_grad block begins or ends in it"
     if any(mutates(node) for node in between if node not in own):
         return "something is written in place while it runs"
+    written = memories_of(match.writes)
+    if any(not written.isdisjoint(memories_of(node.all_input_nodes)) for node in between if node not in own):
+        return "what it writes is read while it runs"
     if not all(is_free(written, own) for node in match.nodes for written in written_by(node)):
         return "it writes into what others may read"
     later = [node for node in order if order[node] > order[place] and node not in own]

@@ -10,6 +10,7 @@ from torch.fx import Node
 from kitsune.fusion import calls
 from kitsune.fusion.match import Match
 from kitsune.fusion.operations import is_last, is_tensor, operation_of, value_of
+from kitsune.kernels.dtypes import DTYPES
 
 Found = Match | str | None
 
@@ -50,8 +51,7 @@ def rms_norm(node: Node) -> Found:
 def written_rms_norm(node: Node) -> Found:
     """weight * (x * rsqrt(mean(x * x) + eps)), with casts to fp32 and back, as Llama has it."""
     for weight, normed in factors(node):
-        inner: list[Node] = []
-        scaled = behind(normed, "to", inner)
+        scaled, rounded = behind_casts(normed)
         for wide, root in factors(scaled):
             if operation_of(root).name != "rsqrt":
                 continue
@@ -64,8 +64,11 @@ def written_rms_norm(node: Node) -> Found:
                 continue
             if value_of(weight).shape != value_of(wide).shape[-1:]:
                 return "it has no weight for each element of a row"
-            inner += [scaled, root, added, mean, square]
-            x = behind(wide, "to", inner)
+            x, widened = behind_widening(wide)
+            dtypes = {value_of(one).dtype for one in rounded}
+            if not dtypes <= {torch.float32, value_of(x).dtype, value_of(node).dtype}:
+                return "it is rounded to another dtype in between"
+            inner = [*rounded, scaled, root, added, mean, square, *widened]
             arguments = (x, weight, eps, value_of(node).dtype)
             return Match(call=calls.rms_norm, arguments=arguments, results=(node,), inner=tuple(inner))
     return None
@@ -108,12 +111,31 @@ def factors(node: Any) -> list[tuple[Any, Any]]:
     return [pair, pair[::-1]]
 
 
-def behind(node: Any, name: str, passed: list[Node]) -> Any:
-    """What the node is made of by operations of this name, which are noted as passed."""
-    while operation_of(node).name == name:
+def behind_casts(node: Any) -> tuple[Any, list[Node]]:
+    """(what the node is made of by casts, which are those)."""
+    passed: list[Node] = []
+    while operation_of(node).name == "to":
         passed.append(node)
         node = operation_of(node).get("x")
-    return node
+    return node, passed
+
+
+def behind_widening(node: Any) -> tuple[Any, list[Node]]:
+    """The same with casts that round nothing."""
+    passed: list[Node] = []
+    while is_widening(node):
+        passed.append(node)
+        node = operation_of(node).get("x")
+    return node, passed
+
+
+def is_widening(node: Any) -> bool:
+    """Whether it casts what kernels read to fp32, or to what it is."""
+    operation = operation_of(node)
+    if operation.name != "to" or not is_tensor(operation.get("x")):
+        return False
+    before = value_of(operation.get("x")).dtype
+    return before in DTYPES and value_of(node).dtype in (torch.float32, before)
 
 
 def is_sum(node: Any) -> bool:

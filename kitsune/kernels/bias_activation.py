@@ -198,7 +198,8 @@ def pulled_back(dvalue, value, KIND: tl.constexpr):
     elif KIND == "gelu_tanh":
         share = tl.sigmoid(twice_the_inner(value))
         slope = 1.5957691216057308 + 0.21406444881780073 * value * value
-        result = dvalue * share * (1.0 + value * (1.0 - share) * slope)
+        bent = share * (1.0 - share)  # 0 far out, where the rest overflows
+        result = dvalue * (share + tl.where(bent == 0.0, 0.0, value * bent * slope))
     elif KIND == "silu":
         share = tl.sigmoid(value)
         result = dvalue * share * (1.0 + value * (1.0 - share))

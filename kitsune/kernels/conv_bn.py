@@ -43,9 +43,10 @@ def fold_conv_bn(convolution: _ConvNd, batch_norm: _BatchNorm) -> _ConvNd:
 def fold_all(model: nn.Module) -> nn.Module:
     """A copy of a model in evaluation mode in which every BatchNorm that directly follows a convolution is folded.
 
-    Symbolic tracing finds the pairs: both are called once, and only the BatchNorm takes the convolution's output. In
-    the copy it is an Identity. Raises SettingsError for a model that cannot be traced, with the reason (mostly control
-    flow that depends on the input), and where `fold_conv_bn` does.
+    Symbolic tracing finds the pairs: both are called once, only the BatchNorm takes the convolution's output, nobody
+    reads a parameter or buffer of theirs, and neither has a hook. In the copy it is an Identity. Raises SettingsError
+    for a model that cannot be traced, with the reason (mostly control flow that depends on the input), and where
+    `fold_conv_bn` does.
     """
     folded = copy.deepcopy(model)
     for before, after in pairs_of(copy.deepcopy(model)):  # a forward may leave traces in its module
@@ -101,7 +102,7 @@ def with_weights(convolution: _ConvNd, weight: torch.Tensor, bias: torch.Tensor)
 def pairs_of(model: nn.Module) -> list[tuple[str, str]]:
     """The names of every convolution and of the BatchNorm that directly follows it."""
     try:
-        nodes = fx.symbolic_trace(model).graph.nodes
+        nodes = Tracer().trace(model).nodes
     except (*SURPRISES, NameError) as error:
         raise SettingsError(
             f"which BatchNorm follows which convolution is not known, as the model cannot be traced: {error}; "
@@ -114,7 +115,20 @@ def pairs_of(model: nn.Module) -> list[tuple[str, str]]:
         for before, after in pairs
         if is_call(model, before, CONVOLUTIONS) and is_call(model, after, BATCH_NORMS)
         if len(before.users) == uses[before.target] == uses[after.target] == 1
+        if not (has_hooks(model, before) or has_hooks(model, after))
     ]
+
+
+class Tracer(fx.Tracer):
+    """Sees who reads buffers, too."""
+
+    proxy_buffer_attributes = True
+
+
+def has_hooks(model: nn.Module, node: fx.Node) -> bool:
+    """Whether the module that the node calls has forward hooks, which may change what it is given and gives."""
+    module = model.get_submodule(str(node.target))
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def owner_of(node: fx.Node) -> str:

@@ -42,6 +42,7 @@ FP16_ROWS: Final = 256
 SCALED_AT_ONCE: Final = 2048
 #: Programs that share the scaling: eight for each of an H200's multiprocessors.
 SCALERS: Final = 1056
+NO_SECOND_DERIVATIVE: Final = b"kitsune::linear_cross_entropy has no second derivative: use torch's own loss here"
 
 
 def linear_cross_entropy(
@@ -219,8 +220,16 @@ def _gradients(ctx: Any, dloss: torch.Tensor, *_: torch.Tensor) -> tuple[torch.T
     for gradient, shrink in zip(scaled, (1.0, ctx.shrink, ctx.shrink), strict=True):
         if gradient.numel():
             scale(gradient, dloss, late, shrink)
-    dx, dweight, dbias = (gradient.to(ctx.dtype) if gradient.numel() else None for gradient in scaled)
+    rounded = (gradient.to(ctx.dtype) if gradient.numel() else None for gradient in scaled)
+    if torch.is_grad_enabled():  # create_graph
+        rounded = (None if gradient is None else differentiated_once(gradient) for gradient in rounded)
+    dx, dweight, dbias = rounded
     return dx, dweight, None, dbias, *[None] * 7
+
+
+def differentiated_once(gradient: torch.Tensor) -> torch.Tensor:
+    """The same, but whoever differentiates it hears that nobody knows how: it was there before backward, as numbers."""
+    return torch._C._functions.DelayedError(NO_SECOND_DERIVATIVE, 1)(gradient.detach().requires_grad_())
 
 
 forward.register_autograd(_gradients, setup_context=_keep)

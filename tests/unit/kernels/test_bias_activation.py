@@ -85,6 +85,14 @@ def test_extreme_values_are_those_of_torch_and_nan_stays_nan(device, kind):
     assert bias_activation(x, bias, kind)[-1].isnan()
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_far_out_the_slope_is_that_of_torch(device, kind):
+    x = torch.tensor([[-3e38, -2e13, 2e13, 3e38]], device=device, requires_grad=True)
+    bias_activation(x, None, kind).sum().backward()
+    assert x.grad.tolist() == [[0.0, 0.0, 1.0, 1.0]]
+
+
 def test_the_slope_of_relu_lets_no_infinity_through_where_it_is_flat(device):
     x = torch.tensor([-1.0, 0.0, 1.0], device=device, requires_grad=True)
     bias_activation(x, None, "relu").backward(torch.full((3,), torch.inf, device=device))

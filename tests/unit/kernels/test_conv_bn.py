@@ -154,6 +154,32 @@ def test_what_is_needed_unfolded_stays(kind):
     assert torch.equal(folded(x), model(x))
 
 
+class Watched(nn.Module):
+    """Reads a statistic of its batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.norm(self.convolution(x)) * self.norm.running_mean.view(1, -1, 1, 1)
+
+
+def test_a_batch_norm_whose_statistics_are_read_stays():
+    model, x = settled(Watched()), torch.randn(2, 3, 5, 5)
+    assert torch.equal(fold_all(model)(x), model(x))
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_what_has_hooks_stays(at, kind):
+    model = settled(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+    double = (lambda _, __, y: y * 2) if kind == "register_forward_hook" else (lambda _, x: (x[0] * 2,))
+    getattr(model[at], kind)(double)
+    x = torch.randn(2, 3, 5, 5)
+    assert torch.equal(fold_all(model)(x), model(x))
+
+
 def test_a_model_with_control_flow_is_refused_with_the_reason():
     with pytest.raises(SettingsError, match=r"cannot be traced: .*control flow"):
         fold_all(settled(Branching()))

@@ -131,6 +131,15 @@ def test_a_graph_that_is_kept_can_go_backward_again(device, dtype):
         assert_near(leaf.grad, exact_leaf.grad, dtype)
 
 
+def test_a_second_derivative_is_refused_and_not_left_out(device):
+    x, weight, _, target = draw(device, 5, 16, 11)
+    loss = linear_cross_entropy(x, weight, target)
+    gradients = torch.autograd.grad(loss, (x, weight), create_graph=True)
+    assert all(gradient.requires_grad for gradient in gradients)
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        gradients[0].square().sum().backward()
+
+
 def test_gradients_that_accumulate_leave_what_is_kept_alone(device):
     x, weight, _, target = draw(device, 6, 5, 7)
     loss = linear_cross_entropy(x, weight, target)

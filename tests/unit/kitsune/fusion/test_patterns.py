@@ -140,6 +140,19 @@ def norm_times_eps(x):
     return written_norm(x, torch.ones(WIDTH), lambda mean: mean * 1e-3)
 
 
+def norm_through(dtype, x):
+    normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return torch.ones(WIDTH) * normed.to(dtype).to(torch.float32)
+
+
+def norm_in_eight_bits(x):
+    return norm_through(torch.float8_e4m3fn, x)
+
+
+def norm_in_integers(x):
+    return norm_through(torch.int8, x)
+
+
 def norm_without_weight(x):
     return F.rms_norm(x, x.shape[-1:])
 
@@ -179,6 +192,8 @@ def loss_of_shares(x):
         (norm_with_one_gain, "no weight for each element"),
         (norm_with_a_multiple_of_eps, None),
         (norm_times_eps, None),
+        (norm_in_eight_bits, "rounded to another dtype"),
+        (norm_in_integers, "rounded to another dtype"),
         (norm_without_weight, "no weight"),
         (loss_with_weights, "have weights"),
         (loss_by_size_average, "size_average"),
@@ -196,6 +211,55 @@ def test_near_misses_stay_as_they_are(function, reason):
     assert stats.operations_before == stats.operations_after
     reasons = [one.reason for one in stats.refused]
     assert reasons == [] if reason is None else any(reason in one for one in reasons)
+
+
+def rounded_norm(x):
+    return written_norm(x.bfloat16().float(), torch.ones(WIDTH), lambda mean: mean + 1e-6)
+
+
+def norm_of_integers(x):
+    return written_norm((x * 4).int().float(), torch.ones(WIDTH), lambda mean: mean + 1e-6)
+
+
+def scaled_integers(x):
+    return torch.softmax((x * 3).to(torch.int8) * 50, -1, dtype=torch.float32)
+
+
+def rounded_logits(x):
+    logits = F.linear(x.view(-1, WIDTH), torch.linspace(-1, 1, 13 * WIDTH).view(13, WIDTH))
+    return F.cross_entropy(logits.to(torch.float8_e4m3fn).float(), torch.arange(6))
+
+
+@pytest.mark.parametrize(
+    ("function", "pattern"),
+    [
+        (rounded_norm, "rms_norm"),
+        (norm_of_integers, "rms_norm"),
+        (scaled_integers, "softmax"),
+        (rounded_logits, "cross_entropy"),
+    ],
+)
+def test_casts_that_round_stay(function, pattern):
+    fusing = engine()
+    torch.testing.assert_close(fusing.fuse(function)(ROWS), function(ROWS))
+    assert fusing.get_fusion_stats().matches == {pattern: 1}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_statistics_are_written_before_they_are_read(training):
+    """By a hook of the batch norm that was there before, as one that watches its statistics."""
+    seen = []
+    module = BatchNormed().train(training)
+    module.norm.register_forward_hook(lambda norm, _, __: seen.append(norm.running_mean.clone()))
+    plain, fusing = copy.deepcopy(module), engine()
+    x = normal(2, 3, 6, 6)
+    fusing.fuse(module)(x)
+    assert fusing.get_fusion_stats().matches == ({} if training else {"batch_norm_relu": 1})
+    plain(x)
+    ours, wanted = seen
+    torch.testing.assert_close(ours, wanted)
+    refused = {one.reason for one in fusing.get_fusion_stats().refused}
+    assert ("what it writes is read while it runs" in refused) == training
 
 
 def test_a_sum_of_two_shapes_is_left_to_torch():
