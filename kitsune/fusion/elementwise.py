@@ -9,8 +9,8 @@ from torch.fx import Node
 from kitsune.fusion import calls
 from kitsune.fusion.gelus import Activation, written_gelu
 from kitsune.fusion.match import Match
-from kitsune.fusion.norms import factors
-from kitsune.fusion.operations import Operation, is_last, is_tensor, operation_of, value_of
+from kitsune.fusion.norms import factors, is_sum
+from kitsune.fusion.operations import is_last, is_tensor, operation_of, value_of
 from kitsune.fusion.writes import is_written
 from kitsune.kernels.batch_norm_relu import batch_norm_relu as batch_norm_relu_kernel
 from kitsune.kernels.bias_activation import KINDS
@@ -125,7 +125,7 @@ def softmax(node: Node) -> Found:
         x, mask, drops = before.get("x"), before.get("mask"), True
         if is_above_the_diagonal(mask, x):
             mask, drops, causal = None, False, True
-    elif before.name == "add" and before.get("alpha", 1) == 1 and is_added_mask(before):
+    elif is_added_mask(x):
         inner.append(x)
         x, mask = before.get("x"), before.get("y")
     factor = scale_of(x)
@@ -137,13 +137,14 @@ def softmax(node: Node) -> Found:
     return Match(call=calls.masked_softmax, arguments=arguments, results=(node,), inner=tuple(inner))
 
 
-def is_added_mask(addition: Operation) -> bool:
-    """Whether a sum is that of scores and a mask: of fewer elements, and of which no gradient is asked."""
-    x, mask = addition.get("x"), addition.get("y")
-    if not (is_tensor(x) and is_tensor(mask)):
+def is_added_mask(node: Node) -> bool:
+    """Whether it is the sum of scores and a mask: of fewer elements, and of which no gradient is asked."""
+    x, mask = operation_of(node).get("x"), operation_of(node).get("y")
+    if not (is_sum(node) and is_tensor(x) and is_tensor(mask)):
         return False
     scores, added = value_of(x), value_of(mask)
-    return added.is_floating_point() and not added.requires_grad and added.numel() < scores.numel()
+    is_smaller = added.numel() < scores.numel() and scores.shape == value_of(node).shape
+    return added.is_floating_point() and not added.requires_grad and is_smaller
 
 
 def is_above_the_diagonal(mask: Any, scores: Any) -> bool:
