@@ -1,5 +1,6 @@
 """Blocks whose memory is known: on a counter that is moved by hand, and in this process as the kernel counts it."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -168,9 +169,10 @@ def test_a_block_that_raises_is_tracked_to_its_end(counter):
 def test_on_a_cpu_the_resident_memory_of_this_process_is_tracked():
     with MemoryTracker("cpu") as tracker:
         tracker.snapshot("before")
-        block = torch.ones(64 * MIB, dtype=torch.uint8)
+        block = mmap.mmap(-1, 64 * MIB)  # malloc might have so much left, and take nothing from the kernel
+        block[:: mmap.PAGESIZE] = bytes(64 * MIB // mmap.PAGESIZE)
         tracker.snapshot("with it")
-        del block
+        block.close()
         tracker.snapshot("without it")
     assert tracker.source == RESIDENT
     assert tracker.compare("before", "with it").allocated_bytes == pytest.approx(64 * MIB, rel=0.1)
