@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # loads Triton, which is not everywhere
     from kitsune.fusion import FusionEngine
 
 OnDecline = Literal["eager", "raise"]
+Choices = tuple[dict[str, Choice], dict[str, Choice], dict[str, str]]
 
 
 class Assembly:
@@ -34,6 +35,15 @@ class Assembly:
         self._raises = on_decline == "raise" and not is_disabled()
         self._refusal = refused(plan, device, self.report)
         self.check(facts)
+
+    @property
+    def choices(self) -> Choices:
+        """What is left, applied and declined, to be put back where it turns out that no knob was to blame."""
+        return dict(self.knobs), dict(self.report.applied), dict(self.report.declined)
+
+    @choices.setter
+    def choices(self, choices: Choices) -> None:
+        self.knobs, self.report.applied, self.report.declined = choices
 
     def check(self, facts: Facts) -> None:
         """Declines what cannot be applied to a workload of these facts."""

@@ -20,7 +20,7 @@ from kitsune.engine.static import opaque_type, signature_of
 from kitsune.engine.update import Update
 from kitsune.engine.updategraph import UpdateGraph
 from kitsune.engine.watch import Hooks
-from kitsune.errors import SettingsError
+from kitsune.errors import DeclinedError, SettingsError
 from kitsune.memory.prefetch import Batch, Prefetcher
 from kitsune.plan import Plan
 from kitsune.remote import Auto, plan_of_step
@@ -98,9 +98,9 @@ class TrainStep:
 
     @property
     def is_settled(self) -> bool:
-        """True once nothing more will be compiled or captured for the batch signatures seen so far."""
+        """True once nothing more will be compiled or captured for batches like the last one that came by the plan."""
         waiting = self._segmented is not None and not self._segmented.is_settled
-        return not waiting and bool(self._programs) and all(p.is_settled for p in self._programs.values())
+        return not waiting and self._current is not None and self._current.is_settled
 
     def __call__(self, x: Any, y: Any = None) -> torch.Tensor:
         """Runs one step on a batch, on any device, and returns the detached loss, a scalar on the model's device."""
@@ -158,6 +158,7 @@ class TrainStep:
         """Builds the step anew from what is left of the plan."""
         self._undo.close()
         self._programs: dict[Any, Program] = {}
+        self._current: Program | None = None
         self._other_shapes: dict[Any, int] = {}
         segments = self._assembly.knobs.get("capture") == "segments"
         self._build = build = Build(
@@ -249,12 +250,13 @@ class TrainStep:
         key = self._key_of(batch)
         program = self._programs.get(key)
         if program is not None:
+            self._current = program
             return program
         if self._programs and not self._deserves_program(key):
             if self._assembly.knobs.keys() & {"compile", "capture"}:
                 self._assembly.report.note("batches of other shapes run uncompiled and uncaptured")
             return EagerStep(self._plain, self.device, self._build.memory_format)
-        self._programs[key] = program = self._new_program()
+        self._programs[key] = self._current = program = self._new_program()
         return program
 
     def _key_of(self, batch: tuple[Any, Any]) -> Any:
@@ -287,14 +289,29 @@ class TrainStep:
         except Exception as error:  # those of Triton derive from nothing else; what no technique owns up to goes on
             knob = self._assembly.culprit(error)
             if knob is None:
+                self._forget(program)
                 raise
             reason = first_line(error)
         else:
             self._learn_from(program)
             return loss
         snapshot.restore()
+        choices = self._assembly.choices
         self._go_on_without(knob, reason)
-        return self(*batch)
+        try:
+            return self(*batch)
+        except DeclinedError:
+            raise
+        except Exception:  # without it, too: it was not to blame
+            self._assembly.choices = choices
+            self._assemble()
+            raise
+
+    def _forget(self, program: Program) -> None:
+        """What failed in its first call is not waited for."""
+        self._programs = {key: one for key, one in self._programs.items() if one is not program or one.calls}
+        if not program.calls:
+            self._current = None
 
     def _go_on_without(self, knob: str, reason: str) -> None:
         """The step without a knob from here on, also when the caller wants to hear of it by a DeclinedError."""

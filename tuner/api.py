@@ -101,8 +101,8 @@ def tune(
     returned; a second one propagates as KeyboardInterrupt.
     """
     settings = _settings()
-    run = new_run(runs.LIVE, str(device_of(model)), trials=trials, budget=budget)
     workload = Workload(model, loss_fn, optimizer, batch)
+    run = new_run(runs.LIVE, str(device_of(model)), trials=trials, budget=budget)
     check_trains(model, optimizer)
     archive = to_archive(workload)
     with tempfile.TemporaryDirectory(prefix="kitsune-") as folder:

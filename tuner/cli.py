@@ -32,7 +32,7 @@ Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Save the plan he
 RunsServer = Annotated[
     str | None, typer.Option("--server", metavar="URL", help="The runs of a server; default: KITSUNE_SERVER, if set.")
 ]
-Seed = Annotated[int, typer.Option(help="Of weights, batch and search.")]
+Seed = Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Of weights, batch and search.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help='The id of a run, or "last".')]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most so many runs, newest first.")]
 Status = Annotated[RunStatus | None, typer.Option(help="Only runs that stand so.")]

@@ -27,7 +27,7 @@ from tuner.zoo.recipe import SIZES, Recipe
 
 ZOO_PREFIX: Final = "zoo:"
 ARCHIVE_SUFFIX: Final = ".ksn"
-FILE_AND_FUNCTION: Final = re.compile(r"(?P<path>.+\.py):(?P<function>[^:/\\]*)", re.DOTALL)
+FILE_AND_FUNCTION: Final = re.compile(r"(?P<path>.+\.py):(?P<function>[^:/\\]+)", re.DOTALL)
 MAX_ERROR_CHARS: Final = 1000
 
 
@@ -47,8 +47,8 @@ def workload_source(spec: str) -> WorkloadSource:
         return WorkloadSource.FILE
     if spec.endswith(ARCHIVE_SUFFIX):
         return WorkloadSource.ARCHIVE
-    if spec.endswith(".py"):
-        raise WorkloadError(f"{spec!r} names no function; did you mean {spec + ':make_workload'!r}?")
+    if spec.removesuffix(":").endswith(".py"):
+        raise WorkloadError(f"{spec!r} names no function; did you mean {spec.removesuffix(':') + ':make_workload'!r}?")
     raise WorkloadError(
         f"{spec!r} is not a workload; write zoo:NAME, FILE.py:FUNCTION or FILE{ARCHIVE_SUFFIX}"
         f"{_did_you_mean(spec, ZOO, prefix=ZOO_PREFIX)}"

@@ -37,7 +37,8 @@ def export(model: nn.Module, loss_fn: LossFn, optimizer: torch.optim.Optimizer, 
     """Write the archive of a training step to `path` and return its fingerprint.
 
     The file holds no weights, no code and no batch; model, optimizer and random state are left as they were. Raises
-    ExportError, which names the line or the operator, when the step cannot travel.
+    ExportError, which names the line or the operator, when the step cannot travel, and OSError when `path` cannot be
+    written.
     """
     archive = to_archive(Workload(model, loss_fn, optimizer, batch))
     archive.save(path)

@@ -1,12 +1,13 @@
 """compile: torch.compile of what the step computes, forward and loss; autograd compiles the backward with it."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-import torch._functorch.config
 import torch._inductor
 from torch._dynamo.exc import TorchDynamoException
+from torch._functorch._aot_autograd import graph_compile
 from torch._inductor.exc import InductorError
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
@@ -19,6 +20,7 @@ from kitsune.techniques.technique import Build, Facts, Technique
 # With its static launcher, Inductor takes kernels from its cache as they were before coordinate descent, and every
 # process tunes them again (MLP on an H200: 108 measurements in the second process with it, 24 without).
 TUNED_ONCE = {"use_static_cuda_launcher": False}
+RUNS_TWICE = "+runs_twice"  # in the key of what is cached: the flag, which is in it, is the same
 OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
@@ -66,7 +68,7 @@ class Inductor:
         rewrite: Callable[[torch.fx.GraphModule], torch.fx.GraphModule] | None = None,
     ) -> None:
         self.__name__ = "inductor"  # by which torch speaks of a backend that failed
-        self._gives_memory_up = not may_run_twice
+        self._may_run_twice = may_run_twice
         self._options = {name.replace("-", "_"): value for name, value in options.items()}
         self._tag = tag
         self._rewrite = rewrite
@@ -75,12 +77,25 @@ class Inductor:
         if self._rewrite is not None:
             graph = self._rewrite(graph)
         config: Any = torch.compiler.config
-        backward: Any = torch._functorch.config
-        with (
-            config.patch(cache_key_tag=config.cache_key_tag + self._tag),
-            backward.patch(donated_buffer=self._gives_memory_up and backward.donated_buffer),
-        ):
+        tag = self._tag + (RUNS_TWICE if self._may_run_twice else "")
+        kept = nothing_donated() if self._may_run_twice else contextlib.nullcontext()
+        with config.patch(cache_key_tag=config.cache_key_tag + tag), kept:
             return torch._inductor.compile(graph, inputs, options=self._options)
+
+
+@contextlib.contextmanager
+def nothing_donated() -> Iterator[None]:
+    """No activation is the backward's own memory in what is compiled within.
+
+    Torch asks its flag for that, `donated_buffer`, again in every backward that keeps its graph, and refuses what was
+    compiled without it while it is on elsewhere. So the flag stays, and the list of what is donated is empty.
+    """
+    given = graph_compile.collect_bw_donated_buffer_idxs
+    graph_compile.collect_bw_donated_buffer_idxs = lambda *_, **__: []
+    try:
+        yield
+    finally:
+        graph_compile.collect_bw_donated_buffer_idxs = given
 
 
 def copying(function: Callable[..., Any]) -> Callable[..., Any]:

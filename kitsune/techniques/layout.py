@@ -23,6 +23,10 @@ class Layout(Technique):
         _Moments(build.optimizer, {tensor for tensor in moved if isinstance(tensor, torch.nn.Parameter)}, build.undo)
         build.memory_format = torch.channels_last
 
+    def blames(self, error: BaseException) -> bool:
+        """A `view` of what lies in another order now; compiled, the words stand within those of Dynamo."""
+        return isinstance(error, RuntimeError) and "view size is not compatible" in str(error)
+
 
 class _Moments:
     """Keeps optimizer state in the layout of its parameters, which fused updates need, and checkpoints contiguous."""

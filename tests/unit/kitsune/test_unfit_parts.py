@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,17 +161,93 @@ def test_a_train_step_does_not_take_a_drop_in() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("default")
-def test_a_compiled_forward_may_have_a_second_backward() -> None:
+@pytest.mark.parametrize("twice", [(True,) * 4, (False, False, True, True)], ids=["always", "later"])
+def test_a_compiled_forward_may_have_a_second_backward(
+    twice: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In whatever order, since torch compiles a backward when it first runs, and caches it on disk."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     ours, plain = twins(net)
     optimizer = KitsuneOptimizer(sgd(ours), plan=Plan.by_hand(compile="default"))
     own = sgd(plain)
-    for x, y in data(words=False)[:4]:
+    for again, (x, y) in zip(twice, data(words=False), strict=False):
         for model, each in ((ours, optimizer), (plain, own)):
             each.zero_grad()
             loss = F.cross_entropy(model(x), y)
-            loss.backward(retain_graph=True)
+            if again:
+                loss.backward(retain_graph=True)
             loss.backward()
             each.step()
     assert optimizer.report.applied == {"compile": "default"}
     assert all(torch.allclose(one, two, atol=1e-5) for one, two in zip(weights(ours), weights(plain), strict=True))
     optimizer.close()
+
+
+class Viewing(nn.Module):
+    """Takes for granted how the convolution lays out what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.convolution(x).view(len(x), -1))
+
+
+def test_a_layout_that_the_model_does_not_take_is_declined() -> None:
+    ours, plain = twins(Viewing)
+    step, own = TrainStep(ours, F.cross_entropy, sgd(ours), plan=Plan.by_hand(layout="channels_last")), sgd(plain)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x, y = torch.randn(4, 3, 8, 8), torch.randint(4, (4,))
+        own.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        own.step()
+        step(x, y)
+    assert step.report.applied == {}
+    assert "view size is not compatible" in step.report.declined["layout"]
+    assert all(torch.equal(one, two) for one, two in zip(weights(ours), weights(plain), strict=True))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("is_dropin", [False, True])
+def test_a_bad_first_batch_costs_no_part_of_the_plan(is_dropin: bool) -> None:
+    model, plan = net(), Plan.by_hand(compile="default")
+    step = None if is_dropin else TrainStep(model, F.cross_entropy, sgd(model), plan=plan)
+    optimizer = KitsuneOptimizer(sgd(model), plan=plan) if is_dropin else None
+    call = step or (lambda x, y: F.cross_entropy(model(x), y))
+    good = data(words=False)
+    if is_dropin:  # the first forward only tells which model it is
+        call(*good[0])
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        call(torch.randn(16, 9), good[0][1])
+    for x, y in good:
+        call(x, y)
+    report = (step or optimizer).report  # type: ignore[union-attr]
+    assert (report.applied, report.declined) == ({"compile": "default"}, {})
+    assert step is None or step.is_settled
+
+
+@pytest.mark.parametrize("plan", [None, Plan.by_hand(update="fused")])
+def test_a_step_settles_on_the_batches_that_come(plan: Plan | None) -> None:
+    """Also where one of another size came first, to see whether it runs."""
+    model = net()
+    step = TrainStep(model, F.cross_entropy, sgd(model), plan=plan)
+    x, y = data(words=False)[0]
+    step(x[:3], y[:3])
+    assert not step.is_settled
+    for _ in range(20):
+        step(x, y)
+    assert step.is_settled
+
+
+def test_a_call_that_fails_is_not_waited_for() -> None:
+    model = net()
+    step = TrainStep(model, F.cross_entropy, sgd(model), plan=Plan.by_hand(update="fused"))
+    x, y = data(words=False)[0]
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        step(torch.randn(16, 9), y)
+    step(x, y)
+    step(x, y)
+    assert step.is_settled

@@ -214,6 +214,8 @@ def test_a_model_that_cannot_travel_is_told_the_way_out(url, machine, temporary)
 
 def test_a_live_model_that_cannot_be_trained_step_by_step(url, machine):
     model, loss_fn, _, batch = live()
+    with pytest.raises(WorkloadError, match="model is a NoneType"):
+        tune(None, loss_fn, None, batch, database=url)
     with pytest.raises(WorkloadError, match="LBFGS evaluates a closure"):
         tune(model, loss_fn, torch.optim.LBFGS(model.parameters()), batch, database=url)
     frozen = model.requires_grad_(False)

@@ -294,6 +294,8 @@ def test_missing_function_is_refused_with_those_there_are(tmp_path: Path) -> Non
     message = refusal(f"{path}:make_wrkload")
     assert "has no function 'make_wrkload'; there are make_workload; did you mean 'make_workload'?" in message
     assert "there are none" in refusal(f"{written(tmp_path, 'X = 1', 'empty.py')}:make_workload")
+    for ending in ("", ":"):
+        assert f"did you mean '{path}:make_workload'?" in refusal(f"{path}{ending}")
 
 
 @pytest.mark.parametrize(
