@@ -378,7 +378,8 @@ def test_dropout_is_another_one_at_every_step(device, capture):
     )
     (batch,) = batches(1)
     planned.train([batch] * 12)
-    assert len({loss.item() for loss in planned.losses}) == 12
+    losses = [loss.item() for loss in planned.losses]
+    assert len(set(losses)) == 12, losses  # all of them: on a GPU it failed once in many runs
 
 
 @pytest.mark.parametrize("capture", ["none", *CAPTURES])

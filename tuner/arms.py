@@ -1,5 +1,6 @@
 """A job and one of its arms in, a live step with its own copy of the workload out."""
 
+import gc
 import time
 
 import torch
@@ -67,6 +68,7 @@ class LiveArm:
         self.spec = spec
         self.device = pick_device(job.device)
         synchronize(self.device)
+        gc.collect()  # what dies while this arm lives, a step in a cycle with its hooks, would be taken off its peak
         release_cached(self.device)  # what an earlier arm's graphs have left is not there before this one
         self._before_bytes = allocated_bytes(self.device) + graph_pool_bytes(self.device)
         self.workload = fresh_workload(job, randomness=randomness)
@@ -105,6 +107,7 @@ class LiveArm:
 
         What compiling and warming up needed once does not count; what graphs keep for themselves, Inductor's too, does.
         """
+        gc.collect()
         release_cached(self.device)
         reset_peak(self.device)
         for _ in range(2):

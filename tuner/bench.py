@@ -1,6 +1,5 @@
 """A job in, its Measurement or the Failure that came instead out: probe, numerics gate, warm-up, interleaved timing."""
 
-import gc
 from collections.abc import Callable
 from functools import partial
 
@@ -31,7 +30,6 @@ def measure_job(job: Job, enter: Enter) -> Measurement | Failure:
     probe = probe_workload(job)
     if isinstance(probe, Failure):
         return probe
-    gc.collect()
     numerics: Numerics | None = None
     candidate: LiveArm | None = None
     if job.numerics:
@@ -40,7 +38,6 @@ def measure_job(job: Job, enter: Enter) -> Measurement | Failure:
         if isinstance(proof, Failure):
             return proof
         numerics, candidate = proof.numerics, proof.arm
-        gc.collect()
     enter(Phase.WARMUP)
     arms = _arms(job, candidate)
     notes = [f"{arm.spec.name} was still compiling after many steps" for arm in arms if not arm.settle()]

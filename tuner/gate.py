@@ -66,7 +66,6 @@ def prove(job: Job, probe: Probe) -> Proof | Failure:
     if proof.arm is not None:
         proof.arm.close()
     torch.compiler.reset()  # what was compiled has no dropout
-    gc.collect()
     return Proof(proof.numerics, None)
 
 
