@@ -290,15 +290,11 @@ class Recorder:
         """
         if self.executes:
             return HostGraph.record(function)
-        generator = torch.cuda.default_generators[self.device.index or 0]
-        spare = generator.clone_state()
         try:
             return self._captured(function)
         except RuntimeError as error:
-            # A failed capture leaves the generator in capturing mode for ever ("offset increment outside graph
-            # capture"): give it a state that no graph has registered.
-            generator.graphsafe_set_state(spare)
             self._leave_pool()
+            self._mend_generator()
             # Ending a broken capture raises an error of its own, which hides the one that broke it.
             cause = error.__context__ or error
             raise CaptureError(f"CUDA graph capture failed: {first_line(cause)}") from error
@@ -309,6 +305,17 @@ class Recorder:
         with contextlib.suppress(RuntimeError):  # it was left already
             torch._C._cuda_endAllocateToPool(index, self._pool)
             torch._C._cuda_releasePool(index, self._pool)
+
+    def _mend_generator(self) -> None:
+        """A failed capture leaves the generator capturing for ever ("offset increment outside graph capture"); one that
+        ends well takes it out of that. Another state in its place would leave the graphs behind that draw from it."""
+        stream = capture_stream(self.device.index or 0)
+        with (
+            contextlib.suppress(RuntimeError),  # the GPU is lost: the error that says why is on its way
+            torch.cuda.stream(torch.cuda.current_stream(self.device)),
+            torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"),
+        ):
+            torch.cuda._sleep(1)
 
     def _captured(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
         # cuBLAS keeps its workspaces in a process-wide table, which Inductor's graphs clear whenever they like. A graph
@@ -335,6 +342,9 @@ class Recorder:
             torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
         ):
             result = function()
+        # Capturing begins by setting what the graph's random numbers start from, on this stream. Later than the first
+        # replay, on another one, it would make that replay repeat numbers (seen where ten processes share an H200).
+        stream.synchronize()
         captured = DeviceGraph(graph, self.device)
         self._graphs.add(captured)
         return captured, result

@@ -133,6 +133,51 @@ def test_a_failed_capture_leaves_the_allocator_as_it_was(device):
     torch.testing.assert_close(product, weights @ weights)
 
 
+SLOW_CYCLES = 50_000_000  # some 25 ms on an H200
+
+
+def test_the_first_replay_draws_its_own_numbers_however_late_the_capture_sets_them(device, monkeypatch):
+    """What sets them waits on the stream of the capture, and would overtake the replay on another one."""
+    begin = torch.cuda.CUDAGraph.capture_begin
+
+    def late(graph, *args, **kwargs):
+        torch.cuda._sleep(SLOW_CYCLES)
+        begin(graph, *args, **kwargs)
+
+    def draw():
+        torch.cuda._sleep(4 * SLOW_CYCLES)
+        return torch.rand(64, device=device)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
+    seed_behind_a_draw(device)
+    graph, drawn = Recorder(device).capture(draw)
+    graph.replay()
+    seed_behind_a_draw(device)
+    assert torch.equal(drawn, torch.rand(64, device=device))
+
+
+def test_a_graph_goes_on_drawing_behind_a_capture_that_failed(device):
+    def breaks():
+        torch.rand(3, device=device)
+        raise RuntimeError("no more of this")
+
+    graph, drawn = Recorder(device).capture(lambda: torch.rand(64, device=device))
+    with pytest.raises(CaptureError, match="no more of this"):
+        Recorder(device).capture(breaks)
+    seed_behind_a_draw(device)
+    expected = torch.rand(64, device=device), torch.rand(64, device=device)
+    seed_behind_a_draw(device)
+    for numbers in expected:
+        graph.replay()
+        assert torch.equal(drawn, numbers)
+
+
+def seed_behind_a_draw(device):
+    """The first numbers of a seed are behind us: a graph that begins with them is seen to."""
+    torch.manual_seed(5)
+    torch.rand(64, device=device)
+
+
 def reserved_bytes(device):
     gc.collect()
     torch.cuda.synchronize(device)

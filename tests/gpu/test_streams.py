@@ -1,5 +1,7 @@
 """The knobs `streams` and `pool_bytes` on a GPU: plans that name them, carried out by TrainStep."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -69,11 +71,17 @@ def test_plans_that_lost_the_race_leave_no_memory(device, more_streams_win, monk
     made = []
     apart = Recorder.apart
     monkeypatch.setattr(Recorder, "apart", lambda self: made.append(1) or apart(self))
-    torch.cuda.empty_cache()
+    before = bytes_of_pools()
     planned, _ = pair(device, {"capture": "step", "streams": 4}, model=Convnet, optimizer=FUSED)
     planned.train(batches(6, 8, 3, 8, 8))
+    assert len(made) >= 4
+    assert bytes_of_pools() - before < 300 * 2**20
+
+
+def bytes_of_pools():
+    """What the graphs of the process that live still have."""
+    gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     segments = torch.cuda.memory_snapshot()
-    assert len(made) >= 4
-    assert sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0)) < 300 * 2**20
+    return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0))
