@@ -148,6 +148,8 @@ def test_the_first_replay_draws_its_own_numbers_however_late_the_capture_sets_th
         torch.cuda._sleep(4 * SLOW_CYCLES)
         return torch.rand(64, device=device)
 
+    warm, _ = Recorder(device).capture(draw)  # a kernel that is loaded later waits for the GPU
+    warm.replay()
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
     seed_behind_a_draw(device)
     graph, drawn = Recorder(device).capture(draw)
