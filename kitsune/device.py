@@ -310,12 +310,11 @@ class Recorder:
         """A failed capture leaves the generator capturing for ever ("offset increment outside graph capture"); one that
         ends well takes it out of that. Another state in its place would leave the graphs behind that draw from it."""
         stream = capture_stream(self.device.index or 0)
-        with (
-            contextlib.suppress(RuntimeError),  # the GPU is lost: the error that says why is on its way
-            torch.cuda.stream(torch.cuda.current_stream(self.device)),
-            torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"),
-        ):
-            torch.cuda._sleep(1)
+        here = torch.cuda.stream(torch.cuda.current_stream(self.device))
+        with contextlib.suppress(RuntimeError):  # the GPU is lost: the error that says why is on its way
+            with here, torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+                torch.cuda._sleep(1)
+            stream.synchronize()  # as behind every capture, see `_graph_of`
 
     def _captured(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
         # cuBLAS keeps its workspaces in a process-wide table, which Inductor's graphs clear whenever they like. A graph
@@ -343,7 +342,7 @@ class Recorder:
         ):
             result = function()
         # Capturing begins by setting what the graph's random numbers start from, on this stream. Later than the first
-        # replay, on another one, it would make that replay repeat numbers (seen where ten processes share an H200).
+        # replay, on another one, it would make that replay repeat numbers, as steps did where ten processes share an H200.
         stream.synchronize()
         captured = DeviceGraph(graph, self.device)
         self._graphs.add(captured)
