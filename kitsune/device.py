@@ -342,7 +342,8 @@ class Recorder:
         ):
             result = function()
         # Capturing begins by setting what the graph's random numbers start from, on this stream. Later than the first
-        # replay, on another one, it would make that replay repeat numbers, as steps did where ten processes share an H200.
+        # replay, which is on another one, it would have that replay repeat numbers: where ten processes share an H200,
+        # some did.
         stream.synchronize()
         captured = DeviceGraph(graph, self.device)
         self._graphs.add(captured)
