@@ -136,9 +136,14 @@ class Loop:
             return True
         return False
 
+    def _is_stale(self) -> bool:
+        """Whether something has come that the plan was not applied to: a hook, a group of parameters."""
+        has_hooks = self._hooks is not None and not self._hooks.unchanged()
+        return has_hooks or len(self.optimizer.param_groups) != self._groups
+
     def _run(self, args: Any, kwargs: Any) -> Any:
         """A forward by the plan; when a technique fails in it, the same forward without that technique."""
-        if self._hooks is not None and not self._hooks.unchanged():
+        if self._is_stale():
             self.rebuild()
         forward = self.forward
         if forward is None:
@@ -186,6 +191,7 @@ class Loop:
         """Builds forward and update anew from what is left of the plan."""
         self._undo.close()
         self._earlier, self._unsettled = self.counts, CAREFUL_FORWARDS
+        self._groups = len(self.optimizer.param_groups)
         self.forward = self._graph = None
         build = Build(
             model=self.model,

@@ -159,9 +159,12 @@ class KitsuneOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's own: a checkpoint loads with and without Kitsune. "loss_scaling" is ours, if any."""
-        scaler = None if self._loop is None else self._loop.scaler
-        scaling = self._scaling if scaler is None else scaler.state_dict()
+        scaling = self._scaling_state()
         return self.base_optimizer.state_dict() | ({} if scaling is None else {SCALING: scaling})
+
+    def _scaling_state(self) -> Mapping[str, float] | None:
+        scaler = None if self._loop is None else self._loop.scaler
+        return self._scaling if scaler is None else scaler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Into the wrapped optimizer, and into the loss scaling, at once or when there is one."""
@@ -206,10 +209,12 @@ class KitsuneOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         inner = self.base_optimizer if self._loop is None else as_given(self.base_optimizer)
-        return {"inner": inner, "wish": self._wish, "on_decline": self._on_decline, "seeking": self._seeking}
+        how = {"wish": self._wish, "on_decline": self._on_decline, "seeking": self._seeking}
+        return {"inner": inner, **how, "scaling": self._scaling_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._start(**state)
+        self._start(**{name: value for name, value in state.items() if name != "scaling"})
+        self._scaling = state["scaling"]
 
     # What Kitsune adds
 

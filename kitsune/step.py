@@ -15,7 +15,7 @@ from kitsune.engine.cudagraph import EagerStep, StepGraph
 from kitsune.engine.dispatch import SegmentedForward
 from kitsune.engine.micro import micro_batches
 from kitsune.engine.scaler import LossScaler
-from kitsune.engine.snapshot import Snapshot
+from kitsune.engine.snapshot import Snapshot, Sums
 from kitsune.engine.static import opaque_type, signature_of
 from kitsune.engine.update import Update
 from kitsune.engine.updategraph import UpdateGraph
@@ -33,6 +33,7 @@ MAX_PROGRAMS = 4
 MAX_OTHER_SHAPES = 256
 
 NO_LOADER = "prefetch waits for a loader: for x, y in step.batches(loader)"
+HALF_UPDATED = "some parameters were updated by then, so the step is not repeated: the next one runs without it"
 
 Program = EagerStep | StepGraph
 
@@ -108,7 +109,7 @@ class TrainStep:
         if self._is_seeking:
             self._seek(batch)
         program = self._program(batch)
-        if program.is_stale():
+        if program.is_stale() or len(self.optimizer.param_groups) != self._groups:
             self._undo.close()  # first, lest the plan's own flags be taken for the user's
             self._assembly.check(facts_of(self.model, self.optimizer, self.device))
             self._assemble()
@@ -160,6 +161,7 @@ class TrainStep:
         self._programs: dict[Any, Program] = {}
         self._current: Program | None = None
         self._other_shapes: dict[Any, int] = {}
+        self._groups = len(self.optimizer.param_groups)  # one that is added has none of the plan's flags
         segments = self._assembly.knobs.get("capture") == "segments"
         self._build = build = Build(
             model=self.model,
@@ -284,6 +286,7 @@ class TrainStep:
     def _settle(self, program: Program, batch: tuple[Any, Any]) -> torch.Tensor:
         """A call that may compile or capture; when a technique fails in it, the same step without that technique."""
         snapshot = Snapshot(self.model, self.device)
+        sums = Sums(self.optimizer) if "update" in self._assembly.knobs else None
         try:
             loss = program(batch)
         except Exception as error:  # those of Triton derive from nothing else; what no technique owns up to goes on
@@ -292,6 +295,9 @@ class TrainStep:
                 self._forget(program)
                 raise
             reason = first_line(error)
+            if knob == "update" and sums is not None and sums.changed():
+                self._go_on_without(knob, reason)
+                raise DeclinedError(knob, f"{reason}; {HALF_UPDATED}") from error
         else:
             self._learn_from(program)
             return loss

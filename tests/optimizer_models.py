@@ -1,5 +1,7 @@
 """What the drop-in does with models of every kind, and with those that change: every test's device captures."""
 
+import copy
+import pickle
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -694,18 +696,24 @@ def test_an_overflow_skips_one_step_and_halves_the_scale(device: torch.device, m
         assert optimizer.counts["update"] > 0
 
 
+def scaled_down(device: torch.device) -> tuple[Any, ScalerStatistics]:
+    """A pair that has found its scale, and what it is."""
+    config = fp16(init_scale=2.0**20, growth_interval=1000)
+    both = pair(device, make_optimizer=sgd, enable_amp=True, amp_config=config)
+    for x, y in batches(device, 8):
+        both.optimizer.zero_grad()
+        (criterion(both.ours(x), y) * 64).backward()
+        both.optimizer.step()
+    found = both.optimizer.report.scaler
+    assert found is not None and found.skipped > 0 and found.scale < 2.0**20
+    return both, found
+
+
 @pytest.mark.parametrize("is_late", [False, True], ids=["before it is needed", "in mid-run"])
 def test_a_checkpoint_has_the_scale(device: torch.device, is_late: bool) -> None:
-    config = fp16(init_scale=2.0**20, growth_interval=1000)
-    first = pair(device, make_optimizer=sgd, enable_amp=True, amp_config=config)
-    for x, y in batches(device, 8):
-        first.optimizer.zero_grad()
-        (criterion(first.ours(x), y) * 64).backward()
-        first.optimizer.step()
-    found = first.optimizer.report.scaler
-    assert found is not None and found.skipped > 0 and found.scale < 2.0**20
+    first, found = scaled_down(device)
     checkpoint = first.optimizer.state_dict()
-    again = pair(device, make_optimizer=sgd, enable_amp=True, amp_config=config)
+    again = pair(device, make_optimizer=sgd, enable_amp=True, amp_config=fp16())
     if is_late:
         simple_loop(again.ours, again.optimizer, batches(device, 2))
     again.optimizer.load_state_dict(checkpoint)
@@ -713,6 +721,15 @@ def test_a_checkpoint_has_the_scale(device: torch.device, is_late: bool) -> None
     simple_loop(again.ours, again.optimizer, batches(device, 2))
     assert again.optimizer.report.scaler == ScalerStatistics(found.steps + 2, found.skipped, found.scale)
     first.plain_optimizer.load_state_dict(checkpoint)  # torch's own takes what it knows
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_copy_has_the_scale(device: torch.device, duplicate: Any) -> None:
+    first, found = scaled_down(device)
+    model, optimizer = duplicate((first.ours, first.optimizer))
+    assert optimizer.state_dict()["loss_scaling"] == first.optimizer.state_dict()["loss_scaling"]
+    simple_loop(model, optimizer, batches(device, 2))
+    assert optimizer.report.scaler == ScalerStatistics(found.steps + 2, found.skipped, found.scale)
 
 
 def test_the_scale_outlives_a_new_assembly(device: torch.device) -> None:

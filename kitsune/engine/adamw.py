@@ -6,6 +6,7 @@ torch's: hooks, closures, what schedulers and scalers do around a step, state an
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -28,11 +29,11 @@ class KernelUpdate:
     def __init__(self, optimizer: Adam) -> None:
         self._kernel = extras.load("kitsune.kernels.adamw", extra="triton", packages=("triton",))
         self._optimizer = optimizer
-        self._gather = optimizer._init_group
+        self._gather = partial(type(optimizer)._init_group, optimizer)  # not that of an older step's kernel
         optimizer._init_group = self._update_group  # type: ignore[method-assign]
 
     def undo(self) -> None:
-        del self._optimizer._init_group
+        vars(self._optimizer).pop("_init_group", None)
 
     def _update_group(self, group: Mapping[str, Any], *lists: list[torch.Tensor]) -> bool:
         """Takes the place of `_init_group`: fills the lists for torch only where torch is to do the update."""

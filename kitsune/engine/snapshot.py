@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kitsune.device import rng_state, set_rng_state
+from kitsune.engine.update import parameters_of
 
 #: Of a module, where its parameters, buffers and modules are; what it is besides are its attributes.
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -29,6 +30,25 @@ class Snapshot:
                 buffer.copy_(value)
             for tensor, value in self._also:
                 tensor.copy_(value)
+
+
+class Sums:
+    """By which one sees that an optimizer has updated something: fused updates leave a parameter's version as it was.
+
+    Launches only; `changed` waits for the device.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._sums = self._look()
+
+    def changed(self) -> bool:
+        return not all(map(torch.equal, self._sums, self._look()))
+
+    def _look(self) -> list[torch.Tensor]:
+        parameters = [parameter.detach() for parameter in parameters_of(self._optimizer)]
+        # In bf16 the sum of many may stay where each of them moves.
+        return [each.sum(dtype=torch.float64 if each.is_floating_point() else None) for each in parameters]
 
 
 class Versions:

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import torch
 
+from kitsune.engine.flags import given_groups
 from kitsune.errors import ArchiveError, ExportError
 from kitsune.submission.document import OPTIONS, Group, OptimizerEntry, OptimizerName
 from kitsune.submission.source import WAY_OUT
@@ -22,7 +23,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, number: Mapping[int, in
         )
     accepted = [option for option in _arguments(kind) if option in OPTIONS]
     groups = []
-    for group in optimizer.param_groups:
+    for group in given_groups(optimizer):
         unknown = [parameter for parameter in group["params"] if id(parameter) not in number]
         if unknown:
             raise ExportError(

@@ -1,10 +1,10 @@
 """capture: the step, or its segments, in CUDA graphs, so that launching costs the host nothing."""
 
+from kitsune.engine.flags import Switch
 from kitsune.engine.update import ADAMS
 from kitsune.errors import CaptureError
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique
-from kitsune.techniques.update import Switch
 
 
 class Capture(Technique):
