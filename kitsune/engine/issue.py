@@ -17,6 +17,7 @@ from kitsune.device import lane_stream
 from kitsune.engine.memory import MemoryPlan, plan_memory
 from kitsune.engine.recording import Call, Place, Recording, map_places
 from kitsune.engine.schedule import Schedule, in_order
+from kitsune.errors import CaptureError
 
 #: The dispatcher's keys of autocast: what was recorded was seen below them, with its arguments cast already.
 AUTOCAST: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
@@ -90,6 +91,11 @@ class Memory:
             return
         for leaf, place in zip(pytree.tree_leaves(output), call.results, strict=True):
             if place is not None and torch.is_tensor(leaf):
+                if (leaf.dtype, tuple(leaf.shape)) != (place.dtype, tuple(place.size)):
+                    raise CaptureError(
+                        f"{call.function} gives {leaf.dtype} {tuple(leaf.shape)} when it is issued again, and gave "
+                        f"{place.dtype} {tuple(place.size)} in the step"
+                    )
                 self._storages.setdefault(place.storage, leaf.untyped_storage())
 
     def _allocated(self, storage: int) -> torch.UntypedStorage:

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from kitsune.errors import CaptureError
+
 Leaves = Mapping[torch.nn.Parameter, torch.nn.Parameter]
 
 
@@ -15,6 +17,8 @@ def fresh_leaves(model: torch.nn.Module) -> Iterator[Leaves]:
     Autograd keeps one AccumulateGrad node for a parameter as long as any graph refers to it, bound to the stream of its
     birth: the loss of the last iteration, which every training loop still holds, is enough. A captured backward would
     wait for that stream, which breaks the capture. An alias shares the storage and has a node of its own.
+
+    Raises CaptureError when one was given other memory in the block: its parameter, and a replay, know nothing of that.
     """
     aliases: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     swapped: list[tuple[torch.nn.Module, str, torch.nn.Parameter]] = []
@@ -30,6 +34,11 @@ def fresh_leaves(model: torch.nn.Module) -> Iterator[Leaves]:
     finally:
         for module, name, parameter in swapped:
             module._parameters[name] = parameter
+    for module, name, parameter in swapped:
+        if aliases[parameter].data_ptr() != parameter.data_ptr():
+            raise CaptureError(
+                f"the step sets {type(module).__name__}.{name}.data to other memory, which a replayed graph would not"
+            )
 
 
 def alias_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:

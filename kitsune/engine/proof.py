@@ -8,7 +8,7 @@ so one run in some differs ten thousand times as much as the others. What differ
 import math
 import random
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -127,11 +127,14 @@ class Untouched:
 def reorder(inputs: Sequence[torch.Tensor], number: int) -> None:
     """Rows of all tensors that share the first dimension, in the same new order: still a batch of the user's.
 
-    A single row is turned along its last dimension, unless it is of integers: columns may index different tables. What
-    never falls stays as it is: offsets must.
+    Of several first dimensions that is the one of most tensors, or of labels, or the largest: others may be tables, and
+    what is moved from one to another may be no index of it. A single row is turned along its last dimension, unless it
+    is of integers: columns may index different tables. What never falls stays as it is: offsets must.
     """
     inputs = [tensor for tensor in inputs if tensor.numel() and not is_rising(tensor)]
-    rows = max((tensor.shape[0] for tensor in inputs if tensor.dim()), default=0)
+    counts = Counter(tensor.shape[0] for tensor in inputs if tensor.dim())
+    labels = {tensor.shape[0] for tensor in inputs if tensor.dim() == 1}
+    rows = max(counts, key=lambda first: (counts[first], first in labels, first), default=0)
     if rows == 1:
         for tensor in filter(torch.Tensor.is_floating_point, inputs):
             tensor.copy_(tensor.roll(1 + number, dims=-1) if tensor.dim() else tensor)

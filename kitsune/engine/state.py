@@ -1,13 +1,18 @@
 """State: everything that a recorded step changes and that outlives it, kept so that the step may be tried out."""
 
 import torch
+from torch.utils import _pytree as pytree
 
 from kitsune.device import rng_state, set_rng_state
 from kitsune.engine.recording import Recording
+from kitsune.errors import CaptureError
 
 
 class State:
-    """Copies of the storages that were there before the step and that it writes, and the state of the generators."""
+    """Copies of the storages that were there before the step and that it writes, and the state of the generators.
+
+    Those of the user's own are known by the operations that draw from them.
+    """
 
     def __init__(self, recording: Recording) -> None:
         self._device = recording.device
@@ -15,11 +20,21 @@ class State:
         self._storages = [recording.held[number] for number in self.numbers]
         self._copies = [as_bytes(storage).clone() for storage in self._storages]
         self._random = rng_state(recording.device)
+        leaves = pytree.tree_leaves([(call.arguments, call.named) for call in recording.calls])
+        own = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Generator)}
+        self._generators = [(generator, generator.get_state()) for generator in own.values()]
 
     def restore(self) -> None:
-        for storage, copy in zip(self._storages, self._copies, strict=True):
+        """Raises CaptureError, with all else put back, when the step has changed the size of a storage."""
+        pairs = list(zip(self._storages, self._copies, strict=True))
+        kept = [(storage, copy) for storage, copy in pairs if storage.nbytes() == copy.numel()]
+        for storage, copy in kept:
             as_bytes(storage).copy_(copy)
         set_rng_state(self._device, self._random)
+        for generator, state in self._generators:
+            generator.set_state(state)
+        if len(kept) < len(pairs):
+            raise CaptureError("the step changes the size of a storage that was there before it (`resize_`)")
 
     def values(self) -> list[torch.Tensor]:
         """The copies, as bytes."""
