@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 import torch
@@ -27,9 +26,9 @@ from benchmarks.plans import recording_of
 from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, race, write
 from kitsune.device import Recorder
-from kitsune.engine.contest import replay_ms
-from kitsune.engine.planned import WAIT_US, Planned, budget_of, most_taken, planned, plans, spread, urgent
-from kitsune.engine.planner import Captured, Planner
+from kitsune.engine.contest import ratio_of, replay_ms
+from kitsune.engine.planned import WAIT_US, Planned, budget_of, most_taken, planned, plans, spread
+from kitsune.engine.planner import Captured, Planner, replaying
 from kitsune.engine.recording import Recording
 from kitsune.engine.schedule import Schedule, critical_path, listed, upward_ranks, with_waits
 
@@ -42,13 +41,8 @@ BANDS: Final = ((0.5,), (0.3, 0.7), (0.4, 0.8))
 SPREADS: Final = (0.1, 0.25, 0.5)  # standard deviations of the logarithm of a cost
 
 
-def ratio_of(first: Captured, second: Captured) -> float:
-    """How many times as long the second takes, by the median of pairs of replays."""
-    ratios = []
-    for _ in range(ROUNDS + 1):
-        before_ms = replay_ms(first.graph)
-        ratios.append(replay_ms(second.graph) / before_ms)
-    return median(ratios[1:])
+def is_faster(best: Captured, other: Captured) -> bool:
+    return ratio_of(best.graph, other.graph, replay_ms, ROUNDS) < BY
 
 
 def slacks_us(way: Recording, costs_us: Sequence[float]) -> list[float]:
@@ -98,19 +92,10 @@ class Search:
         recording = recording_of(self.step)
         self.planner = Planner(Recorder(DEVICE), STREAMS)
         found = plans(recording, STREAMS, None)
-        first = self.planner.tried(found[0])
         self.budget_bytes = budget_of(found[0], None)
-        self.most_bytes = most_taken(recording, first.taken_bytes)
-        self.best = self._quickest(first, found[1:])
-        self.best = self.planned = self._quickest(self.best, list(urgent(self.best.plan)))
+        self.most_bytes = most_taken(recording, self.planner.tried(found[0]).taken_bytes)
+        self.best = self.planned = self.planner.tried(self.planner.quickest(found))
         self.ways = {id(plan.recording): plan for plan in found[1:]}
-
-    def _quickest(self, best: Captured, others: Sequence[Planned]) -> Captured:
-        for plan in others:
-            challenger = self.planner.tried(plan)
-            if challenger.taken_bytes <= self.most_bytes and ratio_of(best, challenger) < BY:
-                best = challenger
-        return best
 
     def run(self, seconds: float) -> None:
         """Each try begins at the costs of the best so far, or at those that were measured."""
@@ -132,17 +117,14 @@ class Search:
         self.tried += 1
         if challenger.taken_bytes > self.most_bytes:
             return
-        if ratio_of(self.best, challenger) < BY and ratio_of(self.best, challenger) < BY:
+        if is_faster(self.best, challenger) and is_faster(self.best, challenger):
             self.best = challenger
             self.won += 1
 
 
 def replayed(captured: Captured, told: dict[str, int]) -> tuple[Step, Callable[[], str]]:
-    def replay() -> torch.Tensor:
-        captured.graph.replay()
-        return captured.static
-
-    return replay, lambda: json.dumps(facts(captured.plan, 0.0) | {"taken_bytes": captured.taken_bytes} | told)
+    told = {"taken_bytes": captured.taken_bytes} | told
+    return replaying(captured), lambda: json.dumps(facts(captured.plan, 0.0) | told)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, Build, interleave, prepare, write
 from kitsune.device import Recorder, side_stream
 from kitsune.engine.planned import Planned, plans
-from kitsune.engine.planner import Planner
+from kitsune.engine.planner import Planner, replaying
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
 
@@ -48,12 +48,7 @@ def builds(case: Case, streams: int) -> dict[str, Build]:
 
 
 def replayed(plan: Planned, planner: Planner, step: Step) -> tuple[Step, Callable[[], str]]:
-    captured = planner.tried(plan)
-
-    def replay() -> torch.Tensor:
-        captured.graph.replay()
-        return captured.static
-
+    replay = replaying(planner.tried(plan))
     replay.__dict__["alive"] = step
     connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "as the driver has it")
     return replay, lambda: json.dumps(facts(plan, 0.0) | {"connections": connections})

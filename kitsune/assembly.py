@@ -1,6 +1,7 @@
 """Assembly: a plan becomes changes to a step, part by part, each applied or declined with its reason."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -19,7 +20,6 @@ if TYPE_CHECKING:  # loads Triton, which is not everywhere
     from kitsune.fusion import FusionEngine
 
 OnDecline = Literal["eager", "raise"]
-Choices = tuple[dict[str, Choice], dict[str, Choice], dict[str, str]]
 
 
 class Assembly:
@@ -36,14 +36,18 @@ class Assembly:
         self._refusal = refused(plan, device, self.report)
         self.check(facts)
 
-    @property
-    def choices(self) -> Choices:
-        """What is left, applied and declined, to be put back where it turns out that no knob was to blame."""
-        return dict(self.knobs), dict(self.report.applied), dict(self.report.declined)
-
-    @choices.setter
-    def choices(self, choices: Choices) -> None:
-        self.knobs, self.report.applied, self.report.declined = choices
+    @contextlib.contextmanager
+    def unless_blameless(self, assemble: Callable[[], None]) -> Iterator[None]:
+        """What the block declines is put back, and assembled anew, where it fails all the same."""
+        choices = dict(self.knobs), dict(self.report.applied), dict(self.report.declined)
+        try:
+            yield
+        except DeclinedError:
+            raise
+        except Exception:  # without the knob, too: it was not to blame
+            self.knobs, self.report.applied, self.report.declined = choices
+            assemble()
+            raise
 
     def check(self, facts: Facts) -> None:
         """Declines what cannot be applied to a workload of these facts."""

@@ -309,12 +309,9 @@ class Recorder:
     def _mend_generator(self) -> None:
         """A failed capture leaves the generator capturing for ever ("offset increment outside graph capture"); one that
         ends well takes it out of that. Another state in its place would leave the graphs behind that draw from it."""
-        stream = capture_stream(self.device.index or 0)
-        here = torch.cuda.stream(torch.cuda.current_stream(self.device))
-        with contextlib.suppress(RuntimeError):  # the GPU is lost: the error that says why is on its way
-            with here, torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
-                torch.cuda._sleep(1)
-            stream.synchronize()  # as behind every capture, see `_graph_of`
+        # Where that fails too, the GPU is lost: the error that says why is on its way.
+        with contextlib.suppress(RuntimeError), self._capturing(torch.cuda.CUDAGraph()):
+            torch.cuda._sleep(1)
 
     def _captured(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
         # cuBLAS keeps its workspaces in a process-wide table, which Inductor's graphs clear whenever they like. A graph
@@ -333,21 +330,26 @@ class Recorder:
         if not self._graphs:  # a pool dies with its last graph
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
+        with self._capturing(graph, self._pool):
+            result = function()
+        captured = DeviceGraph(graph, self.device)
+        self._graphs.add(captured)
+        return captured, result
+
+    @contextlib.contextmanager
+    def _capturing(self, graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
         stream = capture_stream(self.device.index or 0)
         # torch.cuda.graph stays on its stream when ending a broken capture raises: the outer context leaves it.
         # thread_local: a data loader's pinning thread may call CUDA while we capture.
         with (
             torch.cuda.stream(torch.cuda.current_stream(self.device)),
-            torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):
-            result = function()
+            yield
         # Capturing begins by setting what the graph's random numbers start from, on this stream. Later than the first
         # replay, which is on another one, it would have that replay repeat numbers: where ten processes share an H200,
         # some did.
         stream.synchronize()
-        captured = DeviceGraph(graph, self.device)
-        self._graphs.add(captured)
-        return captured, result
 
 
 class DeviceGraph:

@@ -169,16 +169,9 @@ class Loop:
             return output
         if snapshot is not None:
             snapshot.restore()
-        choices = self._assembly.choices
-        self._decline(knob, reason)
-        try:
+        with self._assembly.unless_blameless(self._assemble):
+            self._decline(knob, reason)
             return self._run(args, kwargs)
-        except DeclinedError:
-            raise
-        except Exception:  # without it, too: it was not to blame
-            self._assembly.choices = choices
-            self._assemble()
-            raise
 
     def _decline(self, knob: str, reason: str) -> None:
         """On without a knob, also when the caller wants to hear of it by a DeclinedError."""

@@ -44,6 +44,7 @@ NO_PLAN = "nothing was asked for that changes the step"
 CLOSED = "close() came before anything was applied"
 LOST = "a newer KitsuneOptimizer of the same parameters runs the model"
 SCALING = "loss_scaling"  # in a checkpoint
+Scaling = Mapping[str, float] | None
 STATE_HOOKS = (
     "_optimizer_state_dict_pre_hooks",
     "_optimizer_state_dict_post_hooks",
@@ -113,7 +114,9 @@ class KitsuneOptimizer(Optimizer):
                 raise DeclinedError(option, reason)
         self._start(inner, wish, on_decline, options if plan == "auto" else None)
 
-    def _start(self, inner: Optimizer, wish: Wish, on_decline: OnDecline, seeking: Options | None) -> None:
+    def _start(
+        self, inner: Optimizer, wish: Wish, on_decline: OnDecline, seeking: Options | None, scaling: Scaling = None
+    ) -> None:
         self.base_optimizer = inner
         self._wish = wish
         self._seeking = seeking  # what goes over the plan that is still to be asked for
@@ -128,7 +131,7 @@ class KitsuneOptimizer(Optimizer):
         waiting = CALIBRATING if wish.profile else WAITING
         self._report = Report(declined={**wish.overruled, **wish.declined}, notes=[*wish.notes, waiting])
         self._loop: Loop | None = None
-        self._scaling: Mapping[str, float] | None = None
+        self._scaling = scaling
         self._steps_unfound = 0
         self._is_calibrating = wish.profile
         self._attachment = Attachment(lambda: parameters_of(inner), self._attach, self._lose)
@@ -162,9 +165,8 @@ class KitsuneOptimizer(Optimizer):
         scaling = self._scaling_state()
         return self.base_optimizer.state_dict() | ({} if scaling is None else {SCALING: scaling})
 
-    def _scaling_state(self) -> Mapping[str, float] | None:
-        scaler = None if self._loop is None else self._loop.scaler
-        return self._scaling if scaler is None else scaler.state_dict()
+    def _scaling_state(self) -> Scaling:
+        return self._scaling if self._loop is None or self._loop.scaler is None else self._loop.scaler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Into the wrapped optimizer, and into the loss scaling, at once or when there is one."""
@@ -213,8 +215,7 @@ class KitsuneOptimizer(Optimizer):
         return {"inner": inner, **how, "scaling": self._scaling_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._start(**{name: value for name, value in state.items() if name != "scaling"})
-        self._scaling = state["scaling"]
+        self._start(**state)
 
     # What Kitsune adds
 

@@ -302,16 +302,9 @@ class TrainStep:
             self._learn_from(program)
             return loss
         snapshot.restore()
-        choices = self._assembly.choices
-        self._go_on_without(knob, reason)
-        try:
+        with self._assembly.unless_blameless(self._assemble):
+            self._go_on_without(knob, reason)
             return self(*batch)
-        except DeclinedError:
-            raise
-        except Exception:  # without it, too: it was not to blame
-            self._assembly.choices = choices
-            self._assemble()
-            raise
 
     def _forget(self, program: Program) -> None:
         """What failed in its first call is not waited for."""

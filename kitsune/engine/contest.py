@@ -15,12 +15,19 @@ Clock = Callable[[Graph], float]
 
 
 def is_faster(first: Graph, second: Graph, clock: Clock) -> bool:
-    """By the median of ratios, each of two replays one after the other. The step's state changes meanwhile."""
+    return ratio_of(first, second, clock) < BY
+
+
+def ratio_of(first: Graph, second: Graph, clock: Clock, rounds: int = ROUNDS) -> float:
+    """How many times as long the second takes: the median of ratios, each of two replays one after the other.
+
+    The step's state changes meanwhile.
+    """
     ratios = []
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds + 1):
         before_ms = clock(first)
         ratios.append(clock(second) / before_ms)
-    return median(ratios[1:]) < BY
+    return median(ratios[1:])
 
 
 def replay_ms(graph: Graph) -> float:

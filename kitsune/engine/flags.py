@@ -1,6 +1,6 @@
 """Flags: which implementation of an optimizer runs, set for the time of a plan, and what its owner had set."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ class Switch:
         self.flags = flags
         self.moves_steps = not flags.keys().isdisjoint({"fused", "capturable"})
         self.given = self._read()
-        switches_of(optimizer).append(self)
+        vars(optimizer)[SWITCHES] = [*switches_of(optimizer), self]
         self.scaling = getattr(optimizer, "_step_supports_amp_scaling", None)
         self._hooks = [
             optimizer.register_state_dict_post_hook(self._hide),
@@ -34,7 +34,7 @@ class Switch:
     def undo(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        switches_of(self.optimizer).remove(self)
+        vars(self.optimizer)[SWITCHES] = [one for one in switches_of(self.optimizer) if one is not self]
         for group, given in zip(self.optimizer.param_groups, self.given, strict=False):
             group.update(given)
         if self.scaling is None:
@@ -69,11 +69,7 @@ class Switch:
 
     def _hide(self, _: torch.optim.Optimizer, checkpoint: dict[str, Any]) -> None:
         """The checkpoint as the user's own optimizer would have written it."""
-        groups = []
-        for group, given in zip(checkpoint["param_groups"], self.given, strict=False):
-            groups.append({**group, **given})
-        groups.extend(checkpoint["param_groups"][len(groups) :])
-        checkpoint["param_groups"] = groups
+        checkpoint["param_groups"] = groups = as_before(checkpoint["param_groups"], [self])
         on_device = any(group.get("fused") or group.get("capturable") for group in groups)
         if self.moves_steps and not on_device:
             checkpoint["state"] = {key: _with_host_step(state) for key, state in checkpoint["state"].items()}
@@ -92,7 +88,7 @@ def _step_device(group: dict[str, Any], parameter: torch.Tensor) -> torch.device
 
 def switches_of(optimizer: torch.optim.Optimizer) -> list[Switch]:
     """Those in force, the oldest first."""
-    found: list[Switch] = vars(optimizer).setdefault(SWITCHES, [])
+    found: list[Switch] = vars(optimizer).get(SWITCHES, [])
     return found
 
 
@@ -101,10 +97,10 @@ def given_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return as_before(optimizer.param_groups, switches_of(optimizer))
 
 
-def as_before(groups: Sequence[Mapping[str, Any]], switches: Iterable[Switch]) -> list[dict[str, Any]]:
+def as_before(groups: Sequence[Mapping[str, Any]], switches: Sequence[Switch]) -> list[dict[str, Any]]:
     """The groups as they were before the first of these switches; one that was added since is as it is."""
     given = [dict(group) for group in groups]
-    for switch in reversed(list(switches)):
+    for switch in reversed(switches):
         for group, flags in zip(given, switch.given, strict=False):
             group.update(flags)
     return given

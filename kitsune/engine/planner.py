@@ -101,6 +101,13 @@ class Planner:
         """In a pool that dies with the graph: in the step's own one, what a loser took would stay with the winner."""
         return self._captured(plan, self._recorder.apart())
 
+    def quickest(self, found: Sequence[Planned]) -> Planned:
+        """The first, unless another one is faster; then the same with urgency. The step's state changes meanwhile."""
+        first = self.tried(found[0])
+        most_bytes = math.inf if self._pool_bytes is not None else most_taken(first.plan.recording, first.taken_bytes)
+        best = self._raced(first, found[1:], most_bytes)
+        return self._raced(best, urgent(best.plan), most_bytes).plan
+
     def _proven_pair(self, recording: Recording, cut: int, both: Step, inputs: Sequence[torch.Tensor]) -> Pair:
         self._check_kernels(recording, both)
         one = self._best_of(first_half(recording, cut))
@@ -146,18 +153,11 @@ class Planner:
             return self._captured(min(found, key=lambda plan: plan.schedule.makespan_us), self._recorder)
         before = State(recording)
         try:
-            quickest = self._quickest(found)
+            quickest = self.quickest(found)
             release_cached(recording.device)
             return self._captured(quickest, self._recorder)
         finally:
             before.restore()
-
-    def _quickest(self, found: Sequence[Planned]) -> Planned:
-        """The first, unless another one is faster; then the same with urgency."""
-        first = self.tried(found[0])
-        most_bytes = math.inf if self._pool_bytes is not None else most_taken(first.plan.recording, first.taken_bytes)
-        best = self._raced(first, found[1:], most_bytes)
-        return self._raced(best, urgent(best.plan), most_bytes).plan
 
     def _raced(self, best: Captured, others: Iterable[Planned], most_bytes: float) -> Captured:
         for plan in others:

@@ -8,6 +8,7 @@ import torch
 from kitsune import KitsuneOptimizer, Plan, TrainStep
 from kitsune.device import Recorder
 from kitsune.errors import CaptureError
+from tests.kernel_checks import SLOW_CYCLES
 
 
 def matmul_net(device):
@@ -131,9 +132,6 @@ def test_a_failed_capture_leaves_the_allocator_as_it_was(device):
     graph, product = Recorder(device).capture(lambda: weights @ weights)
     graph.replay()
     torch.testing.assert_close(product, weights @ weights)
-
-
-SLOW_CYCLES = 50_000_000  # some 25 ms on an H200
 
 
 def test_the_first_replay_draws_its_own_numbers_however_late_the_capture_sets_them(device, monkeypatch):

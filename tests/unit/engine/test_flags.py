@@ -23,13 +23,6 @@ def flags_of(groups):
     return [tuple(group[flag] for flag in FLAGS) for group in groups]
 
 
-def trained(optimizer_of, **knobs):
-    torch.manual_seed(0)
-    model = Mlp()
-    optimizer = optimizer_of(model.parameters())
-    return model, optimizer, TrainStep(model, F.mse_loss, optimizer, Plan.by_hand(**knobs) if knobs else None)
-
-
 @pytest.mark.parametrize("closed", [*itertools.permutations(range(3))])
 def test_switches_go_in_any_order(closed):
     optimizer = torch.optim.AdamW(Mlp().parameters())
@@ -67,7 +60,9 @@ def test_a_copy_of_the_optimizer_has_no_switches(duplicate):
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_a_step_that_is_built_again_has_the_plan_again(is_closed):
     """As where the cell of a notebook is run twice."""
-    model, optimizer, first = trained(torch.optim.AdamW, update="fused")
+    model = Mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    first = TrainStep(model, F.mse_loss, optimizer, PLAN)
     (batch,) = batches(1)
     first(*batch)
     if is_closed:
@@ -84,8 +79,8 @@ def test_a_step_that_is_built_again_has_the_plan_again(is_closed):
 
 @pytest.mark.parametrize("choice", ["fused", "foreach"])
 def test_an_archive_made_while_a_plan_is_in_force_is_that_of_the_step_as_given(choice, tmp_path):
-    model, optimizer, step = trained(torch.optim.AdamW)
-    step.close()
+    model = Mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
     (batch,) = batches(1)
     kitsune.export(model, F.mse_loss, optimizer, batch, tmp_path / "before.ksn")
     assert TrainStep(model, F.mse_loss, optimizer, Plan.by_hand(update=choice)).report.applied == {"update": choice}
