@@ -209,12 +209,16 @@ LAZY_IMPORTERS = frozenset(
     }
 )
 # The two process borders: whatever a user's model does must become a value there.
+# kitsune/engine/planner.py, kitsune/engine/verified.py: the step has run once when these run it again to prove a plan;
+# what the user's own code raises in such a run must neither reach them nor have the step run anew.
 # kitsune/lookup.py: training must go on plain whatever a server sends and whatever the export of a model raises.
 # kitsune/loop.py, kitsune/step.py: errors of Triton derive from nothing else; what no technique owns up to is raised.
 # server/retention.py: the thread that deletes old runs must go on, whatever a database says at one of its hours.
 # kitsune/memory/prefetch.py: what a loader raises in the thread that fetches ahead is raised again where it is awaited.
 BROAD_CATCHERS = frozenset(
     {
+        "kitsune/engine/planner.py",
+        "kitsune/engine/verified.py",
         "kitsune/lookup.py",
         "kitsune/loop.py",
         "kitsune/memory/prefetch.py",

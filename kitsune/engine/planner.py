@@ -20,7 +20,7 @@ from kitsune.engine.proof import refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
 from kitsune.engine.state import State
-from kitsune.errors import SURPRISES, CaptureError
+from kitsune.errors import CaptureError
 
 Step = Callable[[], Any]
 
@@ -76,7 +76,8 @@ class Planner:
             return None, recorded.result
         try:
             graph, static = self._proven(recorded.recording, step, inputs, rates)
-        except (CaptureError, *SURPRISES) as error:  # the step has run: nothing that planning meets may run it again
+        # The step has run: whatever planning meets, of the user's code too, must not have it run again.
+        except Exception as error:  # noqa: BLE001
             self.refusal = reason_of(error)
             return None, recorded.result
         fill(static, recorded.result)
@@ -93,7 +94,7 @@ class Planner:
             return None
         try:
             return self._proven_pair(recorded.recording, recorded.cut, lambda: (first(), second()), inputs)
-        except (CaptureError, *SURPRISES) as error:
+        except Exception as error:  # noqa: BLE001  (see above)
             self.refusal = reason_of(error)
             return None
 

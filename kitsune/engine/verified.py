@@ -9,7 +9,6 @@ from kitsune.device import first_line
 from kitsune.engine.issue import in_recorded_order
 from kitsune.engine.proof import refuted
 from kitsune.engine.record import Recorded, record
-from kitsune.errors import SURPRISES
 
 
 def verified(
@@ -22,6 +21,7 @@ def verified(
         return found
     try:
         problem = refuted(recording, step, in_recorded_order(recording), inputs, rates)
-    except SURPRISES as error:  # the step has run: nothing that the proof meets may run it again
+    # The step has run: whatever the proof meets, of the user's code too, must not have it run again.
+    except Exception as error:  # noqa: BLE001
         problem = f"{type(error).__name__}: {first_line(error)}"
     return found if problem is None else Recorded(None, f"issued again they are not the step: {problem}", found.result)

@@ -25,6 +25,10 @@ from tuner.workloads import load_workload
 STEPS = 20
 
 
+class OfTheirOwn(Exception):
+    """Of the user's code: derives from nothing that anybody else raises."""
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("streams", [1, 2, 4])
 @pytest.mark.parametrize("make_optimizer", [adamw, sgd])
@@ -521,7 +525,9 @@ def test_the_one_plan_of_one_stream_is_proven_once(monkeypatch):
     assert len(left) == 1
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), IndexError("out of range"), KeyError(8)])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no memory"), IndexError("out of range"), KeyError(8), OfTheirOwn("every second")]
+)
 def test_whatever_planning_meets_the_step_has_run_once(monkeypatch, error):
     def failing(*_):
         raise error
@@ -550,6 +556,28 @@ def test_tensors_that_are_more_than_their_bytes_are_refused(make, word):
     found = record(lambda: make(x), CPU)
     assert found.recording is None
     assert word in found.refusal
+
+
+def test_what_the_step_raises_in_a_further_run_is_a_reason_and_not_an_error():
+    """As code does that counts its calls; the run that was recorded stands."""
+    step, twin = warmed("branches", sgd)
+    plain, calls = step.model.forward, []
+
+    def forward(x):
+        calls.append(len(calls))
+        if len(calls) > 1:
+            raise OfTheirOwn("called twice")
+        return plain(x)
+
+    step.model.forward = forward
+    planner = Planner(Recorder(CPU), 3)
+    graph, result = planner.capture(step, step.inputs)
+    expected = twin()
+    assert graph is None
+    assert calls == [0, 1]
+    assert planner.refusal == "planning its launches failed: OfTheirOwn: called twice"
+    assert equal([result[0]], [expected[0]])
+    assert equal(step.state(), twin.state())
 
 
 def test_a_step_that_does_another_thing_every_time_is_refused():
