@@ -13,7 +13,6 @@ from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.segments import Segments, why_not_joined
-from kitsune.engine.snapshot import Versions
 from kitsune.engine.static import opaque_type, restrided, signature_of
 from kitsune.engine.watch import HostState, first_hook, why_not_replayed
 from kitsune.errors import CaptureError
@@ -81,7 +80,6 @@ class SegmentedForward:
         self._plain = plain
         self._captured: dict[Any, Segments] = {}
         self._seen: dict[Any, int] = {}
-        self._written: list[torch.Tensor] = []  # by the forward, besides buffers
 
     @property
     def is_settled(self) -> bool:
@@ -134,10 +132,9 @@ class SegmentedForward:
         if warm < WARM_FORWARDS:  # compiling and autotuning wait for the device as they please
             return self._eager("warm", self._forward, args, kwargs)
         syncs: list[Sync] = []
-        host, versions = HostState(self.model, self.device), Versions(self.model)
+        host = HostState(self.model, self.device)
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
-        self._written = versions.written()
         self.refusal = why_not_replayed("the forward", syncs, host) or why_not_joined(pytree.tree_leaves(output))
         return output
 
@@ -179,7 +176,6 @@ class SegmentedForward:
             scaler=self.scaler,
             retain_graph=self.retain_graph,
             planner=planner,
-            written=self._written,
         )
         if planner is not None:
             self.plan, self.streams_refusal = planner.plan or self.plan, planner.refusal

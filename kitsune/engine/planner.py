@@ -20,6 +20,7 @@ from kitsune.engine.proof import refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
 from kitsune.engine.state import State
+from kitsune.engine.undo import Undo
 from kitsune.errors import CaptureError
 
 Step = Callable[[], Any]
@@ -83,12 +84,14 @@ class Planner:
         fill(static, recorded.result)
         return graph, static
 
-    def capture_pair(self, first: Step, second: Step, inputs: Sequence[torch.Tensor]) -> Pair | None:
+    def capture_pair(
+        self, first: Step, second: Step, inputs: Sequence[torch.Tensor], undo: Undo | None = None
+    ) -> Pair | None:
         """Two graphs: of `first`, and of `second`, which goes on with what it has made. None: `refusal` says why not.
 
-        Both run, and what they change is not put back. `inputs` are the static tensors of both.
+        Both run, and `undo` alone may put back what they change. `inputs` are the static tensors of both.
         """
-        recorded = record(first, self._recorder.device, second)
+        recorded = record(first, self._recorder.device, second, undo)
         self.refusal = recorded.refusal
         if recorded.recording is None:
             return None

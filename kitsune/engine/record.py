@@ -17,6 +17,7 @@ from kitsune.engine.recording import Call, Place, Recording, places_of, spans
 from kitsune.engine.state import equal
 from kitsune.engine.storages import Storages, at_line
 from kitsune.engine.triton_launches import TritonLaunch, triton_launches
+from kitsune.engine.undo import Undo
 from kitsune.errors import CaptureError
 
 #: Arguments that an operation writes though its schema does not say so.
@@ -66,16 +67,21 @@ class Recorded:
     cut: int = 0
 
 
-def record(step: Callable[[], Any], device: torch.device, then: Callable[[], Any] | None = None) -> Recorded:
-    """Runs `step` once, for real; `then` after it, and the result is that of both. All memory stays until the end."""
-    observer = Observer(device)
+def record(
+    step: Callable[[], Any], device: torch.device, then: Callable[[], Any] | None = None, undo: Undo | None = None
+) -> Recorded:
+    """Runs `step` once, for real; `then` after it, and the result is that of both. All memory stays until the end.
+
+    `undo` is told of what is about to be written.
+    """
+    observer = Observer(device, undo)
     cut = 0
     with allocations(device) as addresses, triton_launches(device, observer.saw_triton), observer:
         result = step()
         if then is not None:
             cut, result = observer.count, (result, then())
     try:
-        return Recorded(observer.recording(result, addresses, is_whole=then is None), "", result, cut)
+        return Recorded(observer.recording(result, addresses), "", result, cut)
     except CaptureError as error:
         return Recorded(None, str(error), result)
 
@@ -88,9 +94,10 @@ class Observer(TorchDispatchMode):
         """Compiled code stays compiled."""
         return True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, undo: Undo | None = None) -> None:
         super().__init__()
         self._device = device
+        self._undo = undo
         self._storages = Storages()
         self._launches: list[Launch] = []
         self._calls: list[Call] = []
@@ -104,6 +111,7 @@ class Observer(TorchDispatchMode):
                 return func.decompose(*args, **named)
         if is_view_of_storage(func, args):
             return func(*args, **named)
+        self._about_to_run(func, args, named)
         given = self._noted(lambda: self._given(func, args, named))
         before = self._noted(lambda: copies_read(func, args, named))
         self._operation = func
@@ -119,23 +127,30 @@ class Observer(TorchDispatchMode):
         """Launches so far."""
         return len(self._launches)
 
+    def _about_to_run(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        if self._undo is not None:
+            self._undo.about_to_write(tensors_in(written_of(func, args, named)))
+            leaves = pytree.tree_leaves((args, named))
+            self._undo.about_to_draw(leaf for leaf in leaves if isinstance(leaf, torch.Generator))
+
     def saw_triton(self, seen: TritonLaunch) -> None:
         """A Triton kernel that is about to be launched."""
+        if self._undo is not None:
+            self._undo.about_to_write(seen.arguments[at] for at in seen.writes)
         if self._operation is None:
             self._noted(lambda: self._saw_triton(seen))
 
-    def recording(self, result: Any, addresses: Collection[int] = (), *, is_whole: bool = False) -> Recording:
+    def recording(self, result: Any, addresses: Collection[int] = ()) -> Recording:
         """All that was seen; `result` is what the step has returned, `addresses` what it allocated.
 
-        The user may hold nothing else that was made in a step that `is_whole`; where a backward was recorded apart,
-        the graph of autograd still holds activations. Raises CaptureError.
+        The user may hold nothing else that was made in it. Raises CaptureError.
         """
         if self._refusal is not None:
             raise self._refusal
         placed = self._placed(result)
         self._storages.made_at(addresses)
         kept = {place.storage for place in places_of(placed)}
-        held, storages = self._storages.settle(kept, self._device, tensors_in(result) if is_whole else None)
+        held, storages = self._storages.settle(kept, self._device, tensors_in(result))
         calls = [replace(c, allocates=tuple(n for n in c.allocates if n not in held)) for c in self._calls]
         return Recording(self._device, LaunchGraph.of(self._launches, storages), tuple(calls), held, placed)
 
@@ -203,16 +218,22 @@ class Observer(TorchDispatchMode):
 def accesses(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[Place], list[Place]]:
     """What an operation reads and what it writes of its arguments, by its schema and by the table of hidden writes."""
     name = func._schema.name
-    hidden = HIDDEN_WRITES.get(name, ())
     reads: list[Place] = []
-    writes: list[Place] = []
     for at, argument in enumerate(func._schema.arguments):
-        found = list(places_of(args[at] if at < len(args) else named.get(argument.name)))
-        if argument.name in hidden or is_written(argument):
-            writes += found
         if not argument.is_out and not (at == 0 and name in OVERWRITES):
-            reads += found
-    return reads, writes
+            reads += places_of(args[at] if at < len(args) else named.get(argument.name))
+    return reads, list(places_of(written_of(func, args, named)))
+
+
+def written_of(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
+    """Those of its arguments that an operation writes, by its schema and by the table of hidden writes."""
+    schema = func._schema
+    hidden = HIDDEN_WRITES.get(schema.name, ())
+    return [
+        args[at] if at < len(args) else named.get(argument.name)
+        for at, argument in enumerate(schema.arguments)
+        if argument.name in hidden or is_written(argument)
+    ]
 
 
 def short(name: str) -> str:

@@ -6,7 +6,7 @@ users keep and change them; gradients are the graph's own tensors, which Accumul
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -16,12 +16,16 @@ from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import SECOND_ORDER, own_gradients, scaled, unscale
 from kitsune.engine.leaves import fresh_leaves, joined
 from kitsune.engine.planner import Pair, Planner
+from kitsune.engine.record import record
 from kitsune.engine.scaler import LossScaler
-from kitsune.engine.snapshot import Snapshot
 from kitsune.engine.static import StaticBatch, opaque_type, tensors_of
+from kitsune.engine.undo import Undo
 from kitsune.engine.update import parameters_of
 from kitsune.engine.watch import Watch
 from kitsune.errors import CaptureError
+
+#: Where a tensor of the output goes in its flattened structure.
+TENSOR: Final = object()
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -34,8 +38,8 @@ class Segments:
     """One batch signature of `forward`, captured. Call it with arguments of that signature, with gradients enabled.
 
     Capturing executes nothing on CUDA, so `forward` must have run (and its backward) a few times before. `contexts` are
-    those of the backward. With a `planner` the launches go on several streams, as far as it does not refuse; `written`
-    is what the forward writes besides buffers. Raises CaptureError when it cannot be captured.
+    those of the backward. With a `planner` the launches go on several streams, as far as it does not refuse. Raises
+    CaptureError when it cannot be captured.
     """
 
     def __init__(
@@ -51,7 +55,6 @@ class Segments:
         scaler: LossScaler | None = None,
         retain_graph: bool = False,
         planner: Planner | None = None,
-        written: Sequence[torch.Tensor] = (),
     ) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._ids = set(map(id, self.parameters))
@@ -65,7 +68,6 @@ class Segments:
         self._forward = forward
         self._contexts = contexts
         self._static = StaticBatch(arguments, recorder.device, memory_format)
-        self._written = written
         self._planned = self._capture_planned(planner) if planner is not None else None
         if self._planned is None:
             self._capture(recorder)
@@ -85,26 +87,25 @@ class Segments:
     def _capture_planned(self, planner: Planner) -> Pair | None:
         """Leaves no trace of the runs that it takes. None: `planner.refusal` says why."""
         self._ran, self._retain = False, self.retain_graph
-        before = Snapshot(self._model, self._device, self._written)
-        try:
-            with side_stream(self._device):
-                self._run_forward()
+        with side_stream(self._device):
+            undo = Undo(self._device)
+            try:
+                record(self._run_forward, self._device, undo=undo)
                 self._output_gradients = self._gradients_of_outputs(torch.randn_like)  # zeros would prove nothing
                 inputs = [*tensors_of(self._static.batch), *self._output_gradients]
-                pair = planner.capture_pair(self._run_forward, self._run_backward, inputs)
-        finally:
-            before.restore()
+                pair = planner.capture_pair(self._run_forward, self._run_last_backward, inputs, undo)
+            finally:
+                undo.restore()
         if pair is not None:
             one, two = pair
             self._forward_graph, (self._outputs, _) = one.graph, one.static
             self._backward_graph, self._gradients = two.graph, two.static
-            self._forget_graph()
         return pair
 
     def _gradients_of_outputs(self, make: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
         """Static tensors for the gradients of the last forward's outputs. Raises CaptureError."""
-        if reason := why_not_joined(self._leaves):
-            raise CaptureError(reason)
+        if self._problem is not None:
+            raise CaptureError(self._problem)
         return [make(output.detach()) for output in self._live if output.requires_grad]
 
     @property
@@ -123,8 +124,7 @@ class Segments:
         if self._is_tensor:
             return joined[0]
         outputs = iter(joined)
-        leaves = [next(outputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
-        return pytree.tree_unflatten(leaves, self._spec)
+        return pytree.tree_unflatten([next(outputs) if leaf is TENSOR else leaf for leaf in self._leaves], self._spec)
 
     def _run_forward(self) -> list[torch.Tensor]:
         args, kwargs = self._static.batch
@@ -133,17 +133,18 @@ class Segments:
         with torch.enable_grad(), fresh_leaves(self._model) as aliases:
             output = self._forward(*args, **kwargs)
         self._aliases = [aliases.get(parameter, parameter) for parameter in self.parameters]
-        self._leaves, self._spec = pytree.tree_flatten(output)
+        leaves, self._spec = pytree.tree_flatten(output)
         self._is_tensor = isinstance(output, torch.Tensor)
         torch.clear_autocast_cache()
-        self._live = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        self._problem = why_not_joined(leaves)
+        self._leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._live = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self._differentiable = [output.requires_grad for output in self._live]
         return [output.detach() for output in self._live]
 
     def _forget_graph(self) -> None:
         """Replays need no autograd graph, and what it holds is memory of the pool."""
-        self._live = [output.detach().requires_grad_(output.requires_grad) for output in self._live]
-        tensors = iter(self._live)
-        self._leaves = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        self._live = []
 
     def _run_backward(self) -> list[torch.Tensor | None]:
         # Captured from within a forward, under the user's autocast perhaps; their backward is not.
@@ -162,6 +163,12 @@ class Segments:
         unscale(own, self.scaler)
         return own
 
+    def _run_last_backward(self) -> list[torch.Tensor | None]:
+        """What is held after it of what was made before it, somebody else holds."""
+        gradients = self._run_backward()
+        self._forget_graph()
+        return gradients
+
     def replay_forward(self) -> tuple[torch.Tensor, ...]:
         if not self._ran:  # the CPU twin ran the forward while it recorded it, on these very arguments
             self._forward_graph.replay()
@@ -171,7 +178,7 @@ class Segments:
     def replay_backward(self, output_gradients: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
         """The gradients, as aliases of the tensors that every replay overwrites."""
         self._spare_accumulated()
-        wanted = [g for g, live in zip(output_gradients, self._live, strict=True) if live.requires_grad]
+        wanted = [g for g, needs in zip(output_gradients, self._differentiable, strict=True) if needs]
         for static, gradient in zip(self._output_gradients, wanted, strict=True):
             if gradient is None:
                 static.zero_()
@@ -217,7 +224,7 @@ class Segments:
 
     def mark_differentiable(self, context: Any, outputs: tuple[torch.Tensor, ...]) -> None:
         context.mark_non_differentiable(
-            *(out for out, live in zip(outputs, self._live, strict=True) if not live.requires_grad)
+            *(out for out, needs in zip(outputs, self._differentiable, strict=True) if not needs)
         )
 
 

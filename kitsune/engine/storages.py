@@ -87,11 +87,11 @@ class Storages:
         return tuple(sorted(needed))
 
     def settle(
-        self, kept: set[int], device: torch.device, returned: Sequence[torch.Tensor] | None = None
+        self, kept: set[int], device: torch.device, returned: Sequence[torch.Tensor]
     ) -> tuple[dict[int, torch.UntypedStorage], list[Storage]]:
         """(storages that were there before the step, all of them as the graph knows them).
 
-        Where it is told which tensors the step has `returned`, the user may hold no others that it has made.
+        The user may hold no tensors that the step has made but those that it has `returned`.
 
         The step's own are those that were seen to be made in it, those that nobody holds once we let them go, and
         those that it returns. A launch may be given memory of nobody's to read if it writes it too: it writes it first
@@ -107,9 +107,8 @@ class Storages:
             if number not in held and not (number in self._made and number in self._filled_first):
                 raise CaptureError(f"{name} reads {self._gone(number)}")
         check_disjoint(held.values())
-        if returned is not None:
-            own = {n: storage for n, storage in survivors.items() if n in self._made and devices[n] == device}
-            self._check_let_go(own, returned)
+        own = {n: storage for n, storage in survivors.items() if n in self._made and devices[n] == device}
+        self._check_let_go(own, returned)
         storages = [Storage(size, number not in held, number in survivors) for number, size in enumerate(self._sizes)]
         return held, storages
 

@@ -29,7 +29,8 @@ class Parts:
         return self.live.detach()
 
     def backward(self):
-        return torch.autograd.grad(self.live, self.weights, self.gradient, allow_unused=True)
+        live, self.live = self.live, None  # what the graph of autograd holds would be ours otherwise
+        return torch.autograd.grad(live, self.weights, self.gradient, allow_unused=True)
 
 
 def other_data(parts, seed):

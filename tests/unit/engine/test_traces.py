@@ -126,44 +126,138 @@ def test_lists_that_are_parts_of_one_tensor_are_copied_whole():
     assert torch.equal(result, step())
 
 
+class Helper:
+    """Of the user's: no module, and the model holds it."""
+
+    def __init__(self, count):
+        self.nested = [{"count": count}]
+
+
+GLOBAL = Helper(torch.zeros(()))
+
+
+class Counted(torch.autograd.Function):
+    """Its backward counts too, in the tensor that it was given."""
+
+    @staticmethod
+    def forward(context, x, count):
+        context.count = count
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        context.count.add_(1)
+        return gradient, None
+
+
 class Counting(nn.Module):
     """Counts its forwards where no buffer is."""
 
     def __init__(self, place):
         super().__init__()
         self.layer = nn.Linear(6, 4)
-        count = torch.zeros(())
+        self.place, count = place, torch.zeros(())
         if place == "buffer":
             self.register_buffer("count", count)
-        elif place == "list":
+        elif place in ("list", "backward"):
             self.counts = [count]
+        elif place == "helper":
+            self.helper = Helper(count)
+        elif place == "global":
+            GLOBAL.nested[0]["count"] = count
         else:
             self.count = nn.Parameter(count, requires_grad=False) if place == "frozen parameter" else count
 
+    def where(self):
+        if self.place in ("list", "backward"):
+            return self.counts[0]
+        if self.place in ("helper", "global"):
+            return (self.helper if self.place == "helper" else GLOBAL).nested[0]["count"]
+        return self.count
+
     def forward(self, x):
-        count = self.counts[0] if hasattr(self, "counts") else self.count
+        count = self.where()
+        if self.place == "backward":
+            return Counted.apply(self.layer(x), count)
         with torch.no_grad():
             count.add_(1)
-        return self.layer(x) + count * 0, count
+        return self.layer(x) + count * 0
 
 
-@pytest.mark.parametrize("place", ["buffer", "frozen parameter", "attribute", "list"])
-@pytest.mark.parametrize("streams", [1, 3])
+PLACES = ["buffer", "frozen parameter", "attribute", "list", "helper", "global", "backward"]
+
+
+# On one stream a graph of the CPU runs the backward as it is captured, which a GPU does not.
+@pytest.mark.parametrize(
+    ("place", "streams"), [(place, n) for place in PLACES for n in (1, 3) if (place, n) != ("backward", 1)]
+)
 def test_planning_a_forward_leaves_what_it_writes_as_one_run_would(place, streams):
     model = Counting(place)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    forward = SegmentedForward(
-        model, optimizer, lambda x: model(x)[0], lambda x: model(x)[0], CPU, capture=True, streams=streams
-    )
+    forward = SegmentedForward(model, optimizer, model, model, CPU, capture=True, streams=streams)
     counts = []
     for _ in range(7):
         F.cross_entropy(forward(torch.randn(8, 6)), torch.randint(4, (8,))).backward()
         optimizer.step()
         optimizer.zero_grad()
-        counts.append(int(model.counts[0] if place == "list" else model.count))
+        counts.append(int(model.where()))
     assert forward.streams_refusal == ""
     assert (forward.plan is not None) == (streams > 1)
     assert counts == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_forward_that_keeps_a_tensor_somewhere_has_one_graph_that_writes_it():
+    """Planned launches would write other memory in its place."""
+
+    def seen(streams):
+        torch.manual_seed(0)
+        layer, helper = nn.Linear(6, 4), Helper(None)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def model(x):
+            hidden = layer(x)
+            helper.nested[0]["last"] = hidden.detach()
+            return hidden.sin()
+
+        forward = SegmentedForward(layer, optimizer, model, model, CPU, capture=streams > 0, streams=streams)
+        found = []
+        for number in range(8):
+            F.cross_entropy(forward(torch.full((8, 6), number / 8)), torch.arange(8) % 4).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(helper.nested[0]["last"].sum().item())
+        return found, forward
+
+    (expected, _), (found, forward) = seen(0), seen(3)
+    assert "keeps a tensor that it made" in forward.streams_refusal
+    assert forward.counts["captured"] > 0
+    assert found == expected
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_planning_a_forward_draws_from_generators_of_the_users_as_one_run_would(is_refused):
+    def losses(capture):
+        torch.manual_seed(0)
+        layer, own = nn.Linear(6, 4), torch.Generator().manual_seed(5)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def model(x):
+            noisy = layer(x) + torch.rand(4, generator=own)
+            return noisy + float(noisy.detach().sum()) * 0 if is_refused else noisy
+
+        forward = SegmentedForward(layer, optimizer, model, model, CPU, capture=capture, streams=3)
+        found = []
+        for _ in range(7):
+            loss = F.cross_entropy(forward(torch.ones(8, 6)), torch.arange(8) % 4)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found, forward
+
+    (expected, _), (found, forward) = losses(False), losses(True)
+    assert found == expected
+    assert bool(forward.streams_refusal) == is_refused
 
 
 INF, NAN = float("inf"), float("nan")

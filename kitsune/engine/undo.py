@@ -1,0 +1,57 @@
+"""Undo: what runs of a user's code have written, put back, so that they may be made as if they had not been."""
+
+import gc
+from collections.abc import Iterable
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
+
+from kitsune.device import rng_state, set_rng_state
+from kitsune.engine.state import as_bytes
+from kitsune.engine.storages import PLAIN
+
+
+class Undo:
+    """Copies the bytes of what was there when it was made, on the first write: a model may be all that memory holds.
+
+    Of a tensor that was there Python knows. Not seen are the writes of a CPU's compiled code, and those of an operation
+    that its schema does not tell of.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._random = rng_state(device)
+        alive = [each for each in gc.get_objects() if type(each) in PLAIN and torch._C._has_storage(each)]
+        # Weak: a recording asks whether anybody else still holds what the step lets go of.
+        self._there = {storage._cdata: StorageWeakRef(storage) for storage in map(torch.Tensor.untyped_storage, alive)}
+        self._copies: list[tuple[StorageWeakRef, torch.Tensor]] = []
+        self._generators: dict[torch.Generator, torch.Tensor] = {}
+
+    def about_to_write(self, tensors: Iterable[torch.Tensor]) -> None:
+        """To be called before every write, on the stream that it is issued to."""
+        with _disable_current_modes():
+            for tensor in tensors:
+                storage = tensor.untyped_storage()
+                reference = self._there.pop(storage._cdata, None)
+                if reference is not None:
+                    self._copies.append((reference, as_bytes(storage).clone()))
+
+    def about_to_draw(self, generators: Iterable[torch.Generator]) -> None:
+        """To be called before numbers are drawn from generators of the user's own."""
+        for generator in generators:
+            if generator not in self._generators:
+                self._generators[generator] = generator.get_state()
+
+    def restore(self) -> None:
+        """On the stream of the writes, once they are all issued."""
+        for reference, copy in self._copies:
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+            if storage is None:
+                continue
+            if storage.nbytes() != copy.numel():
+                storage.resize_(copy.numel())
+            as_bytes(storage).copy_(copy)
+        set_rng_state(self._device, self._random)
+        for generator, state in self._generators.items():
+            generator.set_state(state)
