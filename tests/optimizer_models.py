@@ -5,6 +5,7 @@ import pickle
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -236,6 +237,31 @@ def test_frozen_layers(device: torch.device) -> None:
             self.second.requires_grad_(False)
 
     assert check(device, simple_loop, make_model=Frozen).captured == STEPS - WARM
+
+
+class Sparse(Net):
+    """The gradient of its table is sparse, which no layer tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = nn.functional.embedding((x * 100).long() % 20, self.table.weight, sparse=True)
+        return self.head(torch.relu(self.second(words.mean(1))))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_streams": 2}, {"plan": Plan.by_hand(precision="bf16")}])
+def test_sparse_gradients(device: torch.device, options: dict[str, Any]) -> None:
+    both = pair(device, make_model=Sparse, make_optimizer=partial(torch.optim.SGD, lr=0.1), exact=False, **options)
+    if "plan" in options:
+        simple_loop(both.ours, both.optimizer, batches(device))
+        assert both.optimizer.report.applied == {"precision": "bf16"}
+    else:
+        train_both(both, simple_loop, batches(device))
+        assert "a gradient is sparse" in both.optimizer.report.declined["capture"]
+    assert both.ours.table.weight.grad.is_sparse
+    assert both.captured == 0
 
 
 def test_tied_weights(device: torch.device) -> None:

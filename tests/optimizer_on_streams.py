@@ -97,3 +97,59 @@ def test_everything_that_was_captured_was_planned(device):
     assert forward.plan is not None
     assert forward.plan.schedule.streams > 1
     optimizer.close()
+
+
+class Stats:
+    """A running mean of the user's own, which no module knows of."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.means = [{"hidden": torch.zeros(16, device=device)}]
+
+    def see(self, hidden: torch.Tensor) -> None:
+        self.means[0]["hidden"].mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+
+
+class Scaled(torch.autograd.Function):
+    """The identity, whose backward keeps a running mean of the gradients in a tensor that it is given."""
+
+    @staticmethod
+    def forward(context, hidden: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        context.mean = mean
+        return hidden * 1.0
+
+    @staticmethod
+    def backward(context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        context.mean.mul_(0.9).add_(gradient.mean(0), alpha=0.1)
+        return gradient, None
+
+
+class Watched(Towers):
+    """Towers with a running mean of its hidden values and one of their gradients, in no buffers."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.stats, self.backward_stats = Stats(device), Stats(device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.left(x)) * torch.relu(self.right(x))
+        self.stats.see(hidden)
+        return self.last(Scaled.apply(hidden, self.backward_stats.means[0]["hidden"]))
+
+    def seen(self) -> list[torch.Tensor]:
+        return [self.stats.means[0]["hidden"], self.backward_stats.means[0]["hidden"]]
+
+
+def test_planning_leaves_no_trace_in_what_only_the_user_knows_of(knob):
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(Watched(knob).to(knob))
+    plain, model = models
+    optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), num_streams=3)
+    expected = trained(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    assert all(map(torch.equal, trained(model, optimizer), expected))
+    assert optimizer.report.applied == {"capture": "segments", "streams": 3}
+    assert optimizer.counts["captured"] > 0
+    assert all(map(torch.equal, model.seen(), plain.seen()))
+    assert all(mean.abs().sum() > 0 for mean in plain.seen())
+    optimizer.close()

@@ -7,6 +7,7 @@ import copy
 import itertools
 import random
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -511,6 +512,34 @@ def test_a_batch_that_requires_a_gradient_is_not_captured(device):
         torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
     assert_same(planned, plain)
     assert "requires a gradient" in planned.step.report.declined["capture"]
+
+
+class Sparse(nn.Module):
+    """Its table gets a sparse gradient, told by a layer or only by a call."""
+
+    def __init__(self, told):
+        super().__init__()
+        self.told, self.table, self.head = told, nn.Embedding(20, 8, sparse=told), nn.Linear(8, 4)
+
+    def forward(self, x):
+        rows = (x[:, :3] * 100).long() % 20
+        words = self.table(rows) if self.told else F.embedding(rows, self.table.weight, sparse=True)
+        return self.head(words.mean(1))
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [(True, "a replayed graph would not fill sparse"), (False, "is sparse, which a replayed graph would not fill")],
+)
+def test_sparse_gradients_are_not_captured(device, capture, told, reason):
+    planned, plain = pair(
+        device, {"capture": capture}, model=lambda: Sparse(told), optimizer=partial(torch.optim.SGD, lr=LR)
+    )
+    train_both(planned, plain, batches(STEPS))
+    assert_same(planned, plain)
+    assert planned.model.table.weight.grad.is_sparse
+    assert reason in planned.step.report.declined["capture"]
 
 
 class Stateful(Mlp):

@@ -18,7 +18,7 @@ from kitsune.engine.record import Recorded
 from kitsune.engine.static import StaticBatch, place, tensors_of, why_not_static
 from kitsune.engine.update import is_starting
 from kitsune.engine.verified import verified
-from kitsune.engine.watch import Hooks, HostState, Watch, why_not_replayed
+from kitsune.engine.watch import Hooks, HostState, Watch, why_not_filled, why_not_replayed
 
 WARM_STEPS = 3
 MAX_WARM_STEPS = 32  # an optimizer that starts late (see `is_starting`) is waited for no longer in order to be recorded
@@ -154,7 +154,8 @@ class StepGraph:
         host = HostState(self._body.model, self._device)
         with watch_syncs(self._device, syncs):
             loss = self._body.gradients(placed)
-        self.refusal = why_not_replayed("the step", syncs, host)
+        gradients = [parameter.grad for parameter in self._body.parameters]
+        self.refusal = why_not_replayed("the step", syncs, host) or why_not_filled(gradients)
         return loss
 
     def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:

@@ -125,16 +125,18 @@ def own_gradients(
 ) -> list[torch.Tensor | None]:
     """Each gradient in a storage of its own and in the layout of its source, as AccumulateGrad would have made it.
 
-    autograd.grad may return one tensor for two parameters, which must not be unscaled or clipped twice.
+    autograd.grad may return one tensor for two parameters, which must not be unscaled or clipped twice. Sparse ones
+    stay as they are.
     """
     seen: set[int] = set()
     own: list[torch.Tensor | None] = []
     for gradient, source in zip(gradients, sources, strict=True):
-        kept = gradient
-        if gradient is not None and (storage_of(gradient) in seen or not same_layout(gradient, source)):
-            kept = torch.empty_like(source).copy_(gradient)
-        if kept is not None:
-            seen.add(storage_of(kept))
+        if gradient is None or gradient.layout is not torch.strided:
+            own.append(gradient)
+            continue
+        is_own = storage_of(gradient) not in seen and same_layout(gradient, source)
+        kept = gradient if is_own else torch.empty_like(source).copy_(gradient)
+        seen.add(storage_of(kept))
         own.append(kept)
     return own
 

@@ -21,7 +21,7 @@ from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import StaticBatch, opaque_type, tensors_of
 from kitsune.engine.undo import Undo
 from kitsune.engine.update import parameters_of
-from kitsune.engine.watch import Watch
+from kitsune.engine.watch import Watch, why_not_filled
 from kitsune.errors import CaptureError
 
 #: Where a tensor of the output goes in its flattened structure.
@@ -159,6 +159,8 @@ class Segments:
         # A layer may keep a parameter where no alias reaches it, as nn.LSTM does in its list of flat weights.
         halves = zip(self._aliases, self.parameters, both, both[len(self._aliases) :], strict=False)
         gradients = [first if alias is own else joined(first, second) for alias, own, first, second in halves]
+        if reason := why_not_filled(gradients):
+            raise CaptureError(reason)
         own = own_gradients(gradients, self.parameters)
         unscale(own, self.scaler)
         return own

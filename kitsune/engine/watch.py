@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from operator import is_
 from types import NoneType
@@ -126,6 +126,12 @@ def why_not_replayed(what: str, syncs: Sequence[Sync], host: HostState) -> str |
         return f"{what} waits for the device at {file}:{line}"
     change = host.change()
     return f"{change}, which a replayed graph would not" if change else None
+
+
+def why_not_filled(gradients: Iterable[torch.Tensor | None]) -> str | None:
+    """Why a replay would not fill these gradients again, or None. A sparse one has as many rows as the batch asks."""
+    is_sparse = any(each is not None and each.layout is not torch.strided for each in gradients)
+    return "a gradient is sparse, which a replayed graph would not fill again" if is_sparse else None
 
 
 def same(one: Any, other: Any) -> bool:

@@ -15,6 +15,8 @@ class Capture(Technique):
             return "CUDA graphs need a GPU"
         if facts.hook is not None:
             return f"{facts.hook} would not run in a replayed graph"
+        if facts.sparse_gradients:
+            return "a replayed graph would not fill sparse gradients again"
         if facts.host_sync is not None:
             return f"the step waits for the device at {facts.host_sync}"
         return None

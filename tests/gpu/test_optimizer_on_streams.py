@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from kitsune.optimizer import KitsuneOptimizer
+from kitsune.plan import Plan
 from tests.optimizer_on_streams import *  # noqa: F403
-from tests.optimizer_on_streams import MADE, OnStreams
+from tests.optimizer_on_streams import MADE, OnStreams, Stats, Towers, trained
 from tests.optimizer_semantics import *  # noqa: F403
 
 
@@ -21,3 +23,31 @@ def device(monkeypatch, more_streams_win):
 def knob(more_streams_win):
     yield torch.device("cuda", 0)
     torch.cuda.synchronize()
+
+
+class Compiled(Towers):
+    """Its running mean is written by a kernel of Inductor's."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.stats = Stats(device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.left(x)) * torch.relu(self.right(x))
+        self.stats.see(hidden)
+        return self.last(hidden)
+
+
+def test_planning_leaves_no_trace_in_what_compiled_code_writes(knob):
+    found = []
+    for streams in (1, 3):
+        torch.manual_seed(0)
+        model = Compiled(knob).to(knob)
+        plan = Plan.by_hand(capture="segments", compile="default", **({"streams": streams} if streams > 1 else {}))
+        optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), plan=plan)
+        parameters = trained(model, optimizer)
+        assert optimizer.report.applied == dict(plan.knobs)
+        found.append([*parameters, model.stats.means[0]["hidden"].clone()])
+        optimizer.close()
+    assert all(map(torch.equal, *found))
+    assert found[0][-1].abs().sum() > 0
