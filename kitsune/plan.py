@@ -222,7 +222,8 @@ def checked_knobs(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
         knob = KNOBS.get(name)
         if knob is None:
             raise PlanError(f"knobs.{name}", f"is not a knob; there are {', '.join(KNOBS)}")
-        if not isinstance(choice, str | int) or choice not in knob.choices:
+        is_choice = isinstance(choice, str | int) and not isinstance(choice, bool)  # True == 1
+        if not is_choice or choice not in knob.choices:
             raise PlanError(f"knobs.{name}", f"cannot be {choice!r}; choose one of {', '.join(map(str, knob.choices))}")
         if choice != knob.default:
             checked[name] = choice

@@ -67,8 +67,11 @@ class LaunchGraph:
 
     @classmethod
     def of(cls, launches: Iterable[Launch], storages: Iterable[Storage]) -> Self:
-        """Raises ValueError when a launch names a storage that is not there, or bytes outside of it."""
+        """Raises ValueError for a size that no storage has, and for a launch that touches what is not there."""
         launches, storages = tuple(launches), tuple(storages)
+        for number, storage in enumerate(storages):
+            if type(storage.nbytes) is not int or storage.nbytes < 0:
+                raise ValueError(f"storage {number} cannot have {storage.nbytes!r} bytes")
         for number, launch in enumerate(launches):
             check(number, launch, storages)
         return cls(launches, storages, reduced(hazards(launches, storages)), previous_draws(launches))

@@ -197,6 +197,13 @@ def test_a_span_that_is_not_there_is_refused(span: Span, message: str, is_read: 
         LaunchGraph.from_json({**written, "launches": [{"name": "op", "reads": read, "writes": write, "draws": False}]})
 
 
+@pytest.mark.parametrize("nbytes", [-4, "4", 4.0, True, None])
+def test_a_size_that_no_storage_has_is_refused(nbytes: object) -> None:
+    data = {"storages": [{"nbytes": nbytes, "is_own": True, "is_kept": False}], "launches": []}
+    with pytest.raises(ValueError, match=r"storage 0 cannot have .* bytes"):
+        LaunchGraph.from_json(data)
+
+
 @pytest.mark.parametrize(
     "data",
     [

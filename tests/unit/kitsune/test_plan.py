@@ -170,6 +170,9 @@ def test_a_plan_by_hand_names_what_is_wrong():
 
     with pytest.raises(PlanError, match=r"knobs\.update.*cannot be \['fused'\]"):
         Plan.by_hand(update=["fused"])
+    for name in ("streams", "prefetch"):
+        with pytest.raises(PlanError, match=rf"knobs\.{name}.*cannot be True"):
+            Plan.by_hand(**{name: True})
 
 
 @pytest.mark.parametrize("plan", [Plan(), Plan.by_hand(update="fused")])
