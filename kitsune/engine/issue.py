@@ -89,7 +89,8 @@ class Memory:
             output = call.function(*self.tensors(call.arguments), **self.tensors(call.named))
         if not call.results:
             return
-        for leaf, place in zip(pytree.tree_leaves(output), call.results, strict=True):
+        leaves = (output,) if torch.is_tensor(output) else pytree.tree_leaves(output)
+        for leaf, place in zip(leaves, call.results, strict=True):
             if place is not None and torch.is_tensor(leaf):
                 if (leaf.dtype, tuple(leaf.shape)) != (place.dtype, tuple(place.size)):
                     raise CaptureError(
@@ -167,12 +168,14 @@ class CudaLanes:
         self._main = torch.cuda.current_stream(self._device)
         alone = len(self._priorities) == 1
         self._streams = [self._main] if alone else self._lanes()
+        self._current = self._main
         self._events: dict[int, torch.cuda.Event] = {}
         for stream in self._others():
             stream.wait_stream(self._main)
         return self
 
     def __exit__(self, *_: object) -> None:
+        torch.cuda.set_stream(self._main)
         for stream in self._others():
             self._main.wait_stream(stream)
 
@@ -187,7 +190,9 @@ class CudaLanes:
         stream = self._streams[lane]
         for other in waits:
             stream.wait_event(self._events[other])
-        with torch.cuda.stream(stream):
-            run()
+        if stream is not self._current:  # a context around each launch looks the current one up four times
+            torch.cuda.set_stream(stream)
+            self._current = stream
+        run()
         if launch in self._awaited:
             self._events[launch] = stream.record_event()

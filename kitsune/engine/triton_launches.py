@@ -89,7 +89,8 @@ def _inductors(run: Any, saw: Saw, tuner: Any, *arguments: Any, stream: Any, **n
 
 
 def _on_current_stream(run: Any, tuner: Any, *arguments: Any, **named: Any) -> Any:
-    return run(tuner, *arguments, stream=torch.cuda.current_stream().cuda_stream, **named)
+    stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+    return run(tuner, *arguments, stream=stream, **named)
 
 
 def _users(run: Any, saw: Saw, kernel: Any, *arguments: Any, **named: Any) -> Any:
