@@ -9,30 +9,29 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kitsune.device import rng_state, set_rng_state
 from kitsune.engine.state import as_bytes
-from kitsune.engine.storages import PLAIN
 
 
 class Undo:
     """Copies the bytes of what was there when it was made, on the first write: a model may be all that memory holds.
 
-    Of a tensor that was there Python knows. Not seen are the writes of a CPU's compiled code, and those of an operation
-    that its schema does not tell of.
+    Of a tensor that was there Python knows. Not seen are the writes of a CPU's compiled code, those into sparse
+    tensors, and those of an operation that its schema does not tell of.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._random = rng_state(device)
-        alive = [each for each in gc.get_objects() if type(each) in PLAIN and torch._C._has_storage(each)]
+        # By type: to ask an object for its class may run code of the user's.
+        alive = storages_of(each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
         # Weak: a recording asks whether anybody else still holds what the step lets go of.
-        self._there = {storage._cdata: StorageWeakRef(storage) for storage in map(torch.Tensor.untyped_storage, alive)}
+        self._there = {storage._cdata: StorageWeakRef(storage) for storage in alive}
         self._copies: list[tuple[StorageWeakRef, torch.Tensor]] = []
         self._generators: dict[torch.Generator, torch.Tensor] = {}
 
     def about_to_write(self, tensors: Iterable[torch.Tensor]) -> None:
         """To be called before every write, on the stream that it is issued to."""
         with _disable_current_modes():
-            for tensor in tensors:
-                storage = tensor.untyped_storage()
+            for storage in storages_of(tensors):
                 reference = self._there.pop(storage._cdata, None)
                 if reference is not None:
                     self._copies.append((reference, as_bytes(storage).clone()))
@@ -49,9 +48,16 @@ class Undo:
             storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
             if storage is None:
                 continue
-            if storage.nbytes() != copy.numel():
+            if storage.nbytes() < copy.numel():
                 storage.resize_(copy.numel())
-            as_bytes(storage).copy_(copy)
+            # One that has grown stays so: its tensors know their new size.
+            as_bytes(storage)[: copy.numel()].copy_(copy)
         set_rng_state(self._device, self._random)
         for generator, state in self._generators.items():
             generator.set_state(state)
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """Of those that have one; a sparse tensor has several tensors instead."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return [tensor.untyped_storage() for tensor in tensors if torch._C._has_storage(tensor)]
