@@ -1,13 +1,12 @@
 """A function in, the kernels that it runs on the GPU out, as the profiler saw them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch._C._autograd import DeviceType, _profiler_enabled
-from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from kitsune.errors import CaptureError
@@ -33,19 +32,24 @@ def timeline(function: Callable[[], Any]) -> list[Kernel]:
     if _profiler_enabled():
         raise CaptureError("torch.profiler is running, and only one can: launches are counted by it")
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         function()
         torch.cuda.synchronize()
-    kernels = ran_on(DeviceType.CUDA, profiled.events())
+    kernels = ran_on(DeviceType.CUDA, profiled)
     if not kernels:
         raise CaptureError("torch.profiler sees no kernels: another tool holds the GPU's performance interface")
     return kernels
 
 
-def ran_on(device_type: DeviceType, events: Iterable[FunctionEvent]) -> list[Kernel]:
-    """What ran there, by the time at which it began; ranges that are only names of parts are none of it."""
-    seen = (event for event in events if event.device_type == device_type and not event.is_user_annotation)
-    kernels = [Kernel(event.name, event.time_range.start, event.time_range.elapsed_us()) for event in seen]
+def ran_on(device_type: DeviceType, profiled: Any) -> list[Kernel]:
+    """What ran there, by the time at which it began; ranges that are only names of parts are none of it.
+
+    Read from Kineto's own results: `profile.events()` makes a tree of them with what the host did, which takes 0.4 to
+    1.1 s for the 4 700 kernels of three issues of BERT-base.
+    """
+    events = profiled.profiler.kineto_results.events()
+    seen = (event for event in events if event.device_type() == device_type and not event.is_user_annotation())
+    kernels = [Kernel(event.name(), event.start_ns() / 1e3, event.duration_ns() / 1e3) for event in seen]
     return sorted(kernels, key=lambda kernel: kernel.begin_us)
 
 
