@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import torch
@@ -26,7 +27,7 @@ from benchmarks.plans import recording_of
 from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, race, write
 from kitsune.device import Recorder
-from kitsune.engine.contest import ratio_of, replay_ms
+from kitsune.engine.contest import ratios, replay_ms
 from kitsune.engine.planned import WAIT_US, Planned, budget_of, most_taken, planned, plans, spread
 from kitsune.engine.planner import Captured, Planner, replaying
 from kitsune.engine.recording import Recording
@@ -42,7 +43,7 @@ SPREADS: Final = (0.1, 0.25, 0.5)  # standard deviations of the logarithm of a c
 
 
 def is_faster(best: Captured, other: Captured) -> bool:
-    return ratio_of(best.graph, other.graph, replay_ms, ROUNDS) < BY
+    return median(ratios(best.graph, other.graph, replay_ms, ROUNDS)) < BY
 
 
 def slacks_us(way: Recording, costs_us: Sequence[float]) -> list[float]:

@@ -1,10 +1,14 @@
 """Which of several captured plans is taken, by a clock that the test makes up."""
 
+from statistics import median
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kitsune.device import HostGraph, Recorder
-from kitsune.engine.contest import is_faster
+from kitsune.engine.contest import BY, ROUNDS, is_faster
 from kitsune.engine.costs import START_US, between_marks
 from kitsune.engine.kernels import Kernel, timeline
 from kitsune.engine.planned import by_load, most_taken, plans
@@ -116,6 +120,30 @@ def test_one_slow_replay_decides_nothing():
     first, second = object(), object()
     times = {first: iter([1.0] * 11), second: iter([0.9] * 5 + [50.0] * 2 + [0.9] * 4)}
     assert is_faster(first, second, lambda graph: next(times[graph]))
+
+
+@given(st.lists(st.floats(0.9, 1.1), min_size=ROUNDS + 1, max_size=ROUNDS + 1))
+def test_a_contest_that_ends_early_ends_as_the_whole_one_would(times_ms):
+    first, second = object(), object()
+    replays = iter(times_ms)
+
+    def clock(graph):
+        return 1.0 if graph is first else next(replays)
+
+    assert is_faster(first, second, clock) == (median(times_ms[1:]) < BY)
+
+
+def test_a_contest_ends_once_it_is_decided():
+    first, second = object(), object()
+    for took_ms in (0.5, 2.0):
+        replays = []
+
+        def clock(graph, took_ms=took_ms, replays=replays):
+            replays.append(graph)
+            return 1.0 if graph is first else took_ms
+
+        assert is_faster(first, second, clock) == (took_ms < 1.0)
+        assert len(replays) == 2 * (1 + ROUNDS // 2 + 1)
 
 
 def test_the_first_replays_are_not_counted():

@@ -2,15 +2,14 @@ from collections import Counter
 
 import torch
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 from kitsune.engine.kernels import difference, ran_on
 
 
 def test_what_ran_is_told_in_order_without_the_names_of_parts():
     x = torch.ones(1000)
-    activities = [ProfilerActivity.CPU]
-    with profile(activities=activities) as profiled, torch.profiler.record_function("a part"):
+    with profile(use_kineto=True) as profiled, torch.profiler.record_function("a part"):
         x.exp()
         x.tanh()
     kernels = ran_on(DeviceType.CPU, profiled)
