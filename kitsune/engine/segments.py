@@ -21,7 +21,7 @@ from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import StaticBatch, opaque_type, tensors_of
 from kitsune.engine.undo import Undo
 from kitsune.engine.update import parameters_of
-from kitsune.engine.watch import Watch, why_not_filled
+from kitsune.engine.watch import Watch, newest_node, why_not_filled, why_not_joined_again
 from kitsune.errors import CaptureError
 
 #: Where a tensor of the output goes in its flattened structure.
@@ -75,6 +75,7 @@ class Segments:
         self._watch = Watch(model, optimizer)
 
     def _capture(self, recorder: Recorder) -> None:
+        since = newest_node()
         self._ran = recorder.executes
         # The CPU twin runs the backward once while it records it, and needs the graph again.
         self._retain = recorder.executes or self.retain_graph
@@ -83,6 +84,8 @@ class Segments:
         self._backward_graph, self._gradients = recorder.capture(self._run_backward)
         if not recorder.executes:
             self._forget_graph()
+            if reason := why_not_joined_again(since):
+                raise CaptureError(reason)
 
     def _capture_planned(self, planner: Planner) -> Pair | None:
         """Leaves no trace of the runs that it takes. None: `planner.refusal` says why."""

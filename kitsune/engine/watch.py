@@ -1,5 +1,6 @@
 """Watch: has anything changed that a captured graph has baked in? Cheap enough to ask before every replay."""
 
+import gc
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,8 @@ HOOKS = (
 )
 
 MEMBERS = ("_modules", "_parameters", "_buffers")
+PLAIN = (bool, int, float, str, NoneType)
+CONTAINERS = (list, tuple, dict)
 
 
 class Watch:
@@ -93,13 +96,20 @@ class HostState:
         return random.getstate(), bytes(torch.get_rng_state().numpy()), numpy_state(), *map(generator_state, own)
 
     def _look(self) -> dict[str, Any]:
-        """Attributes and buffers of all modules that are tensors or plain values, by name."""
+        """Attributes and buffers of all modules that are tensors or plain values, or lists or dicts, by name."""
         return {
-            f"{name}.{attribute}".lstrip("."): value
+            f"{name}.{attribute}".lstrip("."): contents(value) if type(value) in CONTAINERS else value
             for name, module in self._model.named_modules()
             for attribute, value in (*vars(module).items(), *module._buffers.items())
-            if isinstance(value, (torch.Tensor, bool, int, float, str, NoneType))
+            if isinstance(value, (torch.Tensor, *PLAIN)) or (type(value) in CONTAINERS and attribute not in MEMBERS)
         }
+
+
+def contents(container: Any) -> list[Any]:
+    """How many things it holds, and which of them are plain values. A tensor in it may be another one: a replay writes
+    the memory of the one that is held."""
+    pairs = container.items() if type(container) is dict else enumerate(container)
+    return [(key, value if isinstance(value, PLAIN) else type(value)) for key, value in pairs]
 
 
 def generator_state(value: Any) -> Any:
@@ -126,6 +136,35 @@ def why_not_replayed(what: str, syncs: Sequence[Sync], host: HostState) -> str |
         return f"{what} waits for the device at {file}:{line}"
     change = host.change()
     return f"{change}, which a replayed graph would not" if change else None
+
+
+def newest_node() -> int:
+    """The number of an autograd node made now: they count up in each thread."""
+    with torch.enable_grad():
+        node: Any = torch.zeros((), requires_grad=True).clone().grad_fn
+    return int(node._sequence_nr())
+
+
+def why_not_joined_again(since: int) -> str | None:
+    """Why the user's loop would miss a part of the graph that was made after this node, or None."""
+    if not keeps_graph(since):
+        return None
+    gc.collect()
+    told = "the forward keeps a tensor with its autograd graph, which a replayed graph would not make again"
+    return told if keeps_graph(since) else None
+
+
+def keeps_graph(since: int) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():
+        return any(number_of(each) > since for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+
+
+def number_of(tensor: torch.Tensor) -> int:
+    """Of the node that made it; -1 where there is none, or none that torch would tell of (a view that was written)."""
+    try:
+        return -1 if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())
+    except RuntimeError:
+        return -1
 
 
 def why_not_filled(gradients: Iterable[torch.Tensor | None]) -> str | None:

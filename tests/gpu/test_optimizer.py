@@ -1,7 +1,7 @@
 """The drop-in on a GPU: its semantics on real CUDA graphs, and what only a GPU can show."""
 
 import gc
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -45,6 +45,46 @@ def test_no_step_waits_for_the_device(device: torch.device, by_kernel: bool) -> 
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert (both.captured, both.optimizer.counts["update"]) == (before[0] + 4, before[1] + 4)
+
+
+class TwoTerms(Net):
+    """The second term of its loss lies in a list of its own, or of nobody's."""
+
+    ELSEWHERE: ClassVar[list[torch.Tensor]] = []
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.own, self.terms = own, []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.norm(self.first(x)))
+        if self.own:
+            self.terms = [hidden.square().mean()]
+        else:
+            self.ELSEWHERE[:] = [hidden.square().mean()]
+        return self.head(torch.relu(self.second(hidden)))
+
+    def term(self) -> torch.Tensor:
+        return (self.terms if self.own else self.ELSEWHERE)[0]
+
+
+def two_terms_loop(model: Any, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+    losses = []
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y) + model.term()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("options", [{}, {"num_streams": 3}])
+def test_a_term_of_the_loss_that_the_forward_keeps(device: torch.device, own: bool, options: dict[str, Any]) -> None:
+    both = check(device, two_terms_loop, make_model=lambda: TwoTerms(own), **options)
+    assert both.captured == 0
+    assert "keeps a tensor with its autograd graph" in both.optimizer.report.declined["capture"]
 
 
 def test_a_forward_that_waits_for_the_device_is_not_captured(device: torch.device) -> None:
