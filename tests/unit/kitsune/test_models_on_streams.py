@@ -1,4 +1,4 @@
-"""The drop-in with planned launches, on models of every kind: tests/optimizer_models.py, on three streams of the twin."""
+"""The drop-in with planned launches on models of every kind: optimizer_models.py, on three streams of the twin."""
 
 import pytest
 import torch
