@@ -239,6 +239,29 @@ def test_frozen_layers(device: torch.device) -> None:
     assert check(device, simple_loop, make_model=Frozen).captured == STEPS - WARM
 
 
+class Normalizes(Net):
+    """In place, as a first layer of a pipeline may; its loop looks at the batch again."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.mul_(0.5))
+
+
+def test_inputs_that_the_forward_writes(device: torch.device) -> None:
+    def loop(model: Any, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        found = []
+        for x, y in data:
+            batch = x.clone()
+            optimizer.zero_grad()
+            criterion(model(batch), y).backward()
+            optimizer.step()
+            found.append(batch)
+        return found
+
+    both = check(device, loop, make_model=Normalizes)
+    assert both.captured == 0
+    assert "writes into its input" in both.optimizer.report.declined["capture"]
+
+
 class Sparse(Net):
     """The gradient of its table is sparse, which no layer tells."""
 

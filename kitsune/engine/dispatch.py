@@ -132,10 +132,12 @@ class SegmentedForward:
         if warm < WARM_FORWARDS:  # compiling and autotuning wait for the device as they please
             return self._eager("warm", self._forward, args, kwargs)
         syncs: list[Sync] = []
-        host = HostState(self.model, self.device)
+        host, before = HostState(self.model, self.device), versions_of((args, kwargs))
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
         self.refusal = why_not_replayed("the forward", syncs, host) or why_not_joined(pytree.tree_leaves(output))
+        if self.refusal is None and versions_of((args, kwargs)) != before:
+            self.refusal = "the forward writes into its input, where a replayed graph would write into a copy"
         return output
 
     def _first_replay(self, key: Any, args: Any, kwargs: Any) -> Any:
@@ -216,6 +218,12 @@ def autocast_of(kind: str) -> tuple[Any, ...] | None:
     if not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
+
+
+def versions_of(arguments: Any) -> list[int]:
+    """How often each tensor of the arguments was written in place."""
+    tensors = (leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 def to_single(leaf: Any) -> Any:
