@@ -292,12 +292,13 @@ class Recorder:
             return HostGraph.record(function)
         try:
             return self._captured(function)
-        except RuntimeError as error:
+        except CaptureError:
+            raise
+        except Exception as error:
             self._leave_pool()
             self._mend_generator()
             # Ending a broken capture raises an error of its own, which hides the one that broke it.
-            cause = error.__context__ or error
-            raise CaptureError(f"CUDA graph capture failed: {first_line(cause)}") from error
+            raise CaptureError(f"CUDA graph capture failed: {first_line(error.__context__ or error)}") from error
 
     def _leave_pool(self) -> None:
         """A failed capture leaves the allocator recording for ever, and it frees nothing that two streams used then."""

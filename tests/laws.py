@@ -209,6 +209,7 @@ LAZY_IMPORTERS = frozenset(
     }
 )
 # The two process borders: whatever a user's model does must become a value there.
+# kitsune/device.py: whatever a model raises in a capture, which runs it once more, is a reason not to capture it.
 # kitsune/engine/planner.py, kitsune/engine/verified.py: the step has run once when these run it again to prove a plan;
 # what the user's own code raises in such a run must neither reach them nor have the step run anew.
 # kitsune/lookup.py: training must go on plain whatever a server sends and whatever the export of a model raises.
@@ -217,6 +218,7 @@ LAZY_IMPORTERS = frozenset(
 # kitsune/memory/prefetch.py: what a loader raises in the thread that fetches ahead is raised again where it is awaited.
 BROAD_CATCHERS = frozenset(
     {
+        "kitsune/device.py",
         "kitsune/engine/planner.py",
         "kitsune/engine/verified.py",
         "kitsune/lookup.py",

@@ -84,22 +84,30 @@ class Planner:
         fill(static, recorded.result)
         return graph, static
 
-    def capture_pair(
-        self, first: Step, second: Step, inputs: Sequence[torch.Tensor], undo: Undo | None = None
-    ) -> Pair | None:
+    def capture_pair(self, first: Step, second: Step, prepare: Callable[[], Sequence[torch.Tensor]]) -> Pair | None:
         """Two graphs: of `first`, and of `second`, which goes on with what it has made. None: `refusal` says why not.
 
-        Both run, and `undo` alone may put back what they change. `inputs` are the static tensors of both.
+        `prepare` is called once `first` has run, and gives the static tensors of both. No run leaves a trace.
         """
-        recorded = record(first, self._recorder.device, second, undo)
-        self.refusal = recorded.refusal
-        if recorded.recording is None:
-            return None
         try:
-            return self._proven_pair(recorded.recording, recorded.cut, lambda: (first(), second()), inputs)
+            return self._undone_pair(first, second, prepare)
         except Exception as error:  # noqa: BLE001  (see above)
             self.refusal = reason_of(error)
             return None
+
+    def _undone_pair(self, first: Step, second: Step, prepare: Callable[[], Sequence[torch.Tensor]]) -> Pair | None:
+        device = self._recorder.device
+        undo = Undo(device)
+        try:
+            record(first, device, undo=undo)
+            inputs = prepare()
+            recorded = record(first, device, second, undo)
+            self.refusal = recorded.refusal
+            if recorded.recording is None:
+                return None
+            return self._proven_pair(recorded.recording, recorded.cut, lambda: (first(), second()), inputs)
+        finally:
+            undo.restore()
 
     def tried(self, plan: Planned) -> Captured:
         """In a pool that dies with the graph: in the step's own one, what a loser took would stay with the winner."""

@@ -16,10 +16,9 @@ from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import SECOND_ORDER, own_gradients, scaled, unscale
 from kitsune.engine.leaves import fresh_leaves, joined
 from kitsune.engine.planner import Pair, Planner
-from kitsune.engine.record import record
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import StaticBatch, opaque_type, tensors_of
-from kitsune.engine.undo import Undo
+from kitsune.engine.undo import are_hidden
 from kitsune.engine.update import parameters_of
 from kitsune.engine.watch import Watch, newest_node, why_not_filled, why_not_joined_again
 from kitsune.errors import CaptureError
@@ -90,26 +89,29 @@ class Segments:
     def _capture_planned(self, planner: Planner) -> Pair | None:
         """Leaves no trace of the runs that it takes. None: `planner.refusal` says why."""
         self._ran, self._retain = False, self.retain_graph
+        if are_hidden(self.parameters):
+            planner.refusal = "gc.freeze() hides what planning has to put back; call it before the model is made"
+            return None
         with side_stream(self._device):
-            undo = Undo(self._device)
-            try:
-                record(self._run_forward, self._device, undo=undo)
-                self._output_gradients = self._gradients_of_outputs(torch.randn_like)  # zeros would prove nothing
-                inputs = [*tensors_of(self._static.batch), *self._output_gradients]
-                pair = planner.capture_pair(self._run_forward, self._run_last_backward, inputs, undo)
-            finally:
-                undo.restore()
+            pair = planner.capture_pair(self._run_forward, self._run_last_backward, self._inputs_of_both)
         if pair is not None:
             one, two = pair
             self._forward_graph, (self._outputs, _) = one.graph, one.static
             self._backward_graph, self._gradients = two.graph, two.static
         return pair
 
+    def _inputs_of_both(self) -> list[torch.Tensor]:
+        self._output_gradients = self._gradients_of_outputs(torch.randn_like)  # zeros would prove nothing
+        return [*tensors_of(self._static.batch), *self._output_gradients]
+
     def _gradients_of_outputs(self, make: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
         """Static tensors for the gradients of the last forward's outputs. Raises CaptureError."""
         if self._problem is not None:
             raise CaptureError(self._problem)
-        return [make(output.detach()) for output in self._live if output.requires_grad]
+        outputs = [output for output in self._live if output.requires_grad]
+        place = {id(leaf): at for leaves in (self.parameters, self._aliases) for at, leaf in enumerate(leaves)}
+        self._reached = [{place[leaf] for leaf in leaves_behind(output) if leaf in place} for output in outputs]
+        return [make(output.detach()) for output in outputs]
 
     @property
     def is_waiting(self) -> bool:
@@ -164,6 +166,9 @@ class Segments:
         gradients = [first if alias is own else joined(first, second) for alias, own, first, second in halves]
         if reason := why_not_filled(gradients):
             raise CaptureError(reason)
+        pairs = zip(self._aliases, self.parameters, strict=True)
+        if any(alias.grad is not None for alias, own in pairs if alias is not own):
+            raise CaptureError("the backward sets a parameter's gradient by itself, which a replayed graph would not")
         own = own_gradients(gradients, self.parameters)
         unscale(own, self.scaler)
         return own
@@ -181,7 +186,10 @@ class Segments:
         return tuple(output.clone() for output in self._outputs)
 
     def replay_backward(self, output_gradients: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
-        """The gradients, as aliases of the tensors that every replay overwrites."""
+        """The gradients, as aliases of the tensors that every replay overwrites.
+
+        None for a parameter that no output with a gradient depends on, as a plain backward leaves it.
+        """
         self._spare_accumulated()
         wanted = [g for g, needs in zip(output_gradients, self._differentiable, strict=True) if needs]
         for static, gradient in zip(self._output_gradients, wanted, strict=True):
@@ -190,7 +198,11 @@ class Segments:
             else:
                 static.copy_(gradient)
         self._backward_graph.replay()
-        return [gradient if gradient is None else gradient.detach() for gradient in self._gradients]
+        used = set().union(*(at for at, gradient in zip(self._reached, wanted, strict=True) if gradient is not None))
+        return [
+            gradient.detach() if gradient is not None and at in used else None
+            for at, gradient in enumerate(self._gradients)
+        ]
 
     def _spare_accumulated(self) -> None:
         """Gradients of an earlier backward live in memory that the next replay overwrites: copy them first.
@@ -231,6 +243,20 @@ class Segments:
         context.mark_non_differentiable(
             *(out for out, needs in zip(outputs, self._differentiable, strict=True) if not needs)
         )
+
+
+def leaves_behind(output: torch.Tensor) -> set[int]:
+    """By id, the leaves of the autograd graph that a gradient of this tensor flows to."""
+    found, seen = set(), {output.grad_fn}
+    nodes: list[Any] = [output.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        following = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= following
+        nodes += following
+    return found
 
 
 def why_not_joined(leaves: Sequence[Any]) -> str | None:

@@ -57,6 +57,14 @@ class Undo:
             generator.set_state(state)
 
 
+def are_hidden(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether `gc.freeze()` came after these were made: then what was there cannot be told."""
+    if not gc.get_freeze_count():
+        return False
+    alive = set(map(id, gc.get_objects()))
+    return any(id(tensor) not in alive for tensor in tensors)
+
+
 def storages_of(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
     """Of those that have one; a sparse tensor has several tensors instead."""
     with torch._C.DisableTorchFunctionSubclass():

@@ -46,11 +46,9 @@ def test_two_graphs_are_the_forward_and_its_backward(name, streams):
     parts, twin = Parts(name), Parts(name)
     planner = Planner(Recorder(CPU), streams)
     torch.manual_seed(3)
-    one, two = planner.capture_pair(parts.forward, parts.backward, [parts.x, parts.gradient])
+    one, two = planner.capture_pair(parts.forward, parts.backward, lambda: [parts.x, parts.gradient])
     assert planner.refusal == ""
     assert (max(one.plan.schedule.streams, two.plan.schedule.streams) > 1) == (streams > 1)
-    torch.manual_seed(3)
-    twin.forward(), twin.backward()
     for number in range(4):
         for each in (parts, twin):
             other_data(each, number)
@@ -64,7 +62,7 @@ def test_two_graphs_are_the_forward_and_its_backward(name, streams):
 
 def test_a_second_backward_finds_what_the_forward_left():
     parts = Parts("branches")
-    one, two = Planner(Recorder(CPU), 3).capture_pair(parts.forward, parts.backward, [parts.x, parts.gradient])
+    one, two = Planner(Recorder(CPU), 3).capture_pair(parts.forward, parts.backward, lambda: [parts.x, parts.gradient])
     one.graph.replay()
     two.graph.replay()
     first = [gradient.clone() for gradient in two.static]
@@ -84,7 +82,7 @@ def test_an_empty_tensor_crosses_too():
     def second():
         return torch.cat([made[0] + 1, made[1]])
 
-    one, two = Planner(Recorder(CPU), 2).capture_pair(first, second, [x])
+    one, two = Planner(Recorder(CPU), 2).capture_pair(first, second, lambda: [x])
     x.fill_(3.0)
     one.graph.replay()
     two.graph.replay()
@@ -111,7 +109,7 @@ def test_each_half_has_the_launches_and_the_memory_of_its_own():
 def test_what_cannot_be_followed_in_either_part_is_refused():
     parts = Parts("mlp")
     planner = Planner(Recorder(CPU), 2)
-    assert planner.capture_pair(parts.forward, lambda: float(parts.live.detach().sum()), [parts.x]) is None
+    assert planner.capture_pair(parts.forward, lambda: float(parts.live.detach().sum()), lambda: [parts.x]) is None
     assert "depends on the data" in planner.refusal
 
 
@@ -120,5 +118,5 @@ def test_parts_that_are_not_what_was_recorded_are_found_out():
     planner = Planner(Recorder(CPU), 2)
     plain = parts.backward
     parts.backward = lambda: [gradient * float(parts.x.numpy()[0, 0]) for gradient in plain()]
-    assert planner.capture_pair(parts.forward, parts.backward, [parts.x, parts.gradient]) is None
+    assert planner.capture_pair(parts.forward, parts.backward, lambda: [parts.x, parts.gradient]) is None
     assert "not those of the step" in planner.refusal
