@@ -239,6 +239,99 @@ def test_frozen_layers(device: torch.device) -> None:
     assert check(device, simple_loop, make_model=Frozen).captured == STEPS - WARM
 
 
+class TwoHeads(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(self.norm(self.first(x)))
+        return self.head(torch.relu(self.second(hidden))), self.other(hidden)
+
+
+@pytest.mark.parametrize("turns", [(1, 0), (1, 0, 1), (0, 0, 0, 0, 0, 2, 1)])
+def test_heads_that_take_turns(device: torch.device, turns: tuple[int, ...]) -> None:
+    """Weight decay and momentum move what has a gradient, were it of zeros; a head that is not used has none."""
+
+    def loop(model: Any, optimizer: Optimizer, data: list[Batch]) -> list[Any]:
+        found = []
+        for number, (x, y) in enumerate(data):
+            outputs, turn = model(x), turns[number % len(turns)]
+            used = outputs if turn == 2 else outputs[turn : turn + 1]
+            optimizer.zero_grad()
+            sum(criterion(output, y) for output in used).backward()
+            found.append([weight.grad is None for weight in model.parameters()])
+            optimizer.step()
+        return found
+
+    assert check(device, loop, make_model=TwoHeads).captured == STEPS - WARM
+
+
+class Fills(torch.autograd.Function):
+    """A product whose backward puts the weight's gradient where it belongs by itself."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(x)
+        context.weight = weight
+        return x @ weight.detach().t()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (x,) = context.saved_tensors
+        own = gradient.t() @ x
+        context.weight.grad = own if context.weight.grad is None else context.weight.grad + own
+        return gradient @ context.weight.detach(), None
+
+
+class FillsGradient(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.norm(self.first(x)))
+        return self.head(torch.relu(Fills.apply(hidden, self.second.weight)))
+
+
+def test_a_backward_that_fills_a_gradient_by_itself(device: torch.device) -> None:
+    both = pair(device, make_model=FillsGradient)
+    data = batches(device)
+    before = both.ours.second.weight.detach().clone()
+    simple_loop(both.ours, both.optimizer, data[:8])
+    middle = both.ours.second.weight.detach().clone()
+    simple_loop(both.ours, both.optimizer, data[8:])
+    assert not torch.equal(before, middle)
+    assert not torch.equal(middle, both.ours.second.weight)
+    assert both.captured == 0
+    assert "sets a parameter's gradient by itself" in both.optimizer.report.declined["capture"]
+
+
+class Conditioned(Net):
+    """Its loop puts a tensor of the batch's own beside it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+@pytest.mark.parametrize("period", [1, 8])
+def test_attributes_that_the_loop_sets(device: torch.device, period: int) -> None:
+    def loop(model: Any, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        losses = []
+        for number, (x, y) in enumerate(data):
+            if number % period == 0:
+                model.scale = x[:1, :3].exp()
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    both = check(device, loop, make_model=Conditioned)
+    if period == 1:
+        assert both.captured == 0
+        assert "the loop sets scale between steps" in both.optimizer.report.declined["capture"]
+    else:
+        assert both.captured > 0
+
+
 class Normalizes(Net):
     """In place, as a first layer of a pipeline may; its loop looks at the batch again."""
 

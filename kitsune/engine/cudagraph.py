@@ -18,7 +18,7 @@ from kitsune.engine.record import Recorded
 from kitsune.engine.static import StaticBatch, place, tensors_of, why_not_static
 from kitsune.engine.update import is_starting
 from kitsune.engine.verified import verified
-from kitsune.engine.watch import Hooks, HostState, Watch, why_not_filled, why_not_replayed
+from kitsune.engine.watch import Attributes, Hooks, HostState, Watch, why_not_filled, why_not_replayed
 
 WARM_STEPS = 3
 MAX_WARM_STEPS = 32  # an optimizer that starts late (see `is_starting`) is waited for no longer in order to be recorded
@@ -138,7 +138,9 @@ class StepGraph:
         with side_stream(self._device):
             placed = place(batch, self._device, self._memory_format)
             if self.calls < WARM_STEPS - 1:
-                return self._body.step(placed)
+                loss = self._body.step(placed)
+                self._attributes = Attributes(self._body.model)
+                return loss
             loss = self._watched(placed)
             self._body.update.step()
         self.refusal = self.refusal or why_not_static(batch)
@@ -151,11 +153,12 @@ class StepGraph:
         that).
         """
         syncs: list[Sync] = []
+        replaced = self._attributes.why_replaced()
         host = HostState(self._body.model, self._device)
         with watch_syncs(self._device, syncs):
             loss = self._body.gradients(placed)
         gradients = [parameter.grad for parameter in self._body.parameters]
-        self.refusal = why_not_replayed("the step", syncs, host) or why_not_filled(gradients)
+        self.refusal = replaced or why_not_replayed("the step", syncs, host) or why_not_filled(gradients)
         return loss
 
     def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from kitsune.engine.planner import Planner
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.segments import Segments, why_not_joined
 from kitsune.engine.static import opaque_type, restrided, signature_of
-from kitsune.engine.watch import HostState, first_hook, why_not_replayed
+from kitsune.engine.watch import Attributes, HostState, first_hook, why_not_replayed
 from kitsune.errors import CaptureError
 
 WARM_FORWARDS = 3
@@ -130,7 +130,12 @@ class SegmentedForward:
 
     def _warm(self, warm: int, args: Any, kwargs: Any) -> Any:
         if warm < WARM_FORWARDS:  # compiling and autotuning wait for the device as they please
-            return self._eager("warm", self._forward, args, kwargs)
+            output = self._eager("warm", self._forward, args, kwargs)
+            self._attributes = Attributes(self.model)
+            return output
+        self.refusal = self._attributes.why_replaced()
+        if self.refusal is not None:
+            return self._eager("eager", self._forward, args, kwargs)
         syncs: list[Sync] = []
         host, before = HostState(self.model, self.device), versions_of((args, kwargs))
         with watch_syncs(self.device, syncs):

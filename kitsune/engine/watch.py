@@ -45,13 +45,14 @@ class Watch:
         self._parameters = list(model.parameters())
         self._tensors = [*self._parameters, *model.buffers()]
         self._seen = list(self._look())
+        self._attributes = Attributes(model)
 
     def unchanged(self, *, state: bool = True) -> bool:
         """`state=False` when what was captured does not touch the optimizer's state."""
         now = self._optimizer.state
         if state and (now is not self._state or len(now) != self._states):
             return False
-        if any(self._empty) or not all(map(is_, self._items(), self._held)):
+        if any(self._empty) or not all(map(is_, self._items(), self._held)) or self._attributes.why_replaced():
             return False
         return all(now == then for now, then in zip(self._look(), self._seen, strict=True))
 
@@ -67,6 +68,25 @@ class Watch:
         yield [tensor.data_ptr() for tensor in self._tensors]
         yield [parameter.requires_grad for parameter in self._parameters]
         yield any(map(is_hooked, self._parameters))
+
+
+class Attributes:
+    """The tensors that modules hold as plain attributes: a loop may put others there, for each batch its own mask."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._held = [
+            (vars(module), attribute, value, f"{name}.{attribute}".lstrip("."))
+            for name, module in model.named_modules()
+            for attribute, value in vars(module).items()
+            if isinstance(value, torch.Tensor)
+        ]
+
+    def why_replaced(self) -> str | None:
+        """Why a replay would not see what the loop has put in the place of one, or None."""
+        for attributes, attribute, value, place in self._held:
+            if attributes.get(attribute) is not value:
+                return f"the loop sets {place} between steps, which a replayed graph would not see"
+        return None
 
 
 class HostState:

@@ -113,6 +113,31 @@ def test_what_cannot_be_followed_in_either_part_is_refused():
     assert "depends on the data" in planner.refusal
 
 
+class OfTheirOwn(Exception):
+    """Of the user's code: derives from nothing that anybody else raises."""
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+@pytest.mark.parametrize("at", [1, 2])
+def test_what_a_part_raises_is_a_reason_and_leaves_no_trace(part, at):
+    parts = Parts("branches")
+    plain, calls = getattr(parts, part), []
+    before = [buffer.clone() for buffer in parts.model.buffers()]
+
+    def raising():
+        calls.append(len(calls))
+        if len(calls) == at:
+            raise OfTheirOwn("not like this")
+        return plain()
+
+    setattr(parts, part, raising)
+    planner = Planner(Recorder(CPU), 2)
+    assert planner.capture_pair(parts.forward, parts.backward, lambda: [parts.x, parts.gradient]) is None
+    assert planner.refusal == "planning its launches failed: OfTheirOwn: not like this"
+    assert len(calls) == at
+    assert all(map(torch.equal, parts.model.buffers(), before))
+
+
 def test_parts_that_are_not_what_was_recorded_are_found_out():
     parts = Parts("mlp")
     planner = Planner(Recorder(CPU), 2)
