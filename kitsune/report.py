@@ -70,8 +70,8 @@ class Report:
             asked = (knob for knob in ("streams", "capture") if knob in self.declined)
             return "; ".join(f"{knob} was declined, as {self.declined[knob]}" for knob in asked)
         if "streams" not in self.applied:
-            return "the launches run on one stream; a plan with capture=step and streams=4 has them planned"
-        return "no step is captured now; run steps until step.is_settled, and ask before step.close()"
+            return "no launches are planned for several streams, or no step has run; streams=4 in a plan asks for them"
+        return "no step is captured now; run steps until one is, and ask before close()"
 
     def _fused(self) -> str:
         return "" if self.fusion is None else f"fusion {self.fusion}"

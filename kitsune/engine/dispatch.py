@@ -26,6 +26,7 @@ NOTES = {
     "other_shape": "forwards of other shapes, or with other values of plain arguments, ran as given until frequent",
     "in_flight": "a forward before the backward of the last one of its shape ran as given",
     "differentiable": "forwards whose inputs require gradients ran uncaptured",
+    "one_stream": "a batch of another shape runs on one stream: its launches could not be planned",
     "kept": "forwards ran uncaptured while the loop kept gradients of an earlier step",
 }
 
@@ -185,8 +186,17 @@ class SegmentedForward:
             planner=planner,
         )
         if planner is not None:
-            self.plan, self.streams_refusal = planner.plan or self.plan, planner.refusal
+            self._learn(planner)
         return segments
+
+    def _learn(self, planner: Planner) -> None:
+        """One shape that cannot be planned takes nothing from another that is."""
+        if planner.plan is not None:
+            self.plan = planner.plan
+        elif self.plan is None:
+            self.streams_refusal = planner.refusal
+        else:
+            self._count("one_stream")
 
     def _replay(self, segments: Segments, args: Any, kwargs: Any) -> Any:
         if segments.is_waiting:

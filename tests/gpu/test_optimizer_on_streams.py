@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from kitsune.optimizer import KitsuneOptimizer
 from kitsune.plan import Plan
@@ -51,3 +52,26 @@ def test_planning_leaves_no_trace_in_what_compiled_code_writes(knob):
         optimizer.close()
     assert all(map(torch.equal, *found))
     assert found[0][-1].abs().sum() > 0
+
+
+class Checkpointed(Towers):
+    """Its backward runs a forward of its own, and refuses to be asked for the gradients of chosen tensors."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = checkpoint(lambda given: torch.relu(self.right(given)), self.left(x)[:, :8], use_reentrant=True)
+        return self.last(hidden)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_backward_that_cannot_run_apart_leaves_the_training_alone(knob, streams):
+    found = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        model = Checkpointed().to(knob)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if ours:
+            optimizer = KitsuneOptimizer(optimizer, num_streams=streams, capture_graph=True)
+        found.append(trained(model, optimizer))
+    assert all(map(torch.equal, *found))
+    assert "capture" in optimizer.report.declined
+    optimizer.close()

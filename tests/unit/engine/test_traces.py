@@ -234,6 +234,25 @@ def test_a_forward_that_keeps_a_tensor_somewhere_has_one_graph_that_writes_it():
     assert found == expected
 
 
+def test_a_shape_that_cannot_be_planned_takes_nothing_from_one_that_is():
+    layer = nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def model(x):
+        hidden = layer(x).tanh() * layer(x).sigmoid()
+        return hidden * float(hidden.detach().sum() * 0 + 1) if len(x) == 5 else hidden
+
+    forward = SegmentedForward(layer, optimizer, model, model, CPU, capture=True, streams=3)
+    for rows in [8] * 6 + [5] * 16 + [8] * 3:
+        F.cross_entropy(forward(torch.randn(rows, 6)), torch.zeros(rows, dtype=torch.long)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert forward.streams_refusal == ""
+    assert forward.plan is not None
+    assert forward.counts["one_stream"] == 1
+    assert forward.counts["captured"] == 3 + 5 + 3
+
+
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_planning_a_forward_draws_from_generators_of_the_users_as_one_run_would(is_refused):
     def losses(capture):

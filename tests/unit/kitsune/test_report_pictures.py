@@ -70,11 +70,11 @@ def test_of_several_batch_shapes_the_last_is_shown(device, tmp_path):
 def test_before_the_capture_and_after_the_end_there_is_nothing_to_draw(draw, device, tmp_path):
     run = training(device, ON_FOUR)
     run.train(batches(2))
-    assert_nothing_drawn(run.step.report, draw, tmp_path, "no step is captured now; run steps until step.is_settled")
+    assert_nothing_drawn(run.step.report, draw, tmp_path, "no step is captured now; run steps until one is")
     run.train(batches(3))
     getattr(run.step.report, draw)(tmp_path / "drawn")
     run.step.close()
-    assert_nothing_drawn(run.step.report, draw, tmp_path, "ask before step.close()")
+    assert_nothing_drawn(run.step.report, draw, tmp_path, "ask before close()")
     assert "launches" not in str(run.step.report)
 
 
@@ -92,8 +92,8 @@ def test_one_stream_is_not_planned(device, tmp_path):
     run = training(device, {"capture": "step"})
     run.train(batches(5))
     assert run.step.report.timeline() is None
-    assert_nothing_drawn(run.step.report, "trace", tmp_path, "the launches run on one stream; a plan with capture=step")
-    assert_nothing_drawn(Report(), "svg", tmp_path, "the launches run on one stream")
+    assert_nothing_drawn(run.step.report, "trace", tmp_path, "no launches are planned for several streams")
+    assert_nothing_drawn(Report(), "svg", tmp_path, "or no step has run")
 
 
 def test_streams_that_were_declined_are_named_with_the_reason(device, tmp_path):
