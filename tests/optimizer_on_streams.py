@@ -153,3 +153,35 @@ def test_planning_leaves_no_trace_in_what_only_the_user_knows_of(knob):
     assert all(map(torch.equal, model.seen(), plain.seen()))
     assert all(mean.abs().sum() > 0 for mean in plain.seen())
     optimizer.close()
+
+
+class ReturnsWeights(Towers):
+    """As for terms of the loss that are the loop's."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return super().forward(x), self.left.weight, self.right.bias * 2
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_outputs_that_are_parameters(knob, share):
+    def weights_after(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        for x, y in batches(12):
+            output, *terms = model(x.to(knob))
+            loss = nn.functional.mse_loss(output, y.to(knob))
+            if share:
+                loss = loss + share * sum(term.square().mean() for term in terms)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(ReturnsWeights().to(knob))
+    plain, model = models
+    optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), num_streams=3)
+    expected = weights_after(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    torch.testing.assert_close(weights_after(model, optimizer), expected, rtol=1e-4, atol=1e-5)
+    assert optimizer.report.applied == {"capture": "segments", "streams": 3}
+    optimizer.close()

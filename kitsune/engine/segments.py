@@ -246,7 +246,9 @@ class Segments:
 
 
 def leaves_behind(output: torch.Tensor) -> set[int]:
-    """By id, the leaves of the autograd graph that a gradient of this tensor flows to."""
+    """By id, the leaves of the autograd graph that a gradient of this tensor flows to: itself, where it is one."""
+    if output.grad_fn is None:
+        return {id(output)}
     found, seen = set(), {output.grad_fn}
     nodes: list[Any] = [output.grad_fn]
     while nodes:
