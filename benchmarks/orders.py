@@ -28,7 +28,7 @@ from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, race, write
 from kitsune.device import Recorder
 from kitsune.engine.contest import ratios, replay_ms
-from kitsune.engine.planned import WAIT_US, Planned, budget_of, most_taken, planned, plans, spread
+from kitsune.engine.planned import OF_A_STEP, WAIT_US, Planned, budget_of, most_taken, planned, plans, spread
 from kitsune.engine.planner import Captured, Planner, replaying
 from kitsune.engine.recording import Recording
 from kitsune.engine.schedule import Schedule, critical_path, listed, upward_ranks, with_waits
@@ -94,8 +94,8 @@ class Search:
         self.planner = Planner(Recorder(DEVICE), STREAMS)
         found = plans(recording, STREAMS, None)
         self.budget_bytes = budget_of(found[0], None)
-        self.most_bytes = most_taken(recording, self.planner.tried(found[0]).taken_bytes)
-        self.best = self.planned = self.planner.tried(self.planner.quickest(found))
+        self.most_bytes = most_taken(recording, self.planner.tried(found[0]).taken_bytes, OF_A_STEP)
+        self.best = self.planned = self.planner.tried(self.planner.quickest(found, OF_A_STEP))
         self.ways = {id(plan.recording): plan for plan in found[1:]}
 
     def run(self, seconds: float) -> None:

@@ -137,8 +137,9 @@ def graph_pool_bytes(device: torch.device) -> int:
 
 
 def release_cached(device: torch.device) -> None:
-    """Gives what no tensor uses back to the GPU, the pools of graphs that are gone included."""
+    """Gives what no tensor uses back to the GPU: pools of graphs that are gone, workspaces that cuBLAS takes again."""
     if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
 
@@ -274,9 +275,7 @@ class Recorder:
 
     def taken_bytes(self) -> int:
         """What the pool of its graphs has taken from the GPU, free blocks and workspaces of libraries counted in."""
-        if self._pool is None:
-            return 0
-        segments = torch.cuda.memory_snapshot()
+        segments = torch.cuda.memory_snapshot() if self._pool is not None else []
         return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) == tuple(self._pool))
 
     def apart(self) -> "Recorder":
@@ -297,8 +296,8 @@ class Recorder:
         except Exception as error:
             self._leave_pool()
             self._mend_generator()
-            # Ending a broken capture raises an error of its own, which hides the one that broke it.
-            raise CaptureError(f"CUDA graph capture failed: {first_line(error.__context__ or error)}") from error
+            first = error.__context__ or error  # ending a broken capture raises an error of its own
+            raise CaptureError(f"CUDA graph capture failed: {first_line(first)}") from error
 
     def _leave_pool(self) -> None:
         """A failed capture leaves the allocator recording for ever, and it frees nothing that two streams used then."""

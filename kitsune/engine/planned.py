@@ -21,7 +21,12 @@ from kitsune.timeline import Timeline
 #: for BERT-base and ViT-B/16. Buckets of 4 MB take BERT-base three times as long as all at once.
 BUCKETS_BYTES: Final = (2**26, 2**24)
 MORE: Final = 5  # several streams may make a fifth of the step more, parameters and optimizer state counted in
-LEAST_MORE_BYTES: Final = 2**25  # cuBLAS takes as much for every stream on an H200, which no plan counts
+LEAST_MORE_BYTES: Final = 2**25
+WORKSPACE_BYTES: Final = 2**25  # cuBLAS takes as much for every stream on an H200, which no plan counts
+#: How many more of these a plain graph has than the recorded order on one stream: a whole step one for the backward, on
+#: a thread of its own there, and those of both threads that the steps before it have left; a forward or backward one.
+OF_A_STEP: Final = 3
+OF_A_HALF: Final = 1
 TAKEN_MORE: Final = 4  # with workspaces and what the allocator cannot fill a quarter more, by what was really taken
 WAIT_US: Final = 1.5  # an event between two streams of a CUDA graph on an H200
 MOST_URGENT: Final = 3  # torch makes streams of four priorities
@@ -147,14 +152,13 @@ def budget_of(alone: Planned, pool_bytes: int | None) -> int:
     return alone_bytes + max((held_bytes(alone.recording) + alone_bytes) // MORE, LEAST_MORE_BYTES)
 
 
-def most_taken(recording: Recording, alone_bytes: int) -> int:
+def most_taken(recording: Recording, alone_bytes: int, workspaces: int) -> int:
     """What the graph of several streams may take, where that of the recorded order on one takes `alone_bytes`.
 
-    A quarter of a plain graph of the step, which on an H200 has 30 to 53 MiB more than that of the recorded order: the
-    backward, on a thread of its own there, has a workspace of its own. Without this bound DLRM on eight streams took
-    1.52 times a plain graph, for 1 % less time than on four.
+    A quarter of all that is there with a plain graph, of which that one has `workspaces` more. Without this bound DLRM
+    on eight streams took 1.52 times as much, for 1 % less time than on four.
     """
-    plain_bytes = alone_bytes + LEAST_MORE_BYTES
+    plain_bytes = alone_bytes + workspaces * WORKSPACE_BYTES
     return plain_bytes + (held_bytes(recording) + plain_bytes) // TAKEN_MORE
 
 

@@ -78,6 +78,24 @@ def test_plans_that_lost_the_race_leave_no_memory(device, more_streams_win, monk
     assert bytes_of_pools() - before < 300 * 2**20
 
 
+def test_planning_leaves_no_workspaces_outside_of_the_graph(device, more_streams_win):
+    """Those of the steps before it, and of its own runs of the step."""
+    planned, _ = pair(device, {"capture": "step", "streams": 4}, model=Convnet, optimizer=FUSED)
+    planned.train(batches(2, 8, 3, 8, 8))
+    before = bytes_of_workspaces(device)
+    planned.train(batches(4, 8, 3, 8, 8))
+    assert planned.step.is_settled
+    assert planned.step.report.applied["streams"] == 4
+    assert bytes_of_workspaces(device) == 0 < before
+
+
+def bytes_of_workspaces(device):
+    """Of cuBLAS, outside of graphs; it takes them anew when it needs them."""
+    before = torch.cuda.memory_allocated(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    return before - torch.cuda.memory_allocated(device)
+
+
 def bytes_of_pools():
     """What the graphs of the process that live still have."""
     gc.collect()

@@ -11,7 +11,7 @@ from kitsune.device import HostGraph, Recorder
 from kitsune.engine.contest import BY, ROUNDS, is_faster
 from kitsune.engine.costs import START_US, between_marks
 from kitsune.engine.kernels import Kernel, timeline
-from kitsune.engine.planned import by_load, most_taken, plans
+from kitsune.engine.planned import OF_A_STEP, WORKSPACE_BYTES, by_load, most_taken, plans
 from kitsune.engine.planner import Planner
 from kitsune.engine.schedule import Placed, Schedule, critical_path
 from kitsune.errors import CaptureError
@@ -103,17 +103,18 @@ def test_what_is_hardly_faster_does_not_take_more_streams():
 def test_what_takes_too_much_memory_is_not_taken(more, pool_bytes, streams):
     """Unless somebody says how large the pool may be: that limit is for the plan."""
     (alone,) = plans(recorded(warmed("branches")[0]), 1, None)
-    most_bytes = most_taken(alone.recording, 2**30)
+    most_bytes = most_taken(alone.recording, 2**30, OF_A_STEP)
     taken = {0: 2**30, 2: most_bytes + more}
     plan, _ = contest(lambda number: {2: 5.0, 3: 8.0}.get(number, 10.0), taken, pool_bytes)
     assert plan.schedule.streams == streams
 
 
-def test_several_streams_take_a_quarter_more_than_a_plain_graph():
+@pytest.mark.parametrize("workspaces", [1, 3])
+def test_several_streams_take_a_quarter_more_than_a_plain_graph(workspaces):
     (alone,) = plans(recorded(warmed("branches")[0]), 1, None)
-    plain_bytes = 2**30 + 2**25
+    plain_bytes = 2**30 + workspaces * WORKSPACE_BYTES
     all_bytes = plain_bytes + sum(storage.nbytes() for storage in alone.recording.held.values())
-    assert most_taken(alone.recording, 2**30) == plain_bytes + all_bytes // 4
+    assert most_taken(alone.recording, 2**30, workspaces) == plain_bytes + all_bytes // 4
 
 
 def test_one_slow_replay_decides_nothing():

@@ -16,8 +16,8 @@ NO = "its numbers are not those of the step"
 class Urgent(Planner):
     """Gives the quickest plan its urgent form, if there is one, as the race on a GPU may."""
 
-    def _best(self, recording, found):
-        best = super()._best(recording, found)
+    def _best(self, recording, found, workspaces):
+        best = super()._best(recording, found, workspaces)
         return replace(best, plan=next(urgent(best.plan), best.plan))
 
 
