@@ -26,12 +26,12 @@ from benchmarks.engine import ENGINE_CASES, facts, graph_step, step_of
 from benchmarks.plans import recording_of
 from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, race, write
-from kitsune.device import Recorder
 from kitsune.engine.contest import ratios, replay_ms
 from kitsune.engine.planned import OF_A_STEP, WAIT_US, Planned, budget_of, most_taken, planned, plans, spread
 from kitsune.engine.planner import Captured, Planner, replaying
 from kitsune.engine.recording import Recording
-from kitsune.engine.schedule import Schedule, critical_path, listed, upward_ranks, with_waits
+from kitsune.engine.schedule import Schedule, critical_path, earliest_us, listed, upward_ranks, with_waits
+from kitsune.graphs import Recorder
 
 STREAMS: Final = 8
 ROUNDS: Final = 20
@@ -48,9 +48,7 @@ def is_faster(best: Captured, other: Captured) -> bool:
 
 def slacks_us(way: Recording, costs_us: Sequence[float]) -> list[float]:
     """How much later each launch may begin than it could, without a longer step on streams without end."""
-    ready_us: list[float] = []
-    for needed in way.graph.after:
-        ready_us.append(max((ready_us[launch] + costs_us[launch] for launch in needed), default=0.0))
+    ready_us = earliest_us(way.graph, costs_us)
     through_us = [ready + rank for ready, rank in zip(ready_us, upward_ranks(way.graph, costs_us, 0.0), strict=True)]
     return [max(through_us, default=0.0) - one_us for one_us in through_us]
 

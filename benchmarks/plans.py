@@ -19,11 +19,12 @@ from benchmarks.cases import Case
 from benchmarks.engine import ENGINE_CASES, WARM_STEPS, facts, graph_step, step_of
 from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, Build, interleave, prepare, write
-from kitsune.device import Recorder, side_stream
+from kitsune.device import side_stream
 from kitsune.engine.planned import Planned, plans
 from kitsune.engine.planner import Planner, replaying
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
+from kitsune.graphs import Recorder
 
 ANY_BYTES = 2**50
 

@@ -9,7 +9,7 @@ import torch
 
 from kitsune.assembly import Assembly, OnDecline, refused, show_plan
 from kitsune.attach import has_global_hooks, is_looked_for, is_routed
-from kitsune.device import Recorder, first_line
+from kitsune.device import first_line
 from kitsune.engine.calling_thread import CallingThread
 from kitsune.engine.dispatch import NOTES, SegmentedForward
 from kitsune.engine.scaler import LossScaler
@@ -18,6 +18,7 @@ from kitsune.engine.update import Update, parameters_of
 from kitsune.engine.updategraph import UpdateGraph
 from kitsune.engine.watch import Hooks
 from kitsune.errors import DeclinedError
+from kitsune.graphs import Recorder
 from kitsune.options import HALF, Wish
 from kitsune.plan import Plan
 from kitsune.report import Report

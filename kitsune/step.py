@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 
 from kitsune.assembly import Assembly, OnDecline, show_plan
-from kitsune.device import Recorder, first_line
+from kitsune.device import first_line
 from kitsune.engine.body import Body, entered
 from kitsune.engine.cudagraph import EagerStep, StepGraph
 from kitsune.engine.dispatch import SegmentedForward
@@ -21,6 +21,7 @@ from kitsune.engine.update import Update
 from kitsune.engine.updategraph import UpdateGraph
 from kitsune.engine.watch import Hooks
 from kitsune.errors import DeclinedError, SettingsError
+from kitsune.graphs import Recorder
 from kitsune.memory.prefetch import Batch, Prefetcher
 from kitsune.plan import Plan
 from kitsune.remote import Auto, plan_of_step

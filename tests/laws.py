@@ -27,7 +27,15 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ),
     ("kitsune.amp", "kitsune.fusion.config", "kitsune.options", "kitsune.streams"),
     ("kitsune.cache", "kitsune.exchange", "kitsune.plan_diff"),
-    ("kitsune.client", "kitsune.device", "kitsune.engine", "kitsune.submission", "kitsune.workload"),
+    (
+        "kitsune.client",
+        "kitsune.device",
+        "kitsune.engine",
+        "kitsune.graphs",
+        "kitsune.memsets",
+        "kitsune.submission",
+        "kitsune.workload",
+    ),
     ("kitsune.fusion", "kitsune.lookup", "kitsune.memory", "kitsune.profiler"),
     ("kitsune.remote_run", "kitsune.techniques"),
     ("kitsune.assembly", "kitsune.remote"),
@@ -209,7 +217,7 @@ LAZY_IMPORTERS = frozenset(
     }
 )
 # The two process borders: whatever a user's model does must become a value there.
-# kitsune/device.py: whatever a model raises in a capture, which runs it once more, is a reason not to capture it.
+# kitsune/graphs.py: whatever a model raises in a capture, which runs it once more, is a reason not to capture it.
 # kitsune/engine/planner.py, kitsune/engine/verified.py: the step has run once when these run it again to prove a plan;
 # what the user's own code raises in such a run must neither reach them nor have the step run anew.
 # kitsune/lookup.py: training must go on plain whatever a server sends and whatever the export of a model raises.
@@ -218,9 +226,9 @@ LAZY_IMPORTERS = frozenset(
 # kitsune/memory/prefetch.py: what a loader raises in the thread that fetches ahead is raised again where it is awaited.
 BROAD_CATCHERS = frozenset(
     {
-        "kitsune/device.py",
         "kitsune/engine/planner.py",
         "kitsune/engine/verified.py",
+        "kitsune/graphs.py",
         "kitsune/lookup.py",
         "kitsune/loop.py",
         "kitsune/memory/prefetch.py",

@@ -8,13 +8,14 @@ from typing import Any, Final
 import torch
 
 from kitsune.assembly import Assembly
-from kitsune.device import Recorder, first_line, side_stream
+from kitsune.device import first_line, side_stream
 from kitsune.engine.body import Body
 from kitsune.engine.cudagraph import StepGraph
 from kitsune.engine.planned import Planned, plans
 from kitsune.engine.recording import Recording
 from kitsune.engine.update import Update
 from kitsune.errors import SURPRISES, CaptureError, DeclinedError, UnfitError, WorkloadError
+from kitsune.graphs import Recorder
 from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Plan
 from kitsune.report import Report

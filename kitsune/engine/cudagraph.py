@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kitsune.device import Graph, Recorder, Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
+from kitsune.device import Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
 from kitsune.engine.body import Body
 from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
@@ -19,6 +19,7 @@ from kitsune.engine.static import StaticBatch, place, tensors_of, why_not_static
 from kitsune.engine.update import is_starting
 from kitsune.engine.verified import verified
 from kitsune.engine.watch import Attributes, Hooks, HostState, Watch, why_not_filled, why_not_replayed
+from kitsune.graphs import Graph, Recorder
 
 WARM_STEPS = 3
 MAX_WARM_STEPS = 32  # an optimizer that starts late (see `is_starting`) is waited for no longer in order to be recorded
@@ -149,7 +150,7 @@ class StepGraph:
     def _watched(self, placed: tuple[Any, Any]) -> torch.Tensor:
         """The last warming step, which finds out what a capture would fail at or leave behind.
 
-        A capture that fails for a host sync costs a pool of memory, and poisons the generator (device.Recorder mends
+        A capture that fails for a host sync costs a pool of memory, and poisons the generator (graphs.Recorder mends
         that).
         """
         syncs: list[Sync] = []

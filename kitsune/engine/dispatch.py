@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.device import Recorder, Sync, watch_syncs
+from kitsune.device import Sync, watch_syncs
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import enclosed
 from kitsune.engine.planned import Planned
@@ -16,6 +16,7 @@ from kitsune.engine.segments import Segments, why_not_joined
 from kitsune.engine.static import opaque_type, restrided, signature_of
 from kitsune.engine.watch import Attributes, HostState, first_hook, why_not_replayed
 from kitsune.errors import CaptureError
+from kitsune.graphs import Recorder
 
 WARM_FORWARDS = 3
 OTHER_SHAPE_PATIENCE = 8

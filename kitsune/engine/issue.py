@@ -156,18 +156,25 @@ class CudaLanes:
     """Streams that fork from the current one and join it again; under capture, branches of the graph.
 
     `priorities`, if any, are those of the streams as CUDA counts them: of kernels that wait for room on the GPU, those
-    with a lower number begin first.
+    with a lower number begin first. `multiprocessors`, if any, are how many of the GPU's each may use, 0 for all.
     """
 
-    def __init__(self, schedule: Schedule, device: torch.device, priorities: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        device: torch.device,
+        priorities: Sequence[int] = (),
+        multiprocessors: Sequence[int] = (),
+    ) -> None:
         self._device = device
         self._awaited = schedule.awaited
-        self._priorities = priorities or [0] * schedule.streams
+        index, count = device.index or 0, schedule.streams
+        kinds = zip(priorities or [0] * count, multiprocessors or [0] * count, strict=True)
+        self._lanes = [lane_stream(index, lane, *kind) for lane, kind in enumerate(kinds)] if count > 1 else []
 
     def __enter__(self) -> "CudaLanes":
         self._main = torch.cuda.current_stream(self._device)
-        alone = len(self._priorities) == 1
-        self._streams = [self._main] if alone else self._lanes()
+        self._streams = self._lanes or [self._main]
         self._current = self._main
         self._events: dict[int, torch.cuda.Event] = {}
         for stream in self._others():
@@ -178,10 +185,6 @@ class CudaLanes:
         torch.cuda.set_stream(self._main)
         for stream in self._others():
             self._main.wait_stream(stream)
-
-    def _lanes(self) -> list[torch.cuda.Stream]:
-        index = self._device.index or 0
-        return [lane_stream(index, lane, priority) for lane, priority in enumerate(self._priorities)]
 
     def _others(self) -> list[torch.cuda.Stream]:
         return [stream for stream in self._streams if stream != self._main]

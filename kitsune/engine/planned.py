@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from kitsune.device import few_multiprocessors
 from kitsune.engine.costs import measured_us
+from kitsune.engine.graph import LaunchGraph
 from kitsune.engine.memory import MemoryPlan, plan_memory
 from kitsune.engine.recording import Recording
 from kitsune.engine.rename import renamed
-from kitsune.engine.schedule import Schedule, along_critical_path, in_order, just_in_time, on_streams
+from kitsune.engine.schedule import Schedule, along_critical_path, in_order, just_in_time, on_streams, when_needed
 from kitsune.engine.split import split
 from kitsune.engine.state import State
 from kitsune.engine.trace import svg_of, timeline_of, touched_of, trace_of
@@ -40,7 +42,7 @@ class Planned:
     """What was decided for a step: what it launches, when and where, and the memory that it needs.
 
     `name` says in words by which rule. `priorities` of the streams, if any: kernels of a lower one go first where the
-    GPU is full.
+    GPU is full. `multiprocessors`, if any: how many of the GPU's each stream may use, 0 for all.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Planned:
     schedule: Schedule
     memory: MemoryPlan
     priorities: tuple[int, ...] = ()
+    multiprocessors: tuple[int, ...] = ()
 
     def timeline(self, told: str = "", at_most: int | None = None) -> Timeline:
         """As data; of more than `at_most` launches those that take longest."""
@@ -105,23 +108,36 @@ def ways(recording: Recording) -> dict[str, Recording]:
 
 
 def spread(way: Recording, costs_us: Sequence[float], streams: int) -> Iterator[Planned]:
-    """On several streams: as early as may be; with the critical path first, and all else early, or as late as may be,
-    or in two parts, of which what ends the step is last."""
-    usual = min(streams, USUAL_STREAMS)
-    for count in range(2, usual + 1):
+    """On several streams: as early as may be; with the critical path first, and all else early, or as late as may be;
+    and with what ends the step on streams of its own besides, and all else early, or when it is needed."""
+    counts = tuple(dict.fromkeys((min(streams, USUAL_STREAMS), streams)))
+    for count in dict.fromkeys((2, counts[0])):
         early = on_streams(way.graph, costs_us, count, WAIT_US)
         if early.streams > 1:
             yield planned(f"each launch as early as may be on {count} streams", way, costs_us, early)
     late = just_in_time(way.graph, costs_us, LEAD_US)
-    for count in dict.fromkeys((usual, streams)):
-        for rest, graph in (("early", way.graph), ("late", late)):
+    needed = when_needed(way.graph, costs_us, LEAD_US)
+    for count in counts:
+        for rest, graph in (("as early as may be", way.graph), ("as late as may be", late)):
             first = along_critical_path(graph, costs_us, count, WAIT_US)
-            name = f"the critical path first on {count} streams, all else as {rest} as may be"
+            name = f"the critical path first on {count} streams, all else {rest}"
             yield planned(name, way, costs_us, first, first_first(count))
-    if usual > 2:
-        apart = along_critical_path(way.graph, costs_us, usual, WAIT_US, ends_apart=True)
-        name = f"the critical path first on {usual} streams, what ends the step last"
-        yield planned(name, way, costs_us, apart, first_first(usual, last_last=True))
+        if count > 2:
+            for rest, graph in (("as early as may be", way.graph), ("when it is needed", needed)):
+                yield with_ends_apart(way, costs_us, graph, count, rest)
+
+
+def with_ends_apart(way: Recording, costs_us: Sequence[float], graph: LaunchGraph, count: int, rest: str) -> Planned:
+    """What ends the step, which is mostly updates, on one or two streams of its own, behind all else, and on few
+    multiprocessors where the GPU can be divided: the blocks of an update take 50 us each, and a matrix product on an
+    H200 needs a multiprocessor that is empty, or eight of them side by side."""
+    for_ends = 1 if count <= USUAL_STREAMS else 2
+    few = few_multiprocessors(way.device)
+    parts = (*[0] * (count - for_ends), *[few] * for_ends) if few else ()
+    where = f"on {for_ends} of them" + (f" and {few} multiprocessors" if few else "")
+    name = f"the critical path first on {count} streams, what ends the step {where}, all else {rest}"
+    schedule = along_critical_path(graph, costs_us, count, WAIT_US, for_ends=for_ends)
+    return replace(planned(name, way, costs_us, schedule, first_first(count, for_ends)), multiprocessors=parts)
 
 
 def urgent(plan: Planned) -> Iterator[Planned]:
@@ -139,9 +155,9 @@ def by_load(schedule: Schedule) -> tuple[int, ...]:
     return tuple(-min(ranks.index(stream), MOST_URGENT) for stream in range(schedule.streams))
 
 
-def first_first(streams: int, *, last_last: bool = False) -> tuple[int, ...]:
-    """Priorities by which the first stream goes before all others, and the last one behind them."""
-    return (-MOST_URGENT, *[-1 if last_last else 0] * (streams - 2), 0)
+def first_first(streams: int, last: int = 0) -> tuple[int, ...]:
+    """Priorities by which the first stream goes before all others, and so many of the last ones behind them."""
+    return (-MOST_URGENT, *[-1 if last else 0] * (streams - 1 - last), *[0] * last)
 
 
 def budget_of(alone: Planned, pool_bytes: int | None) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from kitsune.device import Graph, Recorder, allocated_bytes, fill, first_line, peak_bytes, release_cached, reset_peak
+from kitsune.device import allocated_bytes, first_line, peak_bytes, release_cached, reset_peak
 from kitsune.engine.contest import Clock, is_faster, replay_ms
 from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
@@ -22,6 +22,7 @@ from kitsune.engine.recording import Recording
 from kitsune.engine.state import State
 from kitsune.engine.undo import Undo
 from kitsune.errors import CaptureError
+from kitsune.graphs import Graph, Recorder, fill
 
 Step = Callable[[], Any]
 
@@ -252,6 +253,6 @@ def replaying(captured: Captured) -> Step:
 def lanes_of(plan: Planned) -> Lanes:
     """On a CPU threads, or one lane where some launches draw random numbers: their order is that of the issue."""
     if plan.recording.device.type == "cuda":
-        return CudaLanes(plan.schedule, plan.recording.device, plan.priorities)
+        return CudaLanes(plan.schedule, plan.recording.device, plan.priorities, plan.multiprocessors)
     draws = any(launch.draws for launch in plan.recording.graph.launches)
     return HostLane() if draws else HostLanes(plan.schedule.streams)

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import torch
 
-from kitsune.device import tensors_in
 from kitsune.engine.recording import Recording, places_of
 from kitsune.engine.state import State, as_bytes, equal
+from kitsune.graphs import tensors_in
 
 STEPS: Final = 3
 SLACK: Final = 4.0  # how much further than the step from itself; atomics are a matter of chance

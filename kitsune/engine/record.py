@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kitsune.device import allocations, tensors_in
+from kitsune.device import allocations
 from kitsune.engine.graph import Launch, LaunchGraph
 from kitsune.engine.recording import Call, Place, Recording, places_of, spans
 from kitsune.engine.state import equal
@@ -19,6 +19,7 @@ from kitsune.engine.storages import Storages, at_line
 from kitsune.engine.triton_launches import TritonLaunch, triton_launches
 from kitsune.engine.undo import Undo
 from kitsune.errors import CaptureError
+from kitsune.graphs import tensors_in
 
 #: Arguments that an operation writes though its schema does not say so.
 HIDDEN_WRITES: Final[Mapping[str, tuple[str, ...]]] = {

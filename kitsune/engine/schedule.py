@@ -95,19 +95,19 @@ def on_streams(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait
 
 
 def along_critical_path(
-    graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float, *, ends_apart: bool = False
+    graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float, *, for_ends: int = 0
 ) -> Schedule:
     """As `on_streams`, but the critical path has the first stream to itself, so that it can go before all else.
 
     What is promised may be longer than on one stream: what the priorities of streams are worth is found out by
-    measuring. `ends_apart`: what nothing waits for, as the update of a weight, has the last one to itself, so that it
-    can go behind all else. Raises ValueError for too few streams, two at least, or with `ends_apart` three, and as
-    `check` does.
+    measuring. What nothing waits for, as the update of a weight, has the last `for_ends` streams to itself, if any, so
+    that it can go behind all else. Raises ValueError for too few streams, two at least besides those, and as `check`
+    does.
     """
     check(graph, costs_us, wait_us)
     path = frozenset(critical_path(graph, costs_us))
-    ends = ends_of(graph) - path if ends_apart else frozenset()
-    last = streams - 1 if ends_apart else streams
+    ends = ends_of(graph) - path if for_ends else frozenset()
+    last = streams - for_ends
     if last < 2:
         raise ValueError(f"the critical path and the rest need more than {streams} streams")
     choices = [
@@ -118,18 +118,39 @@ def along_critical_path(
 
 
 def just_in_time(graph: LaunchGraph, costs_us: Sequence[float], lead_us: float) -> LaunchGraph:
-    """What is off the critical path waits for it too: for the last on it that ends `lead_us` before it must begin.
+    """What is off the critical path is held back until `lead_us` before it must begin for the step to end in time.
 
     That leaves the GPU to the critical path, where all that is ready at once, as the casts of all weights at the begin
     of a step, would crowd it out. The critical path becomes no longer.
     """
+    ranks = upward_ranks(graph, costs_us, 0.0)
+    end_us = critical_path_us(graph, costs_us)
+    return held_back(graph, costs_us, [end_us - rank - lead_us for rank in ranks])
+
+
+def when_needed(graph: LaunchGraph, costs_us: Sequence[float], lead_us: float) -> LaunchGraph:
+    """As `just_in_time`, but until `lead_us` before something else that could begin needs it: what nothing waits for,
+    as the update of a weight, begins as early as it may, and so does what leads to it.
+
+    By `just_in_time` all updates wait for the end of the step: what counts the steps has time until the last of them.
+    """
+    ready_us = earliest_us(graph, costs_us)
+    at_once = ends_of(graph).union(critical_path(graph, costs_us))
+    needed_us = list(ready_us)
+    for launch, later in reversed(list(enumerate(followers_of(graph)))):
+        if launch not in at_once:
+            needed_us[launch] = min(needed_us[follower] for follower in later) - costs_us[launch]
+    waiting = zip(needed_us, ready_us, strict=True)
+    return held_back(graph, costs_us, [until - lead_us if until > ready else -math.inf for until, ready in waiting])
+
+
+def held_back(graph: LaunchGraph, costs_us: Sequence[float], until_us: Sequence[float]) -> LaunchGraph:
+    """What is off the critical path waits for the last launch on it that ends by that time."""
     path = critical_path(graph, costs_us)
     ends_us = list(accumulate(costs_us[launch] for launch in path))
-    ranks = upward_ranks(graph, costs_us, 0.0)
     after = list(graph.after)
     for launch in set(range(len(after))).difference(path):
-        latest_us = ends_us[-1] - ranks[launch] - lead_us
-        before = path[: min(bisect_right(ends_us, latest_us), bisect_left(path, launch))]
+        before = path[: min(bisect_right(ends_us, until_us[launch]), bisect_left(path, launch))]
         after[launch] = tuple(sorted({*after[launch], *before[-1:]}))
     return replace(graph, after=tuple(after))
 
@@ -154,6 +175,14 @@ def check(graph: LaunchGraph, costs_us: Sequence[float], wait_us: float = 0.0) -
 
 
 # Who goes where -------------------------------------------------------------------------------------------------------
+
+
+def earliest_us(graph: LaunchGraph, costs_us: Sequence[float]) -> list[float]:
+    """For every launch when it could begin on streams without end."""
+    found: list[float] = []
+    for needed in graph.after:
+        found.append(max((found[launch] + costs_us[launch] for launch in needed), default=0.0))
+    return found
 
 
 def upward_ranks(graph: LaunchGraph, costs_us: Sequence[float], wait_us: float) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.device import Recorder, side_stream
+from kitsune.device import side_stream
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import SECOND_ORDER, own_gradients, scaled, unscale
 from kitsune.engine.leaves import fresh_leaves, joined
@@ -22,6 +22,7 @@ from kitsune.engine.undo import are_hidden
 from kitsune.engine.update import parameters_of
 from kitsune.engine.watch import Watch, newest_node, why_not_filled, why_not_joined_again
 from kitsune.errors import CaptureError
+from kitsune.graphs import Recorder
 
 #: Where a tensor of the output goes in its flattened structure.
 TENSOR: Final = object()

@@ -3,9 +3,9 @@
 import copy
 from dataclasses import dataclass
 
-from kitsune.device import Graph, Recorder
 from kitsune.engine.update import Update, has_step_hooks, parameters_of
 from kitsune.errors import CaptureError
+from kitsune.graphs import Graph, Recorder
 
 WARM_UPDATES = 3
 

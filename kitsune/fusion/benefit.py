@@ -14,13 +14,14 @@ from torch._guards import tracing
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from kitsune.device import Graph as Recorded
-from kitsune.device import Recorder, rng_state, set_rng_state, side_stream
+from kitsune.device import rng_state, set_rng_state, side_stream
 from kitsune.engine.contest import replay_ms
 from kitsune.errors import CaptureError
 from kitsune.fusion.match import Match, surroundings
 from kitsune.fusion.operations import autocasts_at, value_of
 from kitsune.fusion.stats import Benefit
+from kitsune.graphs import Graph as Recorded
+from kitsune.graphs import Recorder
 
 ROUNDS: Final = 11
 #: What one sample should take: 20 us that an event may be off are 1 % of it.

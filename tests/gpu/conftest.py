@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 import pytest
 import torch
 
-from kitsune.device import Graph
 from kitsune.engine.planner import Planner
+from kitsune.graphs import Graph
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,11 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kitsune.device import Recorder, side_stream
+from kitsune.device import side_stream
 from kitsune.engine.adamw import KernelUpdate
 from kitsune.engine.kernels import kernels_of
 from kitsune.engine.planner import Planner
 from kitsune.engine.record import record
+from kitsune.graphs import Recorder
 from tests.unit.engine.steps import CASES, Step, equal, warmed
 
 pytestmark = pytest.mark.usefixtures("more_streams_win")

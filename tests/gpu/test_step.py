@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kitsune.device import Recorder, rng_state
+from kitsune.device import rng_state
 from kitsune.engine.kernels import kernels_of as launched_by
 from kitsune.errors import CaptureError
+from kitsune.graphs import Recorder
 from kitsune.knobs import KNOBS
 from kitsune.plan import Plan
 from kitsune.step import TrainStep

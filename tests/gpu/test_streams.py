@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from kitsune.device import Recorder
+from kitsune.graphs import Recorder
 from kitsune.knobs import KNOBS
 from tests.step_cases import OPTIMIZERS, Convnet, Mlp, assert_same, batches, pair, train_both
 

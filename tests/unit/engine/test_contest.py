@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitsune.device import HostGraph, Recorder
 from kitsune.engine.contest import BY, ROUNDS, is_faster
 from kitsune.engine.costs import START_US, between_marks
 from kitsune.engine.kernels import Kernel, timeline
@@ -15,6 +14,7 @@ from kitsune.engine.planned import OF_A_STEP, WORKSPACE_BYTES, by_load, most_tak
 from kitsune.engine.planner import Planner
 from kitsune.engine.schedule import Placed, Schedule, critical_path
 from kitsune.errors import CaptureError
+from kitsune.graphs import HostGraph, Recorder
 from tests.unit.engine.steps import CPU, equal, even_us, recorded, warmed
 
 
@@ -63,31 +63,32 @@ def contest(times_ms, taken=None, pool_bytes=None):
     return planner.plan, len(recorder.made) - 1
 
 
-EARLY = 3  # plans: on two, three and four streams
-#: Then the critical path first on four, all else early or late, and what ends the step last.
-PATH, LATE, APART = 1 + EARLY, 2 + EARLY, 3 + EARLY
+EARLY = 2  # plans: on two and on four streams
+#: Then the critical path first on four, all else early or late; and what ends the step last, all else early or not.
+PATH, LATE, APART, NEEDED = (number + EARLY for number in range(1, 5))
 
 
 def test_the_fastest_is_taken_and_races_once_more_with_urgency():
     plan, raced = contest(lambda number: 5.0 if number == 2 else 10.0)
-    assert raced == 1 + APART + 1
-    assert (plan.schedule.streams, plan.priorities) == (3, ())
-    assert plan.name == "each launch as early as may be on 3 streams; updates in buckets of 16 MiB"
+    assert raced == 1 + NEEDED + 1
+    assert (plan.schedule.streams, plan.priorities) == (4, ())
+    assert plan.name == "each launch as early as may be on 4 streams; updates in buckets of 16 MiB"
 
 
 def test_urgency_is_taken_where_it_is_faster():
-    plan, raced = contest(lambda number: {2: 8.0, APART + 1: 5.0}.get(number, 10.0))
-    assert raced == 1 + APART + 1
+    plan, raced = contest(lambda number: {2: 8.0, NEEDED + 1: 5.0}.get(number, 10.0))
+    assert raced == 1 + NEEDED + 1
     assert plan.priorities == by_load(plan.schedule)
-    assert plan.schedule.streams == 3
+    assert plan.schedule.streams == 4
 
 
 @pytest.mark.parametrize(
-    ("number", "priorities"), [(PATH, (-3, 0, 0, 0)), (LATE, (-3, 0, 0, 0)), (APART, (-3, -1, -1, 0))]
+    ("number", "priorities"),
+    [(PATH, (-3, 0, 0, 0)), (LATE, (-3, 0, 0, 0)), (APART, (-3, -1, -1, 0)), (NEEDED, (-3, -1, -1, 0))],
 )
 def test_the_critical_path_may_go_first(number, priorities):
     plan, raced = contest(lambda at: 5.0 if at == number else 10.0)
-    assert raced == 1 + APART  # it is urgent by now
+    assert raced == 1 + NEEDED  # it is urgent by now
     assert plan.priorities == priorities
     path = critical_path(plan.recording.graph, plan.costs_us)
     assert [each.launch for each in plan.schedule.placed if each.stream == 0] == list(path)
@@ -95,17 +96,17 @@ def test_the_critical_path_may_go_first(number, priorities):
 
 def test_what_is_hardly_faster_does_not_take_more_streams():
     plan, raced = contest(lambda number: 10.0 - 0.01 * number)
-    assert raced == 1 + APART
+    assert raced == 1 + NEEDED
     assert plan.schedule.streams == 1
 
 
-@pytest.mark.parametrize(("more", "pool_bytes", "streams"), [(0, None, 3), (1, None, 4), (1, 2**40, 3)])
+@pytest.mark.parametrize(("more", "pool_bytes", "streams"), [(0, None, 4), (1, None, 2), (1, 2**40, 4)])
 def test_what_takes_too_much_memory_is_not_taken(more, pool_bytes, streams):
     """Unless somebody says how large the pool may be: that limit is for the plan."""
     (alone,) = plans(recorded(warmed("branches")[0]), 1, None)
     most_bytes = most_taken(alone.recording, 2**30, OF_A_STEP)
     taken = {0: 2**30, 2: most_bytes + more}
-    plan, _ = contest(lambda number: {2: 5.0, 3: 8.0}.get(number, 10.0), taken, pool_bytes)
+    plan, _ = contest(lambda number: {1: 8.0, 2: 5.0}.get(number, 10.0), taken, pool_bytes)
     assert plan.schedule.streams == streams
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kitsune.device import Recorder
 from kitsune.engine.halves import crossing_of, first_half, second_half
 from kitsune.engine.planner import Planner
 from kitsune.engine.record import record
+from kitsune.graphs import Recorder
 from tests.unit.engine.steps import CASES, CPU, equal, even_us, sgd, warmed
 
 

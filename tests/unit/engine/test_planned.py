@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from kitsune.device import Recorder
 from kitsune.engine.costs import measured_us
 from kitsune.engine.issue import HostLane, HostLanes, in_recorded_order, issue
 from kitsune.engine.memory import plan_memory
@@ -18,6 +17,7 @@ from kitsune.engine.record import record
 from kitsune.engine.schedule import in_order, on_streams
 from kitsune.engine.split import split
 from kitsune.engine.state import State
+from kitsune.graphs import Recorder
 from kitsune.workload import batch_tensors, call_model, loss_of
 from tests.unit.engine.steps import CASES, CPU, adam, adamw, equal, even_us, recorded, rmsprop, sgd, warmed
 from tuner.workloads import load_workload

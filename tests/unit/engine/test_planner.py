@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from kitsune.device import Recorder
 from kitsune.engine.planned import Planned, plans, urgent
 from kitsune.engine.planner import Captured, Planner
+from kitsune.graphs import Recorder
 from tests.unit.engine.steps import CPU, even_us, recorded, sgd, warmed
 
 STREAMS = 3

@@ -17,11 +17,14 @@ from kitsune.engine.schedule import (
     clocks,
     critical_path,
     critical_path_us,
+    earliest_us,
+    ends_of,
     happens_before,
     in_order,
     just_in_time,
     listed,
     on_streams,
+    when_needed,
     with_waits,
 )
 from tests.unit.engine.test_graph import graphs, ordered_pairs
@@ -33,6 +36,7 @@ stream_counts = st.sampled_from(range(1, 9))
 
 
 Problem = tuple[LaunchGraph, list[float]]
+Hold = Callable[[LaunchGraph, list[float], float], LaunchGraph]
 Case = tuple[LaunchGraph, Schedule]
 
 
@@ -51,8 +55,8 @@ def schedules(draw: st.DrawFn) -> Case:
     graph, costs_us = draw(problems)
     streams = draw(stream_counts)
     if streams > 1 and draw(st.booleans()):
-        ends_apart = streams > 2 and draw(st.booleans())
-        return graph, along_critical_path(graph, costs_us, streams, draw(waits), ends_apart=ends_apart)
+        for_ends = draw(st.integers(0, streams - 2))
+        return graph, along_critical_path(graph, costs_us, streams, draw(waits), for_ends=for_ends)
     if draw(st.booleans()):
         return graph, spread(graph, costs_us, streams, draw(waits))
     rng = random.Random(draw(st.integers(0, 2**32)))
@@ -354,7 +358,7 @@ def test_nonsense_is_refused(costs_us: list[float], streams: int, wait_us: float
         on_streams(chains(1, 1), costs_us, streams, wait_us)
 
 
-@pytest.mark.parametrize("rule", [on_streams, along_critical_path, partial(along_critical_path, ends_apart=True)])
+@pytest.mark.parametrize("rule", [on_streams, along_critical_path, partial(along_critical_path, for_ends=1)])
 @pytest.mark.parametrize(
     ("costs_us", "wait_us", "message"),
     [
@@ -375,12 +379,12 @@ def test_every_rule_refuses_times_that_are_none(
 
 
 @quick
-@given(problems, st.integers(3, 8), waits, st.booleans())
+@given(problems, st.integers(4, 8), waits, st.integers(0, 2))
 def test_no_schedule_ends_later_than_all_launches_with_a_wait_before_each(
-    problem: Problem, streams: int, wait_us: float, ends_apart: bool
+    problem: Problem, streams: int, wait_us: float, for_ends: int
 ) -> None:
     graph, costs_us = problem
-    schedule = along_critical_path(graph, costs_us, streams, wait_us, ends_apart=ends_apart)
+    schedule = along_critical_path(graph, costs_us, streams, wait_us, for_ends=for_ends)
     assert schedule.makespan_us <= (sum(costs_us) + len(costs_us) * wait_us) * (1 + 1e-9)
     assert schedule.makespan_us >= critical_path_us(graph, costs_us) * (1 - 1e-9)
 
@@ -439,29 +443,32 @@ def test_the_critical_path_has_the_first_stream_to_itself(problem: Problem, stre
 
 
 @quick
-@given(problems, st.integers(3, 8), waits)
-def test_what_ends_the_step_may_have_the_last_stream_to_itself(problem: Problem, streams: int, wait_us: float) -> None:
+@given(problems, st.integers(4, 8), waits, st.integers(1, 2))
+def test_what_ends_the_step_may_have_the_last_streams_to_itself(
+    problem: Problem, streams: int, wait_us: float, for_ends: int
+) -> None:
     graph, costs_us = problem
-    schedule = along_critical_path(graph, costs_us, streams, wait_us, ends_apart=True)
+    schedule = along_critical_path(graph, costs_us, streams, wait_us, for_ends=for_ends)
     path, awaited = set(critical_path(graph, costs_us)), set(chain.from_iterable(graph.after))
     streams_of = {each.launch: each.stream for each in schedule.placed}
     for launch, stream in streams_of.items():
-        expected = {0} if launch in path else {*range(1, streams - 1)} if launch in awaited else {streams - 1}
-        assert stream in expected
+        last = streams - for_ends
+        assert stream in ([0] if launch in path else range(1, last) if launch in awaited else range(last, streams))
 
 
-@pytest.mark.parametrize(("streams", "ends_apart"), [(1, False), (2, True)])
-def test_a_path_and_the_rest_need_enough_streams(streams: int, ends_apart: bool) -> None:
+@pytest.mark.parametrize(("streams", "for_ends"), [(1, 0), (2, 1), (3, 2)])
+def test_a_path_and_the_rest_need_enough_streams(streams: int, for_ends: int) -> None:
     graph, costs_us = products([2.0, 3.0])
     with pytest.raises(ValueError, match=f"need more than {streams} streams"):
-        along_critical_path(graph, costs_us, streams, 0.5, ends_apart=ends_apart)
+        along_critical_path(graph, costs_us, streams, 0.5, for_ends=for_ends)
 
 
 @quick
-@given(problems, st.sampled_from([0.0, 5.0, 1000.0]))
-def test_what_is_held_back_makes_the_critical_path_no_longer(problem: Problem, lead_us: float) -> None:
+@pytest.mark.parametrize("hold", [just_in_time, when_needed])
+@given(problem=problems, lead_us=st.sampled_from([0.0, 5.0, 1000.0]))
+def test_what_is_held_back_makes_the_critical_path_no_longer(hold: Hold, problem: Problem, lead_us: float) -> None:
     graph, costs_us = problem
-    late = just_in_time(graph, costs_us, lead_us)
+    late = hold(graph, costs_us, lead_us)
     assert critical_path_us(late, costs_us) == pytest.approx(critical_path_us(graph, costs_us))
     schedule = along_critical_path(late, costs_us, 3, 0.5)
     assert not missed(ordered_pairs(graph), schedule)
@@ -472,3 +479,31 @@ def test_what_is_needed_late_waits_until_shortly_before(lead_us: float, awaited:
     """Three of 30 us in a row, and one of 1 us beside them that may begin after 89 us."""
     late = just_in_time(chains(3, 1), [30.0, 30.0, 30.0, 1.0], lead_us)
     assert late.after == ((), (0,), (1,), awaited)
+
+
+def test_an_update_need_not_wait_for_the_end_of_the_step() -> None:
+    """Three of 30 us in a row; 1 us that an update of 5 us behind the first and the last of the three need.
+
+    By the end of the step nothing before the last update is urgent, so that the first one would wait for it as well.
+    """
+    spans = [Span(storage, 0, NBYTES) for storage in range(4)]
+    writes = [spans[0], spans[1], spans[2], spans[3]]
+    chain_of_three = [Launch("op", tuple(writes[:at]), (writes[at],)) for at in range(3)]
+    count = Launch("count", (), (spans[3],))
+    updates = [Launch("update", (spans[0], spans[3]), ()), Launch("update", (spans[2], spans[3]), ())]
+    storages = [Storage(NBYTES, is_own=False, is_kept=False)] * 4
+    graph = LaunchGraph.of([*chain_of_three, count, *updates], storages)
+    costs_us = [30.0, 30.0, 30.0, 1.0, 5.0, 5.0]
+    late, needed = (hold(graph, costs_us, 0.0) for hold in (just_in_time, when_needed))
+    assert late.after[3:] == ((1,), (0, 2, 3), (2, 3))
+    assert needed.after[3:] == ((), (0, 3), (2, 3))
+
+
+@quick
+@given(problems)
+def test_what_nothing_needs_is_not_held_back(problem: Problem) -> None:
+    graph, costs_us = problem
+    needed = when_needed(graph, costs_us, 0.0)
+    ready_us, held_us = earliest_us(graph, costs_us), earliest_us(needed, costs_us)
+    for launch in ends_of(graph):
+        assert held_us[launch] == pytest.approx(ready_us[launch])

@@ -3,12 +3,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from kitsune.device import Recorder
 from kitsune.engine.memory import plan_memory
 from kitsune.engine.planner import Planner
 from kitsune.engine.record import record
 from kitsune.engine.schedule import in_order
 from kitsune.engine.trace import idle_shares, in_use_bytes, trace_of
+from kitsune.graphs import Recorder
 from tests.unit.engine.steps import CPU, even_us, warmed
 
 

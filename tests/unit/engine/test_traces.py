@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kitsune.device import Recorder
 from kitsune.engine.dispatch import SegmentedForward
 from kitsune.engine.planner import Planner
 from kitsune.engine.proof import distance, is_as_near
+from kitsune.graphs import Recorder
 from tests.unit.engine.steps import CPU, even_us
 
 

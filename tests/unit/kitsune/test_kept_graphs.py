@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kitsune.device import HostGraph, Recorder
 from kitsune.engine.segments import Segments
 from kitsune.engine.watch import HostState, keeps_graph, newest_node
 from kitsune.errors import CaptureError
+from kitsune.graphs import HostGraph, Recorder
 from tests.unit.engine.steps import CASES, CPU, warmed
 
 KEPT = []

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
-from kitsune.device import Graph, Recorder
 from kitsune.engine.update import Update
 from kitsune.engine.updategraph import WARM_UPDATES, UpdateGraph
 from kitsune.errors import CaptureError
+from kitsune.graphs import Graph, Recorder
 
 
 class Counting(Recorder):

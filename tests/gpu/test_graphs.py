@@ -1,13 +1,16 @@
 """Graphs and what the rest of the process does to the libraries they use."""
 
+import ctypes
 import gc
 
 import pytest
 import torch
 
 from kitsune import KitsuneOptimizer, Plan, TrainStep
-from kitsune.device import Recorder
+from kitsune.device import few_multiprocessors, lane_stream, side_stream
+from kitsune.engine.kernels import timeline
 from kitsune.errors import CaptureError
+from kitsune.graphs import Recorder
 from tests.kernel_checks import SLOW_CYCLES
 
 
@@ -183,3 +186,79 @@ def reserved_bytes(device):
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved(device)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "count", "width"),
+    [
+        ("cuMemsetD8Async", 0xA5, 4, 1),
+        ("cuMemsetD8Async", 0, 3 * 2**20, 1),
+        ("cuMemsetD16Async", 0xBEEF, 30, 2),
+        ("cuMemsetD32Async", 0xDEADBEEF, 1000, 4),
+        ("cuMemsetD8Async", 0xA5, 7, 1),  # no whole number of words: stays
+    ],
+)
+def test_a_memset_is_a_kernel_in_the_graph(device, name, value, count, width):
+    """Between two kernels: the first doubles what is there, the second adds one to what the memset has left."""
+    words = torch.full((2**20,), 3, dtype=torch.int32, device=device)
+
+    def function():
+        words.mul_(2)
+        memset = getattr(ctypes.CDLL("libcuda.so.1"), name)
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        at = ctypes.c_uint64(words.data_ptr() + 8)
+        assert memset(at, ctypes.c_uint(value), ctypes.c_size_t(count), stream) == 0
+        return words + 1
+
+    graph, result = Recorder(device).capture(function)
+    kernels = [kernel.name for kernel in timeline(graph.replay)]
+    words.fill_(3)
+    graph.replay()
+    bytes_expected = bytearray((6).to_bytes(4, "little") * 2**20)
+    bytes_expected[8 : 8 + count * width] = value.to_bytes(width, "little") * count
+    expected = torch.frombuffer(bytes_expected, dtype=torch.int32) + 1
+    assert torch.equal(result.cpu(), expected)
+    is_whole = count * width % 4 == 0
+    assert any("kitsune_fill" in kernel for kernel in kernels) == is_whole
+    assert any("Memset" in kernel for kernel in kernels) != is_whole
+
+
+def test_attention_is_captured_without_memsets(device):
+    """That of cuDNN sets 4 bytes to zero, forward and backward."""
+    q, k, v = (torch.randn(2, 12, 128, 64, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+
+    def function():
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return torch.autograd.grad(out.float().square().mean(), (q, k, v))
+
+    with side_stream(device):
+        expected = [function() for _ in range(3)][-1]
+        graph, found = Recorder(device).capture(function)
+    kernels = [kernel.name for kernel in timeline(graph.replay)]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert not [name for name in kernels if "Memset" in name]
+    assert [name for name in kernels if "kitsune_fill" in name]
+
+
+def test_a_part_of_the_gpu_computes_the_same(device):
+    few = few_multiprocessors(device)
+    assert few % 8 == 0
+    assert 0 < few < torch.cuda.get_device_properties(device).multi_processor_count
+    x = torch.randn(4096, 4096, device=device)
+    stream = lane_stream(device.index, 1, 0, few)
+
+    def function():
+        main = torch.cuda.current_stream(device)
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            out = x.sin() + x
+        main.wait_stream(stream)
+        return out
+
+    graph, out = Recorder(device).capture(function)
+    graph.replay()
+    assert torch.equal(out, x.sin() + x)
+    alone, _ = Recorder(device).capture(lambda: x.sin() + x)
+    took_us, alone_us = (sum(kernel.took_us for kernel in timeline(each.replay)) for each in (graph, alone))
+    assert took_us > 1.2 * alone_us  # it has three eighths of the multiprocessors
