@@ -108,13 +108,16 @@ def ways(recording: Recording) -> dict[str, Recording]:
 
 
 def spread(way: Recording, costs_us: Sequence[float], streams: int) -> Iterator[Planned]:
-    """On several streams: as early as may be; with the critical path first, and all else early, or as late as may be;
-    and with what ends the step on streams of its own besides, and all else early, or when it is needed."""
+    """On several streams: as early as may be, without and with priorities; with the critical path first, and all else
+    early, or as late as may be; with what ends the step on streams of its own besides, and all else early, or when it
+    is needed."""
     counts = tuple(dict.fromkeys((min(streams, USUAL_STREAMS), streams)))
     for count in dict.fromkeys((2, counts[0])):
         early = on_streams(way.graph, costs_us, count, WAIT_US)
         if early.streams > 1:
-            yield planned(f"each launch as early as may be on {count} streams", way, costs_us, early)
+            plan = planned(f"each launch as early as may be on {count} streams", way, costs_us, early)
+            yield plan
+            yield replace(plan, name=f"{plan.name}, the busiest one first", priorities=by_load(early))
     late = just_in_time(way.graph, costs_us, LEAD_US)
     needed = when_needed(way.graph, costs_us, LEAD_US)
     for count in counts:
@@ -138,12 +141,6 @@ def with_ends_apart(way: Recording, costs_us: Sequence[float], graph: LaunchGrap
     name = f"the critical path first on {count} streams, what ends the step {where}, all else {rest}"
     schedule = along_critical_path(graph, costs_us, count, WAIT_US, for_ends=for_ends)
     return replace(planned(name, way, costs_us, schedule, first_first(count, for_ends)), multiprocessors=parts)
-
-
-def urgent(plan: Planned) -> Iterator[Planned]:
-    """The same with its busiest stream before all others, if there are several and none goes first by now."""
-    if plan.schedule.streams > 1 and not plan.priorities:
-        yield replace(plan, name=f"{plan.name}; the busiest stream first", priorities=by_load(plan.schedule))
 
 
 def by_load(schedule: Schedule) -> tuple[int, ...]:

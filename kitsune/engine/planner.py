@@ -15,7 +15,7 @@ from kitsune.engine.contest import Clock, is_faster, replay_ms
 from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
 from kitsune.engine.kernels import difference, kernels_of
-from kitsune.engine.planned import OF_A_HALF, OF_A_STEP, Planned, most_taken, plans, urgent
+from kitsune.engine.planned import OF_A_HALF, OF_A_STEP, Planned, most_taken, plans
 from kitsune.engine.proof import refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
@@ -115,15 +115,14 @@ class Planner:
         return self._captured(plan, self._recorder.apart())
 
     def quickest(self, found: Sequence[Planned], workspaces: int) -> Planned:
-        """The first, unless another one is faster; then the same with urgency. The step's state changes meanwhile.
+        """The first, unless another one is faster. The step's state changes meanwhile.
 
         `workspaces` are those that a plain graph of it has more (see `most_taken`).
         """
         first, most_bytes = self.tried(found[0]), math.inf
         if self._pool_bytes is None:
             most_bytes = most_taken(first.plan.recording, first.taken_bytes, workspaces)
-        best = self._raced(first, found[1:], most_bytes)
-        return self._raced(best, urgent(best.plan), most_bytes).plan
+        return self._raced(first, found[1:], most_bytes).plan
 
     def _proven_pair(self, recording: Recording, cut: int, both: Step, inputs: Sequence[torch.Tensor]) -> Pair:
         self._check_kernels(recording, both)
@@ -155,7 +154,7 @@ class Planner:
                 self.plan, self.passing_bytes = replace(best.plan, name=best.plan.name + refused), best.passing_bytes
                 return best.graph, best.static
             refused = f"; a quicker one was refused: {problem}"
-            found = [plan for plan in found if plan.schedule is not best.plan.schedule]  # urgent or not
+            found = [plan for plan in found if plan.schedule is not best.plan.schedule]
             del best  # what it took is free for the next one
             if not found:
                 break

@@ -4,21 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from kitsune.engine.planned import Planned, plans, urgent
+from kitsune.engine.planned import Planned, plans
 from kitsune.engine.planner import Captured, Planner
 from kitsune.graphs import Recorder
 from tests.unit.engine.steps import CPU, even_us, recorded, sgd, warmed
 
 STREAMS = 3
 NO = "its numbers are not those of the step"
-
-
-class Urgent(Planner):
-    """Gives the quickest plan its urgent form, if there is one, as the race on a GPU may."""
-
-    def _best(self, recording, found, workspaces):
-        best = super()._best(recording, found, workspaces)
-        return replace(best, plan=next(urgent(best.plan), best.plan))
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +35,8 @@ def refused_once(monkeypatch: pytest.MonkeyPatch, planner: Planner) -> list[Plan
     return shown
 
 
-@pytest.mark.parametrize("kind", [Planner, Urgent])
-def test_the_next_proof_is_of_another_schedule(monkeypatch: pytest.MonkeyPatch, kind: type[Planner]) -> None:
-    first, second = refused_once(monkeypatch, kind(Recorder(CPU), STREAMS))
+def test_the_next_proof_is_of_another_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = refused_once(monkeypatch, Planner(Recorder(CPU), STREAMS))
     assert first.schedule != second.schedule
 
 
@@ -58,8 +49,12 @@ def test_plans_are_told_apart_by_what_they_are_and_not_by_their_names(monkeypatc
     assert first.schedule != second.schedule
 
 
-def test_every_plan_has_a_schedule_that_no_other_has_and_keeps_it_when_urgent() -> None:
+def test_plans_share_a_schedule_where_they_differ_in_priorities_only() -> None:
     step, _ = warmed("branches", sgd)
     found = plans(recorded(step), STREAMS, 2**40)
-    assert len({id(plan.schedule) for plan in found}) == len(found) > 2
-    assert all(hurried.schedule is plan.schedule for plan in found for hurried in urgent(plan))
+    early = [plan for plan in found if plan.name.startswith("each launch as early as may be")]
+    assert len(early) == 4
+    for plain, hurried in zip(early[::2], early[1::2], strict=True):
+        assert hurried.schedule is plain.schedule
+        assert (plain.priorities, min(hurried.priorities)) == ((), 1 - plain.schedule.streams)
+    assert len({id(plan.schedule) for plan in found}) == len(found) - 2

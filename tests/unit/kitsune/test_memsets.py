@@ -37,6 +37,10 @@ def test_nothing_to_fill_stays():
     assert pattern_of(memset(width=0)) is None
 
 
+def none(number):
+    return False
+
+
 class Driver:
     """Nodes of one graph, and edges between them. `fails`: a function of the driver that says no."""
 
@@ -85,7 +89,7 @@ class Driver:
         kinds = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
         values = [ctypes.cast(params.arguments[at], ctypes.POINTER(kind))[0] for at, kind in enumerate(kinds)]
         self.filled[node] = (params.function, params.grid[0], params.block[0], *values)
-        self.nodes[node] = None
+        self.nodes[node] = 0
         self.edges |= {(before[at], node) for at in range(count.value)}
         into._obj.value = node
 
@@ -110,22 +114,22 @@ class Captured:
 
 @pytest.fixture
 def replaced(monkeypatch):
-    """Replaces the memsets of what the stand-in holds; gives how many those were."""
+    """Replaces memsets of what the stand-in holds, and gives how many those were."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
     monkeypatch.setattr(memsets, "fill_function", lambda index: 99)
 
-    def replaced(driver):
+    def replaced(driver, **options):
         monkeypatch.setattr(memsets, "driver", lambda: driver)
-        return replace_memsets(Captured(), torch.device("cuda", 0))
+        return replace_memsets(Captured(), torch.device("cuda", 0), **options)
 
     return replaced
 
 
 def test_a_kernel_stands_where_the_memset_stood(replaced):
     driver = Driver({1: 3, 2: memset(0xAB), 3: 5, 4: 6}, {(1, 2), (2, 3), (2, 4), (1, 4)})
-    assert replaced(driver) == 1
+    assert replaced(driver, stays=none) == 1
     assert driver.edges == {(1, 5), (5, 3), (5, 4), (1, 4)}
     assert driver.filled == {5: (99, 1, 1, AT, 1, 0xABABABAB)}
     assert driver.nodes == {1: 3, 3: 5, 4: 6, 5: 5}  # as urgent as what waits for it
@@ -133,21 +137,55 @@ def test_a_kernel_stands_where_the_memset_stood(replaced):
 
 def test_memsets_in_a_row_and_long_ones(replaced):
     driver = Driver({1: memset(), 2: memset(7, 4, 2**20), 3: 1}, {(1, 2), (2, 3)})
-    assert replaced(driver) == 2
+    assert replaced(driver, stays=none) == 2
     assert driver.edges == {(4, 5), (5, 3)}
     assert driver.filled == {4: (99, 1, 1, AT, 1, 0), 5: (99, 1024, 256, AT, 2**20, 7)}
 
 
 def test_what_is_no_row_of_words_stays(replaced):
     driver = Driver({1: memset(height=2), 2: memset(width=3), 3: 1}, {(1, 2), (2, 3)})
-    assert replaced(driver) == 0
+    assert replaced(driver, stays=none) == 0
     assert sorted(driver.nodes) == [1, 2, 3]
 
 
-def test_a_driver_that_refuses_is_told(replaced):
-    driver = Driver({1: memset(), 2: 1}, {(1, 2)}, fails="cuGraphAddKernelNode_v2")
-    with pytest.raises(CaptureError, match="the CUDA driver refused cuGraphAddKernelNode_v2 with error 801"):
-        replaced(driver)
+@pytest.mark.parametrize(
+    "fails",
+    [
+        "cuGraphGetNodes",
+        "cuGraphNodeGetDependencies",
+        "cuGraphNodeGetDependentNodes",
+        "cuGraphAddKernelNode_v2",
+        "cuGraphAddDependencies",
+        "cuGraphKernelNodeSetAttribute",
+    ],
+)
+def test_what_the_driver_does_not_let_go_of_stays(replaced, fails):
+    driver = Driver({1: 2, 2: memset(), 3: 1}, {(1, 2), (2, 3)}, fails)
+    assert replaced(driver, stays=none) == 0
+    assert sorted(driver.nodes) == [1, 2, 3]
+    assert driver.edges == {(1, 2), (2, 3)}
+
+
+def test_a_graph_that_is_half_changed_is_no_graph(replaced):
+    driver = Driver({1: memset(), 2: 1}, {(1, 2)}, fails="cuGraphDestroyNode")
+    with pytest.raises(CaptureError, match="the CUDA driver refused cuGraphDestroyNode with error 801"):
+        replaced(driver, stays=none)
+
+
+def test_without_a_driver_that_loads_kernels_all_stay(replaced, monkeypatch):
+    def none_there(index):
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(memsets, "fill_function", none_there)
+    assert replaced(Driver({1: memset(), 2: 1}, {(1, 2)}), stays=none) == 0
+
+
+def test_the_first_of_more_and_more_stay(replaced):
+    """So that the GPU begins while the host hands over the rest."""
+    driver = Driver({number: memset() for number in range(1, 20)}, {(number, number + 1) for number in range(1, 19)})
+    assert replaced(driver) == 14
+    assert [number for number in range(1, 20) if number in driver.nodes] == [1, 2, 4, 8, 16]
+    assert len(driver.nodes) == 19
 
 
 def test_without_cuda_there_is_nothing_to_replace(monkeypatch):
