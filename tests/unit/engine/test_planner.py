@@ -58,3 +58,18 @@ def test_plans_share_a_schedule_where_they_differ_in_priorities_only() -> None:
         assert hurried.schedule is plain.schedule
         assert (plain.priorities, min(hurried.priorities)) == ((), 1 - plain.schedule.streams)
     assert len({id(plan.schedule) for plan in found}) == len(found) - 2
+
+
+@pytest.mark.parametrize(("streams", "for_ends"), [(4, 1), (7, 2)])
+@pytest.mark.parametrize("few", [0, 48])
+def test_what_ends_the_step_runs_in_a_part_of_the_gpu(monkeypatch, streams, for_ends, few) -> None:
+    monkeypatch.setattr("kitsune.engine.planned.few_multiprocessors", lambda device: few)
+    step, _ = warmed("branches", sgd)
+    found = plans(recorded(step), streams, 2**40)
+    apart = [plan for plan in found if plan.schedule.streams == streams and "what ends the step" in plan.name]
+    assert len(apart) == 2
+    for plan in apart:
+        assert plan.priorities == (-3, *[-1] * (streams - 1 - for_ends), *[0] * for_ends)
+        assert plan.multiprocessors == ((*[0] * (streams - for_ends), *[few] * for_ends) if few else ())
+        assert (f"on {for_ends} of them and 48 multiprocessors," in plan.name) == bool(few)
+    assert all(not plan.multiprocessors for plan in found if plan not in apart and plan.schedule.streams != 4)

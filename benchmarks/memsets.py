@@ -1,0 +1,83 @@
+"""Suite memsets: what a graph takes with all of its memsets, with some of them, and with none.
+
+    python -m benchmarks.memsets --case bert_base/2x128
+
+One compiled step, as recorded (`k1`) and as the planner has it on up to eight streams (`k8`), each captured three
+times: with all of its memsets, with kernels in place of most as Kitsune has it (`some`), and of all (`none`). An arm is
+timed with one step behind the other, and once more with steps that are `waited for`, as in a loop that reads each loss.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.engine import ENGINE_CASES, facts, step_of
+from benchmarks.plans import recording_of
+from benchmarks.rivals import Step
+from benchmarks.training_step import DEVICE, Build, race, write
+from kitsune.engine.planned import OF_A_STEP, Planned, plans
+from kitsune.engine.planner import Planner, replaying
+from kitsune.graphs import Recorder
+from kitsune.memsets import is_power_of_two, replace_memsets
+
+STREAMS: Final = 8
+#: Which memsets stay, by their number.
+STAYS: Final[dict[str, Callable[[int], bool]]] = {
+    "all": lambda _: True,
+    "some": is_power_of_two,
+    "none": lambda _: False,
+}
+
+
+def replayed(planner: Planner, plan: Planned, stays: Callable[[int], bool], *, is_waited_for: bool) -> Build:
+    def build() -> tuple[Step, Callable[[], str]]:
+        replaced: list[int] = []
+
+        def replace_some(graph: torch.cuda.CUDAGraph, device: torch.device) -> int:
+            replaced.append(replace_memsets(graph, device, stays))
+            return replaced[-1]
+
+        with patch("kitsune.graphs.replace_memsets", replace_some):
+            replay = replaying(planner.tried(plan))
+
+        def waited() -> torch.Tensor:
+            result = replay()
+            torch.cuda.synchronize()
+            return result
+
+        return waited if is_waited_for else replay, lambda: json.dumps(facts(plan, 0.0) | {"replaced": replaced[0]})
+
+    return build
+
+
+def builds(planner: Planner, chosen: dict[str, Planned]) -> Iterator[tuple[str, Build]]:
+    for way, plan in chosen.items():
+        for name, stays in STAYS.items():
+            for suffix, is_waited_for in (("", False), (", waited for", True)):
+                yield f"{way}, {name}{suffix}", replayed(planner, plan, stays, is_waited_for=is_waited_for)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", required=True, choices=ENGINE_CASES)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
+    arguments = parser.parse_args()
+    case = ENGINE_CASES[arguments.case]
+    torch.cuda.set_device(DEVICE)
+    workload, step = step_of(case)
+    found = plans(recording_of(step), STREAMS, None)
+    workload.optimizer.zero_grad()  # those of the recorded step: the graphs have their own
+    planner = Planner(Recorder(DEVICE), STREAMS)
+    chosen = {"k1": found[0], "k8": planner.quickest(found, OF_A_STEP)}
+    arms = race(dict(builds(planner, chosen)), arguments.rounds)
+    write("memsets", case, arms, "", arguments.out)
+
+
+if __name__ == "__main__":
+    main()
