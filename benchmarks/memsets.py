@@ -9,7 +9,7 @@ timed with one step behind the other, and once more with steps that are `waited 
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 from unittest.mock import patch
@@ -23,23 +23,21 @@ from benchmarks.training_step import DEVICE, Build, race, write
 from kitsune.engine.planned import OF_A_STEP, Planned, plans
 from kitsune.engine.planner import Planner, replaying
 from kitsune.graphs import Recorder
-from kitsune.memsets import is_power_of_two, replace_memsets
+from kitsune.memsets import replace_memsets, starts
 
 STREAMS: Final = 8
-#: Which memsets stay, by their number.
-STAYS: Final[dict[str, Callable[[int], bool]]] = {
-    "all": lambda _: True,
-    "some": is_power_of_two,
-    "none": lambda _: False,
-}
+Staying = Callable[[Sequence[int]], Collection[int]]
+
+#: Which memsets stay, by their positions among the nodes.
+STAYING: Final[dict[str, Staying]] = {"all": frozenset, "some": starts, "none": lambda _: ()}
 
 
-def replayed(planner: Planner, plan: Planned, stays: Callable[[int], bool], *, is_waited_for: bool) -> Build:
+def replayed(planner: Planner, plan: Planned, staying: Staying, *, is_waited_for: bool) -> Build:
     def build() -> tuple[Step, Callable[[], str]]:
         replaced: list[int] = []
 
         def replace_some(graph: torch.cuda.CUDAGraph, device: torch.device) -> int:
-            replaced.append(replace_memsets(graph, device, stays))
+            replaced.append(replace_memsets(graph, device, staying))
             return replaced[-1]
 
         with patch("kitsune.graphs.replace_memsets", replace_some):
@@ -57,9 +55,9 @@ def replayed(planner: Planner, plan: Planned, stays: Callable[[int], bool], *, i
 
 def builds(planner: Planner, chosen: dict[str, Planned]) -> Iterator[tuple[str, Build]]:
     for way, plan in chosen.items():
-        for name, stays in STAYS.items():
+        for name, staying in STAYING.items():
             for suffix, is_waited_for in (("", False), (", waited for", True)):
-                yield f"{way}, {name}{suffix}", replayed(planner, plan, stays, is_waited_for=is_waited_for)
+                yield f"{way}, {name}{suffix}", replayed(planner, plan, staying, is_waited_for=is_waited_for)
 
 
 def main() -> None:

@@ -6,13 +6,14 @@ branches, where it begins 0.5 us after a kernel. BERT-base has 24 of them in a s
 
 But a memset is also where the driver lets the GPU begin with what it has so far, and a GPU that waits for the host, as
 in a loop that reads each loss, is late without any: on four streams a step of BERT-base that was waited for took 3.29
-ms in place of 2.83, while steps behind each other took 2.64 in place of 2.74. With the 1st, 2nd, 4th, 8th ... left in
-their place the two are 2.73 and 2.67 ms: the GPU has begun by then, and is busy for long enough.
+ms in place of 2.83, while steps behind each other took 2.64 in place of 2.74. With the 1st, 2nd, 4th, 8th and 16th left
+in their place the two were 2.73 and 2.67 ms: the GPU is busy with what it has for as long as the host needs for as much
+again. So one stays behind every 64, 128, 256 ... nodes; what is shorter has none, and begins soon enough.
 """
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,7 @@ from kitsune.errors import CaptureError
 MEMSET_NODE: Final = 2  # CU_GRAPH_NODE_TYPE_MEMSET
 KERNEL_NODE: Final = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 PRIORITY: Final = 8  # CU_LAUNCH_ATTRIBUTE_PRIORITY
+FIRST_NODES: Final = 64
 THREADS: Final = 256
 MOST_BLOCKS: Final = 1024
 
@@ -92,18 +94,25 @@ class Launch(ctypes.Structure):
 Node = int
 
 
-def is_power_of_two(number: int) -> bool:
-    return not number & (number - 1)
+def starts(positions: Sequence[int]) -> Collection[int]:
+    """Of positions among the nodes of a graph the first behind 64 of them, behind 128, behind 256, and so on."""
+    found: dict[int, int] = {}
+    for position in positions:
+        if position >= FIRST_NODES:
+            found.setdefault(position.bit_length(), position)
+    return frozenset(found.values())
 
 
 def replace_memsets(
-    graph: torch.cuda.CUDAGraph, device: torch.device, stays: Callable[[int], bool] = is_power_of_two
+    graph: torch.cuda.CUDAGraph,
+    device: torch.device,
+    staying: Callable[[Sequence[int]], Collection[int]] = starts,
 ) -> int:
     """How many memsets of the graph are kernels now; it was captured with `keep_graph`, and is not instantiated yet.
 
     Those stay that fill several rows, or no whole number of 4 bytes, those that the driver does not let go of, and
-    those whose number, from 1 on, `stays`. What waits for what is as it was. Raises CaptureError where the driver
-    leaves the graph half changed.
+    those whose position among the nodes is among the `staying` ones of them all. What waits for what is as it was.
+    Raises CaptureError where the driver leaves the graph half changed.
     """
     if torch.version.cuda is None:
         return 0
@@ -111,10 +120,12 @@ def replace_memsets(
         handle = graph.raw_cuda_graph()
         try:
             function = fill_function(torch.cuda.current_device())
-            found = [node for node in listed("cuGraphGetNodes", handle) if kind_of(node) == MEMSET_NODE]
+            nodes = listed("cuGraphGetNodes", handle)
+            memsets = [position for position, node in enumerate(nodes) if kind_of(node) == MEMSET_NODE]
         except (CaptureError, OSError):  # a driver that assembles nothing, or none by that name
             return 0
-        return sum(is_replaced(handle, node, function) for number, node in enumerate(found, 1) if not stays(number))
+        kept = staying(memsets)
+        return sum(is_replaced(handle, nodes[position], function) for position in memsets if position not in kept)
 
 
 def pattern_of(memset: Memset) -> tuple[int, int] | None:

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-from functools import partial
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from kitsune.device import few_multiprocessors, lane_stream, side_stream
 from kitsune.engine.kernels import timeline
 from kitsune.errors import CaptureError
 from kitsune.graphs import Recorder
-from kitsune.memsets import replace_memsets
 from tests.kernel_checks import SLOW_CYCLES
 
 
@@ -200,9 +198,8 @@ def reserved_bytes(device):
         ("cuMemsetD8Async", 0xA5, 7, 1),  # no whole number of words: stays
     ],
 )
-def test_a_memset_is_a_kernel_in_the_graph(device, monkeypatch, name, value, count, width):
+def test_a_memset_is_a_kernel_in_the_graph(device, name, value, count, width):
     """Between two kernels: the first doubles what is there, the second adds one to what the memset has left."""
-    monkeypatch.setattr("kitsune.graphs.replace_memsets", partial(replace_memsets, stays=lambda number: False))
     words = torch.full((2**20,), 3, dtype=torch.int32, device=device)
 
     def function():
@@ -226,8 +223,8 @@ def test_a_memset_is_a_kernel_in_the_graph(device, monkeypatch, name, value, cou
     assert any("Memset" in kernel for kernel in kernels) != is_whole
 
 
-def test_attention_is_captured_with_few_memsets(device):
-    """That of cuDNN sets 4 bytes to zero, forward and backward: by a kernel, but for three of six times."""
+def test_attention_is_captured_without_memsets(device):
+    """That of cuDNN sets 4 bytes to zero, forward and backward."""
     q, k, v = (torch.randn(2, 12, 128, 64, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
 
     def function():
@@ -242,8 +239,8 @@ def test_attention_is_captured_with_few_memsets(device):
         graph, found = Recorder(device).capture(function)
     kernels = [kernel.name for kernel in timeline(graph.replay)]
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    assert sum("Memset" in name for name in kernels) == 3
-    assert sum("kitsune_fill" in name for name in kernels) == 3
+    assert not [name for name in kernels if "Memset" in name]
+    assert sum("kitsune_fill" in name for name in kernels) == 6
 
 
 def test_a_part_of_the_gpu_computes_the_same(device):

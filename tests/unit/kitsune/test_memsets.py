@@ -1,6 +1,7 @@
 """Kernels in place of memsets, on a stand-in for the driver; tests/gpu/test_graphs.py has the real one."""
 
 import ctypes
+import itertools
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,17 @@ from hypothesis import strategies as st
 
 from kitsune import memsets
 from kitsune.errors import CaptureError
-from kitsune.memsets import KERNEL_NODE, MEMSET_NODE, PTX, Launch, Memset, pattern_of, replace_memsets
+from kitsune.memsets import (
+    FIRST_NODES,
+    KERNEL_NODE,
+    MEMSET_NODE,
+    PTX,
+    Launch,
+    Memset,
+    pattern_of,
+    replace_memsets,
+    starts,
+)
 
 AT = 4096
 
@@ -37,8 +48,8 @@ def test_nothing_to_fill_stays():
     assert pattern_of(memset(width=0)) is None
 
 
-def none(number):
-    return False
+def none(positions):
+    return ()
 
 
 class Driver:
@@ -129,7 +140,7 @@ def replaced(monkeypatch):
 
 def test_a_kernel_stands_where_the_memset_stood(replaced):
     driver = Driver({1: 3, 2: memset(0xAB), 3: 5, 4: 6}, {(1, 2), (2, 3), (2, 4), (1, 4)})
-    assert replaced(driver, stays=none) == 1
+    assert replaced(driver, staying=none) == 1
     assert driver.edges == {(1, 5), (5, 3), (5, 4), (1, 4)}
     assert driver.filled == {5: (99, 1, 1, AT, 1, 0xABABABAB)}
     assert driver.nodes == {1: 3, 3: 5, 4: 6, 5: 5}  # as urgent as what waits for it
@@ -137,14 +148,14 @@ def test_a_kernel_stands_where_the_memset_stood(replaced):
 
 def test_memsets_in_a_row_and_long_ones(replaced):
     driver = Driver({1: memset(), 2: memset(7, 4, 2**20), 3: 1}, {(1, 2), (2, 3)})
-    assert replaced(driver, stays=none) == 2
+    assert replaced(driver, staying=none) == 2
     assert driver.edges == {(4, 5), (5, 3)}
     assert driver.filled == {4: (99, 1, 1, AT, 1, 0), 5: (99, 1024, 256, AT, 2**20, 7)}
 
 
 def test_what_is_no_row_of_words_stays(replaced):
     driver = Driver({1: memset(height=2), 2: memset(width=3), 3: 1}, {(1, 2), (2, 3)})
-    assert replaced(driver, stays=none) == 0
+    assert replaced(driver, staying=none) == 0
     assert sorted(driver.nodes) == [1, 2, 3]
 
 
@@ -161,7 +172,7 @@ def test_what_is_no_row_of_words_stays(replaced):
 )
 def test_what_the_driver_does_not_let_go_of_stays(replaced, fails):
     driver = Driver({1: 2, 2: memset(), 3: 1}, {(1, 2), (2, 3)}, fails)
-    assert replaced(driver, stays=none) == 0
+    assert replaced(driver, staying=none) == 0
     assert sorted(driver.nodes) == [1, 2, 3]
     assert driver.edges == {(1, 2), (2, 3)}
 
@@ -169,7 +180,7 @@ def test_what_the_driver_does_not_let_go_of_stays(replaced, fails):
 def test_a_graph_that_is_half_changed_is_no_graph(replaced):
     driver = Driver({1: memset(), 2: 1}, {(1, 2)}, fails="cuGraphDestroyNode")
     with pytest.raises(CaptureError, match="the CUDA driver refused cuGraphDestroyNode with error 801"):
-        replaced(driver, stays=none)
+        replaced(driver, staying=none)
 
 
 def test_without_a_driver_that_loads_kernels_all_stay(replaced, monkeypatch):
@@ -177,15 +188,26 @@ def test_without_a_driver_that_loads_kernels_all_stay(replaced, monkeypatch):
         raise OSError("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr(memsets, "fill_function", none_there)
-    assert replaced(Driver({1: memset(), 2: 1}, {(1, 2)}), stays=none) == 0
+    assert replaced(Driver({1: memset(), 2: 1}, {(1, 2)}), staying=none) == 0
 
 
-def test_the_first_of_more_and_more_stay(replaced):
+def test_a_long_graph_keeps_some(replaced):
     """So that the GPU begins while the host hands over the rest."""
-    driver = Driver({number: memset() for number in range(1, 20)}, {(number, number + 1) for number in range(1, 19)})
-    assert replaced(driver) == 14
-    assert [number for number in range(1, 20) if number in driver.nodes] == [1, 2, 4, 8, 16]
-    assert len(driver.nodes) == 19
+    nodes = {number: memset() if number % 10 == 0 else 0 for number in range(1, 301)}
+    driver = Driver(nodes, {(number, number + 1) for number in range(1, 300)})
+    assert replaced(driver) == 27
+    kept = [number for number, node in driver.nodes.items() if isinstance(node, Memset)]
+    assert kept == [70, 130, 260]
+    assert len(driver.nodes) == 300
+
+
+@given(st.sets(st.integers(0, 5000)).map(sorted))
+def test_one_stays_in_each_doubling(positions):
+    kept = sorted(starts(positions))
+    assert set(kept) <= set(positions)
+    assert all(one.bit_length() < two.bit_length() for one, two in itertools.pairwise(kept))
+    for position in positions:
+        assert position < FIRST_NODES or any(each <= position < 2 * each for each in kept)
 
 
 def test_without_cuda_there_is_nothing_to_replace(monkeypatch):
