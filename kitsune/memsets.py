@@ -119,13 +119,14 @@ def replace_memsets(
     with torch.cuda.device(device):
         handle = graph.raw_cuda_graph()
         try:
-            function = fill_function(torch.cuda.current_device())
             nodes = listed("cuGraphGetNodes", handle)
             memsets = [position for position, node in enumerate(nodes) if kind_of(node) == MEMSET_NODE]
-        except (CaptureError, OSError):  # a driver that assembles nothing, or none by that name
+            kept = staying(memsets)
+            passing = [nodes[position] for position in memsets if position not in kept]
+            function = fill_function(torch.cuda.current_device()) if passing else 0
+        except CaptureError:  # a driver that is too old, or that assembles nothing
             return 0
-        kept = staying(memsets)
-        return sum(is_replaced(handle, nodes[position], function) for position in memsets if position not in kept)
+        return sum(is_replaced(handle, node, function) for node in passing)
 
 
 def pattern_of(memset: Memset) -> tuple[int, int] | None:
@@ -225,7 +226,10 @@ def driver() -> ctypes.CDLL:
 
 
 def called(name: str, *arguments: Any) -> None:
-    """Raises CaptureError when the driver's function says that it failed."""
-    code = getattr(driver(), name)(*arguments)
+    """Raises CaptureError when the driver has no such function, or says that it failed."""
+    try:
+        code = getattr(driver(), name)(*arguments)
+    except (AttributeError, OSError) as error:
+        raise CaptureError(f"the CUDA driver has no {name}: {error}") from error
     if code:
         raise CaptureError(f"the CUDA driver refused {name} with error {code}")

@@ -12,7 +12,7 @@ from kitsune.assembly import Assembly, OnDecline, show_plan
 from kitsune.device import first_line
 from kitsune.engine.body import Body, entered
 from kitsune.engine.cudagraph import EagerStep, StepGraph
-from kitsune.engine.dispatch import SegmentedForward
+from kitsune.engine.dispatch import SegmentedForward, autocast_of
 from kitsune.engine.micro import micro_batches
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.snapshot import Snapshot, Sums
@@ -49,9 +49,10 @@ class TrainStep:
     The first calls are real steps that compile, warm up and capture; `is_settled` tells when that is over. Learning
     rates are read at every step. `accumulation_steps=n` runs forward and backward on n parts of the batch, split along
     its first dimension, before the one update: the memory of a part, and for a loss that is a mean over rows the
-    gradients of the whole. `clip_grad_norm` is the norm to which all gradients together are clipped, those of the
-    parameters that the optimizer holds; gradients of others are cleared as well before each step. `plan="auto"` asks a
-    server (see `kitsune.fetch_plan`) at the first call, which knows the batch, and trains plain when there is no plan.
+    gradients of the whole. They stay in `p.grad` until the next captured step overwrites them: copy what you keep.
+    `clip_grad_norm` is the norm to which all gradients together are clipped, those of the parameters that the optimizer
+    holds; gradients of others are cleared as well before each step. `plan="auto"` asks a server (see
+    `kitsune.fetch_plan`) at the first call, which knows the batch, and trains plain when there is no plan.
     What cannot be applied is in `report.declined` with its reason, or raises DeclinedError with
     `on_decline="raise"`. `close()` undoes every change to model, optimizer and flags.
     """
@@ -203,6 +204,7 @@ class TrainStep:
             forward_contexts=self._build.forward_contexts,
             step_contexts=self._build.step_contexts,
             accumulation_steps=self.accumulation_steps,
+            loss_fn=self.loss_fn,
         )
 
     def _segments(self) -> Body:
@@ -266,7 +268,7 @@ class TrainStep:
         signature = signature_of(batch)
         # Objects that may hide tensors compare by identity, or not at all: they are one signature together.
         known = signature if opaque_type(batch) is None else "opaque"
-        return known, self.model.training
+        return known, self.model.training, autocast_of(self.device.type)
 
     def _deserves_program(self, key: Any) -> bool:
         if len(self._other_shapes) >= MAX_OTHER_SHAPES:

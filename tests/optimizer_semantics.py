@@ -74,6 +74,67 @@ def test_outputs_may_be_kept_and_changed(device: torch.device) -> None:
     assert check(device, loop).captured == STEPS - WARM
 
 
+class Both(Net):
+    """It returns what it has computed its output from, too."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
+        return self.head(hidden), hidden
+
+
+def loop_of_both(how: str, first: int, errors: list[str]) -> Any:
+    """From its `first` step on it asks for the gradient of what comes before the output."""
+
+    def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        losses = []
+        for index, (x, y) in enumerate(data):
+            optimizer.zero_grad()
+            output, hidden = model(x)
+            if index >= first and how == "hook":
+                hidden.register_hook(lambda gradient: gradient * 0.5)
+            elif index >= first and how == "kept":
+                hidden.retain_grad()
+            loss = criterion(output, y) + 0.1 * hidden.square().mean()
+            try:
+                loss.backward()
+            except CaptureError as error:
+                errors.append(str(error))
+                continue
+            losses += [hidden.grad] if how == "kept" and index >= first else []
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    return loop
+
+
+@pytest.mark.parametrize("how", ["hook", "kept"])
+def test_gradients_of_outputs_that_others_are_computed_from(device: torch.device, how: str) -> None:
+    """Inside a captured forward they flow past what the loop sees of them."""
+    errors: list[str] = []
+    both = check(device, loop_of_both(how, 0, errors), make_model=Both)
+    assert both.captured == 0
+    assert not errors
+    assert "from which another one is computed" in both.optimizer.report.declined["capture"]
+
+
+def test_nobody_need_ask_for_them(device: torch.device) -> None:
+    errors: list[str] = []
+    assert check(device, loop_of_both("never", 0, errors), make_model=Both).captured == STEPS - WARM
+    assert not errors
+
+
+@pytest.mark.parametrize("how", ["hook", "kept"])
+def test_who_asks_for_them_later_is_told(device: torch.device, how: str) -> None:
+    both, errors = pair(device, make_model=Both), []
+    data = batches(device, STEPS, 8)
+    loop_of_both(how, 8, errors)(both.ours, both.optimizer, data)
+    assert len(errors) == 1
+    assert "capture_graph=False" in errors[0]
+    assert both.captured == 9 - WARM
+    assert "from which another one is computed" in both.optimizer.report.declined["capture"]
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradient_accumulation(device: torch.device, set_to_none: bool) -> None:
     def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
@@ -783,3 +844,34 @@ def test_close_gives_everything_back(device: torch.device, plan: Plan) -> None:
     train_both(both, simple_loop, batches(device))
     both.optimizer.close()
     assert_same_state(both)
+
+
+def test_a_forward_that_fails_once_is_looked_at_again(device: torch.device) -> None:
+    """What the last warming forward finds out is not lost with it."""
+
+    class Counting(Net):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.calls += 1
+                if self.calls == WARM:
+                    raise ConnectionError("the user's own")
+            return super().forward(x) * (1 + 0.1 * self.calls)
+
+    def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        losses = []
+        for x, y in data:
+            optimizer.zero_grad()
+            try:
+                loss = criterion(model(x), y)
+            except ConnectionError:
+                continue
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    both = check(device, loop, make_model=Counting)
+    assert both.captured == 0
+    assert both.optimizer.report.declined["capture"].startswith("the step sets calls")

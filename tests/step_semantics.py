@@ -933,3 +933,118 @@ def test_nothing_warns(device, update):
         train_both(planned, plain, batches(STEPS))
     assert [str(warning.message) for warning in caught] == []
     assert isinstance(planned, Planned)
+
+
+# What a captured step would miss --------------------------------------------------------------------------------------
+
+
+class Shifting(Mlp):
+    """It centers its batch where that lies."""
+
+    def forward(self, x):
+        return super().forward(x.sub_(0.1))
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_step_that_writes_into_its_batch_is_not_captured(device, capture):
+    planned, plain = pair(device, {"capture": capture}, model=Shifting)
+    for run in (planned, plain):
+        (x, y), *_ = batches(1)
+        same = x.to(device), y.to(device)
+        run.train([same] * STEPS)
+    assert_same(planned, plain)
+    assert "into a copy" in planned.step.report.declined["capture"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_autocast_of_the_caller_is_that_of_the_step(device, first):
+    planned, plain = pair(device, {"capture": "step"})
+    many = batches(2 * STEPS)
+    for number, batch in enumerate(many):  # a context each: casts of weights are kept to the end of one
+        with torch.autocast(device.type, torch.bfloat16, enabled=first == (number < STEPS)):
+            train_both(planned, plain, [batch])
+    assert_same(planned, plain)
+    assert planned.step.report.applied == {"capture": "step"}
+
+
+class Annealed(nn.Module):
+    """A loss that knows modes and weights, and may count its calls."""
+
+    def __init__(self, counts=False):
+        super().__init__()
+        self.counts, self.calls, self.weight = counts, 0, torch.ones(1)
+
+    def forward(self, output, y):
+        self.calls += self.counts
+        share = min(1.0, self.calls / 10) if self.counts else 1.0
+        return F.mse_loss(output, y) * share * (self.weight.to(y.device) if self.training else 0.1)
+
+
+def with_a_loss_each(device, **options):
+    planned, plain = pair(device, {"capture": "step"})
+    for run in (planned, plain):
+        run.loss_fn = Annealed(**options)
+    planned.start({"capture": "step"})
+    return planned, plain
+
+
+def test_a_loss_that_counts_is_not_captured(device):
+    planned, plain = with_a_loss_each(device, counts=True)
+    train_both(planned, plain, batches(STEPS))
+    assert_same(planned, plain)
+    assert planned.step.report.declined["capture"].startswith("the step sets loss_fn.calls")
+
+
+def weighted_anew(loss_fn):
+    loss_fn.weight = torch.full((1,), 3.0)
+
+
+@pytest.mark.parametrize("change", [nn.Module.eval, weighted_anew])
+def test_a_loss_that_the_loop_changes_is_captured_anew(device, change):
+    planned, plain = with_a_loss_each(device)
+    many = batches(2 * STEPS)
+    train_both(planned, plain, many[:STEPS])
+    assert planned.step.is_settled
+    for run in (planned, plain):
+        change(run.loss_fn)
+    train_both(planned, plain, many[STEPS:])
+    assert_same(planned, plain)
+    assert planned.step.report.applied == {"capture": "step"}
+
+
+def test_a_hook_on_the_loss_runs_at_every_step(device):
+    planned, plain = with_a_loss_each(device)
+    calls = []
+    planned.loss_fn.register_forward_hook(lambda *_: calls.append(1))
+    train_both(planned, plain, batches(STEPS))
+    assert_same(planned, plain)
+    assert len(calls) == STEPS
+    assert "of the loss would not run" in planned.step.report.declined["capture"]
+
+
+class Carrying(Mlp):
+    """It carries what it has seen into the next step, in a tuple, or by other memory for a buffer."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place, self.carried = place, (torch.zeros(4), torch.zeros(4))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        out = super().forward(x)
+        if self.place == "tuple":
+            out = out + 0.1 * self.carried[0].to(out.device)
+            self.carried = (out.detach().mean(0), self.carried[0])
+        else:
+            out = out + 0.1 * self.mean
+            self.mean.data = 0.9 * self.mean + 0.1 * out.detach().mean(0)
+        return out
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize(("place", "named"), [("tuple", "carried"), ("buffer", "mean")])
+def test_state_that_is_carried_to_the_next_step_is_not_captured(device, capture, place, named):
+    planned, plain = pair(device, {"capture": capture}, model=partial(Carrying, place))
+    train_both(planned, plain, batches(STEPS))
+    assert_same(planned, plain)
+    assert planned.step.report.declined["capture"].startswith(f"the step sets {named}")

@@ -116,6 +116,8 @@ def explain(
     spec, chosen = _explained(subject, workload, plan)
     # absolute: code of the user's, which runs in this process, may change to another folder
     pictures = {kind: path.absolute() for kind, path in (("trace", trace), ("svg", svg)) if path is not None}
+    if len(set(pictures.values())) < len(pictures):
+        raise typer.BadParameter("a trace is written there already", param_hint="--svg")
     _load("tuner.explain").explain(spec, chosen, streams=streams, device=device, pictures=pictures, as_json=as_json)
 
 

@@ -16,9 +16,9 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 class Body:
     """zero_grad -> forward and loss -> backward -> unscale, clip -> update.
 
-    `forward(x, y)` gives the loss with its autograd graph; `finish` is the optimizer's update. The result is the
-    detached loss. With `accumulation_steps`, forward and backward run so often, on as many parts of the batch, and the
-    loss is their mean over all rows.
+    `forward(x, y)` gives the loss with its autograd graph; `loss_fn`, which may be a module, is what it calls for that;
+    `finish` is the optimizer's update. The result is the detached loss. With `accumulation_steps`, forward and backward
+    run so often, on as many parts of the batch, and the loss is their mean over all rows.
     """
 
     def __init__(
@@ -31,8 +31,10 @@ class Body:
         step_contexts: Sequence[Context] = (),
         finish: Callable[[], None] | None = None,
         accumulation_steps: int = 1,
+        loss_fn: Any = None,
     ) -> None:
         self.model = model
+        self.loss_fn = loss_fn
         self.forward = forward
         self.update = update
         self.finish = finish or update.step

@@ -15,10 +15,18 @@ from kitsune.engine.body import Body
 from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
 from kitsune.engine.record import Recorded
-from kitsune.engine.static import StaticBatch, place, tensors_of, why_not_static
+from kitsune.engine.static import StaticBatch, place, tensors_of, versions_of, why_not_static
 from kitsune.engine.update import is_starting
 from kitsune.engine.verified import verified
-from kitsune.engine.watch import Attributes, Hooks, HostState, Watch, why_not_filled, why_not_replayed
+from kitsune.engine.watch import (
+    Attributes,
+    Hooks,
+    HostState,
+    Watch,
+    why_not_filled,
+    why_not_heard,
+    why_not_replayed,
+)
 from kitsune.graphs import Graph, Recorder
 
 WARM_STEPS = 3
@@ -140,26 +148,28 @@ class StepGraph:
             placed = place(batch, self._device, self._memory_format)
             if self.calls < WARM_STEPS - 1:
                 loss = self._body.step(placed)
-                self._attributes = Attributes(self._body.model)
+                self._attributes = Attributes(self._body.model, self._body.loss_fn)
                 return loss
-            loss = self._watched(placed)
+            loss = self._watched(batch, placed)
             self._body.update.step()
         self.refusal = self.refusal or why_not_static(batch)
         return loss
 
-    def _watched(self, placed: tuple[Any, Any]) -> torch.Tensor:
+    def _watched(self, batch: tuple[Any, Any], placed: tuple[Any, Any]) -> torch.Tensor:
         """The last warming step, which finds out what a capture would fail at or leave behind.
 
         A capture that fails for a host sync costs a pool of memory, and poisons the generator (graphs.Recorder mends
         that).
         """
         syncs: list[Sync] = []
-        replaced = self._attributes.why_replaced()
-        host = HostState(self._body.model, self._device)
+        replaced = self._attributes.why_replaced() or why_not_heard(self._body.loss_fn)
+        host, before = HostState(self._body.model, self._device, self._body.loss_fn), versions_of(batch)
         with watch_syncs(self._device, syncs):
             loss = self._body.gradients(placed)
         gradients = [parameter.grad for parameter in self._body.parameters]
         self.refusal = replaced or why_not_replayed("the step", syncs, host) or why_not_filled(gradients)
+        if self.refusal is None and versions_of(batch) != before:
+            self.refusal = "the step writes into its batch, where a replayed graph would write into a copy"
         return loss
 
     def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:
@@ -168,7 +178,7 @@ class StepGraph:
         self._graph, (self._loss, self._gradients) = graph, result
         self._parameters = self._body.parameters
         self.peak_bytes = self._needed_bytes()
-        self._watch = Watch(self._body.model, self._body.update.optimizer)
+        self._watch = Watch(self._body.model, self._body.update.optimizer, self._body.loss_fn)
         return self._issue(replay=not has_run)
 
     @contextlib.contextmanager

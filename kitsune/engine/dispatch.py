@@ -9,14 +9,15 @@ from torch.utils import _pytree as pytree
 from kitsune.device import Sync, watch_syncs
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import enclosed
+from kitsune.engine.outputs import PARTIAL, Listeners, sources_among
 from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.segments import Segments, why_not_joined
-from kitsune.engine.static import opaque_type, restrided, signature_of
+from kitsune.engine.static import opaque_type, restrided, signature_of, versions_of
 from kitsune.engine.watch import Attributes, HostState, first_hook, why_not_replayed
 from kitsune.errors import CaptureError
-from kitsune.graphs import Recorder
+from kitsune.graphs import Recorder, tensors_in
 
 WARM_FORWARDS = 3
 OTHER_SHAPE_PATIENCE = 8
@@ -107,6 +108,10 @@ class SegmentedForward:
             self._captured.clear()
             self._seen.clear()
             segments = None
+        if segments is not None and segments.has_listeners:
+            self.refusal = PARTIAL
+            self._captured.clear()
+            segments = None
         if segments is not None:
             return self._replay(segments, args, kwargs)
         seen, other = self._look_at(key)
@@ -117,7 +122,13 @@ class SegmentedForward:
         if any(leaf.requires_grad for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
             return self._eager("differentiable", self._forward, args, kwargs)
         warm = seen - OTHER_SHAPE_PATIENCE * other
-        return self._warm(warm, args, kwargs) if warm <= WARM_FORWARDS else self._first_replay(key, args, kwargs)
+        if warm > WARM_FORWARDS:
+            return self._first_replay(key, args, kwargs)
+        try:
+            return self._warm(warm, args, kwargs)
+        except BaseException:
+            self._seen[key] -= 1  # what it would have found out is left for the next one
+            raise
 
     def _look_at(self, key: Any) -> tuple[int, bool]:
         """How often this signature was seen, this time included, and whether it is another than the usual one."""
@@ -142,6 +153,8 @@ class SegmentedForward:
         host, before = HostState(self.model, self.device), versions_of((args, kwargs))
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
+        tensors = tensors_in(output)
+        self._listeners = Listeners([tensors[at] for at in sources_among(tensors)])
         self.refusal = why_not_replayed("the forward", syncs, host) or why_not_joined(pytree.tree_leaves(output))
         if self.refusal is None and versions_of((args, kwargs)) != before:
             self.refusal = "the forward writes into its input, where a replayed graph would write into a copy"
@@ -159,6 +172,8 @@ class SegmentedForward:
         return self._replay(self._captured[key], args, kwargs)
 
     def _why_not_capturable(self, arguments: Any) -> str | None:
+        if self._listeners.are_there():
+            return PARTIAL
         hook = first_hook(self.model)
         if hook is not None:
             return f"{hook} would not run in a replayed graph"
@@ -234,12 +249,6 @@ def autocast_of(kind: str) -> tuple[Any, ...] | None:
     if not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
-
-
-def versions_of(arguments: Any) -> list[int]:
-    """How often each tensor of the arguments was written in place."""
-    tensors = (leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
-    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 def to_single(leaf: Any) -> Any:

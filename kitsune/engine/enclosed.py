@@ -7,6 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kitsune.engine.body import Context, entered
+from kitsune.engine.outputs import PARTIAL, Listeners, sources_among
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import opaque_type
 from kitsune.errors import CaptureError, DeclinedError
@@ -32,7 +33,9 @@ def enclosed(
     """
     enclosure = Enclosure(run, (args, kwargs), contexts, scaler)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    outputs = iter(_Enclosed.apply(enclosure, *enclosure.inputs, *parameters))
+    own = _Enclosed.apply(enclosure, *enclosure.inputs, *parameters)
+    enclosure.listeners = Listeners([own[at] for at in sources_among(enclosure.live)])
+    outputs = iter(own)
     leaves = [next(outputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in enclosure.leaves]
     return pytree.tree_unflatten(leaves, enclosure.spec)
 
@@ -48,6 +51,7 @@ class Enclosure:
         self.scaler = scaler
         self.arguments, self.arguments_spec = pytree.tree_flatten(arguments)
         self.inputs = [leaf for leaf in self.arguments if is_differentiable(leaf)]
+        self.listeners = Listeners(())
 
     def forward(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         starts = [given.detach().requires_grad_() for given in self.inputs]
@@ -65,6 +69,8 @@ class Enclosure:
         return self.live
 
     def backward(self, output_gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        if self.listeners.are_there():
+            raise CaptureError(f"{PARTIAL}; leave the precision out of the plan")
         pairs = [
             (live, gradient)
             for live, gradient in zip(self.live, output_gradients, strict=True)

@@ -81,7 +81,13 @@ def plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Pl
         found += (replace(plan, name=f"{plan.name}; {name}") for plan in spread(way, costs_of(way), streams))
     budget_bytes = budget_of(alone, pool_bytes)
     fitting = [plan for plan in found if plan.memory.peak_bytes <= budget_bytes]
-    return fitting or [min(found, key=lambda plan: plan.memory.peak_bytes)]
+    return fitting or [too_large(min(found, key=lambda plan: plan.memory.peak_bytes), budget_bytes)]
+
+
+def too_large(plan: Planned, pool_bytes: int) -> Planned:
+    """The same, with a name that says that it does not fit."""
+    needed, given = (nbytes / 2**20 for nbytes in (plan.memory.peak_bytes, pool_bytes))
+    return replace(plan, name=f"{plan.name}, which takes {needed:.1f} MiB: no plan fits into a pool of {given:.1f}")
 
 
 def costs_of(recording: Recording) -> list[float]:

@@ -16,7 +16,7 @@ from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
 from kitsune.engine.kernels import difference, kernels_of
 from kitsune.engine.planned import OF_A_HALF, OF_A_STEP, Planned, most_taken, plans
-from kitsune.engine.proof import refuted
+from kitsune.engine.proof import Untouched, refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
 from kitsune.engine.state import State
@@ -77,7 +77,8 @@ class Planner:
         if recorded.recording is None:
             return None, recorded.result
         try:
-            graph, static = self._proven(recorded.recording, step, inputs, rates)
+            with Untouched(recorded.recording, (*inputs, *rates)) as untouched:
+                graph, static = self._proven(recorded.recording, step, inputs, rates, untouched)
         # The step has run: whatever planning meets, of the user's code too, must not have it run again.
         except Exception as error:  # noqa: BLE001
             self.refusal = reason_of(error)
@@ -106,7 +107,9 @@ class Planner:
             self.refusal = recorded.refusal
             if recorded.recording is None:
                 return None
-            return self._proven_pair(recorded.recording, recorded.cut, lambda: (first(), second()), inputs)
+            with Untouched(recorded.recording, inputs) as untouched:
+                both = recorded.recording, recorded.cut, lambda: (first(), second())
+                return self._proven_pair(*both, inputs, untouched)
         finally:
             undo.restore()
 
@@ -124,7 +127,9 @@ class Planner:
             most_bytes = most_taken(first.plan.recording, first.taken_bytes, workspaces)
         return self._raced(first, found[1:], most_bytes).plan
 
-    def _proven_pair(self, recording: Recording, cut: int, both: Step, inputs: Sequence[torch.Tensor]) -> Pair:
+    def _proven_pair(
+        self, recording: Recording, cut: int, both: Step, inputs: Sequence[torch.Tensor], untouched: Untouched
+    ) -> Pair:
         self._check_kernels(recording, both)
         one = self._best_of(first_half(recording, cut))
         returned, crossed = one.static
@@ -135,21 +140,26 @@ class Planner:
             two.graph.replay()
             return returned, two.static
 
-        problem = self._refuted(recording, both, replay, inputs, ())
+        problem = self._refuted(recording, both, replay, inputs, (), untouched)
         if problem is not None:
             raise not_proven(problem)
         self.plan = two.plan
         return one, two
 
     def _proven(
-        self, recording: Recording, step: Step, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
+        self,
+        recording: Recording,
+        step: Step,
+        inputs: Sequence[torch.Tensor],
+        rates: Sequence[torch.Tensor],
+        untouched: Untouched,
     ) -> tuple[Graph, Any]:
         self._check_kernels(recording, step)
         found = plans(recording, self._streams, self._pool_bytes)
         refused = ""
         for _ in range(PROOFS):
             best = self._best(recording, found, OF_A_STEP)
-            problem = self._refuted(recording, step, replaying(best), inputs, rates)
+            problem = self._refuted(recording, step, replaying(best), inputs, rates, untouched)
             if problem is None:
                 self.plan, self.passing_bytes = replace(best.plan, name=best.plan.name + refused), best.passing_bytes
                 return best.graph, best.static
@@ -167,10 +177,11 @@ class Planner:
         replay: Step,
         inputs: Sequence[torch.Tensor],
         rates: Sequence[torch.Tensor],
+        untouched: Untouched,
     ) -> str | None:
         """The proof, and what its runs of the step took is given back: on an H200 65 MiB of cuBLAS alone."""
         try:
-            return refuted(recording, step, replay, inputs, rates)
+            return refuted(recording, step, replay, inputs, rates, untouched)
         finally:
             release_cached(recording.device)
 
@@ -191,7 +202,10 @@ class Planner:
 
     def _raced(self, best: Captured, others: Iterable[Planned], most_bytes: float) -> Captured:
         for plan in others:
-            challenger = self.tried(plan)
+            try:
+                challenger = self.tried(plan)
+            except CaptureError:  # no memory for one more graph, say: the best so far stays
+                continue
             if challenger.taken_bytes <= most_bytes and is_faster(best.graph, challenger.graph, self.clock):
                 best = challenger
         return best

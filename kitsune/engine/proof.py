@@ -10,7 +10,7 @@ import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 
@@ -33,13 +33,14 @@ def refuted(
     replay: Callable[[], Any],
     inputs: Sequence[torch.Tensor],
     rates: Sequence[torch.Tensor],
+    untouched: "Untouched",
 ) -> str | None:
     """Why `replay` is not the `step` that was recorded, or None. State and inputs end as they were.
 
     `inputs` are the static tensors of the batch, which is put into another order for every step; `rates` the learning
-    rates, which change too.
+    rates, which change too. `untouched` is what no step may change.
     """
-    start, untouched = Start(recording, inputs, rates), Untouched(recording, (*inputs, *rates))
+    start = Start(recording, inputs, rates)
     try:
         expected, found = start.trace(step), start.trace(replay)
         if untouched.has_changed():
@@ -108,7 +109,10 @@ class Start:
 
 
 class Untouched:
-    """Copies of what was there before the step and what, by all that its operations say, it leaves alone."""
+    """Copies of what was there before the step and what, by all that its operations say, it leaves alone.
+
+    Used as a context, around all that is run again of the step: what an operation has done in secret is put back.
+    """
 
     def __init__(self, recording: Recording, changing: Sequence[torch.Tensor]) -> None:
         written = recording.graph.written()
@@ -123,13 +127,21 @@ class Untouched:
     def has_changed(self) -> bool:
         return any(not torch.equal(as_bytes(s), copy) for s, copy in zip(self._storages, self._copies, strict=True))
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.has_changed():
+            for storage, copy in zip(self._storages, self._copies, strict=True):
+                as_bytes(storage).copy_(copy)
+
 
 def reorder(inputs: Sequence[torch.Tensor], number: int) -> None:
     """Rows of all tensors that share the first dimension, in the same new order: still a batch of the user's.
 
     Of several first dimensions that is the one of most tensors, or of labels, or the largest: others may be tables, and
-    what is moved from one to another may be no index of it. A single row is turned along its last dimension, unless it
-    is of integers: columns may index different tables. What never falls stays as it is: offsets must.
+    what is moved from one to another may be no index of it. A single row is halved, unless it is of integers: what is
+    the number of a category is one after that, too. What never falls stays as it is: offsets must.
     """
     inputs = [tensor for tensor in inputs if tensor.numel() and not is_rising(tensor)]
     counts = Counter(tensor.shape[0] for tensor in inputs if tensor.dim())
@@ -137,7 +149,7 @@ def reorder(inputs: Sequence[torch.Tensor], number: int) -> None:
     rows = max(counts, key=lambda first: (counts[first], first in labels, first), default=0)
     if rows == 1:
         for tensor in filter(torch.Tensor.is_floating_point, inputs):
-            tensor.copy_(tensor.roll(1 + number, dims=-1) if tensor.dim() else tensor)
+            tensor.mul_(0.5)
         return
     order = random.Random(number).sample(range(rows), rows)  # noqa: S311 - no secrets
     for tensor in inputs:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,6 +43,8 @@ OVERWRITES: Final = frozenset(
 )
 #: They have no effect on any value.
 IDLE: Final = frozenset({"aten::record_stream", "aten::is_pinned"})
+#: They do nothing but fail.
+CHECKS: Final = frozenset({"aten::_assert_async"})
 #: Values that come from the host and are baked in, as a CUDA graph bakes them in.
 LIFTED: Final = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
 #: They change which memory a tensor means.
@@ -49,7 +52,7 @@ MOVES: Final = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
 #: Matrix products by cuBLAS, which keeps 65 MB for every stream on an H200.
 PRODUCTS: Final = frozenset(f"aten::{name}" for name in ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addmv"))
 #: Namespaces whose schemas are trusted; what is of none of them is an operation of the user's.
-TRUSTED: Final = ("aten", "prims", "prim", "inductor", "quantized", "mkldnn", "kitsune")
+TRUSTED: Final = ("aten", "prims", "prim", "inductor", "quantized", "mkldnn", "profiler", "kitsune")
 COLLECTIVES: Final = ("c10d", "_c10d_functional", "c10d_functional")
 MASKS: Final = (torch.bool, torch.uint8)
 DEPENDS_ON_DATA: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -90,6 +93,8 @@ def record(
 class Observer(TorchDispatchMode):
     """Sees every launch of a step as it is issued. What cannot be issued again is told at the end, not in mid-step."""
 
+    supports_higher_order_operators = True
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Compiled code stays compiled."""
@@ -107,6 +112,11 @@ class Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            self._noted(lambda: refuse_to_follow(func))
+            return func(*args, **named)
+        if func.namespace == "prim" or any(issubclass(each, FakeTensor) for each in types):
+            return func(*args, **named)  # somebody traces in the step: nothing is launched
         if is_composite(func):
             with self:
                 return func.decompose(*args, **named)
@@ -116,8 +126,10 @@ class Observer(TorchDispatchMode):
         given = self._noted(lambda: self._given(func, args, named))
         before = self._noted(lambda: copies_read(func, args, named))
         self._operation = func
-        output = func(*args, **named)
-        self._operation = None
+        try:
+            output = func(*args, **named)
+        finally:
+            self._operation = None
         self._noted(lambda: check_unchanged(func, before or ()))
         self._noted(lambda: self._check_places(func, given, args, named))
         self._noted(lambda: self._saw(func, given, output))
@@ -130,7 +142,8 @@ class Observer(TorchDispatchMode):
 
     def _about_to_run(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         if self._undo is not None:
-            self._undo.about_to_write(tensors_in(written_of(func, args, named)))
+            written = written_of(func, args, named) if func.namespace in TRUSTED else (args, named)
+            self._undo.about_to_write(tensors_in(written))
             leaves = pytree.tree_leaves((args, named))
             self._undo.about_to_draw(leaf for leaf in leaves if isinstance(leaf, torch.Generator))
 
@@ -194,7 +207,8 @@ class Observer(TorchDispatchMode):
         self._storages.check_sizes(writes, name)
         touched = {place.storage for place in (*reads, *writes)}
         made = [place for place in results if place is not None and place.storage not in touched]
-        if not made and not writes:
+        if not made and not writes and func._schema.name not in CHECKS:
+            check_without_effect(func)
             return
         draws, is_product = torch.Tag.nondeterministic_seeded in func.tags, func._schema.name in PRODUCTS
         launch = Launch(name, spans(reads), spans([*writes, *made]), draws, keeps_workspace=is_product)
@@ -286,6 +300,18 @@ def check_replayable(func: Any, args: Sequence[Any]) -> None:
         raise CaptureError(f"{name} changes which memory a tensor means{at_line()}")
     if func.namespace in COLLECTIVES:
         raise CaptureError(f"{name} talks to other processes{at_line()}")
+
+
+def check_without_effect(func: Any) -> None:
+    """Raises CaptureError for an operation of the user's that gives no tensor and says that it writes none."""
+    if func.namespace not in TRUSTED:
+        name = func._schema.name
+        raise CaptureError(f"{name} gives no tensor and says that it writes none: what it does is not known{at_line()}")
+
+
+def refuse_to_follow(func: Any) -> None:
+    """Raises CaptureError for an operator that is given functions to run."""
+    raise CaptureError(f"what {func.name()} runs cannot be followed{at_line()}")
 
 
 def picks_by_number(name: str, args: Sequence[Any]) -> bool:

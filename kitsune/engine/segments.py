@@ -15,6 +15,7 @@ from kitsune.device import side_stream
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import SECOND_ORDER, own_gradients, scaled, unscale
 from kitsune.engine.leaves import fresh_leaves, joined
+from kitsune.engine.outputs import PARTIAL, Listeners, nodes_behind, sources_among
 from kitsune.engine.planner import Pair, Planner
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import StaticBatch, opaque_type, tensors_of
@@ -26,6 +27,7 @@ from kitsune.graphs import Recorder
 
 #: Where a tensor of the output goes in its flattened structure.
 TENSOR: Final = object()
+WITHOUT_CAPTURE: Final = "capture_graph=False captures nothing, and from the next forward on nothing is"
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -61,6 +63,7 @@ class Segments:
         self.scaler = scaler
         self.retain_graph = retain_graph
         self.generation = 0
+        self.has_listeners = False
         self.in_flight: weakref.ref[Token] | None = None
         self._device = recorder.device
         self._model = model
@@ -110,6 +113,7 @@ class Segments:
         if self._problem is not None:
             raise CaptureError(self._problem)
         outputs = [output for output in self._live if output.requires_grad]
+        self._sources = sources_among(self._live)
         place = {id(leaf): at for leaves in (self.parameters, self._aliases) for at, leaf in enumerate(leaves)}
         self._reached = [{place[leaf] for leaf in leaves_behind(output) if leaf in place} for output in outputs]
         return [make(output.detach()) for output in outputs]
@@ -127,6 +131,7 @@ class Segments:
         if not self._ran:
             self._static.load((args, kwargs))
         joined = _Joined.apply(self, *self.parameters)
+        self._listeners = Listeners([joined[at] for at in self._sources])
         if self._is_tensor:
             return joined[0]
         outputs = iter(joined)
@@ -191,6 +196,9 @@ class Segments:
 
         None for a parameter that no output with a gradient depends on, as a plain backward leaves it.
         """
+        if self._listeners.are_there():
+            self.has_listeners = True
+            raise CaptureError(f"{PARTIAL}; {WITHOUT_CAPTURE}")
         self._spare_accumulated()
         wanted = [g for g, needs in zip(output_gradients, self._differentiable, strict=True) if needs]
         for static, gradient in zip(self._output_gradients, wanted, strict=True):
@@ -250,16 +258,8 @@ def leaves_behind(output: torch.Tensor) -> set[int]:
     """By id, the leaves of the autograd graph that a gradient of this tensor flows to: itself, where it is one."""
     if output.grad_fn is None:
         return {id(output)}
-    found, seen = set(), {output.grad_fn}
-    nodes: list[Any] = [output.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        following = {each for each, _ in node.next_functions if each is not None} - seen
-        seen |= following
-        nodes += following
-    return found
+    nodes = {output.grad_fn} | nodes_behind(output.grad_fn)
+    return {id(node.variable) for node in nodes if hasattr(node, "variable")}
 
 
 def why_not_joined(leaves: Sequence[Any]) -> str | None:

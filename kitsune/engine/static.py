@@ -27,6 +27,12 @@ def signature_of(value: Any) -> Signature:
     return ("value", type(value), value)
 
 
+def versions_of(arguments: Any) -> list[int]:
+    """How often each tensor of the arguments was written in place."""
+    tensors = (leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
+
+
 def opaque_type(value: Any) -> str | None:
     """The name of the first type in a batch that may hide tensors from us, or None."""
     if isinstance(value, torch.Tensor):

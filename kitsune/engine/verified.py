@@ -7,7 +7,7 @@ import torch
 
 from kitsune.device import first_line
 from kitsune.engine.issue import in_recorded_order
-from kitsune.engine.proof import refuted
+from kitsune.engine.proof import Untouched, refuted
 from kitsune.engine.record import Recorded, record
 
 
@@ -20,7 +20,8 @@ def verified(
     if recording is None:
         return found
     try:
-        problem = refuted(recording, step, in_recorded_order(recording), inputs, rates)
+        with Untouched(recording, (*inputs, *rates)) as untouched:
+            problem = refuted(recording, step, in_recorded_order(recording), inputs, rates, untouched)
     # The step has run: whatever the proof meets, of the user's code too, must not have it run again.
     except Exception as error:  # noqa: BLE001
         problem = f"{type(error).__name__}: {first_line(error)}"

@@ -28,24 +28,28 @@ CONTAINERS = (list, tuple, dict)
 class Watch:
     """Remembers modules, modes, hooks, parameters (identity, address, requires_grad) and the optimizer's state.
 
+    Those of a loss that is a module and part of what was captured, too, as in all of this file.
+
     231 modules and 200 parameters of BERT-base are compared in about 0.15 ms of host time, which a replay of such a
     model hides; an MLP takes about 10 us.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Any = None) -> None:
         self._optimizer = optimizer
         self._state = optimizer.state
         self._states = len(optimizer.state)
-        self._modules = list(model.modules())
+        self._modules = [module for _, module in named_modules(model, loss_fn)]
         self._hooks = [getattr(module, name) for module in self._modules for name, _ in HOOKS]
         members = [getattr(module, name) for module in self._modules for name in MEMBERS]
         self._members = [each for each in members if each]
         self._empty = [each for each in members if not each]
         self._held = list(self._items())
-        self._parameters = list(model.parameters())
-        self._tensors = [*self._parameters, *model.buffers()]
+        roots = roots_of(model, loss_fn)
+        self._parameters = list(dict.fromkeys(chain.from_iterable(root.parameters() for root in roots)))
+        buffers = chain.from_iterable(root.buffers() for root in roots)
+        self._tensors = [*self._parameters, *buffers]
         self._seen = list(self._look())
-        self._attributes = Attributes(model)
+        self._attributes = Attributes(model, loss_fn)
 
     def unchanged(self, *, state: bool = True) -> bool:
         """`state=False` when what was captured does not touch the optimizer's state."""
@@ -73,10 +77,10 @@ class Watch:
 class Attributes:
     """The tensors that modules hold as plain attributes: a loop may put others there, for each batch its own mask."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, loss_fn: Any = None) -> None:
         self._held = [
             (vars(module), attribute, value, f"{name}.{attribute}".lstrip("."))
-            for name, module in model.named_modules()
+            for name, module in named_modules(model, loss_fn)
             for attribute, value in vars(module).items()
             if isinstance(value, torch.Tensor)
         ]
@@ -92,8 +96,9 @@ class Attributes:
 class HostState:
     """What a step may change on the host, where a replay of its launches changes nothing."""
 
-    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+    def __init__(self, model: torch.nn.Module, device: torch.device, loss_fn: Any = None) -> None:
         self._model = model
+        self._loss_fn = loss_fn
         # On a CPU the generator is part of what a step launches.
         self._draws = device.type != "cpu"
         self._random = self._generators()
@@ -112,24 +117,44 @@ class HostState:
     def _generators(self) -> tuple[Any, ...]:
         if not self._draws:
             return (random.getstate(),)
-        own = [value for module in self._model.modules() for value in vars(module).values()]
+        modules = (module for _, module in named_modules(self._model, self._loss_fn))
+        own = [value for module in modules for value in vars(module).values()]
         return random.getstate(), bytes(torch.get_rng_state().numpy()), numpy_state(), *map(generator_state, own)
 
     def _look(self) -> dict[str, Any]:
         """Attributes and buffers of all modules that are tensors or plain values, or lists or dicts, by name."""
         return {
-            f"{name}.{attribute}".lstrip("."): contents(value) if type(value) in CONTAINERS else value
-            for name, module in self._model.named_modules()
+            f"{name}.{attribute}".lstrip("."): contents(value) if type(value) in CONTAINERS else as_seen(value)
+            for name, module in named_modules(self._model, self._loss_fn)
             for attribute, value in (*vars(module).items(), *module._buffers.items())
             if isinstance(value, (torch.Tensor, *PLAIN)) or (type(value) in CONTAINERS and attribute not in MEMBERS)
         }
 
 
+def as_seen(value: Any) -> Any:
+    """A tensor with where it lies; last itself, so that it stays and its id is nobody else's."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    has_address = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+    return id(value), value.data_ptr() if has_address else 0, value
+
+
 def contents(container: Any) -> list[Any]:
-    """How many things it holds, and which of them are plain values. A tensor in it may be another one: a replay writes
-    the memory of the one that is held."""
+    """How many things it holds, which of them are plain values, and the tensors."""
     pairs = container.items() if type(container) is dict else enumerate(container)
-    return [(key, value if isinstance(value, PLAIN) else type(value)) for key, value in pairs]
+    known = (torch.Tensor, *PLAIN)
+    return [(key, as_seen(value) if isinstance(value, known) else type(value)) for key, value in pairs]
+
+
+def roots_of(model: torch.nn.Module, loss_fn: Any) -> list[torch.nn.Module]:
+    """The model, and the loss where that is a module."""
+    return [model, loss_fn] if isinstance(loss_fn, torch.nn.Module) else [model]
+
+
+def named_modules(model: torch.nn.Module, loss_fn: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Of both."""
+    for root, prefix in zip(roots_of(model, loss_fn), ("", "loss_fn"), strict=False):
+        yield from root.named_modules(prefix=prefix)
 
 
 def generator_state(value: Any) -> Any:
@@ -194,7 +219,7 @@ def why_not_filled(gradients: Iterable[torch.Tensor | None]) -> str | None:
 
 
 def same(one: Any, other: Any) -> bool:
-    return one is other or (not isinstance(one, torch.Tensor) and type(one) is type(other) and one == other)
+    return one is other or (type(one) is type(other) and one == other)
 
 
 class Hooks:
@@ -221,6 +246,12 @@ def first_hook(model: torch.nn.Module) -> str | None:
         if is_hooked(parameter):
             return f"a gradient hook on {name}"
     return None
+
+
+def why_not_heard(loss_fn: Any) -> str | None:
+    """Why a replay would leave out what the loss tells Python, or None."""
+    hook = first_hook(loss_fn) if isinstance(loss_fn, torch.nn.Module) else None
+    return f"{hook} of the loss would not run in a replayed graph" if hook else None
 
 
 def is_hooked(parameter: torch.nn.Parameter) -> bool:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import Optimizer
 
+from kitsune.engine.proof import Untouched, refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
 
@@ -176,3 +177,8 @@ def even_us(recording: Recording) -> list[float]:
 def names(recording: Recording) -> list[str]:
     """Of its launches."""
     return [launch.name for launch in recording.graph.launches]
+
+
+def why_refuted(recording: Recording, step: "Step", replay: Callable[[], Any]) -> str | None:
+    with Untouched(recording, step.inputs) as untouched:
+        return refuted(recording, step, replay, step.inputs, (), untouched)

@@ -8,14 +8,13 @@ import torch
 
 from kitsune.engine.adamw import KernelUpdate, why_no_kernel
 from kitsune.engine.issue import in_recorded_order
-from kitsune.engine.proof import refuted
 from kitsune.engine.rename import renamed
 from kitsune.engine.split import split
 from kitsune.engine.update import parameters_of
 from kitsune.kernels import adamw as kernel
 from kitsune.kernels import launch
 from tests.step_cases import OwnSgd
-from tests.unit.engine.steps import equal, names, recorded, warmed
+from tests.unit.engine.steps import equal, names, recorded, warmed, why_refuted
 
 LR = 1e-2
 SHAPES = [(5, 3), (), (70,), (2, 3, 4, 5), (0,)]
@@ -300,4 +299,4 @@ def test_the_proof_finds_it_to_be_the_step(monkeypatch):
     step, _ = warmed("mlp", by_kernel)
     recording = recorded(step)
     replay = in_recorded_order(split(renamed(recording), 300))
-    assert refuted(recording, step, replay, step.inputs, ()) is None
+    assert why_refuted(recording, step, replay) is None

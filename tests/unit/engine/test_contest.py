@@ -1,5 +1,6 @@
 """Which of several captured plans is taken, by a clock that the test makes up."""
 
+import itertools
 from statistics import median
 
 import pytest
@@ -112,6 +113,22 @@ def test_several_streams_take_a_quarter_more_than_a_plain_graph(workspaces):
     plain_bytes = 2**30 + workspaces * WORKSPACE_BYTES
     all_bytes = plain_bytes + sum(storage.nbytes() for storage in alone.recording.held.values())
     assert most_taken(alone.recording, 2**30, workspaces) == plain_bytes + all_bytes // 4
+
+
+@pytest.mark.parametrize("failing", [1, EARLY])
+def test_a_plan_that_cannot_be_captured_is_out_and_takes_no_other_with_it(monkeypatch, failing):
+    tried = Planner.tried
+    numbers = itertools.count()
+
+    def sometimes(self, plan):
+        if next(numbers) == failing:
+            raise CaptureError("CUDA graph capture failed: CUDA out of memory")
+        return tried(self, plan)
+
+    monkeypatch.setattr(Planner, "tried", sometimes)
+    plan, raced = contest(lambda at: 5.0 if at == PATH - 1 else 10.0)
+    assert raced == NEEDED
+    assert plan.name.startswith("the critical path first")
 
 
 def test_one_slow_replay_decides_nothing():

@@ -3,6 +3,8 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.map import map as map_each
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import kitsune
 import tuner
@@ -146,6 +148,30 @@ def lying(x):
     return lied(x * 3, x)
 
 
+@torch.library.custom_op("kitsune_test::observe", mutates_args=())
+def observe(x: torch.Tensor) -> None:
+    """Of what it does, as counting on the host, its schema says nothing."""
+
+
+def mapped(x):
+    return map_each(torch.sin, x)
+
+
+def traced(x):
+    """Somebody traces within the step, as flex_attention does for its backward."""
+    make_fx(torch.sin, tracing_mode="fake")(x)
+    return map_each(torch.cos, x)
+
+
+def test_a_check_on_the_device_is_issued_again():
+    fine = torch.ones((), dtype=torch.bool)
+    again = in_recorded_order(recorded(lambda: (torch._assert_async(fine), fine.clone())[1]))
+    again()
+    fine.fill_(False)
+    with pytest.raises(RuntimeError, match="nonzero"):
+        again()
+
+
 @torch.library.custom_op("kitsune_test::reading", mutates_args=())
 def reading(x: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
     return x + others[0]
@@ -193,6 +219,9 @@ kept: dict[str, torch.Tensor] = {}
         (conjugated, r"a conjugated view \(resolve_conj\(\) .*\) cannot be followed"),
         (negative, r"a view with its negative bit set \(resolve_neg\(\) .*\) cannot be followed"),
         (lying, "kitsune_test::lying writes activation, which its schema says it only reads"),
+        (observe, r"observe gives no tensor and says that it writes none: what it does is not known \(.*\.py:\d+\)"),
+        (mapped, r"what map_impl runs cannot be followed \(.*\.py:\d+\)"),
+        (traced, r"what .* cannot be followed|FakeTensor"),
     ],
 )
 def test_what_cannot_be_issued_again_is_refused_after_the_step_has_run(function, words):
@@ -354,6 +383,20 @@ def launch_of(name, tensor):
 def with_a_kernel_in_it(x: torch.Tensor) -> torch.Tensor:
     watching[-1].saw_triton(launch_of("inner", x))
     return x + 1
+
+
+@torch.library.custom_op("kitsune_test::failing", mutates_args=())
+def failing(x: torch.Tensor) -> torch.Tensor:
+    raise ConnectionError
+
+
+def test_kernels_behind_an_operation_that_has_failed_are_seen():
+    observer, x = Observer(CPU), torch.ones(4)
+    with observer:
+        with pytest.raises(ConnectionError):
+            failing(x)
+        observer.saw_triton(launch_of("outer", x))
+    assert names(observer.recording(x)) == ["outer"]
 
 
 watching: list[Observer] = []

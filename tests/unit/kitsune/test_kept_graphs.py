@@ -114,8 +114,11 @@ def test_a_view_that_torch_does_not_tell_of_is_passed_over():
     assert one.shape == (4,)
 
 
-@pytest.mark.parametrize(("place", "change"), [("grows", "the step sets terms"), ("list", None), ("dict", None)])
-def test_a_list_that_grows_is_told_and_one_that_holds_another_tensor_is_not(place, change):
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [("grows", "the step sets terms"), ("list", "the step sets terms"), ("dict", "the step sets by_name")],
+)
+def test_a_list_that_grows_is_told_and_one_that_holds_another_tensor(place, change):
     model, x = Expert(place), torch.randn(8, 6)
     model(x)
     host = HostState(model, CPU)

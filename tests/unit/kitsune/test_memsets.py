@@ -52,6 +52,10 @@ def none(positions):
     return ()
 
 
+def refusing(index):
+    raise CaptureError("the CUDA driver refused cuModuleLoadData with error 222")
+
+
 class Driver:
     """Nodes of one graph, and edges between them. `fails`: a function of the driver that says no."""
 
@@ -62,7 +66,7 @@ class Driver:
         self.fails = fails
 
     def __getattr__(self, name):
-        if not name.startswith("cu"):
+        if not name.startswith("cu") or name == self.__dict__.get("lacks"):
             raise AttributeError(name)
 
         def call(*arguments):
@@ -184,11 +188,19 @@ def test_a_graph_that_is_half_changed_is_no_graph(replaced):
 
 
 def test_without_a_driver_that_loads_kernels_all_stay(replaced, monkeypatch):
-    def none_there(index):
-        raise OSError("libcuda.so.1: cannot open shared object file")
-
-    monkeypatch.setattr(memsets, "fill_function", none_there)
+    monkeypatch.setattr(memsets, "fill_function", refusing)
     assert replaced(Driver({1: memset(), 2: 1}, {(1, 2)}), staying=none) == 0
+
+
+def test_without_memsets_no_kernel_is_loaded(replaced, monkeypatch):
+    monkeypatch.setattr(memsets, "fill_function", refusing)
+    assert replaced(Driver({1: 1, 2: 1}, {(1, 2)}), staying=none) == 0
+
+
+def test_an_old_driver_lacks_functions(replaced):
+    driver = Driver({1: memset(), 2: 1}, {(1, 2)})
+    driver.lacks = "cuGraphGetNodes"
+    assert replaced(driver, staying=none) == 0
 
 
 def test_a_long_graph_keeps_some(replaced):

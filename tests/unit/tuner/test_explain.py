@@ -119,6 +119,14 @@ def test_a_plan_may_stand_behind_its_workload_as_well(call, plan_file):
     assert found["outlooks"][0]["predicted_us"] == pytest.approx(found["sum_us"])
 
 
+def test_two_pictures_are_two_files(call, tmp_path):
+    path = str(tmp_path / "step")
+    code, _, err = call("explain", MLP, "--trace", path, "--svg", path)
+    assert code == 2
+    assert "a trace is written there already" in err
+    assert not (tmp_path / "step").exists()
+
+
 def test_an_archive_is_explained_too(call, tmp_path):
     archive = str(tmp_path / "mlp.ksn")
     assert call("export", MLP, "--out", archive)[0] == 0

@@ -1,0 +1,61 @@
+"""Which outputs of a forward others are computed from, and who listens to them."""
+
+import pytest
+import torch
+
+from kitsune.engine.outputs import Listeners, sources_among
+
+
+def outputs():
+    x = torch.ones(3, requires_grad=True)
+    hidden = x * 2
+    return hidden, hidden.sum(), x * 3, hidden.detach(), x
+
+
+def test_only_what_others_are_computed_from_is_a_source():
+    hidden, total, other, detached, leaf = outputs()
+    assert sources_among([total, hidden, other, detached, leaf]) == [1]
+    assert sources_among([total, other]) == []
+    assert sources_among([hidden, hidden, other]) == [0, 1]
+    one, two = hidden.split([1, 2])
+    assert sources_among([one, two]) == []
+    assert sources_among([]) == []
+
+
+def test_a_hook_is_seen_and_works():
+    hidden, total, *_ = outputs()
+    listeners = Listeners([hidden])
+    assert not listeners.are_there()
+    seen = []
+    handle = hidden.register_hook(lambda gradient: seen.append(gradient.clone()))
+    assert listeners.are_there()
+    total.backward(retain_graph=True)
+    assert len(seen) == 1
+    handle.remove()
+    assert not listeners.are_there()
+    total.backward()
+    assert len(seen) == 1
+
+
+def test_a_hook_of_before_is_seen():
+    hidden, *_ = outputs()
+    hidden.register_hook(lambda gradient: gradient)
+    assert Listeners([hidden]).are_there()
+
+
+def test_a_gradient_that_is_kept_is_seen():
+    hidden, total, *_ = outputs()
+    listeners = Listeners([hidden])
+    hidden.retain_grad()
+    assert listeners.are_there()
+    total.backward()
+    assert hidden.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_listeners_hold_no_tensor(holds):
+    hidden, *_ = outputs()
+    listeners = Listeners([hidden])
+    if not holds:
+        del hidden
+    assert not listeners.are_there()
