@@ -30,7 +30,7 @@ from tuner.store.engine import open_database
 ROOT = Path(__file__).parent.parent
 #: Those that the page of benchmarks quotes.
 SUITES = ("training_step", "engine", "pools", "kernels", "breakdown", "memory")
-MOST_CASES = 6
+MOST_CASES = 8
 MARK = re.compile(r"<!-- generated: (\w+) -->")
 
 
