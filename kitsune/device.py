@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kitsune import __version__
-from kitsune.errors import UnfitError
+from kitsune.errors import CaptureError, UnfitError
 from kitsune.plan import Environment
 
 Sync = tuple[str, int]  # source file and line of a host synchronisation
@@ -192,7 +192,10 @@ def lane_stream(index: int, lane: int, priority: int, multiprocessors: int) -> t
     One that may use some multiprocessors only has no priority: torch gives the streams of green contexts none.
     """
     if multiprocessors:
-        return green_context(index, lane, multiprocessors).Stream()
+        try:
+            return green_context(index, lane, multiprocessors).Stream()
+        except RuntimeError as error:
+            raise CaptureError(f"no part of the GPU can be had: {first_line(error)}") from error
     return torch.cuda.Stream(index, priority)
 
 

@@ -90,8 +90,9 @@ def loop_of_both(how: str, first: int, errors: list[str]) -> Any:
         for index, (x, y) in enumerate(data):
             optimizer.zero_grad()
             output, hidden = model(x)
-            if index >= first and how == "hook":
-                hidden.register_hook(lambda gradient: gradient * 0.5)
+            hook = None
+            if index >= first and how in ("hook", "passing"):
+                hook = hidden.register_hook(lambda gradient: gradient * 0.5)
             elif index >= first and how == "kept":
                 hidden.retain_grad()
             loss = criterion(output, y) + 0.1 * hidden.square().mean()
@@ -100,6 +101,8 @@ def loop_of_both(how: str, first: int, errors: list[str]) -> Any:
             except CaptureError as error:
                 errors.append(str(error))
                 continue
+            if hook is not None and how == "passing":
+                hook.remove()
             losses += [hidden.grad] if how == "kept" and index >= first else []
             optimizer.step()
             losses.append(loss.detach())
@@ -108,7 +111,7 @@ def loop_of_both(how: str, first: int, errors: list[str]) -> Any:
     return loop
 
 
-@pytest.mark.parametrize("how", ["hook", "kept"])
+@pytest.mark.parametrize("how", ["hook", "passing", "kept"])
 def test_gradients_of_outputs_that_others_are_computed_from(device: torch.device, how: str) -> None:
     """Inside a captured forward they flow past what the loop sees of them."""
     errors: list[str] = []

@@ -154,7 +154,7 @@ class SegmentedForward:
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
         tensors = tensors_in(output)
-        self._listeners = Listeners([tensors[at] for at in sources_among(tensors)])
+        self._listeners = Listeners([tensors[at] for at in sources_among(tensors)], in_backward=True)
         self.refusal = why_not_replayed("the forward", syncs, host) or why_not_joined(pytree.tree_leaves(output))
         if self.refusal is None and versions_of((args, kwargs)) != before:
             self.refusal = "the forward writes into its input, where a replayed graph would write into a copy"

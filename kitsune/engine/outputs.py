@@ -17,45 +17,82 @@ PARTIAL: Final = (
 )
 
 
-class Listeners:
-    """Hooks on some tensors, from now on, and whether they keep their gradients."""
+CAST: Final = "ToCopyBackward0"
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+Edge = tuple[Any, int]
+
+
+class Listeners:
+    """Hooks on some tensors, from now on, and whether they keep their gradients.
+
+    `in_backward`: also looked for while a gradient comes, since a loop may take its hooks away again.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], *, in_backward: bool = False) -> None:
         self._hooks = [hooks_of(tensor) for tensor in tensors]
         self._tensors = [weakref.ref(tensor) for tensor in tensors]
+        self._have_been = False
+        for node in {tensor.grad_fn for tensor in tensors if in_backward and tensor.grad_fn is not None}:
+            node.register_prehook(self._look)
 
     def are_there(self) -> bool:
         alive = (reference() for reference in self._tensors)
-        return any(self._hooks) or any(tensor is not None and tensor.retains_grad for tensor in alive)
+        is_kept = any(tensor is not None and tensor.retains_grad for tensor in alive)
+        return self._have_been or any(self._hooks) or is_kept
+
+    def _look(self, _: object) -> None:
+        self._have_been = self.are_there()
 
 
 def hooks_of(tensor: torch.Tensor) -> Mapping[int, Callable[..., Any]]:
-    """Where `register_hook` puts them for a tensor that is no leaf; made as it would make it."""
+    """Where `register_hook` puts them for a tensor; made as it would make it."""
     if tensor._backward_hooks is None:
         node: Any = tensor.grad_fn
         tensor._backward_hooks = OrderedDict()
-        node._register_hook_dict(tensor)
+        if node is not None:
+            node._register_hook_dict(tensor)
     return tensor._backward_hooks
 
 
 def sources_among(outputs: Sequence[torch.Tensor]) -> list[int]:
-    """At which places of outputs those are that another one is computed from, or that are there twice."""
-    nodes = [output.grad_fn for output in outputs]
-    behind = set().union(*(nodes_behind(node) for node in set(filter(None, nodes))))
+    """At which places of outputs those are that another one is computed from, or that are there twice.
+
+    One that was cast behind the forward counts as what it was before.
+    """
+    origins = [origin_of(output) for output in outputs]
+    behind: set[Edge] = set().union(*(edges_behind(node) for node in {origin[0] for origin in origins if origin}))
     ids = list(map(id, outputs))
     return [
         at
-        for at, (node, own) in enumerate(zip(nodes, ids, strict=True))
-        if node is not None and (node in behind or ids.count(own) > 1)
+        for at, (origin, own) in enumerate(zip(origins, ids, strict=True))
+        if origin is not None and (origin in behind or ids.count(own) > 1)
     ]
+
+
+def origin_of(output: torch.Tensor) -> Edge | None:
+    """Which result of which node of the autograd graph it is; of a leaf the node that adds to its gradient."""
+    if not output.requires_grad:
+        return None
+    node: Any = output.grad_fn
+    if node is None:
+        return torch.autograd.graph.get_gradient_edge(output).node, 0
+    if node.name() == CAST:
+        before: Edge = node.next_functions[0]
+        return before
+    return node, output.output_nr
+
+
+def edges_behind(node: Any) -> set[Edge]:
+    """What a gradient flows to from this node, as (node, which of its results)."""
+    found: set[Edge] = set()
+    nodes: list[Any] = [node]
+    while nodes:
+        following = {edge for edge in nodes.pop().next_functions if edge[0] is not None} - found
+        nodes += {each for each, _ in following} - {each for each, _ in found}
+        found |= following
+    return found
 
 
 def nodes_behind(node: Any) -> set[Any]:
     """The nodes of the autograd graph that a gradient flows to from this one, itself not among them."""
-    found: set[Any] = set()
-    nodes: list[Any] = [node]
-    while nodes:
-        following = {each for each, _ in nodes.pop().next_functions if each is not None} - found
-        found |= following
-        nodes += following
-    return found
+    return {each for each, _ in edges_behind(node)}

@@ -87,7 +87,7 @@ def plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Pl
 def too_large(plan: Planned, pool_bytes: int) -> Planned:
     """The same, with a name that says that it does not fit."""
     needed, given = (nbytes / 2**20 for nbytes in (plan.memory.peak_bytes, pool_bytes))
-    return replace(plan, name=f"{plan.name}, which takes {needed:.1f} MiB: no plan fits into a pool of {given:.1f}")
+    return replace(plan, name=f"{plan.name}, which takes {needed:.1f} MiB: no plan fits into a pool of {given:.1f} MiB")
 
 
 def costs_of(recording: Recording) -> list[float]:

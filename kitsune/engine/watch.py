@@ -3,10 +3,13 @@
 import gc
 import random
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from operator import is_
-from types import NoneType
+from types import MethodType, NoneType
 from typing import Any
 
 import torch
@@ -22,7 +25,8 @@ HOOKS = (
 
 MEMBERS = ("_modules", "_parameters", "_buffers")
 PLAIN = (bool, int, float, str, NoneType)
-CONTAINERS = (list, tuple, dict)
+CONTAINERS = (list, tuple, dict, deque)
+DEEPEST = 4  # containers within containers
 
 
 class Watch:
@@ -69,7 +73,7 @@ class Watch:
         yield [module.training for module in self._modules]
         yield any(self._hooks)
         yield list(map(len, self._members))
-        yield [tensor.data_ptr() for tensor in self._tensors]
+        yield [tensor.data_ptr() for tensor in self._tensors if tensor.layout is torch.strided]
         yield [parameter.requires_grad for parameter in self._parameters]
         yield any(map(is_hooked, self._parameters))
 
@@ -124,30 +128,62 @@ class HostState:
     def _look(self) -> dict[str, Any]:
         """Attributes and buffers of all modules that are tensors or plain values, or lists or dicts, by name."""
         return {
-            f"{name}.{attribute}".lstrip("."): contents(value) if type(value) in CONTAINERS else as_seen(value)
+            f"{name}.{attribute}".lstrip("."): contents(value)
             for name, module in named_modules(self._model, self._loss_fn)
             for attribute, value in (*vars(module).items(), *module._buffers.items())
-            if isinstance(value, (torch.Tensor, *PLAIN)) or (type(value) in CONTAINERS and attribute not in MEMBERS)
+            if is_looked_into(value) and attribute not in MEMBERS
         }
 
 
-def as_seen(value: Any) -> Any:
-    """A tensor with where it lies; last itself, so that it stays and its id is nobody else's."""
-    if not isinstance(value, torch.Tensor):
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A tensor and its memory. Both are held, so that nothing new can lie in the same place."""
+
+    tensor: torch.Tensor
+    storage: torch.UntypedStorage | None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Seen) or self.tensor is not other.tensor:
+            return False
+        return address_of(self.storage) == address_of(other.storage)
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+
+def seen(tensor: torch.Tensor) -> Seen:
+    with torch._C.DisableTorchFunctionSubclass():
+        return Seen(tensor, tensor.untyped_storage() if torch._C._has_storage(tensor) else None)
+
+
+def address_of(storage: torch.UntypedStorage | None) -> int:
+    return 0 if storage is None else int(storage._cdata)
+
+
+def is_looked_into(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, *PLAIN, *CONTAINERS)) or is_number_of_numpy(value)
+
+
+def is_number_of_numpy(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+
+
+def contents(value: Any, depth: int = 0) -> Any:
+    """What compares as the plain values and tensors that a value is or holds, in lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return seen(value)
+    if isinstance(value, PLAIN) or is_number_of_numpy(value):
         return value
-    has_address = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
-    return id(value), value.data_ptr() if has_address else 0, value
-
-
-def contents(container: Any) -> list[Any]:
-    """How many things it holds, which of them are plain values, and the tensors."""
-    pairs = container.items() if type(container) is dict else enumerate(container)
-    known = (torch.Tensor, *PLAIN)
-    return [(key, as_seen(value) if isinstance(value, known) else type(value)) for key, value in pairs]
+    if not isinstance(value, CONTAINERS) or depth == DEEPEST:
+        return type(value)
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    return [(key, contents(item, depth + 1)) for key, item in pairs]
 
 
 def roots_of(model: torch.nn.Module, loss_fn: Any) -> list[torch.nn.Module]:
-    """The model, and the loss where that is a module."""
+    """The model, and the loss where that is a module, a method of one, or either with some arguments."""
+    while isinstance(loss_fn, (partial, MethodType)):
+        loss_fn = loss_fn.func if isinstance(loss_fn, partial) else loss_fn.__self__
     return [model, loss_fn] if isinstance(loss_fn, torch.nn.Module) else [model]
 
 
@@ -236,12 +272,12 @@ class Hooks:
         return sum(map(len, self._hooks))
 
 
-def first_hook(model: torch.nn.Module) -> str | None:
-    """The first Python hook on a module or parameter, in words."""
+def first_hook(model: torch.nn.Module, whole: str = "the model") -> str | None:
+    """The first Python hook on a module or parameter, in words; `whole` is what the module itself is called."""
     for name, module in model.named_modules():
         for attribute, words in HOOKS:
             if getattr(module, attribute):
-                return f"{words} on {name or 'the model'}"
+                return f"{words} on {name or whole}"
     for name, parameter in model.named_parameters():
         if is_hooked(parameter):
             return f"a gradient hook on {name}"
@@ -250,8 +286,8 @@ def first_hook(model: torch.nn.Module) -> str | None:
 
 def why_not_heard(loss_fn: Any) -> str | None:
     """Why a replay would leave out what the loss tells Python, or None."""
-    hook = first_hook(loss_fn) if isinstance(loss_fn, torch.nn.Module) else None
-    return f"{hook} of the loss would not run in a replayed graph" if hook else None
+    hook = first_hook(loss_fn, "the loss") if isinstance(loss_fn, torch.nn.Module) else None
+    return f"{hook} would not run in a replayed graph" if hook else None
 
 
 def is_hooked(parameter: torch.nn.Parameter) -> bool:

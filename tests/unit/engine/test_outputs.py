@@ -14,11 +14,16 @@ def outputs():
 
 def test_only_what_others_are_computed_from_is_a_source():
     hidden, total, other, detached, leaf = outputs()
-    assert sources_among([total, hidden, other, detached, leaf]) == [1]
+    assert sources_among([total, hidden, other, detached, leaf]) == [1, 4]
     assert sources_among([total, other]) == []
     assert sources_among([hidden, hidden, other]) == [0, 1]
     one, two = hidden.split([1, 2])
     assert sources_among([one, two]) == []
+    assert sources_among([one, two.sum()]) == [], "two results of one node, of which the other is used"
+    assert sources_among([two, two.sum()]) == [0]
+    assert sources_among([leaf, other]) == [0], "a leaf that another output is computed from"
+    half = hidden.half()
+    assert sources_among([half.float(), half.sum().float()]) == [0], "cast behind the forward"
     assert sources_among([]) == []
 
 
@@ -50,6 +55,23 @@ def test_a_gradient_that_is_kept_is_seen():
     assert listeners.are_there()
     total.backward()
     assert hidden.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_hook_that_is_gone_before_anybody_asks_was_there_in_the_backward():
+    hidden, total, *_ = outputs()
+    listeners = Listeners([hidden], in_backward=True)
+    handle = hidden.register_hook(lambda gradient: gradient)
+    total.backward()
+    handle.remove()
+    del hidden
+    assert listeners.are_there()
+
+
+def test_nobody_who_asks_was_there():
+    hidden, total, *_ = outputs()
+    listeners = Listeners([hidden], in_backward=True)
+    total.backward()
+    assert not listeners.are_there()
 
 
 @pytest.mark.parametrize("holds", [True, False])

@@ -225,7 +225,7 @@ def test_a_pool_is_not_exceeded_and_the_smallest_plan_is_better_than_none(monkey
         assert len(found) == sum(plan.memory.peak_bytes <= pool_bytes for plan in (alone, *others))
     (least,) = plans(recording, 4, 511)
     assert least.memory.peak_bytes == 512
-    assert least.name == "as recorded, which takes 0.0 MiB: no plan fits into a pool of 0.0"
+    assert least.name == "as recorded, which takes 0.0 MiB: no plan fits into a pool of 0.0 MiB"
 
 
 def test_where_nobody_says_how_much_several_streams_take_a_fifth_more_of_all(monkeypatch):

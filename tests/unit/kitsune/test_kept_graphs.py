@@ -3,13 +3,17 @@
 By a recorder that takes the runs of the CPU for captures, as those of a GPU are: they give no graph to the user.
 """
 
+from collections import OrderedDict
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from kitsune.engine.segments import Segments
-from kitsune.engine.watch import HostState, keeps_graph, newest_node
+from kitsune.engine.watch import HostState, Watch, keeps_graph, newest_node, roots_of
 from kitsune.errors import CaptureError
 from kitsune.graphs import HostGraph, Recorder
 from tests.unit.engine.steps import CASES, CPU, warmed
@@ -133,11 +137,41 @@ def test_a_list_that_grows_is_told_and_one_that_holds_another_tensor(place, chan
         lambda model: model.by_name.update(x=torch.ones(1)),
         lambda model: model.terms.append(None),
         lambda model: model.terms.extend([1, 2]),
+        lambda model: model.by_name["within"].append(1),
+        lambda model: model.by_name["within"][0].update(n=1),
     ],
 )
 def test_numbers_in_containers_are_seen(change):
     model = Expert("nowhere")
+    model.by_name["within"] = [OrderedDict(n=0)]
     host = HostState(model, CPU)
     assert host.change() is None
     change(model)
     assert host.change() in ("the step sets by_name", "the step sets terms")
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_other_memory_for_a_buffer_is_seen_however_often_it_changes(twice):
+    model = nn.BatchNorm1d(4)
+    host = HostState(model, CPU)
+    for _ in range(1 + twice):  # the second may lie where the first did
+        model.running_mean.data = model.running_mean * 0.9
+    assert host.change() == "the step sets running_mean"
+
+
+def test_sparse_buffers_and_numbers_of_numpy_are_looked_at():
+    model = nn.Linear(2, 2)
+    model.register_buffer("table", torch.eye(4).to_sparse())
+    model.rate = np.float32(0.5)
+    host, watch = HostState(model, CPU), Watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert host.change() is None
+    assert watch.unchanged()
+    model.rate = np.float32(0.25)
+    assert host.change() == "the step sets rate"
+
+
+def test_a_loss_is_found_behind_its_arguments():
+    loss = nn.CrossEntropyLoss()
+    for given in (loss, partial(loss), partial(partial(loss.forward))):
+        assert roots_of(nn.Identity(), given)[1:] == [loss]
+    assert len(roots_of(nn.Identity(), F.cross_entropy)) == 1
