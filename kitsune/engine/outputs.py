@@ -6,7 +6,7 @@ from one to another inside is in the gradients of the parameters, but not in wha
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -15,8 +15,6 @@ PARTIAL: Final = (
     "the loop asks for the gradient of an output from which another one is computed (register_hook, retain_grad), "
     "which is not whole where a plan runs the forward"
 )
-
-
 CAST: Final = "ToCopyBackward0"
 
 Edge = tuple[Any, int]
@@ -60,7 +58,7 @@ def sources_among(outputs: Sequence[torch.Tensor]) -> list[int]:
     One that was cast behind the forward counts as what it was before.
     """
     origins = [origin_of(output) for output in outputs]
-    behind: set[Edge] = set().union(*(edges_behind(node) for node in {origin[0] for origin in origins if origin}))
+    behind = edges_behind({origin[0] for origin in origins if origin is not None})
     ids = list(map(id, outputs))
     return [
         at
@@ -82,17 +80,15 @@ def origin_of(output: torch.Tensor) -> Edge | None:
     return node, output.output_nr
 
 
-def edges_behind(node: Any) -> set[Edge]:
-    """What a gradient flows to from this node, as (node, which of its results)."""
+def edges_behind(starts: Iterable[Any]) -> set[Edge]:
+    """What a gradient flows to from these nodes of the autograd graph, as (node, which of its results)."""
     found: set[Edge] = set()
-    nodes: list[Any] = [node]
+    nodes = list(starts)
+    seen = set(nodes)
     while nodes:
-        following = {edge for edge in nodes.pop().next_functions if edge[0] is not None} - found
-        nodes += {each for each, _ in following} - {each for each, _ in found}
+        following = {edge for edge in nodes.pop().next_functions if edge[0] is not None}
+        new = {node for node, _ in following} - seen
         found |= following
+        seen |= new
+        nodes += new
     return found
-
-
-def nodes_behind(node: Any) -> set[Any]:
-    """The nodes of the autograd graph that a gradient flows to from this one, itself not among them."""
-    return {each for each, _ in edges_behind(node)}

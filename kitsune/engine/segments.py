@@ -15,7 +15,7 @@ from kitsune.device import side_stream
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import SECOND_ORDER, own_gradients, scaled, unscale
 from kitsune.engine.leaves import fresh_leaves, joined
-from kitsune.engine.outputs import PARTIAL, Listeners, nodes_behind, sources_among
+from kitsune.engine.outputs import PARTIAL, Listeners, edges_behind, sources_among
 from kitsune.engine.planner import Pair, Planner
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import StaticBatch, opaque_type, tensors_of
@@ -258,7 +258,7 @@ def leaves_behind(output: torch.Tensor) -> set[int]:
     """By id, the leaves of the autograd graph that a gradient of this tensor flows to: itself, where it is one."""
     if output.grad_fn is None:
         return {id(output)}
-    nodes = {output.grad_fn} | nodes_behind(output.grad_fn)
+    nodes = {output.grad_fn} | {node for node, _ in edges_behind([output.grad_fn])}
     return {id(node.variable) for node in nodes if hasattr(node, "variable")}
 
 
