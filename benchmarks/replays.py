@@ -25,6 +25,7 @@ from kitsune.engine.kernels import Kernel, timeline
 
 STREAMS: Final = 8
 LONGEST: Final = 10
+REPLAYS: Final = 3
 
 
 def at_once_us(kernels: Iterable[Kernel]) -> Mapping[int, float]:
@@ -60,15 +61,23 @@ def figures(what: str, kernels: Sequence[Kernel]) -> Iterator[Figure]:
         yield f"{what}: {name}", us, "us", times
 
 
-def looked_at(step: Step) -> list[Kernel]:
-    """The second replay under the profiler: the first one is late."""
+def last_replay(step: Step) -> list[Kernel]:
+    """The last of several behind each other: the host is late for the first, by 0.9 ms where it was ResNet-50's."""
+
+    def replays() -> None:
+        for _ in range(REPLAYS):
+            step()
+
     timeline(step)
-    return timeline(step)
+    kernels = timeline(replays)
+    return kernels[-(len(kernels) // REPLAYS) :]
 
 
 def save_trace(step: Step, path: Path) -> None:
+    """Of several replays: look at the last."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        step()
+        for _ in range(REPLAYS):
+            step()
         torch.cuda.synchronize()
     seen.export_chrome_trace(str(path))
 
@@ -85,7 +94,7 @@ def main() -> None:
     for name, (step, _) in {"graph": graph_step(case), "k8": planned_step(case, STREAMS, None)}.items():
         for _ in range(3):
             step()
-        found += figures(f"{case.name} {name}", looked_at(step))
+        found += figures(f"{case.name} {name}", last_replay(step))
         if arguments.traces is not None:
             save_trace(step, arguments.traces / f"{case.name.replace('/', '-')}-{name}-replay.json")
     results_file.write_figures(arguments.out or results_file.free_path("replays"), "replays", found)

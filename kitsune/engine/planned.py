@@ -1,8 +1,9 @@
 """Planned: what may be done with a recorded step: which launches go on which streams, and the memory that they need."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -76,12 +77,19 @@ def plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Pl
     alone = planned("as recorded", recording, alone_us, in_order(recording.graph, alone_us))
     if streams == 1:
         return [alone]
-    found = [alone]
-    for name, way in ways(recording).items():
-        found += (replace(plan, name=f"{plan.name}; {name}") for plan in spread(way, costs_of(way), streams))
+    found = [alone, *in_turn([named(name, way, streams) for name, way in ways(recording).items()])]
     budget_bytes = budget_of(alone, pool_bytes)
     fitting = [plan for plan in found if plan.memory.peak_bytes <= budget_bytes]
     return fitting or [too_large(min(found, key=lambda plan: plan.memory.peak_bytes), budget_bytes)]
+
+
+def named(name: str, way: Recording, streams: int) -> list[Planned]:
+    return [replace(plan, name=f"{plan.name}; {name}") for plan in spread(way, costs_of(way), streams)]
+
+
+def in_turn(lists: Iterable[Sequence[Planned]]) -> list[Planned]:
+    """The first of each list, then the second of each, and so on."""
+    return [plan for those in zip_longest(*lists) for plan in those if plan is not None]
 
 
 def too_large(plan: Planned, pool_bytes: int) -> Planned:
@@ -116,24 +124,39 @@ def ways(recording: Recording) -> dict[str, Recording]:
 def spread(way: Recording, costs_us: Sequence[float], streams: int) -> Iterator[Planned]:
     """On several streams: as early as may be, without and with priorities; with the critical path first, and all else
     early, or as late as may be; with what ends the step on streams of its own besides, and all else early, or when it
-    is needed."""
-    counts = tuple(dict.fromkeys((min(streams, USUAL_STREAMS), streams)))
-    for count in dict.fromkeys((2, counts[0])):
-        early = on_streams(way.graph, costs_us, count, WAIT_US)
-        if early.streams > 1:
-            plan = planned(f"each launch as early as may be on {count} streams", way, costs_us, early)
-            yield plan
-            yield replace(plan, name=f"{plan.name}, the busiest one first", priorities=by_load(early))
+    is needed. What was the best for most models is first: the contest may end before it has come to all."""
+    usual = min(streams, USUAL_STREAMS)
+    counts = tuple(dict.fromkeys((usual, streams)))
+    early = [as_early(way, costs_us, count) for count in dict.fromkeys((usual, 2))]
+    early = [plan for plan in early if plan.schedule.streams > 1]
     late = just_in_time(way.graph, costs_us, LEAD_US)
     needed = when_needed(way.graph, costs_us, LEAD_US)
-    for count in counts:
-        for rest, graph in (("as early as may be", way.graph), ("as late as may be", late)):
-            first = along_critical_path(graph, costs_us, count, WAIT_US)
-            name = f"the critical path first on {count} streams, all else {rest}"
-            yield planned(name, way, costs_us, first, first_first(count))
-        if count > 2:
-            for rest, graph in (("as early as may be", way.graph), ("when it is needed", needed)):
-                yield with_ends_apart(way, costs_us, graph, count, rest)
+    yield from early[:1]
+    yield path_first(way, costs_us, late, usual, "as late as may be")
+    if usual > 2:
+        yield from (with_ends_apart(way, costs_us, needed, count, "when it is needed") for count in reversed(counts))
+    yield path_first(way, costs_us, way.graph, usual, "as early as may be")
+    yield from early[1:]
+    yield from (busiest_first(plan) for plan in early[:1])
+    if usual > 2:
+        yield from (with_ends_apart(way, costs_us, way.graph, count, "as early as may be") for count in counts)
+    for count in counts[1:]:
+        yield path_first(way, costs_us, late, count, "as late as may be")
+        yield path_first(way, costs_us, way.graph, count, "as early as may be")
+
+
+def as_early(way: Recording, costs_us: Sequence[float], count: int) -> Planned:
+    schedule = on_streams(way.graph, costs_us, count, WAIT_US)
+    return planned(f"each launch as early as may be on {count} streams", way, costs_us, schedule)
+
+
+def busiest_first(plan: Planned) -> Planned:
+    return replace(plan, name=f"{plan.name}, the busiest one first", priorities=by_load(plan.schedule))
+
+
+def path_first(way: Recording, costs_us: Sequence[float], graph: LaunchGraph, count: int, rest: str) -> Planned:
+    name = f"the critical path first on {count} streams, all else {rest}"
+    return planned(name, way, costs_us, along_critical_path(graph, costs_us, count, WAIT_US), first_first(count))
 
 
 def with_ends_apart(way: Recording, costs_us: Sequence[float], graph: LaunchGraph, count: int, rest: str) -> Planned:

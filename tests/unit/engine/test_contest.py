@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitsune.engine.contest import BY, HOPELESS, HOPELESS_ROUNDS, ROUNDS, is_faster
+from kitsune.engine.contest import BY, HOPELESS_ROUNDS, ROUNDS, is_faster
 from kitsune.engine.costs import START_US, between_marks
 from kitsune.engine.kernels import Kernel, timeline
 from kitsune.engine.planned import OF_A_STEP, WORKSPACE_BYTES, by_load, most_taken, plans
@@ -64,16 +64,17 @@ def contest(times_ms, taken=None, pool_bytes=None):
     return planner.plan, len(recorder.made) - 1
 
 
-#: Plans: on two and on four streams, each also with priorities; then on four the critical path first, all else early or
-#: late, and what ends the step last, all else early or when it is needed.
-EARLY, BUSIEST, PATH, LATE, APART, NEEDED = range(3, 9)
+#: Plans: on four streams all early; the critical path first, all else late; what ends the step last, all else when it
+#: is needed; the critical path first, all else early; on two streams all early; then on four with priorities; and what
+#: ends the step last, all else early.
+EARLY, LATE, NEEDED, PATH, TWO, BUSIEST, APART = range(1, 8)
 MOST = ROUNDS // 2 + 1
 
 
 @pytest.mark.parametrize(("number", "name"), [(EARLY, ""), (BUSIEST, ", the busiest one first")])
 def test_the_fastest_is_taken(number, name):
     plan, raced = contest(lambda at: 5.0 if at == number else 10.0)
-    assert raced == 1 + NEEDED
+    assert raced == 1 + APART
     assert plan.schedule.streams == 4
     assert plan.priorities == (by_load(plan.schedule) if name else ())
     assert plan.name == f"each launch as early as may be on 4 streams{name}; updates in buckets of 16 MiB"
@@ -85,7 +86,7 @@ def test_the_fastest_is_taken(number, name):
 )
 def test_the_critical_path_may_go_first(number, priorities):
     plan, raced = contest(lambda at: 5.0 if at == number else 10.0)
-    assert raced == 1 + NEEDED
+    assert raced == 1 + APART
     assert plan.priorities == priorities
     path = critical_path(plan.recording.graph, plan.costs_us)
     assert [each.launch for each in plan.schedule.placed if each.stream == 0] == list(path)
@@ -93,7 +94,7 @@ def test_the_critical_path_may_go_first(number, priorities):
 
 def test_what_is_hardly_faster_does_not_take_more_streams():
     plan, raced = contest(lambda number: 10.0 - 0.01 * number)
-    assert raced == 1 + NEEDED
+    assert raced == 1 + APART
     assert plan.schedule.streams == 1
 
 
@@ -103,7 +104,7 @@ def test_what_takes_too_much_memory_is_not_taken(more, pool_bytes, streams):
     (alone,) = plans(recorded(warmed("branches")[0]), 1, None)
     most_bytes = most_taken(alone.recording, 2**30, OF_A_STEP)
     taken = {0: 2**30, EARLY: most_bytes + more}
-    plan, _ = contest(lambda number: {1: 8.0, EARLY: 5.0}.get(number, 10.0), taken, pool_bytes)
+    plan, _ = contest(lambda number: {TWO: 8.0, EARLY: 5.0}.get(number, 10.0), taken, pool_bytes)
     assert plan.schedule.streams == streams
 
 
@@ -115,7 +116,7 @@ def test_several_streams_take_a_quarter_more_than_a_plain_graph(workspaces):
     assert most_taken(alone.recording, 2**30, workspaces) == plain_bytes + all_bytes // 4
 
 
-@pytest.mark.parametrize("failing", [1, EARLY])
+@pytest.mark.parametrize("failing", [EARLY, LATE])
 def test_a_plan_that_cannot_be_captured_is_out_and_takes_no_other_with_it(monkeypatch, failing):
     tried = Planner.tried
     numbers = itertools.count()
@@ -127,8 +128,18 @@ def test_a_plan_that_cannot_be_captured_is_out_and_takes_no_other_with_it(monkey
 
     monkeypatch.setattr(Planner, "tried", sometimes)
     plan, raced = contest(lambda at: 5.0 if at == PATH - 1 else 10.0)
-    assert raced == NEEDED
+    assert raced == APART
     assert plan.name.startswith("the critical path first")
+
+
+@pytest.mark.parametrize(("race_s", "steps", "tried"), [(0.0, 0, 0), (5.0, 0, APART), (0.0, 10**12, APART)])
+def test_a_race_ends_when_its_time_is_over(monkeypatch, race_s, steps, tried):
+    monkeypatch.setattr("kitsune.engine.planner.RACE_S", race_s)
+    monkeypatch.setattr("kitsune.engine.planner.RACE_STEPS", steps)
+    plan, raced = contest(lambda at: 5.0 if at == APART else 10.0)
+    assert raced == 1 + tried
+    assert ("7 of 8 plans were not tried" in plan.name) == (tried == 0)
+    assert plan.schedule.streams == (4 if tried else 1)
 
 
 def test_one_slow_replay_decides_nothing():
@@ -145,12 +156,12 @@ def test_a_contest_that_ends_early_ends_as_the_whole_one_would(times_ms):
     def clock(graph):
         return 1.0 if graph is first else next(replays)
 
-    hopeless = min(times_ms[1 : 1 + HOPELESS_ROUNDS]) > HOPELESS
+    hopeless = min(times_ms[1 : 1 + HOPELESS_ROUNDS]) > 1.0
     assert is_faster(first, second, clock) == (not hopeless and median(times_ms[1:]) < BY)
 
 
 @pytest.mark.parametrize(
-    ("took_ms", "rounds"), [(2.0, HOPELESS_ROUNDS), (1.02, ROUNDS // 2 + 1), (0.5, ROUNDS // 2 + 1)]
+    ("took_ms", "rounds"), [(2.0, HOPELESS_ROUNDS), (1.0, ROUNDS // 2 + 1), (0.5, ROUNDS // 2 + 1)]
 )
 def test_a_contest_ends_once_it_is_decided(took_ms, rounds):
     first, second, replays = object(), object(), []
