@@ -8,6 +8,7 @@ KitsuneError
 ├── WorkloadError          a workload cannot be found, loaded or run
 ├── DeclinedError          a part of a plan cannot be applied and the caller asked for `on_decline="raise"`
 ├── CaptureError           a step cannot be captured into a CUDA graph
+│   └── ErraticError       it comes to other numbers each time, from the same state: a graph would repeat some
 ├── UnplannedError         no launches were planned, so there is nothing to draw (says why)
 ├── MeasureError           the measuring child broke its protocol
 ├── TuneError              a tuning run has no result to give
@@ -76,6 +77,10 @@ class DeclinedError(KitsuneError):
 
 class CaptureError(KitsuneError):
     """A step cannot be captured into a CUDA graph."""
+
+
+class ErraticError(CaptureError):
+    """A step comes to other numbers each time that it is run from the same state; a graph would repeat some."""
 
 
 class UnplannedError(KitsuneError):

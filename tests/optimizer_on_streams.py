@@ -10,7 +10,7 @@ from torch import nn
 from kitsune.engine.dispatch import SegmentedForward
 from kitsune.optimizer import KitsuneOptimizer
 from kitsune.plan import Plan
-from tests.step_cases import Convnet, assert_same, batches, pair, train_both
+from tests.step_cases import OPTIMIZERS, Convnet, assert_same, batches, pair, train_both
 
 MADE: list[SegmentedForward] = []
 
@@ -60,6 +60,28 @@ def test_num_streams_by_hand(knob):
     assert "note      backward: " in str(report)
     assert " on 3 streams: " in str(report) or " on 2 streams: " in str(report)
     optimizer.close()
+
+
+class Out(nn.Module):
+    """Its numbers depend on what it counts where nobody looks."""
+
+    COUNTS = type("Counts", (), {"calls": 0})()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = Towers()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.COUNTS.calls += 1
+        return self.towers(x) * (1.0 + self.COUNTS.calls % 2)
+
+
+@pytest.mark.parametrize("capture", ["segments", "step"])
+def test_a_step_that_the_proof_finds_erratic_is_not_captured_at_all(knob, capture):
+    planned, _ = pair(knob, {"capture": capture, "streams": 2}, model=Out, optimizer=OPTIMIZERS["sgd"])
+    planned.train(batches(10))
+    assert "something on the host decides what it does" in planned.step.report.declined["capture"]
+    assert planned.step.report.applied == {}
 
 
 def test_before_anything_is_decided_there_is_one_stream(knob):

@@ -15,7 +15,7 @@ from kitsune.engine.body import Body
 from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
 from kitsune.engine.record import Recorded
-from kitsune.engine.static import StaticBatch, place, tensors_of, versions_of, why_not_static
+from kitsune.engine.static import StaticBatch, place, tensors_of, why_not_static
 from kitsune.engine.update import is_starting
 from kitsune.engine.verified import verified
 from kitsune.engine.watch import (
@@ -163,13 +163,11 @@ class StepGraph:
         """
         syncs: list[Sync] = []
         replaced = self._attributes.why_replaced() or why_not_heard(self._body.loss_fn)
-        host, before = HostState(self._body.model, self._device, self._body.loss_fn), versions_of(batch)
+        host = HostState(self._body.model, self._device, self._body.loss_fn, given=batch)
         with watch_syncs(self._device, syncs):
             loss = self._body.gradients(placed)
         gradients = [parameter.grad for parameter in self._body.parameters]
         self.refusal = replaced or why_not_replayed("the step", syncs, host) or why_not_filled(gradients)
-        if self.refusal is None and versions_of(batch) != before:
-            self.refusal = "the step writes into its batch, where a replayed graph would write into a copy"
         return loss
 
     def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:
@@ -209,6 +207,8 @@ class StepGraph:
         with side_stream(self._device):
             graph, result = planner.capture(launches, list(tensors_of(self._static.batch)), self._body.update.rates)
         self.streams_refusal = planner.refusal
+        if planner.is_erratic:
+            self.refusal = planner.refusal
         self._planner = planner  # holds the constants that the graph reads by address
         return graph, result, True
 

@@ -14,7 +14,7 @@ from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.segments import Segments, why_not_joined
-from kitsune.engine.static import opaque_type, restrided, signature_of, versions_of
+from kitsune.engine.static import opaque_type, restrided, signature_of
 from kitsune.engine.watch import Attributes, HostState, first_hook, why_not_replayed
 from kitsune.errors import CaptureError
 from kitsune.graphs import Recorder, tensors_in
@@ -150,14 +150,12 @@ class SegmentedForward:
         if self.refusal is not None:
             return self._eager("eager", self._forward, args, kwargs)
         syncs: list[Sync] = []
-        host, before = HostState(self.model, self.device), versions_of((args, kwargs))
+        host = HostState(self.model, self.device, given=(args, kwargs))
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
         tensors = tensors_in(output)
         self._listeners = Listeners([tensors[at] for at in sources_among(tensors)], in_backward=True)
         self.refusal = why_not_replayed("the forward", syncs, host) or why_not_joined(pytree.tree_leaves(output))
-        if self.refusal is None and versions_of((args, kwargs)) != before:
-            self.refusal = "the forward writes into its input, where a replayed graph would write into a copy"
         return output
 
     def _first_replay(self, key: Any, args: Any, kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
 from kitsune.engine.state import State
 from kitsune.engine.undo import Undo
-from kitsune.errors import CaptureError
+from kitsune.errors import CaptureError, ErraticError
 from kitsune.graphs import Graph, Recorder, fill
 
 Step = Callable[[], Any]
@@ -56,6 +56,7 @@ Pair = tuple[Captured, Captured]
 class Planner:
     """Turns steps into graphs of several streams. `refusal` says why the last one was not, `plan` what it became.
 
+    `is_erratic`: it cannot be on one stream either, since a graph would repeat what differs from time to time.
     On a GPU the plans are captured and timed against each other; on a CPU the prediction decides.
     """
 
@@ -68,6 +69,7 @@ class Planner:
         self.plan: Planned | None = None
         self.passing_bytes = 0
         self.refusal = ""
+        self.is_erratic = False
 
     def capture(
         self, step: Step, inputs: Sequence[torch.Tensor] = (), rates: Sequence[torch.Tensor] = ()
@@ -86,7 +88,7 @@ class Planner:
                 graph, static = self._proven(recorded.recording, step, inputs, rates, untouched)
         # The step has run: whatever planning meets, of the user's code too, must not have it run again.
         except Exception as error:  # noqa: BLE001
-            self.refusal = reason_of(error)
+            self._refuse(error)
             return None, recorded.result
         fill(static, recorded.result)
         return graph, static
@@ -99,8 +101,11 @@ class Planner:
         try:
             return self._undone_pair(first, second, prepare)
         except Exception as error:  # noqa: BLE001  (see above)
-            self.refusal = reason_of(error)
+            self._refuse(error)
             return None
+
+    def _refuse(self, error: Exception) -> None:
+        self.refusal, self.is_erratic = reason_of(error), isinstance(error, ErraticError)
 
     def _undone_pair(self, first: Step, second: Step, prepare: Callable[[], Sequence[torch.Tensor]]) -> Pair | None:
         device = self._recorder.device

@@ -16,6 +16,7 @@ import torch
 
 from kitsune.engine.recording import Recording, places_of
 from kitsune.engine.state import State, as_bytes, equal
+from kitsune.errors import ErraticError
 from kitsune.graphs import tensors_in
 
 STEPS: Final = 3
@@ -38,7 +39,8 @@ def refuted(
     """Why `replay` is not the `step` that was recorded, or None. State and inputs end as they were.
 
     `inputs` are the static tensors of the batch, which is put into another order for every step; `rates` the learning
-    rates, which change too. `untouched` is what no step may change.
+    rates, which change too. `untouched` is what no step may change. Raises ErraticError where the step differs from
+    itself by more than rounding.
     """
     start = Start(recording, inputs, rates)
     try:
@@ -51,7 +53,9 @@ def refuted(
         if not any(own):
             return f"its numbers are not those of the step, first {start.name_of(expected, found)}"
         if own[0] > ROUNDING:
-            return "the step differs from itself by more than rounding: something on the host decides what it does"
+            raise ErraticError(
+                "the step differs from itself by more than rounding: something on the host decides what it does"
+            )
         nearest = distances(expected, found)
         for _ in range(MORE):
             if is_as_near(nearest, own):

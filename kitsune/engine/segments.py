@@ -91,13 +91,16 @@ class Segments:
                 raise CaptureError(reason)
 
     def _capture_planned(self, planner: Planner) -> Pair | None:
-        """Leaves no trace of the runs that it takes. None: `planner.refusal` says why."""
+        """Leaves no trace of the runs that it takes. None: `planner.refusal` says why, and one stream will do. Raises
+        CaptureError where that would not."""
         self._ran, self._retain = False, self.retain_graph
         if are_hidden(self.parameters):
             planner.refusal = "gc.freeze() hides what planning has to put back; call it before the model is made"
             return None
         with side_stream(self._device):
             pair = planner.capture_pair(self._run_forward, self._run_last_backward, self._inputs_of_both)
+        if planner.is_erratic:
+            raise CaptureError(planner.refusal)
         if pair is not None:
             one, two = pair
             self._forward_graph, (self._outputs, _) = one.graph, one.static

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kitsune.device import Sync
+from kitsune.engine.static import versions_of
 
 HOOKS = (
     ("_forward_pre_hooks", "a forward pre-hook"),
@@ -98,15 +99,20 @@ class Attributes:
 
 
 class HostState:
-    """What a step may change on the host, where a replay of its launches changes nothing."""
+    """What a step may change on the host, where a replay of its launches changes nothing, and in what it is given."""
 
-    def __init__(self, model: torch.nn.Module, device: torch.device, loss_fn: Any = None) -> None:
+    def __init__(self, model: torch.nn.Module, device: torch.device, loss_fn: Any = None, *, given: Any = None) -> None:
         self._model = model
         self._loss_fn = loss_fn
         # On a CPU the generator is part of what a step launches.
         self._draws = device.type != "cpu"
         self._random = self._generators()
         self._held = self._look()
+        self._given = given
+        self._versions = versions_of(given)
+
+    def writes_given(self) -> bool:
+        return versions_of(self._given) != self._versions
 
     def change(self) -> str | None:
         """What has changed since, in words, or None."""
@@ -216,7 +222,11 @@ def why_not_replayed(what: str, syncs: Sequence[Sync], host: HostState) -> str |
         file, line = syncs[0]
         return f"{what} waits for the device at {file}:{line}"
     change = host.change()
-    return f"{change}, which a replayed graph would not" if change else None
+    if change:
+        return f"{change}, which a replayed graph would not"
+    if host.writes_given():
+        return f"{what} writes into its input, where a replayed graph would write into a copy"
+    return None
 
 
 def newest_node() -> int:

@@ -41,7 +41,7 @@ def places(kept) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "narrow"])
+@pytest.mark.parametrize(("theme", "viewport"), [("light", None), ("dark", PHONE)], ids=["wide", "narrow"])
 def test_every_page_is_accessible_and_fits_its_window(new_page, site, kept, theme, viewport):
     page = new_page(color_scheme=theme)
     if viewport:
