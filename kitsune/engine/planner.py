@@ -32,7 +32,7 @@ Step = Callable[[], Any]
 PROOFS: Final = 2
 #: How long plans race, the best of most models first, or how many of their steps where those take longer. For BERT-base
 #: on eight streams 25 plans took 8 s on an H200, and what comes before and behind the race takes 3 to 4 s.
-RACE_S: Final = 5.0
+RACE_S: Final = 4.0
 RACE_STEPS: Final = 500
 
 
