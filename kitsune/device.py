@@ -18,10 +18,10 @@ from kitsune.errors import CaptureError, UnfitError
 from kitsune.plan import Environment
 
 Sync = tuple[str, int]  # source file and line of a host synchronisation
-NOT_THE_USERS = (
-    *(os.path.dirname(file) + os.sep for file in (__file__, torch.__file__, warnings.__file__, contextlib.__file__)),
-    os.path.join(os.path.dirname(os.path.dirname(__file__)), "tuner") + os.sep,
+NOT_THE_USERS = tuple(
+    os.path.dirname(file) + os.sep for file in (__file__, torch.__file__, warnings.__file__, contextlib.__file__)
 )
+TUNER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "tuner") + os.sep
 
 
 def pick_device(name: torch.device | str | None = None) -> torch.device:
@@ -263,10 +263,12 @@ def watch_syncs(device: torch.device, found: list[Sync]) -> Iterator[None]:
 
 
 def user_line() -> Sync | None:
-    """The innermost line on the stack that is neither torch's nor ours nor Python's own."""
+    """The innermost line on the stack that is neither torch's nor ours nor Python's own; none leads to the tuner."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
+        if name.startswith(TUNER):
+            return None
         if not name.startswith((*NOT_THE_USERS, "<")):
             return name, frame.f_lineno
         frame = frame.f_back

@@ -259,7 +259,9 @@ class TrainStep:
             return program
         if self._programs and not self._deserves_program(key):
             if self._assembly.knobs.keys() & {"compile", "capture"}:
-                self._assembly.report.note("batches of other shapes run uncompiled and uncaptured")
+                self._assembly.report.note(
+                    "batches of other shapes, or with other values of what is no tensor, run uncompiled and uncaptured"
+                )
             return EagerStep(self._plain, self.device, self._build.memory_format)
         self._programs[key] = self._current = program = self._new_program()
         return program

@@ -355,6 +355,62 @@ def test_inputs_that_the_forward_writes(device: torch.device) -> None:
     assert "writes into its input" in both.optimizer.report.declined["capture"]
 
 
+class Prompted(Net):
+    """What it adds is learned by an optimizer of its own, and is nobody's parameter."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.prompt[0]
+
+
+def test_a_gradient_of_what_is_no_parameter(device: torch.device) -> None:
+    prompts = []
+
+    def loop(model: Any, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        model.prompt = [torch.zeros((), device=device, requires_grad=True)]
+        own = torch.optim.SGD(model.prompt, lr=0.5)
+        losses = []
+        for x, y in data:
+            own.zero_grad()
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            own.step()
+            losses.append(loss.detach())
+        prompts.append(model.prompt[0].detach())
+        return losses
+
+    both = check(device, loop, make_model=Prompted)
+    assert both.captured == 0
+    assert "the gradient of a tensor (scalar) that is no parameter" in both.optimizer.report.declined["capture"]
+    assert bool(prompts[0]) and torch.equal(*prompts)
+
+
+class Forced(Net):
+    """It asks for the gradient of its own input, as a force is one of an energy."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = super().forward(x.requires_grad_())
+        (force,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+        return output + force.mean()
+
+
+def test_an_input_that_the_forward_has_require_a_gradient(device: torch.device) -> None:
+    def loop(model: Any, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        losses = []
+        for x, y in data:
+            optimizer.zero_grad()
+            loss = criterion(model(x.clone()), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    both = check(device, loop, make_model=Forced)
+    assert both.captured == 0
+    assert "that is no parameter" in both.optimizer.report.declined["capture"]
+
+
 class Sparse(Net):
     """The gradient of its table is sparse, which no layer tells."""
 

@@ -406,7 +406,7 @@ def test_the_odd_last_batch_runs_plain(device, capture):
     assert_same(planned, plain)
     assert is_captured(planned.step)
     assert len(planned.step._programs) == 1
-    assert "batches of other shapes run uncompiled and uncaptured" in planned.step.report.notes
+    assert "of other shapes, or with other values of what is no tensor, run uncompiled and" in str(planned.step.report)
 
 
 def test_a_frequent_other_shape_gets_a_program_of_its_own(device):
@@ -1019,6 +1019,53 @@ def test_a_loss_that_the_loop_changes_is_captured_anew(device, change):
     train_both(planned, plain, many[STEPS:])
     assert_same(planned, plain)
     assert planned.step.report.applied == {"capture": "step"}
+
+
+class Centered(nn.Module):
+    """A loss that learns, by an optimizer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.center = nn.Parameter(torch.zeros(4))
+
+    def forward(self, output, y):
+        return F.mse_loss(output, y) + (output - self.center).square().mean()
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_loss_that_learns_by_an_optimizer_of_its_own(device, capture):
+    planned, plain = pair(device, {"capture": capture})
+    for run in (planned, plain):
+        run.loss_fn = Centered().to(device)
+    planned.start({"capture": capture})
+    for run in (planned, plain):
+        own = torch.optim.SGD(run.loss_fn.parameters(), lr=0.5)
+        for batch in batches(2 * STEPS):
+            own.zero_grad()
+            run.train([batch])
+            own.step()
+    assert_same(planned, plain)
+    torch.testing.assert_close(planned.loss_fn.center, plain.loss_fn.center)
+    assert bool(plain.loss_fn.center.any())
+    told = planned.step.report.declined.get("capture", "")
+    assert ("the gradient of a tensor (4) that is no parameter" in told) == (capture == "step")
+
+
+class Pushed(Mlp):
+    """It asks for the gradient of its own input, wherever that was copied to."""
+
+    def forward(self, x):
+        output = super().forward(x.requires_grad_())
+        (force,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+        return output + force.mean()
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_batch_that_the_forward_has_require_a_gradient(device, capture):
+    planned, plain = pair(device, {"capture": capture}, model=Pushed)
+    train_both(planned, plain, [(x.clone(), y) for x, y in batches(STEPS)])
+    assert_same(planned, plain)
+    assert "gradient" in planned.step.report.declined["capture"]
 
 
 def test_a_hook_on_the_loss_runs_at_every_step(device):

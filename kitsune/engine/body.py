@@ -11,6 +11,7 @@ from kitsune.engine.micro import micro_batches
 from kitsune.engine.update import Update, parameters_of
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
+Look = Callable[[torch.Tensor], None]
 
 
 class Body:
@@ -54,11 +55,11 @@ class Body:
         self.finish()
         return loss
 
-    def gradients(self, batch: tuple[Any, Any], *, fresh: bool = False) -> torch.Tensor:
-        """All of a step but the optimizer's own update."""
+    def gradients(self, batch: tuple[Any, Any], *, fresh: bool = False, look: Look | None = None) -> torch.Tensor:
+        """All of a step but the optimizer's own update. `look` is called with each loss before its backward."""
         with entered(self.step_contexts):
             self.clear()
-            loss = self._fresh_backward(batch) if fresh else self._backward(batch)
+            loss = self._fresh_backward(batch) if fresh else self._backward(batch, look)
             self.update.prepare_gradients()
         return loss
 
@@ -69,13 +70,16 @@ class Body:
             parameter.grad = joined(parameter.grad, alias.grad)
         return loss
 
-    def _backward(self, batch: tuple[Any, Any]) -> torch.Tensor:
-        losses = [self._accumulate(part, share) for part, share in micro_batches(batch, self.accumulation_steps)]
+    def _backward(self, batch: tuple[Any, Any], look: Look | None = None) -> torch.Tensor:
+        parts = micro_batches(batch, self.accumulation_steps)
+        losses = [self._accumulate(part, share, look) for part, share in parts]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def _accumulate(self, batch: tuple[Any, Any], share: float) -> torch.Tensor:
+    def _accumulate(self, batch: tuple[Any, Any], share: float, look: Look | None) -> torch.Tensor:
         with entered(self.forward_contexts):
             loss = self.forward(*batch)
+        if look is not None:
+            look(loss)
         if share != 1.0:
             loss = loss * share
         scaler = self.update.scaler

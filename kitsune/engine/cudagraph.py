@@ -12,6 +12,7 @@ import torch
 
 from kitsune.device import Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
 from kitsune.engine.body import Body
+from kitsune.engine.leaves import why_not_ours
 from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
 from kitsune.engine.record import Recorded
@@ -152,7 +153,6 @@ class StepGraph:
                 return loss
             loss = self._watched(batch, placed)
             self._body.update.step()
-        self.refusal = self.refusal or why_not_static(batch)
         return loss
 
     def _watched(self, batch: tuple[Any, Any], placed: tuple[Any, Any]) -> torch.Tensor:
@@ -164,10 +164,22 @@ class StepGraph:
         syncs: list[Sync] = []
         replaced = self._attributes.why_replaced() or why_not_heard(self._body.loss_fn)
         host = HostState(self._body.model, self._device, self._body.loss_fn, given=batch)
+        foreign: list[str | None] = []
+        parameters = self._body.parameters
+
+        def look(loss: torch.Tensor) -> None:
+            foreign.append(why_not_ours("the loss", [loss], parameters))
+
         with watch_syncs(self._device, syncs):
-            loss = self._body.gradients(placed)
+            loss = self._body.gradients(placed, look=look)
         gradients = [parameter.grad for parameter in self._body.parameters]
-        self.refusal = replaced or why_not_replayed("the step", syncs, host) or why_not_filled(gradients)
+        self.refusal = (
+            replaced
+            or why_not_replayed("the step", syncs, host)
+            or why_not_filled(gradients)
+            or why_not_static(batch)
+            or next(filter(None, foreign), None)
+        )
         return loss
 
     def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:

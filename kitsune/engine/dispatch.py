@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 from kitsune.device import Sync, watch_syncs
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import enclosed
+from kitsune.engine.leaves import why_not_ours
 from kitsune.engine.outputs import PARTIAL, Listeners, sources_among
 from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
@@ -155,7 +156,11 @@ class SegmentedForward:
             output = self._eager("warm", self._forward, args, kwargs)
         tensors = tensors_in(output)
         self._listeners = Listeners([tensors[at] for at in sources_among(tensors)], in_backward=True)
-        self.refusal = why_not_replayed("the forward", syncs, host) or why_not_joined(pytree.tree_leaves(output))
+        self.refusal = (
+            why_not_replayed("the forward", syncs, host)
+            or why_not_joined(pytree.tree_leaves(output))
+            or why_not_ours("the forward", tensors, self.model.parameters())
+        )
         return output
 
     def _first_replay(self, key: Any, args: Any, kwargs: Any) -> Any:

@@ -1,13 +1,35 @@
-"""Leaves: parameters under other names for one capture, so that the autograd graph inside has no past."""
+"""Leaves of the autograd graph: which there are, and parameters under other names for one capture, without a past."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
+from kitsune.engine.outputs import edges_behind
 from kitsune.errors import CaptureError
 
 Leaves = Mapping[torch.nn.Parameter, torch.nn.Parameter]
+
+
+def leaves_behind(output: torch.Tensor) -> list[torch.Tensor]:
+    """The leaves of the autograd graph that a gradient of this tensor flows to: itself, where it is one."""
+    if output.grad_fn is None:
+        return [output] if output.requires_grad else []
+    nodes = {output.grad_fn} | {node for node, _ in edges_behind([output.grad_fn])}
+    return [node.variable for node in nodes if hasattr(node, "variable")]
+
+
+def why_not_ours(what: str, outputs: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor]) -> str | None:
+    """Why a replay would leave out gradients of what `what` has made, or None."""
+    ours = set(map(id, parameters))
+    foreign = [leaf for output in outputs for leaf in leaves_behind(output) if id(leaf) not in ours]
+    if not foreign:
+        return None
+    shape = "x".join(map(str, foreign[0].shape)) or "scalar"
+    return (
+        f"{what} needs the gradient of a tensor ({shape}) that is no parameter of the model or the optimizer, "
+        "which a replayed graph would not set"
+    )
 
 
 @contextlib.contextmanager

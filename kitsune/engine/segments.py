@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from kitsune.device import side_stream
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import SECOND_ORDER, own_gradients, scaled, unscale
-from kitsune.engine.leaves import fresh_leaves, joined
-from kitsune.engine.outputs import PARTIAL, Listeners, edges_behind, sources_among
+from kitsune.engine.leaves import fresh_leaves, joined, leaves_behind
+from kitsune.engine.outputs import PARTIAL, Listeners, sources_among
 from kitsune.engine.planner import Pair, Planner
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import StaticBatch, opaque_type, tensors_of
@@ -118,7 +118,7 @@ class Segments:
         outputs = [output for output in self._live if output.requires_grad]
         self._sources = sources_among(self._live)
         place = {id(leaf): at for leaves in (self.parameters, self._aliases) for at, leaf in enumerate(leaves)}
-        self._reached = [{place[leaf] for leaf in leaves_behind(output) if leaf in place} for output in outputs]
+        self._reached = [{place[id(leaf)] for leaf in leaves_behind(output) if id(leaf) in place} for output in outputs]
         return [make(output.detach()) for output in outputs]
 
     @property
@@ -255,14 +255,6 @@ class Segments:
         context.mark_non_differentiable(
             *(out for out, needs in zip(outputs, self._differentiable, strict=True) if not needs)
         )
-
-
-def leaves_behind(output: torch.Tensor) -> set[int]:
-    """By id, the leaves of the autograd graph that a gradient of this tensor flows to: itself, where it is one."""
-    if output.grad_fn is None:
-        return {id(output)}
-    nodes = {output.grad_fn} | {node for node, _ in edges_behind([output.grad_fn])}
-    return {id(node.variable) for node in nodes if hasattr(node, "variable")}
 
 
 def why_not_joined(leaves: Sequence[Any]) -> str | None:

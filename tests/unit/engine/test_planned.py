@@ -624,6 +624,17 @@ def test_a_step_that_does_another_thing_every_time_is_refused():
         why_refuted(recording, step, replay)
 
 
+@pytest.mark.parametrize("over", [100, 10_000])
+def test_a_step_whose_loss_drifts_by_a_count_on_the_host_is_refused(over):
+    """By less than rounding could: but each run has numbers of its own, and the launches always the same."""
+    step, _ = warmed("mlp", sgd)
+    plain, calls = step.model.forward, itertools.count()
+    recording = recorded(step)
+    step.model.forward = lambda x: plain(x) * (1 + next(calls) / over)
+    with pytest.raises(ErraticError, match="in each run, and its launches do not"):
+        why_refuted(recording, step, in_recorded_order(recording))
+
+
 def test_the_batch_of_the_proof_is_one_that_a_user_could_have():
     offsets, one_row = torch.tensor([0, 2, 2, 5]), torch.tensor([[50, 3]])
     one_category = torch.tensor([[9.0, 70.0, 500.0]])  # of ten, beside numbers that are none

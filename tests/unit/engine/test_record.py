@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import kitsune
 import tuner
-from kitsune.device import NOT_THE_USERS
+from kitsune.device import NOT_THE_USERS, user_line
 from kitsune.engine.issue import in_recorded_order
 from kitsune.engine.record import HIDDEN_WRITES, Observer, record
 from kitsune.engine.recording import places_of
@@ -328,9 +328,22 @@ def test_memory_of_which_no_bytes_are_read_first_may_be_filled_later():
     assert torch.equal(in_recorded_order(recorded(step))(), x + x)
 
 
-@pytest.mark.parametrize("package", [kitsune, tuner, torch])
+@pytest.mark.parametrize("package", [kitsune, torch])
 def test_our_own_sources_are_no_lines_of_the_users(package):
     assert package.__file__.startswith(NOT_THE_USERS)
+
+
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [("/home/ada/model.py", ("/home/ada/model.py", 1)), (tuner.__file__, None), (torch.__file__, None)],
+)
+def test_what_leads_to_the_tuner_is_no_line_of_the_users(file, found):
+    """As with a model of torch's own layers that the command line has measured."""
+
+    source = {"ask": user_line}
+    exec(compile("def tuned(call): return call()", tuner.__file__, "exec"), source)
+    exec(compile("def step(): return ask()", file, "exec"), source)
+    assert source["tuned"](source["step"]) == found
 
 
 def test_indexing_with_numbers_does_not_depend_on_the_data():
