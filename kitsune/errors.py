@@ -8,7 +8,7 @@ KitsuneError
 ├── WorkloadError          a workload cannot be found, loaded or run
 ├── DeclinedError          a part of a plan cannot be applied and the caller asked for `on_decline="raise"`
 ├── CaptureError           a step cannot be captured into a CUDA graph
-│   └── ErraticError       it comes to other numbers each time, from the same state: a graph would repeat some
+│   └── ErraticError       no graph would do the same: its numbers differ each time, or it replaces what it reads
 ├── UnplannedError         no launches were planned, so there is nothing to draw (says why)
 ├── MeasureError           the measuring child broke its protocol
 ├── TuneError              a tuning run has no result to give
@@ -80,7 +80,8 @@ class CaptureError(KitsuneError):
 
 
 class ErraticError(CaptureError):
-    """A step comes to other numbers each time that it is run from the same state; a graph would repeat some."""
+    """No graph of a step would do the same: it comes to other numbers each time that it is run from the same state, or
+    it reads a tensor and has another one in its place the next time."""
 
 
 class UnplannedError(KitsuneError):

@@ -84,6 +84,23 @@ def test_a_step_that_the_proof_finds_erratic_is_not_captured_at_all(knob, captur
     assert planned.step.report.applied == {}
 
 
+def test_a_loss_that_replaces_what_it_reads_is_not_captured_at_all(knob):
+    planned, plain = pair(knob, {"capture": "step", "streams": 2}, optimizer=OPTIMIZERS["sgd"])
+    for run in (planned, plain):
+        kept = {"mean": torch.zeros((), device=knob)}
+
+        def loss_fn(output, y, kept=kept):
+            loss = nn.functional.mse_loss(output, y)
+            kept["mean"] = 0.9 * kept["mean"] + 0.1 * loss.detach()
+            return loss + 0.1 * loss * kept["mean"]
+
+        run.loss_fn = loss_fn
+    planned.start({"capture": "step", "streams": 2})
+    train_both(planned, plain, batches(10))
+    assert_same(planned, plain)
+    assert "reads a tensor that the step lets go of" in planned.step.report.declined["capture"]
+
+
 def test_before_anything_is_decided_there_is_one_stream(knob):
     optimizer = KitsuneOptimizer(torch.optim.SGD(towers(knob).parameters(), lr=0.1), num_streams=3)
     assert optimizer.scheduler.num_streams == 1

@@ -56,7 +56,7 @@ Pair = tuple[Captured, Captured]
 class Planner:
     """Turns steps into graphs of several streams. `refusal` says why the last one was not, `plan` what it became.
 
-    `is_erratic`: it cannot be on one stream either, since a graph would repeat what differs from time to time.
+    `is_erratic`: it cannot be on one stream either, since no graph would do the same.
     On a GPU the plans are captured and timed against each other; on a CPU the prediction decides.
     """
 
@@ -80,7 +80,7 @@ class Planner:
         learning rates, which the proof changes from step to step.
         """
         recorded = record(step, self._recorder.device)
-        self.refusal = recorded.refusal
+        self.refusal, self.is_erratic = recorded.refusal, recorded.is_erratic
         if recorded.recording is None:
             return None, recorded.result
         try:
@@ -114,7 +114,7 @@ class Planner:
             record(first, device, undo=undo)
             inputs = prepare()
             recorded = record(first, device, second, undo)
-            self.refusal = recorded.refusal
+            self.refusal, self.is_erratic = recorded.refusal, recorded.is_erratic
             if recorded.recording is None:
                 return None
             with Untouched(recorded.recording, inputs) as untouched:

@@ -19,7 +19,7 @@ from kitsune.engine.state import equal
 from kitsune.engine.storages import Storages, at_line
 from kitsune.engine.triton_launches import TritonLaunch, triton_launches
 from kitsune.engine.undo import Undo
-from kitsune.errors import CaptureError
+from kitsune.errors import CaptureError, ErraticError
 from kitsune.graphs import tensors_in
 
 #: Arguments that an operation writes though its schema does not say so.
@@ -62,13 +62,14 @@ DEPENDS_ON_DATA: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_out
 class Recorded:
     """What came of recording a step: the `recording`, or None and the reason in `refusal`. The step ran either way.
 
-    `cut`: how many of its launches belong to the first of two parts.
+    `cut`: how many of its launches belong to the first of two parts. `is_erratic`: no graph would do the same.
     """
 
     recording: Recording | None
     refusal: str
     result: Any
     cut: int = 0
+    is_erratic: bool = False
 
 
 def record(
@@ -87,7 +88,7 @@ def record(
     try:
         return Recorded(observer.recording(result, addresses), "", result, cut)
     except CaptureError as error:
-        return Recorded(None, str(error), result)
+        return Recorded(None, str(error), result, is_erratic=isinstance(error, ErraticError))
 
 
 class Observer(TorchDispatchMode):

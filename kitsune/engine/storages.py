@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from kitsune.device import user_line
 from kitsune.engine.graph import Launch, Storage, is_filled
 from kitsune.engine.recording import Place
-from kitsune.errors import CaptureError
+from kitsune.errors import CaptureError, ErraticError
 
 PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
@@ -105,7 +105,7 @@ class Storages:
         held = {number: storage for number, storage in survivors.items() if self._was_there(number, kept)}
         for number, name in self._read_first.items():
             if number not in held and not (number in self._made and number in self._filled_first):
-                raise CaptureError(f"{name} reads {self._gone(number)}")
+                raise self._gone(number, name)
         check_disjoint(held.values())
         own = {n: storage for n, storage in survivors.items() if n in self._made and devices[n] == device}
         self._check_let_go(own, returned)
@@ -116,11 +116,13 @@ class Storages:
         was_used = number in self._read_first or number in self._named_first or number not in self._written
         return number not in self._made and (was_used or number not in kept)
 
-    def _gone(self, number: int) -> str:
-        """What is read though nothing wrote it and nobody holds it, in words."""
+    def _gone(self, number: int, reader: str) -> CaptureError:
+        """Of what is read though nothing wrote it and nobody holds it. What was there before is memory of somebody
+        else's at the next replay, on one stream too."""
         if number in self._made:
-            return "memory that nothing in our sight has written"
-        return "a tensor that the step lets go of, and that was there before it or was made out of our sight"
+            return CaptureError(f"{reader} reads memory that nothing in our sight has written")
+        told = "a tensor that the step lets go of, and that was there before it or was made out of our sight"
+        return ErraticError(f"{reader} reads {told}")
 
     def _check_let_go(self, own: Mapping[int, torch.UntypedStorage], returned: Sequence[torch.Tensor]) -> None:
         """Raises CaptureError when the user holds memory that the step has made.
