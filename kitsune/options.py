@@ -14,13 +14,13 @@ from kitsune.errors import SettingsError
 from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Plan
-from kitsune.streams import ROLES, StreamConfig
+from kitsune.streams import ROLES, StreamConfig, check_count
 
 SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([KMG]?B)?", re.ASCII)
 UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 HALF = ("bf16", "fp16")
 STEP_NOTE = "capture=step became segments: the loop is yours, so its step cannot be one graph; TrainStep makes it one"
-POOL_NOTE = "memory_pool_size limits what launches on several streams need: without num_streams it has nothing to limit"
+POOL_NOTE = "memory_pool_size limits what launches on several streams need: on one it has nothing to limit"
 POOL_SIZES = tuple(int(choice) for choice in KNOBS["pool_bytes"].choices if choice)
 MOST_STREAMS = max(map(int, KNOBS["streams"].choices))
 UNSAID_STREAMS = StreamConfig().num_streams
@@ -65,7 +65,7 @@ class Options:
                 kind = kinds if isinstance(kinds, type) else kinds[0]
                 raise SettingsError(f"{name} is {value!r}; it takes {kind.__name__}")
         if self.num_streams is not None:
-            StreamConfig(num_streams=self.num_streams)
+            check_count("num_streams", self.num_streams)
             self._check_one_count(self.num_streams)
 
     def _check_one_count(self, asked: int) -> None:
@@ -112,6 +112,7 @@ def wish_of(options: Options, has_bf16: bool) -> Wish:
     if by_hand.get("pool_bytes") and int(knobs.get("streams", 1)) == 1:
         notes = (*notes, POOL_NOTE)
     plan = Plan.by_hand(**knobs)
+    notes += _note_of_pool(parse_bytes(options.memory_pool_size or 0))
     if options.plan is not None:
         plan = options.plan.model_copy(update={"knobs": plan.knobs})
     return Wish(
@@ -162,6 +163,13 @@ def _precision(amp: AMPConfig, given: Mapping[str, Choice], has_bf16: bool) -> C
 
 def _loss_scaling(amp: AMPConfig | None) -> dict[str, Any]:
     return {} if amp is None else {name: getattr(amp, name) for name in SCALING}
+
+
+def _note_of_pool(size: int) -> tuple[str, ...]:
+    pool = pool_of(size)
+    return (
+        (f"of the {size:,} bytes of memory_pool_size {pool:,} are used: pools go by doubling",) if pool < size else ()
+    )
 
 
 def _declined(options: Options, plan: Plan) -> dict[str, str]:

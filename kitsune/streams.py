@@ -24,10 +24,15 @@ class StreamConfig:
     memory_streams: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        if type(self.num_streams) is not int or not 1 <= self.num_streams <= 64:
-            raise SettingsError("StreamConfig.num_streams must be an integer between 1 and 64")
+        check_count("StreamConfig.num_streams", self.num_streams)
         for role in ROLES:
             object.__setattr__(self, role, numbers_of(role, getattr(self, role), self.num_streams))
+
+
+def check_count(name: str, count: Any) -> None:
+    """Raises SettingsError for a number of streams that nobody can have."""
+    if type(count) is not int or not 1 <= count <= 64:
+        raise SettingsError(f"{name} must be an integer between 1 and 64")
 
 
 def numbers_of(role: str, given: Any, count: int) -> tuple[int, ...]:

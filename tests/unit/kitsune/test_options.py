@@ -205,6 +205,18 @@ def test_a_pool_without_streams_leaves_a_note(options: dict[str, Any], is_noted:
     assert (POOL_NOTE in wish(**options).notes) == is_noted
 
 
+@pytest.mark.parametrize(("size", "is_noted"), [("300MB", True), ("256MB", False), (1, False), (0, False)])
+def test_a_pool_between_two_sizes_leaves_a_note(size: int | str, is_noted: bool) -> None:
+    note = "of the 314,572,800 bytes of memory_pool_size 268,435,456 are used: pools go by doubling"
+    assert (note in wish(memory_pool_size=size, num_streams=2).notes) == is_noted
+
+
+@pytest.mark.parametrize("count", [0, 65, True])
+def test_a_number_of_streams_that_is_none_is_told_by_its_own_name(count: int) -> None:
+    with pytest.raises(SettingsError, match=r"^num_streams must be an integer between 1 and 64"):
+        Options(num_streams=count)
+
+
 def test_lists_of_streams_may_be_lists_or_tuples() -> None:
     assert StreamConfig(priority_streams=[0, 3]) == StreamConfig(priority_streams=(0, 3))
     assert hash(StreamConfig(priority_streams=[0]))
