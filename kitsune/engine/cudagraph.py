@@ -168,7 +168,7 @@ class StepGraph:
         parameters = self._body.parameters
 
         def look(loss: torch.Tensor) -> None:
-            foreign.append(why_not_ours("the loss", [loss], parameters))
+            foreign.append(why_not_ours("the loss", [loss], parameters, "the model or the optimizer"))
 
         with watch_syncs(self._device, syncs):
             loss = self._body.gradients(placed, look=look)

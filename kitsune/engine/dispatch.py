@@ -159,7 +159,7 @@ class SegmentedForward:
         self.refusal = (
             why_not_replayed("the forward", syncs, host)
             or why_not_joined(pytree.tree_leaves(output))
-            or why_not_ours("the forward", tensors, self.model.parameters())
+            or why_not_ours("the forward", tensors, self.model.parameters(), "the model")
         )
         return output
 

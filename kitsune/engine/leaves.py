@@ -19,15 +19,17 @@ def leaves_behind(output: torch.Tensor) -> list[torch.Tensor]:
     return [node.variable for node in nodes if hasattr(node, "variable")]
 
 
-def why_not_ours(what: str, outputs: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor]) -> str | None:
-    """Why a replay would leave out gradients of what `what` has made, or None."""
+def why_not_ours(
+    what: str, outputs: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], whose: str
+) -> str | None:
+    """Why a replay would leave out gradients of what `what` has made, or None. The parameters are `whose`."""
     ours = set(map(id, parameters))
     foreign = [leaf for output in outputs for leaf in leaves_behind(output) if id(leaf) not in ours]
     if not foreign:
         return None
     shape = "x".join(map(str, foreign[0].shape)) or "scalar"
     return (
-        f"{what} needs the gradient of a tensor ({shape}) that is no parameter of the model or the optimizer, "
+        f"{what} needs the gradient of a tensor ({shape}) that is no parameter of {whose}, "
         "which a replayed graph would not set"
     )
 
