@@ -1051,6 +1051,34 @@ def test_a_loss_that_learns_by_an_optimizer_of_its_own(device, capture):
     assert ("the gradient of a tensor (4) that is no parameter" in told) == (capture == "step")
 
 
+class Doubled(torch.autograd.Function):
+    """What it keeps has the name that nodes of leaves have theirs under."""
+
+    @staticmethod
+    def forward(context, x):
+        context.variable = 2
+        return x * context.variable
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * context.variable
+
+
+class Starting(Mlp):
+    """It begins with a state that requires a gradient, which nobody asks for."""
+
+    def forward(self, x):
+        return Doubled.apply(super().forward(x)) + torch.zeros(4, device=x.device, requires_grad=True)
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_leaf_that_the_step_makes_and_lets_go_of_keeps_nothing_out(device, capture):
+    planned, plain = pair(device, {"capture": capture}, model=Starting)
+    train_both(planned, plain, batches(STEPS))
+    assert_same(planned, plain)
+    assert planned.step.report.applied == {"capture": capture}
+
+
 class Pushed(Mlp):
     """It asks for the gradient of its own input, wherever that was copied to."""
 

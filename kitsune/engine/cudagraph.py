@@ -12,7 +12,7 @@ import torch
 
 from kitsune.device import Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
 from kitsune.engine.body import Body
-from kitsune.engine.leaves import why_not_ours
+from kitsune.engine.leaves import tensors_there, why_not_ours
 from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
 from kitsune.engine.record import Recorded
@@ -165,10 +165,10 @@ class StepGraph:
         replaced = self._attributes.why_replaced() or why_not_heard(self._body.loss_fn)
         host = HostState(self._body.model, self._device, self._body.loss_fn, given=batch)
         foreign: list[str | None] = []
-        parameters = self._body.parameters
+        parameters, before = self._body.parameters, tensors_there()
 
         def look(loss: torch.Tensor) -> None:
-            foreign.append(why_not_ours("the loss", [loss], parameters, "the model or the optimizer"))
+            foreign.append(why_not_ours("the loss", [loss], parameters, "the model or the optimizer", before))
 
         with watch_syncs(self._device, syncs):
             loss = self._body.gradients(placed, look=look)

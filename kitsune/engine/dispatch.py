@@ -9,13 +9,14 @@ from torch.utils import _pytree as pytree
 from kitsune.device import Sync, watch_syncs
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import enclosed
-from kitsune.engine.leaves import why_not_ours
+from kitsune.engine.leaves import tensors_there, why_not_ours
 from kitsune.engine.outputs import PARTIAL, Listeners, sources_among
 from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.segments import Segments, why_not_joined
 from kitsune.engine.static import opaque_type, restrided, signature_of
+from kitsune.engine.update import parameters_of
 from kitsune.engine.watch import Attributes, HostState, first_hook, why_not_replayed
 from kitsune.errors import CaptureError
 from kitsune.graphs import Recorder, tensors_in
@@ -151,7 +152,7 @@ class SegmentedForward:
         if self.refusal is not None:
             return self._eager("eager", self._forward, args, kwargs)
         syncs: list[Sync] = []
-        host = HostState(self.model, self.device, given=(args, kwargs))
+        host, before = HostState(self.model, self.device, given=(args, kwargs)), tensors_there()
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
         tensors = tensors_in(output)
@@ -159,9 +160,15 @@ class SegmentedForward:
         self.refusal = (
             why_not_replayed("the forward", syncs, host)
             or why_not_joined(pytree.tree_leaves(output))
-            or why_not_ours("the forward", tensors, self.model.parameters(), "the model")
+            or why_not_ours("the forward", tensors, self._parameters(), "the model", before)
         )
         return output
+
+    def _parameters(self) -> list[torch.Tensor]:
+        """The model's; under `functional_call`, which puts others in their place, the optimizer's besides."""
+        own: list[torch.Tensor] = list(self.model.parameters())
+        is_swapped = not all(each.is_leaf for each in own)
+        return [*own, *parameters_of(self.optimizer)] if is_swapped else own
 
     def _first_replay(self, key: Any, args: Any, kwargs: Any) -> Any:
         self.refusal = self._why_not_capturable((args, kwargs))

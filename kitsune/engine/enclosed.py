@@ -7,7 +7,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kitsune.engine.body import Context, entered
-from kitsune.engine.leaves import leaves_behind
 from kitsune.engine.outputs import PARTIAL, Listeners, sources_among
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import opaque_type
@@ -34,7 +33,7 @@ def enclosed(
     """
     enclosure = Enclosure(run, (args, kwargs), contexts, scaler)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    own = _Enclosed.apply(enclosure, *enclosure.inputs, *enclosure.forward(parameters))
+    own = _Enclosed.apply(enclosure, *enclosure.inputs, *parameters)
     enclosure.listeners = Listeners([own[at] for at in sources_among(enclosure.live)])
     outputs = iter(own)
     leaves = [next(outputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in enclosure.leaves]
@@ -42,8 +41,7 @@ def enclosed(
 
 
 class Enclosure:
-    """The graph inside the node: from copies of differentiable inputs, from the parameters, and from what else needs a
-    gradient, to the output."""
+    """The graph inside the node: from copies of differentiable inputs, and from the parameters, to the output."""
 
     def __init__(
         self, run: Callable[..., Any], arguments: Any, contexts: Sequence[Context], scaler: LossScaler | None
@@ -56,7 +54,6 @@ class Enclosure:
         self.listeners = Listeners(())
 
     def forward(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs it; all leaves of the graph but the copies."""
         starts = [given.detach().requires_grad_() for given in self.inputs]
         fresh = iter(starts)
         with torch.enable_grad():
@@ -67,11 +64,9 @@ class Enclosure:
         opaque = next(filter(None, map(opaque_type, self.leaves)), None)
         if self.scaler is not None and opaque is not None:
             raise DeclinedError("precision", f"fp16 scales what the model returns, and a {opaque} hides its tensors")
+        self.sources = [*starts, *parameters]
         self.live = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
-        known = set(map(id, (*starts, *parameters)))
-        others = {id(leaf): leaf for output in self.live for leaf in leaves_behind(output) if id(leaf) not in known}
-        self.sources = [*starts, *parameters, *others.values()]
-        return self.sources[len(starts) :]
+        return self.live
 
     def backward(self, output_gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         if self.listeners.are_there():
@@ -96,8 +91,8 @@ class Enclosure:
 
 class _Enclosed(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, enclosure: Enclosure, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        live = enclosure.live
+    def forward(context: Any, enclosure: Enclosure, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        live = enclosure.forward(sources[len(enclosure.inputs) :])
         context.enclosure = enclosure
         context.set_materialize_grads(False)
         outputs = tuple(output.detach().clone() for output in live)

@@ -1,37 +1,55 @@
 """Leaves of the autograd graph: which there are, and parameters under other names for one capture, without a past."""
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import torch
 
 from kitsune.engine.outputs import edges_behind
 from kitsune.errors import CaptureError
 
+ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
+
 Leaves = Mapping[torch.nn.Parameter, torch.nn.Parameter]
+
+
+There = Mapping[int, weakref.ref[torch.Tensor]]
+
+
+def tensors_there() -> There:
+    """All tensors that live in Python now, by id."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return {id(each): weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), torch.Tensor)}
 
 
 def leaves_behind(output: torch.Tensor) -> list[torch.Tensor]:
     """The leaves of the autograd graph that a gradient of this tensor flows to: itself, where it is one."""
     if output.grad_fn is None:
         return [output] if output.requires_grad else []
-    nodes = {output.grad_fn} | {node for node, _ in edges_behind([output.grad_fn])}
-    return [node.variable for node in nodes if hasattr(node, "variable")]
+    nodes: set[Any] = {output.grad_fn} | {node for node, _ in edges_behind([output.grad_fn])}
+    return [node.variable for node in nodes if node.name() == ACCUMULATES]
 
 
 def why_not_ours(
-    what: str, outputs: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], whose: str
+    what: str, outputs: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], whose: str, before: There
 ) -> str | None:
-    """Why a replay would leave out gradients of what `what` has made, or None. The parameters are `whose`."""
+    """Why a replay would leave out gradients of what `what` has made, or None. The parameters are `whose`.
+
+    A leaf that was not there before is nobody's to ask: its gradient goes with the step.
+    """
     ours = set(map(id, parameters))
-    foreign = [leaf for output in outputs for leaf in leaves_behind(output) if id(leaf) not in ours]
-    if not foreign:
-        return None
-    shape = "x".join(map(str, foreign[0].shape)) or "scalar"
-    return (
-        f"{what} needs the gradient of a tensor ({shape}) that is no parameter of {whose}, "
-        "which a replayed graph would not set"
-    )
+    for leaf in (leaf for output in outputs for leaf in leaves_behind(output)):
+        known = before.get(id(leaf))
+        if id(leaf) not in ours and known is not None and known() is leaf:
+            shape = "x".join(map(str, leaf.shape)) or "scalar"
+            return (
+                f"{what} needs the gradient of a tensor ({shape}) that is no parameter of {whose}, "
+                "which a replayed graph would not set"
+            )
+    return None
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from kitsune.device import side_stream
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import SECOND_ORDER, own_gradients, scaled, unscale
-from kitsune.engine.leaves import fresh_leaves, joined, leaves_behind
+from kitsune.engine.leaves import fresh_leaves, joined, leaves_behind, tensors_there, why_not_ours
 from kitsune.engine.outputs import PARTIAL, Listeners, sources_among
 from kitsune.engine.planner import Pair, Planner
 from kitsune.engine.scaler import LossScaler
@@ -71,9 +71,12 @@ class Segments:
         self._forward = forward
         self._contexts = contexts
         self._static = StaticBatch(arguments, recorder.device, memory_format)
+        # Where the warm forwards were nodes of ours, nobody has seen yet what they need the gradients of.
+        self._there = tensors_there() if contexts or scaler is not None else None
         self._planned = self._capture_planned(planner) if planner is not None else None
         if self._planned is None:
             self._capture(recorder)
+        self._there = None
         self._remember_gradients()
         self._watch = Watch(model, optimizer)
 
@@ -117,6 +120,10 @@ class Segments:
             raise CaptureError(self._problem)
         outputs = [output for output in self._live if output.requires_grad]
         self._sources = sources_among(self._live)
+        if self._there is not None:
+            known = (*self.parameters, *self._aliases)
+            if reason := why_not_ours("the forward", outputs, known, "the model", self._there):
+                raise CaptureError(reason)
         place = {id(leaf): at for leaves in (self.parameters, self._aliases) for at, leaf in enumerate(leaves)}
         self._reached = [{place[id(leaf)] for leaf in leaves_behind(output) if id(leaf) in place} for output in outputs]
         return [make(output.detach()) for output in outputs]
