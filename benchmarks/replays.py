@@ -10,6 +10,7 @@ replay takes longer: compare within a file.
 import argparse
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -61,23 +62,22 @@ def figures(what: str, kernels: Sequence[Kernel]) -> Iterator[Figure]:
         yield f"{what}: {name}", us, "us", times
 
 
+def replays(step: Step) -> None:
+    """Several behind each other: the host is late for the first, by 0.9 ms where it was ResNet-50's."""
+    for _ in range(REPLAYS):
+        step()
+
+
 def last_replay(step: Step) -> list[Kernel]:
-    """The last of several behind each other: the host is late for the first, by 0.9 ms where it was ResNet-50's."""
-
-    def replays() -> None:
-        for _ in range(REPLAYS):
-            step()
-
     timeline(step)
-    kernels = timeline(replays)
+    kernels = timeline(partial(replays, step))
     return kernels[-(len(kernels) // REPLAYS) :]
 
 
 def save_trace(step: Step, path: Path) -> None:
     """Of several replays: look at the last."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(REPLAYS):
-            step()
+        replays(step)
         torch.cuda.synchronize()
     seen.export_chrome_trace(str(path))
 
@@ -92,8 +92,7 @@ def main() -> None:
     torch.cuda.set_device(DEVICE)
     found: list[Figure] = []
     for name, (step, _) in {"graph": graph_step(case), "k8": planned_step(case, STREAMS, None)}.items():
-        for _ in range(3):
-            step()
+        replays(step)
         found += figures(f"{case.name} {name}", last_replay(step))
         if arguments.traces is not None:
             save_trace(step, arguments.traces / f"{case.name.replace('/', '-')}-{name}-replay.json")

@@ -111,8 +111,8 @@ def wish_of(options: Options, has_bf16: bool) -> Wish:
         knobs["capture"], notes = "segments", (STEP_NOTE,)
     if by_hand.get("pool_bytes") and int(knobs.get("streams", 1)) == 1:
         notes = (*notes, POOL_NOTE)
-    plan = Plan.by_hand(**knobs)
     notes += _note_of_pool(parse_bytes(options.memory_pool_size or 0))
+    plan = Plan.by_hand(**knobs)
     if options.plan is not None:
         plan = options.plan.model_copy(update={"knobs": plan.knobs})
     return Wish(
@@ -167,9 +167,8 @@ def _loss_scaling(amp: AMPConfig | None) -> dict[str, Any]:
 
 def _note_of_pool(size: int) -> tuple[str, ...]:
     pool = pool_of(size)
-    return (
-        (f"of the {size:,} bytes of memory_pool_size {pool:,} are used: pools go by doubling",) if pool < size else ()
-    )
+    told = f"of the {size:,} bytes of memory_pool_size {pool:,} are used: pools go by doubling"
+    return (told,) if pool < size else ()
 
 
 def _declined(options: Options, plan: Plan) -> dict[str, str]:

@@ -369,14 +369,10 @@ def test_a_gradient_of_what_is_no_parameter(device: torch.device) -> None:
         model.prompt = [torch.zeros((), device=device, requires_grad=True)]
         own = torch.optim.SGD(model.prompt, lr=0.5)
         losses = []
-        for x, y in data:
+        for batch in data:
             own.zero_grad()
-            optimizer.zero_grad()
-            loss = criterion(model(x), y)
-            loss.backward()
-            optimizer.step()
+            losses += simple_loop(model, optimizer, [batch])
             own.step()
-            losses.append(loss.detach())
         prompts.append(model.prompt[0].detach())
         return losses
 
@@ -397,14 +393,7 @@ class Forced(Net):
 
 def test_an_input_that_the_forward_has_require_a_gradient(device: torch.device) -> None:
     def loop(model: Any, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
-        losses = []
-        for x, y in data:
-            optimizer.zero_grad()
-            loss = criterion(model(x.clone()), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        return losses
+        return simple_loop(model, optimizer, [(x.clone(), y) for x, y in data])
 
     both = check(device, loop, make_model=Forced)
     assert both.captured == 0

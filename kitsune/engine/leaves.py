@@ -1,7 +1,6 @@
 """Leaves of the autograd graph: which there are, and parameters under other names for one capture, without a past."""
 
 import contextlib
-import gc
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -10,27 +9,27 @@ import torch
 
 from kitsune.engine.outputs import edges_behind
 from kitsune.errors import CaptureError
+from kitsune.garbage import live_tensors
 
 ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
 
 Leaves = Mapping[torch.nn.Parameter, torch.nn.Parameter]
-
-
 There = Mapping[int, weakref.ref[torch.Tensor]]
 
 
 def tensors_there() -> There:
     """All tensors that live in Python now, by id."""
     with torch._C.DisableTorchFunctionSubclass():
-        return {id(each): weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), torch.Tensor)}
+        return {id(each): weakref.ref(each) for each in live_tensors()}
 
 
-def leaves_behind(output: torch.Tensor) -> list[torch.Tensor]:
-    """The leaves of the autograd graph that a gradient of this tensor flows to: itself, where it is one."""
-    if output.grad_fn is None:
-        return [output] if output.requires_grad else []
-    nodes: set[Any] = {output.grad_fn} | {node for node, _ in edges_behind([output.grad_fn])}
-    return [node.variable for node in nodes if node.name() == ACCUMULATES]
+def leaves_behind(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves of the autograd graph that a gradient of these tensors flows to: one itself, where it is one."""
+    wanted = [output for output in outputs if output.requires_grad]
+    starts: set[Any] = {output.grad_fn for output in wanted if output.grad_fn is not None}
+    nodes = {node for node, _ in edges_behind(starts)}
+    own = [output for output in wanted if output.grad_fn is None]
+    return [*own, *(node.variable for node in nodes if node.name() == ACCUMULATES)]
 
 
 def why_not_ours(
@@ -41,7 +40,7 @@ def why_not_ours(
     A leaf that was not there before is nobody's to ask: its gradient goes with the step.
     """
     ours = set(map(id, parameters))
-    for leaf in (leaf for output in outputs for leaf in leaves_behind(output)):
+    for leaf in leaves_behind(outputs):
         known = before.get(id(leaf))
         if id(leaf) not in ours and known is not None and known() is leaf:
             shape = "x".join(map(str, leaf.shape)) or "scalar"

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import torch
 
 from kitsune.engine.recording import Recording, places_of
-from kitsune.engine.state import State, as_bytes, equal
+from kitsune.engine.state import State, as_bytes, bytes_of, equal
 from kitsune.errors import ErraticError
 from kitsune.graphs import tensors_in
 
@@ -175,8 +175,7 @@ def is_rising(tensor: torch.Tensor) -> bool:
 
 def mark_of(trace: Trace) -> tuple[int, ...]:
     """Of each tensor a number that is the same for the same bits, and mostly another one for others."""
-    flat = (torch.view_as_real(each) if each.is_complex() else each for each in trace)
-    return tuple(int(each.contiguous().view(-1).view(torch.uint8).sum(dtype=torch.int64)) for each in flat)
+    return tuple(int(bytes_of(each).sum(dtype=torch.int64)) for each in trace)
 
 
 def same(one: Trace, two: Trace) -> bool:

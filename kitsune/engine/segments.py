@@ -125,7 +125,9 @@ class Segments:
             if reason := why_not_ours("the forward", outputs, known, "the model", self._there):
                 raise CaptureError(reason)
         place = {id(leaf): at for leaves in (self.parameters, self._aliases) for at, leaf in enumerate(leaves)}
-        self._reached = [{place[id(leaf)] for leaf in leaves_behind(output) if id(leaf) in place} for output in outputs]
+        self._reached = [
+            {place[id(leaf)] for leaf in leaves_behind([output]) if id(leaf) in place} for output in outputs
+        ]
         return [make(output.detach()) for output in outputs]
 
     @property

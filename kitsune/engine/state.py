@@ -43,7 +43,12 @@ class State:
 
 def equal(one: torch.Tensor, two: torch.Tensor) -> bool:
     """By bits, so that NaN equals NaN."""
-    return torch.equal(one.contiguous().view(-1).view(torch.uint8), two.contiguous().view(-1).view(torch.uint8))
+    return torch.equal(bytes_of(one), bytes_of(two))
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of the tensor in their order, as a flat tensor of bytes."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:

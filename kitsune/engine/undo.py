@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kitsune.device import rng_state, set_rng_state
 from kitsune.engine.state import as_bytes
+from kitsune.garbage import live_tensors
 
 
 class Undo:
@@ -21,8 +22,7 @@ class Undo:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._random = rng_state(device)
-        # By type: to ask an object for its class may run code of the user's.
-        alive = storages_of(each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+        alive = storages_of(live_tensors())
         # Weak: a recording asks whether anybody else still holds what the step lets go of.
         self._there = {storage._cdata: StorageWeakRef(storage) for storage in alive}
         self._copies: list[tuple[StorageWeakRef, torch.Tensor]] = []

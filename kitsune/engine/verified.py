@@ -9,6 +9,7 @@ from kitsune.device import first_line
 from kitsune.engine.issue import in_recorded_order
 from kitsune.engine.proof import Untouched, refuted
 from kitsune.engine.record import Recorded, record
+from kitsune.errors import ErraticError
 
 
 def verified(
@@ -22,6 +23,8 @@ def verified(
     try:
         with Untouched(recording, (*inputs, *rates)) as untouched:
             problem = refuted(recording, step, in_recorded_order(recording), inputs, rates, untouched)
+    except ErraticError as error:
+        problem = str(error)
     # The step has run: whatever the proof meets, of the user's code too, must not have it run again.
     except Exception as error:  # noqa: BLE001
         problem = f"{type(error).__name__}: {first_line(error)}"

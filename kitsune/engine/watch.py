@@ -16,6 +16,7 @@ import torch
 
 from kitsune.device import Sync
 from kitsune.engine.static import versions_of
+from kitsune.garbage import live_tensors
 
 HOOKS = (
     ("_forward_pre_hooks", "a forward pre-hook"),
@@ -247,7 +248,7 @@ def why_not_joined_again(since: int) -> str | None:
 
 def keeps_graph(since: int) -> bool:
     with torch._C.DisableTorchFunctionSubclass():
-        return any(number_of(each) > since for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+        return any(number_of(each) > since for each in live_tensors())
 
 
 def number_of(tensor: torch.Tensor) -> int:
