@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from kitsune.device import allocated_bytes, first_line, peak_bytes, release_cached, reset_peak
-from kitsune.engine.contest import Clock, is_faster, replay_ms
+from kitsune.engine.contest import BY, BY_AMONG, Clock, is_faster, replay_ms
 from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
 from kitsune.engine.kernels import difference, kernels_of
@@ -219,7 +219,8 @@ class Planner:
                 challenger = self.tried(plan)
             except CaptureError:  # no memory for one more graph, say: the best so far stays
                 continue
-            if challenger.taken_bytes <= most_bytes and is_faster(best.graph, challenger.graph, self.clock):
+            by = BY if best.plan.schedule.streams == 1 else BY_AMONG
+            if challenger.taken_bytes <= most_bytes and is_faster(best.graph, challenger.graph, self.clock, by):
                 best = challenger
         return best
 

@@ -23,6 +23,13 @@ Pair = tuple[Launch, Call]
 LISTS: Final = ("aten::_fused_adam", "aten::_fused_sgd_", "aten::_foreach_", "kitsune::adamw")
 CONVOLUTION: Final = "aten::convolution_backward"
 MASK: Final = 10  # position of output_mask
+#: Updates that do the same to every element, by a block of threads for 65 536 of them at most, and 36 tensors a kernel.
+ELEMENTWISE: Final = ("aten::_fused_adam", "aten::_fused_sgd_")
+#: What is ready last leaves most of a GPU idle so: on an H200 a block takes 50 us, and buckets of that many bytes and
+#: less have up to 16. Their tensors are handed over in parts, and more blocks have less to do each.
+PARTED_BYTES: Final = 2**22
+PARTS: Final = 36
+PART_ELEMENTS: Final = (2**12, 2**14)  # the least and the most
 FIRST_BYTES: Final = 2**14  # of the bucket that is ready last; those before it may be GROWTH times as large as the next
 GROWTH: Final = 4
 
@@ -46,7 +53,7 @@ def split(recording: Recording, bucket_bytes: int) -> Recording:
 
 def pieces(pair: Pair, bucket_bytes: int, level: Mapping[int, int]) -> Iterator[Pair]:
     _, call = pair
-    name = call.function._schema.name if isinstance(call.function, torch._ops.OpOverload) else ""
+    name = operation_of(call)
     if name == CONVOLUTION and all(call.arguments[MASK][:2]):
         return gradients_apart(pair)
     if name.startswith(LISTS):
@@ -74,14 +81,14 @@ def buckets(pair: Pair, bucket_bytes: int, level: Mapping[int, int]) -> Iterator
     lists = [value for value in (*given, results) if is_list(value) and value]
     tensors: Sequence[Place] = next(filter(is_places, lists), ())
     of_all = list(places_of([value for value in given if not is_list(value)]))
-    is_even = all(len(value) == len(tensors) for value in lists) and all(math.prod(each.size) == 1 for each in of_all)
+    is_even = all(len(value) == len(tensors) for value in lists) and all(count_of(each) == 1 for each in of_all)
     if not is_even or not are_apart(call, len(tensors)):
         yield pair
         return
     ready = [latest((*of_all, *filter(is_place, each)), level) for each in zip(*lists, strict=True)]
     groups = by_readiness(list(map(nbytes_of, tensors)), ready, bucket_bytes)
     if len(groups) < 2:
-        yield pair
+        yield launch, in_parts(call)
         return
     left = set(call.allocates)
     for chosen in groups:
@@ -92,7 +99,57 @@ def buckets(pair: Pair, bucket_bytes: int, level: Mapping[int, int]) -> Iterator
         piece = replace(launch, reads=spans(reads), writes=spans([*writes, *filter(None, made)]))
         allocates = tuple(storage for storage in call.allocates if storage in left.intersection(piece.touches))
         left.difference_update(piece.touches)  # entries may be parts of one storage, which is made once
-        yield piece, replace(call, arguments=arguments, named=named, results=tuple(made), allocates=allocates)
+        smaller = replace(call, arguments=arguments, named=named, results=tuple(made), allocates=allocates)
+        yield piece, in_parts(smaller)
+
+
+def in_parts(call: Call) -> Call:
+    """The same with the tensors of its lists as flat parts, where it is a small update. Parts of one share its step."""
+    lists = [value for value in (*call.arguments, *call.named.values()) if is_places(value)]
+    tensors: Sequence[Place] = next(iter(lists), ())
+    if not operation_of(call).startswith(ELEMENTWISE) or sum(map(nbytes_of, tensors)) > PARTED_BYTES:
+        return call
+    if not all(map(are_parallel, zip(*lists, strict=True))):
+        return call
+    elements = min(max(sum(map(count_of, tensors)) // PARTS, PART_ELEMENTS[0]), PART_ELEMENTS[1])
+    counts = [max(math.ceil(count_of(tensor) / elements), 1) for tensor in tensors]
+
+    def parted(value: Any) -> Any:
+        if not is_places(value):
+            return value
+        return [flat for place, count in zip(value, counts, strict=True) for flat in parts_of(place, count, elements)]
+
+    named = {name: parted(value) for name, value in call.named.items()}
+    return replace(call, arguments=tuple(map(parted, call.arguments)), named=named)
+
+
+def parts_of(place: Place, count: int, elements: int) -> Iterator[Place]:
+    """A dense tensor as flat parts of so many elements; what has one element stands beside each of them."""
+    whole = count_of(place)
+    for begin in range(0, count * elements, elements):
+        if whole == 1:
+            yield place
+        else:
+            offset, size = place.offset + begin, min(elements, whole - begin)
+            yield replace(place, size=(size,), stride=(1,), offset=offset)
+
+
+def are_parallel(entry: Sequence[Place]) -> bool:
+    """Whether the others have a number for each element of the first, in the same order, or one for all of them."""
+    first = entry[0]
+    return is_dense(first) and all(
+        count_of(other) == 1 or (other.size, other.stride) == (first.size, first.stride) for other in entry
+    )
+
+
+def is_dense(place: Place) -> bool:
+    """Whether every element between the first and the last is the tensor's own, once."""
+    expected = 1
+    for stride, size in sorted(zip(place.stride, place.size, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def are_apart(call: Call, count: int) -> bool:
@@ -135,6 +192,15 @@ def by_readiness(sizes_bytes: Sequence[int], ready: Sequence[int], most_bytes: i
             groups.append([])
         groups[-1].append(at)
     return [sorted(group) for group in reversed(groups)]
+
+
+def operation_of(call: Call) -> str:
+    """Its name, "" for a Triton kernel."""
+    return call.function._schema.name if isinstance(call.function, torch._ops.OpOverload) else ""
+
+
+def count_of(place: Place) -> int:
+    return math.prod(place.size)
 
 
 def nbytes_of(place: Place) -> int:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitsune.engine.contest import BY, HOPELESS_ROUNDS, ROUNDS, is_faster
+from kitsune.engine.contest import BY, BY_AMONG, HOPELESS_ROUNDS, ROUNDS, is_faster
 from kitsune.engine.costs import START_US, between_marks
 from kitsune.engine.kernels import Kernel, timeline
 from kitsune.engine.planned import OF_A_STEP, WORKSPACE_BYTES, by_load, most_taken, plans
@@ -98,6 +98,13 @@ def test_what_is_hardly_faster_does_not_take_more_streams():
     assert plan.schedule.streams == 1
 
 
+def test_among_plans_on_several_streams_less_decides():
+    plan, _ = contest(lambda number: {EARLY: 5.0, PATH: 4.99, TWO: 4.97}.get(number, 10.0))
+    assert plan.schedule.streams == 2
+    plan, _ = contest(lambda number: {EARLY: 5.0, PATH: 4.99}.get(number, 10.0))
+    assert plan.name.startswith("each launch as early as may be on 4 streams")
+
+
 @pytest.mark.parametrize(("more", "pool_bytes", "streams"), [(0, None, 4), (1, None, 2), (1, 2**40, 4)])
 def test_what_takes_too_much_memory_is_not_taken(more, pool_bytes, streams):
     """Unless somebody says how large the pool may be: that limit is for the plan."""
@@ -145,11 +152,11 @@ def test_a_race_ends_when_its_time_is_over(monkeypatch, race_s, steps, tried):
 def test_one_slow_replay_decides_nothing():
     first, second = object(), object()
     times = {first: iter([1.0] * 11), second: iter([0.9] * 5 + [50.0] * 2 + [0.9] * 4)}
-    assert is_faster(first, second, lambda graph: next(times[graph]))
+    assert is_faster(first, second, lambda graph: next(times[graph]), BY)
 
 
-@given(st.lists(st.floats(0.9, 1.1), min_size=ROUNDS + 1, max_size=ROUNDS + 1))
-def test_a_contest_that_ends_early_ends_as_the_whole_one_would(times_ms):
+@given(st.lists(st.floats(0.9, 1.1), min_size=ROUNDS + 1, max_size=ROUNDS + 1), st.sampled_from([BY, BY_AMONG]))
+def test_a_contest_that_ends_early_ends_as_the_whole_one_would(times_ms, by):
     first, second = object(), object()
     replays = iter(times_ms)
 
@@ -157,7 +164,7 @@ def test_a_contest_that_ends_early_ends_as_the_whole_one_would(times_ms):
         return 1.0 if graph is first else next(replays)
 
     hopeless = min(times_ms[1 : 1 + HOPELESS_ROUNDS]) > 1.0
-    assert is_faster(first, second, clock) == (not hopeless and median(times_ms[1:]) < BY)
+    assert is_faster(first, second, clock, by) == (not hopeless and median(times_ms[1:]) < by)
 
 
 @pytest.mark.parametrize(
@@ -170,14 +177,14 @@ def test_a_contest_ends_once_it_is_decided(took_ms, rounds):
         replays.append(graph)
         return 1.0 if graph is first else took_ms
 
-    assert is_faster(first, second, clock) == (took_ms < 1.0)
+    assert is_faster(first, second, clock, BY) == (took_ms < 1.0)
     assert len(replays) == 2 * (1 + rounds)
 
 
 def test_the_first_replays_are_not_counted():
     first, second = object(), object()
     times = {first: iter([9.0] + [1.0] * 10), second: iter([1.0] * 11)}
-    assert not is_faster(first, second, lambda graph: next(times[graph]))
+    assert not is_faster(first, second, lambda graph: next(times[graph]), BY_AMONG)
 
 
 def test_what_a_launch_takes_is_what_ran_before_its_mark():

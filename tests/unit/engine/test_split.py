@@ -1,6 +1,7 @@
 """One launch over lists of tensors becomes several over parts of them, and the bits stay the same."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -155,6 +156,63 @@ def test_every_tensor_is_in_one_group_and_groups_are_in_order_of_readiness(tenso
         assert len(groups) == 1
     else:
         assert all(len(group) == 1 or sum(sizes[at] for at in group) <= most_bytes for group in groups)
+
+
+def in_channels_last(model):
+    return model.to(memory_format=torch.channels_last)
+
+
+UPDATES = {
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "adam, amsgrad": partial(torch.optim.Adam, fused=True, amsgrad=True, weight_decay=0.1),
+    "sgd": partial(torch.optim.SGD, fused=True, lr=0.1),
+    "sgd, momentum": partial(torch.optim.SGD, fused=True, lr=0.1, momentum=0.9, nesterov=True),
+}
+
+
+def tensors_updated(call):
+    return len(call.arguments[0]) if call.function._schema.name.startswith("aten::_fused_") else 0
+
+
+@pytest.mark.parametrize("prepare", [lambda model: model, in_channels_last])
+@pytest.mark.parametrize("make", UPDATES.values(), ids=UPDATES)
+def test_a_small_update_is_handed_over_in_parts_and_its_bits_stay_the_same(make, prepare, monkeypatch):
+    monkeypatch.setattr("kitsune.engine.split.PART_ELEMENTS", (64, 64))
+
+    def training():
+        torch.manual_seed(0)
+        model = prepare(torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.Flatten(), torch.nn.Linear(576, 10)))
+        optimizer, x = make(model.parameters()), torch.randn(4, 3, 8, 8)
+
+        def step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        step()
+        step()
+        return step, list(model.parameters())
+
+    step, ours = training()
+    recording = recorded(step)
+    smaller = split(recording, 2**20)
+    assert sum(map(tensors_updated, recording.calls)) == 4
+    assert sum(map(tensors_updated, smaller.calls)) == 7 + 1 + 90 + 1  # of 432, 16, 5760 and 10 elements
+    on_threads(smaller)
+    step, twins = training()
+    step()
+    step()
+    assert equal(ours, twins)
+
+
+def test_an_update_of_tensors_with_gaps_is_handed_over_whole(monkeypatch):
+    monkeypatch.setattr("kitsune.engine.split.PART_ELEMENTS", (8, 8))
+    parameter = torch.nn.Parameter(torch.randn(8, 8)[:, ::2])
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.SGD([parameter], fused=True, lr=0.1)
+    recording = recorded(optimizer.step)
+    assert parameter.stride() == (8, 2)
+    assert sum(map(tensors_updated, split(recording, 2**20).calls)) == 1
 
 
 def test_a_bucket_that_holds_everything_changes_nothing(monkeypatch):

@@ -7,7 +7,7 @@ from torch import nn
 
 from kitsune.engine.dispatch import SegmentedForward
 from kitsune.engine.planner import Planner
-from kitsune.engine.proof import distance, is_as_near
+from kitsune.engine.proof import distance, distances, is_as_near
 from kitsune.graphs import Recorder
 from tests.unit.engine.steps import CPU, even_us
 
@@ -297,6 +297,19 @@ INF, NAN = float("inf"), float("nan")
 )
 def test_what_is_no_number_hides_nothing(one, two, apart):
     assert distance(torch.tensor(one), torch.tensor(two)) == pytest.approx(apart)
+    assert distances([torch.tensor(one)], [torch.tensor(two)]) == [pytest.approx(apart)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_all_distances_at_once_are_those_one_by_one(dtype):
+    torch.manual_seed(0)
+    ones = [torch.randn(size).to(dtype) for size in (1, 7, 100, 0)] + [torch.tensor([1e4, -1e4]).to(dtype)]
+    twos = [each + (0.01 * torch.randn(each.shape)).to(dtype) for each in ones[:-1]] + [-ones[-1]]
+    ones, twos = [*ones, torch.arange(3), torch.tensor([0.0])], [*twos, torch.arange(3), torch.tensor([-0.0])]
+    expected = [distance(*pair) for pair in zip(ones, twos, strict=True)]
+    assert distances(ones, twos) == pytest.approx(expected, rel=torch.finfo(dtype).eps)
+    assert expected[3] == expected[5] == 0.0  # nothing, and the same
+    assert expected[6] > 0.0  # not the same bits
 
 
 def test_noise_without_bounds_allows_nothing():
