@@ -123,8 +123,8 @@ def ways(recording: Recording) -> dict[str, Recording]:
 
 def spread(way: Recording, costs_us: Sequence[float], streams: int) -> Iterator[Planned]:
     """On several streams: as early as may be, without and with priorities; with the critical path first, and all else
-    early, or as late as may be; with what ends the step on streams of its own besides, and all else early, or when it
-    is needed. What was the best for most models is first: the contest may end before it has come to all."""
+    early, or as late as may be; with what ends the step on streams of its own besides, and all else when it is needed.
+    What was the best for most models is first: the contest may end before it has come to all."""
     usual = min(streams, USUAL_STREAMS)
     counts = tuple(dict.fromkeys((usual, streams)))
     early = [as_early(way, costs_us, count) for count in dict.fromkeys((usual, 2))]
@@ -134,12 +134,12 @@ def spread(way: Recording, costs_us: Sequence[float], streams: int) -> Iterator[
     yield from early[:1]
     yield path_first(way, costs_us, late, usual, "as late as may be")
     if usual > 2:
-        yield from (with_ends_apart(way, costs_us, needed, count, "when it is needed") for count in reversed(counts))
+        yield from (with_ends_apart(way, costs_us, needed, count) for count in reversed(counts))
     yield path_first(way, costs_us, way.graph, usual, "as early as may be")
     yield from early[1:]
     yield from (busiest_first(plan) for plan in early[:1])
-    if usual > 2:
-        yield from (with_ends_apart(way, costs_us, way.graph, count, "as early as may be") for count in counts)
+    more = (as_early(way, costs_us, count) for count in range(usual + 1, min(streams, usual + 2) + 1))
+    yield from (busiest_first(plan) for plan in more if plan.schedule.streams > 1)
     for count in counts[1:]:
         yield path_first(way, costs_us, late, count, "as late as may be")
         yield path_first(way, costs_us, way.graph, count, "as early as may be")
@@ -159,7 +159,7 @@ def path_first(way: Recording, costs_us: Sequence[float], graph: LaunchGraph, co
     return planned(name, way, costs_us, along_critical_path(graph, costs_us, count, WAIT_US), first_first(count))
 
 
-def with_ends_apart(way: Recording, costs_us: Sequence[float], graph: LaunchGraph, count: int, rest: str) -> Planned:
+def with_ends_apart(way: Recording, costs_us: Sequence[float], needed: LaunchGraph, count: int) -> Planned:
     """What ends the step, which is mostly updates, on one or two streams of its own, behind all else, and on few
     multiprocessors where the GPU can be divided: the blocks of an update take 50 us each, and a matrix product on an
     H200 needs a multiprocessor that is empty, or eight of them side by side."""
@@ -167,8 +167,8 @@ def with_ends_apart(way: Recording, costs_us: Sequence[float], graph: LaunchGrap
     few = few_multiprocessors(way.device)
     parts = (*[0] * (count - for_ends), *[few] * for_ends) if few else ()
     where = f"on {for_ends} of them" + (f" and {few} multiprocessors" if few else "")
-    name = f"the critical path first on {count} streams, what ends the step {where}, all else {rest}"
-    schedule = along_critical_path(graph, costs_us, count, WAIT_US, for_ends=for_ends)
+    name = f"the critical path first on {count} streams, what ends the step {where}, all else when it is needed"
+    schedule = along_critical_path(needed, costs_us, count, WAIT_US, for_ends=for_ends)
     return replace(planned(name, way, costs_us, schedule, first_first(count, for_ends)), multiprocessors=parts)
 
 

@@ -66,10 +66,15 @@ def test_what_ends_the_step_runs_in_a_part_of_the_gpu(monkeypatch, streams, for_
     monkeypatch.setattr("kitsune.engine.planned.few_multiprocessors", lambda device: few)
     step, _ = warmed("branches", sgd)
     found = plans(recorded(step), streams, 2**40)
-    apart = [plan for plan in found if plan.schedule.streams == streams and "what ends the step" in plan.name]
-    assert len(apart) == 2
-    for plan in apart:
-        assert plan.priorities == (-3, *[-1] * (streams - 1 - for_ends), *[0] * for_ends)
-        assert plan.multiprocessors == ((*[0] * (streams - for_ends), *[few] * for_ends) if few else ())
-        assert (f"on {for_ends} of them and 48 multiprocessors," in plan.name) == bool(few)
-    assert all(not plan.multiprocessors for plan in found if plan not in apart and plan.schedule.streams != 4)
+    (apart,) = (plan for plan in found if plan.schedule.streams == streams and "what ends the step" in plan.name)
+    assert apart.priorities == (-3, *[-1] * (streams - 1 - for_ends), *[0] * for_ends)
+    assert apart.multiprocessors == ((*[0] * (streams - for_ends), *[few] * for_ends) if few else ())
+    assert (f"on {for_ends} of them and 48 multiprocessors," in apart.name) == bool(few)
+    assert all(not plan.multiprocessors for plan in found if plan is not apart and plan.schedule.streams != 4)
+
+
+@pytest.mark.parametrize(("streams", "counts"), [(4, [4]), (5, [4, 5]), (8, [4, 5, 6])])
+def test_the_busiest_stream_goes_first_on_a_few_more_than_four(streams: int, counts: list[int]) -> None:
+    step, _ = warmed("branches", sgd)
+    found = plans(recorded(step), streams, 2**40)
+    assert [plan.schedule.streams for plan in found if "the busiest one first" in plan.name] == counts
