@@ -40,7 +40,8 @@ class Recorder:
 
     def taken_bytes(self) -> int:
         """What the pool of its graphs has taken from the GPU, free blocks and workspaces of libraries counted in."""
-        segments = torch.cuda.memory_snapshot(self._pool) if self._pool is not None else []
+        # Not of this pool alone: torch lets go of the numbers of a pool that it was not given (pytorch#196366).
+        segments = torch.cuda.memory_snapshot() if self._pool is not None else []
         return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) == tuple(self._pool))
 
     def apart(self) -> "Recorder":

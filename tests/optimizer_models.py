@@ -379,7 +379,8 @@ def test_a_gradient_of_what_is_no_parameter(device: torch.device) -> None:
     both = check(device, loop, make_model=Prompted)
     assert both.captured == 0
     assert "the gradient of a tensor (scalar) that is no parameter" in both.optimizer.report.declined["capture"]
-    assert bool(prompts[0]) and torch.equal(*prompts)
+    assert bool(prompts[0])
+    torch.testing.assert_close(*prompts)  # a gradient summed over the batch, which a GPU may add in another order
 
 
 class Forced(Net):
