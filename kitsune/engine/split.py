@@ -16,6 +16,7 @@ import torch
 from kitsune.engine.graph import Launch, LaunchGraph, Span, is_filled
 from kitsune.engine.record import accesses
 from kitsune.engine.recording import Call, Place, Recording, is_place, places_of, spans
+from kitsune.kernels.layouts import has_no_gaps
 
 Pair = tuple[Launch, Call]
 
@@ -137,19 +138,9 @@ def parts_of(place: Place, count: int, elements: int) -> Iterator[Place]:
 def are_parallel(entry: Sequence[Place]) -> bool:
     """Whether the others have a number for each element of the first, in the same order, or one for all of them."""
     first = entry[0]
-    return is_dense(first) and all(
+    return has_no_gaps(first.size, first.stride) and all(
         count_of(other) == 1 or (other.size, other.stride) == (first.size, first.stride) for other in entry
     )
-
-
-def is_dense(place: Place) -> bool:
-    """Whether every element between the first and the last is the tensor's own, once."""
-    expected = 1
-    for stride, size in sorted(zip(place.stride, place.size, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def are_apart(call: Call, count: int) -> bool:

@@ -1,5 +1,7 @@
 """How the elements of a tensor lie in memory, and copies that lie as another tensor does."""
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -10,11 +12,14 @@ def is_last(x: torch.Tensor) -> bool:
 
 def is_dense(x: torch.Tensor) -> bool:
     """Whether its elements lie in memory without gaps and overlaps, in whatever order."""
-    if x.is_contiguous():
-        return True
+    return x.is_contiguous() or has_no_gaps(x.shape, x.stride())
+
+
+def has_no_gaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether elements of this geometry lie so."""
     expected = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size != 1 and stride != expected:
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size != 1 and step != expected:
             return False
         expected *= size
     return True
