@@ -4,7 +4,8 @@
     python -m benchmarks.engine --case googlenet/1-forward --out results.jsonl
 
 All arms interleaved in one process, each with its own model, drawn from the same seed; `graph` has its best single
-fused update.
+fused update. For several streams the step is compiled as Kitsune compiles it then, each result in memory of its own;
+`graph_apart` is a plain graph of that.
 """
 
 import argparse
@@ -27,29 +28,32 @@ from kitsune.engine.planner import Planner
 from kitsune.engine.schedule import critical_path_us
 from kitsune.engine.trace import idle_shares
 from kitsune.graphs import Recorder
+from kitsune.techniques.streams import APART
 from kitsune.workload import Workload, batch_tensors
 
 ENGINE_CASES = CASES | FORWARDS
-STREAMS = {"k1": 1, "k2": 2, "k4": 4, "k8": 8}
+MOST_STREAMS = 8
+STREAMS = {"k1": 1, "k2": 2, "k4": 4, "k8": MOST_STREAMS}
 WARM_STEPS = 4
 MIB = 1024**2
 
 
-def step_of(case: Case) -> tuple[Workload, Step]:
-    """What is measured, with its static batch."""
+def step_of(case: Case, streams: int) -> tuple[Workload, Step]:
+    """What is measured, compiled as for so many streams, with its static batch."""
     best = at_its_best(workload_of(case), channels_last=case.channels_last, capturable=True)
-    return best, compiled_forward(best) if case.is_forward else compiled_step(best, None)
+    options = APART if streams > 1 else None
+    return best, compiled_forward(best, options) if case.is_forward else compiled_step(best, None, options)
 
 
-def graph_step(case: Case) -> tuple[Step, Callable[[], str]]:
-    _, step = step_of(case)
+def graph_step(case: Case, streams: int = 1) -> tuple[Step, Callable[[], str]]:
+    _, step = step_of(case, streams)
     return graphed(step), str
 
 
 def planned_step(
     case: Case, streams: int, traces: Path | None, pool_bytes: int | None = None
 ) -> tuple[Step, Callable[[], str]]:
-    workload, step = step_of(case)
+    workload, step = step_of(case, streams)
     with side_stream(DEVICE):
         for _ in range(WARM_STEPS):
             step()
@@ -92,7 +96,8 @@ def facts(plan: Planned, planning_s: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", required=True, choices=ENGINE_CASES)
-    parser.add_argument("--arms", nargs="*", default=["graph", *STREAMS], choices=["graph", *STREAMS])
+    graphs = ["graph", "graph_apart"]
+    parser.add_argument("--arms", nargs="*", default=[*graphs, *STREAMS], choices=[*graphs, *STREAMS])
     parser.add_argument(
         "--pools", nargs="*", default=[], type=int, metavar="MIB", help="k8 in pools of these sizes too"
     )
@@ -102,10 +107,10 @@ def main() -> None:
     arguments = parser.parse_args()
     case = ENGINE_CASES[arguments.case]
     torch.cuda.set_device(DEVICE)
-    builds = {"graph": partial(graph_step, case)} | {
+    builds = {"graph": partial(graph_step, case), "graph_apart": partial(graph_step, case, MOST_STREAMS)} | {
         name: partial(planned_step, case, streams, arguments.traces) for name, streams in STREAMS.items()
     }
-    pools = {f"k8-{mib}MiB": partial(planned_step, case, 8, None, mib * MIB) for mib in arguments.pools}
+    pools = {f"k8-{mib}MiB": partial(planned_step, case, MOST_STREAMS, None, mib * MIB) for mib in arguments.pools}
     builds = {name: builds[name] for name in arguments.arms} | pools
     arms = race(builds, arguments.rounds)
     write("pools" if pools else "engine", case, arms, "", arguments.out)

@@ -68,7 +68,7 @@ def main() -> None:
     arguments = parser.parse_args()
     case = ENGINE_CASES[arguments.case]
     torch.cuda.set_device(DEVICE)
-    workload, step = step_of(case)
+    workload, step = step_of(case, STREAMS)
     found = plans(recording_of(step), STREAMS, None)
     workload.optimizer.zero_grad()  # those of the recorded step: the graphs have their own
     planner = Planner(Recorder(DEVICE), STREAMS)

@@ -135,7 +135,7 @@ def main() -> None:
     arguments = parser.parse_args()
     case = ENGINE_CASES[arguments.case]
     torch.cuda.set_device(DEVICE)
-    workload, step = step_of(case)
+    workload, step = step_of(case, STREAMS)
     search = Search(step)
     workload.optimizer.zero_grad()  # those of the recorded step: the graphs have their own
     search.run(arguments.seconds)

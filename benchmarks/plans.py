@@ -41,7 +41,7 @@ def recording_of(step: Step) -> Recording:
 
 def builds(case: Case, streams: int) -> dict[str, Build]:
     """Every plan, to be captured. They share the state of one step: a race, not a training."""
-    workload, step = step_of(case)
+    workload, step = step_of(case, streams)
     found = plans(recording_of(step), streams, ANY_BYTES)
     workload.optimizer.zero_grad()  # those of the recorded step: the graphs have their own
     planner = Planner(Recorder(DEVICE), streams)

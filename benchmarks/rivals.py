@@ -3,7 +3,7 @@
 bf16 autocast, fused AdamW, the loss inside the compiled function, channels_last where that is faster.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,15 +40,15 @@ def at_its_best(workload: Workload, *, channels_last: bool, capturable: bool = F
     return Workload(workload.model, workload.loss_fn, optimizer, (x, y))
 
 
-def compiled_step(workload: Workload, mode: str | None) -> Step:
-    """torch.compile of model and loss in one function, in a stock mode."""
+def compiled_step(workload: Workload, mode: str | None, options: Mapping[str, Any] | None = None) -> Step:
+    """torch.compile of model and loss in one function, in a stock mode, or with options of Inductor's."""
     x, y = workload.batch
 
     def loss_function(x: Any, y: Any) -> torch.Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16):
             return loss_of(call_model(workload.model, x), workload.loss_fn, y)
 
-    compiled = torch.compile(loss_function, mode=mode)
+    compiled = torch.compile(loss_function, mode=mode, options=dict(options) if options else None)
 
     def step() -> torch.Tensor:
         workload.optimizer.zero_grad(set_to_none=True)
@@ -60,7 +60,7 @@ def compiled_step(workload: Workload, mode: str | None) -> Step:
     return step
 
 
-def compiled_forward(workload: Workload) -> Step:
+def compiled_forward(workload: Workload, options: Mapping[str, Any] | None = None) -> Step:
     """The compiled model as one would serve it: eval mode, bf16, no gradients; it returns what the model does.
 
     Not inference_mode: outside of it nobody may write to its tensors, and a planned graph fills in its first result.
@@ -72,7 +72,7 @@ def compiled_forward(workload: Workload) -> Step:
         with torch.autocast("cuda", dtype=torch.bfloat16):
             return call_model(model, x)
 
-    compiled = torch.compile(forward)
+    compiled = torch.compile(forward, options=dict(options) if options else None)
 
     @torch.no_grad()
     def step() -> torch.Tensor:

@@ -84,6 +84,17 @@ class LaunchGraph:
                 found[storage].append(number)
         return tuple(map(tuple, found))
 
+    def read_from(self) -> list[set[int]]:
+        """For every launch those that have written what it reads: not the ones that only had to be over before it."""
+        histories = [History(storage.nbytes) for storage in self.storages]
+        found: list[set[int]] = []
+        for number, launch in enumerate(self.launches):
+            read = [histories[span.storage].read(span, number) for span in filter(is_filled, launch.reads)]
+            for span in filter(is_filled, launch.writes):
+                histories[span.storage].write(span, number)
+            found.append(set().union(*read))
+        return found
+
     def written(self) -> frozenset[int]:
         """The storages that some launch writes."""
         return frozenset(span.storage for launch in self.launches for span in launch.writes)

@@ -95,25 +95,38 @@ def on_streams(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait
 
 
 def along_critical_path(
-    graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float, *, for_ends: int = 0
+    graph: LaunchGraph,
+    costs_us: Sequence[float],
+    streams: int,
+    wait_us: float,
+    *,
+    for_feeds: int = 0,
+    for_ends: int = 0,
 ) -> Schedule:
     """As `on_streams`, but the critical path has the first stream to itself, so that it can go before all else.
 
     What is promised may be longer than on one stream: what the priorities of streams are worth is found out by
-    measuring. What nothing waits for, as the update of a weight, has the last `for_ends` streams to itself, if any, so
-    that it can go behind all else. Raises ValueError for too few streams, two at least besides those, and as `check`
-    does.
+    measuring. What the critical path reads has the next `for_feeds` streams to itself, if any, so that it does not
+    stand behind what may take its time. What nothing waits for, as the update of a weight, has the last `for_ends`, if
+    any, so that it can go behind all else. Raises ValueError for too few streams, two at least besides those, and as
+    `check` does.
     """
     check(graph, costs_us, wait_us)
     path = frozenset(critical_path(graph, costs_us))
     ends = ends_of(graph) - path if for_ends else frozenset()
-    last = streams - for_ends
-    if last < 2:
+    feeds = feeds_of(graph, path) - ends if for_feeds else frozenset()
+    first, last = 1 + for_feeds, streams - for_ends
+    if last <= first:
         raise ValueError(f"the critical path and the rest need more than {streams} streams")
-    choices = [
-        range(1) if launch in path else range(last, streams) if launch in ends else range(1, last)
-        for launch in range(len(graph.launches))
-    ]
+
+    def choice(launch: int) -> range:
+        if launch in path:
+            return range(1)
+        if launch in ends:
+            return range(last, streams)
+        return range(1, first) if launch in feeds else range(first, last)
+
+    choices = [choice(launch) for launch in range(len(graph.launches))]
     return Schedule(streams, with_waits(graph, listed(graph, costs_us, streams, wait_us, choices), streams))
 
 
@@ -158,6 +171,19 @@ def held_back(graph: LaunchGraph, costs_us: Sequence[float], until_us: Sequence[
 def ends_of(graph: LaunchGraph) -> frozenset[int]:
     """The launches that nothing waits for."""
     return frozenset(range(len(graph.launches))).difference(*graph.after)
+
+
+def feeds_of(graph: LaunchGraph, path: frozenset[int]) -> frozenset[int]:
+    """The launches from which the path reads, directly or through others. Not those that it overwrites what they read:
+    the gradient of a weight may be before the path in that way only."""
+    sources = graph.read_from()
+    found: set[int] = set()
+    waiting = list(path)
+    while waiting:
+        fresh = sources[waiting.pop()] - path - found
+        found |= fresh
+        waiting += fresh
+    return frozenset(found)
 
 
 def check(graph: LaunchGraph, costs_us: Sequence[float], wait_us: float = 0.0) -> None:

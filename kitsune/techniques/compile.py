@@ -40,7 +40,7 @@ class Compile(Technique):
         options = options_of(str(choice))
         if build.fusion_config is not None:
             options["max_fusion_size"] = build.fusion_config.max_fusion_size
-        backend = Inductor(options, build.cache_tag, may_run_twice=build.in_loop, rewrite=rewrite)
+        backend = Inductor(options, build.cache_tag, build.inductor, may_run_twice=build.in_loop, rewrite=rewrite)
         build.forward = torch.compile(own_code(forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:
             build.forward = copying(build.forward)
@@ -57,12 +57,14 @@ class Inductor:
     The key of a cached graph holds neither the attention backend nor, before torch 2.12, the dtype of autocast: the
     second plan of a model would get the code of the first. `may_run_twice`: a loop may ask for a second backward, whose
     activations the first must not have used as its own memory. `rewrite` changes a graph before Inductor sees it.
+    `asked` are more options, as they are by the time of the first call: techniques that come later ask for some.
     """
 
     def __init__(
         self,
         options: Mapping[str, Any],
         tag: str,
+        asked: Mapping[str, Any],
         *,
         may_run_twice: bool,
         rewrite: Callable[[torch.fx.GraphModule], torch.fx.GraphModule] | None = None,
@@ -70,6 +72,7 @@ class Inductor:
         self.__name__ = "inductor"  # by which torch speaks of a backend that failed
         self._may_run_twice = may_run_twice
         self._options = {name.replace("-", "_"): value for name, value in options.items()}
+        self._asked = asked
         self._tag = tag
         self._rewrite = rewrite
 
@@ -80,7 +83,7 @@ class Inductor:
         tag = self._tag + (RUNS_TWICE if self._may_run_twice else "")
         kept = nothing_donated() if self._may_run_twice else contextlib.nullcontext()
         with config.patch(cache_key_tag=config.cache_key_tag + tag), kept:
-            return torch._inductor.compile(graph, inputs, options=self._options)
+            return torch._inductor.compile(graph, inputs, options={**self._options, **self._asked})
 
 
 @contextlib.contextmanager

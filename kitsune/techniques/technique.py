@@ -63,6 +63,7 @@ class Build:
     fusion_config: FusionConfig | None = None  # what kernels of ours and Inductor may fuse, chosen by hand
     fusion: "FusionEngine | None" = None  # what puts kernels of ours into the graphs that are captured
     unfused: Callable[..., Any] | None = None  # the forward as it was before that
+    inductor: dict[str, Any] = field(default_factory=dict)  # options that other choices ask of Inductor
     cache_tag: str = ""  # choices that change what torch.compile generates and that its caches on disk do not see
 
 

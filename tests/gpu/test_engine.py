@@ -1,8 +1,11 @@
 """Planned launches on a GPU: real streams, a real capture, compiled code, and the kernels that the profiler counts."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from kitsune.device import side_stream
 from kitsune.engine.adamw import KernelUpdate
@@ -10,6 +13,7 @@ from kitsune.engine.kernels import kernels_of
 from kitsune.engine.planner import Planner
 from kitsune.engine.record import record
 from kitsune.graphs import Recorder
+from kitsune.techniques import TECHNIQUES, Build
 from tests.unit.engine.steps import CASES, Step, equal, warmed
 
 pytestmark = pytest.mark.usefixtures("more_streams_win")
@@ -177,3 +181,42 @@ def test_attention_with_dropout_draws_anew_at_every_replay(device):
         graph.replay()
         seen.add(float(out.float().sum()))
     assert len(seen) == 5
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("streams", [1, 4])
+def test_compiled_for_several_streams_a_backward_writes_over_no_activation(device, streams):
+    """What Inductor does for one stream: the gradient takes the place of what was saved for it."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 10 * 10, 4)).to(device)
+    optimizer = sgd(model.parameters())
+    with contextlib.ExitStack() as undo:
+        build = Build(model=model, optimizer=optimizer, device=device, forward=model, undo=undo)
+        for knob, choice in {"compile": "default", "streams": streams}.items():
+            TECHNIQUES[knob].apply(choice, build)
+        x, y = torch.randn(4, 8, 16, 16, device=device), torch.randint(4, (4,), device=device)
+
+        def step():
+            optimizer.zero_grad()
+            F.cross_entropy(build.forward(x), y).backward()
+            optimizer.step()
+
+        with side_stream(device):
+            for _ in range(3):
+                step()
+            recorded = record(step, device)
+    assert recorded.recording is not None, recorded.refusal
+    graph = recorded.recording.graph
+    written_over = [  # Inductor names its kernels after the operations in them
+        launch.name
+        for launch in graph.launches
+        if "backward" in launch.name and any(graph.storages[span.storage].is_own for span in in_place(launch))
+    ]
+    assert bool(written_over) == (streams == 1)
+
+
+def in_place(launch):
+    written = {span.storage for span in launch.writes}
+    return [span for span in launch.reads if span.storage in written]

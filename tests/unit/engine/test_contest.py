@@ -65,8 +65,9 @@ def contest(times_ms, taken=None, pool_bytes=None):
 
 
 #: Plans: on four streams all early; the critical path first, all else late; what ends the step last, all else when it
-#: is needed; the critical path first, all else early; on two streams all early; and on four with priorities.
-EARLY, LATE, NEEDED, PATH, TWO, BUSIEST = range(1, 7)
+#: is needed, and the same with what the critical path reads beside it; the critical path first, all else early; on two
+#: streams all early; and on four with priorities.
+EARLY, LATE, NEEDED, FED, PATH, TWO, BUSIEST = range(1, 8)
 MOST = ROUNDS // 2 + 1
 
 
@@ -81,7 +82,7 @@ def test_the_fastest_is_taken(number, name):
 
 @pytest.mark.parametrize(
     ("number", "priorities"),
-    [(PATH, (-3, 0, 0, 0)), (LATE, (-3, 0, 0, 0)), (NEEDED, (-3, -1, -1, 0))],
+    [(PATH, (-3, 0, 0, 0)), (LATE, (-3, 0, 0, 0)), (NEEDED, (-3, -1, -1, 0)), (FED, (-3, -3, -1, 0))],
 )
 def test_the_critical_path_may_go_first(number, priorities):
     plan, raced = contest(lambda at: 5.0 if at == number else 10.0)
@@ -144,7 +145,7 @@ def test_a_race_ends_when_its_time_is_over(monkeypatch, race_s, steps, tried):
     monkeypatch.setattr("kitsune.engine.planner.RACE_STEPS", steps)
     plan, raced = contest(lambda at: 5.0 if at == BUSIEST else 10.0)
     assert raced == 1 + tried
-    assert ("6 of 7 plans were not tried" in plan.name) == (tried == 0)
+    assert ("7 of 8 plans were not tried" in plan.name) == (tried == 0)
     assert plan.schedule.streams == (4 if tried else 1)
 
 

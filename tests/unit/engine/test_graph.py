@@ -59,6 +59,19 @@ def share_bytes(spans: tuple[Span, ...], others: tuple[Span, ...]) -> bool:
     )
 
 
+@quick
+@given(graphs)
+def test_who_wrote_what_a_launch_reads(graph: LaunchGraph) -> None:
+    """Byte by byte: the last launch before it that wrote that byte."""
+    writers: dict[tuple[int, int], int] = {}
+    expected: list[set[int]] = []
+    for number, launch in enumerate(graph.launches):
+        read = {(span.storage, at) for span in launch.reads for at in range(span.begin, span.end)}
+        expected.append({writers[byte] for byte in read if byte in writers})
+        writers |= {(span.storage, at): number for span in launch.writes for at in range(span.begin, span.end)}
+    assert graph.read_from() == expected
+
+
 def touches(launch: Launch, storage: int) -> bool:
     """Also none of its bytes: the storage must be there."""
     return any(span.storage == storage for span in (*launch.reads, *launch.writes))

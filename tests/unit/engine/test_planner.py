@@ -66,11 +66,23 @@ def test_what_ends_the_step_runs_in_a_part_of_the_gpu(monkeypatch, streams, for_
     monkeypatch.setattr("kitsune.engine.planned.few_multiprocessors", lambda device: few)
     step, _ = warmed("branches", sgd)
     found = plans(recorded(step), streams, 2**40)
-    (apart,) = (plan for plan in found if plan.schedule.streams == streams and "what ends the step" in plan.name)
+    apart, fed = (plan for plan in found if plan.schedule.streams == streams and "what ends the step" in plan.name)
+    assert fed.multiprocessors == apart.multiprocessors
+    assert fed.priorities[-for_ends:] == apart.priorities[-for_ends:]
+    assert fed.name == apart.name.replace(" what ends", f" what it reads on {for_ends} of them, what ends")
     assert apart.priorities == (-3, *[-1] * (streams - 1 - for_ends), *[0] * for_ends)
     assert apart.multiprocessors == ((*[0] * (streams - for_ends), *[few] * for_ends) if few else ())
     assert (f"on {for_ends} of them and 48 multiprocessors," in apart.name) == bool(few)
-    assert all(not plan.multiprocessors for plan in found if plan is not apart and plan.schedule.streams != 4)
+    assert all(not plan.multiprocessors for plan in found if plan not in (apart, fed) and plan.schedule.streams != 4)
+
+
+@pytest.mark.parametrize(("streams", "beside"), [(3, []), (4, [1]), (5, [1, 1]), (6, [2, 1]), (8, [2, 1])])
+def test_what_the_critical_path_reads_may_be_as_urgent_as_it_is(streams: int, beside: list[int]) -> None:
+    """On the most streams first, and then on four."""
+    step, _ = warmed("branches", sgd)
+    fed = [plan for plan in plans(recorded(step), streams, 2**40) if "what it reads" in plan.name]
+    assert [plan.schedule.streams for plan in fed] == [streams, 4][: len(beside)]
+    assert [plan.priorities.count(-3) for plan in fed] == [1 + count for count in beside]
 
 
 @pytest.mark.parametrize(("streams", "counts"), [(4, [4]), (5, [4, 5]), (8, [4, 5, 6])])

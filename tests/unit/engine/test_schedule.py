@@ -19,6 +19,7 @@ from kitsune.engine.schedule import (
     critical_path_us,
     earliest_us,
     ends_of,
+    feeds_of,
     happens_before,
     in_order,
     just_in_time,
@@ -56,7 +57,8 @@ def schedules(draw: st.DrawFn) -> Case:
     streams = draw(stream_counts)
     if streams > 1 and draw(st.booleans()):
         for_ends = draw(st.integers(0, streams - 2))
-        return graph, along_critical_path(graph, costs_us, streams, draw(waits), for_ends=for_ends)
+        apart = {"for_ends": for_ends, "for_feeds": draw(st.integers(0, streams - 2 - for_ends))}
+        return graph, along_critical_path(graph, costs_us, streams, draw(waits), **apart)
     if draw(st.booleans()):
         return graph, spread(graph, costs_us, streams, draw(waits))
     rng = random.Random(draw(st.integers(0, 2**32)))
@@ -456,11 +458,49 @@ def test_what_ends_the_step_may_have_the_last_streams_to_itself(
         assert stream in ([0] if launch in path else range(1, last) if launch in awaited else range(last, streams))
 
 
-@pytest.mark.parametrize(("streams", "for_ends"), [(1, 0), (2, 1), (3, 2)])
-def test_a_path_and_the_rest_need_enough_streams(streams: int, for_ends: int) -> None:
+@quick
+@given(problems, st.integers(6, 8), waits, st.integers(1, 2), st.integers(0, 2))
+def test_what_the_critical_path_reads_may_have_streams_beside_it(
+    problem: Problem, streams: int, wait_us: float, for_feeds: int, for_ends: int
+) -> None:
+    graph, costs_us = problem
+    schedule = along_critical_path(graph, costs_us, streams, wait_us, for_feeds=for_feeds, for_ends=for_ends)
+    path = set(critical_path(graph, costs_us))
+    sources = graph.read_from()
+    ancestors: set[int] = set()
+    for launch in reversed(range(len(graph.launches))):
+        if launch in path or launch in ancestors:
+            ancestors |= sources[launch]
+    ends = ends_of(graph) if for_ends else frozenset()
+    fed = {each.launch for each in schedule.placed if 0 < each.stream <= for_feeds}
+    assert fed == ancestors - path - ends
+    assert {each.launch for each in schedule.placed if each.stream == 0} == path
+
+
+def test_what_the_critical_path_only_writes_over_does_not_feed_it() -> None:
+    """A result, its reader off the path, and the path, which writes over the result: in place, or anew."""
+    result, other = Span(0, 0, NBYTES), Span(1, 0, NBYTES)
+    launches = [
+        Launch("makes", (), (result,)),
+        Launch("reads", (result,), (Span(2, 0, NBYTES),)),
+        Launch("goes on", (result,), (other,)),
+        Launch("writes over", (other,), (result,)),
+    ]
+    graph = LaunchGraph.of(launches, [Storage(NBYTES, True, True)] * 3)
+    assert graph.after[3] == (1, 2)
+    assert graph.read_from() == [set(), {0}, {0}, {2}]
+    assert feeds_of(graph, frozenset({0, 2, 3})) == frozenset()
+    assert feeds_of(graph, frozenset({1})) == {0}
+
+
+@pytest.mark.parametrize(
+    ("streams", "apart"),
+    [(1, {}), (2, {"for_ends": 1}), (3, {"for_ends": 2}), (2, {"for_feeds": 1}), (3, {"for_feeds": 1, "for_ends": 1})],
+)
+def test_a_path_and_the_rest_need_enough_streams(streams: int, apart: dict[str, int]) -> None:
     graph, costs_us = products([2.0, 3.0])
     with pytest.raises(ValueError, match=f"need more than {streams} streams"):
-        along_critical_path(graph, costs_us, streams, 0.5, for_ends=for_ends)
+        along_critical_path(graph, costs_us, streams, 0.5, **apart)
 
 
 @quick

@@ -13,7 +13,7 @@ from kitsune.knobs import KNOBS
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.techniques import TECHNIQUES, Build, Facts, why_not
-from kitsune.techniques.compile import Inductor
+from kitsune.techniques.compile import Inductor, options_of
 from tests.step_cases import sgd
 from tests.unit.kitsune.fusion.fused import ROWS, Activated, Norm, always_faster, step
 
@@ -104,6 +104,22 @@ def test_how_much_one_kernel_may_hold_is_told_to_inductor(monkeypatch):
     for config in (None, FusionConfig(max_fusion_size=7, enable_matmul=False)):
         TECHNIQUES["compile"].apply("default", build_of(model_of(), config))
     assert given == [{}, {"max_fusion_size": 7}]
+
+
+@pytest.mark.parametrize(("streams", "asked"), [("1", {}), ("4", {"inplace_buffers": False})])
+def test_for_several_streams_inductor_gives_each_result_memory_of_its_own(monkeypatch, streams, asked):
+    compiled = []
+
+    def noted(graph, inputs, options):
+        compiled.append(options)
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile", noted)
+    build = build_of(model_of())
+    for knob, choice in {"compile": "coordinate-descent", "streams": streams}.items():
+        TECHNIQUES[knob].apply(choice, build)
+    build.forward(ROWS.detach())
+    assert compiled == [{**options_of("coordinate-descent"), **asked}]
 
 
 def test_the_report_tells_what_was_fused(fusing, monkeypatch):
