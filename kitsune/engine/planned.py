@@ -170,8 +170,8 @@ def with_ends_apart(
     multiprocessors where the GPU can be divided: the blocks of an update take 50 us each, and a matrix product on an
     H200 needs a multiprocessor that is empty, or eight of them side by side.
 
-    What the critical path reads may have streams of its own, as urgent as it is: in ResNet-50 every sum of 1 us for a
-    batch norm stood behind the gradient of a weight that took 20 us beside the rest, where 10 were predicted.
+    What the critical path reads may have streams of its own, as urgent as it is: in ResNet-50 sums of 1 us for a batch
+    norm, for which the path waits, stood behind gradients of weights that take up to 20 us.
     """
     for_ends = 1 if count <= USUAL_STREAMS else 2
     few = few_multiprocessors(way.device)
