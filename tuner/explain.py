@@ -53,7 +53,7 @@ def explain(
         found = rehearse(load_workload(spec, str(place)), plan.knobs if plan else {}, max(asked))
     here = environment(place)
     add_notes(found.report, plan, here)
-    analysis = analysis_of(found.plans, asked)
+    analysis = analysis_of(found.plans, found.finest, asked)
     for kind, path in pictures.items():
         draw(found.plans[0], kind, path)
     if as_json:
@@ -71,12 +71,12 @@ def add_notes(report: Report, plan: Plan | None, here: Environment) -> None:
         report.note(ON_CPU)
 
 
-def analysis_of(plans: Sequence[Planned], asked: Sequence[int]) -> Analysis:
-    """`plans`: the quickest first. Looked at are the launches as several streams run them, where they can."""
+def analysis_of(plans: Sequence[Planned], finest: Planned, asked: Sequence[int]) -> Analysis:
+    """`plans`: the quickest first. Looked at are the launches as several streams run them, those of `finest`: as they
+    were recorded, more of them wait for each other."""
     fewest = min(plans, key=lambda plan: plan.schedule.streams)  # where the pool is too small for one stream
     quickest = {count: next((plan for plan in plans if plan.schedule.streams <= count), fewest) for count in asked}
     outlooks = [outlook(count, plan.schedule, plan.memory) for count, plan in quickest.items()]
-    finest = next((plan for plan in plans if plan.schedule.streams > 1), plans[0])
     return analysed(finest.recording.graph, finest.costs_us, outlooks, WAIT_US)
 
 

@@ -11,7 +11,7 @@ from kitsune.assembly import Assembly
 from kitsune.device import first_line, side_stream
 from kitsune.engine.body import Body
 from kitsune.engine.cudagraph import StepGraph
-from kitsune.engine.planned import Planned, plans
+from kitsune.engine.planned import Planned, candidates, fitting
 from kitsune.engine.recording import Recording
 from kitsune.engine.update import Update
 from kitsune.errors import SURPRISES, CaptureError, DeclinedError, UnfitError, WorkloadError
@@ -26,15 +26,18 @@ from tuner.space import Space
 
 #: What is looked at here, whatever the plan says.
 LOOKED_AT: Final = ("capture", "streams")
-#: What a CPU does not have.
-OF_A_GPU: Final = (*LOOKED_AT, "pool_bytes")
+#: What a CPU does not have, and what torch.compile makes for one: no launch of that is seen.
+OF_A_GPU: Final = (*LOOKED_AT, "pool_bytes", "compile")
+UNSEEN: Final = "without compile, whose launches are seen on a GPU only"
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """`plans`: of the launches of one step, the quickest first; `report`: what became of the choices."""
+    """`plans`: of the launches of one step, the quickest first; `finest`: the quickest on several streams, whatever
+    memory it needs and however few were asked for; `report`: what became of the choices."""
 
     plans: list[Planned]
+    finest: Planned
     report: Report
 
 
@@ -53,11 +56,16 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
         build = Build(model=model, optimizer=optimizer, device=device, forward=forward_of(workload), undo=undo)
         assembly.apply(build)
         check_plannable(assembly.report)
+        if device.type != "cuda" and knobs.get("compile", "off") != "off":
+            assembly.report.note(UNSEEN)
         try:
             recording = recorded(build, workload.batch, assembly.report)
             with side_stream(device):
-                found = plans(recording, streams, build.pool_bytes)
-                return Rehearsal(sorted(found, key=lambda plan: plan.schedule.makespan_us), assembly.report)
+                found = candidates(recording, max(streams, 2))
+            several = [plan for plan in found if plan.schedule.streams > 1]
+            asked = [plan for plan in found if plan.schedule.streams <= streams]
+            finest = min(several or found, key=predicted_us)
+            return Rehearsal(sorted(fitting(asked, build.pool_bytes), key=predicted_us), finest, assembly.report)
         except torch.OutOfMemoryError as error:
             raise UnfitError(
                 f"a step that is recorded keeps all of its memory to its end: {first_line(error)}"
@@ -67,6 +75,10 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
             if knob is None:
                 raise CaptureError(f"the launches of this step cannot be recorded: {first_line(error)}") from error
             raise DeclinedError(knob, first_line(error)) from error
+
+
+def predicted_us(plan: Planned) -> float:
+    return plan.schedule.makespan_us
 
 
 def check_runs(workload: Workload) -> None:
@@ -80,8 +92,8 @@ def check_runs(workload: Workload) -> None:
 def recordable(knobs: Mapping[str, Choice], device: torch.device) -> dict[str, Choice]:
     """The choices with the whole step in one graph; where a compile mode has graphs of its own, the same without.
 
-    Nothing is captured on a CPU. There the fused update stands for all of them: the others ask the host for their
-    step, and what the host reads cannot be recorded.
+    Nothing is captured or compiled on a CPU. There the fused update stands for all of them: the others ask the host for
+    their step, and what the host reads cannot be recorded.
     """
     if device.type != "cuda":
         return {**{name: choice for name, choice in knobs.items() if name not in OF_A_GPU}, "update": "fused"}

@@ -68,19 +68,27 @@ class Planned:
 
 
 def plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Planned]:
-    """Ways to issue a recorded step on 1 to `streams` streams in a pool, the step as it was on a single one first.
+    """The `candidates` that fit into a pool, None: one by `budget_of`. When nothing fits, what needs the least."""
+    return fitting(candidates(recording, streams), pool_bytes)
 
-    None: a pool by `budget_of`. When nothing fits, what needs the least. Leaves the state of the step as it was.
-    Raises CaptureError when its launches cannot be timed.
+
+def candidates(recording: Recording, streams: int) -> list[Planned]:
+    """Ways to issue a recorded step on 1 to `streams` streams, the step as it was on a single one first.
+
+    Leaves the state of the step as it was. Raises CaptureError when its launches cannot be timed.
     """
     alone_us = costs_of(recording)
     alone = planned("as recorded", recording, alone_us, in_order(recording.graph, alone_us))
     if streams == 1:
         return [alone]
-    found = [alone, *in_turn([named(name, way, streams) for name, way in ways(recording).items()])]
-    budget_bytes = budget_of(alone, pool_bytes)
-    fitting = [plan for plan in found if plan.memory.peak_bytes <= budget_bytes]
-    return fitting or [too_large(min(found, key=lambda plan: plan.memory.peak_bytes), budget_bytes)]
+    return [alone, *in_turn([named(name, way, streams) for name, way in ways(recording).items()])]
+
+
+def fitting(found: Sequence[Planned], pool_bytes: int | None) -> list[Planned]:
+    """See `plans`; the first of them is the step as it was recorded."""
+    budget_bytes = budget_of(found[0], pool_bytes)
+    small = [plan for plan in found if plan.memory.peak_bytes <= budget_bytes]
+    return small or [too_large(min(found, key=lambda plan: plan.memory.peak_bytes), budget_bytes)]
 
 
 def named(name: str, way: Recording, streams: int) -> list[Planned]:

@@ -14,6 +14,7 @@ from kitsune.errors import CaptureError, DeclinedError, UnfitError
 from kitsune.plan import Plan
 from kitsune.report import Report
 from tests.store.samples import an_environment
+from tests.unit.engine.steps import even_us
 from tuner import rehearsal
 from tuner.explain import add_notes, analysis_of
 from tuner.rehearsal import check_plannable, recordable, rehearse
@@ -116,7 +117,7 @@ def test_a_plan_may_stand_behind_its_workload_as_well(call, plan_file):
     found = json.loads(out)
     assert found["applied"] == {"precision": "bf16", "update": "fused"}
     assert [(each["asked"], each["streams"], each["waits"]) for each in found["outlooks"]] == [(1, 1, 0)]
-    assert found["outlooks"][0]["predicted_us"] == pytest.approx(found["sum_us"])
+    assert 0 < found["critical_us"] < found["sum_us"]
 
 
 def test_two_pictures_are_two_files(call, tmp_path):
@@ -162,8 +163,29 @@ def test_where_no_plan_of_one_stream_fits_the_pool_that_of_the_fewest_is_shown()
     (plan, *_) = rehearse(load_workload(MLP, "cpu"), {}, 1).plans
     graph = plan.recording.graph
     wide = replace(plan, schedule=replace(in_order(graph, plan.costs_us), streams=2))
-    (outlook,) = analysis_of([wide], (1,)).outlooks
+    (outlook,) = analysis_of([wide], wide, (1,)).outlooks
     assert (outlook.asked, outlook.streams) == (1, 2)
+
+
+def test_what_no_number_of_streams_can_change_does_not_depend_on_how_many_were_asked_for(monkeypatch):
+    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    one, several = (rehearse(load_workload("zoo:lenet5?size=tiny", "cpu"), {}, streams) for streams in (1, 4))
+    assert {plan.schedule.streams for plan in one.plans} == {1}
+    ours, theirs = analysis_of(one.plans, one.finest, (1,)), analysis_of(several.plans, several.finest, (1, 4))
+    assert (ours.launches, ours.critical_us) == (theirs.launches, theirs.critical_us)
+    (alone,) = one.plans
+    assert ours.outlooks[0].launches == len(alone.recording.calls) < ours.launches
+    assert "others could help" in ours.limit
+
+
+def test_on_a_cpu_a_plan_is_explained_without_what_it_compiles(call, plan_file):
+    code, out, _ = call(
+        "explain", MLP, "--plan", plan_file(Plan.by_hand(compile="default", precision="bf16")), "--json"
+    )
+    assert code == 0
+    found = json.loads(out)
+    assert found["applied"] == {"precision": "bf16", "update": "fused"}
+    assert "without compile, whose launches are seen on a GPU only" in found["notes"]
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
