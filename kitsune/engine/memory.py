@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kitsune.engine.graph import LaunchGraph, Storage
-from kitsune.engine.schedule import Clock, Schedule, clocks, latest
+from kitsune.engine.schedule import Clock, Schedule, clocks
 
 BLOCK_BYTES: Final = 512  # kMinBlockSize of c10/cuda/CUDACachingAllocator
 
@@ -32,20 +32,23 @@ class MemoryPlan:
 
 def plan_memory(graph: LaunchGraph, schedule: Schedule) -> MemoryPlan:
     """Every storage is let go of as soon as the allocator could not hand its memory to a launch that runs too early."""
-    releases = plan_releases(graph, schedule)
+    touchers = graph.touchers()
+    releases = plan_releases(graph, schedule, touchers)
     naive_bytes = sum(rounded_bytes(storage) for storage in graph.storages if storage.is_own)
-    return MemoryPlan(releases, peak_bytes(graph, schedule, releases), naive_bytes)
+    return MemoryPlan(releases, peak_bytes(graph, schedule, releases, touchers), naive_bytes)
 
 
-def plan_releases(graph: LaunchGraph, schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+def plan_releases(
+    graph: LaunchGraph, schedule: Schedule, touchers: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
     """For every issue position, and for after the last, the storages to let go of right before."""
     releases: list[list[int]] = [[] for _ in range(len(schedule.placed) + 1)]
     seen = clocks(schedule)
     positions = positions_of(schedule)
     lanes = [[p for p, placed in enumerate(schedule.placed) if placed.stream == s] for s in range(schedule.streams)]
-    for number, (storage, touchers) in enumerate(zip(graph.storages, graph.touchers(), strict=True)):
+    for number, (storage, launches) in enumerate(zip(graph.storages, touchers, strict=True)):
         if storage.is_own and not storage.is_kept:
-            touched = [positions[launch] for launch in touchers]
+            touched = [positions[launch] for launch in launches]
             releases[release_position(schedule, seen, lanes, touched)].append(number)
     return tuple(map(tuple, releases))
 
@@ -61,24 +64,23 @@ def release_position(
     """
     if not touched:
         return len(schedule.placed)
-    needed = latest(*(behind(schedule, seen, position) for position in touched))
+    ended: dict[int, int] = {}  # stream -> how many of its launches must be known to have ended
+    for position in touched:
+        stream = schedule.placed[position].stream
+        ended[stream] = max(ended.get(stream, 0), seen[position][stream] + 1)
     lane = lanes[schedule.placed[touched[0]].stream]
-    index = bisect_left(lane, True, key=lambda position: latest(seen[position], needed) == seen[position])
+    index = bisect_left(lane, True, key=lambda position: all(seen[position][s] >= n for s, n in ended.items()))
     return lane[index] if index < len(lane) else len(schedule.placed)
 
 
-def behind(schedule: Schedule, seen: Sequence[Clock], position: int) -> Clock:
-    """The least that must be known for the launch at this position to have ended."""
-    stream = schedule.placed[position].stream
-    return tuple(count + 1 if other == stream else 0 for other, count in enumerate(seen[position]))
-
-
-def peak_bytes(graph: LaunchGraph, schedule: Schedule, releases: Sequence[Sequence[int]]) -> int:
+def peak_bytes(
+    graph: LaunchGraph, schedule: Schedule, releases: Sequence[Sequence[int]], touchers: Sequence[tuple[int, ...]]
+) -> int:
     """What the streams' pools need together when storages are made and let go of in this order."""
     makers: dict[int, list[int]] = {}
-    for storage, touchers in enumerate(graph.touchers()):
-        if graph.storages[storage].is_own and touchers:
-            makers.setdefault(touchers[0], []).append(storage)
+    for storage, launches in enumerate(touchers):
+        if graph.storages[storage].is_own and launches:
+            makers.setdefault(launches[0], []).append(storage)
     stream_of: dict[int, int] = {}
     used, peaks = [0] * schedule.streams, [0] * schedule.streams
     for position, placed in enumerate(schedule.placed):

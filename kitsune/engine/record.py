@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kitsune.device import allocations
 from kitsune.engine.graph import Launch, LaunchGraph
-from kitsune.engine.recording import Call, Place, Recording, places_of, spans
+from kitsune.engine.recording import Call, Place, Recording, generators_in, places_of, spans
 from kitsune.engine.state import equal
 from kitsune.engine.storages import Storages, at_line
 from kitsune.engine.triton_launches import TritonLaunch, triton_launches
@@ -145,8 +145,7 @@ class Observer(TorchDispatchMode):
         if self._undo is not None:
             written = written_of(func, args, named) if func.namespace in TRUSTED else (args, named)
             self._undo.about_to_write(tensors_in(written))
-            leaves = pytree.tree_leaves((args, named))
-            self._undo.about_to_draw(leaf for leaf in leaves if isinstance(leaf, torch.Generator))
+            self._undo.about_to_draw(generators_in((args, named)))
 
     def saw_triton(self, seen: TritonLaunch) -> None:
         """A Triton kernel that is about to be launched."""
@@ -167,7 +166,9 @@ class Observer(TorchDispatchMode):
         kept = {place.storage for place in places_of(placed)}
         held, storages = self._storages.settle(kept, self._device, tensors_in(result))
         calls = [replace(c, allocates=tuple(n for n in c.allocates if n not in held)) for c in self._calls]
-        return Recording(self._device, LaunchGraph.of(self._launches, storages), tuple(calls), held, placed)
+        generators = dict.fromkeys(generators_in([(call.arguments, call.named) for call in calls]))
+        graph = LaunchGraph.of(self._launches, storages)
+        return Recording(self._device, graph, tuple(calls), held, placed, tuple(generators))
 
     def _noted(self, note: Callable[[], Any]) -> Any:
         """The first thing that cannot be followed ends the recording, and not the user's step."""

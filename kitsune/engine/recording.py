@@ -54,7 +54,8 @@ class Call:
 class Recording:
     """One step: `calls` belong to `graph.launches`, one to one. `held` are the storages that were there before it.
 
-    `result` is what the step returned, with places for its tensors.
+    `result` is what the step returned, with places for its tensors. `generators` are those of the user's own from which
+    it draws.
     """
 
     device: torch.device
@@ -62,6 +63,7 @@ class Recording:
     calls: tuple[Call, ...]
     held: Mapping[int, torch.UntypedStorage]
     result: Any
+    generators: tuple[torch.Generator, ...] = ()
 
 
 def places_of(tree: Any) -> Iterator[Place]:
@@ -84,6 +86,10 @@ def map_places(function: Callable[[Place], Any], tree: Any) -> Any:
 
 def spans(places: Iterable[Place]) -> tuple[Span, ...]:
     return tuple(dict.fromkeys(place.span() for place in places))
+
+
+def generators_in(tree: Any) -> list[torch.Generator]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Generator)]
 
 
 def is_place(value: Any) -> bool:

@@ -238,15 +238,13 @@ class Board:
 
     def reach_us(self, needed: Iterable[int]) -> list[float]:
         """For every stream when something that needs those launches may begin there at the earliest."""
-        streams = range(len(self.free_us))
-        ends_us = [-math.inf] * len(streams)
-        for launch in needed:
-            before = self.placed[launch]
-            ends_us[before.stream] = max(ends_us[before.stream], before.end_us)
-        return [
-            max(0.0, *(end_us if other == stream else end_us + self.wait_us for other, end_us in enumerate(ends_us)))
-            for stream in streams
-        ]
+        before = [self.placed[launch] for launch in needed]
+        if not before:
+            return [0.0] * len(self.free_us)
+        found = [max(placed.end_us for placed in before) + self.wait_us] * len(self.free_us)
+        for stream in {placed.stream for placed in before}:
+            found[stream] = max(placed.end_us + (placed.stream != stream and self.wait_us) for placed in before)
+        return found
 
     def place(
         self, launch: int, needed: tuple[int, ...], cost_us: float, choice: Sequence[int], *, keeps_workspace: bool

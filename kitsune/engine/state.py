@@ -1,7 +1,6 @@
 """State: everything that a recorded step changes and that outlives it, kept so that the step may be tried out."""
 
 import torch
-from torch.utils import _pytree as pytree
 
 from kitsune.device import rng_state, set_rng_state
 from kitsune.engine.recording import Recording
@@ -9,10 +8,7 @@ from kitsune.errors import CaptureError
 
 
 class State:
-    """Copies of the storages that were there before the step and that it writes, and the state of the generators.
-
-    Those of the user's own are known by the operations that draw from them.
-    """
+    """Copies of the storages that were there before the step and that it writes, and the state of the generators."""
 
     def __init__(self, recording: Recording) -> None:
         self._device = recording.device
@@ -20,9 +16,7 @@ class State:
         self._storages = [recording.held[number] for number in self.numbers]
         self._copies = [as_bytes(storage).clone() for storage in self._storages]
         self._random = rng_state(recording.device)
-        leaves = pytree.tree_leaves([(call.arguments, call.named) for call in recording.calls])
-        own = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Generator)}
-        self._generators = [(generator, generator.get_state()) for generator in own.values()]
+        self._generators = [(generator, generator.get_state()) for generator in recording.generators]
 
     def restore(self) -> None:
         """Raises CaptureError, with all else put back, when the step has changed the size of a storage."""
