@@ -108,13 +108,13 @@ def along_critical_path(
     What is promised may be longer than on one stream: what the priorities of streams are worth is found out by
     measuring. What the critical path reads has the next `for_feeds` streams to itself, if any, so that it does not
     stand behind what may take its time. What nothing waits for, as the update of a weight, has the last `for_ends`, if
-    any, so that it can go behind all else. Raises ValueError for too few streams, two at least besides those, and as
-    `check` does.
+    any, so that it can go behind all else, unless it is ready no sooner than what ends the path. Raises ValueError for
+    too few streams, two at least besides those, and as `check` does.
     """
     check(graph, costs_us, wait_us)
     path = frozenset(critical_path(graph, costs_us))
-    ends = ends_of(graph) - path if for_ends else frozenset()
-    feeds = feeds_of(graph, path) - ends if for_feeds else frozenset()
+    ends = early_ends_of(graph, costs_us, path) if for_ends else frozenset()
+    feeds = feeds_of(graph, path) if for_feeds else frozenset()
     first, last = 1 + for_feeds, streams - for_ends
     if last <= first:
         raise ValueError(f"the critical path and the rest need more than {streams} streams")
@@ -171,6 +171,13 @@ def held_back(graph: LaunchGraph, costs_us: Sequence[float], until_us: Sequence[
 def ends_of(graph: LaunchGraph) -> frozenset[int]:
     """The launches that nothing waits for."""
     return frozenset(range(len(graph.launches))).difference(*graph.after)
+
+
+def early_ends_of(graph: LaunchGraph, costs_us: Sequence[float], path: frozenset[int]) -> frozenset[int]:
+    """Those off the path that are ready sooner than the launch that ends it: the rest cannot go behind anything."""
+    ready_us = earliest_us(graph, costs_us)
+    until_us = ready_us[max(path)] if path else 0.0
+    return frozenset(launch for launch in ends_of(graph) - path if ready_us[launch] < until_us)
 
 
 def feeds_of(graph: LaunchGraph, path: frozenset[int]) -> frozenset[int]:

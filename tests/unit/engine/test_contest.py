@@ -77,7 +77,7 @@ def test_the_fastest_is_taken(number, name):
     assert raced == 1 + BUSIEST
     assert plan.schedule.streams == 4
     assert plan.priorities == (by_load(plan.schedule) if name else ())
-    assert plan.name == f"each launch as early as may be on 4 streams{name}; updates in buckets of 16 MiB"
+    assert plan.name == f"each launch as early as may be on 4 streams{name}; updates in buckets of 24 MiB"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter, defaultdict
 
 import pytest
 import torch
@@ -193,7 +194,16 @@ def test_the_gradients_of_a_convolution_and_the_update_are_split():
     assert names.count("_fused_adamw_") > 2
     updated = [span for launch in smaller.graph.launches if launch.name == "_fused_adamw_" for span in launch.writes]
     whole = next(launch for launch in recording.graph.launches if launch.name == "_fused_adamw_")
-    assert set(updated) == set(whole.writes)
+    assert bytes_in(updated) == bytes_in(whole.writes)
+    assert all(span.end - span.begin <= 300 for span in updated)
+
+
+def bytes_in(spans):
+    """storage -> its bytes in the spans, each as often as it is there"""
+    found = defaultdict(Counter)
+    for span in spans:
+        found[span.storage].update(range(span.begin, span.end))
+    return found
 
 
 def test_planning_leaves_state_and_generators_alone():
@@ -219,7 +229,7 @@ def test_a_pool_is_not_exceeded_and_the_smallest_plan_is_better_than_none(monkey
     peaks = sorted({plan.memory.peak_bytes for plan in others})
     assert alone.schedule.streams == 1
     assert alone.memory.peak_bytes == 512
-    assert peaks == [1024, 2048]
+    assert peaks == [1024, 1536, 2048]
     for pool_bytes in (512, *peaks):
         found = plans(recording, 4, pool_bytes)
         assert max(plan.memory.peak_bytes for plan in found) <= pool_bytes

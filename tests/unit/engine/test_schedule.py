@@ -451,11 +451,24 @@ def test_what_ends_the_step_may_have_the_last_streams_to_itself(
 ) -> None:
     graph, costs_us = problem
     schedule = along_critical_path(graph, costs_us, streams, wait_us, for_ends=for_ends)
-    path, awaited = set(critical_path(graph, costs_us)), set(chain.from_iterable(graph.after))
+    path, awaited = critical_path(graph, costs_us), set(chain.from_iterable(graph.after))
+    ready_us = earliest_us(graph, costs_us)
     streams_of = {each.launch: each.stream for each in schedule.placed}
     for launch, stream in streams_of.items():
         last = streams - for_ends
-        assert stream in ([0] if launch in path else range(1, last) if launch in awaited else range(last, streams))
+        is_early_end = launch not in awaited and ready_us[launch] < ready_us[path[-1]]
+        assert stream in ([0] if launch in path else range(last, streams) if is_early_end else range(1, last))
+
+
+def test_what_is_ready_at_the_very_end_does_not_stand_behind_other_ends() -> None:
+    """The last gradient of 10 us lets three updates begin, one of them on the path; the first one had its end."""
+    gradients = [Span(0, 0, NBYTES), Span(1, 0, NBYTES)]
+    backward = [Launch("op", (), (gradients[0],)), Launch("op", (gradients[0],), (gradients[1],))]
+    updates = [Launch("update", (gradients[at],), ()) for at in (0, 1, 1, 1)]
+    storages = [Storage(NBYTES, is_own=False, is_kept=False)] * 2
+    graph = LaunchGraph.of([*backward, *updates], storages)
+    schedule = along_critical_path(graph, [10.0, 10.0, 5.0, 5.0, 5.0, 5.0], 4, 1.0, for_ends=1)
+    assert {each.launch: each.stream for each in schedule.placed} == {0: 0, 1: 0, 2: 3, 3: 0, 4: 1, 5: 2}
 
 
 @quick
@@ -471,9 +484,8 @@ def test_what_the_critical_path_reads_may_have_streams_beside_it(
     for launch in reversed(range(len(graph.launches))):
         if launch in path or launch in ancestors:
             ancestors |= sources[launch]
-    ends = ends_of(graph) if for_ends else frozenset()
     fed = {each.launch for each in schedule.placed if 0 < each.stream <= for_feeds}
-    assert fed == ancestors - path - ends
+    assert fed == ancestors - path
     assert {each.launch for each in schedule.placed if each.stream == 0} == path
 
 

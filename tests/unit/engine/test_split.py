@@ -174,32 +174,52 @@ def tensors_updated(call):
     return len(call.arguments[0]) if call.function._schema.name.startswith("aten::_fused_") else 0
 
 
+def training(make, prepare):
+    """A step, and the parameters that it updates. Recording runs it, and issuing what was recorded runs it again."""
+    torch.manual_seed(0)
+    model = prepare(torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.Flatten(), torch.nn.Linear(576, 10)))
+    optimizer, x = make(model.parameters()), torch.randn(4, 3, 8, 8)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    step()
+    step()
+    return step, list(model.parameters())
+
+
 @pytest.mark.parametrize("prepare", [lambda model: model, in_channels_last])
 @pytest.mark.parametrize("make", UPDATES.values(), ids=UPDATES)
 def test_a_small_update_is_handed_over_in_parts_and_its_bits_stay_the_same(make, prepare, monkeypatch):
     monkeypatch.setattr("kitsune.engine.split.PART_ELEMENTS", (64, 64))
 
-    def training():
-        torch.manual_seed(0)
-        model = prepare(torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.Flatten(), torch.nn.Linear(576, 10)))
-        optimizer, x = make(model.parameters()), torch.randn(4, 3, 8, 8)
-
-        def step():
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-
-        step()
-        step()
-        return step, list(model.parameters())
-
-    step, ours = training()
+    step, ours = training(make, prepare)
     recording = recorded(step)
     smaller = split(recording, 2**20)
     assert sum(map(tensors_updated, recording.calls)) == 4
     assert sum(map(tensors_updated, smaller.calls)) == 7 + 1 + 90 + 1  # of 432, 16, 5760 and 10 elements
     on_threads(smaller)
-    step, twins = training()
+    step, twins = training(make, prepare)
+    step()
+    step()
+    assert equal(ours, twins)
+
+
+@pytest.mark.parametrize("prepare", [lambda model: model, in_channels_last])
+@pytest.mark.parametrize("make", UPDATES.values(), ids=UPDATES)
+def test_a_tensor_larger_than_a_bucket_is_updated_by_several_launches_to_the_bit(make, prepare, monkeypatch):
+    monkeypatch.setattr("kitsune.engine.split.PARTED_BYTES", 0)
+    step, ours = training(make, prepare)
+    smaller = split(recorded(step), 6000)
+    updates = [call for call in smaller.calls if tensors_updated(call)]
+    written = [sorted(place.size[0] for place in call.arguments[0]) for call in updates]
+    # The convolution is ready last; of the linear layer 5760 numbers are 23040 bytes.
+    assert sorted(itertools.chain(*written)) == [10, 16, 432, 1260, 1500, 1500, 1500]
+    assert all(sum(sizes) <= 1500 for sizes in written)
+    on_threads(smaller)
+    step, twins = training(make, prepare)
     step()
     step()
     assert equal(ours, twins)
