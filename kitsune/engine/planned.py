@@ -20,9 +20,9 @@ from kitsune.engine.trace import svg_of, timeline_of, touched_of, trace_of
 from kitsune.timeline import Timeline
 
 #: The most that one of the buckets of parameters may hold that are updated apart. 24 MiB of fp32 are the 96 blocks that
-#: 48 multiprocessors of an H200 hold at once: better for BERT-base, ViT-B/16 and GPT-2 there, 32 MiB for ResNet-18. Of
-#: 64 MiB, a layer of BERT-base was a kernel of 118 blocks: 22 of them began when the others had ended. Buckets of 4 MiB
-#: take BERT-base three times as long as all at once.
+#: 48 multiprocessors of an H200 hold at once; in probes there they were better for ViT-B/16 on 4 images and for
+#: BERT-base on 2 sequences, and 32 MiB for ResNet-18. Of 64 MiB, a layer of BERT-base was a kernel of 118 blocks: 22 of
+#: them began when the others had ended. Buckets of 4 MiB take BERT-base three times as long as all at once.
 BUCKETS_BYTES: Final = (2**25, 3 * 2**23)
 MORE: Final = 5  # several streams may make a fifth of the step more, parameters and optimizer state counted in
 LEAST_MORE_BYTES: Final = 2**25
@@ -126,7 +126,7 @@ def ways(recording: Recording) -> dict[str, Recording]:
     """The step in more and smaller launches, with memory of its own for every value, by how it was split."""
     apart = renamed(recording)
     found = {f"updates in buckets of {nbytes >> 20} MiB": split(apart, nbytes) for nbytes in BUCKETS_BYTES}
-    last = {len(way.calls): name for name, way in found.items()}  # a step of few parameters is split in one way only
+    last = {way.graph.launches: name for name, way in found.items()}  # few parameters are split in one way only
     return {name: found[name] for name in last.values()}
 
 

@@ -250,7 +250,7 @@ class Board:
             return [0.0] * len(self.free_us)
         found = [max(placed.end_us for placed in before) + self.wait_us] * len(self.free_us)
         for stream in {placed.stream for placed in before}:
-            found[stream] = max(placed.end_us + (placed.stream != stream and self.wait_us) for placed in before)
+            found[stream] = max(p.end_us if p.stream == stream else p.end_us + self.wait_us for p in before)
         return found
 
     def place(

@@ -31,6 +31,7 @@ ELEMENTWISE: Final = ("aten::_fused_adam", "aten::_fused_sgd_")
 PARTED_BYTES: Final = 2**22
 PARTS: Final = 36
 PART_ELEMENTS: Final = (2**12, 2**14)  # the least and the most
+VECTOR_ELEMENTS: Final = 64  # no processor of today works on more numbers of an update at once
 FIRST_BYTES: Final = 2**14  # of the bucket that is ready last; those before it may be GROWTH times as large as the next
 GROWTH: Final = 4
 
@@ -75,7 +76,8 @@ def gradients_apart(pair: Pair) -> Iterator[Pair]:
 
 
 def buckets(pair: Pair, bucket_bytes: int, level: Mapping[int, int]) -> Iterator[Pair]:
-    """The lists in pieces, each of tensors that are ready at about the same time, or of a part of a large one."""
+    """The lists in pieces, each of tensors that are ready at about the same time, or of parts of large ones. Where all
+    are ready at once, as behind a clipping of all gradients, they stay one launch: there is nothing to begin with."""
     launch, whole = pair
     call = without_large(whole, bucket_bytes)
     results = call.results if any(call.results) else ()
@@ -112,7 +114,7 @@ def without_large(call: Call, most_bytes: int) -> Call:
     tensors = updated(call)
     if all(nbytes_of(tensor) <= most_bytes for tensor in tensors):
         return call
-    return parted(call, max(most_bytes // tensors[0].dtype.itemsize, 1))
+    return parted(call, tensors, most_bytes // tensors[0].dtype.itemsize)
 
 
 def in_parts(call: Call) -> Call:
@@ -120,7 +122,7 @@ def in_parts(call: Call) -> Call:
     tensors = updated(call)
     if not tensors or sum(map(nbytes_of, tensors)) > PARTED_BYTES:
         return call
-    return parted(call, min(max(sum(map(count_of, tensors)) // PARTS, PART_ELEMENTS[0]), PART_ELEMENTS[1]))
+    return parted(call, tensors, min(max(sum(map(count_of, tensors)) // PARTS, PART_ELEMENTS[0]), PART_ELEMENTS[1]))
 
 
 def updated(call: Call) -> Sequence[Place]:
@@ -130,9 +132,11 @@ def updated(call: Call) -> Sequence[Place]:
     return lists[0] if is_elementwise and all(map(are_parallel, zip(*lists, strict=True))) else ()
 
 
-def parted(call: Call, elements: int) -> Call:
-    """The same with the tensors of its lists as flat parts of so many elements. Parts of one share its step."""
-    counts = [max(math.ceil(count_of(tensor) / elements), 1) for tensor in updated(call)]
+def parted(call: Call, tensors: Sequence[Place], elements: int) -> Call:
+    """The same with its lists, of which `tensors` is the first, as flat parts of about so many elements, whole vectors
+    but for the last: a CPU rounds otherwise in what is left behind them. Parts of one tensor share its step."""
+    elements = max(math.ceil(elements / VECTOR_ELEMENTS), 1) * VECTOR_ELEMENTS
+    counts = [max(math.ceil(count_of(tensor) / elements), 1) for tensor in tensors]
 
     def flat(value: Any) -> Any:
         if not is_places(value):
