@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from kitsune.amp import ScalerStatistics
@@ -424,6 +425,40 @@ def test_sparse_gradients(device: torch.device, options: dict[str, Any]) -> None
         assert "a gradient is sparse" in both.optimizer.report.declined["capture"]
     assert both.ours.table.weight.grad.is_sparse
     assert both.captured == 0
+
+
+class Recomputed(Net):
+    """Its backward computes a layer once more in place of keeping what that layer has made."""
+
+    def __init__(self, share: float, *, reentrant: bool) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(self.second, nn.ReLU(), nn.Dropout(share))
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.norm(self.first(x)))
+        return self.head(checkpoint(self.layer, hidden, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_activations_that_are_computed_again(device: torch.device, share: float) -> None:
+    both = check(device, simple_loop, make_model=lambda: Recomputed(share, reentrant=False))
+    # On a GPU torch reads and sets the state of the generator for it, which a capture may refuse.
+    assert both.captured == STEPS - WARM or (device.type == "cuda" and both.optimizer.report.declined["capture"])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_a_backward_within_the_backward_is_left_alone(device: torch.device, share: float) -> None:
+    both = check(device, simple_loop, make_model=lambda: Recomputed(share, reentrant=True))
+    assert both.captured == 0
+    assert "use_reentrant=True" in both.optimizer.report.declined["capture"]
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_backward_within_the_backward_is_not_scaled(device: torch.device, capture: bool) -> None:
+    options = {"enable_amp": True, "amp_config": fp16(), "capture_graph": capture}
+    both = check(device, simple_loop, make_model=lambda: Recomputed(0.0, reentrant=True), **options)
+    assert "use_reentrant=True" in both.optimizer.report.declined["precision"]
 
 
 def test_tied_weights(device: torch.device) -> None:

@@ -15,6 +15,7 @@ import torch._inductor.exc
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
+from torch.utils.checkpoint import checkpoint
 
 from kitsune.amp import ScalerStatistics
 from kitsune.device import rng_state
@@ -67,6 +68,34 @@ def test_a_captured_step_trains_as_the_plain_loop(device, capture, optimizer):
     assert is_captured(planned.step)
     noted = [note.partition(": ")[2] for note in planned.step.report.notes if "outside of the graph" in note]
     assert noted == ([OUTSIDE[optimizer]] if optimizer in OUTSIDE else [])
+
+
+class Recomputed(Mlp):
+    """Its backward computes the middle once more in place of keeping what that has made."""
+
+    def __init__(self, share: float, reentrant: bool) -> None:
+        super().__init__(share)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        return self.last(checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant))
+
+    def middle(self, hidden):
+        return self.dropout(torch.tanh(hidden))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_activations_that_are_computed_again(device, capture, reentrant, share):
+    planned, plain = pair(device, {"capture": capture}, model=lambda: Recomputed(share, reentrant))
+    train_both(planned, plain, batches(STEPS))
+    assert_same(planned, plain)
+    declined = planned.step.report.declined.get("capture", "")
+    if capture == "segments" and reentrant:
+        assert "use_reentrant=True" in declined
+    else:  # on a GPU torch reads and sets the state of the generator for it, which a capture may refuse
+        assert is_captured(planned.step) or (device.type == "cuda" and declined)
 
 
 ROUNDING = {"fused": adamw, "foreach": adamw, "kitsune": adamw}

@@ -10,7 +10,7 @@ from kitsune.device import Sync, watch_syncs
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import enclosed
 from kitsune.engine.leaves import tensors_there, why_not_ours
-from kitsune.engine.outputs import PARTIAL, Listeners, sources_among
+from kitsune.engine.outputs import PARTIAL, Listeners, Past
 from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
 from kitsune.engine.scaler import LossScaler
@@ -156,10 +156,12 @@ class SegmentedForward:
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
         tensors = tensors_in(output)
-        self._listeners = Listeners([tensors[at] for at in sources_among(tensors)], in_backward=True)
+        past = Past(tensors)
+        self._listeners = Listeners([tensors[at] for at in past.sources()], in_backward=True)
         self.refusal = (
             why_not_replayed("the forward", syncs, host)
             or why_not_joined(pytree.tree_leaves(output))
+            or past.why_not_grad()
             or why_not_ours("the forward", tensors, self._parameters(), "the model", before)
         )
         return output

@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kitsune.engine.body import Context, entered
-from kitsune.engine.outputs import PARTIAL, Listeners, sources_among
+from kitsune.engine.outputs import PARTIAL, Listeners, Past
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import opaque_type
 from kitsune.errors import CaptureError, DeclinedError
@@ -29,12 +29,12 @@ def enclosed(
 ) -> Any:
     """run(*args, **kwargs), whose backward enters `contexts` and is scaled; all gradients come out true-scale.
 
-    Raises DeclinedError when the output hides tensors that would have to be scaled.
+    Raises DeclinedError when the output hides tensors that would have to be scaled, or its graph has no such backward.
     """
     enclosure = Enclosure(run, (args, kwargs), contexts, scaler)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     own = _Enclosed.apply(enclosure, *enclosure.inputs, *parameters)
-    enclosure.listeners = Listeners([own[at] for at in sources_among(enclosure.live)])
+    enclosure.listeners = Listeners([own[at] for at in enclosure.past.sources()])
     outputs = iter(own)
     leaves = [next(outputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in enclosure.leaves]
     return pytree.tree_unflatten(leaves, enclosure.spec)
@@ -66,6 +66,9 @@ class Enclosure:
             raise DeclinedError("precision", f"fp16 scales what the model returns, and a {opaque} hides its tensors")
         self.sources = [*starts, *parameters]
         self.live = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+        self.past = Past(self.live)
+        if reason := self.past.why_not_grad():
+            raise DeclinedError("precision", reason)
         return self.live
 
     def backward(self, output_gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -15,7 +15,9 @@ PARTIAL: Final = (
     "the loop asks for the gradient of an output from which another one is computed (register_hook, retain_grad), "
     "which is not whole where a plan runs the forward"
 )
+REENTRANT: Final = "torch.utils.checkpoint with use_reentrant=True computes in a plain backward() only"
 CAST: Final = "ToCopyBackward0"
+CHECKPOINT: Final = "CheckpointFunctionBackward"  # of torch.utils.checkpoint, and of those that are made after it
 
 Edge = tuple[Any, int]
 
@@ -52,19 +54,28 @@ def hooks_of(tensor: torch.Tensor) -> Mapping[int, Callable[..., Any]]:
     return tensor._backward_hooks
 
 
-def sources_among(outputs: Sequence[torch.Tensor]) -> list[int]:
-    """At which places of outputs those are that another one is computed from, or that are there twice.
+class Past:
+    """What outputs were computed from: the autograd graph behind them. One that was cast behind the forward counts as
+    what it was before."""
 
-    One that was cast behind the forward counts as what it was before.
-    """
-    origins = [origin_of(output) for output in outputs]
-    behind = edges_behind({origin[0] for origin in origins if origin is not None})
-    ids = list(map(id, outputs))
-    return [
-        at
-        for at, (origin, own) in enumerate(zip(origins, ids, strict=True))
-        if origin is not None and (origin in behind or ids.count(own) > 1)
-    ]
+    def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
+        self._ids = list(map(id, outputs))
+        self._origins = [origin_of(output) for output in outputs]
+        self._starts = {origin[0] for origin in self._origins if origin is not None}
+        self._behind = edges_behind(self._starts)
+
+    def sources(self) -> list[int]:
+        """At which places of the outputs those are that another one is computed from, or that are there twice."""
+        return [
+            at
+            for at, (origin, own) in enumerate(zip(self._origins, self._ids, strict=True))
+            if origin is not None and (origin in self._behind or self._ids.count(own) > 1)
+        ]
+
+    def why_not_grad(self) -> str | None:
+        """Why `torch.autograd.grad` cannot go through this graph, or None."""
+        nodes = {*self._starts, *(node for node, _ in self._behind)}
+        return REENTRANT if any(node.name() == CHECKPOINT for node in nodes) else None
 
 
 def origin_of(output: torch.Tensor) -> Edge | None:

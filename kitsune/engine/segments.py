@@ -15,7 +15,7 @@ from kitsune.device import side_stream
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import SECOND_ORDER, own_gradients, scaled, unscale
 from kitsune.engine.leaves import fresh_leaves, joined, leaves_behind, tensors_there, why_not_ours
-from kitsune.engine.outputs import PARTIAL, Listeners, sources_among
+from kitsune.engine.outputs import PARTIAL, Listeners, Past
 from kitsune.engine.planner import Pair, Planner
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import StaticBatch, opaque_type, tensors_of
@@ -119,7 +119,7 @@ class Segments:
         if self._problem is not None:
             raise CaptureError(self._problem)
         outputs = [output for output in self._live if output.requires_grad]
-        self._sources = sources_among(self._live)
+        self._sources = Past(self._live).sources()
         if self._there is not None:
             known = (*self.parameters, *self._aliases)
             if reason := why_not_ours("the forward", outputs, known, "the model", self._there):

@@ -3,13 +3,17 @@
 import pytest
 import torch
 
-from kitsune.engine.outputs import Listeners, sources_among
+from kitsune.engine.outputs import Listeners, Past
 
 
 def outputs():
     x = torch.ones(3, requires_grad=True)
     hidden = x * 2
     return hidden, hidden.sum(), x * 3, hidden.detach(), x
+
+
+def sources_among(tensors):
+    return Past(tensors).sources()
 
 
 def test_only_what_others_are_computed_from_is_a_source():

@@ -26,6 +26,7 @@ from tests.step_semantics import (  # noqa: F401
     test_a_plain_checkpoint_goes_on_by_a_plan,
     test_a_scheduler_is_honoured_at_every_step,
     test_a_user_may_clear_and_read_gradients_between_steps,
+    test_activations_that_are_computed_again,
     test_an_overflow_skips_one_step_and_halves_the_scale,
     test_as_many_random_numbers_are_drawn_as_by_the_plain_loop,
     test_close_gives_everything_back,
