@@ -78,4 +78,6 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def command_line() -> str:
-    return "python -m benchmarks." + " ".join([Path(sys.argv[0]).stem, *sys.argv[1:]])
+    """Without the folders of this machine."""
+    words = (Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])
+    return "python -m benchmarks." + " ".join([Path(sys.argv[0]).stem, *words])

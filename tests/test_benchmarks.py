@@ -1,10 +1,11 @@
-"""The cases of the benchmarks: what their names promise is what they measure."""
+"""The cases of the benchmarks: what their names promise is what they measure; and how they are called."""
 
 from urllib.parse import parse_qsl
 
 import pytest
 
 from benchmarks.cases import CASES, FORWARDS
+from benchmarks.results_file import command_line
 from tuner.workloads import check_spec
 from tuner.zoo import ZOO
 from tuner.zoo.recipe import Tokens
@@ -32,3 +33,17 @@ def test_the_workload_of_a_case_exists(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_a_forward_is_called_one_and_is_no_training_step(name: str) -> None:
     assert ALL[name].is_forward == name.endswith("-forward") == (name not in CASES)
+
+
+def test_the_command_of_a_result_file_names_no_folder_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [
+        "/home/me/kitsune/benchmarks/engine.py",
+        "--case",
+        "resnet50/8",
+        "--out",
+        "/home/me/engine.jsonl",
+        "--plan",
+        "p/plan.json",
+    ]
+    monkeypatch.setattr("sys.argv", words)
+    assert command_line() == "python -m benchmarks.engine --case resnet50/8 --out engine.jsonl --plan p/plan.json"
