@@ -151,7 +151,12 @@ def test_gradient_accumulation(device: torch.device, set_to_none: bool) -> None:
                 optimizer.zero_grad(set_to_none=set_to_none)
         return losses
 
-    assert check(device, loop, steps=24).captured == 24 - WARM
+    both = check(device, loop, steps=60)
+    assert both.captured == 60 - WARM
+    assert both.optimizer._loop is not None
+    assert both.optimizer._loop.is_settled
+    told = "the update is not captured: its gradients are not those of one captured backward, as where several are"
+    assert any(note.startswith(told) for note in both.optimizer.report.notes)
 
 
 @pytest.mark.parametrize("foreach", [True, False])

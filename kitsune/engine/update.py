@@ -14,6 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from kitsune.engine.scaler import LossScaler
 
 ADAMS = (Adam, AdamW)
+HOOKED = "a hook on optimizer.step would not run in a replayed graph"
 
 
 class Update:
@@ -57,7 +58,7 @@ class Update:
         if kind not in (*ADAMS, SGD):
             return f"{kind.__name__} cannot take its learning rate from a tensor"
         if has_step_hooks(self.optimizer):
-            return "a hook on optimizer.step would not run in a replayed graph"
+            return HOOKED
         fused = all(group.get("fused") for group in self.optimizer.param_groups)
         if kind is SGD and not fused:
             return "SGD takes its learning rate from a tensor only when it is fused"

@@ -3,11 +3,13 @@
 import copy
 from dataclasses import dataclass
 
-from kitsune.engine.update import Update, has_step_hooks, parameters_of
+from kitsune.engine.update import HOOKED, Update, has_step_hooks, parameters_of
 from kitsune.errors import CaptureError
 from kitsune.graphs import Graph, Recorder
 
 WARM_UPDATES = 3
+PATIENCE_UPDATES = 16
+FOREIGN = "its gradients are not those of one captured backward, as where several are added up"
 
 
 @dataclass(slots=True)
@@ -27,24 +29,30 @@ class Held:
 
 
 class UpdateGraph:
-    """Steps by replay when the gradients are where they were at capture, eagerly otherwise.
-
-    `refusal` says why the update is not captured, once that is known.
-    """
+    """Steps by replay when the gradients are where they were at capture, eagerly otherwise."""
 
     def __init__(self, update: Update, recorder: Recorder) -> None:
         self._update = update
         self._recorder = recorder
         self._held: dict[object, Held] = {}
         self._calls = 0
-        self.refusal: str | None = None
+        self._missed = 0  # updates in a row that no graph could have made, and why the last one
+        self._why = ""
+        self._refusal: str | None = None
         self.replays = 0
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the update is not captured, once that is known. What has kept it from being so far may end yet."""
+        is_waited_for = self.replays or self._missed < PATIENCE_UPDATES
+        return self._refusal or (None if is_waited_for else self._why)
 
     def __call__(self, owner: object) -> None:
         """`owner` is whose static tensors all gradients are, or None when they are anybody's."""
         self._calls += 1
-        cold = self._calls <= WARM_UPDATES
-        if owner is None or cold or self.refusal is not None or has_step_hooks(self._update.optimizer):
+        self._why = HOOKED if has_step_hooks(self._update.optimizer) else FOREIGN if owner is None else ""
+        self._missed = self._missed + 1 if self._why else 0
+        if self._why or self._calls <= WARM_UPDATES or self._refusal is not None:
             self._update.step()
             return
         held = self._held.get(owner)
@@ -55,7 +63,7 @@ class UpdateGraph:
         elif held.update.refresh():
             self._replay(held.graph)
         else:
-            self.refusal = "a hyperparameter other than the learning rate changes between steps"
+            self._refusal = "a hyperparameter other than the learning rate changes between steps"
             self._update.step()
 
     def _warm(self, owner: object) -> None:
@@ -70,18 +78,18 @@ class UpdateGraph:
         self.replays += 1
 
     def _capture(self, held: Held) -> None:
-        self.refusal = held.update.why_not_capturable()
-        if self.refusal is not None:
+        self._refusal = held.update.why_not_capturable()
+        if self._refusal is not None:
             self._update.step()
             return
         held.update.begin_capture()
         try:
             held.graph, _ = self._recorder.capture(held.update.step)
         except CaptureError as error:
-            self.refusal = str(error)
+            self._refusal = str(error)
         finally:
             held.update.end_capture()
-        if self.refusal is not None:
+        if self._refusal is not None:
             self._update.step()
         elif not self._recorder.executes and held.graph is not None:
             self._replay(held.graph)

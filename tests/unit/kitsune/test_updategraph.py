@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
-from kitsune.engine.update import Update
-from kitsune.engine.updategraph import WARM_UPDATES, UpdateGraph
+from kitsune.engine.update import HOOKED, Update
+from kitsune.engine.updategraph import FOREIGN, PATIENCE_UPDATES, WARM_UPDATES, UpdateGraph
 from kitsune.errors import CaptureError
 from kitsune.graphs import Graph, Recorder
 
@@ -134,6 +134,18 @@ def test_each_graph_gets_the_learning_rate() -> None:
             optimizer.param_groups[0]["lr"] = 0.1 / (1 + index)
         case.step(owner=index % 2)
     assert case.issued == (2, 4)
+
+
+def test_what_keeps_an_update_from_being_captured_is_told_until_it_ends() -> None:
+    case = Case().step(PATIENCE_UPDATES - 1, owner=None)
+    assert case.graph.refusal is None
+    assert case.step(owner=None).graph.refusal == FOREIGN
+    hook = case.optimizer.register_step_post_hook(lambda *_: None)
+    assert case.step().graph.refusal == HOOKED
+    hook.remove()
+    assert case.step(READY - WARM_UPDATES + 1).graph.refusal is None
+    assert case.step(PATIENCE_UPDATES, owner=None).issued == (1, 1)
+    assert case.graph.refusal is None, "it was captured, and will be replayed when its gradients come back"
 
 
 def test_other_hyperparameters_are_not_captured_once_they_change() -> None:
