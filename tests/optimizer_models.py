@@ -363,7 +363,8 @@ class Prompted(Net):
         return super().forward(x) * self.prompt[0]
 
 
-def test_a_gradient_of_what_is_no_parameter(device: torch.device) -> None:
+@pytest.mark.parametrize("knob", ["capture", "precision"])
+def test_a_gradient_of_what_is_no_parameter(device: torch.device, knob: str) -> None:
     prompts = []
 
     def loop(model: Any, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
@@ -377,9 +378,10 @@ def test_a_gradient_of_what_is_no_parameter(device: torch.device) -> None:
         prompts.append(model.prompt[0].detach())
         return losses
 
-    both = check(device, loop, make_model=Prompted)
+    options = {"capture": {}, "precision": {"enable_amp": True, "amp_config": fp16(), "capture_graph": False}}
+    both = check(device, loop, make_model=Prompted, **options[knob])
     assert both.captured == 0
-    assert "the gradient of a tensor (scalar) that is no parameter" in both.optimizer.report.declined["capture"]
+    assert "the gradient of a tensor (scalar) that is no parameter" in both.optimizer.report.declined[knob]
     assert abs(float(prompts[0]) - 1) > 0.01
     assert_same(*prompts)
 
@@ -627,6 +629,21 @@ def test_hooks_from_the_start(device: torch.device, kind: str) -> None:
     assert len(seen) == STEPS
     assert both.captured == 0
     assert "hook" in both.optimizer.report.declined["capture"]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_hook_on_a_gradient_does_not_run_twice(device: torch.device, later: bool) -> None:
+    both = pair(device, enable_amp=True, amp_config=fp16(), capture_graph=False)
+    seen: list[str] = []
+    if later:
+        simple_loop(both.ours, both.optimizer, batches(device))
+        both.plain.load_state_dict(both.ours.state_dict())
+        both.plain_optimizer.load_state_dict(copy.deepcopy(both.optimizer.state_dict()))
+    install(both.plain, "gradient", [])
+    install(both.ours, "gradient", seen)
+    train_both(both, simple_loop, batches(device))
+    assert len(seen) == STEPS
+    assert "would run twice" in both.optimizer.report.declined["precision"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

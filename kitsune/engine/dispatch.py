@@ -85,6 +85,7 @@ class SegmentedForward:
         self._plain = plain
         self._captured: dict[Any, Segments] = {}
         self._seen: dict[Any, int] = {}
+        self._has_enclosed = False
 
     @property
     def is_settled(self) -> bool:
@@ -242,7 +243,8 @@ class SegmentedForward:
         run = self._in_contexts(forward)
         if self.scaler is None and not self.step_contexts:
             return run(*args, **kwargs)
-        return enclosed(run, self.model, args, kwargs, contexts=self.step_contexts, scaler=self.scaler)
+        before, self._has_enclosed = None if self._has_enclosed else tensors_there(), True
+        return enclosed(run, self.model, args, kwargs, contexts=self.step_contexts, scaler=self.scaler, before=before)
 
     def _in_contexts(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         if not (self.contexts or self.single_outputs):

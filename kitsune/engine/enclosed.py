@@ -7,6 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kitsune.engine.body import Context, entered
+from kitsune.engine.leaves import There, why_not_ours
 from kitsune.engine.outputs import PARTIAL, Listeners, Past
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import opaque_type
@@ -16,6 +17,7 @@ SECOND_ORDER = (
     "create_graph=True cannot differentiate through a forward that a plan runs: "
     "call optimizer.close() before, and train this part as it was given"
 )
+HOOKED = "a hook on the gradient of a parameter would run twice"
 
 
 def enclosed(
@@ -26,13 +28,17 @@ def enclosed(
     *,
     contexts: Sequence[Context],
     scaler: LossScaler | None,
+    before: There | None = None,
 ) -> Any:
     """run(*args, **kwargs), whose backward enters `contexts` and is scaled; all gradients come out true-scale.
 
-    Raises DeclinedError when the output hides tensors that would have to be scaled, or its graph has no such backward.
+    Raises DeclinedError when the output hides tensors that would have to be scaled, or its backward is no such node;
+    for leaves that are no parameters it looks when it is told of the tensors that were there `before`.
     """
-    enclosure = Enclosure(run, (args, kwargs), contexts, scaler)
+    enclosure = Enclosure(run, (args, kwargs), contexts, scaler, before)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if any(parameter._backward_hooks for parameter in parameters):
+        raise DeclinedError("precision", HOOKED)
     own = _Enclosed.apply(enclosure, *enclosure.inputs, *parameters)
     enclosure.listeners = Listeners([own[at] for at in enclosure.past.sources()])
     outputs = iter(own)
@@ -44,9 +50,15 @@ class Enclosure:
     """The graph inside the node: from copies of differentiable inputs, and from the parameters, to the output."""
 
     def __init__(
-        self, run: Callable[..., Any], arguments: Any, contexts: Sequence[Context], scaler: LossScaler | None
+        self,
+        run: Callable[..., Any],
+        arguments: Any,
+        contexts: Sequence[Context],
+        scaler: LossScaler | None,
+        before: There | None,
     ) -> None:
         self.run = run
+        self.before = before
         self.contexts = contexts
         self.scaler = scaler
         self.arguments, self.arguments_spec = pytree.tree_flatten(arguments)
@@ -67,9 +79,15 @@ class Enclosure:
         self.sources = [*starts, *parameters]
         self.live = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
         self.past = Past(self.live)
-        if reason := self.past.why_not_grad():
+        if reason := self.past.why_not_grad() or self._why_not_ours():
             raise DeclinedError("precision", reason)
         return self.live
+
+    def _why_not_ours(self) -> str | None:
+        """Under `functional_call` other tensors are in the place of parameters, and what is behind them is outside."""
+        if self.before is None or not all(source.is_leaf for source in self.sources):
+            return None
+        return why_not_ours("the forward", self.live, self.sources, "the model", self.before, "a scaled backward")
 
     def backward(self, output_gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         if self.listeners.are_there():

@@ -33,9 +33,15 @@ def leaves_behind(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def why_not_ours(
-    what: str, outputs: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], whose: str, before: There
+    what: str,
+    outputs: Iterable[torch.Tensor],
+    parameters: Iterable[torch.Tensor],
+    whose: str,
+    before: There,
+    runs_as: str = "a replayed graph",
 ) -> str | None:
-    """Why a replay would leave out gradients of what `what` has made, or None. The parameters are `whose`.
+    """Why gradients of what `what` has made would be left out where it `runs_as` that, or None. The parameters are
+    `whose`.
 
     A leaf that was not there before is nobody's to ask: its gradient goes with the step.
     """
@@ -46,7 +52,7 @@ def why_not_ours(
             shape = "x".join(map(str, leaf.shape)) or "scalar"
             return (
                 f"{what} needs the gradient of a tensor ({shape}) that is no parameter of {whose}, "
-                "which a replayed graph would not set"
+                f"which {runs_as} would not set"
             )
     return None
 
