@@ -32,8 +32,9 @@ def enclosed(
 ) -> Any:
     """run(*args, **kwargs), whose backward enters `contexts` and is scaled; all gradients come out true-scale.
 
-    Raises DeclinedError when the output hides tensors that would have to be scaled, or its backward is no such node;
-    for leaves that are no parameters it looks when it is told of the tensors that were there `before`.
+    Raises DeclinedError where that cannot be: the output hides tensors that would have to be scaled, a parameter has a
+    hook on its gradient, the forward has re-entrant checkpoints, or, if told of the tensors that were there `before`,
+    it needs the gradient of one that is no parameter.
     """
     enclosure = Enclosure(run, (args, kwargs), contexts, scaler, before)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
