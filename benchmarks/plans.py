@@ -1,4 +1,5 @@
-"""Suite plans: all plans of launches that race for a case, side by side, with what was predicted for each.
+"""Suite plans: all plans of launches for a case, also those that need too much memory to race, side by side, with what
+was predicted for each.
 
     python -m benchmarks.plans --case bert_base/2x128 --streams 8
 

@@ -8,7 +8,8 @@ But a memset is also where the driver lets the GPU begin with what it has so far
 in a loop that reads each loss, is late without any: on four streams a step of BERT-base that was waited for took 3.29
 ms in place of 2.83, while steps behind each other took 2.64 in place of 2.74. With the 1st, 2nd, 4th, 8th and 16th left
 in their place the two were 2.73 and 2.67 ms: the GPU is busy with what it has for as long as the host needs for as much
-again. So one stays behind every 64, 128, 256 ... nodes; what is shorter has none, and begins soon enough.
+again. So the first behind 64 nodes stays, the first behind 128, 256 and so on; a shorter graph has none, and begins
+soon enough.
 """
 
 import ctypes
@@ -110,8 +111,8 @@ def replace_memsets(
 ) -> int:
     """How many memsets of the graph are kernels now; it was captured with `keep_graph`, and is not instantiated yet.
 
-    Those stay that fill several rows, or no whole number of 4 bytes, those that the driver does not let go of, and
-    those whose position among the nodes is among the `staying` ones of them all. What waits for what is as it was.
+    Those stay that fill several rows, or no whole number of 4 bytes, and those that the driver does not let go of. Of
+    the positions of all others among the nodes `staying` tells which are left. What waits for what is as it was.
     Raises CaptureError where the driver leaves the graph half changed.
     """
     if torch.version.cuda is None:

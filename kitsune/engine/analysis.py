@@ -60,9 +60,9 @@ class Outlook:
 class Analysis:
     """Where the time of a step goes, and what streams make of it.
 
-    `sum_us`: all launches one after the other. `critical_us`: the longest chain of launches that wait for each other;
-    it has `critical_launches`, the longest of which are in `critical`. `limit` says in a sentence what stands in the
-    way of a further gain.
+    `sum_us`: all launches one after the other. `critical_us`: the same of the longest chain in which each launch needs
+    the one before it; that has `critical_launches`, and those that take longest are in `critical`. `limit` says in a
+    sentence what stands in the way of a further gain.
     """
 
     launches: int

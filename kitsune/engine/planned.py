@@ -27,8 +27,8 @@ BUCKETS_BYTES: Final = (2**25, 3 * 2**23)
 MORE: Final = 5  # several streams may make a fifth of the step more, parameters and optimizer state counted in
 LEAST_MORE_BYTES: Final = 2**25
 WORKSPACE_BYTES: Final = 2**25  # cuBLAS takes as much for every stream on an H200, which no plan counts
-#: How many more of these a plain graph has than the recorded order on one stream: a whole step one for the backward, on
-#: a thread of its own there, and those of both threads that the steps before it have left; a forward or backward one.
+#: How many more of these a plain graph comes with than ours on one stream. A whole step: one for the backward, which
+#: has a thread of its own there, and two that the steps before it left on both threads. Forward or backward alone: one.
 OF_A_STEP: Final = 3
 OF_A_HALF: Final = 1
 TAKEN_MORE: Final = 4  # with workspaces and what the allocator cannot fill a quarter more, by what was really taken

@@ -30,8 +30,8 @@ Step = Callable[[], Any]
 #: Plans that are proven before a step stays on one stream. On an H200 one plan of BERT-base in fp32 was not the step to
 #: the bit, where another one of it was, 10 % faster than one stream.
 PROOFS: Final = 2
-#: How long plans race, the best of most models first, or how many of their steps where those take longer. For BERT-base
-#: on eight streams that is 11 to 22 of 23 to 27 plans beside an H200, as fast as the host is.
+#: How long plans race, the best of most models first, or how many of their steps where those take longer. On eight
+#: streams the hosts of H200s came to 11 to 22 of the 23 to 27 plans of BERT-base, as fast as they were.
 RACE_S: Final = 3.0
 RACE_STEPS: Final = 500
 

@@ -1,8 +1,9 @@
 """Proof: does a graph do what the step does? Both run from the same state over the same batches, and every byte counts.
 
-Where the step itself, run twice, does not come to the same bits (atomic additions), the graph may differ as much. How
-much that is can be a matter of luck: Adam moves a weight by the full rate also when its gradient is nothing but noise,
-so one run in some differs ten thousand times as much as the others. What differs too much is therefore looked at again.
+Where the step itself, run twice, does not come to the same bits (atomic additions), the graph may differ by four times
+as much. How much that is can be a matter of luck: Adam moves a weight by the full rate also when its gradient is
+nothing but noise, so one run in some differs ten thousand times as much as the others. What differs too much is
+therefore looked at again.
 """
 
 import math

@@ -45,7 +45,7 @@ class Schedule:
 
 
 def critical_path(graph: LaunchGraph, costs_us: Sequence[float]) -> tuple[int, ...]:
-    """The longest chain of launches that wait for each other, first to last. Waits are free here."""
+    """The longest chain in which each launch needs the one before it, first to last. Waits are free here."""
     check(graph, costs_us)
     ends_us: list[float] = []
     previous: list[int | None] = []
@@ -142,10 +142,11 @@ def just_in_time(graph: LaunchGraph, costs_us: Sequence[float], lead_us: float) 
 
 
 def when_needed(graph: LaunchGraph, costs_us: Sequence[float], lead_us: float) -> LaunchGraph:
-    """As `just_in_time`, but until `lead_us` before something else that could begin needs it: what nothing waits for,
-    as the update of a weight, begins as early as it may, and so does what leads to it.
+    """What is off the critical path is held back until `lead_us` before the first launch that needs it could begin.
+    What nothing waits for, as the update of a weight, begins as early as it may, and so does what leads to it alone.
 
-    By `just_in_time` all updates wait for the end of the step: what counts the steps has time until the last of them.
+    `just_in_time` counts back from the end of the step: all updates are late by it, since the launch that counts the
+    steps, which each of them needs, has time until the last one.
     """
     ready_us = earliest_us(graph, costs_us)
     at_once = ends_of(graph).union(critical_path(graph, costs_us))

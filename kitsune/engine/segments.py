@@ -192,7 +192,7 @@ class Segments:
         return own
 
     def _run_last_backward(self) -> list[torch.Tensor | None]:
-        """What is held after it of what was made before it, somebody else holds."""
+        """Lets go of the activations, so that what is still alive of the step is held by somebody else."""
         gradients = self._run_backward()
         self._forget_graph()
         return gradients

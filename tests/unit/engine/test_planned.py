@@ -31,6 +31,12 @@ class OfTheirOwn(Exception):
     """Of the user's code: derives from nothing that anybody else raises."""
 
 
+@pytest.fixture(autouse=True)
+def even(monkeypatch):
+    """Several streams are the quickest by prediction, whatever else this CPU does."""
+    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("streams", [1, 2, 4])
 @pytest.mark.parametrize("make_optimizer", [adamw, sgd])
@@ -40,7 +46,7 @@ def test_training_by_the_planned_step_is_training_to_the_bit(name, streams, make
     planner = Planner(Recorder(CPU), streams)
     graph, (loss, gradients) = planner.capture(step, step.inputs)
     assert planner.refusal == ""
-    assert planner.plan.schedule.streams <= streams
+    assert 1 < planner.plan.schedule.streams <= streams or streams == 1
     losses = [loss.clone()]
     for _ in range(STEPS):
         graph.replay()
@@ -58,6 +64,7 @@ def test_other_optimizers_and_clipping(make_optimizer):
     planner = Planner(Recorder(CPU), 3)
     graph, _ = planner.capture(step, step.inputs)
     assert graph is not None, planner.refusal
+    assert planner.plan.schedule.streams > 1
     twin()
     for _ in range(STEPS):
         graph.replay()
@@ -67,7 +74,9 @@ def test_other_optimizers_and_clipping(make_optimizer):
 
 def test_another_batch_goes_through_the_static_one():
     step, twin = warmed("branches")
-    graph, (loss, _) = Planner(Recorder(CPU), 3).capture(step, step.inputs)
+    planner = Planner(Recorder(CPU), 3)
+    graph, (loss, _) = planner.capture(step, step.inputs)
+    assert planner.plan.schedule.streams > 1
     twin()
     for number in range(4):
         for one in (step, twin):
@@ -78,7 +87,6 @@ def test_another_batch_goes_through_the_static_one():
 
 @pytest.mark.parametrize("name", ["lenet5", "resnet50", "googlenet", "bert_base", "vit_b16", "gpt2_small", "dlrm"])
 def test_models_of_the_zoo_are_planned_in_half_precision(name, monkeypatch):
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
     workload = load_workload(f"zoo:{name}?size=tiny", "cpu", 0)
     model, (x, y) = workload.model, workload.batch
     optimizer = adamw(model.parameters())
@@ -110,7 +118,9 @@ def test_a_forward_alone_is_planned_as_well(without):
             return model(x)
 
     with without():
-        graph, out = Planner(Recorder(CPU), 3).capture(forward, [x])
+        planner = Planner(Recorder(CPU), 3)
+        graph, out = planner.capture(forward, [x])
+        assert planner.plan.schedule.streams > 1
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(3)))
         graph.replay()
         assert torch.equal(out, forward())
@@ -127,8 +137,9 @@ def test_gradients_of_two_batches_are_accumulated_in_one_step():
             torch.nn.functional.cross_entropy(one.model(x[rows]), y[rows]).backward()
         one.optimizer.step()
 
-    graph, _ = Planner(Recorder(CPU), 4).capture(lambda: twice(step), step.inputs)
-    assert graph is not None
+    planner = Planner(Recorder(CPU), 4)
+    graph, _ = planner.capture(lambda: twice(step), step.inputs)
+    assert planner.plan.schedule.streams > 1
     twice(twin)
     for _ in range(4):
         graph.replay()
@@ -216,7 +227,6 @@ def test_planning_leaves_state_and_generators_alone():
 
 
 def test_a_pool_is_not_exceeded_and_the_smallest_plan_is_better_than_none(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
     x = torch.rand(100)
 
     def side_by_side():
@@ -240,7 +250,6 @@ def test_a_pool_is_not_exceeded_and_the_smallest_plan_is_better_than_none(monkey
 
 
 def test_where_nobody_says_how_much_several_streams_take_a_fifth_more_of_all(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
     step, _ = warmed("branches")
     (alone,) = plans(recorded(step), 1, None)
     held_bytes = sum(storage.nbytes() for storage in alone.recording.held.values())
@@ -276,11 +285,10 @@ def proven(step, tamper=lambda: None):
 
 def test_the_proof_accepts_the_step_and_leaves_everything_as_it_was():
     step, _ = warmed("branches")
+    recording = recorded(step)
     before = [tensor.clone() for tensor in (*step.state(), *step.inputs)]
-    recorded(step)
-    after = [tensor.clone() for tensor in (*step.state(), *step.inputs)]
-    assert proven(step) is None
-    assert not equal(before, after)
+    assert why_refuted(recording, step, in_recorded_order(recording)) is None
+    assert equal([*step.state(), *step.inputs], before)
 
 
 @pytest.mark.parametrize("where", ["weight", "statistics", "optimizer"])
@@ -512,6 +520,7 @@ def test_tensors_without_elements_are_there_when_they_are_named(streams):
     planner = Planner(Recorder(CPU), streams)
     graph, _ = planner.capture(step, step.inputs)
     assert planner.refusal == ""
+    assert planner.plan.schedule.streams > 1 or streams == 1
     twin()
     for _ in range(3):
         graph.replay()
@@ -530,7 +539,6 @@ def proofs(monkeypatch, *answers):
 
 
 def test_where_a_plan_is_refused_the_next_one_is_proven_and_says_so(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)  # both planners rank the plans alike
     step, twin = warmed("branches", sgd)
     first = Planner(Recorder(CPU), 3)
     first.capture(step, step.inputs)

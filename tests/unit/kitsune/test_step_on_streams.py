@@ -47,6 +47,7 @@ from tests.step_semantics import (  # noqa: F401
     test_weight_decay_may_change_in_mid_run,
     test_what_happens_on_the_host_is_not_captured,
 )
+from tests.unit.engine.steps import even_us
 
 MADE: list[StepGraph] = []
 
@@ -60,6 +61,7 @@ class OnStreams(StepGraph):
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     monkeypatch.setattr("kitsune.step.StepGraph", OnStreams)
+    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
     MADE.clear()
     return capturing_cpu(monkeypatch)
 
@@ -96,3 +98,4 @@ def test_which_optimizers_are_planned(device, name):
     (graph,) = MADE
     asks_the_host = device.type == "cpu" and name in ("adamw", "adam")  # on a GPU, capturable ends that
     assert ("depends on the data" in graph.streams_refusal) == bool(graph.streams_refusal) == asks_the_host
+    assert asks_the_host or graph.plan.schedule.streams > 1
