@@ -69,8 +69,7 @@ def main() -> None:
     case = ENGINE_CASES[arguments.case]
     torch.cuda.set_device(DEVICE)
     workload, step = step_of(case, STREAMS)
-    found = plans(recording_of(step), STREAMS, None)
-    workload.optimizer.zero_grad()  # those of the recorded step: the graphs have their own
+    found = plans(recording_of(workload, step), STREAMS, None)
     planner = Planner(Recorder(DEVICE), STREAMS)
     chosen = {"k1": found[0], "k8": planner.quickest(found, OF_A_STEP)}
     arms = race(dict(builds(planner, chosen)), arguments.rounds)

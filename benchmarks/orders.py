@@ -32,6 +32,7 @@ from kitsune.engine.planner import Captured, Planner, replaying
 from kitsune.engine.recording import Recording
 from kitsune.engine.schedule import Schedule, critical_path, earliest_us, listed, upward_ranks, with_waits
 from kitsune.graphs import Recorder
+from kitsune.workload import Workload
 
 STREAMS: Final = 8
 ROUNDS: Final = 20
@@ -82,13 +83,14 @@ def orders(way: Recording, costs_us: Sequence[float]) -> Iterator[Planned]:
 class Search:
     """From the planner's own choice on; `tried` counts what was captured and raced, `won` what took the place."""
 
+    workload: Workload
     step: Step
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     tried: int = 0
     won: int = 0
 
     def __post_init__(self) -> None:
-        recording = recording_of(self.step)
+        recording = recording_of(self.workload, self.step)
         self.planner = Planner(Recorder(DEVICE), STREAMS)
         found = plans(recording, STREAMS, None)
         self.budget_bytes = budget_of(found[0], None)
@@ -136,8 +138,7 @@ def main() -> None:
     case = ENGINE_CASES[arguments.case]
     torch.cuda.set_device(DEVICE)
     workload, step = step_of(case, STREAMS)
-    search = Search(step)
-    workload.optimizer.zero_grad()  # those of the recorded step: the graphs have their own
+    search = Search(workload, step)
     search.run(arguments.seconds)
     told = {"tried": search.tried, "won": search.won}
     builds = {

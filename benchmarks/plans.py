@@ -26,15 +26,18 @@ from kitsune.engine.planner import Planner, replaying
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
 from kitsune.graphs import Recorder
+from kitsune.workload import Workload
 
 ANY_BYTES = 2**50
 
 
-def recording_of(step: Step) -> Recording:
+def recording_of(workload: Workload, step: Step) -> Recording:
+    """Of the step once it is warm; the gradients that it leaves are cleared, since graphs have their own."""
     with side_stream(DEVICE):
         for _ in range(WARM_STEPS):
             step()
         recorded = record(step, DEVICE)
+    workload.optimizer.zero_grad()
     if recorded.recording is None:
         raise SystemExit(recorded.refusal)
     return recorded.recording
@@ -43,8 +46,7 @@ def recording_of(step: Step) -> Recording:
 def builds(case: Case, streams: int) -> dict[str, Build]:
     """Every plan, to be captured. They share the state of one step: a race, not a training."""
     workload, step = step_of(case, streams)
-    found = plans(recording_of(step), streams, ANY_BYTES)
-    workload.optimizer.zero_grad()  # those of the recorded step: the graphs have their own
+    found = plans(recording_of(workload, step), streams, ANY_BYTES)
     planner = Planner(Recorder(DEVICE), streams)
     return {plan.name: partial(replayed, plan, planner, step) for plan in found}
 

@@ -58,6 +58,13 @@ class Assembly:
         """Takes the knob out of the plan, and what needs it. Raises DeclinedError when the caller asked for that."""
         self._take_out({knob: reason})
 
+    def go_on_without(self, knob: str, reason: str, assemble: Callable[[], None]) -> None:
+        """`decline`, and what is left assembled anew, also when the caller wants to hear of it by a DeclinedError."""
+        try:
+            self.decline(knob, reason)
+        finally:
+            assemble()
+
     def _take_out(self, reasons: Mapping[str, str]) -> None:
         declined = dict(reasons)
         for name in declined:

@@ -103,7 +103,7 @@ class Loop:
     def leave_scaling(self) -> None:
         """The loop scales its loss by itself: two scales would multiply."""
         if self.scaler is not None:
-            self._decline("precision", SCALED_BY_LOOP)
+            self._assembly.go_on_without("precision", SCALED_BY_LOOP, self._assemble)
 
     def resume_scaling(self, state: Mapping[str, float] | None) -> None:
         """From what a checkpoint holds, if anything."""
@@ -162,7 +162,7 @@ class Loop:
             knob, reason = culprit, first_line(error)
         else:
             if forward.refusal is not None and forward.capture:
-                self._decline("capture", forward.refusal)
+                self._assembly.go_on_without("capture", forward.refusal, self._assemble)
             elif forward.streams_refusal and "streams" in self._assembly.knobs:
                 self._assembly.decline("streams", forward.streams_refusal)
             if forward.is_replayed:
@@ -171,15 +171,8 @@ class Loop:
         if snapshot is not None:
             snapshot.restore()
         with self._assembly.unless_blameless(self._assemble):
-            self._decline(knob, reason)
+            self._assembly.go_on_without(knob, reason, self._assemble)
             return self._run(args, kwargs)
-
-    def _decline(self, knob: str, reason: str) -> None:
-        """On without a knob, also when the caller wants to hear of it by a DeclinedError."""
-        try:
-            self._assembly.decline(knob, reason)
-        finally:
-            self._assemble()
 
     def _assemble(self) -> None:
         """Builds forward and update anew from what is left of the plan."""

@@ -301,14 +301,14 @@ class TrainStep:
                 raise
             reason = first_line(error)
             if knob == "update" and sums is not None and sums.changed():
-                self._go_on_without(knob, reason)
+                self._assembly.go_on_without(knob, reason, self._assemble)
                 raise DeclinedError(knob, f"{reason}; {HALF_UPDATED}") from error
         else:
             self._learn_from(program)
             return loss
         snapshot.restore()
         with self._assembly.unless_blameless(self._assemble):
-            self._go_on_without(knob, reason)
+            self._assembly.go_on_without(knob, reason, self._assemble)
             return self(*batch)
 
     def _forget(self, program: Program) -> None:
@@ -316,13 +316,6 @@ class TrainStep:
         self._programs = {key: one for key, one in self._programs.items() if one is not program or one.calls}
         if not program.calls:
             self._current = None
-
-    def _go_on_without(self, knob: str, reason: str) -> None:
-        """The step without a knob from here on, also when the caller wants to hear of it by a DeclinedError."""
-        try:
-            self._assembly.decline(knob, reason)
-        finally:
-            self._assemble()
 
     def _learn_from(self, program: Program) -> None:
         refusal, streams_refusal = None, ""
@@ -335,7 +328,7 @@ class TrainStep:
             if program.update_outside:
                 report.note(f"the optimizer's update runs outside of the graph: {program.update_outside}")
         if refusal:
-            self._go_on_without("capture", refusal)
+            self._assembly.go_on_without("capture", refusal, self._assemble)
         elif streams_refusal and self._build.streams > 1:
             self._one_stream(streams_refusal)
 

@@ -1,10 +1,10 @@
 """The launches of a recorded step go in, with the bytes that they touch; out comes which must wait for which. Pure."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final, Self
+from typing import Final, Self
 
 BEGIN: Final = attrgetter("begin")
 
@@ -98,33 +98,6 @@ class LaunchGraph:
     def written(self) -> frozenset[int]:
         """The storages that some launch writes."""
         return frozenset(span.storage for launch in self.launches for span in launch.writes)
-
-    def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads. What follows from launches and storages is left out: one truth only."""
-        return {
-            "storages": [asdict(storage) for storage in self.storages],
-            "launches": [launch_to_json(launch) for launch in self.launches],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Raises ValueError as `of` does, and when the data has another form than that of `to_json`."""
-        try:
-            launches = [launch_from_json(launch) for launch in data["launches"]]
-            return cls.of(launches, [Storage(**storage) for storage in data["storages"]])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"this is not a launch graph as Kitsune writes it: {error!r}") from error
-
-
-def launch_to_json(launch: Launch) -> dict[str, Any]:
-    reads, writes = ([list(astuple(span)) for span in spans] for spans in (launch.reads, launch.writes))
-    flags = {"draws": launch.draws, "keeps_workspace": launch.keeps_workspace}
-    return {"name": launch.name, "reads": reads, "writes": writes, **flags}
-
-
-def launch_from_json(data: Mapping[str, Any]) -> Launch:
-    reads, writes = (tuple(Span(*span) for span in data[spans]) for spans in ("reads", "writes"))
-    return Launch(data["name"], reads, writes, data["draws"], data.get("keeps_workspace", False))
 
 
 def check(number: int, launch: Launch, storages: Sequence[Storage]) -> None:

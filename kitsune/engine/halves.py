@@ -22,7 +22,7 @@ def first_half(recording: Recording, cut: int) -> Recording:
         for number, each in enumerate(recording.graph.storages)
     ]
     returned, _ = recording.result
-    result = returned, {number: as_bytes(number, recording) for number in sorted(crossing)}
+    result = returned, {number: byte_place(number, recording) for number in sorted(crossing)}
     return replace(recording, graph=LaunchGraph.of(launches, storages), calls=recording.calls[:cut], result=result)
 
 
@@ -52,5 +52,5 @@ def touched_by(launches: Iterable[Launch]) -> set[int]:
     return {storage for launch in launches for storage in launch.touches}
 
 
-def as_bytes(number: int, recording: Recording) -> Place:
+def byte_place(number: int, recording: Recording) -> Place:
     return Place(number, torch.uint8, (recording.graph.storages[number].nbytes,), (1,), 0)

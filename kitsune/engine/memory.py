@@ -35,7 +35,8 @@ def plan_memory(graph: LaunchGraph, schedule: Schedule) -> MemoryPlan:
     touchers = graph.touchers()
     releases = plan_releases(graph, schedule, touchers)
     naive_bytes = sum(rounded_bytes(storage) for storage in graph.storages if storage.is_own)
-    return MemoryPlan(releases, peak_bytes(graph, schedule, releases, touchers), naive_bytes)
+    peaks_bytes = map(max, zip(*in_use_bytes(graph, schedule, releases, touchers), strict=True))
+    return MemoryPlan(releases, sum(peaks_bytes), naive_bytes)
 
 
 def plan_releases(
@@ -73,24 +74,24 @@ def release_position(
     return lane[index] if index < len(lane) else len(schedule.placed)
 
 
-def peak_bytes(
+def in_use_bytes(
     graph: LaunchGraph, schedule: Schedule, releases: Sequence[Sequence[int]], touchers: Sequence[tuple[int, ...]]
-) -> int:
-    """What the streams' pools need together when storages are made and let go of in this order."""
+) -> list[tuple[int, ...]]:
+    """For every issue position what is in use of each stream's pool, with what that launch makes."""
     makers: dict[int, list[int]] = {}
     for storage, launches in enumerate(touchers):
         if graph.storages[storage].is_own and launches:
             makers.setdefault(launches[0], []).append(storage)
     stream_of: dict[int, int] = {}
-    used, peaks = [0] * schedule.streams, [0] * schedule.streams
+    used, found = [0] * schedule.streams, []
     for position, placed in enumerate(schedule.placed):
         for storage in releases[position]:
             used[stream_of[storage]] -= rounded_bytes(graph.storages[storage])
         for storage in makers.get(placed.launch, ()):
             stream_of[storage] = placed.stream
             used[placed.stream] += rounded_bytes(graph.storages[storage])
-        peaks[placed.stream] = max(peaks[placed.stream], used[placed.stream])
-    return sum(peaks)
+        found.append(tuple(used))
+    return found
 
 
 def rounded_bytes(storage: Storage) -> int:

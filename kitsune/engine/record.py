@@ -234,23 +234,22 @@ class Observer(TorchDispatchMode):
 
 def accesses(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[Place], list[Place]]:
     """What an operation reads and what it writes of its arguments, by its schema and by the table of hidden writes."""
-    name = func._schema.name
-    reads: list[Place] = []
-    for at, argument in enumerate(func._schema.arguments):
-        if not argument.is_out and not (at == 0 and name in OVERWRITES):
-            reads += places_of(args[at] if at < len(args) else named.get(argument.name))
-    return reads, list(places_of(written_of(func, args, named)))
+    given = given_to(func, args, named)[func._schema.name in OVERWRITES :]
+    reads = places_of([value for argument, value in given if not argument.is_out])
+    return list(reads), list(places_of(written_of(func, args, named)))
 
 
 def written_of(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
     """Those of its arguments that an operation writes, by its schema and by the table of hidden writes."""
-    schema = func._schema
-    hidden = HIDDEN_WRITES.get(schema.name, ())
-    return [
-        args[at] if at < len(args) else named.get(argument.name)
-        for at, argument in enumerate(schema.arguments)
-        if argument.name in hidden or is_written(argument)
-    ]
+    hidden = HIDDEN_WRITES.get(func._schema.name, ())
+    given = given_to(func, args, named)
+    return [value for argument, value in given if argument.name in hidden or is_written(argument)]
+
+
+def given_to(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """(argument, value) for every argument of an operation's schema."""
+    arguments = func._schema.arguments
+    return [(one, args[at] if at < len(args) else named.get(one.name)) for at, one in enumerate(arguments)]
 
 
 def short(name: str) -> str:
@@ -262,10 +261,7 @@ def copies_read(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> l
     """(name, tensor, copy) of what an operation of the user's says that it only reads."""
     if func.namespace in TRUSTED:
         return []
-    given = [
-        (each, tensors_in(args[at] if at < len(args) else named.get(each.name)))
-        for at, each in enumerate(func._schema.arguments)
-    ]
+    given = [(argument, tensors_in(value)) for argument, value in given_to(func, args, named)]
     written = {t.untyped_storage()._cdata for each, tensors in given if is_written(each) for t in tensors}
     read = [(each.name, t) for each, tensors in given if not is_written(each) for t in tensors]
     return [(name, t, t.clone()) for name, t in read if t.untyped_storage()._cdata not in written]

@@ -379,12 +379,3 @@ def clocks(schedule: Schedule) -> tuple[Clock, ...]:
     """For every issue position: of each stream, how many of its launches are known to have ended before it begins."""
     knowledge = Knowledge(schedule.streams)
     return tuple(knowledge.issue(placed.launch, placed.stream, placed.waits) for placed in schedule.placed)
-
-
-def happens_before(schedule: Schedule, seen: Sequence[Clock], first: int, second: int) -> bool:
-    """Whether the launch at issue position `first` is known to end before the one at `second` begins.
-
-    `seen` is `clocks(schedule)`. The count of its own stream is the place of a launch on it.
-    """
-    stream = schedule.placed[first].stream
-    return seen[second][stream] > seen[first][stream]

@@ -260,7 +260,7 @@ class Segments:
                 return False
         return all(p.grad is None for p in parameters_of(self._optimizer) if id(p) not in self._ids)
 
-    def mark_differentiable(self, context: Any, outputs: tuple[torch.Tensor, ...]) -> None:
+    def mark_non_differentiable(self, context: Any, outputs: tuple[torch.Tensor, ...]) -> None:
         context.mark_non_differentiable(
             *(out for out, needs in zip(outputs, self._differentiable, strict=True) if not needs)
         )
@@ -285,7 +285,7 @@ class _Joined(torch.autograd.Function):
         context.segments, context.generation, context.token = segments, segments.generation, Token()
         segments.in_flight = weakref.ref(context.token)
         outputs = segments.replay_forward()
-        segments.mark_differentiable(context, outputs)
+        segments.mark_non_differentiable(context, outputs)
         context.set_materialize_grads(False)
         return outputs
 

@@ -47,7 +47,7 @@ def split(recording: Recording, bucket_bytes: int) -> Recording:
     for pair in zip(graph.launches, recording.calls, strict=True):
         for launch, call in list(pieces(pair, bucket_bytes, level)):
             smaller.append((launch, call))
-            behind = 1 + max((level.get(storage, 0) for storage in launch.touches), default=0)
+            behind = 1 + latest(launch.touches, level)
             level |= {span.storage: behind for span in launch.writes}
     launches, calls = zip(*smaller, strict=True) if smaller else ((), ())
     return replace(recording, graph=LaunchGraph.of(launches, graph.storages), calls=tuple(calls))
@@ -89,7 +89,8 @@ def buckets(pair: Pair, bucket_bytes: int, level: Mapping[int, int]) -> Iterator
     if not is_even or not are_apart(call, len(tensors)):
         yield pair
         return
-    ready = [latest((*of_all, *filter(is_place, each)), level) for each in zip(*lists, strict=True)]
+    places = [(*of_all, *filter(is_place, each)) for each in zip(*lists, strict=True)]
+    ready = [latest([place.storage for place in each], level) for each in places]
     groups = by_readiness(list(map(nbytes_of, tensors)), ready, bucket_bytes)
     if len(groups) < 2:
         yield launch, in_parts(whole)
@@ -184,9 +185,9 @@ def are_apart(call: Call, count: int) -> bool:
     return True
 
 
-def latest(places: Iterable[Place], level: Mapping[int, int]) -> int:
+def latest(storages: Iterable[int], level: Mapping[int, int]) -> int:
     """The level at which all of them are there."""
-    return max((level.get(place.storage, 0) for place in places), default=0)
+    return max((level.get(storage, 0) for storage in storages), default=0)
 
 
 def by_readiness(sizes_bytes: Sequence[int], ready: Sequence[int], most_bytes: int) -> list[list[int]]:

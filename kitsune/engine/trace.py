@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, Final
 
 from kitsune.engine.graph import LaunchGraph
-from kitsune.engine.memory import MemoryPlan, rounded_bytes
+from kitsune.engine.memory import MemoryPlan, in_use_bytes
 from kitsune.engine.schedule import Placed, Schedule
 from kitsune.timeline import MAX_NAME, MAX_TOLD, Launched, Timeline
 
@@ -22,7 +22,7 @@ def timeline_of(
     graph: LaunchGraph, schedule: Schedule, memory: MemoryPlan, told: str = "", at_most: int | None = None
 ) -> Timeline:
     """Of more than `at_most` launches those that take longest, and no wait for what is left out."""
-    used = in_use_bytes(graph, schedule, memory)
+    used = in_use_bytes(graph, schedule, memory.releases, graph.touchers())
     kept = longest(schedule, at_most)
     places = {schedule.placed[position].launch: place for place, position in enumerate(kept)}
     names: dict[str, int] = {}
@@ -36,7 +36,7 @@ def timeline_of(
                 begin_us=round(placed.begin_us, DIGITS),
                 end_us=round(placed.end_us, DIGITS),
                 waits=tuple(places[other] for other in placed.waits if other in places),
-                used_bytes=used[position],
+                used_bytes=sum(used[position]),
             )
             for position in kept
             for placed in [schedule.placed[position]]
@@ -106,20 +106,6 @@ def curve(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for launch in timeline.launches:
         told = {"bytes": launch.used_bytes}
         yield {"name": "bytes in use", "ph": "C", "pid": PROCESS, "ts": launch.begin_us, "args": told}
-
-
-def in_use_bytes(graph: LaunchGraph, schedule: Schedule, memory: MemoryPlan) -> list[int]:
-    """At every issue position, with what that launch makes."""
-    made: dict[int, int] = {}
-    for storage, touchers in zip(graph.storages, graph.touchers(), strict=True):
-        if storage.is_own and touchers:
-            made[touchers[0]] = made.get(touchers[0], 0) + rounded_bytes(storage)
-    used, found = 0, []
-    for position, placed in enumerate(schedule.placed):
-        used -= sum(rounded_bytes(graph.storages[number]) for number in memory.releases[position])
-        used += made.get(placed.launch, 0)
-        found.append(used)
-    return found
 
 
 def svg_of(graph: LaunchGraph, schedule: Schedule) -> str:

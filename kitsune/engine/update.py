@@ -31,11 +31,6 @@ class Update:
         self._baked: list[Mapping[str, Any]] = []
         self._shown: list[float] = []
 
-    def __call__(self) -> None:
-        """Eager or under capture. Without an optimizer that skips on the device, an overflow check syncs the host."""
-        self.prepare_gradients()
-        self.step()
-
     def prepare_gradients(self) -> None:
         """Unscales and clips. Launches only."""
         gradients = [p.grad for p in parameters_of(self.optimizer) if p.grad is not None]
@@ -45,7 +40,10 @@ class Update:
             torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer), self.clip_grad_norm, foreach=True)
 
     def step(self) -> None:
-        """The optimizer's step, skipped when the scaler found an overflow, and the scaler's update."""
+        """The optimizer's step, skipped when the scaler found an overflow, and the scaler's update.
+
+        Without an optimizer that skips on the device, the check for an overflow waits for it.
+        """
         if self.scaler is None:
             self.optimizer.step()
             return

@@ -1,4 +1,3 @@
-import json
 import random
 from itertools import combinations, pairwise
 
@@ -145,12 +144,6 @@ def test_touchers_are_the_launches_that_name_a_storage(graph: LaunchGraph) -> No
     assert graph.touchers() == tuple(tuple(touchers(graph, number)) for number in range(len(graph.storages)))
 
 
-@quick
-@given(graphs)
-def test_json_gives_the_same_graph_back(graph: LaunchGraph) -> None:
-    assert LaunchGraph.from_json(json.loads(json.dumps(graph.to_json(), allow_nan=False))) == graph
-
-
 def test_readers_wait_for_the_writer_and_not_for_each_other() -> None:
     graph = graph_of(([], [whole(0)]), ([whole(0)], [whole(1)]), ([whole(0)], [whole(2)]), ([], [whole(0)]))
     assert graph.after == ((), (0,), (0,), (1, 2))
@@ -203,30 +196,9 @@ def test_a_span_that_is_not_there_is_refused(span: Span, message: str, is_read: 
     launch = Launch("op", (span,) if is_read else (), () if is_read else (span,))
     with pytest.raises(ValueError, match=message):
         LaunchGraph.of([launch], [OWN])
-    written = {"storages": [{"nbytes": 16, "is_own": True, "is_kept": False}], "launches": []}
-    spans = [[span.storage, span.begin, span.end]]
-    read, write = (spans, []) if is_read else ([], spans)
-    with pytest.raises(ValueError, match=message):
-        LaunchGraph.from_json({**written, "launches": [{"name": "op", "reads": read, "writes": write, "draws": False}]})
 
 
 @pytest.mark.parametrize("nbytes", [-4, "4", 4.0, True, None])
 def test_a_size_that_no_storage_has_is_refused(nbytes: object) -> None:
-    data = {"storages": [{"nbytes": nbytes, "is_own": True, "is_kept": False}], "launches": []}
     with pytest.raises(ValueError, match=r"storage 0 cannot have .* bytes"):
-        LaunchGraph.from_json(data)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {},
-        {"storages": [], "launches": [{"name": "op"}]},
-        {"storages": [{"nbytes": 16}], "launches": []},
-        {"storages": [], "launches": [{"name": "op", "reads": [[0, 0]], "writes": [], "draws": False}]},
-        {"storages": None, "launches": []},
-    ],
-)
-def test_another_form_is_refused(data: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="not a launch graph"):
-        LaunchGraph.from_json(data)
+        LaunchGraph.of([], [Storage(nbytes, True, False)])

@@ -223,6 +223,3 @@ def test_storages_that_were_there_before_are_nobodys_to_free() -> None:
     graph = chain_of_buffers(3)
     graph = LaunchGraph.of(graph.launches, [replace(storage, is_own=False) for storage in graph.storages])
     assert plan_memory(graph, in_order(graph, [1.0] * 3)) == MemoryPlan(((), (), (), ()), 0, 0)
-
-
-# Within a budget ------------------------------------------------------------------------------------------------------

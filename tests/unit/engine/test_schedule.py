@@ -20,7 +20,6 @@ from kitsune.engine.schedule import (
     earliest_us,
     ends_of,
     feeds_of,
-    happens_before,
     in_order,
     just_in_time,
     listed,
@@ -28,6 +27,7 @@ from kitsune.engine.schedule import (
     when_needed,
     with_waits,
 )
+from tests.unit.engine.order import happens_before
 from tests.unit.engine.test_graph import graphs, ordered_pairs
 
 NBYTES = 16
@@ -253,7 +253,7 @@ def test_one_stream_keeps_the_recorded_order(problem: Problem, wait_us: float) -
 @given(problems, stream_counts, waits)
 def test_the_same_step_gives_the_same_schedule(problem: Problem, streams: int, wait_us: float) -> None:
     graph, costs_us = problem
-    again = LaunchGraph.from_json(graph.to_json())
+    again = LaunchGraph.of(graph.launches, graph.storages)
     assert on_streams(graph, costs_us, streams, wait_us) == on_streams(again, list(costs_us), streams, wait_us)
 
 

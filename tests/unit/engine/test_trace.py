@@ -3,11 +3,11 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from kitsune.engine.memory import plan_memory
+from kitsune.engine.memory import in_use_bytes, plan_memory
 from kitsune.engine.planner import Planner
 from kitsune.engine.record import record
 from kitsune.engine.schedule import in_order
-from kitsune.engine.trace import idle_shares, in_use_bytes, trace_of
+from kitsune.engine.trace import idle_shares, trace_of
 from kitsune.graphs import Recorder
 from tests.unit.engine.steps import CPU, even_us, warmed
 
@@ -49,7 +49,7 @@ def test_the_curve_of_one_stream_has_the_peak_that_was_planned():
     graph = record(step, CPU).recording.graph
     schedule = in_order(graph, [1.0] * len(graph.launches))
     memory = plan_memory(graph, schedule)
-    used = in_use_bytes(graph, schedule, memory)
+    used = list(map(sum, in_use_bytes(graph, schedule, memory.releases, graph.touchers())))
     assert max(used) == memory.peak_bytes < memory.naive_bytes
     assert min(used) >= 0
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
-from kitsune.engine.memory import plan_memory
+from kitsune.engine.memory import in_use_bytes, plan_memory
 from kitsune.engine.schedule import on_streams
-from kitsune.engine.trace import in_use_bytes, timeline_of, trace_of
+from kitsune.engine.trace import timeline_of, trace_of
 from kitsune.timeline import MAX_NAME, MAX_STREAMS, MAX_TOLD, Launched, Timeline
 from tests.store.samples import a_timeline
 
@@ -48,7 +48,8 @@ def test_what_was_planned_is_told_and_survives_as_json(step, streams, at_most):
     json.dumps(trace_of(timeline), allow_nan=False)
     if not timeline.left_out:
         assert timeline.makespan_us == pytest.approx(schedule.makespan_us, abs=1e-3)
-        assert [launch.used_bytes for launch in timeline.launches] == in_use_bytes(graph, schedule, memory)
+        used = in_use_bytes(graph, schedule, memory.releases, graph.touchers())
+        assert [launch.used_bytes for launch in timeline.launches] == list(map(sum, used))
         names = [graph.launches[placed.launch].name[:MAX_NAME] for placed in schedule.placed]
         assert [timeline.name_of(launch) for launch in timeline.launches] == names
         waits = [tuple(schedule.placed[other].launch for other in launch.waits) for launch in timeline.launches]
