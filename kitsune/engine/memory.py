@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kitsune.engine.graph import LaunchGraph, Storage
-from kitsune.engine.schedule import Clock, Schedule, clocks
+from kitsune.engine.schedule import Schedule, VectorClock, clocks
 
 BLOCK_BYTES: Final = 512  # kMinBlockSize of c10/cuda/CUDACachingAllocator
 
@@ -55,7 +55,7 @@ def plan_releases(
 
 
 def release_position(
-    schedule: Schedule, seen: Sequence[Clock], lanes: Sequence[Sequence[int]], touched: Sequence[int]
+    schedule: Schedule, seen: Sequence[VectorClock], lanes: Sequence[Sequence[int]], touched: Sequence[int]
 ) -> int:
     """The first launch of the storage's stream that begins after everything that touches the storage.
 

@@ -21,7 +21,7 @@ from kitsune.engine.proof import Untouched, refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
 from kitsune.engine.state import State
-from kitsune.engine.undo import Undo
+from kitsune.engine.undo import HIDDEN, Undo, are_hidden
 from kitsune.errors import CaptureError, ErraticError
 from kitsune.graphs import Graph, Recorder, fill
 
@@ -93,12 +93,21 @@ class Planner:
         fill(static, recorded.result)
         return graph, static
 
-    def capture_pair(self, first: Step, second: Step, prepare: Callable[[], Sequence[torch.Tensor]]) -> Pair | None:
+    def capture_pair(
+        self,
+        first: Step,
+        second: Step,
+        prepare: Callable[[], Sequence[torch.Tensor]],
+        parameters: Sequence[torch.Tensor] = (),
+    ) -> Pair | None:
         """Two graphs: of `first`, and of `second`, which goes on with what it has made. None: `refusal` says why not.
 
-        `prepare` is called once `first` has run, and gives the static tensors of both. No run leaves a trace.
+        `prepare` is called once `first` has run, and gives the static tensors of both. No run leaves a trace: of what
+        has to be put back for that the `parameters` must be seen, at least.
         """
         try:
+            if are_hidden(parameters):
+                raise CaptureError(HIDDEN)
             return self._undone_pair(first, second, prepare)
         except Exception as error:  # noqa: BLE001  (see above)
             self._refuse(error)
@@ -141,18 +150,19 @@ class Planner:
         self, recording: Recording, cut: int, both: Step, inputs: Sequence[torch.Tensor], untouched: Untouched
     ) -> Pair:
         self._check_kernels(recording, both)
-        one = self._best_of(first_half(recording, cut))
+        first = first_half(recording, cut)
+        one = self._best(first, self._plans(first), OF_A_HALF)
         returned, crossed = one.static
-        two = self._best_of(second_half(recording, cut, crossed))
 
-        def replay() -> Any:
-            one.graph.replay()
-            two.graph.replay()
-            return returned, two.static
+        def problem_of(two: Captured) -> str | None:
+            def replay() -> Any:
+                one.graph.replay()
+                two.graph.replay()
+                return returned, two.static
 
-        problem = self._refuted(recording, both, replay, inputs, (), untouched)
-        if problem is not None:
-            raise not_proven(problem)
+            return self._refuted(recording, both, replay, inputs, (), untouched)
+
+        two = self._accepted(second_half(recording, cut, crossed), OF_A_HALF, problem_of)
         self.plan = two.plan
         return one, two
 
@@ -165,20 +175,34 @@ class Planner:
         untouched: Untouched,
     ) -> tuple[Graph, Any]:
         self._check_kernels(recording, step)
-        found = plans(recording, self._streams, self._pool_bytes)
+
+        def problem_of(captured: Captured) -> str | None:
+            return self._refuted(recording, step, replaying(captured), inputs, rates, untouched)
+
+        found = self._accepted(recording, OF_A_STEP, problem_of)
+        self.plan, self.passing_bytes = found.plan, found.passing_bytes
+        return found.graph, found.static
+
+    def _accepted(
+        self, recording: Recording, workspaces: int, problem_of: Callable[[Captured], str | None]
+    ) -> Captured:
+        """The quickest plan of the recording that the proof does not refuse. Raises CaptureError after PROOFS."""
+        found = self._plans(recording)
         refused = ""
         for _ in range(PROOFS):
-            best = self._best(recording, found, OF_A_STEP)
-            problem = self._refuted(recording, step, replaying(best), inputs, rates, untouched)
+            best = self._best(recording, found, workspaces)
+            problem = problem_of(best)
             if problem is None:
-                self.plan, self.passing_bytes = told(best, refused).plan, best.passing_bytes
-                return best.graph, best.static
+                return told(best, refused)
             refused = f"; a quicker one was refused: {problem}"
             found = [plan for plan in found if plan.schedule is not best.plan.schedule]
             del best  # what it took is free for the next one
             if not found:
                 break
-        raise not_proven(problem)
+        raise CaptureError(f"the launches as they were planned are not the step: {problem}")
+
+    def _plans(self, recording: Recording) -> list[Planned]:
+        return plans(recording, self._streams, self._pool_bytes)
 
     def _refuted(
         self,
@@ -194,9 +218,6 @@ class Planner:
             return refuted(recording, step, replay, inputs, rates, untouched)
         finally:
             release_cached(recording.device)
-
-    def _best_of(self, recording: Recording) -> Captured:
-        return self._best(recording, plans(recording, self._streams, self._pool_bytes), OF_A_HALF)
 
     def _best(self, recording: Recording, found: Sequence[Planned], workspaces: int) -> Captured:
         """The quickest of these plans of the recording, captured."""
@@ -268,10 +289,6 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, CaptureError):
         return str(error)
     return f"planning its launches failed: {type(error).__name__}: {first_line(error)}"
-
-
-def not_proven(problem: str | None) -> CaptureError:
-    return CaptureError(f"the launches as they were planned are not the step: {problem}")
 
 
 def replaying(captured: Captured) -> Step:

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from kitsune.engine.graph import LaunchGraph
 
-Clock = tuple[int, ...]
+VectorClock = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,11 +325,11 @@ class Knowledge:
     """
 
     def __init__(self, streams: int) -> None:
-        self.of_stream: list[Clock] = [(0,) * streams] * streams
-        self.behind: dict[int, Clock] = {}
+        self.of_stream: list[VectorClock] = [(0,) * streams] * streams
+        self.behind: dict[int, VectorClock] = {}
         self.stream_of: dict[int, int] = {}
 
-    def issue(self, launch: int, stream: int, waits: Iterable[int]) -> Clock:
+    def issue(self, launch: int, stream: int, waits: Iterable[int]) -> VectorClock:
         """The clock at the begin of the launch, which is the next one on its stream."""
         clock = latest(self.of_stream[stream], *(self.behind[awaited] for awaited in waits))
         behind = (*clock[:stream], clock[stream] + 1, *clock[stream + 1 :])
@@ -353,13 +353,13 @@ class Knowledge:
             if not any(self.covers(self.behind[other], launch) for other in candidates if other != launch)
         )
 
-    def covers(self, clock: Clock, launch: int) -> bool:
+    def covers(self, clock: VectorClock, launch: int) -> bool:
         """Whether the launch has ended by that clock."""
         stream = self.stream_of[launch]
         return clock[stream] >= self.behind[launch][stream]
 
 
-def latest(first: Clock, *others: Clock) -> Clock:
+def latest(first: VectorClock, *others: VectorClock) -> VectorClock:
     """What is known from all of the clocks together."""
     return tuple(map(max, first, *others)) if others else first
 
@@ -375,7 +375,7 @@ def with_waits(graph: LaunchGraph, placed: Iterable[Placed], streams: int) -> tu
     return tuple(found)
 
 
-def clocks(schedule: Schedule) -> tuple[Clock, ...]:
+def clocks(schedule: Schedule) -> tuple[VectorClock, ...]:
     """For every issue position: of each stream, how many of its launches are known to have ended before it begins."""
     knowledge = Knowledge(schedule.streams)
     return tuple(knowledge.issue(placed.launch, placed.stream, placed.waits) for placed in schedule.placed)

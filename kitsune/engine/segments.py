@@ -19,7 +19,6 @@ from kitsune.engine.outputs import PARTIAL, Listeners, Past
 from kitsune.engine.planner import Pair, Planner
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.static import StaticBatch, opaque_type, tensors_of
-from kitsune.engine.undo import are_hidden
 from kitsune.engine.update import parameters_of
 from kitsune.engine.watch import Watch, newest_node, why_not_filled, why_not_joined_again
 from kitsune.errors import CaptureError
@@ -97,11 +96,10 @@ class Segments:
         """Leaves no trace of the runs that it takes. None: `planner.refusal` says why, and one stream will do. Raises
         CaptureError where that would not."""
         self._ran, self._retain = False, self.retain_graph
-        if are_hidden(self.parameters):
-            planner.refusal = "gc.freeze() hides what planning has to put back; call it before the model is made"
-            return None
         with side_stream(self._device):
-            pair = planner.capture_pair(self._run_forward, self._run_last_backward, self._inputs_of_both)
+            pair = planner.capture_pair(
+                self._run_forward, self._run_last_backward, self._inputs_of_both, self.parameters
+            )
         if planner.is_erratic:
             raise CaptureError(planner.refusal)
         if pair is not None:

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterable
+from typing import Final
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -10,6 +11,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from kitsune.device import rng_state, set_rng_state
 from kitsune.engine.state import as_bytes
 from kitsune.garbage import live_tensors
+
+HIDDEN: Final = "gc.freeze() hides what planning has to put back; call it before the model is made"
 
 
 class Undo:

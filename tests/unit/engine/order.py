@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kitsune.engine.schedule import Clock, Schedule
+from kitsune.engine.schedule import Schedule, VectorClock
 
 
-def happens_before(schedule: Schedule, seen: Sequence[Clock], first: int, second: int) -> bool:
+def happens_before(schedule: Schedule, seen: Sequence[VectorClock], first: int, second: int) -> bool:
     """Whether the launch at issue position `first` is known to end before the one at `second` begins.
 
     `seen` is `clocks(schedule)`. The count of its own stream is the place of a launch on it.

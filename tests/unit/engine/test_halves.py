@@ -6,6 +6,7 @@ import torch
 from kitsune.engine.halves import crossing_of, first_half, second_half
 from kitsune.engine.planner import Planner
 from kitsune.engine.record import record
+from kitsune.engine.undo import HIDDEN
 from kitsune.graphs import Recorder
 from tests.unit.engine.steps import CASES, CPU, equal, even_us, sgd, warmed
 
@@ -68,6 +69,44 @@ def test_a_second_backward_finds_what_the_forward_left():
     first = [gradient.clone() for gradient in two.static]
     two.graph.replay()
     assert equal(first, two.static)
+
+
+def pair_of(planner, parts):
+    inputs = [parts.x, parts.gradient]
+    return planner.capture_pair(parts.forward, parts.backward, lambda: inputs, parts.weights)
+
+
+def test_where_the_quickest_backward_is_refused_the_next_one_is_proven_and_says_so(monkeypatch):
+    parts, twin = Parts("branches"), Parts("branches")
+    first = Planner(Recorder(CPU), 3)
+    pair_of(first, parts)
+    left = ["not today", None]
+    monkeypatch.setattr("kitsune.engine.planner.refuted", lambda *_: left.pop(0))
+    planner = Planner(Recorder(CPU), 3)
+    one, two = pair_of(planner, parts)
+    assert left == []
+    assert planner.plan is two.plan
+    assert two.plan.name.endswith("; a quicker one was refused: not today")
+    assert not two.plan.name.startswith(first.plan.name)
+    one.graph.replay()
+    two.graph.replay()
+    assert equal([one.static[0], *two.static], [twin.forward(), *twin.backward()])
+
+
+def test_where_every_backward_is_refused_no_run_leaves_a_trace(monkeypatch):
+    parts, twin = Parts("branches"), Parts("branches")
+    monkeypatch.setattr("kitsune.engine.planner.refuted", lambda *_: "not today")
+    planner = Planner(Recorder(CPU), 3)
+    assert pair_of(planner, parts) is None
+    assert planner.refusal == "the launches as they were planned are not the step: not today"
+    assert all(map(torch.equal, parts.model.buffers(), twin.model.buffers()))
+
+
+def test_what_could_not_be_put_back_is_not_run(monkeypatch):
+    monkeypatch.setattr("kitsune.engine.planner.are_hidden", bool)
+    planner = Planner(Recorder(CPU), 3)
+    assert planner.capture_pair(lambda: 1 / 0, lambda: 1 / 0, list, [torch.ones(1)]) is None
+    assert planner.refusal == HIDDEN
 
 
 def test_an_empty_tensor_crosses_too():
