@@ -164,6 +164,13 @@ def set_rng_state(device: torch.device, state: tuple[torch.Tensor, torch.Tensor 
         torch.cuda.set_rng_state(gpu, device)
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """That from which the device draws where no other one is given."""
+    if device.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
     """No TF32 in the block."""

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kitsune.device import allocations
+from kitsune.engine.draws import Draws
 from kitsune.engine.graph import Launch, LaunchGraph
 from kitsune.engine.recording import Call, Place, Recording, generators_in, places_of, spans
 from kitsune.engine.state import equal
@@ -106,6 +107,7 @@ class Observer(TorchDispatchMode):
         self._device = device
         self._undo = undo
         self._storages = Storages()
+        self._draws = Draws(device)
         self._launches: list[Launch] = []
         self._calls: list[Call] = []
         self._refusal: CaptureError | None = None
@@ -161,6 +163,7 @@ class Observer(TorchDispatchMode):
         """
         if self._refusal is not None:
             raise self._refusal
+        self._draws.check()
         placed = self._placed(result)
         self._storages.made_at(addresses)
         kept = {place.storage for place in places_of(placed)}
@@ -185,6 +188,8 @@ class Observer(TorchDispatchMode):
 
     def _given(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         check_replayable(func, args)
+        if may_draw(func):
+            self._draws.check(generators_in((args, named)))
         return self._placed((args, named))
 
     def _check_places(self, func: Any, given: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -212,7 +217,7 @@ class Observer(TorchDispatchMode):
         if not made and not writes and func._schema.name not in CHECKS:
             check_without_effect(func)
             return
-        draws, is_product = torch.Tag.nondeterministic_seeded in func.tags, func._schema.name in PRODUCTS
+        draws, is_product = may_draw(func) and self._draws.have_moved(), func._schema.name in PRODUCTS
         launch = Launch(name, spans(reads), spans([*writes, *made]), draws, keeps_workspace=is_product)
         self._storages.made(made, name)
         arguments, named = given
@@ -287,6 +292,11 @@ def is_composite(func: Any) -> bool:
 def is_view_of_storage(func: Any, args: Sequence[Any]) -> bool:
     """How ATen looks at a storage of others: an empty tensor is set on it (the flat weights of a cuDNN LSTM)."""
     return bool(func._schema.name == "aten::set_" and args[0].untyped_storage().nbytes() == 0)
+
+
+def may_draw(func: Any) -> bool:
+    """Whether an operation may draw random numbers: one of the user's need not say so."""
+    return torch.Tag.nondeterministic_seeded in func.tags or func.namespace not in TRUSTED
 
 
 def check_replayable(func: Any, args: Sequence[Any]) -> None:

@@ -106,6 +106,28 @@ def test_random_numbers_are_told():
     assert [launch.name for launch in recording.graph.launches if launch.draws] == ["native_dropout", "rand"]
 
 
+@torch.library.custom_op("kitsune_test::noised", mutates_args=())
+def noised(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand_like(x)
+
+
+def test_random_numbers_of_an_operation_of_the_users_are_seen_as_it_draws_them():
+    x = torch.ones(4)
+    recording = recorded(lambda: noised(x) + reading(x, [x]))
+    assert [(launch.name, launch.draws) for launch in recording.graph.launches[:2]] == [
+        ("noised", True),
+        ("reading", False),
+    ]
+
+
+def test_a_generator_of_the_users_own_goes_on_from_where_it_was():
+    own = torch.Generator().manual_seed(3)
+    drawn = [torch.rand(2, generator=own) for _ in range(3)]
+    own.manual_seed(3)
+    again = in_recorded_order(recorded(lambda: torch.rand(2, generator=own)))
+    assert torch.equal(again(), drawn[1])
+
+
 def by_item(x):
     return x * x.sum().item()
 
@@ -168,6 +190,31 @@ def traced(x):
     return map_each(torch.cos, x)
 
 
+def seeded(x):
+    torch.manual_seed(1)
+    return torch.rand_like(x)
+
+
+def leaves_a_seed(x):
+    drawn = torch.rand_like(x)
+    torch.manual_seed(1)
+    return drawn
+
+
+def draws_again(x):
+    before = torch.get_rng_state()
+    drawn = torch.rand_like(x)
+    torch.set_rng_state(before)
+    return drawn - torch.rand_like(x)
+
+
+def draws_again_from_its_own(x):
+    own = torch.Generator()
+    drawn = torch.rand(3, generator=own)
+    own.manual_seed(own.initial_seed())
+    return drawn - torch.rand(3, generator=own) + x
+
+
 def test_a_check_on_the_device_is_issued_again():
     fine = torch.ones((), dtype=torch.bool)
     again = in_recorded_order(recorded(lambda: (torch._assert_async(fine), fine.clone())[1]))
@@ -227,6 +274,10 @@ kept: dict[str, torch.Tensor] = {}
         (observe, r"observe gives no tensor and says that it writes none: what it does is not known \(.*\.py:\d+\)"),
         (mapped, r"what map_impl runs cannot be followed \(.*\.py:\d+\)"),
         (traced, "what map_impl runs cannot be followed"),
+        (seeded, r"sets the state of a random number generator.* \(.*test_record.py:\d+\)"),
+        (leaves_a_seed, "sets the state of a random number generator"),
+        (draws_again, "sets the state of a random number generator"),
+        (draws_again_from_its_own, "sets the state of a random number generator"),
     ],
 )
 def test_what_cannot_be_issued_again_is_refused_after_the_step_has_run(function, words):

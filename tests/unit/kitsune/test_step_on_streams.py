@@ -19,6 +19,7 @@ from tests.step_cases import (
     train_both,
 )
 from tests.step_semantics import (  # noqa: F401
+    Recomputed,
     test_a_captured_step_trains_as_the_plain_loop,
     test_a_checkpoint_of_a_plan_goes_on_plain,
     test_a_frequent_other_shape_gets_a_program_of_its_own,
@@ -87,6 +88,17 @@ def test_what_a_loss_keeps_from_inside_the_step_is_that_of_the_last_step(device)
     (graph,) = MADE
     assert "the step keeps a tensor that it made: what mul" in graph.streams_refusal
     assert "test_step_on_streams.py" in graph.streams_refusal
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_what_is_computed_again_is_planned_unless_it_draws_again(device, share):
+    sgd = OPTIMIZERS["sgd by hand fused"]
+    planned, plain = pair(device, {"capture": "step"}, model=lambda: Recomputed(share, reentrant=False), optimizer=sgd)
+    train_both(planned, plain, batches(8))
+    assert_same(planned, plain)
+    (graph,) = MADE
+    assert ("sets the state of a random number generator" in graph.streams_refusal) == bool(share)
+    assert share or graph.plan.schedule.streams > 1
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -1,0 +1,42 @@
+"""Draws: where the generators of random numbers stand, from one launch of a step that draws from them to the next."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+
+from kitsune.device import default_generator
+from kitsune.engine.storages import at_line
+from kitsune.errors import CaptureError
+
+SET: Final = "the step sets the state of a random number generator, as a checkpoint of layers with dropout does"
+
+
+class Draws:
+    """The states that the last draw has left: that of the default generator, and of the user's own, once they are seen.
+
+    A graph draws on from there, whatever the step sets in between.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        generator = default_generator(device)
+        self._left = {generator: generator.get_state()}
+
+    def check(self, own: Iterable[torch.Generator] = ()) -> None:
+        """To be called before every draw, and at the end. Raises CaptureError when a state was set since the last one.
+
+        `own`: generators of the user's that are about to be drawn from.
+        """
+        for generator in own:
+            self._left.setdefault(generator, generator.get_state())
+        if self._are_elsewhere():
+            raise CaptureError(f"{SET}{at_line()}")
+
+    def have_moved(self) -> bool:
+        """To be called after what may have drawn: whether it has."""
+        moved = self._are_elsewhere()
+        self._left = {generator: generator.get_state() for generator in self._left}
+        return moved
+
+    def _are_elsewhere(self) -> bool:
+        return any(not torch.equal(generator.get_state(), state) for generator, state in self._left.items())
