@@ -37,6 +37,8 @@ class Route:
 class Lookout:
     """A hook on all forwards of the process. It holds its attachment weakly: an optimizer may die without a model."""
 
+    is_ours = True  # see `kitsune.engine.hooks.has_global_hooks`
+
     def __init__(self, attachment: "Attachment") -> None:
         self.attachment = weakref.ref(attachment)
         self._handle: RemovableHandle = modules.register_module_forward_pre_hook(self)
@@ -144,13 +146,3 @@ def is_looked_for(model: torch.nn.Module) -> bool:
         return False
     own = {id(parameter) for parameter in model.parameters()}
     return any(lookout.wants(own) for lookout in lookouts)
-
-
-def has_global_hooks() -> bool:
-    """Whether somebody's hook wants to see every forward or backward of the process."""
-    return bool(
-        modules._global_forward_hooks
-        or modules._global_backward_hooks
-        or modules._global_backward_pre_hooks
-        or any(not isinstance(hook, Lookout) for hook in modules._global_forward_pre_hooks.values())
-    )

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from kitsune.assembly import Assembly, OnDecline, refused, show_plan
-from kitsune.attach import has_global_hooks, is_looked_for, is_routed
+from kitsune.attach import is_looked_for, is_routed
 from kitsune.device import first_line
 from kitsune.engine.calling_thread import CallingThread
 from kitsune.engine.dispatch import NOTES, SegmentedForward
+from kitsune.engine.hooks import Hooks, has_global_hooks
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.snapshot import Snapshot
 from kitsune.engine.update import Update, parameters_of
 from kitsune.engine.updategraph import UpdateGraph
-from kitsune.engine.watch import Hooks
 from kitsune.errors import DeclinedError
 from kitsune.graphs import Recorder
 from kitsune.options import HALF, Wish

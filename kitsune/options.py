@@ -62,8 +62,8 @@ class Options:
         for name, kinds in KINDS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):
-                kind = kinds if isinstance(kinds, type) else kinds[0]
-                raise SettingsError(f"{name} is {value!r}; it takes {kind.__name__}")
+                names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
+                raise SettingsError(f"{name} is {value!r}; it takes {' or '.join(names)}")
         if self.num_streams is not None:
             check_count("num_streams", self.num_streams)
             self._check_one_count(self.num_streams)

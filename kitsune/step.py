@@ -13,13 +13,13 @@ from kitsune.device import first_line
 from kitsune.engine.body import Body, entered
 from kitsune.engine.cudagraph import EagerStep, StepGraph
 from kitsune.engine.dispatch import SegmentedForward, autocast_of
+from kitsune.engine.hooks import Hooks
 from kitsune.engine.micro import micro_batches
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.snapshot import Snapshot, Sums
 from kitsune.engine.static import opaque_type, signature_of
 from kitsune.engine.update import Update
 from kitsune.engine.updategraph import UpdateGraph
-from kitsune.engine.watch import Hooks
 from kitsune.errors import DeclinedError, SettingsError
 from kitsune.graphs import Recorder
 from kitsune.memory.prefetch import Batch, Prefetcher

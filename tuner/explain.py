@@ -87,7 +87,7 @@ def draw(plan: Planned, kind: str, path: Path) -> None:
         save(path)
     except OSError as error:
         raise SettingsError(f"--{kind} {path} cannot be written: {error.strerror}") from error
-    where = counted(plan.schedule.streams, "stream", "streams")
+    where = counted(len(plan.schedule.used), "stream", "streams")
     screen.note(f"The quickest plan by prediction, on {where}, is in {path}")
 
 

@@ -103,12 +103,13 @@ def groups(graph: LaunchGraph, costs_us: Sequence[float]) -> tuple[Group, ...]:
 
 
 def outlook(asked: int, schedule: Schedule, memory: MemoryPlan) -> Outlook:
+    shares = idle_shares(schedule)
     return Outlook(
         asked=asked,
-        streams=schedule.streams,
+        streams=len(schedule.used),
         launches=len(schedule.placed),
         predicted_us=schedule.makespan_us,
-        idle=tuple(max(0.0, share) for share in idle_shares(schedule)),  # a sum of floats may be an ulp too long
+        idle=tuple(max(0.0, shares[stream]) for stream in schedule.used),  # a sum of floats may be an ulp too long
         waits=waits_of(schedule),
         pool_bytes=memory.peak_bytes,
         naive_bytes=memory.naive_bytes,
@@ -124,7 +125,7 @@ def waits_of(schedule: Schedule) -> int:
 
 def in_words(costs_us: Sequence[float], schedule: Schedule) -> str:
     """What a plan came to, in one line."""
-    where = f"{counted(len(costs_us), 'launch', 'launches')} on {counted(schedule.streams, 'stream', 'streams')}"
+    where = f"{counted(len(costs_us), 'launch', 'launches')} on {counted(len(schedule.used), 'stream', 'streams')}"
     times = f"{in_ms(schedule.makespan_us)} predicted, {in_ms(sum(costs_us))} one after the other"
     return f"{where}: {times}; {counted(waits_of(schedule), 'wait', 'waits')}"
 

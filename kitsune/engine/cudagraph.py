@@ -12,6 +12,7 @@ import torch
 
 from kitsune.device import Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
 from kitsune.engine.body import Body
+from kitsune.engine.hooks import Hooks, why_not_heard
 from kitsune.engine.leaves import tensors_there, why_not_ours
 from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
@@ -19,15 +20,8 @@ from kitsune.engine.record import Recorded
 from kitsune.engine.static import StaticBatch, place, tensors_of, why_not_static
 from kitsune.engine.update import is_starting
 from kitsune.engine.verified import verified
-from kitsune.engine.watch import (
-    Attributes,
-    Hooks,
-    HostState,
-    Watch,
-    why_not_filled,
-    why_not_heard,
-    why_not_replayed,
-)
+from kitsune.engine.watch import Attributes, HostState, Watch, why_not_filled, why_not_replayed
+from kitsune.errors import CaptureError
 from kitsune.graphs import Graph, Recorder
 
 WARM_STEPS = 3
@@ -162,7 +156,7 @@ class StepGraph:
         that).
         """
         syncs: list[Sync] = []
-        replaced = self._attributes.why_replaced() or why_not_heard(self._body.loss_fn)
+        replaced = self._attributes.why_replaced() or why_not_heard(self._body.model, self._body.loss_fn)
         host = HostState(self._body.model, self._device, self._body.loss_fn, given=batch)
         foreign: list[str | None] = []
         parameters, before = self._body.parameters, tensors_there()
@@ -183,6 +177,8 @@ class StepGraph:
         return loss
 
     def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        if reason := why_not_heard(self._body.model, self._body.loss_fn):  # what came after the last warming step
+            raise CaptureError(reason)
         with self._static_step(batch) as launches:
             graph, result, has_run = self._captured(launches)
         self._graph, (self._loss, self._gradients) = graph, result

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 from kitsune.device import Sync, watch_syncs
 from kitsune.engine.body import Context, entered
 from kitsune.engine.enclosed import enclosed
+from kitsune.engine.hooks import why_not_heard
 from kitsune.engine.leaves import tensors_there, why_not_ours
 from kitsune.engine.outputs import PARTIAL, Listeners, Past
 from kitsune.engine.planned import Planned
@@ -17,7 +18,7 @@ from kitsune.engine.scaler import LossScaler
 from kitsune.engine.segments import Segments, why_not_joined
 from kitsune.engine.static import opaque_type, restrided, signature_of
 from kitsune.engine.update import parameters_of
-from kitsune.engine.watch import Attributes, HostState, first_hook, why_not_replayed
+from kitsune.engine.watch import Attributes, HostState, why_not_replayed
 from kitsune.errors import CaptureError
 from kitsune.graphs import Recorder, tensors_in
 
@@ -187,9 +188,9 @@ class SegmentedForward:
     def _why_not_capturable(self, arguments: Any) -> str | None:
         if self._listeners.are_there():
             return PARTIAL
-        hook = first_hook(self.model)
-        if hook is not None:
-            return f"{hook} would not run in a replayed graph"
+        unheard = why_not_heard(self.model)
+        if unheard is not None:
+            return unheard
         opaque = opaque_type(arguments)
         if opaque is not None:
             return f"the model is called with a {opaque}, whose tensors cannot be told"

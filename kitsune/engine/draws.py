@@ -9,7 +9,10 @@ from kitsune.device import default_generator
 from kitsune.engine.storages import at_line
 from kitsune.errors import CaptureError
 
-SET: Final = "the step sets the state of a random number generator, as a checkpoint of layers with dropout does"
+SET: Final = (
+    "the step sets a random number generator, as a checkpoint of layers with dropout does, "
+    "or another thread draws from it"
+)
 
 
 class Draws:

@@ -39,6 +39,11 @@ class Schedule:
         return max((placed.end_us for placed in self.placed), default=0.0)
 
     @property
+    def used(self) -> tuple[int, ...]:
+        """The streams on which something runs."""
+        return tuple(sorted({placed.stream for placed in self.placed}))
+
+    @property
     def awaited(self) -> frozenset[int]:
         """The launches that need an event recorded behind them, since another stream waits for them."""
         return frozenset(launch for placed in self.placed for launch in placed.waits)

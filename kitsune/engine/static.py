@@ -17,14 +17,22 @@ PLAIN = (
 
 
 def signature_of(value: Any) -> Signature:
-    """What a step is specialised to: structure, shapes and dtypes of tensors, and every other leaf by value."""
+    """What a step is specialised to: structure, geometry and dtypes of tensors, and every other leaf by value."""
     if isinstance(value, torch.Tensor):
-        return (value.shape, value.dtype, value.requires_grad)
+        return (value.shape, strides_of(value), value.dtype, value.requires_grad)
     if isinstance(value, dict):
         return ("dict", *((key, signature_of(item)) for key, item in value.items()))
     if isinstance(value, (tuple, list)):
-        return (type(value).__name__, *(signature_of(item) for item in value))
-    return ("value", type(value), value)
+        return (type(value), *(signature_of(item) for item in value))
+    # As it is written: -0.0 is another number than 0.0, and nan equals itself.
+    return ("value", type(value), repr(value) if isinstance(value, (float, complex)) else value)
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Nothing where they follow from the shape; those of a dimension of one element mean nothing."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return ()
+    return tuple(stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def versions_of(arguments: Any) -> list[int]:
@@ -125,4 +133,28 @@ def _placed(leaf: Any, device: torch.device, memory_format: torch.memory_format 
 
 def _static(leaf: Any, device: torch.device, memory_format: torch.memory_format | None) -> Any:
     placed = _placed(leaf, device, memory_format)
-    return placed.detach().clone(memory_format=torch.preserve_format) if isinstance(placed, torch.Tensor) else placed
+    return copy_of(placed) if isinstance(placed, torch.Tensor) else placed
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """With the tensor's strides, gaps included: kernels may go by them. What overlaps is drawn apart."""
+    tensor = tensor.detach()
+    if not tensor.numel() or tensor.layout is not torch.strided or overlaps(tensor):
+        return tensor.clone(memory_format=torch.preserve_format)
+    return tensor.new_zeros(last_of(tensor) + 1).as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
+def last_of(tensor: torch.Tensor) -> int:
+    """The place of the last element, counted from the first."""
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two elements may lie in one place, as those of an expanded tensor."""
+    end = 0
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1:
+            if stride <= end:
+                return True
+            end += (size - 1) * stride
+    return False

@@ -17,6 +17,7 @@ from kitsune.device import user_line
 from kitsune.engine.graph import Launch, Storage, is_filled
 from kitsune.engine.recording import Place
 from kitsune.errors import CaptureError, ErraticError
+from kitsune.garbage import live_tensors
 
 PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
@@ -156,7 +157,7 @@ def tensors_of_users(returned: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     The gradient of a leaf that is no parameter is one of them only if it was returned. One that only C++ still holds (a
     cache, a node of an autograd graph) is there too, if Python has ever seen it.
     """
-    alive = [each for each in gc.get_objects() if type(each) in PLAIN and torch._C._has_storage(each)]
+    alive = [each for each in live_tensors() if type(each) in PLAIN and torch._C._has_storage(each)]
     leaves = [each for each in alive if each.is_leaf and isinstance(each, torch.nn.Parameter)]
     known = [*returned, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
     known += [tensor._base for tensor in known if tensor._base is not None]

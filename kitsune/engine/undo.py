@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kitsune.device import rng_state, set_rng_state
 from kitsune.engine.state import as_bytes
-from kitsune.garbage import live_tensors
+from kitsune.garbage import are_tracked, live_tensors
 
 HIDDEN: Final = "gc.freeze() hides what planning has to put back; call it before the model is made"
 
@@ -62,10 +62,7 @@ class Undo:
 
 def are_hidden(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether `gc.freeze()` came after these were made: then what was there cannot be told."""
-    if not gc.get_freeze_count():
-        return False
-    alive = set(map(id, gc.get_objects()))
-    return any(id(tensor) not in alive for tensor in tensors)
+    return gc.get_freeze_count() > 0 and not are_tracked(tensors)
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:

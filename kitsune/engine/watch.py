@@ -6,24 +6,17 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from operator import is_
-from types import MethodType, NoneType
+from types import NoneType
 from typing import Any
 
 import torch
 
 from kitsune.device import Sync
+from kitsune.engine.hooks import HOOKS, has_global_hooks, is_hooked, named_modules, roots_of
 from kitsune.engine.static import versions_of
 from kitsune.garbage import live_tensors
-
-HOOKS = (
-    ("_forward_pre_hooks", "a forward pre-hook"),
-    ("_forward_hooks", "a forward hook"),
-    ("_backward_pre_hooks", "a backward pre-hook"),
-    ("_backward_hooks", "a backward hook"),
-)
 
 MEMBERS = ("_modules", "_parameters", "_buffers")
 PLAIN = (bool, int, float, str, NoneType)
@@ -32,7 +25,7 @@ DEEPEST = 4  # containers within containers
 
 
 class Watch:
-    """Remembers modules, modes, hooks, parameters (identity, address, requires_grad) and the optimizer's state.
+    """Remembers modules, modes, hooks, parameters (identity, memory, requires_grad) and the optimizer's state.
 
     Those of a loss that is a module and part of what was captured, too, as in all of this file.
 
@@ -73,9 +66,9 @@ class Watch:
     def _look(self) -> Iterator[object]:
         """Whole lists at a time: a comparison of two lists is one call into C."""
         yield [module.training for module in self._modules]
-        yield any(self._hooks)
+        yield any(self._hooks) or has_global_hooks()
         yield list(map(len, self._members))
-        yield [tensor.data_ptr() for tensor in self._tensors if tensor.layout is torch.strided]
+        yield [(t.data_ptr(), t.shape, t.stride()) for t in self._tensors if t.layout is torch.strided]
         yield [parameter.requires_grad for parameter in self._parameters]
         yield any(map(is_hooked, self._parameters))
 
@@ -187,19 +180,6 @@ def contents(value: Any, depth: int = 0) -> Any:
     return [(key, contents(item, depth + 1)) for key, item in pairs]
 
 
-def roots_of(model: torch.nn.Module, loss_fn: Any) -> list[torch.nn.Module]:
-    """The model, and the loss where that is a module, a method of one, or either with some arguments."""
-    while isinstance(loss_fn, (partial, MethodType)):
-        loss_fn = loss_fn.func if isinstance(loss_fn, partial) else loss_fn.__self__
-    return [model, loss_fn] if isinstance(loss_fn, torch.nn.Module) else [model]
-
-
-def named_modules(model: torch.nn.Module, loss_fn: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Of both."""
-    for root, prefix in zip(roots_of(model, loss_fn), ("", "loss_fn"), strict=False):
-        yield from root.named_modules(prefix=prefix)
-
-
 def generator_state(value: Any) -> Any:
     """Where a generator of the user's stands, on the host or a device; None for anything else."""
     if isinstance(value, random.Random):
@@ -267,39 +247,3 @@ def why_not_filled(gradients: Iterable[torch.Tensor | None]) -> str | None:
 
 def same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and one == other)
-
-
-class Hooks:
-    """Remembers how many hooks a model's modules have: torch.compile does not look again."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._hooks = [getattr(module, name) for module in model.modules() for name, _ in HOOKS]
-        self._seen = self._count()
-
-    def unchanged(self) -> bool:
-        return self._count() == self._seen
-
-    def _count(self) -> int:
-        return sum(map(len, self._hooks))
-
-
-def first_hook(model: torch.nn.Module, whole: str = "the model") -> str | None:
-    """The first Python hook on a module or parameter, in words; `whole` is what the module itself is called."""
-    for name, module in model.named_modules():
-        for attribute, words in HOOKS:
-            if getattr(module, attribute):
-                return f"{words} on {name or whole}"
-    for name, parameter in model.named_parameters():
-        if is_hooked(parameter):
-            return f"a gradient hook on {name}"
-    return None
-
-
-def why_not_heard(loss_fn: Any) -> str | None:
-    """Why a replay would leave out what the loss tells Python, or None."""
-    hook = first_hook(loss_fn, "the loss") if isinstance(loss_fn, torch.nn.Module) else None
-    return f"{hook} would not run in a replayed graph" if hook else None
-
-
-def is_hooked(parameter: torch.nn.Parameter) -> bool:
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

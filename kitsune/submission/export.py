@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from kitsune.engine.watch import is_hooked
+from kitsune.engine.hooks import is_hooked
 from kitsune.errors import ArchiveError, ExportError, WorkloadError
 from kitsune.submission import causal
 from kitsune.submission.archive import Archive, checked_document

@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from kitsune.device import watch_syncs
 from kitsune.engine.adamw import why_no_kernel
+from kitsune.engine.hooks import first_hook
 from kitsune.engine.update import parameters_of
-from kitsune.engine.watch import first_hook
 from kitsune.techniques.technique import Facts
 from kitsune.techniques.update import chosen_by_hand, implementations
 from kitsune.workload import Workload, call_model, loss_of, move_batch

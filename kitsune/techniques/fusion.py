@@ -7,8 +7,8 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 
 import kitsune.fusion
+from kitsune.engine.hooks import Hooks
 from kitsune.engine.own_code import own_code
-from kitsune.engine.watch import Hooks
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique, raised_in
 

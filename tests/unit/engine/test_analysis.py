@@ -1,5 +1,6 @@
 """Where the time of a step goes, on steps that are small enough to reckon by hand."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -58,6 +59,13 @@ def test_a_diamond_on_one_and_on_two_streams():
     assert (two.asked, two.streams, two.launches, two.predicted_us, two.waits) == (2, 2, 4, 45.0, 2)
     assert two.idle == pytest.approx((0.0, 1 - 20 / 45))
     assert found.limit.startswith("On 2 streams the step takes as long as its critical path")
+
+
+def test_a_stream_on_which_nothing_runs_is_not_used():
+    schedule = replace(on_streams(DIAMOND, DIAMOND_US, 2, WAIT_US), streams=4)
+    found = outlook(4, schedule, plan_memory(DIAMOND, schedule))
+    assert (found.asked, found.streams, len(found.idle)) == (4, 2, 2)
+    assert "4 launches on 2 streams" in in_words(DIAMOND_US, schedule)
 
 
 def test_of_many_names_and_launches_the_longest_ten_are_shown():

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as modules
 
-from kitsune.attach import Attachment, Route, has_global_hooks, is_routed
+from kitsune.attach import Attachment, Route, is_routed
+from kitsune.engine.hooks import has_global_hooks
 
 
 def attach(parameters: Any, forward: Any = lambda *_: "routed", lost: Any = lambda: None) -> Attachment:

@@ -12,6 +12,7 @@ from kitsune.engine.static import StaticBatch, place, signature_of, tensors_of, 
 
 CPU = torch.device("cpu")
 Point = namedtuple("Point", ["a", "b"])
+Point2 = namedtuple("Point", ["a", "b"])
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool]
 TENSORS = st.builds(
@@ -74,12 +75,58 @@ def test_a_batch_of_plain_parts_can_be_static(tree):
         (1, 1.0),
         (1, True),
         (0.5, 0.25),
+        (0.0, -0.0),
+        (Point(1, 2), Point2(1, 2)),
+        (torch.ones(2, 3), torch.ones(3, 2).t()),
+        (torch.ones(2, 3), torch.ones(2, 4)[:, :3]),
         (None, 0),
         ((), None),
     ],
 )
 def test_signatures_differ(one, other):
     assert signature_of((one, None)) != signature_of((other, None))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.nan, float("nan")),
+        (torch.ones(1, 3), torch.ones(2, 4)[:1, :3]),  # where a second row would be is nothing to it
+        (torch.ones(0, 3), torch.ones(3, 0).t()),
+    ],
+)
+def test_signatures_are_the_same(one, other):
+    assert signature_of((one, None)) == signature_of((other, None))
+
+
+LAYOUTS = {
+    "turned": lambda: torch.randn(3, 2).t(),
+    "cut from longer rows": lambda: torch.randn(4, 6)[:, 1:4],
+    "every second": lambda: torch.randn(4, 6)[::2, ::2],
+    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "of one row": lambda: torch.randn(4, 6)[1:2],
+    "a number of many": lambda: torch.randn(4)[2],
+    "empty": lambda: torch.randn(4, 0)[1:],
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_static_tensor_lies_as_the_users_does(name):
+    one, other = LAYOUTS[name](), LAYOUTS[name]()
+    static = StaticBatch(one, CPU)
+    assert static.batch.stride() == one.stride()
+    assert torch.equal(static.batch, one)
+    assert static.batch.data_ptr() != one.data_ptr() or not one.numel()
+    static.load(other)
+    assert torch.equal(static.batch, other)
+
+
+@pytest.mark.parametrize("tensor", [torch.randn(3, 1).expand(3, 4), torch.randn(8).unfold(0, 4, 2)])
+def test_what_overlaps_is_drawn_apart(tensor):
+    static = StaticBatch(tensor, CPU)
+    assert torch.equal(static.batch, tensor)
+    static.load(tensor + 1)
+    assert torch.equal(static.batch, tensor + 1)
 
 
 @pytest.mark.parametrize(

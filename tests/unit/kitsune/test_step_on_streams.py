@@ -97,7 +97,7 @@ def test_what_is_computed_again_is_planned_unless_it_draws_again(device, share):
     train_both(planned, plain, batches(8))
     assert_same(planned, plain)
     (graph,) = MADE
-    assert ("sets the state of a random number generator" in graph.streams_refusal) == bool(share)
+    assert ("sets a random number generator" in graph.streams_refusal) == bool(share)
     assert share or graph.plan.schedule.streams > 1
 
 

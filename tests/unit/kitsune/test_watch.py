@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
-from kitsune.engine.watch import Hooks, HostState, Watch, first_hook
+from kitsune.engine.hooks import Hooks, first_hook
+from kitsune.engine.watch import HostState, Watch
 from tests.step_cases import Convnet, adamw
 
 X = torch.ones(2, 3, 8, 8)
@@ -24,6 +26,11 @@ def new_storage(model, optimizer):
 
 def new_buffer(model, optimizer):
     model.norm.running_mean = model.norm.running_mean.clone()
+
+
+def reset(tensor, change):
+    """It begins where it was."""
+    tensor.data = change(tensor.data)
 
 
 def reload_optimizer(model, optimizer):
@@ -44,6 +51,9 @@ CHANGES = {
     "another parameter": replace_weight,
     "another storage": new_storage,
     "another buffer": new_buffer,
+    "a shorter buffer": lambda model, optimizer: reset(model.norm.running_mean, lambda mean: mean[:4]),
+    "a weight the other way round": lambda model, optimizer: reset(model.last.weight, torch.t),
+    "a buffer of one number": lambda model, optimizer: reset(model.norm.running_mean, lambda mean: mean[:1].expand(8)),
     "another optimizer state": reload_optimizer,
 }
 NO_CHANGES = {
@@ -71,6 +81,18 @@ def test_it_sees(trained, change):
     assert watch.unchanged()
     CHANGES[change](*trained)
     assert not watch.unchanged()
+
+
+def test_it_sees_a_hook_on_all_modules(trained):
+    watch, hooks = Watch(*trained), Hooks(trained[0])
+    handle = register_module_forward_hook(print)
+    try:
+        assert not watch.unchanged()
+        assert not hooks.unchanged()
+    finally:
+        handle.remove()
+    assert watch.unchanged()
+    assert hooks.unchanged()
 
 
 @pytest.mark.parametrize("change", NO_CHANGES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kitsune.device import environment
-from kitsune.engine.schedule import in_order
+from kitsune.engine.schedule import Schedule, in_order
 from kitsune.errors import CaptureError, DeclinedError, UnfitError
 from kitsune.plan import Plan
 from kitsune.report import Report
@@ -162,7 +162,8 @@ def test_a_plan_of_another_machine_is_noted(gpu, told):
 def test_where_no_plan_of_one_stream_fits_the_pool_that_of_the_fewest_is_shown():
     (plan, *_) = rehearse(load_workload(MLP, "cpu"), {}, 1).plans
     graph = plan.recording.graph
-    wide = replace(plan, schedule=replace(in_order(graph, plan.costs_us), streams=2))
+    *others, last = in_order(graph, plan.costs_us).placed
+    wide = replace(plan, schedule=Schedule(2, (*others, replace(last, stream=1))))
     (outlook,) = analysis_of([wide], wide, (1,)).outlooks
     assert (outlook.asked, outlook.streams) == (1, 2)
 

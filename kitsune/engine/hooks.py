@@ -1,0 +1,86 @@
+"""Hooks: the Python code that a model, its parameters or the whole process runs besides, and that no replay runs."""
+
+from collections.abc import Iterator
+from functools import partial
+from types import MethodType
+from typing import Any, Final
+
+import torch
+from torch.nn.modules import module as modules
+
+HOOKS: Final = (
+    ("_forward_pre_hooks", "a forward pre-hook"),
+    ("_forward_hooks", "a forward hook"),
+    ("_backward_pre_hooks", "a backward pre-hook"),
+    ("_backward_hooks", "a backward hook"),
+)
+
+
+class Hooks:
+    """Remembers how many hooks a model's modules have: torch.compile does not look again."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._hooks = [getattr(module, name) for module in model.modules() for name, _ in HOOKS]
+        self._seen = self._count()
+
+    def unchanged(self) -> bool:
+        return self._count() == self._seen
+
+    def _count(self) -> tuple[int, bool]:
+        return sum(map(len, self._hooks)), has_global_hooks()
+
+
+def first_hook(model: torch.nn.Module, whole: str = "the model") -> str | None:
+    """The first Python hook on a module or parameter, in words; `whole` is what the module itself is called."""
+    for name, module in model.named_modules():
+        for attribute, words in HOOKS:
+            if getattr(module, attribute):
+                return f"{words} on {name or whole}"
+    for name, parameter in model.named_parameters():
+        if is_hooked(parameter):
+            return f"a gradient hook on {name}"
+    return None
+
+
+def why_not_heard(model: torch.nn.Module, loss_fn: Any = None) -> str | None:
+    """Why a replay would leave out what the model, or a loss that is a module, tells Python, or None.
+
+    What TorchScript runs tells nobody when its members are others.
+    """
+    found = first_hook(model)
+    if found is None and isinstance(loss_fn, torch.nn.Module):
+        found = first_hook(loss_fn, "the loss")
+    if found is None and has_global_hooks():
+        found = "a hook on all modules"
+    if found is not None:
+        return f"{found} would not run in a replayed graph"
+    scripted = (name for name, module in named_modules(model, loss_fn) if isinstance(module, torch.jit.ScriptModule))
+    name = next(scripted, None)
+    return None if name is None else f"TorchScript runs {name or 'the model'}, which a replayed graph cannot watch"
+
+
+def has_global_hooks() -> bool:
+    """Whether somebody's hook wants to see every forward or backward of the process; those of ours are marked."""
+    return bool(
+        modules._global_forward_hooks
+        or modules._global_backward_hooks
+        or modules._global_backward_pre_hooks
+        or not all(getattr(hook, "is_ours", False) for hook in modules._global_forward_pre_hooks.values())
+    )
+
+
+def is_hooked(parameter: torch.nn.Parameter) -> bool:
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def roots_of(model: torch.nn.Module, loss_fn: Any) -> list[torch.nn.Module]:
+    """The model, and the loss where that is a module, a method of one, or either with some arguments."""
+    while isinstance(loss_fn, (partial, MethodType)):
+        loss_fn = loss_fn.func if isinstance(loss_fn, partial) else loss_fn.__self__
+    return [model, loss_fn] if isinstance(loss_fn, torch.nn.Module) else [model]
+
+
+def named_modules(model: torch.nn.Module, loss_fn: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Of both."""
+    for root, prefix in zip(roots_of(model, loss_fn), ("", "loss_fn"), strict=False):
+        yield from root.named_modules(prefix=prefix)
