@@ -46,7 +46,7 @@ class Watch:
         roots = roots_of(model, loss_fn)
         self._parameters = list(dict.fromkeys(chain.from_iterable(root.parameters() for root in roots)))
         buffers = chain.from_iterable(root.buffers() for root in roots)
-        self._tensors = [*self._parameters, *buffers]
+        self._strided = [each for each in (*self._parameters, *buffers) if each.layout is torch.strided]
         self._seen = list(self._look())
         self._attributes = Attributes(model, loss_fn)
 
@@ -68,7 +68,9 @@ class Watch:
         yield [module.training for module in self._modules]
         yield any(self._hooks) or has_global_hooks()
         yield list(map(len, self._members))
-        yield [(t.data_ptr(), t.shape, t.stride()) for t in self._tensors if t.layout is torch.strided]
+        yield list(map(torch.Tensor.data_ptr, self._strided))
+        yield list(map(torch.Tensor.size, self._strided))
+        yield list(map(torch.Tensor.stride, self._strided))
         yield [parameter.requires_grad for parameter in self._parameters]
         yield any(map(is_hooked, self._parameters))
 
