@@ -440,6 +440,30 @@ def test_the_odd_last_batch_runs_plain(device, capture):
     assert "of other shapes, or with other values of what is no tensor, run uncompiled and" in str(planned.step.report)
 
 
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_batches_that_are_cut_to_one_length_run_by_one_program(device, capture):
+    """On a GPU the kernel of a matrix product may go by the strides, and the graph has those of one batch."""
+    planned, plain = pair(device, {"capture": capture}, optimizer=sgd)
+    many = [(batches(1, 6, 8 + each, seed=each)[0][0].to(device)[:, :8], y) for each, (_, y) in enumerate(batches(9))]
+    train_both(planned, plain, many)
+    assert_same(planned, plain, **({"rtol": 1e-4, "atol": 1e-6} if device.type == "cuda" else {}))
+    assert is_captured(planned.step)
+    assert len(planned.step._programs) == 1
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_batches_in_another_order_of_strides_are_others(device, capture):
+    class Ordered(Mlp):
+        def forward(self, x):
+            return super().forward(x if x.is_contiguous() else x * 2)
+
+    planned, plain = pair(device, {"capture": capture}, model=Ordered)
+    many = [(x.t().contiguous().t() if at % 2 else x, y) for at, (x, y) in enumerate(batches(4 * STEPS))]
+    train_both(planned, plain, many)
+    assert_same(planned, plain)
+    assert is_captured(planned.step)
+
+
 def test_a_frequent_other_shape_gets_a_program_of_its_own(device):
     planned, plain = pair(device, {"capture": "step"})
     usual, other = batches(1), batches(14, 3, 8)

@@ -17,9 +17,9 @@ PLAIN = (
 
 
 def signature_of(value: Any) -> Signature:
-    """What a step is specialised to: structure, geometry and dtypes of tensors, and every other leaf by value."""
+    """What a step is specialised to: structure, shapes, orders and dtypes of tensors, every other leaf by value."""
     if isinstance(value, torch.Tensor):
-        return (value.shape, strides_of(value), value.dtype, value.requires_grad)
+        return (value.shape, order_of(value), value.dtype, value.requires_grad)
     if isinstance(value, dict):
         return ("dict", *((key, signature_of(item)) for key, item in value.items()))
     if isinstance(value, (tuple, list)):
@@ -28,11 +28,17 @@ def signature_of(value: Any) -> Signature:
     return ("value", type(value), repr(value) if isinstance(value, (float, complex)) else value)
 
 
-def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Nothing where they follow from the shape; those of a dimension of one element mean nothing."""
+def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The dimensions of more than one element from the widest stride to the narrowest; () for the usual order.
+
+    Not the strides themselves: of batches that are cut to one length, each may come from another one.
+    """
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return ()
-    return tuple(stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    dimensions = [dimension for dimension, size in enumerate(tensor.shape) if size > 1]
+    strides = tensor.stride()
+    order = sorted(dimensions, key=lambda dimension: -strides[dimension])
+    return () if order == dimensions else tuple(order)
 
 
 def versions_of(arguments: Any) -> list[int]:

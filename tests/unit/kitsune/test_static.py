@@ -78,7 +78,7 @@ def test_a_batch_of_plain_parts_can_be_static(tree):
         (0.0, -0.0),
         (Point(1, 2), Point2(1, 2)),
         (torch.ones(2, 3), torch.ones(3, 2).t()),
-        (torch.ones(2, 3), torch.ones(2, 4)[:, :3]),
+        (torch.ones(2, 3, 4, 5), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)),
         (None, 0),
         ((), None),
     ],
@@ -91,7 +91,10 @@ def test_signatures_differ(one, other):
     ("one", "other"),
     [
         (torch.nan, float("nan")),
-        (torch.ones(1, 3), torch.ones(2, 4)[:1, :3]),  # where a second row would be is nothing to it
+        (torch.ones(2, 3), torch.ones(2, 4)[:, :3]),
+        (torch.ones(2, 5)[:, :3], torch.ones(2, 4)[:, :3]),
+        (torch.ones(2, 3, 4).mT[:, :, :2], torch.ones(2, 2, 4).mT),
+        (torch.ones(1, 3), torch.ones(3, 1).t()),  # where a second row would be is nothing to it
         (torch.ones(0, 3), torch.ones(3, 0).t()),
     ],
 )
