@@ -153,7 +153,9 @@ def fill(static: Any, values: Any) -> None:
     with torch.no_grad():
         for one, two in zip(tensors_in(static), tensors_in(values), strict=True):
             if one is not two:
-                one.detach().copy_(two.detach())
+                repeats = [size > 1 and stride == 0 for size, stride in zip(one.shape, one.stride(), strict=True)]
+                once = tuple(slice(1) if is_repeated else slice(None) for is_repeated in repeats)
+                one.detach()[once].copy_(two.detach()[once])
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

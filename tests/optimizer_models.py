@@ -463,6 +463,15 @@ def test_a_backward_within_the_backward_is_not_scaled(device: torch.device, capt
     assert "use_reentrant=True" in both.optimizer.report.declined["precision"]
 
 
+def test_an_output_that_repeats_itself(device: torch.device) -> None:
+    class Repeating(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).mean(0, keepdim=True).expand(len(x), -1)
+
+    both = check(device, simple_loop, make_model=Repeating)
+    assert both.captured == STEPS - WARM
+
+
 def test_tied_weights(device: torch.device) -> None:
     class Tied(Net):
         def __init__(self) -> None:

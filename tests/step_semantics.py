@@ -5,6 +5,7 @@ Whoever imports these gives a `device` fixture on which the capture knob applies
 
 import contextlib
 import copy
+import functools
 import itertools
 import random
 import warnings
@@ -1061,11 +1062,12 @@ class Annealed(nn.Module):
     def __init__(self, device, counts=False):
         super().__init__()
         self.counts, self.calls, self.weight = counts, 0, torch.ones(1, device=device)
+        self.error = nn.MSELoss()
 
     def forward(self, output, y):
         self.calls += self.counts
         share = min(1.0, self.calls / 10) if self.counts else 1.0
-        return F.mse_loss(output, y) * share * (self.weight if self.training else 0.1)
+        return self.error(output, y) * share * (self.weight if self.training else 0.1)
 
 
 def with_a_loss_each(device, **options):
@@ -1175,14 +1177,54 @@ def test_a_batch_that_the_forward_has_require_a_gradient(device, capture):
     assert "gradient" in planned.step.report.declined["capture"]
 
 
-def test_a_hook_on_the_loss_runs_at_every_step(device):
+@pytest.mark.parametrize("given", ["itself", "with an argument", "a method of it"])
+def test_a_hook_on_the_loss_runs_at_every_step(device, given):
     planned, plain = with_a_loss_each(device)
     calls = []
-    planned.loss_fn.register_forward_hook(lambda *_: calls.append(1))
+    loss = planned.loss_fn
+    (loss.error if given == "a method of it" else loss).register_forward_hook(lambda *_: calls.append(1))
+    if given != "itself":
+        planned.step.close()
+        planned.loss_fn = loss.forward if given == "a method of it" else functools.partial(loss)
+        planned.start({"capture": "step"})
     train_both(planned, plain, batches(STEPS))
     assert_same(planned, plain)
     assert len(calls) == STEPS
-    assert "a forward hook on the loss would not run" in planned.step.report.declined["capture"]
+    where = "error" if given == "a method of it" else "the loss"
+    assert f"a forward hook on {where} would not run" in planned.step.report.declined["capture"]
+
+
+def quantized(x):
+    return torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)
+
+
+def nested(x):
+    return torch.nested.nested_tensor([*x])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns that one is new, and the other one old
+@pytest.mark.parametrize("make", [quantized, nested])
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_batch_of_what_is_no_plain_tensor_runs_uncaptured(device, capture, make):
+    class Dense(Mlp):
+        def forward(self, x):
+            return super().forward(x.dequantize() if x.is_quantized else torch.nested.to_padded_tensor(x, 0.0))
+
+    planned, plain = pair(device, {"capture": capture}, model=Dense)
+    train_both(planned, plain, [(make(x.to(device)), y) for x, y in batches(STEPS)])
+    assert_same(planned, plain)
+    assert "tensor, whose tensors cannot be told" in planned.step.report.declined["capture"]
+
+
+def test_a_learning_rate_that_is_a_tensor_for_a_while(device):
+    planned, plain = pair(device, {"capture": "step"}, optimizer=OPTIMIZERS["adamw by hand fused"])
+    rates = [LR] * STEPS + [torch.tensor(LR / 4, device=device)] * 2 + [LR] * 2
+    for rate, batch in zip(rates, batches(len(rates)), strict=True):
+        for run in (planned, plain):
+            run.optimizer.param_groups[0]["lr"] = rate
+        train_both(planned, plain, [batch])
+    assert_same(planned, plain)
+    assert is_captured(planned.step)
 
 
 class Carrying(Mlp):

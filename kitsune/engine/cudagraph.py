@@ -181,10 +181,10 @@ class StepGraph:
             raise CaptureError(reason)
         with self._static_step(batch) as launches:
             graph, result, has_run = self._captured(launches)
+        self._watch = Watch(self._body.model, self._body.update.optimizer, self._body.loss_fn)
         self._graph, (self._loss, self._gradients) = graph, result
         self._parameters = self._body.parameters
         self.peak_bytes = self._needed_bytes()
-        self._watch = Watch(self._body.model, self._body.update.optimizer, self._body.loss_fn)
         return self._issue(replay=not has_run)
 
     @contextlib.contextmanager

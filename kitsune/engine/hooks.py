@@ -47,9 +47,8 @@ def why_not_heard(model: torch.nn.Module, loss_fn: Any = None) -> str | None:
 
     What TorchScript runs tells nobody when its members are others.
     """
-    found = first_hook(model)
-    if found is None and isinstance(loss_fn, torch.nn.Module):
-        found = first_hook(loss_fn, "the loss")
+    roots = zip(roots_of(model, loss_fn), ("the model", "the loss"), strict=False)
+    found = next(filter(None, (first_hook(root, whole) for root, whole in roots)), None)
     if found is None and has_global_hooks():
         found = "a hook on all modules"
     if found is not None:

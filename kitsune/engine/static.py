@@ -19,7 +19,8 @@ PLAIN = (
 def signature_of(value: Any) -> Signature:
     """What a step is specialised to: structure, shapes, orders and dtypes of tensors, every other leaf by value."""
     if isinstance(value, torch.Tensor):
-        return (value.shape, order_of(value), value.dtype, value.requires_grad)
+        geometry = (None, ()) if value.is_nested else (value.shape, order_of(value))
+        return (*geometry, value.dtype, value.requires_grad)
     if isinstance(value, dict):
         return ("dict", *((key, signature_of(item)) for key, item in value.items()))
     if isinstance(value, (tuple, list)):
@@ -50,6 +51,8 @@ def versions_of(arguments: Any) -> list[int]:
 def opaque_type(value: Any) -> str | None:
     """The name of the first type in a batch that may hide tensors from us, or None."""
     if isinstance(value, torch.Tensor):
+        if value.is_nested or value.is_quantized:
+            return f"{'nested' if value.is_nested else 'quantized'} tensor"
         is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
         return None if is_plain else f"{type(value).__name__} of {value.layout}"
     if isinstance(value, PLAIN):
@@ -143,20 +146,17 @@ def _static(leaf: Any, device: torch.device, memory_format: torch.memory_format 
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """With the tensor's strides, gaps included: kernels may go by them. What overlaps is drawn apart."""
+    """With the tensor's strides, gaps included: kernels may go by them. Without, where these would be more than all the
+    rest, or where elements share a place."""
     tensor = tensor.detach()
-    if not tensor.numel() or tensor.layout is not torch.strided or overlaps(tensor):
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if not 0 < span <= 2 * tensor.numel() or may_overlap(tensor):
         return tensor.clone(memory_format=torch.preserve_format)
-    return tensor.new_zeros(last_of(tensor) + 1).as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+    return tensor.new_zeros(span).as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
-def last_of(tensor: torch.Tensor) -> int:
-    """The place of the last element, counted from the first."""
-    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements may lie in one place, as those of an expanded tensor."""
+def may_overlap(tensor: torch.Tensor) -> bool:
+    """Whether two elements may share a place, as those of an expanded tensor."""
     end = 0
     for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1:

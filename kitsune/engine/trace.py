@@ -112,7 +112,9 @@ def svg_of(graph: LaunchGraph, schedule: Schedule) -> str:
     """The streams as lanes, one box a launch, as wide as it is long; its name shows on pointing at it."""
     height = MARGIN + schedule.streams * (LANE + GAP)
     scale = (WIDTH - MARGIN) / (schedule.makespan_us or 1.0)
-    told = f"{len(schedule.placed)} launches on {schedule.streams} streams, {schedule.makespan_us:.1f} us as predicted"
+    told = (
+        f"{len(schedule.placed)} launches on {len(schedule.used)} streams, {schedule.makespan_us:.1f} us as predicted"
+    )
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:g}" font-family="sans-serif">',

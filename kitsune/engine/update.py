@@ -4,6 +4,7 @@ A captured update reads its learning rate from a static tensor that `refresh` fi
 step; every other hyperparameter is baked into the launches, and `refresh` says when one has changed.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -100,6 +101,7 @@ class Update:
             rate = group["lr"]
             if isinstance(rate, torch.Tensor):
                 self._rates[index].copy_(rate, non_blocking=True)
+                self._shown[index] = math.nan  # whatever number comes next is another one
             elif rate != self._shown[index]:
                 self._rates[index].fill_(rate)
                 self._shown[index] = rate

@@ -528,6 +528,15 @@ def test_tensors_without_elements_are_there_when_they_are_named(streams):
     assert equal(step.state(), twin.state())
 
 
+def test_a_result_that_repeats_itself_is_filled():
+    step, _ = warmed("branches", sgd)
+    planner = Planner(Recorder(CPU), 3)
+    graph, static = planner.capture(lambda: (step(), torch.ones(1).expand(3)), step.inputs)
+    assert planner.refusal == ""
+    graph.replay()
+    assert torch.equal(static[1], torch.ones(3))
+
+
 NOT_ITS_NUMBERS = "its numbers are not those of the step"
 
 

@@ -184,6 +184,10 @@ def mapped(x):
     return map_each(torch.sin, x)
 
 
+def unwritten(x):
+    return x * 2, torch.empty(0, 4)
+
+
 def traced(x):
     """Somebody traces within the step, as flex_attention does for its backward."""
     make_fx(torch.sin, tracing_mode="fake")(x)
@@ -274,6 +278,7 @@ kept: dict[str, torch.Tensor] = {}
         (observe, r"observe gives no tensor and says that it writes none: what it does is not known \(.*\.py:\d+\)"),
         (mapped, r"what map_impl runs cannot be followed \(.*\.py:\d+\)"),
         (traced, "what map_impl runs cannot be followed"),
+        (unwritten, "the step returns memory that nothing in our sight has written"),
         (seeded, r"sets a random number generator.* \(.*test_record.py:\d+\)"),
         (leaves_a_seed, "sets a random number generator"),
         (draws_again, "sets a random number generator"),

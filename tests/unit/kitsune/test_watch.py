@@ -102,6 +102,16 @@ def test_it_does_not_mind(trained, change):
     assert watch.unchanged()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_buffer_has_no_one_place(trained):
+    model, optimizer = trained
+    model.register_buffer("rows", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+    watch = Watch(model, optimizer)
+    assert watch.unchanged()
+    model.norm.eval()
+    assert not watch.unchanged()
+
+
 def test_the_optimizers_state_may_be_left_out(trained):
     watch = Watch(*trained)
     reload_optimizer(*trained)
