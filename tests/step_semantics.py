@@ -1213,7 +1213,9 @@ def test_a_batch_of_what_is_no_plain_tensor_runs_uncaptured(device, capture, mak
     planned, plain = pair(device, {"capture": capture}, model=Dense)
     train_both(planned, plain, [(make(x.to(device)), y) for x, y in batches(STEPS)])
     assert_same(planned, plain)
-    assert "tensor, whose tensors cannot be told" in planned.step.report.declined["capture"]
+    reason = planned.step.report.declined["capture"]
+    is_waiting = device.type == "cuda" and make is nested and "waits for the device" in reason  # for its sizes
+    assert "tensor, whose tensors cannot be told" in reason or is_waiting
 
 
 def test_a_learning_rate_that_is_a_tensor_for_a_while(device):
