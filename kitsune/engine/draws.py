@@ -15,6 +15,9 @@ SET: Final = (
 )
 
 
+States = dict[torch.Generator, torch.Tensor]
+
+
 class Draws:
     """The states that the last draw has left: that of the default generator, and of the user's own, once they are seen.
 
@@ -23,7 +26,7 @@ class Draws:
 
     def __init__(self, device: torch.device) -> None:
         generator = default_generator(device)
-        self._left = {generator: generator.get_state()}
+        self._left: States = {generator: generator.get_state()}
 
     def check(self, own: Iterable[torch.Generator] = ()) -> None:
         """To be called before every draw, and at the end. Raises CaptureError when a state was set since the last one.
@@ -32,14 +35,18 @@ class Draws:
         """
         for generator in own:
             self._left.setdefault(generator, generator.get_state())
-        if self._are_elsewhere():
+        if self._differ(self._now()):
             raise CaptureError(f"{SET}{at_line()}")
 
     def have_moved(self) -> bool:
         """To be called after what may have drawn: whether it has."""
-        moved = self._are_elsewhere()
-        self._left = {generator: generator.get_state() for generator in self._left}
+        now = self._now()
+        moved = self._differ(now)
+        self._left = now
         return moved
 
-    def _are_elsewhere(self) -> bool:
-        return any(not torch.equal(generator.get_state(), state) for generator, state in self._left.items())
+    def _now(self) -> States:
+        return {generator: generator.get_state() for generator in self._left}
+
+    def _differ(self, now: States) -> bool:
+        return any(not torch.equal(state, self._left[generator]) for generator, state in now.items())

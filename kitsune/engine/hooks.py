@@ -80,6 +80,6 @@ def roots_of(model: torch.nn.Module, loss_fn: Any) -> list[torch.nn.Module]:
 
 
 def named_modules(model: torch.nn.Module, loss_fn: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Of both."""
+    """Of the model, and of the loss where that is one."""
     for root, prefix in zip(roots_of(model, loss_fn), ("", "loss_fn"), strict=False):
         yield from root.named_modules(prefix=prefix)

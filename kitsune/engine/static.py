@@ -19,8 +19,9 @@ PLAIN = (
 def signature_of(value: Any) -> Signature:
     """What a step is specialised to: structure, shapes, orders and dtypes of tensors, every other leaf by value."""
     if isinstance(value, torch.Tensor):
-        geometry = (None, ()) if value.is_nested else (value.shape, order_of(value))
-        return (*geometry, value.dtype, value.requires_grad)
+        if value.is_nested:  # it has no one shape, and is opaque
+            return ("nested", value.dtype, value.requires_grad)
+        return (value.shape, order_of(value), value.dtype, value.requires_grad)
     if isinstance(value, dict):
         return ("dict", *((key, signature_of(item)) for key, item in value.items()))
     if isinstance(value, (tuple, list)):
@@ -42,6 +43,13 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
     return () if order == dimensions else tuple(order)
 
 
+def packing_of(tensor: torch.Tensor) -> str | None:
+    """What a tensor is in one word that has the layout of a plain one, and is more than numbers at their strides."""
+    if tensor.is_nested:
+        return "nested"
+    return "quantized" if tensor.is_quantized else None
+
+
 def versions_of(arguments: Any) -> list[int]:
     """How often each tensor of the arguments was written in place."""
     tensors = (leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
@@ -51,8 +59,8 @@ def versions_of(arguments: Any) -> list[int]:
 def opaque_type(value: Any) -> str | None:
     """The name of the first type in a batch that may hide tensors from us, or None."""
     if isinstance(value, torch.Tensor):
-        if value.is_nested or value.is_quantized:
-            return f"{'nested' if value.is_nested else 'quantized'} tensor"
+        if packing := packing_of(value):
+            return f"{packing} tensor"
         is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
         return None if is_plain else f"{type(value).__name__} of {value.layout}"
     if isinstance(value, PLAIN):

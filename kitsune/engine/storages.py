@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from kitsune.device import user_line
 from kitsune.engine.graph import Launch, Storage, is_filled
 from kitsune.engine.recording import Place
+from kitsune.engine.static import packing_of
 from kitsune.errors import CaptureError, ErraticError
 from kitsune.garbage import live_tensors
 
@@ -107,6 +108,8 @@ class Storages:
         for number, name in self._read_first.items():
             if number not in held and not (number in self._made and number in self._filled_first):
                 raise self._gone(number, name)
+        if kept - held.keys() - self._written:
+            raise CaptureError("the step returns memory that nothing in our sight has written")
         check_disjoint(held.values())
         own = {n: storage for n, storage in survivors.items() if n in self._made and devices[n] == device}
         self._check_let_go(own, returned)
@@ -173,8 +176,8 @@ def check_plain(tensor: torch.Tensor) -> None:
 
 def why_not_plain(tensor: torch.Tensor) -> str | None:
     """What such a tensor is, in words, or None."""
-    if tensor.is_nested or tensor.is_quantized:
-        return f"a {'nested' if tensor.is_nested else 'quantized'} tensor"
+    if packing := packing_of(tensor):
+        return f"a {packing} tensor"
     if tensor.layout is not torch.strided:
         return f"a sparse tensor ({tensor.layout})"
     if type(tensor) not in PLAIN:

@@ -46,8 +46,8 @@ class Watch:
         roots = roots_of(model, loss_fn)
         self._parameters = list(dict.fromkeys(chain.from_iterable(root.parameters() for root in roots)))
         buffers = chain.from_iterable(root.buffers() for root in roots)
-        held = (*self._parameters, *buffers)
-        self._strided = [each for each in held if each.layout is torch.strided and not each.is_nested]
+        tensors = (*self._parameters, *buffers)
+        self._strided = [each for each in tensors if each.layout is torch.strided and not each.is_nested]
         self._seen = list(self._look())
         self._attributes = Attributes(model, loss_fn)
 
