@@ -39,7 +39,9 @@ class Source(StrEnum):
 
     BASELINE = "baseline"  #: the step as given, against itself: the noise floor
     STOCK = "stock"  #: what a user of plain torch would try by hand
+    KNOWN = "known"  #: what won in an earlier run
     SEED = "seed"  #: what an expert would try first
+    MODEL = "model"  #: the most promising by what each choice did so far
     DESCENT = "descent"  #: one knob changed from the best so far
     TPE = "tpe"  #: Optuna's tree-structured Parzen estimator
     PLAYOFF = "playoff"  #: the best few, against each other in one process
