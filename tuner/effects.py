@@ -9,7 +9,7 @@ fills the GPU): a slow trial weighs less.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from kitsune.knobs import Choice
 from tuner.space import Configuration, Space
 
-Matrix = NDArray[np.float64]
-Vector = NDArray[np.float64]
+Matrix = NDArray[np.floating[Any]]
+Vector = NDArray[np.floating[Any]]
 
 PRIOR_SD: Final = 0.3  # in log time: two thirds of all choices change a step by less than a third
 ERROR_SD: Final = 0.05  # of the sum itself at the best so far: interactions, and the noise of a trial
@@ -52,8 +52,9 @@ def regression(rows: Matrix, logs: Vector, variances: Vector, running: Matrix) -
     precision = np.full(rows.shape[1], PRIOR_SD**-2)
     precision[0] = 1e-6  # the base has no prior
     known = np.diag(precision) + rows.T @ (rows / variances[:, None])
-    effects = np.linalg.solve(known, rows.T @ (logs / variances))
-    return effects, np.linalg.inv(known + running.T @ running / ERROR_SD**2)
+    effects: Vector = np.linalg.solve(known, rows.T @ (logs / variances))
+    covariance: Matrix = np.linalg.inv(known + running.T @ running / ERROR_SD**2)
+    return effects, covariance
 
 
 def deviations(rows: Matrix, covariance: Matrix) -> Vector:
@@ -80,7 +81,7 @@ class Grid:
         chosen = np.indices(sizes).reshape(len(sizes), -1)
         self._chosen = chosen[:, ~self._clashing(space, chosen)]
         columns = [here == number for here, size in zip(self._chosen, sizes, strict=True) for number in range(1, size)]
-        self.rows: Matrix = np.stack([np.ones(self._chosen.shape[1]), *columns], axis=1).astype(np.float64)
+        self.rows: Matrix = np.stack([np.ones(self._chosen.shape[1]), *columns], axis=1).astype(float)
 
     def row(self, knobs: Configuration) -> Vector:
         """Choices that are not searched are passed over."""

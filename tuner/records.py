@@ -164,7 +164,9 @@ class Run(Record):
     finished_at: AwareDatetime | None = None
     environment: Environment | None = None
     inapplicable: Mapping[str, str] = Field(
-        default_factory=dict, description='"knob=choice" -> why it was never tried on this device and model'
+        default_factory=dict,
+        description='"knob=choice" -> why it was never tried on this device and model; "knob=choice, other=choice" -> '
+        "why it was never tried beside that choice of another knob",
     )
     plan_id: str | None = None
     verdict: Verdict | None = None

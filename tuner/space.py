@@ -4,8 +4,8 @@ The knobs table and the reasons why some choices do not apply go in; allowed con
 A configuration is a mapping from knob to choice; knobs that are left out are at their default.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Self
 
@@ -24,8 +24,21 @@ class Space:
 
     @classmethod
     def of(cls, inapplicable: Mapping[str, str] | None = None, table: Mapping[str, Knob] = KNOBS) -> Self:
-        """`inapplicable` maps "knob=choice" to the reason; names that are not in the table are of no effect."""
-        return cls(dict(table), dict(inapplicable or {}))
+        """`inapplicable` maps "knob=choice" to the reason; names that are not in the table are of no effect.
+
+        "knob=choice, other=choice" is a choice that does not apply beside that one of another knob: an exclusion that
+        holds on this device and model.
+        """
+        reasons = dict(inapplicable or {})
+        found = dict(table)
+        for name, reason in reasons.items():
+            items = [item_of(part, table) for part in name.split(", ")]
+            if len(items) == 2 and (own := items[0]) is not None and (other := items[1]) is not None:
+                entry = found[own[0]]
+                exclusion = Exclusion(choices=own[1:], other=other[0], other_choices=other[1:], reason=reason)
+                if own[1] != entry.default:
+                    found[own[0]] = replace(entry, excludes=(*entry.excludes, exclusion))
+        return cls(found, reasons)
 
     def choices(self, knob: str) -> tuple[Choice, ...]:
         """What may be chosen for the knob, default first; empty when there is no such knob."""
@@ -119,3 +132,10 @@ class Space:
             knobs = dict(zip(searchable, chosen, strict=True))
             if next(clashes(knobs, self.table), None) is None:
                 yield self.canonical(knobs)
+
+
+def item_of(name: str, table: Mapping[str, Knob] = KNOBS) -> Item | None:
+    """The knob and the choice of "knob=choice"; None where the table has no such choice."""
+    knob, _, written = name.partition("=")
+    choices = table[knob].choices if knob in table else ()
+    return next(((knob, choice) for choice in choices if str(choice) == written), None)
