@@ -59,6 +59,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     (
         "migrations",
         "tuner.batches",
+        "tuner.budget",
         "tuner.dropout",
         "tuner.effects",
         "tuner.gpu_watch",
