@@ -90,7 +90,7 @@ def test_only_what_the_search_chose_by_measurements_may_be_stopped_early():
             assert job.best_speedup is None
         else:
             assert job.best_speedup == pytest.approx(best, rel=0.01)  # less what noise may do to the order
-            assert job.best_speedup < best
+            assert job.best_speedup <= best
         if trial.source.is_search:
             best = max(best, trial.comparison.speedup.median)
 
