@@ -78,7 +78,7 @@ class Grid:
     def __init__(self, space: Space) -> None:
         self._searchable = space.searchable()
         sizes = [len(choices) for choices in self._searchable.values()]
-        chosen = np.indices(sizes).reshape(len(sizes), -1)
+        chosen = np.indices(sizes).reshape(len(sizes), math.prod(sizes))
         self._chosen = chosen[:, ~self._clashing(space, chosen)]
         columns = [here == number for here, size in zip(self._chosen, sizes, strict=True) for number in range(1, size)]
         self.rows: Matrix = np.stack([np.ones(self._chosen.shape[1]), *columns], axis=1).astype(float)
