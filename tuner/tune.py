@@ -287,11 +287,14 @@ class Tuning:
         arms = confirmation_arms(first.knobs, None if stock is None else stock.knobs)
         measured: list[Measurement] = []
         left = processes
-        while left or self._work.begun:
-            while left and len(self._work.begun) < self._at_once:
+        while True:
+            is_late = self._left_s() <= 0 and len(measured) + len(self._work.begun) >= AGAIN
+            while left and not is_late and len(self._work.begun) < self._at_once:
                 job = self._job(arms, ROUNDS, numerics=False, timeline=left == processes)
                 self._work.begin(Source.CONFIRM, first.knobs, job, self._last_limits())
                 left -= 1
+            if not self._work.begun:
+                return measured, decide(measured, prior)
             begun, done = self._work.finished(self.check)
             outcome = done.outcome
             if is_for_want_of_room(done):
@@ -305,7 +308,6 @@ class Tuning:
                 self._work.drop()
                 yield Tried(self._work.keep(begun, done))
                 return None
-        return measured, decide(measured, prior)
 
     def _numerics(self, first: Trial) -> dict[str, Numerics]:
         """What was proven of the arms of the confirmation when they were first tried."""

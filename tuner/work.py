@@ -38,7 +38,7 @@ class Work:
     _next_number: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._next_number = 1 + max((trial.number for trial in self.trials), default=-1)
+        self._count_on()
 
     def begin(
         self,
@@ -73,9 +73,13 @@ class Work:
         return self.keep(begun, Finished(0, why, Spent(), alone=True))
 
     def drop(self) -> None:
-        """Ends what is at work; nothing is kept of it."""
+        """Ends what is at work; nothing is kept of it, not even its number."""
         self.crew.drop()
         self.begun.clear()
+        self._count_on()
+
+    def _count_on(self) -> None:
+        self._next_number = 1 + max((trial.number for trial in self.trials), default=-1)
 
     def keep(self, begun: Begun, done: Finished, comparison: Comparison | None = None) -> Trial:
         """The trial; compared over the step as given, whatever its baseline was, where nothing else is given."""
