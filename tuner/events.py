@@ -1,6 +1,7 @@
 """What a tuning run tells while it goes on.
 
-Started, Inspected, (Trying, Tried) for each trial, (Confirming, Tried), then (Ablating, Tried) for each process.
+Started, Inspected, (Trying, Tried) for each trial, several of which may be at work at once, (Confirming, Tried for each
+process), then (Ablating, Tried) for each process.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,10 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class Trying:
-    """A trial begins; `total` is None when the budget is time. No Tried follows when the user interrupts it."""
+    """A trial begins; `total` is None when the budget is time. No Tried follows when the user interrupts it.
+
+    `number` is what it will have if those that are at work end in the order in which they began.
+    """
 
     number: int
     total: int | None

@@ -193,7 +193,8 @@ class Tuning:
         while True:
             while (begun := self._next(again)) is not None:
                 assert begun.proposal is not None
-                yield Trying(begun.number, self.run.budget_trials, begun.proposal)
+                number = self._work.next_number + len(self._work.begun) - 1
+                yield Trying(number, self.run.budget_trials, begun.proposal)
             if not self._work.begun:
                 return
             done = self._waited()

@@ -17,7 +17,6 @@ from tuner.verdicts import CANDIDATE, compare_arms, over
 class Begun:
     """A trial that is at work. `rival`: whose configuration its baseline is, where that is not the step as given."""
 
-    number: int
     source: Source
     knobs: Mapping[str, Choice]
     job: Job | None
@@ -28,17 +27,17 @@ class Begun:
 
 @dataclass(slots=True)
 class Work:
-    """What is at work for a run. `trials` are kept in the order in which they end; numbers count as they begin."""
+    """What is at work for a run. Trials are numbered in the order in which they end, so that no reader misses one."""
 
     run: Run
     trials: list[Trial]
     crew: Crew
     now: Callable[[], datetime]
     begun: dict[int, Begun] = field(default_factory=dict)
-    _next_number: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._count_on()
+    @property
+    def next_number(self) -> int:
+        return self.trials[-1].number + 1 if self.trials else 0
 
     def begin(
         self,
@@ -50,13 +49,12 @@ class Work:
         rival: Trial | None = None,
         proposal: Proposal | None = None,
     ) -> Begun:
-        begun = Begun(self._next_number, source, dict(knobs), job, self.now(), rival, proposal)
-        self._next_number += 1
+        begun = Begun(source, dict(knobs), job, self.now(), rival, proposal)
         self.begun[self.crew.begin(job, limits)] = begun
         return begun
 
     def again(self, begun: Begun, limits: Limits) -> Begun:
-        """The same trial in another child, under its number."""
+        """The same trial in another child."""
         assert begun.job is not None
         self.begun[self.crew.begin(begun.job, limits)] = begun
         return begun
@@ -68,18 +66,12 @@ class Work:
 
     def give_up(self, source: Source, knobs: Mapping[str, Choice], why: Failure) -> Trial:
         """A trial that was under way elsewhere, and that nobody will end."""
-        begun = Begun(self._next_number, source, dict(knobs), None, self.now())
-        self._next_number += 1
-        return self.keep(begun, Finished(0, why, Spent(), alone=True))
+        return self.keep(Begun(source, dict(knobs), None, self.now()), Finished(0, why, Spent(), alone=True))
 
     def drop(self) -> None:
-        """Ends what is at work; nothing is kept of it, not even its number."""
+        """Ends what is at work; nothing is kept of it."""
         self.crew.drop()
         self.begun.clear()
-        self._count_on()
-
-    def _count_on(self) -> None:
-        self._next_number = 1 + max((trial.number for trial in self.trials), default=-1)
 
     def keep(self, begun: Begun, done: Finished, comparison: Comparison | None = None) -> Trial:
         """The trial; compared over the step as given, whatever its baseline was, where nothing else is given."""
@@ -91,7 +83,7 @@ class Work:
                 comparison = over(comparison, begun.rival.comparison)
         trial = Trial(
             run_id=self.run.id,
-            number=begun.number,
+            number=self.next_number,
             source=begun.source,
             knobs=begun.knobs,
             measurement=measured,

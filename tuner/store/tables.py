@@ -26,7 +26,7 @@ from kitsune.record import Record, canonical_json
 from tuner.records import DEFAULT_TEAM
 
 #: The newest revision in `migrations/versions`; a test compares.
-SCHEMA_REVISION = "0010"
+SCHEMA_REVISION = "0011"
 #: Ours alone: Optuna keeps its own revision in `alembic_version` of the same database.
 VERSION_TABLE = "kitsune_alembic_version"
 
@@ -226,6 +226,7 @@ trials = Table(
     Column("failure", JsonText),
     Column("started_at", Moment, nullable=False),
     Column("finished_at", Moment, nullable=False),
+    Column("spent", JsonText),
 )
 
 # The launches of a step by the plan of the run, compressed: read for one page, and never beside a list of runs.
