@@ -60,10 +60,13 @@ TIERS: tuple[tuple[str, ...], ...] = (
     (
         "migrations",
         "tuner.batches",
+        "tuner.budget",
         "tuner.dropout",
+        "tuner.effects",
         "tuner.gpu_watch",
         "tuner.numerics",
         "tuner.host_watch",
+        "tuner.presets",
         "tuner.stats",
         "tuner.workloads",
     ),
