@@ -89,9 +89,10 @@ def waits(device: torch.device, clock: Clock, step: Step, step_ms: float) -> Wai
     """
     if device.type != "cuda":
         return spin
-    waiting = both(step, lambda: torch.cuda._sleep(CALIBRATION_CYCLES))
+    sleep: Callable[[int], None] = torch.cuda._sleep
+    waiting = both(step, lambda: sleep(CALIBRATION_CYCLES))
     took_ms = median([clock.block_ms(waiting, 1) for _ in range(CALIBRATIONS)]) - step_ms
-    return lambda wait_ms: lambda: torch.cuda._sleep(round(wait_ms * CALIBRATION_CYCLES / took_ms))
+    return lambda wait_ms: lambda: sleep(round(wait_ms * CALIBRATION_CYCLES / took_ms))
 
 
 def spin(wait_ms: float) -> Step:
