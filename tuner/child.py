@@ -1,26 +1,32 @@
 """The measuring process: a Job on stdin, messages on the descriptor named in argv. Started by tuner/supervise.py only.
 
+It may be started before there is a job, and loads what a job will need. A second line on stdin is its turn to time.
+
 Whatever a workload or a technique raises becomes a Failure here; what kills the process becomes one in the parent.
 """
 
 import gc
+import importlib
 import os
+import select
 import sys
 import traceback
 from pathlib import Path
+from typing import IO, Final
 
 import torch
 
 from kitsune.device import first_line, pick_device
-from kitsune.errors import DeclinedError, KitsuneError
+from kitsune.errors import DeclinedError, KitsuneError, MeasureError
 from kitsune.switch import is_on
 from tuner.bench import measure_job
 from tuner.confinement import bound_memory, leave_no_core, runs_code
 from tuner.inspection import inspect_workload
 from tuner.lockdown import go_first
-from tuner.protocol import Inspection, Job, Message, one_line
+from tuner.protocol import GO, Inspection, Job, Message, one_line
 from tuner.records import Failure, FailureKind, Measurement, Phase
 
+PRELOADED: Final = ("torch._dynamo", "torch._inductor.compile_fx", "torch._functorch.aot_autograd")
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 # Errors after which no GPU call of the process works any more.
 LOST_CONTEXT = ("CUDA error", "device-side assert", "unspecified launch failure", "illegal memory access")
@@ -31,11 +37,14 @@ class Channel:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self.phase = Phase.BUILD
+        self.phase = Phase.START
 
     def enter(self, phase: Phase) -> None:
+        """Of timing: returns when it is this process's turn."""
         self.phase = phase
         self._send(Message(phase=phase))
+        if phase is Phase.TIMING and sys.stdin.buffer.readline() != GO:
+            raise MeasureError("the tuner has gone, and left no turn to time")
 
     def answer(self, outcome: Inspection | Measurement | Failure) -> None:
         if isinstance(outcome, Failure):
@@ -62,13 +71,27 @@ def main(descriptor: int) -> None:
     go_first()
     leave_no_core()
     channel = Channel(descriptor)
-    job = Job.model_validate_json(sys.stdin.buffer.read())
+    if not is_waiting(sys.stdin):
+        preload()
+    job = Job.model_validate_json(sys.stdin.buffer.readline())
+    channel.enter(Phase.BUILD)
     try:
         outcome = run(job, channel)
     except Exception as error:  # noqa: BLE001 - the border of the process
         traceback.print_exc()
         outcome = failure_of(error, channel.phase)
     channel.answer(outcome)
+
+
+def is_waiting(file: IO[str]) -> bool:
+    """Whether there is something to read."""
+    return bool(select.select([file], [], [], 0)[0])
+
+
+def preload() -> None:
+    """What the first step of a compiled candidate would import, 2 to 4 s, while there is no job yet."""
+    for module in PRELOADED:
+        importlib.import_module(module)
 
 
 def run(job: Job, channel: Channel) -> Inspection | Measurement | Failure:

@@ -15,11 +15,11 @@ from kitsune.logs import LogFormat
 from tuner.patience import pauses, rest
 from tuner.progress import Lines, Logged
 from tuner.queue import AWAY_S, Stop, Worker
+from tuner.scratch import sweep
 from tuner.settings import Settings
 from tuner.store.database import Database
 from tuner.store.engine import create, open_database
 from tuner.store.faults import shown
-from tuner.supervise import sweep
 from tuner.worker import How
 
 #: Shorter ones are lost to a moment's load.

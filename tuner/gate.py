@@ -2,26 +2,29 @@
 
 The candidate trains for some steps with changing data and learning rates, until after it has settled, so that replays
 of a captured graph are among what is compared. The reference (plain torch in float64 where that is affordable, else
-in fp32 without TF32) and the yardstick (eager with the candidate's precision only) follow from the same weights.
+in fp32 without TF32) and the yardstick (eager with the candidate's precision only) follow from the same weights. They
+are the same for all candidates that have settled in time, so the first child of a run keeps them for the others.
 """
 
 import contextlib
 import gc
+import time
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import torch
 
-from kitsune.device import full_precision, pick_device
+from kitsune.device import full_precision, pick_device, synchronize
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
 from kitsune.workload import Workload
 from tuner.arms import LiveArm, fresh_workload, plain_step
 from tuner.batches import doubled
 from tuner.dropout import dropout_off
+from tuner.kept import Keep, keep_of
 from tuner.means import means_gate
-from tuner.numerics import EARLY_STEPS, LATE_STEPS, Ruler, Start, Trace, errors_between, judge
+from tuner.numerics import LATE_STEPS, Errors, Ruler, Start, Trace, errors_between, judge
 from tuner.probe import Probe, draws_random
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure, FailureKind, Phase
@@ -38,9 +41,10 @@ from tuner.tracing import (
     state,
 )
 
+STEPS = 10  # a compiled and captured step has settled after 5
 MAX_STEPS = 40
-DOUBLE_BUDGET_S = 60.0
-DOUBLE_SLOWDOWN = {"cpu": 3.0, "cuda": 32.0}  # of float64 against fp32; a consumer GPU has 1/64 of the units
+REFERENCE_S = 60.0  # that the reference may take where the job does not say
+DOUBLE_AT_LEAST = 1.5  # times as slow as fp32 is float64, on the GPUs that are best at it
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +83,28 @@ def _prove(job: Job, probe: Probe) -> Proof | Failure:
     if isinstance(traced, Failure):
         return traced
     arm.weigh()
-    reference, note = _trace_reference(job, probe, start, batches, traced)
-    yardstick = _trace_yardstick(job, probe, start, batches, traced, perturbed=bool(note))
+    keep = keep_of(job.folder, start, arm.workload.batch) if _is_usual(traced) else Keep(None)
+    reference, note = keep.trace("reference", lambda: _trace_reference(job, probe, start, batches, traced))
     ruler = Ruler(pick_device(job.device))
+
+    def yardstick() -> Errors:
+        found = _trace_yardstick(job, probe, start, batches, traced, perturbed=bool(note))
+        return errors_between(found, reference, start, ruler)
+
     numerics, wrong = judge(
         errors_between(traced, reference, start, ruler),
-        errors_between(yardstick, reference, start, ruler),
+        keep.errors(f"yardstick-{job.arms[-1].knobs.get('precision', 'as-given')}", yardstick),
         tolerance(job.arms[-1].knobs),
         start.names,
         traced.steps,
         "; ".join(filter(None, [note, *probe.notes])),
     )
     return Proof(numerics, arm) if wrong is None else _failed(FailureKind.WRONG, wrong)
+
+
+def _is_usual(trace: Trace) -> bool:
+    """Whether other candidates train just so."""
+    return trace.steps == STEPS and not trace.skipped
 
 
 def _trace_candidate(arm: LiveArm, start: Start, batch_at: BatchAt) -> Trace | Failure:
@@ -110,7 +124,7 @@ def _trace_candidate(arm: LiveArm, start: Start, batch_at: BatchAt) -> Trace | F
         elif problem is not None:
             return _failed(FailureKind.NOT_FINITE, f"{problem} at step {index}")
         quiet = 0 if overflowed or not settled else quiet + 1
-        if quiet >= LATE_STEPS and trace.steps >= EARLY_STEPS + LATE_STEPS:
+        if quiet >= LATE_STEPS and trace.steps >= STEPS:
             break
         if trace.steps >= MAX_STEPS:
             if overflowed:
@@ -129,28 +143,41 @@ def _ended(trace: Trace, workload: Workload, start: Start) -> Trace | Failure:
 
 def _trace_reference(job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace) -> tuple[Trace, str]:
     """The reference's trace, and a note when it is not in float64."""
-    kind = pick_device(job.device).type
-    cost_s = probe.step_ms / 1e3 * candidate.steps * DOUBLE_SLOWDOWN[kind]
-    if cost_s <= DOUBLE_BUDGET_S:
+    within_s = job.reference_s or REFERENCE_S
+    if DOUBLE_AT_LEAST * probe.step_ms / 1e3 * candidate.steps <= within_s:
         # What a model with a dtype written into its code says to float64 is not ours to foresee.
-        with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):
-            return _trace_plain(job, probe, start, batches, candidate, double=True), ""
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError, SlowError):
+            return _trace_plain(job, probe, start, batches, candidate, within_s=within_s), ""
     gc.collect()
-    return _trace_plain(job, probe, start, batches, candidate, double=False), "the reference is fp32"
+    return _trace_plain(job, probe, start, batches, candidate), "the reference is fp32"
 
 
-def _trace_plain(job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace, *, double: bool) -> Trace:
+class SlowError(Exception):
+    """The first step in float64 took so long that all of them would take too long."""
+
+
+def _trace_plain(
+    job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace, *, within_s: float | None = None
+) -> Trace:
+    """In float64 when that must be `within_s`, by what its second step takes: raises SlowError. Else in fp32."""
     workload = fresh_workload(job, randomness=not probe.random)
     begin(workload, start)
-    if double:
+    if within_s is not None:
         workload.model.double()
         if isinstance(workload.loss_fn, torch.nn.Module):
             workload.loss_fn.double()
+    began = time.perf_counter()
 
     def step(index: int, x: Any, y: Any) -> torch.Tensor:
-        if double:
-            x, y = doubled((x, y))
-        return plain_step(workload, x, y, update=index not in candidate.skipped)
+        nonlocal began
+        if within_s is None:
+            return plain_step(workload, x, y, update=index not in candidate.skipped)
+        if index == 2 and (time.perf_counter() - began) * (candidate.steps - 1) > within_s:
+            raise SlowError
+        if index == 1:  # the first loads libraries
+            synchronize(pick_device(job.device))
+            began = time.perf_counter()
+        return plain_step(workload, *doubled((x, y)), update=index not in candidate.skipped)
 
     with full_precision():
         return follow(workload, step, job.seed, batches, candidate)

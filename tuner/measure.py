@@ -17,7 +17,8 @@ def inspect(
     check: Check = go_on,
 ) -> Inspection | Failure:
     """What the workload is and what can be tried on it. A workload that fails as given is a Failure in phase build."""
-    outcome = _run(Job(kind="inspect", workload=spec, device=device, seed=seed), limits, check)
+    job = Job(kind="inspect", workload=spec, device=device, seed=seed)
+    outcome = checked(job, supervise(job, limits, check=check))
     assert not isinstance(outcome, Measurement)
     return outcome
 
@@ -28,16 +29,20 @@ def measure(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) 
     Whatever the measuring process does is a Failure, never an exception. KeyboardInterrupt, and what `check` raises,
     ends it and propagates.
     """
-    # timing that ends by itself keeps its rounds; timing that is killed loses them
-    limit_s = limits.of(Phase.TIMING)
-    budget_s = min(job.budget_s or limit_s, TIMING_SHARE * limit_s)
-    outcome = _run(job.model_copy(update={"budget_s": budget_s}), limits, check)
+    job = within(job, limits)
+    outcome = checked(job, supervise(job, limits, check=check))
     assert not isinstance(outcome, Inspection)
     return outcome
 
 
-def _run(job: Job, limits: Limits, check: Check) -> Outcome:
-    outcome = supervise(job, limits, check=check)
+def within(job: Job, limits: Limits) -> Job:
+    """The job with a budget of timing that ends before its limit: rounds are kept so, and lost by a kill."""
+    limit_s = limits.of(Phase.TIMING)
+    return job.model_copy(update={"budget_s": min(job.budget_s or limit_s, TIMING_SHARE * limit_s)})
+
+
+def checked(job: Job, outcome: Outcome) -> Outcome:
+    """The outcome when it can be the answer to this job, else the Failure that it is."""
     problem = None if isinstance(outcome, Failure) else misfit(job, outcome)
     if problem is None:
         return outcome

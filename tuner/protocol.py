@@ -15,6 +15,8 @@ from tuner.records import Failure, Measurement, Phase
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_TOTAL_BYTES = 32 * 1024 * 1024
 MAX_REASON_CHARS = 2000
+#: What a child reads after its job, as soon as it is its turn to time.
+GO = b"go\n"
 #: Of a timeline: about 1 MB as JSON.
 MAX_LAUNCHES = 20_000
 
@@ -22,7 +24,8 @@ MAX_LAUNCHES = 20_000
 class Limits(Record):
     """Seconds of wall-clock time that each phase of a child may take, and all of them together."""
 
-    build_s: float = Field(default=300.0, gt=0, description="starting Python, loading the workload, one plain step")
+    start_s: float = Field(default=300.0, gt=0, description="starting Python and importing torch")
+    build_s: float = Field(default=300.0, gt=0, description="loading the workload, one plain step")
     numerics_s: float = Field(default=900.0, gt=0, description="holds the candidate's first compilation")
     warmup_s: float = Field(default=900.0, gt=0)
     timing_s: float = Field(default=300.0, gt=0)
@@ -50,7 +53,8 @@ class Job(Record):
 
     `rounds` blocks of every arm, each of at least `block_ms` (None: 50 ms on a GPU, 20 ms on a CPU), within `budget_s`
     of timing. With `best_speedup`, timing ends after three rounds once the candidate cannot reach it any more.
-    `timeline`: whether the planned launches of the candidate are wanted, where there are any.
+    `timeline`: whether the planned launches of the candidate are wanted, where there are any. `folder`: where children
+    of one run keep what all of them need. `reference_s`: what the reference of the numerics may take (None: 60 s).
     """
 
     kind: Literal["inspect", "measure"] = "measure"
@@ -64,6 +68,8 @@ class Job(Record):
     numerics: bool = True
     best_speedup: float | None = Field(default=None, gt=0)
     timeline: bool = False
+    folder: str | None = Field(default=None, max_length=4096)
+    reference_s: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _arms_fit_the_kind(self) -> Self:

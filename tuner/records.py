@@ -57,6 +57,7 @@ class Source(StrEnum):
 class Phase(StrEnum):
     """The parts of a trial, each with its own time limit."""
 
+    START = "start"
     BUILD = "build"
     NUMERICS = "numerics"
     WARMUP = "warmup"
@@ -141,6 +142,21 @@ class Comparison(Record):
     blocks: int = Field(ge=0)
 
 
+class Spent(Record):
+    """Seconds of a trial by what they went to. A candidate compiles within `numerics_s`, other arms in `warmup_s`."""
+
+    start_s: float = Field(default=0.0, ge=0, description="starting Python and importing torch, where it was not ready")
+    build_s: float = Field(default=0.0, ge=0, description="loading the workload and running it as given")
+    numerics_s: float = Field(default=0.0, ge=0)
+    warmup_s: float = Field(default=0.0, ge=0)
+    waited_s: float = Field(default=0.0, ge=0, description="for its turn to be timed")
+    timing_s: float = Field(default=0.0, ge=0)
+
+    @property
+    def total_s(self) -> float:
+        return self.start_s + self.build_s + self.numerics_s + self.warmup_s + self.waited_s + self.timing_s
+
+
 class Trial(Record):
     """One configuration that was tried: either a measurement or the reason why there is none."""
 
@@ -153,10 +169,11 @@ class Trial(Record):
     failure: Failure | None = None
     started_at: AwareDatetime
     finished_at: AwareDatetime
+    spent: Spent | None = Field(default=None, description="by a monotonic clock; None of trials before 0.3")
 
     @property
     def took_s(self) -> float:
-        return seconds_between(self.started_at, self.finished_at)
+        return seconds_between(self.started_at, self.finished_at) if self.spent is None else self.spent.total_s
 
 
 class Run(Record):

@@ -1,22 +1,17 @@
-"""A child process that is not trusted: started in a group of its own, bounded in time and output, killed, reaped.
+"""Child processes that are not trusted: started in a group of their own, bounded in time and output, killed, reaped.
 
-A Job goes in on the child's stdin, messages come back on a pipe of their own, so that what user code prints does not
-disturb them. Whatever the child does becomes a value. No torch here.
+A Job goes in on the child's stdin as one line, messages come back on a pipe of their own, so that what user code prints
+does not disturb them. Before it times anything a child waits for its turn, a second line. Whatever the child does
+becomes a value. No torch here.
 """
 
 import contextlib
-import fcntl
-import getpass
 import math
 import os
-import re
 import selectors
-import shutil
 import signal
-import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +20,9 @@ from typing import IO
 
 from kitsune.errors import MeasureError
 from tuner.confinement import confinement_of, environment_of
-from tuner.protocol import Inspection, Job, Limits, LineReader, Message, one_line
-from tuner.records import Failure, FailureKind, Measurement, Phase
+from tuner.protocol import GO, Inspection, Job, Limits, LineReader, Message, one_line
+from tuner.records import Failure, FailureKind, Measurement, Phase, Spent
+from tuner.scratch import compiled_folder, scratch_beside
 
 Outcome = Inspection | Measurement | Failure
 #: Asked every TICK_S while a child runs. What it raises kills the child and propagates.
@@ -38,6 +34,7 @@ HANG_UP_S = 2.0  # from the end of its results to its exit, for a child that is 
 KILL_S = 30.0
 TICK_S = 0.1
 CHUNK_BYTES = 64 * 1024
+CHUNKS = 64  # that are read of one child before others have their turn
 TAIL_BYTES = 8 * 1024
 # -P: a folder of the user's named tuner/ or torch/ beside their script must not be imported instead of ours.
 # It asks to die with its parent before it loads torch for seconds. Loading makes no garbage, and looking for it there
@@ -47,8 +44,6 @@ START = (
     "from tuner.child import start; start()"
 )
 COMMAND = (sys.executable, "-P", "-c", START)
-SCRATCH = "kitsune-"
-OWNER = "owner"  # in the folder of a child: the file that the living process it belongs to keeps locked
 
 
 def go_on() -> None:
@@ -56,60 +51,139 @@ def go_on() -> None:
 
 
 class Child:
-    """One measuring process and what it has said so far."""
+    """One measuring process: idle until it is given a job, and then what it has said so far."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], results: int, limits: Limits, reader: LineReader, check: Check
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], results: int, orders: int) -> None:
         assert process.stderr is not None
         self._process = process
-        self._check = check
-        self._limits = limits
-        self._reader = reader
+        self._orders = orders
+        self._reader = LineReader()
         self._tail: deque[int] = deque(maxlen=TAIL_BYTES)
         self._selector = selectors.DefaultSelector()
         for descriptor, sink in ((results, self._hear), (process.stderr.fileno(), self._tail.extend)):
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ, sink)
+        os.set_blocking(orders, False)
         self._results = results
         self._hung_up_at: float | None = None
-        self.phase = Phase.BUILD
-        self._total_s = math.inf if limits.total_s is None else limits.total_s
-        self._end = time.monotonic() + self._total_s
-        self._deadline = time.monotonic() + limits.of(Phase.BUILD)
-        self.outcome: Outcome | None = None
+        self._limits = Limits()
+        self._total_s = self._end = self._deadline = math.inf
+        self._halted_at: float | None = None
+        self._entered: dict[Phase, float] = {}
+        self._gone_at: float | None = None
+        self._answered_at: float | None = None
+        self.phase = Phase.START
+        self.hang: Failure | None = None
+        self._answer: Outcome | None = None
 
-    def wait(self) -> Outcome:
-        """The child's answer, or the Failure that it is."""
+    def give(self, job: Job, limits: Limits) -> None:
+        """Once. Seconds are counted from here, so that an idle child has no deadline."""
+        now = time.monotonic()
+        self._limits = limits
+        self._total_s = math.inf if limits.total_s is None else limits.total_s
+        self._end = now + self._total_s
+        self._deadline = now + limits.of(Phase.START)
+        self._entered[Phase.START] = now
+        self._order(job.model_dump_json().encode() + b"\n")
+
+    def go(self) -> None:
+        """The child's turn to time, or leave to do so whenever it is ready; the limit of timing counts from both."""
+        self._gone_at = time.monotonic()
+        if self.phase is Phase.TIMING:
+            self._deadline = min(self._end, self._gone_at + self._limits.of(Phase.TIMING))
+        self._order(GO)
+
+    def halt(self) -> None:
+        """Stops the process group where it is; neither the clock of its phase nor anything else of it goes on."""
+        if self._halted_at is None and not self.has_exited():
+            self._halted_at = time.monotonic()
+            self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self._halted_at is not None:
+            self._deadline = min(self._end, self._deadline + time.monotonic() - self._halted_at)
+            self._halted_at = None
+            self._signal(signal.SIGCONT)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it waits for its turn to time."""
+        return self.phase is Phase.TIMING and self._gone_at is None and not self.has_answered
+
+    @property
+    def has_answered(self) -> bool:
+        return self._answer is not None
+
+    def look(self, timeout_s: float) -> Outcome | None:
+        """What the child came to; None as long as it is at work, or leaves after it has answered.
+
+        An exited child that said nothing, one that went beyond a limit and one that sent garbage are Failures.
+        """
+        was_running = not self.has_exited()
         try:
-            while self.outcome is None and not self.has_exited():
-                self._check()
-                if time.monotonic() > self._deadline:
-                    return self._timed_out()
-                if self._hung_up_at is not None and time.monotonic() > self._hung_up_at + HANG_UP_S:
-                    return self._failure(FailureKind.CRASHED, "the measuring process closed its results without one")
-                self._listen(TICK_S)
-            while self._listen(0) and time.monotonic() < self._deadline:
-                pass
+            heard = self._drain(timeout_s)
         except MeasureError as error:
             return self._failure(FailureKind.CRASHED, str(error))
-        return self.outcome or self._died()
+        if self._answer is not None:
+            return self._answer if self._has_left() else None
+        now = time.monotonic()
+        if now > (self._deadline if self._halted_at is None else self._end):
+            return self._timed_out()
+        if not (was_running or heard):
+            return self._died()
+        if self._hung_up_at is not None and now > self._hung_up_at + HANG_UP_S:
+            return self._failure(FailureKind.CRASHED, "the measuring process closed its results without one")
+        return None
 
-    def linger(self) -> None:
-        """Lets a child that has answered leave by itself, and keeps its pipes from filling up."""
-        end = time.monotonic() + GRACE_S
-        while not self.has_exited() and time.monotonic() < end:
-            self._check()
-            with contextlib.suppress(MeasureError):
-                self._listen(TICK_S)
+    def spent(self) -> Spent:
+        """Seconds since it was given its job, by what they went to."""
+        end = self._answered_at or time.monotonic()
+        begins = sorted((at, phase) for phase, at in self._entered.items())
+        ends = [at for at, _ in begins[1:]] + [end]
+        took = {phase: until - at for (at, phase), until in zip(begins, ends, strict=True)}
+        waited = 0.0
+        if Phase.TIMING in took:
+            waited = max(0.0, (self._gone_at or end) - self._entered[Phase.TIMING])
+        return Spent(
+            start_s=took.get(Phase.START, 0.0),
+            build_s=took.get(Phase.BUILD, 0.0),
+            numerics_s=took.get(Phase.NUMERICS, 0.0),
+            warmup_s=took.get(Phase.WARMUP, 0.0),
+            waited_s=waited,
+            timing_s=took.get(Phase.TIMING, 0.0) - waited,
+        )
 
     def has_exited(self) -> bool:
         """Without reaping: as long as the leader is a zombie, the number of its process group cannot be reused."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return self._process.returncode is not None or os.waitid(os.P_PID, self._process.pid, flags) is not None
 
-    def close(self) -> None:
+    def close(self, *, is_dead: bool) -> None:
         self._selector.close()
+        if not is_dead:
+            self.hang = self._failure(FailureKind.CRASHED, "the measuring process cannot be killed: the GPU hangs")
+
+    def _has_left(self) -> bool:
+        assert self._answered_at is not None
+        return self.has_exited() or time.monotonic() > self._answered_at + GRACE_S
+
+    def _order(self, line: bytes) -> None:
+        """A child that never reads its stdin cannot block us: a pipe holds 64 KiB, and a line is a few of them."""
+        with contextlib.suppress(BrokenPipeError):  # what became of it is found out by looking
+            if os.write(self._orders, line) != len(line):
+                raise MeasureError(f"a job of {len(line)} bytes is too long")
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def _drain(self, timeout_s: float) -> bool:
+        """Reads what is there, of a child that writes without end a part; False when there was nothing."""
+        heard = self._listen(timeout_s)
+        reads = 1
+        while heard and reads < CHUNKS and self._listen(0):
+            reads += 1
+        return heard
 
     def _listen(self, timeout_s: float) -> bool:
         """Reads what is there; False when there was nothing."""
@@ -130,20 +204,24 @@ class Child:
 
     def _hear(self, data: bytes) -> None:
         for message in self._reader.feed(data):
-            if self.outcome is not None:
+            if self._answer is not None:
                 raise MeasureError("the measuring process went on talking after its answer")
             self._take(message)
 
     def _take(self, message: Message) -> None:
-        self.outcome = message.outcome
+        now = time.monotonic()
         if message.phase is None:
+            self._answer, self._answered_at = message.outcome, now
             return
         order = list(Phase)
         # only forward: a child must not be able to renew its deadline for ever
         if order.index(message.phase) <= order.index(self.phase):
             raise MeasureError(f"the measuring process went from {self.phase.value} back to {message.phase.value}")
         self.phase = message.phase
-        self._deadline = min(self._end, time.monotonic() + self._limits.of(message.phase))
+        self._entered[message.phase] = now
+        # one that waits for its turn waits as long as it takes
+        limit_s = math.inf if self.is_ready else self._limits.of(message.phase)
+        self._deadline = min(self._end, now + limit_s)
 
     def _timed_out(self) -> Failure:
         what, limit_s = self.phase.value, self._limits.of(self.phase)
@@ -178,34 +256,36 @@ def supervise(job: Job, limits: Limits, command: Sequence[str] = COMMAND, check:
     keeps it for this user. KeyboardInterrupt, and what `check` raises, kills the child and propagates. Raises
     SettingsError for a KITSUNE_CONFINE that makes no sense.
     """
-    compiled = _compiled()
-    confined = confinement_of(job.workload, job.device).command(command)
-    with _scratch(compiled) as scratch, _pipe() as (results, child_end), _stdin(job, scratch) as stdin:
-        environment = {**_habits(job.device), **_environment(os.environ, job.workload, scratch, compiled)}
-        process = None
+    with started(job.workload, job.device, command) as child:
+        child.give(job, limits)
+        child.go()  # nobody else is timed
+        while (outcome := child.look(TICK_S)) is None:
+            check()
+    return child.hang or outcome
+
+
+@contextlib.contextmanager
+def started(workload: str, device: str, command: Sequence[str] = COMMAND) -> Iterator[Child]:
+    """An idle child that will measure this workload; in the end it is dead, and whatever it has started.
+
+    Where it could not be killed, `hang` says so. Raises SettingsError for a KITSUNE_CONFINE that makes no sense.
+    """
+    compiled = compiled_folder()
+    confined = confinement_of(workload, device).command(command)
+    with scratch_beside(compiled) as scratch, _pipe() as (results, child_end), _pipe() as (child_in, orders):
+        environment = {**_habits(device), **_environment(os.environ, workload, scratch, compiled)}
+        process = child = None
         try:
-            process = _start(confined, stdin, child_end.fileno(), environment)
+            process = _start(confined, child_in, child_end.fileno(), environment)
             child_end.close()
-            outcome, phase = _attend(process, results.fileno(), limits, check)
+            child_in.close()
+            child = Child(process, results.fileno(), orders.fileno())
+            yield child
         finally:
             is_dead = process is None or _kill(process)
             _kill_strays(scratch)  # the child, too, when Ctrl-C came while it started
-    if not is_dead:
-        return Failure(
-            kind=FailureKind.CRASHED, phase=phase, reason="the measuring process cannot be killed: the GPU hangs"
-        )
-    return outcome
-
-
-def _attend(process: subprocess.Popen[bytes], results: int, limits: Limits, check: Check) -> tuple[Outcome, Phase]:
-    child = Child(process, results, limits, LineReader(), check)
-    try:
-        outcome = child.wait()
-        if child.outcome is outcome:
-            child.linger()
-        return outcome, child.phase
-    finally:
-        child.close()
+            if child is not None:
+                child.close(is_dead=is_dead)
 
 
 def _start(
@@ -264,82 +344,11 @@ def _environment(given: Mapping[str, str], workload: str, scratch: Path, compile
 
 
 @contextlib.contextmanager
-def _scratch(compiled: Path) -> Iterator[Path]:
-    """A folder for temporary files. Inductor keeps precompiled C++ headers, 5 s of work, among them: those stay."""
-    path = Path(tempfile.mkdtemp(prefix=SCRATCH))
-    try:
-        with _owned(path):
-            compiled.mkdir(parents=True, exist_ok=True)
-            (path / compiled.name).symlink_to(compiled.resolve(), target_is_directory=True)
-            yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _owned(folder: Path) -> Iterator[None]:
-    """Marks the folder as that of a living process.
-
-    By a lock, which ends with the process however it ends: a number may be used again, and in another container it
-    means another process. Under its name the file is locked from the first moment.
-    """
-    fresh = folder / f"{OWNER}.new"
-    with fresh.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        fresh.rename(folder / OWNER)
-        yield
-
-
-def sweep() -> None:
-    """Removes what processes of this user have left that had no time to: the folders whose owner is gone."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
-        with contextlib.suppress(OSError):  # another process sweeps too, or the folder is not ours
-            _sweep(folder)
-
-
-def _sweep(folder: Path) -> None:
-    """Raises OSError when the folder is in use, or none of ours."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        return
-    descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb+", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder)
-
-
-def _compiled() -> Path:
-    """Where torch keeps compiled code by default: training by the plan finds there what its tuning has compiled.
-
-    What autotuning picked lies there too: 60 s of work for BERT-base on an H200, and picked anew it may be otherwise.
-    """
-    return Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"
-
-
-def _user() -> str:
-    """The user's name as Inductor writes it into file names."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):
-        name = f"uid_{os.getuid()}"
-    return re.sub(r'[\\/:*?"<>|]', "_", name)
-
-
-@contextlib.contextmanager
 def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """(reading end, writing end)."""
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", buffering=0) as source, os.fdopen(writing, "wb", buffering=0) as sink:
         yield source, sink
-
-
-@contextlib.contextmanager
-def _stdin(job: Job, scratch: Path) -> Iterator[IO[bytes]]:
-    """The job in a file: a child that never reads its stdin cannot block us."""
-    path = scratch / "job.json"
-    path.write_bytes(job.model_dump_json().encode())
-    with path.open("rb") as file:
-        yield file
 
 
 def _read(descriptor: int) -> bytes | None:

@@ -1,33 +1,60 @@
-"""A run in, trials out one by one, and in the end the plan. Knows children and search, but no database."""
+"""A run in, trials out as they come, and in the end the plan. Knows children and search, but no database."""
 
 import math
+import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from kitsune.errors import BaselineError, NoTrialError, WorkloadError
-from kitsune.knobs import Choice
-from kitsune.plan import Match, Plan
+from kitsune.plan import Match, Numerics, Plan
 from kitsune.timeline import Timeline
-from tuner import measure as measuring
 from tuner.ablation import Chunk, arms_without, next_chunk
-from tuner.confirmation import PROCESSES
-from tuner.contenders import contenders_of, ranking_noise
+from tuner.confirmation import PROCESSES, ROUNDS, Prior
+from tuner.contenders import contenders_of
+from tuner.crew import Children, Crew, Finished
 from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Tried, Trying
+from tuner.knowledge import AGAIN, Knowledge, nothing_known
+from tuner.pace import at_once, confirmation_s, elapsed_s, expected_s, is_patient
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
-from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
-from tuner.search import Proposal, best, best_stock, is_success, propose, speedup
-from tuner.space import Space
+from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
+from tuner.scratch import scratch
+from tuner.search import best_stock, propose
+from tuner.space import Configuration, Space
+from tuner.standings import (
+    MAX_CONFIRMATIONS,
+    failed_confirmations,
+    is_played_off,
+    leader,
+    rival,
+    searched,
+    to_beat,
+    unrefused,
+    why_nothing,
+)
 from tuner.supervise import Check, go_on
-from tuner.verdicts import CANDIDATE, EAGER, Decision, compare_arms, confirmation_arms, decide, plan_from
+from tuner.verdicts import (
+    CANDIDATE,
+    EAGER,
+    RIVAL,
+    STOCK,
+    Decision,
+    compare_arms,
+    confirmation_arms,
+    decide,
+    over,
+    plan_from,
+)
+from tuner.work import Begun, Work, is_for_want_of_room
 
-SEARCH_ROUNDS = 15
-CONFIRM_ROUNDS = 30
+SEARCH_ROUNDS = 10
 ABLATION_ROUNDS = 20
-MAX_CONFIRMATIONS = 3  # that fail
-SLOW_FACTOR = 4.0  # on an H200, autotuning over compiling: GPT-2 171 s and 40 s, ResNet-50 more than 222 s and 50 s
+SPARES = {"cuda": 3, "cpu": 1}  # idle children that have imported torch
 MIN_CHILD_S = 30.0  # importing torch and a first step take up to 15 s on a busy machine
+OVERTIME = 0.05  # of the budget: what a confirmation may take longer than was expected
+REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
 #: What was under way when a worker vanished may be why it did.
 GIVEN_UP = Failure(kind=FailureKind.CRASHED, phase=Phase.BUILD, reason="the worker vanished while this was measured")
 #: A step that fails like this against itself does so in every other trial too.
@@ -58,31 +85,40 @@ def no_interrupts() -> int:
     return 0
 
 
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 @dataclass(slots=True)
 class Tuning:
     """One run on its way. `trials` are those that were stored before, so that a run goes on where it stopped.
 
-    `spec` is what the children load: the run's workload, or the archive that stands for a live model. What `check`
-    raises kills the child of the moment and propagates. `ablates`: whether `ablation` measures anything. `interrupts`:
-    how often the user has pressed Ctrl-C; it is asked between trials, and while one is waited for.
+    `spec` is what the children load: the run's workload, or the archive that stands for a live model. `crew` makes
+    those who measure, for a workload, a device and a number of idle children to keep. What `check` raises kills the
+    children of the moment and propagates. `ablates`: whether `ablation` measures anything. `interrupts`: how often the
+    user has pressed Ctrl-C; it is asked between trials, and while one is waited for. `knows`: what earlier runs tell.
     """
 
     run: Run
     spec: str
     trials: list[Trial] = field(default_factory=list)
-    measure: Callable[..., Measurement | Failure] = measuring.measure
-    inspect: Callable[..., Inspection | Failure] = measuring.inspect
+    crew: Callable[[str, str, int], Crew] = Children
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = utcnow
     check: Check = go_on
     ablates: bool = True
     interrupts: Callable[[], int] = no_interrupts
+    knows: Callable[[Inspection], Knowledge] = nothing_known
     interrupted: bool = False
     _begin_s: float = field(init=False)
     _space: Space = field(init=False)
+    _known: Knowledge = field(init=False, default_factory=Knowledge)
+    _at_once: int = field(init=False, default=1)
+    _folder: str | None = field(init=False, default=None)
+    _work: Work = field(init=False)
 
     def __post_init__(self) -> None:
-        self._begin_s = self.clock() - sum(trial.took_s for trial in self.trials)
+        self._begin_s = self.clock() - elapsed_s(self.trials)
         self._space = Space.of(self.run.inapplicable)
 
     def steps(self) -> Steps:
@@ -92,12 +128,17 @@ class Tuning:
         WorkloadError when the stored trials are of another workload or machine. An interrupt ends the search, and what
         is best so far is confirmed. KeyboardInterrupt does so too where a trial is waited for; elsewhere it propagates.
         """
-        inspection = self._inspected()
-        yield Inspected(inspection)
-        self._space = Space.of(inspection.inapplicable)
-        yield from self._search(self._space)
-        yield from self._play_off()
-        return (yield from self._conclude(inspection))
+        spares = SPARES[self.run.device.partition(":")[0]]
+        with closing(self.crew(self.spec, self.run.device, spares)) as crew, scratch() as folder:
+            self._work, self._folder = Work(self.run, self.trials, crew, self.now), str(folder)
+            inspection = self._inspected(crew)
+            yield Inspected(inspection)
+            self._space = Space.of(inspection.inapplicable)
+            self._at_once = at_once(inspection, cores())
+            self._known = self.knows(inspection)
+            yield from self._search()
+            yield from self._play_off()
+            return (yield from self._conclude(inspection))
 
     def ablation(self, plan: Plan, *, is_taken_over: bool = False) -> Generator[Event, None, None]:
         """Measures what each choice of the confirmed plan gives, in what is left of the budget; may follow `steps`.
@@ -106,24 +147,30 @@ class Tuning:
         What it may have been about is given up, so each attempt comes forward. An interrupt, or KeyboardInterrupt
         where a trial is waited for, ends this, and the plan stays as it is.
         """
-        if not self.ablates or self._is_ended():
+        if not self.ablates or self._is_ended() or self._chunk(plan) is None:
             return
-        if is_taken_over and self._chunk(plan) is not None:
-            yield Tried(self._keep(Source.ABLATION, plan.knobs, GIVEN_UP, None, self.now()))
-        while (chunk := self._chunk(plan)) is not None and self._left_s() >= self._ablation_s(plan, chunk):
-            if self._is_ended():
-                return
-            yield Ablating(chunk)
-            trial = self._leave_out(plan, chunk)
-            if trial is None:
-                return
-            yield Tried(trial)
+        with closing(self.crew(self.spec, self.run.device, 1)) as crew:
+            self._work, self._folder = Work(self.run, self.trials, crew, self.now), None
+            if is_taken_over:
+                yield Tried(self._work.give_up(Source.ABLATION, plan.knobs, GIVEN_UP))
+            while (chunk := self._chunk(plan)) is not None and self._left_s() >= self._ablation_s(plan, chunk):
+                if self._is_ended():
+                    return
+                yield Ablating(chunk)
+                job = self._job(arms_without(plan.knobs, chunk, self._space), ABLATION_ROUNDS, numerics=False)
+                self._work.begin(Source.ABLATION, plan.knobs, job, limits_within(self._left_s()))
+                done = self._waited()
+                if done is None:
+                    return
+                yield Tried(self._work.keep(*done))
 
-    def _inspected(self) -> Inspection:
-        limits = limits_within(self._left_s())
-        found = self.inspect(self.spec, self.run.device, seed=self.run.seed, limits=limits, check=self._ask)
+    def _inspected(self, crew: Crew) -> Inspection:
+        job = Job(kind="inspect", workload=self.spec, device=self.run.device, seed=self.run.seed)
+        crew.begin(job, limits_within(self._left_s()))
+        found = crew.finished(self._ask).outcome
         if isinstance(found, Failure):
             raise BaselineError(f"the workload fails as given: {found.reason}")
+        assert isinstance(found, Inspection)
         if self.trials and (change := self._change(found)):
             raise WorkloadError(
                 f"{change} since {len(self.trials)} trials of run {self.run.id} were made, so they say nothing about "
@@ -140,41 +187,144 @@ class Tuning:
             return f"the run has moved from {before.gpu} to {found.environment.gpu}"
         return None
 
-    def _search(self, space: Space) -> Iterator[Event]:
-        while not self._is_ended() and self._may_go_on():
-            proposal = propose(space, self._searched(), self.run.seed, is_patient=self._is_patient(space))
-            if proposal is None:
+    def _search(self) -> Iterator[Event]:
+        """Keeps as many trials at work as may be; what ran out of memory beside others is tried again alone."""
+        again: list[Begun] = []
+        while True:
+            while (begun := self._next(again)) is not None:
+                assert begun.proposal is not None
+                yield Trying(begun.number, self.run.budget_trials, begun.proposal)
+            if not self._work.begun:
                 return
-            yield Trying(self._next_number(), self.run.budget_trials, proposal)
-            trial = self._try(proposal)
-            if trial is None:
+            done = self._waited()
+            if done is None:
                 return
+            if is_for_want_of_room(done[1]):
+                again.append(done[0])
+                continue
+            trial = self._work.keep(*done)
             yield Tried(trial)
             if trial.source is Source.BASELINE and trial.failure is not None and trial.failure.kind in FAILS_ALWAYS:
                 raise BaselineError(f"the step as given fails against itself: {trial.failure.reason}")
 
-    def _try(self, proposal: Proposal) -> Trial | None:
-        """None when the user interrupts it."""
-        arms = (ArmSpec(name=EAGER), ArmSpec(name=CANDIDATE, knobs=proposal.knobs))
-        job = self._job(arms, SEARCH_ROUNDS, self._to_beat(proposal))
-        return self._measured(proposal.source, proposal.knobs, job, self._left_s() - self._confirmation_s())
-
-    def _measured(self, source: Source, knobs: Mapping[str, Choice], job: Job, within_s: float) -> Trial | None:
-        """A candidate beside the step as given; None when the user interrupts it."""
-        started_at = self.now()
-        outcome = self._waited_for(job, within_s)
-        if outcome is None:
+    def _next(self, again: list[Begun]) -> Begun | None:
+        """The next trial, at work; None while there is none to begin."""
+        pending = [begun.knobs for begun in self._work.begun.values()]
+        if self._is_ended() or len(pending) >= (1 if again else self._at_once):
             return None
-        comparison = None
-        if isinstance(outcome, Measurement):
-            comparison = compare_arms(outcome, EAGER, CANDIDATE)
-        return self._keep(source, knobs, outcome, comparison, started_at)
+        if again:
+            self._at_once = max(1, self._at_once - 1)
+            return self._work.again(again.pop(), self._search_limits())
+        tried = searched(self.trials)
+        if self.run.budget_trials is not None and len(tried) + len(pending) >= self.run.budget_trials:
+            return None
+        if self._known.is_enough(leader(self.trials), tried):
+            return None
+        patient = is_patient(tried, self._space, self._left_s() - self._reserve_s())
+        winners = self._known.winners
+        found = propose(self._space, tried, self.run.seed, is_patient=patient, pending=pending, known=winners)
+        if found is None or self._left_s() - self._reserve_s() <= expected_s(found.knobs, tried, self._space):
+            return None
+        against = rival(self.trials)
+        base = ArmSpec(name=EAGER) if against is None else ArmSpec(name=RIVAL, knobs=against.knobs)
+        arms = (base, ArmSpec(name=CANDIDATE, knobs=found.knobs))
+        job = self._job(arms, SEARCH_ROUNDS, best_speedup=to_beat(self.trials, found))
+        limits = self._search_limits()
+        return self._work.begin(found.source, found.knobs, job, limits, rival=against, proposal=found)
 
-    def _waited_for(self, job: Job, within_s: float) -> Measurement | Failure | None:
-        """None when the user interrupts it."""
+    def _play_off(self) -> Iterator[Event]:
+        """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""
+        contenders = contenders_of(unrefused(self.trials))
+        longest_s = sum(expected_s(trial.knobs, self.trials, self._space) for trial in contenders)
+        if len(contenders) < 2 or self._is_ended() or self._left_s() < self._reserve_s() + longest_s:
+            return
+        if is_played_off(self.trials):
+            return
+        yield PlayingOff(tuple(trial.knobs for trial in contenders))
+        names = [f"contender {number}" for number in range(1, len(contenders) + 1)]
+        arms = [ArmSpec(name=name, knobs=trial.knobs) for name, trial in zip(names, contenders, strict=True)]
+        job = self._job(tuple(arms), SEARCH_ROUNDS, numerics=False)
+        self._work.begin(Source.PLAYOFF, contenders[0].knobs, job, self._search_limits())
+        done = self._waited()
+        if done is not None:
+            yield Tried(self._ranked(contenders, names, *done))
+
+    def _ranked(self, contenders: Sequence[Trial], names: Sequence[str], begun: Begun, done: Finished) -> Trial:
+        """The play-off, as the trial of its winner. The first contender is the baseline of the others."""
+        first = contenders[0].comparison
+        if not isinstance(done.outcome, Measurement) or first is None:
+            return self._work.keep(begun, done)
+        compared = [first] + [over(compare_arms(done.outcome, names[0], name), first) for name in names[1:]]
+        place = max(range(len(names)), key=lambda each: compared[each].speedup.median)
+        return self._work.keep(replace(begun, knobs=contenders[place].knobs), done, compared[place])
+
+    def _conclude(self, inspection: Inspection) -> Steps:
+        """Measures the best again in fresh processes, against eager and the best stock configuration.
+
+        Where that leaves a gain open, once more in twice as many; then only those samples count. Taking the second look
+        makes a false FASTER at most twice as likely (p < 0.01 in each).
+        """
+        while len(failed_confirmations(self.trials)) < MAX_CONFIRMATIONS:
+            first = leader(self.trials)
+            if first is None:
+                break
+            prior = self._known.prior_for(first.knobs)
+            confirmed = yield from self._confirm(first, AGAIN if prior else PROCESSES, prior)
+            if confirmed is None:
+                continue
+            if self._may_look_again(confirmed):
+                confirmed = (yield from self._confirm(first, 2 * PROCESSES, prior)) or confirmed
+            measured, decision = confirmed
+            plan = plan_from(measured, decision, self.run.id, inspection, self._numerics(first))
+            timelines = (each.timeline for each in measured if decision.chosen == each.arms[-1].name)
+            return Conclusion(plan, decision.verdict, self._is_ended(), next(filter(None, timelines), None))
+        raise NoTrialError(why_nothing(self.trials, is_interrupted=self._is_ended()))
+
+    def _confirm(self, first: Trial, processes: int, prior: Prior | None) -> Generator[Event, None, Confirmed | None]:
+        """One trial for each of so many fresh processes, or fewer where time ends; None when one of them failed."""
+        yield Confirming(first.knobs)
+        stock = best_stock(unrefused(self.trials))
+        arms = confirmation_arms(first.knobs, None if stock is None else stock.knobs)
+        measured: list[Measurement] = []
+        left = processes
+        while True:
+            is_late = self._left_s() <= 0 and len(measured) + len(self._work.begun) >= AGAIN
+            while left and not is_late and len(self._work.begun) < self._at_once:
+                job = self._job(arms, ROUNDS, numerics=False, timeline=left == processes)
+                self._work.begin(Source.CONFIRM, first.knobs, job, self._last_limits())
+                left -= 1
+            if not self._work.begun:
+                return measured, decide(measured, prior)
+            begun, done = self._work.finished(self.check)
+            outcome = done.outcome
+            if is_for_want_of_room(done):
+                self._at_once, left = 1, left + 1
+            elif isinstance(outcome, Measurement):
+                measured.append(outcome)
+                yield Tried(self._work.keep(begun, done, decide(measured, prior).comparison))
+            elif measured and self._left_s() <= 0:
+                left = 0  # what time ended is no failure of the configuration
+            else:
+                self._work.drop()
+                yield Tried(self._work.keep(begun, done))
+                return None
+
+    def _numerics(self, first: Trial) -> dict[str, Numerics]:
+        """What was proven of the arms of the confirmation when they were first tried."""
+        stock = best_stock(unrefused(self.trials))
+        found = {CANDIDATE: first, STOCK: stock if stock is not None else first}
+        return {
+            name: trial.measurement.numerics
+            for name, trial in found.items()
+            if trial.measurement is not None and trial.measurement.numerics is not None
+        }
+
+    def _waited(self) -> tuple[Begun, Finished] | None:
+        """The first trial that has ended; None when the user interrupts it, and then nothing is at work any more."""
         try:
-            return self.measure(job, limits=limits_within(within_s), check=self._ask)
+            return self._work.finished(self._ask)
         except KeyboardInterrupt:
+            self._work.drop()
             if self.interrupts() > 1:
                 raise
             self.interrupted = True
@@ -190,204 +340,43 @@ class Tuning:
         self.interrupted = self.interrupted or self.interrupts() > 0
         return self.interrupted
 
-    def _play_off(self) -> Iterator[Event]:
-        """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""
-        contenders = contenders_of(self._unrefused())
-        longest_s = 2 * sum(trial.took_s for trial in contenders)
-        if len(contenders) < 2 or self._is_ended() or self._left_s() < self._confirmation_s() + longest_s:
-            return
-        if self._is_played_off():
-            return
-        yield PlayingOff(tuple(trial.knobs for trial in contenders))
-        started_at = self.now()
-        names = [f"contender {number}" for number in range(1, len(contenders) + 1)]
-        arms = [ArmSpec(name=name, knobs=trial.knobs) for name, trial in zip(names, contenders, strict=True)]
-        job = self._job((ArmSpec(name=EAGER), *arms), SEARCH_ROUNDS, numerics=False)
-        outcome = self._waited_for(job, self._left_s() - self._confirmation_s())
-        if outcome is None:
-            return
-        if isinstance(outcome, Failure):
-            yield Tried(self._keep(Source.PLAYOFF, contenders[0].knobs, outcome, None, started_at))
-            return
-        compared = {name: compare_arms(outcome, EAGER, name) for name in names}
-        first = max(names, key=lambda name: compared[name].speedup.median)
-        knobs = contenders[names.index(first)].knobs
-        yield Tried(self._keep(Source.PLAYOFF, knobs, outcome, compared[first], started_at))
-
-    def _conclude(self, inspection: Inspection) -> Steps:
-        """Measures the best again in a fresh process, against eager and the best stock configuration.
-
-        Where that leaves a gain open, once more with twice the rounds; then only those samples count. Taking the
-        second look makes a false FASTER at most twice as likely (p < 0.01 in each).
-        """
-        while len(self._failed_confirmations()) < MAX_CONFIRMATIONS and (leader := self._leader()) is not None:
-            confirmed = yield from self._confirm(leader, CONFIRM_ROUNDS)
-            if confirmed is None:
-                continue
-            if self._may_look_again(confirmed[1]):
-                confirmed = (yield from self._confirm(leader, 2 * CONFIRM_ROUNDS)) or confirmed
-            processes, decision = confirmed
-            stock = best_stock(self._unrefused())
-            numerics = stock.measurement.numerics if stock is not None and stock.measurement is not None else None
-            plan = plan_from(processes, decision, self.run.id, inspection, numerics)
-            is_candidate = decision.chosen == processes[-1].arms[-1].name
-            timeline = processes[-1].timeline if is_candidate else None
-            return Conclusion(plan, decision.verdict, self._is_ended(), timeline)
-        raise NoTrialError(self._why_nothing())
-
-    def _confirm(self, leader: Trial, rounds: int) -> Generator[Event, None, Confirmed | None]:
-        """One trial for each of several fresh processes; None when one of them failed."""
-        stock = best_stock(self._unrefused())
-        arms = confirmation_arms(leader.knobs, None if stock is None else stock.knobs)
-        job = self._job(arms, rounds).model_copy(update={"timeline": True})
-        processes: list[Measurement] = []
-        for _ in range(PROCESSES):
-            yield Confirming(leader.knobs)
-            started_at = self.now()
-            limits = limits_within(max(self._left_s(), 2 * self._confirmation_s()))
-            outcome = self.measure(job, limits=limits, check=self.check)
-            if isinstance(outcome, Failure):
-                yield Tried(self._keep(Source.CONFIRM, leader.knobs, outcome, None, started_at))
-                return None
-            processes.append(outcome)
-            decision = decide(processes)
-            yield Tried(self._keep(Source.CONFIRM, leader.knobs, outcome, decision.comparison, started_at))
-        return processes, decision
-
-    def _leave_out(self, plan: Plan, chunk: Chunk) -> Trial | None:
-        """None when the user interrupts it."""
-        job = self._job(arms_without(plan.knobs, chunk, self._space), ABLATION_ROUNDS, numerics=False)
-        return self._measured(Source.ABLATION, plan.knobs, job, self._left_s())
-
     def _chunk(self, plan: Plan) -> Chunk | None:
         return next_chunk(plan.knobs, self.trials, self._space)
 
     def _ablation_s(self, plan: Plan, chunk: Chunk) -> float:
         """What measuring it may take: for each step but the one as given the time of the plan's own trial."""
-        of_plan = (trial.took_s for trial in self._searched() if trial.knobs == plan.knobs)
-        return (len(arms_without(plan.knobs, chunk, self._space)) - 1) * max(of_plan, default=0.0)
+        of_plan = [trial for trial in searched(self.trials) if trial.knobs == plan.knobs]
+        arms = len(arms_without(plan.knobs, chunk, self._space)) - 1
+        return arms * expected_s(plan.knobs, of_plan, self._space)
 
-    def _keep(
-        self,
-        source: Source,
-        knobs: Mapping[str, Choice],
-        outcome: Measurement | Failure,
-        comparison: Comparison | None,
-        started_at: datetime,
-    ) -> Trial:
-        trial = Trial(
-            run_id=self.run.id,
-            number=self._next_number(),
-            source=source,
-            knobs=dict(knobs),
-            measurement=outcome if isinstance(outcome, Measurement) else None,
-            comparison=comparison,
-            failure=outcome if isinstance(outcome, Failure) else None,
-            started_at=started_at,
-            finished_at=self.now(),
-        )
-        self.trials.append(trial)
-        return trial
+    def _job(self, arms: tuple[ArmSpec, ...], rounds: int, **more: object) -> Job:
+        reference_s = None if self.run.budget_s is None else REFERENCE_SHARE * self.run.budget_s
+        given = {"workload": self.spec, "device": self.run.device, "seed": self.run.seed, "folder": self._folder}
+        return Job.model_validate({**given, "arms": arms, "rounds": rounds, "reference_s": reference_s, **more})
 
-    def _job(
-        self, arms: tuple[ArmSpec, ...], rounds: int, best_speedup: float | None = None, *, numerics: bool = True
-    ) -> Job:
-        return Job(
-            workload=self.spec,
-            device=self.run.device,
-            seed=self.run.seed,
-            arms=arms,
-            rounds=rounds,
-            best_speedup=best_speedup,
-            numerics=numerics,
-        )
-
-    def _next_number(self) -> int:
-        return self.trials[-1].number + 1 if self.trials else 0
-
-    def _searched(self) -> list[Trial]:
-        return [trial for trial in self.trials if trial.source.is_search]
-
-    def _is_played_off(self) -> bool:
-        """Whether the best few have met since the last search, in this process or in one that died afterwards.
-
-        To play off again would be a new trial of each attempt, by which a run that kills its workers in the
-        confirmation looks as if it came forward, and is never given up.
-        """
-        ranked = [trial.source for trial in self.trials if trial.source.is_search or trial.source is Source.PLAYOFF]
-        return ranked[-1:] == [Source.PLAYOFF]
-
-    def _failed_confirmations(self) -> list[Trial]:
-        return [trial for trial in self.trials if trial.source is Source.CONFIRM and trial.failure is not None]
-
-    def _unrefused(self) -> list[Trial]:
-        """What was searched, without what could not be confirmed."""
-        refused = [trial.knobs for trial in self._failed_confirmations()]
-        return [trial for trial in self._searched() if trial.knobs not in refused]
-
-    def _leader(self) -> Trial | None:
-        """The best trial whose confirmation has not failed.
-
-        The last try goes to the best stock configuration: it needs one arm less, and what three arms in one process
-        fail of (memory, above all) hits every other candidate alike.
-        """
-        is_last_try = len(self._failed_confirmations()) == MAX_CONFIRMATIONS - 1
-        safest = best_stock(self._unrefused()) if is_last_try else None
-        won = [trial.knobs for trial in self.trials if trial.source is Source.PLAYOFF and is_success(trial)]
-        winners = [trial for trial in self._unrefused() if is_success(trial) and trial.knobs in won]
-        return safest or best(winners) or best(self._unrefused())
-
-    def _to_beat(self, proposal: Proposal) -> float | None:
-        """The speedup below which a trial may be stopped early; rivals are measured in full."""
-        leader = None if proposal.source in (Source.BASELINE, Source.STOCK) else self._leader()
-        return None if leader is None else speedup(leader) * (1 - ranking_noise(self._searched()))
-
-    def _may_go_on(self) -> bool:
-        """Whether the budget holds another trial that is as quick as the quickest so far, and the confirmation."""
-        searched = self._searched()
-        if self.run.budget_trials is not None and len(searched) >= self.run.budget_trials:
+    def _may_look_again(self, confirmed: Confirmed) -> bool:
+        """Whether twice the processes could help: not where time ended the first look, or the user did."""
+        measured, decision = confirmed
+        if not decision.is_open or self._is_ended() or len(measured) < AGAIN or decision.comparison.blocks < ROUNDS:
             return False
-        quickest_s = min((trial.took_s for trial in searched if is_success(trial)), default=0.0)
-        return self._left_s() > quickest_s + self._confirmation_s()
-
-    def _is_patient(self, space: Space) -> bool:
-        """Whether the budget holds a trial that takes minutes to compile, by what trials took so far."""
-        tried = list(filter(is_success, self._searched()))
-        slow_s = [trial.took_s for trial in tried if space.is_slow(trial.knobs)]
-        needed_s = max(slow_s) if slow_s else SLOW_FACTOR * max((trial.took_s for trial in tried), default=0.0)
-        return self._left_s() > needed_s + self._confirmation_s()
-
-    def _may_look_again(self, decision: Decision) -> bool:
-        """Whether twice the rounds could help: not where time ended the first look, or the user did."""
-        if not decision.is_open or self._is_ended() or decision.comparison.blocks < CONFIRM_ROUNDS:
-            return False
-        return self._left_s() > 2 * self.trials[-1].took_s
+        return self._left_s() > 2 * self._reserve_s()
 
     def _left_s(self) -> float:
         """Seconds of the budget that are left; infinite when only trials are counted."""
         return math.inf if self.run.budget_s is None else self.run.budget_s - (self.clock() - self._begin_s)
 
-    def _confirmation_s(self) -> float:
-        """What confirming the leader may take: its own trial's time and that of the best stock configuration."""
-        wanted = [trial for trial in (self._leader(), best_stock(self._unrefused())) if trial is not None]
-        return sum(trial.took_s for trial in wanted)
+    def _reserve_s(self) -> float:
+        """What confirming the leader may take."""
+        first, stock = leader(self.trials), best_stock(unrefused(self.trials))
+        knobs: Configuration = {} if first is None else first.knobs
+        processes = PROCESSES if self._known.prior_for(knobs) is None else AGAIN
+        return confirmation_s(first, stock, processes, self._at_once)
 
-    def _why_nothing(self) -> str:
-        if unconfirmed := self._failed_confirmations():
-            return (
-                f"the best {len(unconfirmed)} failed when they were measured afresh; the first: {reason(unconfirmed)}"
-            )
-        failed = [trial for trial in self.trials if trial.failure is not None]
-        if failed:
-            return f"all {len(failed)} trials failed; the first: {reason(failed)}"
-        if self._is_ended():
-            return "the search was interrupted before anything was measured"
-        return "the budget ended before anything was measured; give more time"
+    def _search_limits(self) -> Limits:
+        return limits_within(self._left_s() - self._reserve_s())
 
-
-def reason(failed: Iterable[Trial]) -> str:
-    """Why the first of the failed trials failed."""
-    return next(trial.failure.reason for trial in failed if trial.failure is not None)
+    def _last_limits(self) -> Limits:
+        return limits_within(self._left_s() + OVERTIME * (self.run.budget_s or 0.0))
 
 
 def limits_within(left_s: float) -> Limits:

@@ -1,5 +1,6 @@
 """Measurements in, the plan with its evidence out. Pure."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -10,9 +11,11 @@ from kitsune.plan import Evidence, Interval, Numerics, Plan, Said
 from tuner.confirmation import FAR_APART, Confirmed, Prior, apart, confirm, is_restless, scatter
 from tuner.protocol import ArmSpec, Inspection
 from tuner.records import Arm, CauseKind, Comparison, Measurement, Verdict
-from tuner.stats import SAME_WITHIN, THRESHOLD, compare, median, samples_digest
+from tuner.stats import SAME_WITHIN, THRESHOLD, compare, median, samples_digest, verdict
 
 EAGER, STOCK, CANDIDATE = "eager", "stock", "candidate"
+#: The best so far, which a trial is timed against.
+RIVAL: Final = "rival"
 
 #: The step as given is its own reference.
 UNCHANGED = Numerics(
@@ -71,6 +74,23 @@ def compare_arms(measurement: Measurement, baseline: str, candidate: str) -> Com
     first, second = _arm(measurement, baseline), _arm(measurement, candidate)
     compared = compare(first.step_ms, second.step_ms)
     return compared.model_copy(update={"verdict": Verdict.AMBIGUOUS}) if measurement.disturbed else compared
+
+
+def over(found: Comparison, rival: Comparison) -> Comparison:
+    """What was found over a rival, over what that rival was compared with: speedups are multiplied.
+
+    The rival's own interval is left out: trials of one rival are ranked, and it is the same in all of them.
+    """
+    factor = rival.speedup.median
+    low, middle, high = (factor * each for each in (found.speedup.low, found.speedup.median, found.speedup.high))
+    is_clear = low > 1 or high < 1
+    said = verdict(math.log(low), math.log(high), 0.0 if is_clear else 1.0)
+    return found.model_copy(
+        update={
+            "speedup": Interval(median=middle, low=low, high=high),
+            "verdict": found.verdict if found.verdict is Verdict.AMBIGUOUS and not is_clear else said,
+        }
+    )
 
 
 def words(knobs: Mapping[str, Choice]) -> str:
@@ -160,9 +180,9 @@ def plan_from(
     decision: Decision,
     run_id: str,
     inspection: Inspection,
-    stock_numerics: Numerics | None = None,
+    numerics: Mapping[str, Numerics],
 ) -> Plan:
-    """The plan that was decided on. `stock_numerics` were found when the best stock configuration was first tried."""
+    """The plan that was decided on. `numerics`: of the best stock configuration and of the candidate, by arm."""
     used = undisturbed(processes)
     return Plan(
         knobs=dict(_arm(used[0], decision.chosen).knobs),
@@ -170,12 +190,12 @@ def plan_from(
         model_fingerprint=inspection.model_fingerprint,
         batch=inspection.batch,
         environment=used[0].environment,
-        evidence=evidence(used, decision, run_id, stock_numerics),
+        evidence=evidence(used, decision, run_id, numerics),
     )
 
 
 def evidence(
-    processes: Sequence[Measurement], decision: Decision, run_id: str, stock_numerics: Numerics | None
+    processes: Sequence[Measurement], decision: Decision, run_id: str, proven: Mapping[str, Numerics]
 ) -> Evidence:
     """What the samples say of the chosen arm; a speedup of an arm over itself is exactly 1."""
     is_gain = decision.chosen != decision.baseline
@@ -201,7 +221,7 @@ def evidence(
         blocks=sum(len(arm.step_ms) for arm in winners),
         processes=len(processes),
         samples_sha256=samples_digest(processes),
-        numerics=_numerics(processes, decision.chosen, stock_numerics),
+        numerics=_numerics(processes, decision.chosen, proven),
     )
 
 
@@ -273,15 +293,16 @@ def _may_gain(comparison: Comparison) -> bool:
     return comparison.verdict not in CERTAIN and comparison.speedup.high > 1 + THRESHOLD
 
 
-def _numerics(processes: Sequence[Measurement], chosen: str, stock_numerics: Numerics | None) -> Numerics:
-    """A child proves its last arm only: what it found must not be told of another one."""
+def _numerics(processes: Sequence[Measurement], chosen: str, proven: Mapping[str, Numerics]) -> Numerics:
+    """The newest proof of this arm: a process proves its last arm only, and must not be told of another one."""
     if not _arm(processes[0], chosen).knobs:
         return UNCHANGED
     if chosen == processes[0].arms[-1].name:
-        return next(found.numerics for found in processes if found.numerics is not None)
-    assert stock_numerics is not None
-    note = "; ".join(filter(None, [stock_numerics.note, PROVEN_BEFORE]))
-    return stock_numerics.model_copy(update={"note": note})
+        afresh = next((found.numerics for found in processes if found.numerics is not None), None)
+        if afresh is not None:
+            return afresh
+    note = "; ".join(filter(None, [proven[chosen].note, PROVEN_BEFORE]))
+    return proven[chosen].model_copy(update={"note": note})
 
 
 def _speedup(processes: Sequence[Measurement], baseline: str, chosen: str) -> Interval:

@@ -10,11 +10,13 @@ import pytest
 
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Numerics
+from tuner.confirmation import ROUNDS
+from tuner.crew import Finished
 from tuner.events import Event, Tried
 from tuner.protocol import Inspection, Job, Limits, misfit
-from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Run, Source, Trial
+from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Run, Source, Spent, Trial
 from tuner.supervise import Check, go_on
-from tuner.tune import CONFIRM_ROUNDS, Conclusion, Tuning
+from tuner.tune import Conclusion, Tuning
 from tuner.verdicts import words
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -56,7 +58,8 @@ class Machine:
     """`step_ms` by configuration in words. `answer(number, job)` may fail a child, or raise; children count from 0.
 
     What child number n says of its arm number k can be told from all others: peak_bytes is 100 n + k, first_step_s is
-    n + k / 10, and every numeric error is n + 1 millionths. A child of twice the usual rounds takes twice the time.
+    n + k / 10 thousandths, and every numeric error is n + 1 millionths. More rounds than 15 take more time; a child
+    that confirms proves no numbers, and takes what building and two or three arms take.
     """
 
     step_ms: Mapping[str, float] = field(default_factory=dict)
@@ -69,6 +72,9 @@ class Machine:
     most_rounds: int = 1000
     ablates: bool = False
     now_s: float = 0.0
+    as_given: Failure | None = None  # instead of an inspection
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    inspected: list[Job] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     limits: list[Limits] = field(default_factory=list)
     check: Check = go_on  # of the child of the moment: an `answer` that takes long asks it, as waiting for a child does
@@ -79,9 +85,14 @@ class Machine:
     def now(self) -> datetime:
         return NOON + timedelta(seconds=self.now_s)
 
-    def inspect(self, spec: str, device: str, *, seed: int, limits: Limits, check: Check) -> Inspection | Failure:
+    def crew(self, workload: str, device: str, _spares: int) -> "OneByOne":
+        self.asked.append((workload, device))
+        return OneByOne(self)
+
+    def inspect(self, job: Job) -> Inspection | Failure:
         self.now_s += INSPECTION_S
-        return Inspection(
+        self.inspected.append(job)
+        return self.as_given or Inspection(
             environment=ENVIRONMENT,
             fingerprint=self.fingerprint,
             inapplicable=dict(self.inapplicable),
@@ -91,12 +102,11 @@ class Machine:
             parameters=1,
         )
 
-    def measure(self, job: Job, *, limits: Limits, check: Check) -> Measurement | Failure:
+    def measure(self, job: Job, limits: Limits) -> Measurement | Failure:
         number = len(self.jobs)
-        self.check = check
         self.jobs.append(job)
         self.limits.append(limits)
-        takes_s = self.child_s * max(1, job.rounds / 15)
+        takes_s = self.child_s * (0.2 + 0.2 * len(job.arms) if is_confirmation(job) else max(1, job.rounds / 15))
         if limits.total_s is not None and takes_s > limits.total_s:
             self.now_s += limits.total_s
             return failure("no time was left", FailureKind.TIMEOUT)
@@ -108,7 +118,7 @@ class Machine:
         found = Measurement(
             arms=arms,
             steps_per_block=(1,) * len(arms),
-            numerics=numerics((number + 1) * 1e-6),
+            numerics=numerics((number + 1) * 1e-6) if job.numerics else None,
             environment=ENVIRONMENT,
         )
         assert misfit(job, found) is None
@@ -126,7 +136,7 @@ class Machine:
             knobs=spec.knobs,
             step_ms=tuple(usual_ms * rng.lognormvariate(0, self.noise) for _ in range(blocks)),
             peak_bytes=100 * number + index,
-            first_step_s=number + index / 10,
+            first_step_s=(number + index / 10) / 1000,
         )
 
     def tuning(self, run: Run, trials: list[Trial] | None = None) -> Tuning:
@@ -134,8 +144,42 @@ class Machine:
 
     def make(self, **given: Any) -> Tuning:
         """For `carry_out(make=...)`."""
-        acting = {"measure": self.measure, "inspect": self.inspect, "clock": self.clock, "now": self.now}
+        acting = {"crew": self.crew, "clock": self.clock, "now": self.now}
         return Tuning(**{"ablates": self.ablates, **given, **acting})
+
+
+def spent_of(took_s: float) -> Spent:
+    return Spent(build_s=0.4 * took_s, numerics_s=0.4 * took_s, timing_s=0.2 * took_s)
+
+
+@dataclass
+class OneByOne:
+    """A crew whose children take their turns: the first that was given a job answers first."""
+
+    machine: Machine
+    waiting: dict[int, tuple[Job, Limits]] = field(default_factory=dict)
+    tickets: int = 0
+
+    def begin(self, job: Job, limits: Limits) -> int:
+        self.tickets += 1
+        self.waiting[self.tickets] = job, limits
+        return self.tickets
+
+    def finished(self, check: Check) -> Finished:
+        self.machine.check = check
+        alone = len(self.waiting) == 1
+        ticket = next(iter(self.waiting))
+        job, limits = self.waiting[ticket]
+        begin_s = self.machine.now_s
+        outcome = self.machine.inspect(job) if job.kind == "inspect" else self.machine.measure(job, limits)
+        del self.waiting[ticket]
+        return Finished(ticket, outcome, spent_of(self.machine.now_s - begin_s), alone)
+
+    def drop(self) -> None:
+        self.waiting.clear()
+
+    def close(self) -> None:
+        self.waiting.clear()
 
 
 def a_run(**changes: Any) -> Run:
@@ -154,11 +198,11 @@ def drained(tuning: Tuning) -> tuple[list[Event], Conclusion]:
 
 
 def is_playoff(job: Job) -> bool:
-    return not job.numerics
+    return job.arms[0].name.startswith("contender")
 
 
 def is_confirmation(job: Job) -> bool:
-    return job.rounds >= CONFIRM_ROUNDS
+    return not job.numerics and job.rounds == ROUNDS and not is_playoff(job)
 
 
 def failing(is_struck: Callable[[Job], bool], why: str = "it broke") -> Callable[[int, Job], Failure | None]:
@@ -175,6 +219,10 @@ def interrupting(number: int) -> Callable[[int, Job], None]:
 
 def trials_of(events: Iterable[Event]) -> list[Trial]:
     return [event.trial for event in events if isinstance(event, Tried)]
+
+
+def confirmations(trials: Iterable[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.source is Source.CONFIRM]
 
 
 def sources(trials: Iterable[Trial]) -> list[Source]:

@@ -12,9 +12,9 @@ from kitsune.errors import SchemaError, StoreBusyError, StoreError
 from kitsune.exits import ExitCode
 from tuner import duty
 from tuner.duty import CODES, ENDS, Signals
+from tuner.scratch import OWNER, PREFIX
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.supervise import OWNER, SCRATCH
 from tuner.worker import How
 
 
@@ -30,7 +30,7 @@ def test_once_waits_for_no_run(capsys, kitsune_home):
 
 
 def test_a_worker_sweeps_what_others_left(tmp_path, monkeypatch):
-    stale = tmp_path / f"{SCRATCH}1234"
+    stale = tmp_path / f"{PREFIX}1234"
     stale.mkdir()
     (stale / OWNER).touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -1,0 +1,79 @@
+"""What may be begun within a budget."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.unit.tuner.machine import ENVIRONMENT, NOON
+from tests.unit.tuner.simulation import trial
+from tuner.pace import at_once, confirmation_s, elapsed_s, expected_s, own_s
+from tuner.protocol import Inspection
+from tuner.records import Spent, Trial
+from tuner.space import Space
+
+GB = 10**9
+
+
+def inspection(device: str, memory_bytes: int, peak_bytes: int) -> Inspection:
+    environment = ENVIRONMENT.model_copy(update={"device": device, "memory_bytes": memory_bytes})
+    return Inspection(
+        environment=environment,
+        fingerprint="f",
+        inapplicable={},
+        random=False,
+        step_ms=1.0,
+        peak_bytes=peak_bytes,
+        parameters=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "peak_bytes", "expected"),
+    [
+        ("cpu", 64, 1, 1),
+        ("cuda", 2, 1, 1),
+        ("cuda", 8, 1, 2),
+        ("cuda", 64, 0, 4),
+        ("cuda", 64, 15 * GB, 2),
+        ("cuda", 64, 70 * GB, 1),
+    ],
+)
+def test_how_many_build_side_by_side(device, cores, peak_bytes, expected):
+    assert at_once(inspection(device, 80 * GB, peak_bytes), cores) == expected
+
+
+def lasting(number: int, begin_s: float, end_s: float, **knobs: str) -> Trial:
+    at = {"started_at": NOON + timedelta(seconds=begin_s), "finished_at": NOON + timedelta(seconds=end_s)}
+    return trial(number, knobs).model_copy(update=at)
+
+
+def test_time_in_which_several_were_at_work_counts_once():
+    assert elapsed_s([]) == 0
+    assert elapsed_s([lasting(0, 0, 10), lasting(1, 5, 20), lasting(2, 6, 7), lasting(3, 30, 31)]) == 21
+    assert elapsed_s([lasting(0, 0, -10)]) == 0, "a clock that was set back gives no time"
+
+
+def test_what_a_trial_waited_is_the_time_of_others():
+    spent = Spent(build_s=5, waited_s=20, timing_s=2)
+    assert own_s(lasting(0, 0, 27).model_copy(update={"spent": spent})) == 7
+    assert own_s(lasting(0, 0, 27)) == 27, "of an old one nothing else is known"
+
+
+def test_a_trial_is_expected_to_take_what_those_took_that_compile_as_it_does():
+    space = Space.of({})
+    trials = [lasting(0, 0, 5), lasting(1, 0, 40, compile="default"), lasting(2, 0, 50, compile="default")]
+    assert expected_s({"precision": "bf16"}, trials, space) == 5
+    assert expected_s({"compile": "default", "precision": "bf16"}, trials, space) == 45
+    assert expected_s({"compile": "default"}, trials[:1], space) == 5, "nothing better is known"
+    assert expected_s({"compile": "max-autotune"}, trials, space) == 4 * 45
+    assert expected_s({}, [], space) == 0
+
+
+def test_a_confirmation_is_shorter_where_processes_build_side_by_side():
+    spent = Spent(build_s=10, numerics_s=30, timing_s=3)
+    best = lasting(1, 0, 43, compile="default").model_copy(update={"spent": spent})
+    one_by_one = confirmation_s(best, None, 5, 1)
+    assert one_by_one == 43 + 4 * (10 + 3)
+    assert confirmation_s(best, None, 5, 4) < one_by_one / 1.5
+    assert confirmation_s(best, None, 2, 1) == 43 + 13
+    assert confirmation_s(None, None, 5, 1) == 0

@@ -1,0 +1,86 @@
+"""What trials took so far in, what may still be begun within a budget out. Pure; seconds.
+
+A trial's own time is without what it waited for its turn to be timed: that is the time of others.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tuner.protocol import Inspection
+from tuner.records import Spent, Trial
+from tuner.search import is_success
+from tuner.space import Configuration, Space
+from tuner.stats import median
+
+SLOW_FACTOR: Final = (
+    4.0  # on an H200, autotuning over compiling: GPT-2 171 s and 40 s, ResNet-50 more than 222 s and 50 s
+)
+#: Of what a first compilation took, what it takes with a warm cache. On an H100, Llama of 125 M: 9 of 32 s.
+WARM: Final = 0.5
+MOST_AT_ONCE: Final = 4
+CORES_A_CHILD: Final = 4  # Inductor compiles on several
+#: A child holds a candidate and its rival; the gate one more.
+STEPS_A_CHILD: Final = 2.0
+ROOM: Final = 0.9  # of the GPU's memory
+
+
+def at_once(found: Inspection, cores: int) -> int:
+    """How many children may build side by side: on a GPU what cores and memory allow, on a CPU one."""
+    if found.environment.device != "cuda":
+        return 1
+    room = ROOM * found.environment.memory_bytes / (STEPS_A_CHILD * max(1, found.peak_bytes))
+    return max(1, min(MOST_AT_ONCE, cores // CORES_A_CHILD, int(room)))
+
+
+def own_s(trial: Trial) -> float:
+    return trial.took_s if trial.spent is None else trial.took_s - trial.spent.waited_s
+
+
+def expected_s(knobs: Configuration, trials: Iterable[Trial], space: Space) -> float:
+    """What a trial of this configuration may take: the median of those that compiled as it does, else the quickest."""
+    worked = list(filter(is_success, trials))
+    alike = [own_s(trial) for trial in worked if ("compile" in trial.knobs) == ("compile" in knobs)]
+    quickest_s = median(alike) if alike else min(map(own_s, worked), default=0.0)
+    return quickest_s * (SLOW_FACTOR if space.is_slow(knobs) else 1.0)
+
+
+def is_patient(trials: Iterable[Trial], space: Space, left_s: float) -> bool:
+    """Whether so much time holds a trial that takes minutes to compile, by what trials took so far."""
+    worked = list(filter(is_success, trials))
+    slow_s = [own_s(trial) for trial in worked if space.is_slow(trial.knobs)]
+    needed_s = max(slow_s) if slow_s else SLOW_FACTOR * max(map(own_s, worked), default=0.0)
+    return left_s > needed_s
+
+
+def confirmation_s(leader: Trial | None, stock: Trial | None, processes: int, side_by_side: int) -> float:
+    """What confirming the leader in so many processes may take, by its own trial and that of the best stock one.
+
+    The first process proves the numbers again. What the others build is compiled already, and they build side by side;
+    timing is one after the other.
+    """
+    arms = [trial for trial in (leader, stock) if trial is not None and trial.knobs]
+    if leader is not None and not leader.knobs:
+        arms.append(leader)
+    if not arms:
+        return 0.0
+    spent = [trial.spent or Spent(numerics_s=trial.took_s) for trial in arms]
+    timing_s = sum(each.timing_s for each in spent)
+    compiled_s = sum(WARM * _first_step_s(trial) for trial in arms)
+    others_s = max(each.start_s + each.build_s for each in spent) + compiled_s
+    first_s = sum(own_s(trial) for trial in arms)
+    return first_s + (processes - 1) * max((others_s + timing_s) / side_by_side, timing_s)
+
+
+def elapsed_s(trials: Sequence[Trial]) -> float:
+    """Seconds in which at least one of the trials was at work, by the clock of the wall."""
+    spans = sorted((trial.started_at, trial.finished_at) for trial in trials)
+    total_s, end = 0.0, None
+    for begin, until in spans:
+        first = begin if end is None or begin > end else end
+        total_s += max(0.0, (until - first).total_seconds())
+        end = until if end is None or until > end else end
+    return total_s
+
+
+def _first_step_s(trial: Trial) -> float:
+    return trial.measurement.arms[-1].first_step_s if trial.measurement is not None else 0.0

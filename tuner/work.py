@@ -1,0 +1,111 @@
+"""Jobs of a run that are at work, and the trials that come of them. Knows the crew, and nothing of what to try next."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from kitsune.knobs import Choice
+from tuner.crew import Crew, Finished
+from tuner.protocol import Job, Limits
+from tuner.records import Comparison, Failure, FailureKind, Measurement, Run, Source, Spent, Trial
+from tuner.search import Proposal
+from tuner.supervise import Check
+from tuner.verdicts import CANDIDATE, compare_arms, over
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A trial that is at work. `rival`: whose configuration its baseline is, where that is not the step as given."""
+
+    number: int
+    source: Source
+    knobs: Mapping[str, Choice]
+    job: Job | None
+    started_at: datetime
+    rival: Trial | None = None
+    proposal: Proposal | None = None
+
+
+@dataclass(slots=True)
+class Work:
+    """What is at work for a run. `trials` are kept in the order in which they end; numbers count as they begin."""
+
+    run: Run
+    trials: list[Trial]
+    crew: Crew
+    now: Callable[[], datetime]
+    begun: dict[int, Begun] = field(default_factory=dict)
+    _next_number: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._count_on()
+
+    def begin(
+        self,
+        source: Source,
+        knobs: Mapping[str, Choice],
+        job: Job,
+        limits: Limits,
+        *,
+        rival: Trial | None = None,
+        proposal: Proposal | None = None,
+    ) -> Begun:
+        begun = Begun(self._next_number, source, dict(knobs), job, self.now(), rival, proposal)
+        self._next_number += 1
+        self.begun[self.crew.begin(job, limits)] = begun
+        return begun
+
+    def again(self, begun: Begun, limits: Limits) -> Begun:
+        """The same trial in another child, under its number."""
+        assert begun.job is not None
+        self.begun[self.crew.begin(begun.job, limits)] = begun
+        return begun
+
+    def finished(self, check: Check) -> tuple[Begun, Finished]:
+        """The first that has come to something. What `check` raises propagates, and all go on working."""
+        done = self.crew.finished(check)
+        return self.begun.pop(done.ticket), done
+
+    def give_up(self, source: Source, knobs: Mapping[str, Choice], why: Failure) -> Trial:
+        """A trial that was under way elsewhere, and that nobody will end."""
+        begun = Begun(self._next_number, source, dict(knobs), None, self.now())
+        self._next_number += 1
+        return self.keep(begun, Finished(0, why, Spent(), alone=True))
+
+    def drop(self) -> None:
+        """Ends what is at work; nothing is kept of it, not even its number."""
+        self.crew.drop()
+        self.begun.clear()
+        self._count_on()
+
+    def _count_on(self) -> None:
+        self._next_number = 1 + max((trial.number for trial in self.trials), default=-1)
+
+    def keep(self, begun: Begun, done: Finished, comparison: Comparison | None = None) -> Trial:
+        """The trial; compared over the step as given, whatever its baseline was, where nothing else is given."""
+        outcome = done.outcome
+        measured = outcome if isinstance(outcome, Measurement) else None
+        if measured is not None and comparison is None:
+            comparison = compare_arms(measured, measured.arms[0].name, CANDIDATE)
+            if begun.rival is not None and begun.rival.comparison is not None:
+                comparison = over(comparison, begun.rival.comparison)
+        trial = Trial(
+            run_id=self.run.id,
+            number=begun.number,
+            source=begun.source,
+            knobs=begun.knobs,
+            measurement=measured,
+            comparison=comparison,
+            failure=outcome if isinstance(outcome, Failure) else None,
+            started_at=begun.started_at,
+            finished_at=self.now(),
+            spent=done.spent,
+        )
+        self.trials.append(trial)
+        return trial
+
+
+def is_for_want_of_room(done: Finished) -> bool:
+    """Whether it ran out of memory beside others, so that it may have it when it is alone."""
+    outcome = done.outcome
+    return isinstance(outcome, Failure) and outcome.kind is FailureKind.OUT_OF_MEMORY and not done.alone
