@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,14 @@ def figure_line(suite: str, figure: Figure, command: str, upper_bound_95: float 
     return {**told, "upper_bound_95": upper_bound_95, "command": command}
 
 
-def write_figures(path: Path, suite: str, figures: Iterable[Figure]) -> None:
-    """A new file of them, each also on stdout."""
+def write_figures(
+    path: Path, suite: str, figures: Iterable[Figure], bound_of: Callable[[Figure], float | None] = lambda _: None
+) -> None:
+    """A new file of them, each also on stdout; `bound_of` gives the upper bound of one (95 %)."""
     command = command_line()
     append(path, environment_line(command))
     for figure in figures:
-        line = figure_line(suite, figure, command)
+        line = figure_line(suite, figure, command, bound_of(figure))
         append(path, line)
         print(json.dumps(line))
 

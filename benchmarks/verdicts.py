@@ -77,6 +77,13 @@ def is_broken(figure: Figure) -> bool:
     return value > bound + slack if is_most else value < bound - slack
 
 
+def bound_of(figure: Figure) -> float | None:
+    """Of what should never be and never was (the rule of three), in %."""
+    case, value, _, runs = figure
+    should_not_be = case.endswith(("false faster", "called the same"))
+    return 100 * 3 / runs if should_not_be and value == 0 else None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2000, help="confirmations a row")
@@ -84,7 +91,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the file of the results; a new one of this day and machine otherwise")
     asked = parser.parse_args()
     found = [figure for name in asked.noise or MODELS for means in MEANS for figure in figures(name, means, asked.runs)]
-    results_file.write_figures(asked.out or results_file.free_path("verdicts"), "verdicts", found)
+    results_file.write_figures(asked.out or results_file.free_path("verdicts"), "verdicts", found, bound_of)
     return int(any(map(is_broken, found)))
 
 

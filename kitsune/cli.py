@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from kitsune import __version__, doctor, screen, signals
 from kitsune.errors import KitsuneError, NotFoundError, RefusedError
 from kitsune.exits import ExitCode, code_of
+from kitsune.extras import load
 from kitsune.logs import LogFormat
 from kitsune.plan import Match, Plan
 
@@ -233,8 +234,19 @@ def fit(plan: Plan, device: str | None) -> tuple[Match, str]:
     return plan.environment.match(environment)
 
 
-def tell_health(as_json: Json = False) -> None:
+def tell_health(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Instead: time a step with slowdowns planted, for about a minute.")
+    ] = False,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
     """Whether this machine fits Kitsune, and the way out where it does not; exit code 3 when a main job cannot work."""
+    if measure:
+        checkup = load("tuner.checkup", extra="tuner", packages=(*doctor.TUNER_PACKAGES, "pynvml"))
+        raise typer.Exit(checkup.tell(device, as_json=as_json))
+    if device is not None:
+        raise typer.BadParameter("stands with --measure only", param_hint="--device")
     checks = doctor.checks()
     fits = all(check.status is not doctor.Status.FAIL for check in checks)
     if as_json:

@@ -29,6 +29,7 @@ UNCHANGED = Numerics(
     note="the step as given",
 )
 PROVEN_BEFORE = "proven when it was first tried"
+CALLED: Final = {EAGER: "the step as given", STOCK: "the best stock configuration"}
 CERTAIN: Final = (Verdict.FASTER, Verdict.SLOWER)
 WAYS_OUT: Final[Mapping[CauseKind, str]] = {
     CauseKind.LOAD: "end what else runs here, or tune when this machine is idle",
@@ -120,21 +121,45 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
     stock = _best_stock(used)
     candidate = used[0].arms[-1].name if used[0].arms[-1].knobs else EAGER
     is_known = prior is not None and prior.baseline == words(_arm(used[0], stock).knobs)
-    over_stock, noise = _judged(used, stock, candidate, prior if is_known else None)
+    over_stock, noise = judged(used, stock, candidate, prior if is_known else None)
     left_out = _left_out(len(processes) - len(used), len(processes))
     if over_stock.comparison.verdict is Verdict.FASTER:
         return Decision(candidate, stock, Verdict.FASTER, over_stock, is_open=False, note=left_out)
-    over_eager, noise_of_eager = _judged(used, EAGER, stock)
+    over_eager, noise_of_eager = judged(used, EAGER, stock)
     kept = stock if _seems_faster(over_eager.comparison) else EAGER
     both = (over_stock.comparison, over_eager.comparison)
     said = _said_of(both)
     note = ""
     if said is Verdict.TOO_NOISY:
-        note = _too_noisy(noise or noise_of_eager, used)
+        note = too_noisy(noise or noise_of_eager, used)
     elif said is Verdict.AMBIGUOUS:
         note = _undecided(both, len(used))
     is_open = said is Verdict.AMBIGUOUS and any(map(_may_gain, both))
     return Decision(kept, kept, said, over_stock, is_open, "; ".join(filter(None, (note, left_out))))
+
+
+def judged(
+    processes: Sequence[Measurement], baseline: str, candidate: str, prior: Prior | None = None
+) -> tuple[Confirmed, str]:
+    """What the samples say of two arms, and what makes them too noisy to say it. What is certain stays certain."""
+    found = confirm(_times(processes, baseline), _times(processes, candidate), prior)
+    disturbed = any(measurement.disturbed for measurement in processes)
+    if found.comparison.verdict in CERTAIN and not disturbed:
+        return found, ""
+    noise = next(_noises(processes, baseline, found), "")
+    if not noise:
+        return found, ""
+    comparison = found.comparison.model_copy(update={"verdict": Verdict.TOO_NOISY})
+    return replace(found, comparison=comparison), noise
+
+
+def too_noisy(noise: str, processes: Sequence[Measurement]) -> str:
+    """What lay apart, the causes that were seen, one of a kind, and the way out."""
+    causes = {cause.kind: cause.seen for cause in chain.from_iterable(each.causes for each in processes)}
+    if not causes:
+        return f"{noise}; {WAY_OUT_UNSEEN}"
+    ways = dict.fromkeys(WAYS_OUT[kind] for kind in causes)
+    return f"{noise}, while {' and '.join(causes.values())}; {'; '.join(ways)}"
 
 
 def undisturbed(processes: Sequence[Measurement]) -> Sequence[Measurement]:
@@ -223,25 +248,10 @@ def _best_stock(processes: Sequence[Measurement]) -> str:
     return STOCK if _speedup(processes, EAGER, STOCK).median > 1 else EAGER
 
 
-def _judged(
-    processes: Sequence[Measurement], baseline: str, candidate: str, prior: Prior | None = None
-) -> tuple[Confirmed, str]:
-    """What the samples say of two arms, and what makes them too noisy to say it. What is certain stays certain."""
-    found = confirm(_times(processes, baseline), _times(processes, candidate), prior)
-    disturbed = any(measurement.disturbed for measurement in processes)
-    if found.comparison.verdict in CERTAIN and not disturbed:
-        return found, ""
-    noise = next(_noises(processes, baseline, found), "")
-    if not noise:
-        return found, ""
-    comparison = found.comparison.model_copy(update={"verdict": Verdict.TOO_NOISY})
-    return replace(found, comparison=comparison), noise
-
-
 def _noises(processes: Sequence[Measurement], baseline: str, found: Confirmed) -> Iterator[str]:
     """Each sign that this machine was too restless for an answer, in words."""
     times = _times(processes, baseline)
-    what = "the step as given" if baseline == EAGER else "the best stock configuration"
+    what = CALLED.get(baseline, f"the {baseline}")
     if any(measurement.disturbed for measurement in processes):
         yield "the machine was disturbed in nearly every round"
     if apart(times) > FAR_APART:
@@ -251,15 +261,6 @@ def _noises(processes: Sequence[Measurement], baseline: str, found: Confirmed) -
     if is_restless(found):
         speedup = found.comparison.speedup
         yield f"the gain lies anywhere between {speedup.low:.2f} and {speedup.high:.2f} times"
-
-
-def _too_noisy(noise: str, processes: Sequence[Measurement]) -> str:
-    """What lay apart, the causes that were seen, one of a kind, and the way out."""
-    causes = {cause.kind: cause.seen for cause in chain.from_iterable(each.causes for each in processes)}
-    if not causes:
-        return f"{noise}; {WAY_OUT_UNSEEN}"
-    ways = dict.fromkeys(WAYS_OUT[kind] for kind in causes)
-    return f"{noise}, while {' and '.join(causes.values())}; {'; '.join(ways)}"
 
 
 def _undecided(compared: tuple[Comparison, Comparison], processes: int) -> str:

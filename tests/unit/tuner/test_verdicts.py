@@ -103,7 +103,7 @@ def changed(processes: Confirmation, number: int, **changes: object) -> Confirma
 
 def planned(processes: Confirmation, prior: Prior | None = None) -> tuple[Plan, Decision]:
     decision = decide(processes, prior)
-    return plan_from(processes, decision, "run", INSPECTION, STOCK_NUMERICS), decision
+    return plan_from(processes, decision, "run", INSPECTION, {STOCK: STOCK_NUMERICS}), decision
 
 
 @pytest.mark.parametrize(
