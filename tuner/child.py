@@ -18,8 +18,9 @@ from tuner.bench import measure_job
 from tuner.confinement import bound_memory, leave_no_core, runs_code
 from tuner.inspection import inspect_workload
 from tuner.lockdown import go_first
+from tuner.long_gate import prove_job
 from tuner.protocol import Inspection, Job, Message, one_line
-from tuner.records import Failure, FailureKind, Measurement, Phase
+from tuner.records import Failure, FailureKind, LongProof, Measurement, Phase
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 # Errors after which no GPU call of the process works any more.
@@ -37,11 +38,13 @@ class Channel:
         self.phase = phase
         self._send(Message(phase=phase))
 
-    def answer(self, outcome: Inspection | Measurement | Failure) -> None:
+    def answer(self, outcome: Inspection | Measurement | LongProof | Failure) -> None:
         if isinstance(outcome, Failure):
             self._send(Message(failure=outcome))
         elif isinstance(outcome, Inspection):
             self._send(Message(inspection=outcome))
+        elif isinstance(outcome, LongProof):
+            self._send(Message(proof=outcome))
         else:
             self._send(Message(measurement=outcome, timeline=outcome.timeline))
 
@@ -71,13 +74,15 @@ def main(descriptor: int) -> None:
     channel.answer(outcome)
 
 
-def run(job: Job, channel: Channel) -> Inspection | Measurement | Failure:
+def run(job: Job, channel: Channel) -> Inspection | Measurement | LongProof | Failure:
     device = pick_device(job.device)
     if device.type == "cuda":
         torch.accelerator.set_device_index(device.index)
     elif is_on("confine", default=True) and not runs_code(job.workload):
         bound_memory()
     torch.manual_seed(job.seed)
+    if job.kind == "prove":
+        return prove_job(job, channel.enter)
     return inspect_workload(job) if job.kind == "inspect" else measure_job(job, channel.enter)
 
 

@@ -44,5 +44,5 @@ def depth_of(step_s: float, double_s: float, budget_s: float, *, is_random: bool
         if depth.cost_s(step_s, double_s, is_random=is_random) <= budget_s and depth.steps >= LEAST_STEPS:
             return depth, ""
     least = DEPTHS[-2].cost_s(step_s, double_s, is_random=is_random)
-    note = f"{LEAST_STEPS} steps would take about {least:.0f} s, more than the {budget_s:.0f} s there were: fewer were made"
-    return DEPTHS[-1], note
+    why = f"{LEAST_STEPS} steps would take about {least:.0f} s, more than the {budget_s:.0f} s there were"
+    return DEPTHS[-1], f"{why}: fewer were made"

@@ -184,7 +184,7 @@ class Slope:
 
 
 def slopes_of(runner: Runner, count: int, seed: int, precision: str) -> list[Slope]:
-    """Along seeded random directions, each with random numbers of its own: the gradient's, its elements at random sizes.
+    """Along seeded random directions, the gradient's with its elements at random sizes, each by a seed of its own.
 
     Central differences, whose distance moves the loss by a part that the format of the candidate can tell.
     """

@@ -1,7 +1,7 @@
 """A workload or a Job in, an Inspection or a Measurement out, or the Failure that came instead. No torch here."""
 
 from tuner.protocol import Inspection, Job, Limits, misfit
-from tuner.records import Failure, FailureKind, Measurement, Phase
+from tuner.records import Failure, FailureKind, LongProof, Measurement, Phase
 from tuner.supervise import Check, Outcome, go_on, supervise
 
 DEFAULT_LIMITS = Limits()
@@ -18,7 +18,7 @@ def inspect(
 ) -> Inspection | Failure:
     """What the workload is and what can be tried on it. A workload that fails as given is a Failure in phase build."""
     outcome = _run(Job(kind="inspect", workload=spec, device=device, seed=seed), limits, check)
-    assert not isinstance(outcome, Measurement)
+    assert isinstance(outcome, Inspection | Failure)
     return outcome
 
 
@@ -32,7 +32,14 @@ def measure(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) 
     limit_s = limits.of(Phase.TIMING)
     budget_s = min(job.budget_s or limit_s, TIMING_SHARE * limit_s)
     outcome = _run(job.model_copy(update={"budget_s": budget_s}), limits, check)
-    assert not isinstance(outcome, Inspection)
+    assert isinstance(outcome, Measurement | Failure)
+    return outcome
+
+
+def prove(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) -> LongProof | Failure:
+    """The long look at the numbers of the job's last arm, within `job.budget_s` beside what compiling takes."""
+    outcome = _run(job.model_copy(update={"kind": "prove"}), limits, check)
+    assert isinstance(outcome, LongProof | Failure)
     return outcome
 
 

@@ -77,7 +77,7 @@ class Restarted:
 
 
 def reference_of(job: Job, device: torch.device, *, randomness: bool, double: bool) -> tuple[Restarted, str]:
-    """The step as given in float64, or in fp32 without TF32 where that is asked for or the model says no; and a note."""
+    """The step as given in float64, or in fp32 without TF32 where that is not asked for or fails; and a note."""
     if double:
         # What a model with a dtype written into its code says to float64 is not ours to foresee.
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):
