@@ -36,6 +36,8 @@ CASES = by_name(
         Case("dlrm/2048", "zoo:dlrm"),
         Case("hf-bert_base/16x128", "benchmarks/workloads/hf_bert_base.py:make_workload"),
         Case("tv-resnet50/64", "benchmarks/workloads/tv_resnet50.py:make_workload", channels_last=True),
+        Case("hf-llama_125m/8x1024", "benchmarks/workloads/hf_llama_125m.py:make_workload", is_swept=False),
+        Case("nanogpt/12x1024", "benchmarks/workloads/nanogpt.py:make_workload", is_swept=False),
         Case("resnet50/8", "zoo:resnet50?batch=8", channels_last=True, is_swept=False),
         Case("bert_base/2x128", "zoo:bert_base?batch=2&seq=128", is_swept=False),
         Case("vit_b16/4", "zoo:vit_b16?batch=4", is_swept=False),

@@ -59,9 +59,12 @@ TIERS: tuple[tuple[str, ...], ...] = (
     (
         "migrations",
         "tuner.batches",
+        "tuner.budget",
         "tuner.dropout",
+        "tuner.effects",
         "tuner.gpu_watch",
         "tuner.numerics",
+        "tuner.presets",
         "tuner.stats",
         "tuner.workloads",
     ),

@@ -1,9 +1,11 @@
 """Trials in, those of them that noise may have put in the wrong order out."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from tuner.records import Trial
 from tuner.search import is_success, speedup
+from tuner.space import Item
 from tuner.stats import median
 
 MAX_CONTENDERS = 3  # each has a model of its own in the memory of one process
@@ -18,9 +20,15 @@ def contenders_of(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def ranking_noise(trials: Iterable[Trial]) -> float:
-    """How far speedups of different processes may lie apart for nothing: the spread of the baseline they are over.
+    """How far speedups of different processes may lie apart for nothing: the widest spread of one configuration's time.
 
-    20 % for a launch-bound MLP on an H200.
+    The baselines of trials are the step as given or the best by then; one that was timed in a single process says
+    nothing. 20 % for a launch-bound MLP on an H200.
     """
-    medians = [median(trial.measurement.arms[0].step_ms) for trial in trials if trial.measurement is not None]
-    return min(MAX_RANKING_NOISE, (max(medians) - min(medians)) / median(medians)) if medians else 0.0
+    medians: defaultdict[frozenset[Item], list[float]] = defaultdict(list)
+    for trial in trials:
+        if trial.measurement is not None:
+            baseline = trial.measurement.arms[0]
+            medians[frozenset(baseline.knobs.items())].append(median(baseline.step_ms))
+    spreads = [(max(found) - min(found)) / median(found) for found in medians.values()]
+    return min(MAX_RANKING_NOISE, max(spreads, default=0.0))

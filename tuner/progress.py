@@ -192,7 +192,7 @@ def opening(event: Event) -> Iterator[str]:
 def _as_given(found: Inspection) -> str:
     return (
         f"as given: about {step_time(found.step_ms)} ms a step, {found.parameters:,} parameters; "
-        f"{len(found.inapplicable)} choices do not apply here"
+        f"{sum(',' not in name for name in found.inapplicable)} choices do not apply here"
     )
 
 

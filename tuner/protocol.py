@@ -85,7 +85,9 @@ class Inspection(Record):
     fingerprint: str = Field(min_length=1, max_length=200)
     model_fingerprint: str = Field(default="", max_length=200)
     batch: str = Field(default="", max_length=10_000, description="shapes of the tensors of x")
-    inapplicable: Mapping[str, str] = Field(description='"knob=choice" -> why it does not apply here')
+    inapplicable: Mapping[str, str] = Field(
+        description='"knob=choice" -> why it does not apply, "knob=choice, other=choice" -> why not beside that one'
+    )
     random: bool = Field(description="whether a step draws random numbers, as dropout does")
     step_ms: float = Field(gt=0, description="an eager step as given, roughly")
     peak_bytes: int = Field(ge=0)

@@ -41,7 +41,9 @@ class Source(StrEnum):
 
     BASELINE = "baseline"  #: the step as given, against itself: the noise floor
     STOCK = "stock"  #: what a user of plain torch would try by hand
+    KNOWN = "known"  #: what won in an earlier run
     SEED = "seed"  #: what an expert would try first
+    MODEL = "model"  #: the most promising by what each choice did so far
     DESCENT = "descent"  #: one knob changed from the best so far
     TPE = "tpe"  #: Optuna's tree-structured Parzen estimator
     PLAYOFF = "playoff"  #: the best few, against each other in one process
@@ -202,7 +204,9 @@ class Run(Record):
     finished_at: AwareDatetime | None = None
     environment: Environment | None = None
     inapplicable: Mapping[str, str] = Field(
-        default_factory=dict, description='"knob=choice" -> why it was never tried on this device and model'
+        default_factory=dict,
+        description='"knob=choice" -> why it was never tried on this device and model; "knob=choice, other=choice" -> '
+        "why it was never tried beside that choice of another knob",
     )
     plan_id: str | None = None
     verdict: Verdict | None = None

@@ -1,13 +1,13 @@
-"""Which choices may be tried on this device and model, which may stand together, and what one would try by hand.
+"""Which choices may be tried on this device and model, and which may stand together.
 
 The knobs table and the reasons why some choices do not apply go in; allowed configurations come out. Pure.
 A configuration is a mapping from knob to choice; knobs that are left out are at their default.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Final, Self
+from typing import Self
 
 from kitsune.knobs import KNOBS, Choice, Exclusion, Knob, clashes
 
@@ -24,8 +24,21 @@ class Space:
 
     @classmethod
     def of(cls, inapplicable: Mapping[str, str] | None = None, table: Mapping[str, Knob] = KNOBS) -> Self:
-        """`inapplicable` maps "knob=choice" to the reason; names that are not in the table are of no effect."""
-        return cls(dict(table), dict(inapplicable or {}))
+        """`inapplicable` maps "knob=choice" to the reason; names that are not in the table are of no effect.
+
+        "knob=choice, other=choice" is a choice that does not apply beside that one of another knob: an exclusion that
+        holds on this device and model.
+        """
+        reasons = dict(inapplicable or {})
+        found = dict(table)
+        for name, reason in reasons.items():
+            items = [item_of(part, table) for part in name.split(", ")]
+            if len(items) == 2 and (own := items[0]) is not None and (other := items[1]) is not None:
+                entry = found[own[0]]
+                exclusion = Exclusion(choices=own[1:], other=other[0], other_choices=other[1:], reason=reason)
+                if own[1] != entry.default:
+                    found[own[0]] = replace(entry, excludes=(*entry.excludes, exclusion))
+        return cls(found, reasons)
 
     def choices(self, knob: str) -> tuple[Choice, ...]:
         """What may be chosen for the knob, default first; empty when there is no such knob."""
@@ -44,19 +57,21 @@ class Space:
 
     def allows(self, knobs: Configuration) -> str | None:
         """None when the configuration may be tried, otherwise the first reason why not."""
+        return next(self.objections(knobs), None)
+
+    def objections(self, knobs: Configuration) -> Iterator[str]:
+        """Every reason why the configuration may not be tried."""
         for knob, choice in knobs.items():
             if knob not in self.table:
-                return f"there is no knob {knob!r}"
-            if choice not in self.table[knob].choices:
-                return f"{knob} has no choice {choice!r}"
-            reason = self.inapplicable.get(f"{knob}={choice}")
-            if reason is not None and choice != self.table[knob].default:
-                return reason
+                yield f"there is no knob {knob!r}"
+            elif choice not in self.table[knob].choices:
+                yield f"{knob} has no choice {choice!r}"
+            elif f"{knob}={choice}" in self.inapplicable and choice != self.table[knob].default:
+                yield self.inapplicable[f"{knob}={choice}"]
         for owner, exclusion in clashes(knobs, self.table):
             other = self.table[exclusion.other]
             pair = f"{owner.name}={knobs[owner.name]} beside {other.name}={knobs.get(other.name, other.default)}"
-            return f"{pair}: {exclusion.reason}"
-        return None
+            yield f"{pair}: {exclusion.reason}"
 
     def is_slow(self, knobs: Configuration) -> bool:
         """Whether a choice takes minutes to compile."""
@@ -119,126 +134,8 @@ class Space:
                 yield self.canonical(knobs)
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A configuration with the name under which it is reported."""
-
-    name: str
-    knobs: Configuration
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Preset:
-    """A configuration as one would write it by hand, before it is known what applies.
-
-    It is dropped when something it needs does not apply; of each wish the first choice that applies is taken.
-    """
-
-    name: str
-    needs: Mapping[str, Choice]
-    wishes: Mapping[str, tuple[Choice, ...]]
-
-    def resolve(self, space: Space, avoid: Iterable[Item] = ()) -> dict[str, Choice] | None:
-        """The configuration on this space without the choices to avoid, or None."""
-        avoided = frozenset(avoid)
-        if avoided & set(self.needs.items()) or space.allows(self.needs) is not None:
-            return None
-        knobs = dict(self.needs)
-        for knob, choices in self.wishes.items():
-            knobs |= first_allowed(space, knobs, knob, choices, avoided)
-        return space.canonical(knobs)
-
-
-def first_allowed(
-    space: Space, knobs: Configuration, knob: str, choices: Iterable[Choice], avoid: frozenset[Item]
-) -> dict[str, Choice]:
-    """{knob: the first choice that may be added to the configuration}, or {}."""
-    allowed = (c for c in choices if (knob, c) not in avoid and space.allows({**knobs, knob: c}) is None)
-    choice = next(allowed, None)
-    return {} if choice is None else {knob: choice}
-
-
-AT_ITS_BEST: Final[Mapping[str, tuple[Choice, ...]]] = {
-    "layout": ("channels_last",),
-    "precision": ("bf16", "tf32"),
-    "update": ("fused",),
-}
-STOCK: Final = (
-    Preset(name="eager", needs={}, wishes={}),
-    Preset(name="eager_bf16", needs={"precision": "bf16"}, wishes={}),
-    Preset(name="compile", needs={"compile": "default"}, wishes=AT_ITS_BEST),
-    Preset(name="reduce_overhead", needs={"compile": "reduce-overhead"}, wishes=AT_ITS_BEST),
-    Preset(name="max_autotune", needs={"compile": "max-autotune"}, wishes=AT_ITS_BEST),
-)
-# The other layout and the other precisions of the best rival. AMP alone makes launch-bound steps slower (eager MLP on
-# an H200: 1.08 ms in fp32, 1.28 ms in bf16), so a rival in bf16 only would not be at its best.
-STOCK_VARIANTS: Final[Mapping[str, tuple[tuple[Choice, ...], ...]]] = {
-    "layout": (("channels_last",), ("contiguous",)),
-    "precision": (("bf16",), ("tf32", "fp32")),
-}
-
-HALF: Final[Mapping[str, tuple[Choice, ...]]] = {
-    "layout": ("channels_last",),
-    "precision": ("bf16", "fp16", "tf32"),
-    "update": ("kitsune", "fused"),
-}
-FULL: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, "precision": ("tf32",)}
-GRAPHS: Final[Mapping[str, tuple[Choice, ...]]] = {"capture": ("step", "segments")}
-INDUCTOR: Final[Mapping[str, tuple[Choice, ...]]] = {"compile": ("default",)}
-SEEDS: Final = (
-    Preset(name="half, compiled, one graph", needs={}, wishes={**HALF, **INDUCTOR, **GRAPHS}),
-    Preset(
-        name="half, compiled, one graph on streams",
-        needs={"capture": "step", "streams": 4},
-        wishes={**HALF, **INDUCTOR},
-    ),
-    Preset(name="half, one graph", needs={}, wishes={**HALF, **GRAPHS}),
-    Preset(
-        name="half, fused and compiled, one graph",
-        needs={"fusion": "kitsune", "compile": "default"},
-        wishes={**HALF, **GRAPHS},
-    ),
-    Preset(name="full, compiled, one graph", needs={}, wishes={**FULL, **INDUCTOR, **GRAPHS}),
-    Preset(name="full, one graph", needs={}, wishes={**FULL, **GRAPHS}),
-    Preset(
-        name="half, autotuned, one graph",
-        needs={"compile": "max-autotune-no-cudagraphs"},
-        wishes={**HALF, **GRAPHS},
-    ),
-)
-
-
-def stock_rivals(space: Space, avoid: Iterable[Item] = ()) -> tuple[Named, ...]:
-    """What a user of plain torch would try by hand, each at its best.
-
-    Choices in `avoid` (known to fail here) are left out where there is another one.
-    """
-    return resolved(STOCK, space, avoid)
-
-
-def stock_variants(space: Space, knobs: Configuration, avoid: Iterable[Item] = ()) -> tuple[dict[str, Choice], ...]:
-    """A stock rival in the other layout and in the other precision, where they apply."""
-    avoided = frozenset(avoid)
-    variants: list[dict[str, Choice]] = []
-    for knob, alternatives in STOCK_VARIANTS.items():
-        for choices in alternatives:
-            variant = space.canonical({**knobs, **first_allowed(space, knobs, knob, choices, avoided)})
-            if variant != space.canonical(knobs):
-                variants.append(variant)
-    return tuple(variants)
-
-
-def expert_seeds(space: Space, avoid: Iterable[Item] = ()) -> tuple[Named, ...]:
-    """What an expert would try first, best guess first. Choices in `avoid` are left out."""
-    return resolved(SEEDS, space, avoid)
-
-
-def resolved(presets: Iterable[Preset], space: Space, avoid: Iterable[Item]) -> tuple[Named, ...]:
-    """The presets on this space; of two that come to the same configuration, the first."""
-    avoided = frozenset(avoid)
-    found: list[Named] = []
-    for preset in presets:
-        knobs = preset.resolve(space, avoided)
-        if knobs is not None and all(knobs != other.knobs for other in found):
-            found.append(Named(preset.name, knobs))
-    return tuple(found)
+def item_of(name: str, table: Mapping[str, Knob] = KNOBS) -> Item | None:
+    """The knob and the choice of "knob=choice"; None where the table has no such choice."""
+    knob, _, written = name.partition("=")
+    choices = table[knob].choices if knob in table else ()
+    return next(((knob, choice) for choice in choices if str(choice) == written), None)

@@ -27,13 +27,19 @@ def why_not(knob: str, choice: Choice, facts: Facts) -> str | None:
 
 
 def inapplicable(facts: Facts) -> dict[str, str]:
-    """ "knob=choice" -> reason, for every choice that a search would try and that cannot work here."""
+    """ "knob=choice" -> reason, for every choice that a search would try and that cannot work here.
+
+    Where it cannot work beside one choice of another knob only, the name is "knob=choice, other=choice".
+    """
     reasons = {}
     for name, knob in KNOBS.items():
         for choice in filter(knob.is_searched, knob.choices):
             reason = why_not(name, choice, facts)
             if reason is not None:
                 reasons[f"{name}={choice}"] = reason
+            elif choice != knob.default:
+                beside = TECHNIQUES[name].why_not_beside(choice, facts)
+                reasons |= {f"{name}={choice}, {other}={by}": why for (other, by), why in beside.items()}
     return reasons
 
 

@@ -1,5 +1,7 @@
 """capture: the step, or its segments, in CUDA graphs, so that launching costs the host nothing."""
 
+from collections.abc import Mapping
+
 from kitsune.engine.flags import Switch
 from kitsune.engine.update import ADAMS
 from kitsune.errors import CaptureError
@@ -17,9 +19,13 @@ class Capture(Technique):
             return f"{facts.hook} would not run in a replayed graph"
         if facts.sparse_gradients:
             return "a replayed graph would not fill sparse gradients again"
-        if facts.host_sync is not None:
-            return f"the step waits for the device at {facts.host_sync}"
         return None
+
+    def why_not_beside(self, choice: Choice, facts: Facts) -> Mapping[tuple[str, Choice], str]:
+        """What the step as given waits for may be gone when it is compiled: a mask that is looked at on the host."""
+        if facts.host_sync is None:
+            return {}
+        return {("compile", "off"): f"the step as given waits for the device at {facts.host_sync}"}
 
     def apply(self, choice: Choice, build: Build) -> None:
         build.capture = choice

@@ -38,7 +38,7 @@ class Facts:
     tensor_rate: bool = False  # a learning rate is a tensor
     others_parameters: int = 0  # of the model, trained, and not in the optimizer
     sparse_gradients: bool = False
-    host_sync: str | None = None  # the user's line that waits for the device
+    host_sync: str | None = None  # the user's line that waits for the device in the step as given
 
 
 @dataclass(kw_only=True)
@@ -90,6 +90,10 @@ class Technique(ABC):
     @abstractmethod
     def why_not(self, choice: Choice, facts: Facts) -> str | None:
         """The reason why this choice cannot work here, or None."""
+
+    def why_not_beside(self, choice: Choice, facts: Facts) -> Mapping[tuple[str, Choice], str]:
+        """(knob, choice) of others -> the reason why this choice, which may work here, cannot work beside that one."""
+        return {}
 
     @abstractmethod
     def apply(self, choice: Choice, build: Build) -> None:

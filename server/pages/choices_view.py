@@ -9,6 +9,7 @@ from kitsune.knobs import KNOBS, Choice, Knob, clashes
 from kitsune.plan import Plan
 from server.pages import words
 from tuner.records import Failure, FailureKind, Run, RunStatus, Trial
+from tuner.space import Space
 
 
 class Outcome(StrEnum):
@@ -127,7 +128,7 @@ def _declined_in(knob: str, choice: Choice, trials: Sequence[Trial]) -> str:
 
 def _why_untried(knob: Knob, choice: Choice, run: Run, plan: Plan | None) -> str:
     chosen = {**plan.knobs, knob.name: choice} if plan is not None else {}
-    for owner, exclusion in clashes(chosen):
+    for owner, exclusion in clashes(chosen, Space.of(run.inapplicable).table):
         if knob.name in (owner.name, exclusion.other):
             beside = exclusion.other if owner.name == knob.name else owner.name
             return f"cannot stand beside {beside}={chosen.get(beside, KNOBS[beside].default)}: {exclusion.reason}"

@@ -19,7 +19,9 @@ CUT_SHORT: Final = "cut short"
 MEANINGS: Final[Mapping[str, str]] = {
     "baseline": "the step as given, against itself",
     "stock": "what one would try by hand in plain torch",
+    "known": "the winner of an earlier run",
     "seed": "what an expert would try first",
+    "model": "the most promising by what each choice did so far",
     "descent": "one choice changed from the best so far",
     "tpe": "proposed by the search model",
     "playoff": "the best few against each other",

@@ -16,6 +16,7 @@ from kitsune.techniques import TECHNIQUES, Build, Facts, facts_of, inapplicable,
 from kitsune.techniques.precision import tf32_products
 from kitsune.workload import Workload
 from tests.step_cases import AttentionNet, Convnet, Mlp, OwnSgd, adamw, assert_same, batches, pair, sgd, train_both
+from tuner.space import Space
 
 CPU = torch.device("cpu")
 H200 = Facts(
@@ -59,11 +60,23 @@ def test_everything_applies_where_everything_is_there():
         ({"device": "cpu"}, "capture=step", "CUDA graphs need a GPU"),
         ({"distributed": True}, "capture=segments", "distributed"),
         ({"hook": "a forward hook on fc"}, "capture=step", "a forward hook on fc would not run"),
-        ({"host_sync": "train.py:7"}, "capture=step", "waits for the device at train.py:7"),
     ],
 )
 def test_why_a_choice_does_not_apply(facts, choice, words):
     assert words in inapplicable(Facts(**changed(**facts)))[choice]
+
+
+def test_a_step_that_waits_for_the_device_may_be_captured_when_it_is_compiled():
+    """What is waited for, a mask that is looked at on the host, may be gone then; a trial finds out."""
+    reason = "the step as given waits for the device at train.py:7"
+    waits = Facts(**changed(host_sync="train.py:7"))
+    assert inapplicable(waits) == {f"capture={choice}, compile=off": reason for choice in ("segments", "step")}
+    space = Space.of(inapplicable(waits))
+    assert reason in space.allows({"capture": "step"})
+    assert space.allows({"capture": "step", "compile": "default"}) is None
+    assert why_not("capture", "step", waits) is None
+    hooked = inapplicable(Facts(**changed(host_sync="train.py:7", hook="a hook")))
+    assert set(hooked) == {"capture=segments", "capture=step"}
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_workload_is_tuned_and_everything_is_kept(url, machine):
 
 
 def test_the_summary_is_json_with_what_the_contract_names(url, machine):
-    machine.answer = lambda number, _: failure(kind=FailureKind.OUT_OF_MEMORY) if number == 1 else None
+    machine.answer = lambda number, _: failure(kind=FailureKind.OUT_OF_MEMORY) if number == 3 else None
     result = tune_workload("zoo:mlp", device="cpu", trials=8, database=url)
     summary = json.loads(json.dumps(result.summary()))
     assert (summary["run_id"], summary["plan_id"]) == (result.run.id, result.plan.plan_id)

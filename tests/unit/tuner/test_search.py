@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from kitsune.knobs import KNOBS, Choice, Knob
 from tests.unit.tuner.simulation import Surface, replay, trial
+from tuner.presets import LATER, OPENING, SLOW, resolved
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
-from tuner.search import Proposal, best, best_stock, blamed, costs, hopeless, propose
-from tuner.space import Space, expert_seeds, stock_rivals
+from tuner.search import Proposal, best, best_stock, blamed, costs, descent, hopeless, proposals, propose, suspected
+from tuner.space import Space
 
 EVERYTHING = Space.of()
 SMALL = Space.of(
@@ -55,15 +56,21 @@ def distinct(trials: list[Trial]) -> int:
 # The whole search, on paper -------------------------------------------------------------------------------------------
 
 
-def test_with_25_trials_the_mean_regret_is_below_five_percent() -> None:
-    ours, by_chance = [], []
+def test_regret_after_few_trials_and_after_many() -> None:
+    """Mean of 20 surfaces, before the best guess came first: 43 % after 9, 42 after 12, 4.4 after 25."""
+    ours: dict[int, list[float]] = {9: [], 12: [], 25: []}
+    by_chance = []
     for seed in range(20):
         surface = Surface(EVERYTHING, seed)
         optimum = surface.optimum()  # looks at every configuration
-        for regrets, search in ((ours, propose), (by_chance, chance)):
-            regrets.append(optimum / speedup_of_best(surface, replay(surface, search, 25, seed)) - 1)
-    assert mean(ours) < 0.05
-    assert mean(ours) < mean(by_chance) / 3
+        found = replay(surface, propose, 25, seed)
+        for count, regrets in ours.items():
+            regrets.append(optimum / speedup_of_best(surface, found[:count]) - 1)
+        by_chance.append(optimum / speedup_of_best(surface, replay(surface, chance, 25, seed)) - 1)
+    assert mean(ours[9]) < 0.33
+    assert mean(ours[12]) < 0.22
+    assert mean(ours[25]) < 0.05
+    assert mean(ours[25]) < mean(by_chance) / 3
 
 
 def test_with_60_trials_little_is_left_to_find() -> None:
@@ -126,7 +133,7 @@ def test_a_proposal_takes_less_than_a_tenth_of_a_second_after_100_trials() -> No
     ]
     trials += [
         trial(200 + number, named.knobs, Source.STOCK, speedup=0.4)
-        for number, named in enumerate((*stock_rivals(EVERYTHING), *expert_seeds(EVERYTHING)))
+        for number, named in enumerate(resolved((*OPENING, *LATER, *SLOW), EVERYTHING))
     ]
     durations = []
     for _ in range(5):
@@ -164,20 +171,63 @@ def test_a_table_without_the_knobs_of_the_presets_is_searched_all_the_same() -> 
 # The order ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_quick_to_try_comes_before_what_is_slow_and_before_descent() -> None:
-    rivals, seeds = stock_rivals(EVERYTHING)[1:], expert_seeds(EVERYTHING)
-    expected: list[tuple[Source, object]] = []
-    for slow in (False, True):
-        expected += [(Source.STOCK, rival.knobs) for rival in rivals if EVERYTHING.is_slow(rival.knobs) is slow]
-        expected += [(Source.SEED, seed.knobs) for seed in seeds if EVERYTHING.is_slow(seed.knobs) is slow]
-    assert len(expected) == len(rivals) + len(seeds)
-    assert any(EVERYTHING.is_slow(seed.knobs) for seed in seeds)
-    trials = [trial(0, {}, Source.BASELINE)]
-    while len(trials) <= len(expected):
-        found = propose(EVERYTHING, trials)
-        assert found is not None
+def by_name(space: Space, count: int) -> list[str]:
+    """The first proposals, where each is as slow as the step as given."""
+    trials: list[Trial] = []
+    names = []
+    while len(trials) < count and (found := propose(space, trials)) is not None:
+        names.append(found.name or found.source.value)
         trials.append(trial(len(trials), found.knobs, found.source))
-    assert [(each.source, each.knobs) for each in trials[1:]] == expected
+    return names
+
+
+def test_the_best_guess_comes_first_and_a_rival_beside_it() -> None:
+    assert by_name(EVERYTHING, 6) == ["eager", *(preset.name for preset in resolved(OPENING, EVERYTHING))]
+    assert by_name(EVERYTHING, 3) == ["eager", "half, compiled, one graph", "reduce_overhead"]
+
+
+def test_what_else_one_would_try_has_its_turn_beside_the_model() -> None:
+    names = by_name(EVERYTHING, 60)
+    later, slow = ([preset.name for preset in resolved(presets, EVERYTHING)] for presets in (LATER, SLOW))
+    assert [name for name in names if name in later] == later
+    assert names[6] == later[0]
+    assert names.count("model") > 10
+    assert max(map(names.index, later)) < min(map(names.index, slow))
+
+
+def test_winners_of_earlier_runs_are_tried_first_as_far_as_they_apply() -> None:
+    without = Space.of({"layout=channels_last": "no convolution"})
+    known = [
+        {"layout": "channels_last", "precision": "bf16", "streams": 8, "capture": "step"},
+        {"precision": "fp16"},
+        {"telepathy": "on"},
+    ]
+    trials: list[Trial] = []
+    found = []
+    while len(trials) < 7:
+        proposal = propose(without, trials, known=known)
+        assert proposal is not None
+        found.append((proposal.source, proposal.name or dict(proposal.knobs)))
+        trials.append(trial(len(trials), proposal.knobs, proposal.source))
+    assert found[:5] == [
+        (Source.BASELINE, "eager"),
+        (Source.KNOWN, {"precision": "bf16", "capture": "step", "streams": 8}),
+        (Source.SEED, "half, compiled, one graph"),
+        (Source.STOCK, "reduce_overhead"),
+        (Source.KNOWN, {"precision": "fp16"}),
+    ]
+    assert found[5] == (Source.STOCK, "compile")
+
+
+@pytest.mark.parametrize("count", [0, 2, 7, 20, 40])
+def test_what_is_being_measured_is_not_proposed_again(count: int) -> None:
+    trials = replay(Surface(EVERYTHING, seed=3), propose, count)
+    pending: list[dict[str, Choice]] = []
+    for _ in range(4):
+        proposal = propose(EVERYTHING, trials, pending=pending)
+        assert proposal is not None
+        assert dict(proposal.knobs) not in [dict(each.knobs) for each in trials] + pending
+        pending.append(dict(proposal.knobs))
 
 
 def test_without_patience_nothing_slow_is_proposed() -> None:
@@ -187,81 +237,67 @@ def test_without_patience_nothing_slow_is_proposed() -> None:
     assert not any(EVERYTHING.is_slow(trial.knobs) for trial in trials)
 
 
-def test_descent_comes_before_the_estimator() -> None:
-    sources = [trial.source for trial in replay(Surface(EVERYTHING, seed=7, walls=False), propose, 60)]
-    presets = 1 + len(stock_rivals(EVERYTHING)[1:]) + len(expert_seeds(EVERYTHING))
-    assert not {Source.DESCENT, Source.TPE} & set(sources[:presets])
-    assert sources.index(Source.DESCENT) < sources.index(Source.TPE)
-
-
-@pytest.mark.parametrize(
-    ("half", "compiled", "late"),
-    [
-        (0.8, 0.8, set()),
-        (1.6, 1.6, {"full, compiled, one graph", "full, one graph"}),
-        (0.8, 1.6, {"half, one graph", "full, one graph"}),
-        (1.6, 3.2, {"half, one graph", "full, compiled, one graph", "full, one graph"}),
-    ],
-)
-def test_seeds_without_what_clearly_pays_come_last(half: float, compiled: float, late: set[str]) -> None:
-    trials = [trial(0, {}, Source.BASELINE), trial(1, {"precision": "bf16"}, Source.STOCK, half)]
-    names: list[str] = []
-    while (found := propose(EVERYTHING, trials)) is not None and found.name:
-        names.append(found.name)
-        trials.append(trial(len(trials), found.knobs, found.source, compiled if found.name == "compile" else 1.0))
-    assert len(names) == len(stock_rivals(EVERYTHING)) + len(expert_seeds(EVERYTHING)) - 2
-    in_order = [name for name in names if name in late]
-    assert names[len(names) - len(late) :] == in_order
+def test_descent_comes_before_the_estimator_and_after_the_model() -> None:
+    sources = [trial.source for trial in replay(Surface(EVERYTHING, seed=7, walls=False), propose, 80)]
+    assert not {Source.MODEL, Source.DESCENT, Source.TPE} & set(sources[:6])
+    assert sources.index(Source.MODEL) < sources.index(Source.DESCENT) < sources.index(Source.TPE)
 
 
 def test_proposals_carry_the_name_of_what_they_are() -> None:
     assert propose(EVERYTHING, []) == Proposal({}, Source.BASELINE, "eager")
-    assert propose(EVERYTHING, [trial(0, {}, Source.BASELINE)]) == Proposal(
-        {"precision": "bf16"}, Source.STOCK, "eager_bf16"
-    )
+    found = propose(EVERYTHING, [trial(0, {}, Source.BASELINE)])
+    assert found is not None
+    assert (found.source, found.name) == (Source.SEED, "half, compiled, one graph")
 
 
-def test_the_best_rival_is_tried_in_the_other_layout_and_precision() -> None:
-    trials = [trial(0, {}, Source.BASELINE)]
-    trials += [
-        trial(1 + number, rival.knobs, Source.STOCK, 3.0 if rival.name == "reduce_overhead" else 1.5)
-        for number, rival in enumerate(stock_rivals(EVERYTHING)[1:])
-    ]
-    trials += [trial(10 + number, seed.knobs) for number, seed in enumerate(expert_seeds(EVERYTHING))]
+def test_the_best_rival_is_tried_in_the_other_precision_and_layout() -> None:
     rival = {"layout": "channels_last", "precision": "bf16", "compile": "reduce-overhead", "update": "fused"}
-    expected = [{k: v for k, v in rival.items() if k != "layout"}, {**rival, "precision": "tf32"}]
-    for knobs in expected:
-        assert propose(EVERYTHING, trials) == Proposal(knobs, Source.STOCK)
-        trials.append(trial(len(trials) + 20, knobs, Source.STOCK, 2.0))
-    proposal = propose(EVERYTHING, trials)
-    assert proposal is not None
-    assert proposal.source is Source.DESCENT
+    wanted = [{**rival, "precision": "tf32"}, {k: v for k, v in rival.items() if k != "layout"}]
+    trials = [trial(0, {}, Source.BASELINE)]
+    while len(trials) < 90 and (found := propose(EVERYTHING, trials, is_patient=False)) is not None:
+        trials.append(trial(len(trials), found.knobs, found.source, 3.0 if found.name == "reduce_overhead" else 1.5))
+    assert all(knobs in [each.knobs for each in trials] for knobs in wanted)
+    asked = [each.knobs for each in proposals(EVERYTHING, trials, 0) if each.source is Source.STOCK and not each.name]
+    assert asked == wanted
 
 
 def test_descent_changes_one_knob_of_the_best_and_begins_with_what_was_never_tried() -> None:
-    trials = replay(Surface(EVERYTHING, seed=6, walls=False), propose, 60)
-    first = next(number for number, trial in enumerate(trials) if trial.source is Source.DESCENT)
-    leader = best(trials[:first])
+    trials = replay(Surface(EVERYTHING, seed=6, walls=False), propose, 5)
+    leader = best(trials)
+    first = descent(EVERYTHING, trials, frozenset(), [])[0]
     assert leader is not None
-    changed = set(trials[first].knobs.items()) - set(leader.knobs.items())
+    changed = set(first.items()) - set(leader.knobs.items())
     assert len(changed) == 1
-    assert not any(changed <= set(trial.knobs.items()) for trial in trials[:first])
+    assert not any(changed <= set(trial.knobs.items()) for trial in trials)
+    assert descent(EVERYTHING, trials, frozenset(), [first])[0] != first
 
 
 def test_descent_goes_on_from_a_new_best() -> None:
     trials = replay(Surface(EVERYTHING, seed=6, walls=False), propose, 20)
     leader = trial(20, {"layout": "channels_last", "attention": "flash", "precision": "bf16"}, Source.TPE, speedup=99)
-    proposal = propose(EVERYTHING, [*trials, leader])
-    assert proposal is not None
-    assert proposal.source is Source.DESCENT
-    assert proposal.knobs in [knobs for _, knobs in EVERYTHING.neighbours(leader.knobs)]
+    found = [each.knobs for each in proposals(EVERYTHING, [*trials, leader], 0) if each.source is Source.DESCENT]
+    assert found
+    assert all(knobs in [there for _, there in EVERYTHING.neighbours(leader.knobs)] for knobs in found)
 
 
-def test_a_choice_that_fails_on_its_own_is_not_tried_in_presets_and_comes_last_in_descent() -> None:
+def test_a_choice_that_fails_on_its_own_is_soon_left_alone() -> None:
     surface = Surface(EVERYTHING, seed=6, walls=False)
     surface.wrong = {("precision", "bf16")}
     trials = replay(surface, propose, 24)
-    assert [trial.number for trial in trials if trial.knobs.get("precision") == "bf16"] == [1]
+    half = [trial.number for trial in trials if trial.knobs.get("precision") == "bf16"]
+    assert half[:2] == [1, 2]
+    assert len(half) <= 3
+
+
+def test_of_choices_that_failed_together_one_at_a_time_is_left_out() -> None:
+    broken = [trial(0, {}, Source.BASELINE), failed(1, {"update": "kitsune", "capture": "step"})]
+    assert suspected(EVERYTHING, broken) == frozenset()
+    twice = [*broken, failed(2, {"update": "kitsune", "capture": "step", "streams": 4})]
+    assert suspected(EVERYTHING, twice) == {("capture", "step")}
+    thrice = [*twice, failed(3, {"update": "kitsune", "capture": "segments"})]
+    assert suspected(EVERYTHING, thrice) == {("update", "kitsune")}
+    assert suspected(EVERYTHING, [*thrice, trial(4, {"update": "kitsune"})]) == {("capture", "step")}
+    assert suspected(EVERYTHING, [failed(n, {"telepathy": "on"}) for n in range(2)]) == frozenset()
 
 
 def test_trials_of_another_space_do_no_harm() -> None:

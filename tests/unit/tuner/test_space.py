@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kitsune.knobs import KNOBS, Choice, Exclusion, Knob, clashes
-from tuner.space import SEEDS, STOCK, STOCK_VARIANTS, Space, expert_seeds, stock_rivals, stock_variants
+from tuner.space import Space, item_of
 
 ITEMS = [(name, choice) for name, knob in KNOBS.items() for choice in knob.choices]
 EVERYTHING = Space.of()
@@ -21,9 +21,11 @@ CPU = Space.of(
     }
 )
 
-spaces = st.sets(st.sampled_from(ITEMS)).map(
-    lambda items: Space.of({f"{knob}={choice}": f"no {choice} here" for knob, choice in items})
+names = st.sampled_from(
+    [f"{knob}={choice}" for knob, choice in ITEMS]
+    + [f"capture={choice}, compile=off" for choice in ("segments", "step")]
 )
+spaces = st.sets(names).map(lambda found: Space.of({name: f"no {name} here" for name in found}))
 configurations = st.fixed_dictionaries(
     {}, optional={name: st.sampled_from(list(knob.choices)) for name, knob in KNOBS.items()}
 )
@@ -43,14 +45,6 @@ def test_the_table_declares_only_exclusions_that_can_be_obeyed() -> None:
             assert set(exclusion.choices) <= set(knob.choices) - {knob.default}
             assert set(exclusion.other_choices) < set(other.choices)
             assert exclusion.reason
-
-
-def test_presets_name_only_what_is_in_the_table() -> None:
-    for preset in (*STOCK, *SEEDS):
-        assert all(choice in KNOBS[knob].choices for knob, choice in preset.needs.items())
-        assert all(set(choices) <= set(KNOBS[knob].choices) for knob, choices in preset.wishes.items())
-    for knob, alternatives in STOCK_VARIANTS.items():
-        assert all(set(choices) <= set(KNOBS[knob].choices) for choices in alternatives)
 
 
 def test_everything_applies_when_nothing_speaks_against_it() -> None:
@@ -74,6 +68,37 @@ def test_reasons_for_choices_that_no_longer_exist_are_of_no_effect() -> None:
     assert list(Space.of({"telepathy=on": "gone", "layout=spiral": "gone"}).configurations()) == list(
         EVERYTHING.configurations()
     )
+
+
+WAITS = Space.of({f"capture={choice}, compile=off": "it waits" for choice in ("segments", "step")})
+
+
+def test_a_choice_that_does_not_apply_beside_one_of_another_knob_is_excluded_there_only() -> None:
+    assert WAITS.choices("capture") == ("none", "segments", "step")
+    assert WAITS.allows({"capture": "step"}) == "capture=step beside compile=off: it waits"
+    assert WAITS.allows({"capture": "step", "compile": "default"}) is None
+    assert WAITS.repair({"capture": "step", "precision": "bf16"}) == {"precision": "bf16"}
+    assert WAITS.repair({"capture": "step"}, keep="capture") == {"capture": "step", "compile": "default"}
+    crossed = WAITS.repair({"capture": "step", "compile": "reduce-overhead"}, keep="capture")
+    assert crossed == {"capture": "step", "compile": "default"}
+    moves = dict(WAITS.neighbours({"capture": "step", "compile": "default"}))
+    assert moves["compile", "off"] == {}
+    assert not any("capture" in knobs and "compile" not in knobs for knobs in WAITS.configurations())
+    assert len(list(WAITS.configurations())) < len(list(EVERYTHING.configurations()))
+    assert "compile" not in Space.of({"capture=step": "no"}).repair({"capture": "segments"}, keep="capture")
+
+
+@pytest.mark.parametrize(
+    "name", ["capture=step, telepathy=off", "telepathy=on, compile=off", "capture=none, compile=off", "capture=step, "]
+)
+def test_conditions_of_what_is_not_in_the_table_or_is_the_default_are_of_no_effect(name: str) -> None:
+    assert Space.of({name: "gone"}).table == KNOBS
+
+
+def test_items_are_read_as_they_are_written() -> None:
+    assert item_of("streams=4") == ("streams", 4)
+    assert item_of("compile=off") == ("compile", "off")
+    assert item_of("streams=400") is item_of("streams") is item_of("") is None
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
@@ -168,89 +193,7 @@ def test_every_allowed_configuration_is_listed_once_beginning_with_the_default(s
     assert len(found) == len(set(found))
     searchable = space.searchable()
     everything = [dict(zip(searchable, chosen, strict=True)) for chosen in product(*searchable.values())]
-    assert len(found) == sum(not list(clashes(knobs)) for knobs in everything)
-
-
-@quick
-@given(spaces)
-def test_presets_are_allowed_distinct_and_need_what_they_say(space: Space) -> None:
-    for presets in (stock_rivals(space), expert_seeds(space)):
-        assert all(space.allows(preset.knobs) is None for preset in presets)
-        assert len({frozenset(preset.knobs.items()) for preset in presets}) == len(presets)
-    rivals = {rival.name: rival.knobs for rival in stock_rivals(space)}
-    assert rivals["eager"] == {}
-    assert ("compile" in rivals) == ("default" in space.choices("compile"))
-    assert all("capture" not in knobs for knobs in rivals.values())
-
-
-def test_rivals_stand_at_their_best_where_everything_applies() -> None:
-    best = {"layout": "channels_last", "precision": "bf16", "update": "fused"}
-    assert {rival.name: rival.knobs for rival in stock_rivals(EVERYTHING)} == {
-        "eager": {},
-        "eager_bf16": {"precision": "bf16"},
-        "compile": {**best, "compile": "default"},
-        "reduce_overhead": {**best, "compile": "reduce-overhead"},
-        "max_autotune": {**best, "compile": "max-autotune"},
-    }
-
-
-def test_rivals_do_without_what_does_not_apply() -> None:
-    assert {rival.name: rival.knobs for rival in stock_rivals(CPU)} == {
-        "eager": {},
-        "eager_bf16": {"precision": "bf16"},
-        "compile": {"precision": "bf16", "compile": "default", "update": "fused"},
-    }
-    assert [rival.name for rival in stock_rivals(Space.of(table={}))] == ["eager"]
-
-
-def test_rivals_do_without_what_is_known_to_fail() -> None:
-    rivals = {rival.name: rival.knobs for rival in stock_rivals(EVERYTHING, avoid=[("precision", "bf16")])}
-    assert "eager_bf16" not in rivals
-    assert rivals["compile"]["precision"] == "tf32"
-
-
-def test_the_first_seed_is_everything_at_once() -> None:
-    first, second, third, *_ = [seed.knobs for seed in expert_seeds(EVERYTHING)]
-    assert first == {
-        "layout": "channels_last",
-        "precision": "bf16",
-        "compile": "default",
-        "update": "kitsune",
-        "capture": "step",
-    }
-    assert second == {**first, "streams": 4}
-    assert third == {knob: choice for knob, choice in first.items() if knob != "compile"}
-    assert {**first, "fusion": "kitsune"} in [seed.knobs for seed in expert_seeds(EVERYTHING)]
-
-
-def test_seeds_fall_back_choice_by_choice() -> None:
-    without = {"precision=bf16": "old card", "update=kitsune": "not this optimizer", "capture=step": "host sync"}
-    first = expert_seeds(Space.of(without))[0].knobs
-    assert (first["precision"], first["update"], first["capture"]) == ("fp16", "fused", "segments")
-    first = expert_seeds(Space.of({**without, "update=fused": "nor here"}))[0].knobs
-    assert "update" not in first
-
-
-def test_variants_of_a_rival_are_the_other_layout_and_the_other_precision() -> None:
-    rival = {"layout": "channels_last", "precision": "bf16", "compile": "default", "update": "fused"}
-    assert list(stock_variants(EVERYTHING, rival)) == [
-        {"precision": "bf16", "compile": "default", "update": "fused"},
-        {**rival, "precision": "tf32"},
-    ]
-    assert list(stock_variants(CPU, {"precision": "bf16", "compile": "default"})) == [{"compile": "default"}]
-    assert stock_variants(EVERYTHING, {}, avoid=[("precision", "bf16"), ("precision", "tf32")]) == (
-        {"layout": "channels_last"},
-    )
-    assert stock_variants(Space.of(table={}), {}) == ()
-
-
-@quick
-@given(spaces, configurations)
-def test_variants_of_a_rival_are_allowed_and_differ_in_one_knob(space: Space, knobs: dict[str, Choice]) -> None:
-    rival = space.repair(knobs)
-    for variant in stock_variants(space, rival):
-        assert space.allows(variant) is None
-        assert len(differing(space, rival, variant)) == 1
+    assert len(found) == sum(not list(clashes(knobs, space.table)) for knobs in everything)
 
 
 def test_two_exclusions_that_chase_each_other_end_at_the_default() -> None:

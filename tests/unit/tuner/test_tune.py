@@ -83,14 +83,14 @@ def test_the_search_ends_when_nothing_is_left_to_try():
 def test_only_what_the_search_chose_by_measurements_may_be_stopped_early():
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
     trials, _ = run_out(machine, a_run(budget_trials=100))
-    assert set(sources(trials)) >= set(Source) - {Source.PLAYOFF, Source.ABLATION}
+    assert set(sources(trials)) >= {Source.BASELINE, Source.STOCK, Source.SEED, Source.MODEL, Source.CONFIRM}
     best = 0.0
     for trial, job in zip(trials, machine.jobs, strict=True):
         if trial.source in (Source.BASELINE, Source.STOCK) or not trial.source.is_search:
             assert job.best_speedup is None
         else:
             assert job.best_speedup == pytest.approx(best, rel=0.01)  # less what noise may do to the order
-            assert job.best_speedup < best
+            assert job.best_speedup <= best
         if trial.source.is_search:
             best = max(best, trial.comparison.speedup.median)
 

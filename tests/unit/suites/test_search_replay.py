@@ -1,0 +1,112 @@
+"""Strategies replayed on the recorded spaces that are committed, and how spaces are recorded."""
+
+import json
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from benchmarks import search, spaces
+from benchmarks.recorded import Recorded, line_of, outcome_of, rival_of, to_record
+from kitsune.knobs import Choice
+from tests.unit.tuner.machine import Machine, failure
+from tests.unit.tuner.test_space import CPU, EVERYTHING
+from tuner.protocol import ArmSpec, Job
+from tuner.records import FailureKind
+from tuner.space import Space
+
+COMMITTED = sorted(search.SPACES.glob("*.jsonl"))
+SMALL = next(path for path in COMMITTED if path.name == "lenet5-xeon.jsonl")
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_a_committed_space_can_be_replayed(path: Path) -> None:
+    recorded = Recorded.load(path)
+    assert len(recorded.outcomes) >= 20
+    assert all(recorded.space.allows(found.knobs) is None for found in recorded.outcomes.values())
+    assert recorded.speedup({}) == 1
+    assert recorded.optimum() >= 1
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_the_search_is_within_three_percent_after_twelve_trials(path: Path) -> None:
+    recorded = Recorded.load(path)
+    curves = [search.regrets(recorded, search.ours, 12, seed) for seed in range(7)]
+    assert median(min(curve) for curve in curves) <= search.WITHIN
+    assert median(search.trials_within(curve) for curve in curves) <= 12
+
+
+def test_no_strategy_repeats_itself_or_leaves_something_out() -> None:
+    recorded = Recorded.load(SMALL)
+    for strategy in search.STRATEGIES.values():
+        tried = [frozenset(trial.knobs.items()) for trial in search.replayed(recorded, strategy, 100, 1)]
+        assert tried[0] == frozenset()
+        assert len(tried) == len(set(tried))
+        assert set(tried) == set(recorded.outcomes)
+
+
+def test_a_seed_gives_the_same_curve_and_another_seed_another() -> None:
+    recorded = Recorded.load(SMALL)
+    curves = [search.regrets(recorded, search.chance, 10, seed) for seed in (0, 0, 1)]
+    assert curves[0] == curves[1] != curves[2]
+
+
+def test_trials_are_counted_until_the_regret_stays_small() -> None:
+    assert search.trials_within([0.5, 0.02, 0.01]) == 2
+    assert search.trials_within([0.5, 0.02, 0.2, 0.0]) == 4
+    assert search.trials_within([0.5, 0.4]) == 3
+    assert search.trials_within([0.0]) == 1
+
+
+def test_figures_name_space_strategy_and_what_is_told() -> None:
+    found = {figure[0]: figure[1:] for figure in search.figures("lenet5", Recorded.load(SMALL), seeds=2)}
+    assert {f"lenet5/{name}:trials-within-3%" for name in search.STRATEGIES} < set(found)
+    assert found["lenet5/chance:regret@6"][1:] == ("ratio", 2)
+
+
+def test_a_line_holds_what_was_measured_or_why_not() -> None:
+    knobs: dict[str, Choice] = {"precision": "bf16"}
+    job = Job(workload="zoo:mlp", device="cpu", arms=(ArmSpec(name="r"), ArmSpec(name="c", knobs=knobs)), rounds=12)
+    measured = Machine(step_ms={"precision=bf16": 5.0}).measurement(0, job)
+    line = json.loads(json.dumps(line_of(knobs, measured, 3.21)))
+    found = outcome_of(line)
+    assert found.knobs == knobs
+    assert found.ratio == pytest.approx(0.5, rel=0.01)
+    assert (line["took_s"], line["peak_bytes"], len(line["rival_ms"])) == (3.21, 1, len(line["step_ms"]))
+    broken = outcome_of(json.loads(json.dumps(line_of(knobs, failure(kind=FailureKind.WRONG), 1.0))))
+    assert broken.failure == failure(kind=FailureKind.WRONG)
+
+
+@pytest.mark.parametrize("space", [EVERYTHING, CPU])
+def test_what_is_recorded_begins_with_presets_and_is_distinct_and_seeded(space: Space) -> None:
+    found = to_record(space, 72, 0)
+    assert found[0] == {}
+    assert rival_of(space) in found
+    assert len({frozenset(knobs.items()) for knobs in found}) == len(found)
+    assert len(found) == min(72, len(list(space.configurations())))
+    assert all(space.allows(knobs) is None for knobs in found)
+    assert found == to_record(space, 72, 0)
+    if space is EVERYTHING:
+        assert found != to_record(space, 72, 1)
+        assert sum(map(space.is_slow, found)) == 2
+
+
+def test_a_space_is_recorded_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(inapplicable=CPU.inapplicable)
+    monkeypatch.setattr(spaces.measure, "inspect", lambda *_: machine.inspect("", "", seed=0, limits=None, check=None))
+    monkeypatch.setattr(spaces.measure, "measure", lambda job: machine.measurement(0, job))
+    out = tmp_path / "mlp.jsonl"
+    words = ["spaces", "mlp/64", "--out", str(out), "--count"]
+    for count in ("3", "5"):
+        monkeypatch.setattr("sys.argv", [*words, count])
+        spaces.main()
+    assert spaces.recorded_in(out) == to_record(CPU, 5, 0)
+    assert Recorded.load(out).workload == "zoo:mlp"
+    assert json.loads(out.read_text().splitlines()[0])["rival"] == rival_of(CPU)
+    monkeypatch.setattr("sys.argv", ["spaces", "zoo:lenet5", "--out", str(out)])
+    with pytest.raises(SystemExit, match=r"mlp.jsonl is of zoo:mlp"):
+        spaces.main()
+    monkeypatch.setattr(spaces.measure, "inspect", lambda *_: failure("no such model"))
+    monkeypatch.setattr("sys.argv", [*words[:2], "--out", str(tmp_path / "new.jsonl")])
+    with pytest.raises(SystemExit, match="fails as given: no such model"):
+        spaces.main()

@@ -1,0 +1,37 @@
+import pytest
+
+from kitsune.knobs import Choice
+from tests.unit.tuner.machine import ENVIRONMENT, numerics
+from tests.unit.tuner.simulation import trial
+from tuner.contenders import MAX_CONTENDERS, MAX_RANKING_NOISE, contenders_of, ranking_noise
+from tuner.records import Arm, Measurement, Trial
+
+COMPILED: dict[str, Choice] = {"compile": "default"}
+
+
+def timed(number: int, baseline: dict[str, Choice], baseline_ms: float, speedup: float = 2.0) -> Trial:
+    """A trial whose baseline is this configuration."""
+    knobs: dict[str, Choice] = {"precision": "bf16"}
+    arms = tuple(
+        Arm(name=name, knobs=chosen, step_ms=(ms, ms, ms), peak_bytes=1, first_step_s=1.0)
+        for name, chosen, ms in (("baseline", baseline, baseline_ms), ("candidate", knobs, baseline_ms / speedup))
+    )
+    found = Measurement(arms=arms, steps_per_block=(1, 1), numerics=numerics(1e-6), environment=ENVIRONMENT)
+    return trial(number, knobs, speedup=speedup).model_copy(update={"measurement": found})
+
+
+def test_ranking_noise_is_the_widest_spread_of_one_configuration() -> None:
+    eager = [timed(0, {}, 10.0), timed(1, {}, 10.2)]
+    assert ranking_noise(eager) == pytest.approx(0.2 / 10.1)
+    assert ranking_noise([*eager, timed(2, COMPILED, 2.0)]) == pytest.approx(0.2 / 10.1), "of another configuration"
+    assert ranking_noise([*eager, timed(2, COMPILED, 2.0), timed(3, COMPILED, 2.2)]) == pytest.approx(0.2 / 2.1)
+    assert ranking_noise([timed(0, {}, 10.0), timed(1, {}, 99.0)]) == MAX_RANKING_NOISE
+    assert ranking_noise([timed(0, {}, 10.0), timed(1, COMPILED, 2.0)]) == ranking_noise([]) == 0.0
+
+
+def test_contenders_are_those_that_noise_may_have_put_in_the_wrong_order() -> None:
+    trials = [timed(0, {}, 10.0, 2.0), timed(1, {}, 10.2, 2.01), timed(2, COMPILED, 5.0, 1.5)]
+    assert [each.number for each in contenders_of(trials)] == [1, 0]
+    alike = [timed(number, {}, 10.0 + number / 100, 2.0) for number in range(6)]
+    assert len(contenders_of(alike)) == MAX_CONTENDERS
+    assert contenders_of([]) == []

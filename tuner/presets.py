@@ -1,0 +1,148 @@
+"""What one would try by hand, in the order in which it is tried, and which of it plain torch offers.
+
+The order: the best guess for the device, in half precision, compiled and captured; the strongest rival of plain torch
+beside it, so that a search that is cut short has one; what most often adds to the best guess. Where a device has no
+graphs, or a model no convolutions, a preset comes to less, and of two that come to the same the first stays.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kitsune.knobs import Choice
+from tuner.space import Configuration, Item, Space
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A configuration with the name under which it is reported."""
+
+    name: str
+    knobs: Configuration
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """A configuration as one would write it by hand, before it is known what applies.
+
+    It is dropped when something it needs does not apply; of each wish the first choice that applies is taken.
+    """
+
+    name: str
+    needs: Mapping[str, Choice]
+    wishes: Mapping[str, tuple[Choice, ...]]
+
+    def resolve(self, space: Space, avoid: Iterable[Item] = ()) -> dict[str, Choice] | None:
+        """The configuration on this space without the choices to avoid, or None."""
+        avoided = frozenset(avoid)
+        if avoided & set(self.needs.items()):
+            return None
+        knobs = dict(self.needs)
+        for knob, choices in self.wishes.items():
+            knobs |= first_allowed(space, knobs, knob, choices, avoided)
+        return space.canonical(knobs) if space.allows(knobs) is None else None
+
+
+def first_allowed(
+    space: Space, knobs: Configuration, knob: str, choices: Iterable[Choice], avoid: frozenset[Item]
+) -> dict[str, Choice]:
+    """{knob: the first choice that adds no objection to the configuration}, or {}."""
+    before = set(space.objections(knobs))
+    allowed = (c for c in choices if (knob, c) not in avoid and before.issuperset(space.objections({**knobs, knob: c})))
+    choice = next(allowed, None)
+    return {} if choice is None else {knob: choice}
+
+
+HALF: Final[Mapping[str, tuple[Choice, ...]]] = {
+    "layout": ("channels_last",),
+    "precision": ("bf16", "fp16", "tf32"),
+    "update": ("kitsune", "fused"),
+}
+FULL: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, "precision": ("tf32",)}
+INDUCTOR: Final[Mapping[str, tuple[Choice, ...]]] = {"compile": ("default",)}
+GRAPHS: Final[Mapping[str, tuple[Choice, ...]]] = {"capture": ("step", "segments")}
+AT_ITS_BEST: Final[Mapping[str, tuple[Choice, ...]]] = {
+    "layout": ("channels_last",),
+    "precision": ("bf16", "tf32"),
+    "update": ("fused",),
+}
+
+REDUCE_OVERHEAD: Final = Preset(name="reduce_overhead", needs={"compile": "reduce-overhead"}, wishes=AT_ITS_BEST)
+COMPILE: Final = Preset(name="compile", needs={"compile": "default"}, wishes=AT_ITS_BEST)
+EAGER_BF16: Final = Preset(name="eager_bf16", needs={"precision": "bf16"}, wishes={})
+MAX_AUTOTUNE: Final = Preset(name="max_autotune", needs={"compile": "max-autotune"}, wishes=AT_ITS_BEST)
+STOCK: Final = (REDUCE_OVERHEAD, COMPILE, EAGER_BF16, MAX_AUTOTUNE)
+
+OPENING: Final = (
+    Preset(name="half, compiled, one graph", needs={}, wishes={**HALF, **INDUCTOR, **GRAPHS}),
+    REDUCE_OVERHEAD,
+    COMPILE,
+    Preset(
+        name="half, compiled, one graph on streams",
+        needs={"capture": "step", "streams": 4},
+        wishes={**HALF, **INDUCTOR},
+    ),
+    Preset(
+        name="half, fused and compiled, one graph",
+        needs={"fusion": "kitsune", "compile": "default"},
+        wishes={**HALF, **GRAPHS},
+    ),
+)
+LATER: Final = (
+    Preset(name="full, compiled, one graph", needs={}, wishes={**FULL, **INDUCTOR, **GRAPHS}),
+    Preset(name="half, one graph", needs={}, wishes={**HALF, **GRAPHS}),
+    EAGER_BF16,
+    Preset(name="full, one graph", needs={}, wishes={**FULL, **GRAPHS}),
+)
+SLOW: Final = (
+    MAX_AUTOTUNE,
+    Preset(
+        name="half, autotuned, one graph",
+        needs={"compile": "max-autotune-no-cudagraphs"},
+        wishes={**HALF, **GRAPHS},
+    ),
+)
+# The other precisions and the other layout of the best rival. AMP alone makes launch-bound steps slower (eager MLP on
+# an H200: 1.08 ms in fp32, 1.28 ms in bf16), so a rival in bf16 only would not be at its best.
+STOCK_VARIANTS: Final[Mapping[str, tuple[tuple[Choice, ...], ...]]] = {
+    "precision": (("bf16",), ("tf32", "fp32")),
+    "layout": (("channels_last",), ("contiguous",)),
+}
+#: All that a user of plain torch would choose by hand.
+STOCK_ITEMS: Final = frozenset(
+    item
+    for preset in STOCK
+    for item in (*preset.needs.items(), *((knob, c) for knob, choices in preset.wishes.items() for c in choices))
+)
+
+
+def is_stock(knobs: Configuration) -> bool:
+    """Whether a configuration without defaults is one that plain torch offers."""
+    return STOCK_ITEMS.issuperset(knobs.items())
+
+
+def resolved(presets: Iterable[Preset], space: Space, avoid: Iterable[Item] = ()) -> tuple[Named, ...]:
+    """The presets on this space; of those that come to the same the first, under the name of plain torch if it has one.
+
+    Choices in `avoid` (known to fail here) are left out where there is another one.
+    """
+    avoided = frozenset(avoid)
+    rivals = [(preset.name, preset.resolve(space, avoided)) for preset in STOCK]
+    found: list[Named] = []
+    for preset in presets:
+        knobs = preset.resolve(space, avoided)
+        if knobs is not None and all(knobs != other.knobs for other in found):
+            found.append(Named(next((name for name, rival in rivals if rival == knobs), preset.name), knobs))
+    return tuple(found)
+
+
+def stock_variants(space: Space, knobs: Configuration, avoid: Iterable[Item] = ()) -> tuple[dict[str, Choice], ...]:
+    """A stock rival in the other precision and in the other layout, where they apply."""
+    avoided = frozenset(avoid)
+    variants: list[dict[str, Choice]] = []
+    for knob, alternatives in STOCK_VARIANTS.items():
+        for choices in alternatives:
+            variant = space.canonical({**knobs, **first_allowed(space, knobs, knob, choices, avoided)})
+            if variant != space.canonical(knobs):
+                variants.append(variant)
+    return tuple(variants)
