@@ -63,6 +63,10 @@ class Found:
     margins: list[Margin] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def is_right(self) -> bool:
+        return all(margin.is_kept for margin in self.margins)
+
     def verdict(self) -> LongProof | Failure:
         wrong = [margin for margin in self.margins if not margin.is_kept]
         if wrong:
@@ -133,6 +137,8 @@ def prove_long(job: Job, probe: Probe, budget_s: float | None = None) -> LongPro
         failure = _within_memory(_changed(asked, compares=False), found)
     if failure is not None:
         return failure
+    if not found.is_right:
+        return found.verdict()
     torch.compiler.reset()  # what was compiled has no dropout
     _look_at_masks(asked, found)
     return found.verdict()
@@ -172,7 +178,6 @@ def _train(question: Question, found: Found, *notes: str) -> Failure | None:
     length = next((index for index, loss in enumerate(given) if not math.isfinite(loss)), len(given))
     if length < len(given):
         found.notes.append(f"the step as given is not finite after {length} steps at its rates: no more were made")
-    yardsticks = _yardstick_losses(question, start, length) if question.compares else []
     arm = LiveArm(question.job, question.job.arms[-1], randomness=question.randomness)
     try:
         begin(arm.workload, start)
@@ -185,9 +190,11 @@ def _train(question: Question, found: Found, *notes: str) -> Failure | None:
         found.margins += training.margins()
     finally:
         arm.close()
-    if question.compares:
-        theirs = [window_errors(losses, given[:length], WINDOW) for losses in yardsticks]
-        found.margins.append(judge_windows(window_errors(training.losses, given, WINDOW), theirs))
+    if question.compares and found.is_right:
+        ours = training.losses
+        del arm, training
+        theirs = [window_errors(losses, given, WINDOW) for losses in _yardstick_losses(question, start, len(ours))]
+        found.margins.append(judge_windows(window_errors(ours, given, WINDOW), theirs))
     return None
 
 
