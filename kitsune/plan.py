@@ -17,6 +17,8 @@ from kitsune.record import Record, canonical_json
 
 FORMAT_VERSION: Final = 1
 MAX_PLAN_BYTES = 256 * 1024
+#: The verdicts that a plan can have.
+Said = Literal["faster", "same", "ambiguous", "too_noisy"]
 
 
 class Match(StrEnum):
@@ -85,19 +87,34 @@ class Evidence(Record):
     """Why the plan was chosen. Every number comes from samples taken after the choice was made."""
 
     run_id: str
-    verdict: Literal["faster", "same"]
+    verdict: Said = Field(
+        description="ambiguous and too_noisy: the samples do not tell, and the best stock configuration was kept"
+    )
     baseline: str = Field(description="name of the best stock configuration, which the gain is quoted against")
     baseline_step_ms: float = Field(gt=0)
     step_ms: float = Field(gt=0)
     speedup: Interval
+    prediction: Interval | None = Field(
+        default=None, description="measured in one more fresh process, the speedup lies in it 95 % of the time"
+    )
+    process_spread: float | None = Field(
+        default=None, ge=0, description="standard deviation of ln(speedup) between processes, where there is a gain"
+    )
+    process_degrees: int = Field(default=0, ge=0, description="degrees of freedom of process_spread")
     eager_step_ms: float = Field(gt=0, description="the step as given")
     speedup_over_eager: Interval
     baseline_peak_bytes: int = Field(ge=0)
     peak_bytes: int = Field(ge=0)
     first_step_s: float = Field(ge=0, description="time to the first tuned step: compiling, warming up, capturing")
-    blocks: int = Field(ge=1)
+    blocks: int = Field(ge=1, description="of all processes")
+    processes: int = Field(default=1, ge=1, description="fresh processes that were measured")
+    note: str = Field(default="", description="why the samples do not tell, and the way out")
     samples_sha256: str
     numerics: Numerics
+
+
+#: Came when there were plans already, whose ids must stay: at their default they are no part of a plan's content.
+LATER_EVIDENCE: Final = ("prediction", "process_spread", "process_degrees", "processes", "note")
 
 
 class Choices(dict[str, Choice]):
@@ -157,6 +174,15 @@ class Plan(Record):
     def plan_id(self) -> str:
         """The SHA-256 of the plan's content in hex: equal plans have equal ids."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
+    def canonical_json(self) -> str:
+        """The one spelling of the plan, of which `plan_id` is the digest."""
+        content = self.model_dump(mode="json")
+        if self.evidence is not None:
+            for name in LATER_EVIDENCE:
+                if content["evidence"][name] == Evidence.model_fields[name].default:
+                    del content["evidence"][name]
+        return canonical_json(content)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data for a JSON file, with its id."""

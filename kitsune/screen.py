@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TextIO
 
 from rich.console import Console
@@ -22,6 +22,8 @@ PIPED_WIDTH: Final = 140  # where no terminal says how wide it is
 GIB: Final = 1024**3
 #: In place of an interval, where a plan is its own baseline.
 ITSELF: Final = "is the baseline"
+#: Of verdicts that tell nothing: how the sentence with the reason begins.
+UNTOLD: Final[Mapping[str, str]] = {"ambiguous": "Undecided", "too_noisy": "Too noisy to tell"}
 
 log = logging.getLogger("kitsune")
 
@@ -194,12 +196,20 @@ def headline(plan: Plan) -> str:
             f"{factor(found.speedup.median)} faster than the best stock configuration ({_stock(found)}), "
             f"95 % interval {spread(found.speedup)}{over_eager}."
         )
+    if found.verdict in UNTOLD:
+        return f"{UNTOLD[found.verdict]}: {found.note}. {_kept(plan, found)}"
     if plan.knobs:
         return (
             f"No gain found over the best stock configuration ({found.baseline}): the plan is that configuration, "
             f"{factor(found.speedup_over_eager.median)} faster than the step as given."
         )
     return "No gain found: keep your baseline."
+
+
+def _kept(plan: Plan, found: Evidence) -> str:
+    if plan.knobs:
+        return f"Until then the plan is the best stock configuration ({found.baseline})."
+    return "Until then the plan changes nothing."
 
 
 def _stock(found: Evidence) -> str:
@@ -230,7 +240,11 @@ def _facts(plan: Plan) -> Iterable[tuple[str, str]]:
 
 def _measured(found: Evidence) -> Iterable[tuple[str, str]]:
     times = f"{step_time(found.step_ms)} ms; best stock configuration {step_time(found.baseline_step_ms)} ms"
-    yield "step", f"{times}; as given {step_time(found.eager_step_ms)} ms ({found.blocks} blocks each)"
+    blocks = f"{found.blocks} blocks each, in {found.processes} process{'' if found.processes == 1 else 'es'}"
+    yield "step", f"{times}; as given {step_time(found.eager_step_ms)} ms ({blocks})"
+    if found.prediction is not None:
+        again = f"{factor(found.prediction.low)} to {factor(found.prediction.high)}"
+        yield "measured again", f"between {again} as fast 95 % of the time, in one more process of this machine"
     if found.peak_bytes or found.baseline_peak_bytes:
         memory = f"{found.peak_bytes / GIB:.2f} GiB at peak; best stock configuration"
         yield "memory", f"{memory} {found.baseline_peak_bytes / GIB:.2f} GiB"

@@ -79,6 +79,7 @@ _OF_EVIDENCE: Final = (
     "baseline_peak_bytes",
     "peak_bytes",
     "first_step_s",
+    "processes",
 )
 
 

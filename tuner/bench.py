@@ -10,12 +10,13 @@ from kitsune.plan import Numerics
 from tuner.arms import LiveArm
 from tuner.clock import clock_of
 from tuner.gate import prove
-from tuner.gpu_watch import NoWatch, watch_gpu
+from tuner.gpu_watch import watch_gpu
+from tuner.host_watch import HostWatch
 from tuner.probe import not_finite, probe_workload
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure, FailureKind, Measurement, Phase
 from tuner.search import hopeless
-from tuner.timing import Schedule, Timing, time_arms
+from tuner.timing import Schedule, Timing, Watches, time_arms
 
 BLOCK_MS = {"cpu": 20.0, "cuda": 50.0}
 WARM_S = {"cpu": 0.2, "cuda": 1.0}
@@ -51,6 +52,8 @@ def measure_job(job: Job, enter: Enter) -> Measurement | Failure:
         arms=tuple(arm.record(times) for arm, times in zip(arms, timing.step_ms, strict=True)),
         steps_per_block=timing.steps_per_block,
         dropped_rounds=timing.dropped_rounds,
+        disturbed=timing.disturbed,
+        causes=timing.causes,
         notes=(*notes, *timing.notes),
         numerics=numerics,
         environment=environment(pick_device(job.device)),
@@ -108,7 +111,7 @@ def _time(job: Job, arms: list[LiveArm]) -> Timing:
         budget_s=job.budget_s,
         seed=job.seed,
     )
-    watch = watch_gpu(gpu_uuid(device)) if device.type == "cuda" else NoWatch()
+    watch = Watches(HostWatch(), *([watch_gpu(gpu_uuid(device))] if device.type == "cuda" else []))
     cannot_win = partial(hopeless, best_speedup=job.best_speedup) if job.best_speedup else _never
     return time_arms([arm.run for arm in arms], clock_of(device), watch, schedule, cannot_win)
 

@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tuner.records import Cause, CauseKind
+
 try:
     import pynvml
 except ImportError:  # the extra is not installed: measuring works, disturbances go unseen
@@ -30,7 +32,7 @@ class GpuState:
 
 
 class NoWatch:
-    """For a CPU, or where NVML cannot be asked: sees nothing, and says so."""
+    """For where NVML cannot be asked: sees nothing, and says so."""
 
     def __init__(self, note: str = "") -> None:
         self._notes = (note,) if note else ()
@@ -41,6 +43,9 @@ class NoWatch:
     def notes(self) -> tuple[str, ...]:
         return self._notes
 
+    def causes(self) -> tuple[Cause, ...]:
+        return ()
+
 
 class GpuWatch:
     """Compares the state of the GPU after each round with that at the start."""
@@ -50,6 +55,7 @@ class GpuWatch:
         self._mine = {os.getpid(), os.getppid()}
         self._first = self._state()
         self._clocks = [self._first.sm_mhz]
+        self._seen: dict[CauseKind, str] = {}
 
     def disturbance(self) -> str | None:
         try:
@@ -57,15 +63,26 @@ class GpuWatch:
         except pynvml.NVMLError:
             return None  # it answered at the start: one missing look condemns no round
         self._clocks.append(now.sm_mhz)
-        return what_disturbed(self._first, now, max(self._clocks), self._mine)
+        found = what_disturbed(self._first, now, max(self._clocks), self._mine)
+        if found is not None:
+            self._seen[found.kind] = found.seen
+        return None if found is None else found.seen
 
     def notes(self) -> tuple[str, ...]:
         clocks = f"SM clock {min(self._clocks)} to {max(self._clocks)} MHz"
-        # In a container NVML knows our process by another number, so that nobody can be told apart.
+        others = self._others()
+        return (clocks, others) if others else (clocks,)
+
+    def causes(self) -> tuple[Cause, ...]:
+        seen = dict(self._seen)
+        if others := self._others():
+            seen[CauseKind.GPU_PROCESS] = others
+        return tuple(Cause(kind=kind, seen=what) for kind, what in seen.items())
+
+    def _others(self) -> str:
+        """In a container NVML knows our process by another number, so that nobody can be told apart."""
         others = self._first.processes - self._mine if os.getpid() in self._first.processes else frozenset()
-        if not others:
-            return (clocks,)
-        return clocks, f"other processes were on this GPU all the time: {_listed(others)}"
+        return f"other processes were on this GPU all the time: {_listed(others)}" if others else ""
 
     def _state(self) -> GpuState:
         return GpuState(
@@ -75,16 +92,18 @@ class GpuWatch:
         )
 
 
-def what_disturbed(first: GpuState, now: GpuState, highest_mhz: int, mine: Iterable[int]) -> str | None:
+def what_disturbed(first: GpuState, now: GpuState, highest_mhz: int, mine: Iterable[int]) -> Cause | None:
     """The reason why a round that ended in state `now` must not count, or None."""
     slowdown = next((name for bit, name in SLOWDOWNS.items() if now.reasons & bit), None)
     if slowdown is not None:
-        return slowdown
+        return Cause(kind=CauseKind.GPU_CLOCK, seen=f"the GPU throttled: {slowdown}")
     newcomers = now.processes - first.processes - set(mine)
     if newcomers:
-        return f"another process came onto the GPU: {_listed(newcomers)}"
+        seen = f"another process came onto the GPU: {_listed(newcomers)}"
+        return Cause(kind=CauseKind.GPU_PROCESS, seen=seen)
     if now.sm_mhz < LOW_CLOCK * highest_mhz:
-        return f"the SM clock fell below {LOW_CLOCK:.0%} of the highest seen"
+        seen = f"the SM clock fell below {LOW_CLOCK:.0%} of the highest seen"
+        return Cause(kind=CauseKind.GPU_CLOCK, seen=seen)
     return None
 
 

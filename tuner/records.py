@@ -33,7 +33,8 @@ class Verdict(StrEnum):
     FASTER = "faster"
     SAME = "same"
     SLOWER = "slower"
-    AMBIGUOUS = "ambiguous"
+    AMBIGUOUS = "ambiguous"  #: these samples do not decide it; more of them would
+    TOO_NOISY = "too_noisy"  #: more samples would not decide it either, on a machine as restless as it was
 
 
 class Source(StrEnum):
@@ -76,6 +77,23 @@ class FailureKind(StrEnum):
     NOT_FINITE = "not_finite"  #: NaN or infinity in loss, gradients or parameters
 
 
+class CauseKind(StrEnum):
+    """What can make the times of one step differ."""
+
+    LOAD = "load"
+    STEAL = "steal"
+    QUOTA = "quota"
+    GPU_PROCESS = "gpu_process"
+    GPU_CLOCK = "gpu_clock"
+
+
+class Cause(Record):
+    """Something that was seen to disturb a measurement, in words: "other processes kept 5.1 of 8 cores busy"."""
+
+    kind: CauseKind
+    seen: str = Field(max_length=500)
+
+
 class Failure(Record):
     """A trial that gave no measurement, and why, in one line."""
 
@@ -105,6 +123,10 @@ class Measurement(Record):
     arms: tuple[Arm, ...] = Field(min_length=1)
     steps_per_block: tuple[int, ...]
     dropped_rounds: int = Field(default=0, ge=0, description="rounds left out because the machine was disturbed")
+    disturbed: bool = Field(
+        default=False, description="whether rounds were kept in which the machine was disturbed, as too few others were"
+    )
+    causes: tuple[Cause, ...] = ()
     notes: tuple[str, ...] = ()
     numerics: Numerics | None = None
     environment: Environment

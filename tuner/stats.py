@@ -13,6 +13,7 @@ from kitsune.record import canonical_json
 from tuner.records import Comparison, Measurement, Verdict
 
 THRESHOLD: Final = 0.005  # a difference below 0.5 % is not worth a claim
+SAME_WITHIN: Final = 0.01  # one that is surely below 1 % is none
 ALPHA: Final = 0.01
 MIN_BLOCKS: Final = 6  # below this no verdict; the exact test cannot reach p < 0.01 with fewer than 8
 RESAMPLES: Final = 2000
@@ -25,40 +26,40 @@ def compare(
     seed: int = 0,
     *,
     threshold: float = THRESHOLD,
-    noise_floor: float = 0.0,
     resamples: int = RESAMPLES,
 ) -> Comparison:
     """A candidate against a baseline, both in ms per step; element i of both was timed within the same round.
 
     The estimate is the median of the paired log-ratios, the interval its 95 % percentile bootstrap (Efron 1979), the
     p-value a two-sided Wilcoxon signed-rank test. Swapping the arguments inverts the speedup and mirrors the verdict.
-    `threshold` and `noise_floor` are relative (0.005 = 0.5 %); the larger one is the margin of the verdict.
+    `threshold` is relative (0.005 = 0.5 %). What holds for these blocks holds for their process alone: another one may
+    lie elsewhere, so a claim about the step takes `tuner.confirmation`.
     Raises MeasureError when the blocks are not pairs of positive finite times, or when there are none.
     """
     ratios = log_ratios(baseline_ms, candidate_ms)
     low, high = bootstrap_interval(ratios, resamples, seed)
     p_value = wilcoxon_p(ratios)
-    margin = math.log1p(max(threshold, noise_floor))
     return Comparison(
         speedup=Interval(median=math.exp(median(ratios)), low=math.exp(low), high=math.exp(high)),
         p_value=p_value,
-        verdict=verdict(low, high, p_value, margin) if len(ratios) >= MIN_BLOCKS else Verdict.AMBIGUOUS,
+        verdict=verdict(low, high, p_value, threshold) if len(ratios) >= MIN_BLOCKS else Verdict.AMBIGUOUS,
         blocks=len(ratios),
     )
 
 
-def verdict(low: float, high: float, p_value: float, margin: float) -> Verdict:
+def verdict(low: float, high: float, p_value: float, threshold: float = THRESHOLD) -> Verdict:
     """What the 95 % interval [low, high] of the log speedup and the p-value allow us to say.
 
-    FASTER: p < 0.01 and the whole interval above +margin. SLOWER: the mirror image. SAME: the whole interval within
-    [-margin, +margin], whatever p is: a difference that is certain but too small to matter is no difference.
-    AMBIGUOUS: everything else; more blocks would decide.
+    FASTER: p < 0.01 and the whole interval above +threshold. SLOWER: the mirror image. SAME: the whole interval within
+    1 % of 1, whatever p is. AMBIGUOUS: everything else; more samples would decide. How noisy the step is against
+    itself is no part of it: the interval has that noise in it already.
     """
+    margin, same = math.log1p(threshold), math.log1p(SAME_WITHIN)
     if p_value < ALPHA and low > margin:
         return Verdict.FASTER
     if p_value < ALPHA and high < -margin:
         return Verdict.SLOWER
-    if -margin <= low and high <= margin:
+    if -same <= low and high <= same:
         return Verdict.SAME
     return Verdict.AMBIGUOUS
 
@@ -66,8 +67,8 @@ def verdict(low: float, high: float, p_value: float, margin: float) -> Verdict:
 def noise_floor(same: Comparison) -> float:
     """The largest relative difference that a comparison of the baseline with itself (A/A) leaves possible.
 
-    0.004 when the interval of its speedup is [0.997, 1.004]; pass it to `compare`. Infinite where the interval begins
-    at 0, which excludes no difference at all.
+    0.004 when the interval of its speedup is [0.997, 1.004]; infinite where the interval begins at 0, which excludes no
+    difference at all. It tells people how quiet a machine is, and decides nothing.
     """
     slowest = 1.0 / same.speedup.low if same.speedup.low > 0 else math.inf
     return max(same.speedup.high, slowest, 1.0) - 1.0
@@ -172,8 +173,15 @@ def order(rounds: int, arms: int, seed: int = 0) -> tuple[tuple[int, ...], ...]:
     return tuple(plan[:rounds])
 
 
-def samples_digest(measurement: Measurement) -> str:
-    """SHA-256 (hex) of the canonical JSON of the raw samples: which arms, their choices, every block's time."""
+def samples_digest(processes: Sequence[Measurement]) -> str:
+    """SHA-256 (hex) of the canonical JSON of the raw samples: of each process its arms, choices and blocks' times.
+
+    Of one process alone it is that of its object, not of a list of one, as in plans of before several were measured.
+    """
+    raw = [_raw(measurement) for measurement in processes]
+    return hashlib.sha256(canonical_json(raw if len(raw) > 1 else raw[0]).encode()).hexdigest()
+
+
+def _raw(measurement: Measurement) -> dict[str, object]:
     arms = [{"name": arm.name, "knobs": dict(arm.knobs), "step_ms": list(arm.step_ms)} for arm in measurement.arms]
-    raw = {"arms": arms, "steps_per_block": list(measurement.steps_per_block)}
-    return hashlib.sha256(canonical_json(raw).encode()).hexdigest()
+    return {"arms": arms, "steps_per_block": list(measurement.steps_per_block)}

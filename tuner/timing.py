@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kitsune.garbage import uncollected
+from tuner.records import Cause
 from tuner.stats import order
 
 Step = Callable[[], object]
@@ -34,6 +35,27 @@ class Watch(Protocol):
 
     def notes(self) -> tuple[str, ...]: ...
 
+    def causes(self) -> tuple[Cause, ...]:
+        """What was seen that makes times differ, whether or not it made rounds be dropped."""
+        ...
+
+
+class Watches:
+    """Several watches as one."""
+
+    def __init__(self, *watches: Watch) -> None:
+        self._watches = watches
+
+    def disturbance(self) -> str | None:
+        reasons = [watch.disturbance() for watch in self._watches]  # each is asked: it looks from call to call
+        return next(filter(None, reasons), None)
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(note for watch in self._watches for note in watch.notes())
+
+    def causes(self) -> tuple[Cause, ...]:
+        return tuple(cause for watch in self._watches for cause in watch.causes())
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
@@ -48,12 +70,17 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """`step_ms[arm][block]`; block i of every arm ran within the same round."""
+    """`step_ms[arm][block]`; block i of every arm ran within the same round.
+
+    `disturbed`: rounds were kept in which the machine was disturbed, so nothing may be claimed of these times.
+    """
 
     step_ms: tuple[tuple[float, ...], ...]
     steps_per_block: tuple[int, ...]
     dropped_rounds: int
     notes: tuple[str, ...]
+    causes: tuple[Cause, ...] = ()
+    disturbed: bool = False
 
 
 def time_arms(steps: Sequence[Step], clock: Clock, watch: Watch, schedule: Schedule, hopeless: Hopeless) -> Timing:
@@ -87,10 +114,18 @@ def time_arms(steps: Sequence[Step], clock: Clock, watch: Watch, schedule: Sched
             break
     notes += [f"{count} rounds disturbed: {reason}" for reason, count in reasons.items()]
     kept, dropped = clean, len(disturbed)
-    if len(clean) < min(MIN_CLEAN_ROUNDS, schedule.rounds) and disturbed:
+    all_kept = len(clean) < min(MIN_CLEAN_ROUNDS, schedule.rounds) and bool(disturbed)
+    if all_kept:
         kept, dropped = clean + disturbed, 0
-        notes.append("too few rounds were undisturbed, so all were kept")
-    return Timing(tuple(zip(*kept, strict=True)), counts, dropped, (*notes, *watch.notes()))
+        notes.append("too few rounds were undisturbed, so all were kept, and nothing is claimed of them")
+    return Timing(
+        step_ms=tuple(zip(*kept, strict=True)),
+        steps_per_block=counts,
+        dropped_rounds=dropped,
+        notes=(*notes, *watch.notes()),
+        causes=watch.causes(),
+        disturbed=all_kept,
+    )
 
 
 def warm_up(steps: Sequence[Step], clock: Clock, schedule: Schedule) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -12,13 +12,13 @@ from kitsune.plan import Match, Plan
 from kitsune.timeline import Timeline
 from tuner import measure as measuring
 from tuner.ablation import Chunk, arms_without, next_chunk
+from tuner.confirmation import PROCESSES
 from tuner.contenders import contenders_of, ranking_noise
 from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Tried, Trying
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
 from tuner.search import Proposal, best, best_stock, is_success, propose, speedup
 from tuner.space import Space
-from tuner.stats import noise_floor
 from tuner.supervise import Check, go_on
 from tuner.verdicts import CANDIDATE, EAGER, Decision, compare_arms, confirmation_arms, decide, plan_from
 
@@ -34,7 +34,7 @@ GIVEN_UP = Failure(kind=FailureKind.CRASHED, phase=Phase.BUILD, reason="the work
 FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
 
 Steps = Generator[Event, None, "Conclusion"]
-Confirmed = tuple[Measurement, Decision]
+Confirmed = tuple[Sequence[Measurement], Decision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Tuning:
             return None
         comparison = None
         if isinstance(outcome, Measurement):
-            comparison = compare_arms(outcome, EAGER, CANDIDATE, self._noise())
+            comparison = compare_arms(outcome, EAGER, CANDIDATE)
         return self._keep(source, knobs, outcome, comparison, started_at)
 
     def _waited_for(self, job: Job, within_s: float) -> Measurement | Failure | None:
@@ -209,7 +209,7 @@ class Tuning:
         if isinstance(outcome, Failure):
             yield Tried(self._keep(Source.PLAYOFF, contenders[0].knobs, outcome, None, started_at))
             return
-        compared = {name: compare_arms(outcome, EAGER, name, self._noise()) for name in names}
+        compared = {name: compare_arms(outcome, EAGER, name) for name in names}
         first = max(names, key=lambda name: compared[name].speedup.median)
         knobs = contenders[names.index(first)].knobs
         yield Tried(self._keep(Source.PLAYOFF, knobs, outcome, compared[first], started_at))
@@ -226,30 +226,33 @@ class Tuning:
                 continue
             if self._may_look_again(confirmed[1]):
                 confirmed = (yield from self._confirm(leader, 2 * CONFIRM_ROUNDS)) or confirmed
-            measurement, decision = confirmed
+            processes, decision = confirmed
             stock = best_stock(self._unrefused())
             numerics = stock.measurement.numerics if stock is not None and stock.measurement is not None else None
-            plan = plan_from(measurement, decision, self.run.id, inspection, numerics)
-            is_candidate = decision.chosen == measurement.arms[-1].name
-            timeline = measurement.timeline if is_candidate else None
+            plan = plan_from(processes, decision, self.run.id, inspection, numerics)
+            is_candidate = decision.chosen == processes[-1].arms[-1].name
+            timeline = processes[-1].timeline if is_candidate else None
             return Conclusion(plan, decision.verdict, self._is_ended(), timeline)
         raise NoTrialError(self._why_nothing())
 
     def _confirm(self, leader: Trial, rounds: int) -> Generator[Event, None, Confirmed | None]:
-        """None when it failed."""
-        yield Confirming(leader.knobs)
-        started_at = self.now()
+        """One trial for each of several fresh processes; None when one of them failed."""
         stock = best_stock(self._unrefused())
         arms = confirmation_arms(leader.knobs, None if stock is None else stock.knobs)
-        limits = limits_within(max(self._left_s(), 2 * self._confirmation_s()))
         job = self._job(arms, rounds).model_copy(update={"timeline": True})
-        outcome = self.measure(job, limits=limits, check=self.check)
-        if isinstance(outcome, Failure):
-            yield Tried(self._keep(Source.CONFIRM, leader.knobs, outcome, None, started_at))
-            return None
-        decision = decide(outcome, self._noise())
-        yield Tried(self._keep(Source.CONFIRM, leader.knobs, outcome, decision.comparison, started_at))
-        return outcome, decision
+        processes: list[Measurement] = []
+        for _ in range(PROCESSES):
+            yield Confirming(leader.knobs)
+            started_at = self.now()
+            limits = limits_within(max(self._left_s(), 2 * self._confirmation_s()))
+            outcome = self.measure(job, limits=limits, check=self.check)
+            if isinstance(outcome, Failure):
+                yield Tried(self._keep(Source.CONFIRM, leader.knobs, outcome, None, started_at))
+                return None
+            processes.append(outcome)
+            decision = decide(processes)
+            yield Tried(self._keep(Source.CONFIRM, leader.knobs, outcome, decision.comparison, started_at))
+        return processes, decision
 
     def _leave_out(self, plan: Plan, chunk: Chunk) -> Trial | None:
         """None when the user interrupts it."""
@@ -338,13 +341,6 @@ class Tuning:
         """The speedup below which a trial may be stopped early; rivals are measured in full."""
         leader = None if proposal.source in (Source.BASELINE, Source.STOCK) else self._leader()
         return None if leader is None else speedup(leader) * (1 - ranking_noise(self._searched()))
-
-    def _noise(self) -> float:
-        """The noise floor that the step measured against itself."""
-        for trial in self.trials:
-            if trial.source is Source.BASELINE and trial.comparison is not None:
-                return noise_floor(trial.comparison)
-        return 0.0
 
     def _may_go_on(self) -> bool:
         """Whether the budget holds another trial that is as quick as the quickest so far, and the confirmation."""

@@ -1,13 +1,16 @@
 """Measurements in, the plan with its evidence out. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final, cast
 
 from kitsune.knobs import KNOBS, Choice
-from kitsune.plan import Evidence, Interval, Numerics, Plan
+from kitsune.plan import Evidence, Interval, Numerics, Plan, Said
+from tuner.confirmation import FAR_APART, Confirmed, Prior, apart, confirm, is_restless, scatter
 from tuner.protocol import ArmSpec, Inspection
-from tuner.records import Arm, Comparison, Measurement, Verdict
-from tuner.stats import THRESHOLD, compare, median, samples_digest
+from tuner.records import Arm, CauseKind, Comparison, Measurement, Verdict
+from tuner.stats import SAME_WITHIN, THRESHOLD, compare, median, samples_digest
 
 EAGER, STOCK, CANDIDATE = "eager", "stock", "candidate"
 
@@ -23,30 +26,50 @@ UNCHANGED = Numerics(
     note="the step as given",
 )
 PROVEN_BEFORE = "proven when it was first tried"
+CERTAIN: Final = (Verdict.FASTER, Verdict.SLOWER)
+WAYS_OUT: Final[Mapping[CauseKind, str]] = {
+    CauseKind.LOAD: "end what else runs here, or tune when this machine is idle",
+    CauseKind.STEAL: "tune at another hour, or on a machine whose cores are not shared",
+    CauseKind.QUOTA: "give this container more CPU time",
+    CauseKind.GPU_PROCESS: "end the other processes on the GPU, or choose another one",
+    CauseKind.GPU_CLOCK: "let the GPU cool, or lock its clocks (nvidia-smi --lock-gpu-clocks)",
+}
+WAY_OUT_UNSEEN: Final = (
+    "no cause of it was seen: close what else runs here and tune again; kitsune doctor --measure shows what this "
+    "machine can tell"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which arm becomes the plan, which arm its gain is quoted against, and the comparison that decided.
+    """Which arm becomes the plan, which arm its gain is quoted against, and what decided.
 
-    They are one and the same arm when nothing is gained over what plain torch offers. `is_open`: these samples do not
-    exclude a gain, and more of them could show it.
+    They are one and the same arm unless the verdict is FASTER. The verdict: FASTER (the candidate over the best stock
+    configuration), SAME (it is surely no gain of 1 %), AMBIGUOUS or TOO_NOISY (these samples do not tell; `note` says
+    why, and the way out). `found` is of the candidate over the best stock configuration. `is_open`: these samples do
+    not exclude a gain, and more processes could show it.
     """
 
     chosen: str
     baseline: str
-    comparison: Comparison
+    verdict: Verdict
+    found: Confirmed
     is_open: bool
+    note: str = ""
 
     @property
-    def verdict(self) -> Verdict:
-        return Verdict.SAME if self.chosen == self.baseline else Verdict.FASTER
+    def comparison(self) -> Comparison:
+        return self.found.comparison
 
 
-def compare_arms(measurement: Measurement, baseline: str, candidate: str, noise_floor: float = 0.0) -> Comparison:
-    """The candidate arm against the baseline arm, paired by round."""
+def compare_arms(measurement: Measurement, baseline: str, candidate: str) -> Comparison:
+    """The candidate arm against the baseline arm, paired by round: what one process says, which is no proof.
+
+    AMBIGUOUS where disturbed rounds had to be kept.
+    """
     first, second = _arm(measurement, baseline), _arm(measurement, candidate)
-    return compare(first.step_ms, second.step_ms, noise_floor=noise_floor)
+    compared = compare(first.step_ms, second.step_ms)
+    return compared.model_copy(update={"verdict": Verdict.AMBIGUOUS}) if measurement.disturbed else compared
 
 
 def words(knobs: Mapping[str, Choice]) -> str:
@@ -64,60 +87,96 @@ def confirmation_arms(candidate: Mapping[str, Choice], stock: Mapping[str, Choic
     return tuple(arms)
 
 
-def decide(measurement: Measurement, noise_floor: float = 0.0) -> Decision:
-    """What a confirmation allows.
+def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Decision:
+    """What a confirmation allows: one Measurement for each fresh process, all of the same arms, the candidate last.
 
     The candidate becomes the plan when it is FASTER than the best stock configuration: the better one, by these very
-    samples, of the step as given and of what was the best in the search. Otherwise the plan is the stock configuration
-    itself, where that is FASTER than the step as given; else it changes nothing.
+    samples, of the step as given and of what was the best in the search. Otherwise the plan is the best stock
+    configuration itself; the step as given, unless the other is FASTER than it or seems so by more than 1 %.
+    `prior`: from `prior_of` the evidence of an equal plan, where torch, driver and model are the same; two processes
+    then decide nearly as well as five.
     """
-    stock = _best_stock(measurement)
-    candidate = measurement.arms[-1].name if measurement.arms[-1].knobs else EAGER
-    decided = compare_arms(measurement, stock, candidate, noise_floor)
-    if decided.verdict is Verdict.FASTER:
-        return Decision(candidate, stock, decided, is_open=False)
-    over_eager = compare_arms(measurement, EAGER, stock, noise_floor)
-    kept = stock if over_eager.verdict is Verdict.FASTER else EAGER
-    is_open = any(_may_gain(comparison, noise_floor) for comparison in (decided, over_eager))
-    return Decision(kept, kept, decided, is_open)
+    used = undisturbed(processes)
+    stock = _best_stock(used)
+    candidate = used[0].arms[-1].name if used[0].arms[-1].knobs else EAGER
+    is_known = prior is not None and prior.baseline == words(_arm(used[0], stock).knobs)
+    over_stock, noise = _judged(used, stock, candidate, prior if is_known else None)
+    left_out = _left_out(len(processes) - len(used), len(processes))
+    if over_stock.comparison.verdict is Verdict.FASTER:
+        return Decision(candidate, stock, Verdict.FASTER, over_stock, is_open=False, note=left_out)
+    over_eager, noise_of_eager = _judged(used, EAGER, stock)
+    kept = stock if _seems_faster(over_eager.comparison) else EAGER
+    both = (over_stock.comparison, over_eager.comparison)
+    said = _said_of(both)
+    note = ""
+    if said is Verdict.TOO_NOISY:
+        note = _too_noisy(noise or noise_of_eager, used)
+    elif said is Verdict.AMBIGUOUS:
+        note = _undecided(both, len(used))
+    is_open = said is Verdict.AMBIGUOUS and any(map(_may_gain, both))
+    return Decision(kept, kept, said, over_stock, is_open, "; ".join(filter(None, (note, left_out))))
+
+
+def undisturbed(processes: Sequence[Measurement]) -> Sequence[Measurement]:
+    """Without those that kept disturbed rounds, where at least two others are left; else all."""
+    quiet = [measurement for measurement in processes if not measurement.disturbed]
+    return quiet if len(quiet) > 1 else processes
+
+
+def prior_of(evidence: Evidence) -> Prior | None:
+    """What a plan's evidence says of how far processes lie apart, for `decide`; None where it says nothing."""
+    if evidence.process_spread is None:
+        return None
+    return Prior(evidence.process_spread, evidence.process_degrees, evidence.baseline)
 
 
 def plan_from(
-    measurement: Measurement,
+    processes: Sequence[Measurement],
     decision: Decision,
     run_id: str,
     inspection: Inspection,
     stock_numerics: Numerics | None = None,
 ) -> Plan:
     """The plan that was decided on. `stock_numerics` were found when the best stock configuration was first tried."""
+    used = undisturbed(processes)
     return Plan(
-        knobs=dict(_arm(measurement, decision.chosen).knobs),
+        knobs=dict(_arm(used[0], decision.chosen).knobs),
         fingerprint=inspection.fingerprint,
         model_fingerprint=inspection.model_fingerprint,
         batch=inspection.batch,
-        environment=measurement.environment,
-        evidence=evidence(measurement, decision, run_id, stock_numerics),
+        environment=used[0].environment,
+        evidence=evidence(used, decision, run_id, stock_numerics),
     )
 
 
-def evidence(measurement: Measurement, decision: Decision, run_id: str, stock_numerics: Numerics | None) -> Evidence:
+def evidence(
+    processes: Sequence[Measurement], decision: Decision, run_id: str, stock_numerics: Numerics | None
+) -> Evidence:
     """What the samples say of the chosen arm; a speedup of an arm over itself is exactly 1."""
-    eager, base, winner = (_arm(measurement, name) for name in (EAGER, decision.baseline, decision.chosen))
+    is_gain = decision.chosen != decision.baseline
+    spread = decision.found.spread
+    winners = _arms(processes, decision.chosen)
+    baselines = _arms(processes, decision.baseline)
     return Evidence(
         run_id=run_id,
-        verdict="faster" if decision.verdict is Verdict.FASTER else "same",
-        baseline=words(base.knobs),
-        baseline_step_ms=median(base.step_ms),
-        step_ms=median(winner.step_ms),
-        speedup=_speedup(measurement, decision.baseline, decision.chosen),
-        eager_step_ms=median(eager.step_ms),
-        speedup_over_eager=_speedup(measurement, EAGER, decision.chosen),
-        baseline_peak_bytes=base.peak_bytes,
-        peak_bytes=winner.peak_bytes,
-        first_step_s=winner.first_step_s,
-        blocks=len(winner.step_ms),
-        samples_sha256=samples_digest(measurement),
-        numerics=_numerics(measurement, decision.chosen, stock_numerics),
+        verdict=cast("Said", decision.verdict.value),
+        note=decision.note,
+        baseline=words(baselines[0].knobs),
+        baseline_step_ms=_step_ms(baselines),
+        step_ms=_step_ms(winners),
+        speedup=decision.comparison.speedup if is_gain else _itself(),
+        prediction=decision.found.prediction if is_gain else None,
+        process_spread=spread.deviation if is_gain and spread.degrees else None,
+        process_degrees=spread.degrees if is_gain else 0,
+        eager_step_ms=_step_ms(_arms(processes, EAGER)),
+        speedup_over_eager=_speedup(processes, EAGER, decision.chosen),
+        baseline_peak_bytes=max(arm.peak_bytes for arm in baselines),
+        peak_bytes=max(arm.peak_bytes for arm in winners),
+        first_step_s=median([arm.first_step_s for arm in winners]),
+        blocks=sum(len(arm.step_ms) for arm in winners),
+        processes=len(processes),
+        samples_sha256=samples_digest(processes),
+        numerics=_numerics(processes, decision.chosen, stock_numerics),
     )
 
 
@@ -125,30 +184,110 @@ def _arm(measurement: Measurement, name: str) -> Arm:
     return next(arm for arm in measurement.arms if arm.name == name)
 
 
-def _best_stock(measurement: Measurement) -> str:
-    if all(arm.name != STOCK for arm in measurement.arms):
+def _arms(processes: Sequence[Measurement], name: str) -> list[Arm]:
+    return [_arm(measurement, name) for measurement in processes]
+
+
+def _times(processes: Sequence[Measurement], name: str) -> list[tuple[float, ...]]:
+    return [arm.step_ms for arm in _arms(processes, name)]
+
+
+def _step_ms(arms: Sequence[Arm]) -> float:
+    """Median of the medians of the processes."""
+    return median([median(arm.step_ms) for arm in arms])
+
+
+def _best_stock(processes: Sequence[Measurement]) -> str:
+    if all(arm.name != STOCK for arm in processes[0].arms):
         return EAGER
-    return STOCK if compare_arms(measurement, EAGER, STOCK).speedup.median > 1 else EAGER
+    return STOCK if _speedup(processes, EAGER, STOCK).median > 1 else EAGER
 
 
-def _may_gain(comparison: Comparison, noise_floor: float) -> bool:
-    margin = max(THRESHOLD, noise_floor)
-    return comparison.verdict is Verdict.AMBIGUOUS and comparison.speedup.high > 1 + margin
+def _judged(
+    processes: Sequence[Measurement], baseline: str, candidate: str, prior: Prior | None = None
+) -> tuple[Confirmed, str]:
+    """What the samples say of two arms, and what makes them too noisy to say it. What is certain stays certain."""
+    found = confirm(_times(processes, baseline), _times(processes, candidate), prior)
+    disturbed = any(measurement.disturbed for measurement in processes)
+    if found.comparison.verdict in CERTAIN and not disturbed:
+        return found, ""
+    noise = next(_noises(processes, baseline, found), "")
+    if not noise:
+        return found, ""
+    comparison = found.comparison.model_copy(update={"verdict": Verdict.TOO_NOISY})
+    return replace(found, comparison=comparison), noise
 
 
-def _numerics(measurement: Measurement, chosen: str, stock_numerics: Numerics | None) -> Numerics:
+def _noises(processes: Sequence[Measurement], baseline: str, found: Confirmed) -> Iterator[str]:
+    """Each sign that this machine was too restless for an answer, in words."""
+    times = _times(processes, baseline)
+    what = "the step as given" if baseline == EAGER else "the best stock configuration"
+    if any(measurement.disturbed for measurement in processes):
+        yield "the machine was disturbed in nearly every round"
+    if apart(times) > FAR_APART:
+        yield f"{what} took {apart(times):.1f} times as long in one process as in another"
+    if scatter(times) > FAR_APART:
+        yield f"blocks of {what} lay {scatter(times):.1f} times apart in one process"
+    if is_restless(found):
+        speedup = found.comparison.speedup
+        yield f"the gain lies anywhere between {speedup.low:.2f} and {speedup.high:.2f} times"
+
+
+def _too_noisy(noise: str, processes: Sequence[Measurement]) -> str:
+    """What lay apart, the causes that were seen, one of a kind, and the way out."""
+    causes = {cause.kind: cause.seen for cause in chain.from_iterable(each.causes for each in processes)}
+    if not causes:
+        return f"{noise}; {WAY_OUT_UNSEEN}"
+    ways = dict.fromkeys(WAYS_OUT[kind] for kind in causes)
+    return f"{noise}, while {' and '.join(causes.values())}; {'; '.join(ways)}"
+
+
+def _undecided(compared: tuple[Comparison, Comparison], processes: int) -> str:
+    """`compared`: the candidate over the best stock configuration, and that over the step as given."""
+    if processes == 1:
+        return "one process alone cannot tell; give the run more time"
+    over_stock, over_eager = compared
+    if over_stock.verdict is Verdict.AMBIGUOUS:
+        what, speedup = "the best candidate", over_stock.speedup
+    else:
+        what, speedup = "the best stock configuration, over the step as given,", over_eager.speedup
+    return f"{what} is {speedup.low:.3f} to {speedup.high:.3f} times as fast in {processes} processes; more may tell"
+
+
+def _left_out(count: int, of: int) -> str:
+    return f"{count} of {of} processes left out, as the machine was disturbed" if count else ""
+
+
+def _said_of(compared: Sequence[Comparison]) -> Verdict:
+    """Of a run that found no certain gain: the least that either comparison allows to be said."""
+    said = {comparison.verdict for comparison in compared}
+    return next((unclear for unclear in (Verdict.TOO_NOISY, Verdict.AMBIGUOUS) if unclear in said), Verdict.SAME)
+
+
+def _seems_faster(comparison: Comparison) -> bool:
+    return comparison.verdict is Verdict.FASTER or comparison.speedup.median > 1 + SAME_WITHIN
+
+
+def _may_gain(comparison: Comparison) -> bool:
+    return comparison.verdict not in CERTAIN and comparison.speedup.high > 1 + THRESHOLD
+
+
+def _numerics(processes: Sequence[Measurement], chosen: str, stock_numerics: Numerics | None) -> Numerics:
     """A child proves its last arm only: what it found must not be told of another one."""
-    if not _arm(measurement, chosen).knobs:
+    if not _arm(processes[0], chosen).knobs:
         return UNCHANGED
-    if chosen == measurement.arms[-1].name:
-        assert measurement.numerics is not None
-        return measurement.numerics
+    if chosen == processes[0].arms[-1].name:
+        return next(found.numerics for found in processes if found.numerics is not None)
     assert stock_numerics is not None
     note = "; ".join(filter(None, [stock_numerics.note, PROVEN_BEFORE]))
     return stock_numerics.model_copy(update={"note": note})
 
 
-def _speedup(measurement: Measurement, baseline: str, chosen: str) -> Interval:
+def _speedup(processes: Sequence[Measurement], baseline: str, chosen: str) -> Interval:
     if baseline == chosen:
-        return Interval(median=1.0, low=1.0, high=1.0)
-    return compare_arms(measurement, baseline, chosen).speedup
+        return _itself()
+    return confirm(_times(processes, baseline), _times(processes, chosen)).comparison.speedup
+
+
+def _itself() -> Interval:
+    return Interval(median=1.0, low=1.0, high=1.0)

@@ -9,7 +9,7 @@ from rich.table import Table
 from kitsune.plan import Interval, Plan
 from kitsune.screen import factor, facts, headline, machine, spread, step_time, table
 from tuner.ablation import Ablation, Contribution
-from tuner.records import Failure, Run, RunStatus, Source, Trial
+from tuner.records import Failure, Run, RunStatus, Source, Trial, Verdict
 from tuner.stats import median
 from tuner.store.runs import ZOO
 from tuner.verdicts import words
@@ -27,8 +27,13 @@ def _outcome(trial: Trial) -> tuple[str, str, str, str]:
         return "", "", "", _failure(trial.failure)
     assert trial.comparison is not None
     gain = trial.comparison.speedup
-    verdict = "noise floor" if trial.source is Source.BASELINE else trial.comparison.verdict.value
+    verdict = "noise floor" if trial.source is Source.BASELINE else in_a_word(trial.comparison.verdict)
     return step_time(step_ms(trial)), factor(gain.median), spread(gain), verdict
+
+
+def in_a_word(verdict: Verdict) -> str:
+    """ "too noisy" of `too_noisy`."""
+    return verdict.value.replace("_", " ")
 
 
 def _failure(failure: Failure) -> str:
@@ -44,7 +49,7 @@ def step_ms(trial: Trial) -> float:
 LOST = "lost"
 LEGEND = (
     "speedup: over the step as given, timed in the same process; of 'confirm': over the best stock configuration, "
-    "measured afresh"
+    "measured afresh, in all processes up to this one"
 )
 ABLATION_LEGEND = (
     "saved: a step of the plan without the choice, less one of the plan, timed in the same process; choices work "
@@ -73,7 +78,7 @@ def run_table(runs: Sequence[Run], plans: Sequence[Plan | None]) -> Table:
 def _run_row(run: Run, plan: Plan | None) -> tuple[str, ...]:
     gain = factor(plan.evidence.speedup.median) if plan and plan.evidence else ""
     device = run.environment.gpu if run.environment else run.device
-    verdict = run.verdict.value if run.verdict else ""
+    verdict = in_a_word(run.verdict) if run.verdict else ""
     return run.id, f"{run.created_at:%Y-%m-%d %H:%M}", standing(run), run.workload, device, verdict, gain
 
 

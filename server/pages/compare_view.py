@@ -12,7 +12,7 @@ from server.pages import words
 from server.pages.facts_view import budget_words
 from tuner.records import Run
 from tuner.store.runs import label_of
-from tuner.views import standing
+from tuner.views import in_a_word, standing
 
 FEWEST: Final = 2
 _NOTHING: Final = "-"
@@ -91,7 +91,7 @@ _ROWS: Final[Mapping[str, Callable[[Run, Plan | None], str]]] = {
     "workload": lambda run, _: run.workload,
     "state": lambda run, _: standing(run),
     "error": lambda run, _: run.error or "",
-    "verdict": lambda run, _: run.verdict or "",
+    "verdict": lambda run, _: in_a_word(run.verdict) if run.verdict else "",
     "gain": _of_evidence(lambda found: words.gain(found.speedup)),
     "95 % interval": _of_evidence(lambda found: words.spread(found.speedup)),
     "gain over the step as given": _of_evidence(lambda found: words.gain(found.speedup_over_eager)),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from kitsune.knobs import KNOBS
+from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Evidence, Plan
 from server.charts.pareto import Point
 from server.charts.samples import Strip
@@ -11,7 +11,7 @@ from server.charts.waterfall import Bar
 from server.pages.choices_view import failure_words
 from server.pages.trials_view import anchor, last_arm
 from tuner.ablation import Ablation
-from tuner.records import Source, Trial
+from tuner.records import Measurement, Source, Trial
 from tuner.stats import median
 from tuner.verdicts import EAGER
 from tuner.verdicts import words as in_words
@@ -39,14 +39,15 @@ def tried(trials: Sequence[Trial]) -> tuple[Tried, ...]:
 
 
 def strips(trials: Sequence[Trial]) -> tuple[Strip, ...]:
-    """The raw samples behind the verdict: those of the last confirmation that was measured."""
-    confirmed = [trial.measurement for trial in trials if trial.source is Source.CONFIRM and trial.measurement]
-    if not confirmed:
+    """The raw samples behind the verdict: those of the last confirmation, process after process."""
+    processes = _last_confirmed(trials)
+    if not processes:
         return ()
-    arms = [arm for arm in confirmed[-1].arms if arm.step_ms]
+    arms = [arm for arm in processes[-1].arms if arm.step_ms]
     labels = [_strip_label(arm.name, in_words(arm.knobs)) for arm in arms]
     again = [f"{label}, again" if label in labels[:at] else label for at, label in enumerate(labels)]
-    return tuple(Strip(label, arm.step_ms) for label, arm in zip(again, arms, strict=True))
+    samples = [_samples(processes, arm.name) for arm in arms]
+    return tuple(Strip(label, values) for label, values in zip(again, samples, strict=True))
 
 
 def same_strips(trials: Sequence[Trial]) -> tuple[Strip, ...]:
@@ -56,6 +57,23 @@ def same_strips(trials: Sequence[Trial]) -> tuple[Strip, ...]:
         return ()
     labels = ("as given", "as given, again")
     return tuple(Strip(label, arm.step_ms) for label, arm in zip(labels, baseline.arms, strict=False) if arm.step_ms)
+
+
+def _last_confirmed(trials: Sequence[Trial]) -> list[Measurement]:
+    """The processes of the last confirmation that was measured: those of the same configuration and arms."""
+    confirmed = [trial for trial in trials if trial.source is Source.CONFIRM and trial.measurement]
+    if not confirmed:
+        return []
+    last = _arm_names(confirmed[-1])
+    return [trial.measurement for trial in confirmed if trial.measurement and _arm_names(trial) == last]
+
+
+def _arm_names(trial: Trial) -> list[tuple[str, dict[str, Choice]]]:
+    return [(arm.name, dict(arm.knobs)) for arm in trial.measurement.arms] if trial.measurement else []
+
+
+def _samples(processes: Sequence[Measurement], name: str) -> tuple[float, ...]:
+    return tuple(value for found in processes for arm in found.arms if arm.name == name for value in arm.step_ms)
 
 
 def _whole(found: Evidence) -> Iterator[Bar]:

@@ -7,10 +7,9 @@ from enum import StrEnum
 from typing import Final
 
 from kitsune.plan import Evidence, Interval, Plan
-from kitsune.screen import clean
+from kitsune.screen import UNTOLD, clean
 from server.pages import words
 from tuner.records import Comparison, Run, RunStatus, Source, Trial
-from tuner.stats import noise_floor
 from tuner.store.runs import label_of
 from tuner.verdicts import EAGER
 from tuner.verdicts import words as in_words
@@ -56,6 +55,10 @@ def of_evidence(what: str, plan: Plan, found: Evidence, trials: Sequence[Trial] 
     """The sentence of a plan that was measured; `what` is what was tuned, and where."""
     if found.verdict == "faster":
         return Headline(Mood.GOOD, _faster(what, found), tuple(_details(found)))
+    if found.verdict in UNTOLD:
+        sentence = f"{what}: {UNTOLD[found.verdict].lower()}: {found.note}"
+        numbers_off = (f"Numbers: {numbers(found)}.",) if plan.knobs else ()
+        return Headline(Mood.PLAIN, sentence, (_kept(plan, found), *_runner_up(trials), *numbers_off))
     if plan.knobs:
         sentence = (
             f"{what}: no gain over plain torch. The plan is its best stock configuration ({found.baseline}): "
@@ -120,7 +123,22 @@ def _baseline(found: Evidence) -> str:
     return f"with the best {what} ({found.baseline})"
 
 
+def _kept(plan: Plan, found: Evidence) -> str:
+    if not plan.knobs:
+        return f"Until that is known the plan changes nothing: {words.ms(found.step_ms)} as given."
+    return (
+        f"Until that is known the plan is the best stock configuration ({found.baseline}): {words.ms(found.step_ms)} "
+        f"against {words.ms(found.eager_step_ms)} as given, {times_as_fast(found.speedup_over_eager)}."
+    )
+
+
 def _details(found: Evidence) -> Iterator[str]:
+    if found.prediction is not None:
+        again = f"{found.prediction.low:.2f} to {found.prediction.high:.2f} times"
+        yield (
+            f"Measured in {words.count(found.processes, 'fresh process', 'fresh processes')}. Measured in one more on "
+            f"this machine, the gain lies within {again} 95 % of the time."
+        )
     if found.verdict == "faster" and found.baseline != EAGER:
         fast = times_as_fast(found.speedup_over_eager)
         yield f"Over the step as given, which takes {words.ms(found.eager_step_ms)} in the same processes: {fast}."
@@ -153,18 +171,12 @@ def _runner_up(trials: Sequence[Trial]) -> Iterator[str]:
         fast = times_as_fast(last.comparison.speedup)
         yield (
             f"The best of the search ({in_words(last.knobs)}) was measured afresh: {fast} as the best stock "
-            f"configuration, {_why_not_better(last.comparison, trials)}."
+            f"configuration, {_why_not_better(last.comparison)}."
         )
 
 
-def _why_not_better(found: Comparison, trials: Sequence[Trial]) -> str:
-    if found.speedup.low <= 1:
-        return "which is not faster beyond doubt"
-    same = next((trial.comparison for trial in trials if trial.source is Source.BASELINE and trial.comparison), None)
-    floor = noise_floor(same) if same is not None else 0.0
-    if found.speedup.low <= 1 + floor:
-        return f"but differences up to {words.percent(floor)} may be nothing but noise here"
-    return "which is less than a verdict needs"
+def _why_not_better(found: Comparison) -> str:
+    return "which is not faster beyond doubt" if found.speedup.low <= 1 else "which is less than a verdict needs"
 
 
 def _unfinished(run: Run, trials: Sequence[Trial], now: datetime) -> Headline:

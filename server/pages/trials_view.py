@@ -10,6 +10,7 @@ from tuner.ablation import WITHOUT
 from tuner.records import Arm, Measurement, Source, Trial
 from tuner.stats import MIN_BLOCKS, median, noise_floor
 from tuner.verdicts import words as in_words
+from tuner.views import in_a_word
 
 #: More of them are told by the export; a page of them nobody reads.
 MAX_SAMPLES: Final = 400
@@ -25,7 +26,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "descent": "one choice changed from the best so far",
     "tpe": "proposed by the search model",
     "playoff": "the best few against each other",
-    "confirm": "the winner, measured again in a fresh process",
+    "confirm": "the winner, measured again in one of several fresh processes",
     "ablation": "the plan with one choice after the other taken back",
 }
 
@@ -98,8 +99,8 @@ def noise(trials: Sequence[Trial]) -> Noise | None:
     floor = words.percent(noise_floor(same.comparison))
     sentence = (
         f"The step as given, measured against itself, came to {speedup.median:.3f} times as fast "
-        f"({speedup.low:.3f} to {speedup.high:.3f}). So differences up to {floor} may be nothing but noise here, and "
-        "no gain below that is called one."
+        f"({speedup.low:.3f} to {speedup.high:.3f}): within one process, differences up to {floor} may be nothing but "
+        "noise here. What is claimed rests on several processes."
     )
     return Noise(sentence, tuple(_noise_facts(trials)))
 
@@ -154,7 +155,8 @@ def _verdict(trial: Trial) -> str:
         return "failed" if trial.failure else ""
     if trial.source is Source.BASELINE:
         return "noise floor"
-    return CUT_SHORT if len(tried.step_ms) < MIN_BLOCKS else compared.verdict.value
+    is_confirmed = trial.source is Source.CONFIRM
+    return CUT_SHORT if len(tried.step_ms) < MIN_BLOCKS and not is_confirmed else in_a_word(compared.verdict)
 
 
 def _arm(arm: Arm) -> ArmRow:
@@ -183,6 +185,7 @@ def _notes(trial: Trial) -> Iterator[str]:
     if measurement is None:
         return
     yield from measurement.notes
+    yield from (cause.seen for cause in measurement.causes)
     if measurement.dropped_rounds:
         yield f"{words.count(measurement.dropped_rounds, 'round')} left out, as the machine was disturbed"
     if (found := measurement.numerics) is not None:

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, event, inspect, text
 
 from kitsune.errors import SchemaError, StoreFullError
 from tests.store.samples import a_plan, a_run, an_archive
+from tuner.records import Verdict
 from tuner.store import archives, migrate, plans, runs, submits, tables, tokens, trials
 from tuner.store.database import Database
 from tuner.store.engine import create, open_database
@@ -116,6 +117,17 @@ def test_back_to_the_first_version_keeps_what_that_knew(bare_url: str) -> None:
         found = {name: rows(connection, name) for name in old}
         assert found["kitsune_runs"].pop(0)["id"] == run.id
         assert found == old
+
+
+def test_back_to_before_verdicts_that_noise_hides_they_are_told_in_its_words(bare_url: str) -> None:
+    with open_database(bare_url) as database, database.begin() as connection:
+        run = a_run(verdict="too_noisy")
+        runs.add(connection, run)
+        assert runs.get(connection, run.id).verdict is Verdict.TOO_NOISY
+        command.downgrade(migrate.config(connection), "0009")
+        found = connection.execute(text("SELECT verdict FROM kitsune_runs")).scalar_one()
+        command.upgrade(migrate.config(connection), "head")
+        assert found == "ambiguous"
 
 
 def test_a_database_without_teams_tells_of_its_runs_what_a_list_shows(bare_url: str) -> None:

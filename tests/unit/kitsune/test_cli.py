@@ -203,6 +203,20 @@ def test_show_says_in_words_what_was_found(call, plan_file):
             ),
         ),
         (
+            Plan(evidence=evidence(verdict="too_noisy", speedup=interval(1.0), note="baselines lie apart; be quiet")),
+            "Too noisy to tell: baselines lie apart; be quiet. Until then the plan changes nothing.",
+        ),
+        (
+            Plan(
+                knobs={"compile": "default"},
+                evidence=evidence(verdict="ambiguous", baseline="compile=default", note="one process cannot tell"),
+            ),
+            (
+                "Undecided: one process cannot tell. "
+                "Until then the plan is the best stock configuration (compile=default)."
+            ),
+        ),
+        (
             Plan(knobs={"update": "foreach"}, evidence=evidence(baseline="eager", speedup=interval(1.25))),
             "1.25x faster than the best stock configuration (the step as given, eager), 95 % interval 1.23-1.27.",
         ),

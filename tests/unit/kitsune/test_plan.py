@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kitsune.errors import PlanError
 from kitsune.knobs import KNOBS
 from kitsune.plan import (
+    LATER_EVIDENCE,
     MAX_PLAN_BYTES,
     Environment,
     Evidence,
@@ -49,7 +50,7 @@ NUMERICS = st.builds(
     note=TEXT,
     **{f"{what}_{kind}": ERRORS for what in ("loss", "gradient", "parameter") for kind in ("error", "allowed")},
 )
-EVIDENCE = st.builds(
+BEFORE = st.builds(
     Evidence,
     run_id=TEXT,
     verdict=st.sampled_from(["faster", "same"]),
@@ -65,6 +66,16 @@ EVIDENCE = st.builds(
     blocks=st.integers(1, 10**6),
     samples_sha256=TEXT,
     numerics=NUMERICS,
+)
+EVIDENCE = BEFORE | st.builds(
+    lambda before, **later: before.model_copy(update=later),
+    BEFORE,
+    verdict=st.sampled_from(["faster", "same", "ambiguous", "too_noisy"]),
+    prediction=st.none() | INTERVALS,
+    process_spread=st.none() | ERRORS,
+    process_degrees=st.integers(0, 99),
+    processes=st.integers(1, 99),
+    note=TEXT,
 )
 PLANS = st.builds(
     Plan,
@@ -253,3 +264,15 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch)
         Plan.by_hand(update="fused").save(path)
     assert Plan.load(path) == Plan()
     assert os.listdir(tmp_path) == ["plan.json"]
+
+
+@given(BEFORE)
+def test_a_plan_of_before_several_processes_were_measured_keeps_its_id(evidence):
+    """Its file and its row in a database lack what came later."""
+    plan = Plan(evidence=evidence)
+    content = json.loads(plan.canonical_json())
+    assert not set(LATER_EVIDENCE) & set(content["evidence"])
+    assert Plan.from_json({**content, "plan_id": plan.plan_id}) == plan == Plan.from_json(plan.to_json())
+    later = Plan(evidence=evidence.model_copy(update={"processes": 5, "note": "seen"}))
+    assert later.plan_id != plan.plan_id
+    assert Plan.from_json(later.to_json()) == later

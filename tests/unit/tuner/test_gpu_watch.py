@@ -1,6 +1,9 @@
+import os
+
 import pytest
 
-from tuner.gpu_watch import GpuState, NoWatch, watch_gpu, what_disturbed
+from tuner.gpu_watch import GpuState, GpuWatch, NoWatch, watch_gpu, what_disturbed
+from tuner.records import CauseKind
 
 QUIET = GpuState(sm_mhz=1900, reasons=0, processes=frozenset({1, 2}))
 
@@ -26,18 +29,30 @@ def test_what_is_no_disturbance(now):
 
 
 @pytest.mark.parametrize(
-    ("now", "words"),
+    ("now", "kind", "words"),
     [
-        (state(reasons=0x8), "hardware slowdown"),
-        (state(reasons=0x20 | 0x4), "thermal"),
-        (state(reasons=0x40), "thermal"),
-        (state(reasons=0x80), "power brake"),
-        (state(processes=frozenset({1, 2, 99})), "PID 99"),
-        (state(sm_mhz=1200), "clock"),
+        (state(reasons=0x8), CauseKind.GPU_CLOCK, "hardware slowdown"),
+        (state(reasons=0x20 | 0x4), CauseKind.GPU_CLOCK, "thermal"),
+        (state(reasons=0x40), CauseKind.GPU_CLOCK, "thermal"),
+        (state(reasons=0x80), CauseKind.GPU_CLOCK, "power brake"),
+        (state(processes=frozenset({1, 2, 99})), CauseKind.GPU_PROCESS, "PID 99"),
+        (state(sm_mhz=1200), CauseKind.GPU_CLOCK, "clock"),
     ],
 )
-def test_what_is_one(now, words):
-    assert words in (what_disturbed(QUIET, now, 1900, {7}) or "")
+def test_what_is_one(now, kind, words):
+    found = what_disturbed(QUIET, now, 1900, {7})
+    assert found.kind is kind
+    assert words in found.seen
+
+
+def test_what_disturbed_is_told_in_the_end(monkeypatch):
+    states = iter([state(processes=frozenset({os.getpid(), 5})), state(reasons=0x8), state()])
+    monkeypatch.setattr(GpuWatch, "_state", lambda _: next(states))
+    watch = GpuWatch(None)
+    assert watch.disturbance() == "the GPU throttled: hardware slowdown"
+    assert [cause.kind for cause in watch.causes()] == [CauseKind.GPU_CLOCK, CauseKind.GPU_PROCESS]
+    assert watch.causes()[1].seen == "other processes were on this GPU all the time: PID 5"
+    assert watch.causes()[1].seen in watch.notes()
 
 
 def test_without_nvml_nothing_is_watched_and_that_is_said(monkeypatch):
@@ -46,4 +61,5 @@ def test_without_nvml_nothing_is_watched_and_that_is_said(monkeypatch):
     assert isinstance(watch, NoWatch)
     assert watch.disturbance() is None
     assert "not watched" in watch.notes()[0]
+    assert watch.causes() == ()
     assert NoWatch().notes() == ()

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.timing import MAX_STEPS_PER_BLOCK, Schedule, steps_per_block, time_arms
+from tuner.records import Cause, CauseKind
+from tuner.timing import MAX_STEPS_PER_BLOCK, Schedule, Watches, steps_per_block, time_arms
 
 
 class FakeClock:
@@ -34,6 +35,9 @@ class FakeClock:
         return self.now_ms / 1e3
 
 
+LOAD = Cause(kind=CauseKind.LOAD, seen="busy")
+
+
 class FakeWatch:
     def __init__(self, reasons: Iterator[str | None] | None = None) -> None:
         self.reasons = reasons
@@ -43,6 +47,9 @@ class FakeWatch:
 
     def notes(self) -> tuple[str, ...]:
         return ("seen",)
+
+    def causes(self) -> tuple[Cause, ...]:
+        return (LOAD,)
 
 
 def schedule(**changes: object) -> Schedule:
@@ -115,14 +122,26 @@ def test_disturbed_rounds_are_dropped_counted_and_run_again():
     assert [len(blocks) for blocks in timing.step_ms] == [6, 6]
     assert timing.dropped_rounds == 3
     assert timing.notes == ("3 rounds disturbed: hot", "seen")
+    assert (timing.causes, timing.disturbed) == ((LOAD,), False)
 
 
-def test_a_machine_that_is_never_quiet_is_measured_as_it_is():
+@pytest.mark.parametrize(("clean", "is_disturbed"), [(0, True), (2, True), (3, False)])
+def test_a_machine_that_is_hardly_ever_quiet_is_measured_as_it_is_and_that_is_told(clean, is_disturbed):
     clock = FakeClock({"a": 10.0, "b": 10.0})
-    timing = time_arms(clock.arms(), clock, FakeWatch("hot" for _ in count()), schedule(rounds=4), never)
-    assert [len(blocks) for blocks in timing.step_ms] == [8, 8]
-    assert timing.dropped_rounds == 0
-    assert any("all were kept" in note for note in timing.notes)
+    reasons = ("hot" if index > clean else None for index in count())  # the first look is before the first round
+    timing = time_arms(clock.arms(), clock, FakeWatch(reasons), schedule(rounds=30), never)
+    assert timing.disturbed is is_disturbed
+    assert [len(blocks) for blocks in timing.step_ms] == [60 if is_disturbed else 3] * 2
+    assert timing.dropped_rounds == (0 if is_disturbed else 57)
+    assert any("nothing is claimed" in note for note in timing.notes) is is_disturbed
+
+
+def test_several_watches_are_all_asked_and_told_of():
+    looked = FakeWatch(iter(["hot", None, "cold"])), FakeWatch(iter([None, None, "low"]))
+    watch = Watches(*looked)
+    assert [watch.disturbance() for _ in range(3)] == ["hot", None, "cold"]
+    assert list(looked[1].reasons) == [], "it was asked each time"
+    assert (watch.notes(), watch.causes()) == (("seen", "seen"), (LOAD, LOAD))
 
 
 def test_the_budget_ends_it_after_at_least_one_round():

@@ -13,7 +13,7 @@ from kitsune.timeline import Timeline
 from tests.store.samples import START, a_run, an_environment
 from tuner.ablation import WITHOUT, arms_without, chunks
 from tuner.protocol import Inspection
-from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Run, RunStatus, Source, Trial
+from tuner.records import Arm, Cause, CauseKind, Failure, FailureKind, Measurement, Phase, Run, RunStatus, Source, Trial
 from tuner.space import Space
 from tuner.verdicts import CANDIDATE, EAGER, STOCK, compare_arms, decide, plan_from
 
@@ -81,7 +81,7 @@ def recorded(name: str) -> Story:
 def with_a_gain(**changes: Any) -> Story:
     """A run of 9 trials on a GPU that ends with a plan, and with what each of its choices gives."""
     run = a_gpu_run(**changes)
-    trials = [*searched(run), playoff(run), confirmation(run, 2.51, 3.31)]
+    trials = [*searched(run), playoff(run), *confirmation(run, 2.51, 3.31)]
     plan = plan_of(run, trials)
     trials += ablation(run)
     evidence = plan.evidence
@@ -94,9 +94,17 @@ def with_a_gain(**changes: Any) -> Story:
 def without_a_gain() -> Story:
     """What was the best of the search is not when it is measured again."""
     run = a_gpu_run()
-    trials = [*searched(run), confirmation(run, 3.32, 3.31)]
+    trials = [*searched(run), *confirmation(run, 3.32, 3.31)]
     plan = plan_of(run, trials)
     return finished(run, trials, plan_id=plan.plan_id, verdict="same"), trials, plan
+
+
+def too_noisy() -> Story:
+    """In one of the processes everything took half as long again, and what the candidate gives went up and down."""
+    run = a_gpu_run()
+    trials = [*searched(run), *confirmation(run, 3.25, 3.31, restless=True)]
+    plan = plan_of(run, trials)
+    return finished(run, trials, plan_id=plan.plan_id, verdict="too_noisy"), trials, plan
 
 
 def failed() -> Story:
@@ -181,8 +189,8 @@ def finished(run: Run, trials: Sequence[Trial], **changes: Any) -> Run:
 
 
 def plan_of(run: Run, trials: Sequence[Trial]) -> Plan:
-    found = trials[-1].measurement
-    assert found is not None and run.environment is not None
+    found = [trial.measurement for trial in trials if trial.source is Source.CONFIRM and trial.measurement]
+    assert run.environment is not None
     looked = Inspection(
         environment=run.environment,
         fingerprint=FINGERPRINT,
@@ -223,22 +231,32 @@ def playoff(run: Run) -> Trial:
     return trial(run, 9, Source.PLAYOFF, BEST_STREAMS, found)
 
 
-def confirmation(run: Run, best_ms: float, stock_ms: float) -> Trial:
-    found = measurement(
-        arm(EAGER, {}, 10.4, 30, 0.81),
-        arm(STOCK, COMPILED, stock_ms, 30, 0.50),
-        arm(CANDIDATE, BEST_STREAMS, best_ms, 30, 0.44),
-        dropped_rounds=2,
-    )
-    made = trial(run, 10, Source.CONFIRM, BEST_STREAMS, found)
-    return made.model_copy(update={"comparison": decide(found).comparison})
+def confirmation(run: Run, best_ms: float, stock_ms: float, *, restless: bool = False) -> list[Trial]:
+    """Five processes of ten rounds."""
+    processes, made = [], []
+    for process in range(5):
+        slow = 1.5 if restless and process == 2 else 1.0
+        swing = 1 + 0.1 * (process % 3 - 1) if restless else 1.0
+        found = measurement(
+            arm(EAGER, {}, 10.4 * slow, 10, 0.81, seed=process),
+            arm(STOCK, COMPILED, stock_ms * slow, 10, 0.50, seed=process),
+            arm(CANDIDATE, BEST_STREAMS, best_ms * slow * swing, 10, 0.44, seed=process),
+            dropped_rounds=2 * (process == 0),
+        )
+        if restless:
+            busy = Cause(kind=CauseKind.LOAD, seen="other processes kept 12.0 of 16 cores busy")
+            found = found.model_copy(update={"causes": (busy,)})
+        processes.append(found)
+        tried = trial(run, 10 + process, Source.CONFIRM, BEST_STREAMS, found)
+        made.append(tried.model_copy(update={"comparison": decide(processes).comparison}))
+    return made
 
 
 def ablation(run: Run) -> list[Trial]:
     """The plan without each of its knobs, two in a process; capture goes with the streams."""
     gone = {"layout": 2.72, "precision": 4.41, "compile": 3.61, "update": 2.91, "streams": 2.77, "capture": 3.13}
     found = []
-    for number, chunk in enumerate(chunks(BEST_STREAMS, Space.of(INAPPLICABLE)), 11):
+    for number, chunk in enumerate(chunks(BEST_STREAMS, Space.of(INAPPLICABLE)), 15):
         eager, *others, plan = arms_without(BEST_STREAMS, chunk, Space.of(INAPPLICABLE))
         left_out = [arm(spec.name, spec.knobs, gone[spec.name.removeprefix(WITHOUT)], 20) for spec in others]
         told = measurement(arm(eager.name, {}, 10.45, 20), *left_out, arm(plan.name, BEST_STREAMS, 2.51, 20))
