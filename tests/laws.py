@@ -14,7 +14,7 @@ PACKAGES = ("kitsune", "tuner", "server", "migrations")
 # A line stands for a module, or for a folder with all that is in it; package roots stand for themselves only.
 TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune", "kitsune.errors", "kitsune.garbage", "kitsune.knobs", "kitsune.record", "kitsune.run_status"),
-    ("kitsune.files", "kitsune.home", "kitsune.kernels", "kitsune.timeline"),
+    ("kitsune.files", "kitsune.home", "kitsune.kernels", "kitsune.proof", "kitsune.timeline"),
     ("kitsune.logs", "kitsune.server_address", "kitsune.switch"),
     (
         "kitsune.duration",
@@ -70,11 +70,11 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.stats",
         "tuner.workloads",
     ),
-    ("tuner.confirmation", "tuner.search", "tuner.tensorwise", "tuner.timing"),
+    ("tuner.confirmation", "tuner.curves", "tuner.data", "tuner.search", "tuner.tensorwise", "tuner.timing"),
     ("tuner.arms", "tuner.clock"),
     ("tuner.probe", "tuner.tracing"),
     ("tuner.inspection", "tuner.masks", "tuner.means", "tuner.rehearsal", "tuner.restarts", "tuner.updates"),
-    ("tuner.gate", "tuner.long_gate"),
+    ("tuner.gate", "tuner.long_gate", "tuner.trainings", "tuner.zoo_plans"),
     ("tuner.bench",),
     ("tuner.child",),
     ("tuner.supervise",),
@@ -87,7 +87,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("tuner.clearing", "tuner.history", "tuner.packing", "tuner.progress", "tuner.upkeep"),
     ("tuner.database_ledger", "tuner.remote_workloads", "tuner.server_ledger"),
     ("tuner.queue",),
-    ("tuner.duty", "tuner.explain", "tuner.session"),
+    ("tuner.duty", "tuner.explain", "tuner.session", "tuner.verify"),
     ("tuner.cli",),
     (
         "server",
@@ -165,6 +165,7 @@ FREE_OF: Mapping[str, frozenset[str]] = {
             "kitsune.lookup",
             "kitsune.plan",
             "kitsune.plan_diff",
+            "kitsune.proof",
             "kitsune.record",
             "kitsune.remote_run",
             "kitsune.report",
@@ -178,6 +179,7 @@ FREE_OF: Mapping[str, frozenset[str]] = {
             "tuner.clearing",
             "tuner.confinement",
             "tuner.confirmation",
+            "tuner.curves",
             "tuner.depot",
             "tuner.depth",
             "tuner.events",

@@ -13,6 +13,7 @@ import torch
 
 from kitsune.device import first_line, pick_device
 from kitsune.errors import DeclinedError, KitsuneError
+from kitsune.proof import LongProof
 from kitsune.switch import is_on
 from tuner.bench import measure_job
 from tuner.confinement import bound_memory, leave_no_core, runs_code
@@ -20,7 +21,7 @@ from tuner.inspection import inspect_workload
 from tuner.lockdown import go_first
 from tuner.long_gate import prove_job
 from tuner.protocol import Inspection, Job, Message, one_line
-from tuner.records import Failure, FailureKind, LongProof, Measurement, Phase
+from tuner.records import Failure, FailureKind, Measurement, Phase
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 # Errors after which no GPU call of the process works any more.

@@ -7,12 +7,13 @@ updates are recomputed in float64; with random numbers in the step, these are lo
 import gc
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 
 from kitsune.device import full_precision, pick_device, release_cached, synchronize
+from kitsune.proof import LongProof, Margin
 from kitsune.techniques import tolerance
 from kitsune.workload import Workload
 from tuner.arms import LiveArm, Rates, fresh_workload, plain_step
@@ -31,7 +32,7 @@ from tuner.masks import (
 from tuner.numerics import Start, nearest
 from tuner.probe import Probe, draws_random, probe_workload
 from tuner.protocol import Job
-from tuner.records import Failure, FailureKind, LongProof, Margin, Phase
+from tuner.records import Failure, FailureKind, Phase
 from tuner.restarts import Restarted, eager_arm, place_of, reference_of, standing, taken
 from tuner.tensorwise import Reading, Readings, judge_readings, judge_windows, reading, window_errors
 from tuner.tracing import BatchAt, batches_of, begin, perturb, start_of
@@ -77,7 +78,7 @@ class Found:
             updates=self.updates,
             directions=self.directions,
             margins=tuple(self.margins),
-            notes=tuple(dict.fromkeys(self.notes)),
+            notes=tuple(dict.fromkeys(note[:2000] for note in self.notes)),
         )
 
 
@@ -131,10 +132,10 @@ def prove_long(job: Job, probe: Probe, budget_s: float | None = None) -> LongPro
         return failure or found.verdict()
     with dropout_off():
         is_silent = not draws_random(fresh_workload(job, randomness=False), device)
-        failure = _within_memory(_changed(asked, randomness=False), found) if is_silent else None
+        failure = _within_memory(replace(asked, randomness=False), found) if is_silent else None
     if not is_silent:
         found.notes.append("random numbers of the step cannot be switched off: no step is compared with a reference's")
-        failure = _within_memory(_changed(asked, compares=False), found)
+        failure = _within_memory(replace(asked, compares=False), found)
     if failure is not None:
         return failure
     if not found.is_right:
@@ -144,17 +145,12 @@ def prove_long(job: Job, probe: Probe, budget_s: float | None = None) -> LongPro
     return found.verdict()
 
 
-def _changed(question: Question, **changes: bool) -> Question:
-    kept_fields = {name: getattr(question, name) for name in Question.__dataclass_fields__}
-    return Question(**{**kept_fields, **changes})
-
-
 def _within_memory(question: Question, found: Found) -> Failure | None:
     """A reference beside the candidate may be too much for the device; then what needs it is left out, and said."""
     attempts = (
         (question, ""),
-        (_changed(question, compares=False), "no memory for a reference beside the candidate: no step was compared"),
-        (_changed(question, compares=False, recomputes=False), "no memory to recompute updates: none was"),
+        (replace(question, compares=False), "no memory for a reference beside the candidate: no step was compared"),
+        (replace(question, compares=False, recomputes=False), "no memory to recompute updates: none was"),
     )
     for attempt, note in attempts:
         try:

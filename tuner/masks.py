@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import torch
 
+from kitsune.proof import Margin
 from kitsune.techniques.technique import Tolerance
 from kitsune.workload import Workload
 from tuner.arms import Rates
 from tuner.numerics import YARDSTICK_FACTOR, allowed, margin_of, nearest
-from tuner.records import Margin
 from tuner.tracing import held
 
 #: Draws of a group: each gives one estimate of the variance, and groups tell how far estimates lie apart.

@@ -1,7 +1,8 @@
 """A workload or a Job in, an Inspection or a Measurement out, or the Failure that came instead. No torch here."""
 
+from kitsune.proof import LongProof
 from tuner.protocol import Inspection, Job, Limits, misfit
-from tuner.records import Failure, FailureKind, LongProof, Measurement, Phase
+from tuner.records import Failure, FailureKind, Measurement, Phase
 from tuner.supervise import Check, Outcome, go_on, supervise
 
 DEFAULT_LIMITS = Limits()

@@ -8,8 +8,8 @@ from statistics import fmean
 import torch
 
 from kitsune.plan import Numerics
+from kitsune.proof import LARGEST_ERROR, Margin
 from kitsune.techniques.technique import Tolerance
-from tuner.records import LARGEST_ERROR, Margin
 
 YARDSTICK_FACTOR = 3.0  # how many times eager's own error in the same dtype is allowed
 # One tensor alone may be this much worse than all together: it hides a gradient that is missing or doubled otherwise.

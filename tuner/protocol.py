@@ -8,9 +8,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from kitsune.errors import MeasureError
 from kitsune.knobs import Choice
 from kitsune.plan import Environment, checked_knobs
+from kitsune.proof import LongProof
 from kitsune.record import Record
 from kitsune.timeline import Timeline
-from tuner.records import Failure, LongProof, Measurement, Phase
+from tuner.records import Failure, Measurement, Phase
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_TOTAL_BYTES = 32 * 1024 * 1024

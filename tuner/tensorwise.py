@@ -14,9 +14,9 @@ from typing import Final
 
 import torch
 
+from kitsune.proof import Margin
 from kitsune.techniques.technique import Tolerance
 from tuner.numerics import LOST, SINGLE_FACTOR, SIZE_FACTOR, Tensors, allowed, margin_of, nearest
-from tuner.records import Margin
 
 #: What a share may be off on average over the steps, whatever the yardsticks say: below it nobody asks.
 SHARE_FLOOR: Final = 2e-3

@@ -12,9 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kitsune.engine.update import parameters_of
+from kitsune.proof import Margin
 from kitsune.workload import Workload
 from tuner.numerics import margin_of, nearest
-from tuner.records import Margin
 from tuner.tracing import held
 
 #: Of the size of the update, or of a state. Adam's corrections of bias, computed in fp32 within a graph, lose 2e-6.

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kitsune.workload import Workload
+from tuner.zoo.streams import images
 
 RATE = 0.3
 
@@ -168,7 +169,11 @@ def workload(fault: str, *, dropout: bool = False) -> Workload:
     model = Net(fault, dropout=dropout)
     optimizer = SGD(model, 0.05, momentum=0.9) if fault == "weight_gradient_zero" else AdamW(model, 1e-3)
     labels = torch.randint(5, (64,))
-    return Workload(model, None, optimizer, ((torch.randn(64, 3, 8, 8), labels), None))
+    return Workload(model, None, optimizer, ((torch.randn(64, 3, 8, 8), labels), None), batches)
+
+
+def batches(seed):
+    return (((x, y), None) for x, y in images(64, 3, 8, 5, seed))
 
 
 globals().update({fault: partial(workload, fault, dropout=fault in DROPOUT_FAULTS) for fault in FAULTS})

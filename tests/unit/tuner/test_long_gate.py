@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from kitsune.proof import LongProof, Margin
 from tests.unit.tuner import faulty_steps
 from tuner.depth import DEPTHS, LEAST_STEPS, depth_of
 from tuner.long_gate import prove_long
 from tuner.probe import Probe
 from tuner.protocol import ArmSpec, Job, misfit
-from tuner.records import Failure, FailureKind, LongProof, Margin, Phase
+from tuner.records import Failure, FailureKind, Phase
 
 FAULTY = Path(faulty_steps.__file__)
 PRECISIONS = {"fp32": {}, "bf16": {"precision": "bf16"}}
