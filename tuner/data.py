@@ -1,7 +1,7 @@
 """A workload's `batches` in: the ones that are held out, and streams without end of all others, out."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 import torch
@@ -52,9 +52,10 @@ class Data:
         unfit = 0
         try:
             with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)  # by which a DataLoader shuffles
+                torch.default_generator.manual_seed(seed)  # a DataLoader shuffles by it when it gives its first batch
                 source = iter(self._batches(seed) if callable(self._batches) else self._batches)
-            for batch in source:
+                first = list(islice(source, 1))
+            for batch in chain(first, source):
                 if not isinstance(batch, tuple | list) or len(batch) != 2:
                     raise WorkloadError(f"batches of {self._name} give a {type(batch).__name__}, and no pair (x, y)")
                 unfit = 0 if [each.shape for each in batch_tensors(tuple(batch))] == self._shapes else unfit + 1

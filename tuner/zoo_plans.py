@@ -29,10 +29,10 @@ def is_plan_of(plan: Plan, spec: str, device: str) -> bool:
 
 
 def _of_shapes(batch: str) -> Iterator[str]:
-    """Every model whose x may have these shapes, as `Plan.batch` tells them."""
+    """Every model whose x may have these shapes, as `Plan.batch` tells them; first those that are quickly built."""
     sizes = [int(size) for size in re.findall(r"\d+", batch)[:2]]
-    for name, entry in ZOO.items():
-        for size in SIZES:
+    for size in reversed(SIZES):
+        for name, entry in ZOO.items():
             recipe = entry.recipe(size)
             chosen = dict(zip(recipe.data.limits, sizes, strict=False))
             if any(value > recipe.data.limits[option] or value < 1 for option, value in chosen.items()):
