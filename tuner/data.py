@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from kitsune.errors import WorkloadError
+from kitsune.errors import SURPRISES, WorkloadError
 from kitsune.workload import Batch, Workload, batch_tensors
 
 #: Batches; of an iterable with fewer than twice as many, half of a pass.
@@ -15,6 +15,8 @@ HELD_OUT: Final = 8
 HELD_OUT_SEED: Final = 2**31 - 1
 #: Batches of other shapes in a row, after which no other is waited for.
 MOST_UNFIT: Final = 1000
+#: What code that reads a data set raises.
+TROUBLES: Final = (*SURPRISES, AttributeError, NameError, ImportError, OSError)
 
 
 class Data:
@@ -48,7 +50,7 @@ class Data:
             turn += 1
 
     def _pass(self, seed: int) -> Iterator[Batch]:
-        """Code of the user's: what is raised inside leaves as a WorkloadError."""
+        """Code of the user's: what goes wrong inside leaves as a WorkloadError."""
         unfit = 0
         try:
             with torch.random.fork_rng(devices=[]):
@@ -63,8 +65,6 @@ class Data:
                     yield batch[0], batch[1]
                 elif unfit == MOST_UNFIT:
                     raise WorkloadError(f"batches of {self._name} have other shapes than the example")
-        except WorkloadError:
-            raise
-        except Exception as error:
+        except TROUBLES as error:
             what = f"{type(error).__name__}: {error}"[:1000]
             raise WorkloadError(f"batches of {self._name} failed: {what}") from error

@@ -8,8 +8,9 @@ from kitsune.proof import LongProof, Margin
 from tests.unit.tuner import faulty_steps
 from tuner.depth import DEPTHS, LEAST_STEPS, depth_of
 from tuner.long_gate import prove_long
+from tuner.measure import measure, prove
 from tuner.probe import Probe
-from tuner.protocol import ArmSpec, Job, misfit
+from tuner.protocol import ArmSpec, Job, Limits, misfit
 from tuner.records import Failure, FailureKind, Phase
 
 FAULTY = Path(faulty_steps.__file__)
@@ -77,6 +78,27 @@ def test_a_right_candidate_passes_and_says_what_was_compared(name, precision):
     if name == "right_with_dropout":
         assert {"rate of the dropout", "mean derivative along directions"} <= whats
     assert all(margin.is_kept for margin in found.margins)
+
+
+def test_a_child_proves_a_winner_at_length():
+    knobs = {"precision": "bf16", "update": "fused"}
+    arms = (ArmSpec(name="candidate", knobs=knobs),)
+    workload = "zoo:bert_base?size=tiny&batch=4&seq=16"
+    job = Job(kind="prove", workload=workload, device="cpu", arms=arms, budget_s=5.0)
+    found = prove(job, limits=Limits())
+    assert isinstance(found, LongProof), found
+    assert found.directions > 0
+    assert found.nearest in found.margins
+    assert LongProof.model_validate_json(found.model_dump_json()) == found
+
+
+def test_what_is_not_finite_only_after_many_steps_is_seen_after_the_timing():
+    arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs={"layout": "channels_last"}))
+    job = Job(workload=f"{FAULTY}:nan_later", device="cpu", arms=arms, rounds=4, block_ms=60.0)
+    found = measure(job, limits=Limits())
+    assert isinstance(found, Failure), found
+    assert (found.kind, found.phase) == (FailureKind.NOT_FINITE, Phase.TIMING)
+    assert "after the steps that were timed" in found.reason
 
 
 def test_the_more_time_there_is_the_deeper_it_looks():
