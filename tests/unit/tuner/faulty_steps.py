@@ -168,12 +168,12 @@ FAULTS = (
 def workload(fault: str, *, dropout: bool = False) -> Workload:
     model = Net(fault, dropout=dropout)
     optimizer = SGD(model, 0.05, momentum=0.9) if fault == "weight_gradient_zero" else AdamW(model, 1e-3)
-    labels = torch.randint(5, (64,))
-    return Workload(model, None, optimizer, ((torch.randn(64, 3, 8, 8), labels), None), batches)
+    labels = torch.randint(5, (32,))
+    return Workload(model, None, optimizer, ((torch.randn(32, 3, 8, 8), labels), None), batches)
 
 
 def batches(seed):
-    return (((x, y), None) for x, y in images(64, 3, 8, 5, seed))
+    return (((x, y), None) for x, y in images(32, 3, 8, 5, seed))
 
 
 globals().update({fault: partial(workload, fault, dropout=fault in DROPOUT_FAULTS) for fault in FAULTS})
