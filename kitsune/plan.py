@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 from kitsune.errors import PlanError
 from kitsune.files import write_whole
 from kitsune.knobs import KNOBS, Choice
+from kitsune.proof import LongProof
 from kitsune.record import Record, canonical_json
 
 FORMAT_VERSION: Final = 1
@@ -111,10 +112,11 @@ class Evidence(Record):
     note: str = Field(default="", description="why the samples do not tell, and the way out")
     samples_sha256: str
     numerics: Numerics
+    proof: LongProof | None = Field(default=None, description="of the long look at the numbers of the plan")
 
 
 #: Came when there were plans already, whose ids must stay: at their default they are no part of a plan's content.
-LATER_EVIDENCE: Final = ("prediction", "process_spread", "process_degrees", "processes", "note")
+LATER_EVIDENCE: Final = ("prediction", "process_spread", "process_degrees", "processes", "note", "proof")
 
 
 class Choices(dict[str, Choice]):

@@ -17,6 +17,7 @@ from kitsune.errors import UnfitError
 from kitsune.exits import ExitCode
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Interval, Plan
+from kitsune.proof import LongProof
 
 PIPED_WIDTH: Final = 140  # where no terminal says how wide it is
 GIB: Final = 1024**3
@@ -257,7 +258,14 @@ def _measured(found: Evidence) -> Iterable[tuple[str, str]]:
         or f"gradients off by {numbers.gradient_error:.1e} ({numbers.gradient_allowed:.1e} allowed), "
         f"parameters by {numbers.parameter_error:.1e} ({numbers.parameter_allowed:.1e})",
     )
+    if found.proof is not None:
+        yield "proof", _told(found.proof)
     yield "first step", f"{found.first_step_s:.1f} s{_break_even(found)}"
+
+
+def _told(proof: LongProof) -> str:
+    steps = f"{proof.steps} settled steps, {proof.restarts} beside a reference, {proof.updates} updates in float64"
+    return f"{steps}; nearest to its limit: {proof.nearest}" if proof.nearest else steps
 
 
 def _break_even(found: Evidence) -> str:

@@ -1,7 +1,7 @@
-"""Workload: a model, its loss, its optimizer and an example batch; and how the loss of a batch is computed."""
+"""Workload: a model, its loss, its optimizer, an example batch and more; and how the loss of a batch is computed."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from kitsune.plan import told_shapes
 
 LossFn = Callable[[Any, Any], torch.Tensor] | None
 Batch = tuple[Any, Any]
+#: One pass over the data, as a list or a DataLoader gives it as often as asked; or a function of a seed that gives one.
+Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +23,16 @@ class Workload:
 
     `batch = (x, y)` and the loss is `loss_fn(model(x), y)`; `x` is a tensor, a tuple (positional arguments) or a dict
     (keyword arguments). `loss_fn=None` when the model returns its loss itself: a tensor, or an object with `.loss`.
+
+    `batches`, which `kitsune verify` trains on: many pairs like `batch`, of the same shapes. An iterable that can be
+    gone through again, or a function of a seed that returns one, the same for the same seed.
     """
 
     model: torch.nn.Module
     loss_fn: LossFn
     optimizer: torch.optim.Optimizer
     batch: Batch
+    batches: Batches | None = None
 
     def __post_init__(self) -> None:
         check_types(self.model, self.loss_fn, self.optimizer)
@@ -34,6 +40,7 @@ class Workload:
             raise WorkloadError("batch must be a pair (x, y); y may be None when the model returns its loss itself")
         if not batch_tensors(self.batch):
             raise WorkloadError("batch holds no tensor")
+        check_batches(self.batches)
 
 
 def check_types(model: Any, loss_fn: Any, optimizer: Any) -> None:
@@ -46,6 +53,16 @@ def check_types(model: Any, loss_fn: Any, optimizer: Any) -> None:
         raise WorkloadError("a KitsuneOptimizer runs a loop of your own; give its base_optimizer here")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is needed")
+
+
+def check_batches(batches: Any) -> None:
+    """Raises WorkloadError when these can not be gone through more than once. Starts no pass."""
+    if batches is None or callable(batches):
+        return
+    if isinstance(batches, Iterator):
+        raise WorkloadError("batches can be gone through only once; give a list, a DataLoader or a function of a seed")
+    if not isinstance(batches, Iterable):
+        raise WorkloadError(f"batches is a {type(batches).__name__}; give an iterable of pairs or a function of a seed")
 
 
 def check_trains(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

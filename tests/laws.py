@@ -14,7 +14,7 @@ PACKAGES = ("kitsune", "tuner", "server", "migrations")
 # A line stands for a module, or for a folder with all that is in it; package roots stand for themselves only.
 TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune", "kitsune.errors", "kitsune.garbage", "kitsune.knobs", "kitsune.record", "kitsune.run_status"),
-    ("kitsune.files", "kitsune.home", "kitsune.kernels", "kitsune.timeline"),
+    ("kitsune.files", "kitsune.home", "kitsune.kernels", "kitsune.proof", "kitsune.timeline"),
     ("kitsune.logs", "kitsune.server_address", "kitsune.switch"),
     (
         "kitsune.duration",
@@ -57,7 +57,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.settings",
         "tuner.student",
     ),
-    ("tuner.confinement", "tuner.protocol", "tuner.space", "tuner.store", "tuner.zoo"),
+    ("tuner.confinement", "tuner.depth", "tuner.protocol", "tuner.space", "tuner.store", "tuner.zoo"),
     (
         "migrations",
         "tuner.batches",
@@ -71,16 +71,24 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.stats",
         "tuner.workloads",
     ),
-    ("tuner.confirmation", "tuner.kept", "tuner.search", "tuner.timing"),
+    (
+        "tuner.confirmation",
+        "tuner.curves",
+        "tuner.data",
+        "tuner.kept",
+        "tuner.search",
+        "tuner.tensorwise",
+        "tuner.timing",
+    ),
     ("tuner.arms", "tuner.clock"),
     ("tuner.probe", "tuner.tracing"),
-    ("tuner.inspection", "tuner.means", "tuner.rehearsal"),
-    ("tuner.gate",),
+    ("tuner.inspection", "tuner.masks", "tuner.means", "tuner.rehearsal", "tuner.restarts", "tuner.updates"),
+    ("tuner.gate", "tuner.long_gate", "tuner.trainings", "tuner.zoo_plans"),
     ("tuner.bench",),
     ("tuner.child",),
     ("tuner.supervise",),
-    ("tuner.crew",),
     ("tuner.measure",),
+    ("tuner.crew",),
     ("tuner.events", "tuner.verdicts"),
     (
         "tuner.ablation",
@@ -98,7 +106,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("tuner.clearing", "tuner.history", "tuner.packing", "tuner.progress", "tuner.upkeep"),
     ("tuner.database_ledger", "tuner.remote_workloads", "tuner.server_ledger"),
     ("tuner.queue",),
-    ("tuner.duty", "tuner.explain", "tuner.session"),
+    ("tuner.duty", "tuner.explain", "tuner.session", "tuner.verify"),
     ("tuner.cli",),
     (
         "server",
@@ -176,6 +184,7 @@ FREE_OF: Mapping[str, frozenset[str]] = {
             "kitsune.lookup",
             "kitsune.plan",
             "kitsune.plan_diff",
+            "kitsune.proof",
             "kitsune.record",
             "kitsune.remote_run",
             "kitsune.report",
@@ -190,7 +199,9 @@ FREE_OF: Mapping[str, frozenset[str]] = {
             "tuner.clearing",
             "tuner.confinement",
             "tuner.confirmation",
+            "tuner.curves",
             "tuner.depot",
+            "tuner.depth",
             "tuner.events",
             "tuner.history",
             "tuner.ids",
@@ -233,6 +244,7 @@ LAZY_IMPORTERS = frozenset(
         "kitsune/extras.py",
         "kitsune/profiler/__init__.py",
         "kitsune/techniques/__init__.py",
+        "tuner/child.py",  # torch's compiler, by a process that has nothing to do yet
     }
 )
 # The two process borders: whatever a user's model does must become a value there.

@@ -12,7 +12,7 @@ from tuner.clock import clock_of
 from tuner.gate import prove
 from tuner.gpu_watch import watch_gpu
 from tuner.host_watch import HostWatch
-from tuner.probe import probe_workload
+from tuner.probe import not_finite, probe_workload
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure, FailureKind, Measurement, Phase
 from tuner.search import hopeless
@@ -46,6 +46,8 @@ def measure_job(job: Job, enter: Enter) -> Measurement | Failure:
         return frozen
     enter(Phase.TIMING)
     timing = _time(job, arms)
+    if failure := _broken(arms):
+        return failure
     return Measurement(
         arms=tuple(arm.record(times) for arm, times in zip(arms, timing.step_ms, strict=True)),
         steps_per_block=timing.steps_per_block,
@@ -84,6 +86,18 @@ def _frozen(arms: list[LiveArm]) -> Failure | None:
         return None
     reason = "dropout mask is frozen: the loss of one batch repeats from step to step, and does not as given"
     return Failure(kind=FailureKind.WRONG, phase=Phase.WARMUP, reason=reason)
+
+
+def _broken(arms: list[LiveArm]) -> Failure | None:
+    """A candidate whose parameters are not finite after all the steps that were timed, where the baseline's are.
+
+    Gradients are not looked at: fp16 may have skipped the last step for theirs.
+    """
+    found = [not_finite(arm.workload, gradients=False) for arm in (arms[0], arms[-1])]
+    if found[0] is not None or found[1] is None:
+        return None
+    reason = f"after the steps that were timed {found[1]}"
+    return Failure(kind=FailureKind.NOT_FINITE, phase=Phase.TIMING, reason=reason)
 
 
 def _time(job: Job, arms: list[LiveArm]) -> Timing:

@@ -18,11 +18,13 @@ import torch
 
 from kitsune.device import first_line, pick_device
 from kitsune.errors import DeclinedError, KitsuneError, MeasureError
+from kitsune.proof import LongProof
 from kitsune.switch import is_on
 from tuner.bench import measure_job
 from tuner.confinement import bound_memory, leave_no_core, runs_code
 from tuner.inspection import inspect_workload
 from tuner.lockdown import go_first
+from tuner.long_gate import prove_job
 from tuner.protocol import GO, Inspection, Job, Message, one_line
 from tuner.records import Failure, FailureKind, Measurement, Phase
 
@@ -46,11 +48,13 @@ class Channel:
         if phase is Phase.TIMING and sys.stdin.buffer.readline() != GO:
             raise MeasureError("the tuner has gone, and left no turn to time")
 
-    def answer(self, outcome: Inspection | Measurement | Failure) -> None:
+    def answer(self, outcome: Inspection | Measurement | LongProof | Failure) -> None:
         if isinstance(outcome, Failure):
             self._send(Message(failure=outcome))
         elif isinstance(outcome, Inspection):
             self._send(Message(inspection=outcome))
+        elif isinstance(outcome, LongProof):
+            self._send(Message(proof=outcome))
         else:
             self._send(Message(measurement=outcome, timeline=outcome.timeline))
 
@@ -94,13 +98,15 @@ def preload() -> None:
         importlib.import_module(module)
 
 
-def run(job: Job, channel: Channel) -> Inspection | Measurement | Failure:
+def run(job: Job, channel: Channel) -> Inspection | Measurement | LongProof | Failure:
     device = pick_device(job.device)
     if device.type == "cuda":
         torch.accelerator.set_device_index(device.index)
     elif is_on("confine", default=True) and not runs_code(job.workload):
         bound_memory()
     torch.manual_seed(job.seed)
+    if job.kind == "prove":
+        return prove_job(job, channel.enter)
     return inspect_workload(job) if job.kind == "inspect" else measure_job(job, channel.enter)
 
 

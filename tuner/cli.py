@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from kitsune.cli import PLAN_GROUP, Device, Json, LogFormatOption, ServerUrl
+from kitsune.cli import PLAN_GROUP, Device, Json, LogFormatOption, PlanFile, ServerUrl
 from kitsune.extras import load
 from kitsune.home import variable
 from kitsune.plan import Plan
@@ -40,9 +40,10 @@ After = Annotated[str | None, typer.Option(metavar="CURSOR", help='Go on after t
 
 
 def register(app: typer.Typer) -> None:
-    """The entry point: adds `tune`, `explain`, `worker`, `export`, `migrate`, `submit`, `plan fetch` and `runs`."""
+    """The entry point: adds the commands of this file, `plan fetch` to those of `plan`."""
     app.command("tune")(tune)
     app.command("explain")(explain)
+    app.command("verify")(verify)
     app.command("worker")(worker)
     app.command("export")(export)
     app.command("migrate")(migrate)
@@ -134,6 +135,25 @@ def _explained(subject: str, workload: str | None, plan: Path | None) -> tuple[s
     if not Path(subject).is_file():
         raise typer.BadParameter(f"there is no file {subject!r}", param_hint="PLAN")
     return workload, Plan.load(subject)
+
+
+def verify(
+    plan: PlanFile,
+    workload: Annotated[
+        str | None, typer.Argument(metavar="WORKLOAD", help="As for tune; may be left out for a plan of the zoo.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=20, help="Of each training.")] = 500,
+    seeds: Annotated[int, typer.Option(min=2, max=100, help="Of weights and batches: so many pairs of trainings.")] = 3,
+    device: Device = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep the curves there. Default: beside the plan.", dir_okay=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train by a plan and plainly on fresh batches, and compare held-out losses; exit code 4 when they differ."""
+    done = _load("tuner.verify").verify
+    raise typer.Exit(done(plan, workload, steps=steps, seeds=seeds, device=device, out=out, as_json=as_json))
 
 
 def worker(

@@ -1,5 +1,6 @@
 """A workload or a Job in, an Inspection or a Measurement out, or the Failure that came instead. No torch here."""
 
+from kitsune.proof import LongProof
 from tuner.protocol import Inspection, Job, Limits, misfit
 from tuner.records import Failure, FailureKind, Measurement, Phase
 from tuner.supervise import Check, Outcome, go_on, supervise
@@ -19,7 +20,7 @@ def inspect(
     """What the workload is and what can be tried on it. A workload that fails as given is a Failure in phase build."""
     job = Job(kind="inspect", workload=spec, device=device, seed=seed)
     outcome = checked(job, supervise(job, limits, check=check))
-    assert not isinstance(outcome, Measurement)
+    assert isinstance(outcome, Inspection | Failure)
     return outcome
 
 
@@ -31,7 +32,15 @@ def measure(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) 
     """
     job = within(job, limits)
     outcome = checked(job, supervise(job, limits, check=check))
-    assert not isinstance(outcome, Inspection)
+    assert isinstance(outcome, Measurement | Failure)
+    return outcome
+
+
+def prove(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) -> LongProof | Failure:
+    """The long look at the numbers of the job's last arm, within `job.budget_s` beside what compiling takes."""
+    job = job.model_copy(update={"kind": "prove"})
+    outcome = checked(job, supervise(job, limits, check=check))
+    assert isinstance(outcome, LongProof | Failure)
     return outcome
 
 

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 
 from kitsune.plan import Numerics
+from kitsune.proof import LARGEST_ERROR, Margin
 from kitsune.techniques.technique import Tolerance
 
 YARDSTICK_FACTOR = 3.0  # how many times eager's own error in the same dtype is allowed
@@ -24,7 +26,6 @@ SIZE_FACTOR = 2.0
 LEAST_SIZE = 0.1
 EARLY_STEPS = 2
 LATE_STEPS = 3
-LARGEST_ERROR = 1e9
 
 Tensors = Sequence[torch.Tensor | None]
 
@@ -155,6 +156,43 @@ def _buffer_error(
         return LARGEST_ERROR
     picked = [[tensors[index] for index in real] for tensors in (ours, theirs, start)]
     return _ratio(ruler.distance(picked[0], picked[1]), ruler.distance(picked[1], picked[2]))
+
+
+def worst_of(errors: Sequence[Errors]) -> Errors:
+    """The largest of each error among several yardsticks: one alone may be lucky, and then a right candidate is wrong.
+
+    Sizes of gradients are no errors: their means. All are of the same steps and tensors. Raises ValueError without any.
+    """
+    if not errors:
+        raise ValueError("there is no yardstick")
+    return Errors(
+        loss=_largest([each.loss for each in errors]),
+        gradient=_largest([each.gradient for each in errors]),
+        singles=[max(values) for values in zip(*(each.singles for each in errors), strict=True)],
+        size=fmean(each.size for each in errors),
+        sizes=[fmean(values) for values in zip(*(each.sizes for each in errors), strict=True)],
+        parameter=max(each.parameter for each in errors),
+        buffer=max(each.buffer for each in errors),
+    )
+
+
+def _largest(errors: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    return {step: max(each[step] for each in errors) for step in errors[0]}
+
+
+def margin_of(what: str, where: str, error: float, allowed: float, size: float) -> Margin:
+    """Both relative to `size`, the norm of what the error is of, as far as it has one."""
+    over = size if size > 0 and math.isfinite(size) else 1.0
+    return Margin(what=what, where=where[:1000], error=_bounded(error / over), allowed=_bounded(allowed / over))
+
+
+def _bounded(value: float) -> float:
+    return min(value, LARGEST_ERROR) if math.isfinite(value) else LARGEST_ERROR
+
+
+def nearest(margins: Sequence[Margin]) -> Margin:
+    """The one that comes nearest to its limit, or exceeds it most. Raises ValueError without any."""
+    return max(margins, key=lambda margin: margin.used)
 
 
 def judge(

@@ -68,12 +68,12 @@ def check_gradients(workload: Workload) -> None:
             raise WorkloadError(f"the gradient of {name} is sparse, which cannot be tuned: build it with sparse=False")
 
 
-def not_finite(workload: Workload) -> str | None:
-    """What is NaN or infinite among gradients and parameters after a step, or None."""
+def not_finite(workload: Workload, *, gradients: bool = True) -> str | None:
+    """What is NaN or infinite among parameters, and gradients, after a step, or None."""
     for name, parameter in workload.model.named_parameters():
         if not torch.isfinite(parameter).all():
-            return f"{name} is not finite after one step"
-        if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+            return f"{name} is not finite"
+        if gradients and parameter.grad is not None and not torch.isfinite(parameter.grad).all():
             return f"the gradient of {name} is not finite"
     return None
 

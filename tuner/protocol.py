@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from kitsune.errors import MeasureError
 from kitsune.knobs import Choice
 from kitsune.plan import Environment, checked_knobs
+from kitsune.proof import LongProof
 from kitsune.record import Record
 from kitsune.timeline import Timeline
 from tuner.records import Failure, Measurement, Phase
@@ -49,7 +50,8 @@ class ArmSpec(Record):
 
 
 class Job(Record):
-    """What a child is asked to do: look at a workload, or measure `arms`: the baseline first, the candidate last.
+    """What a child is asked to do: inspect a workload, measure `arms` (the baseline first, the candidate last), or
+    prove the numbers of the last one at length.
 
     `rounds` blocks of every arm, each of at least `block_ms` (None: 50 ms on a GPU, 20 ms on a CPU), within `budget_s`
     of timing. With `best_speedup`, timing ends after three rounds once the candidate cannot reach it any more.
@@ -57,7 +59,7 @@ class Job(Record):
     of one run keep what all of them need. `reference_s`: what the reference of the numerics may take (None: 60 s).
     """
 
-    kind: Literal["inspect", "measure"] = "measure"
+    kind: Literal["inspect", "measure", "prove"] = "measure"
     workload: str = Field(min_length=1, max_length=4096)
     device: str = Field(min_length=1, max_length=100)
     seed: int = 0
@@ -76,6 +78,8 @@ class Job(Record):
         names = [arm.name for arm in self.arms]
         if self.kind == "measure" and len(names) < 2:
             raise ValueError("a measurement needs a baseline and a candidate")
+        if self.kind == "prove" and not names:
+            raise ValueError("a proof needs a candidate")
         if len(set(names)) != len(names):
             raise ValueError("two arms have the same name")
         return self
@@ -104,22 +108,24 @@ class Message(Record):
     phase: Phase | None = None
     inspection: Inspection | None = None
     measurement: Measurement | None = None
+    proof: LongProof | None = None
     failure: Failure | None = None
     timeline: Timeline | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if sum(each is not None for each in (self.phase, self.inspection, self.measurement, self.failure)) != 1:
-            raise ValueError("a message holds exactly one of phase, inspection, measurement and failure")
+        held = (self.phase, self.inspection, self.measurement, self.proof, self.failure)
+        if sum(each is not None for each in held) != 1:
+            raise ValueError("a message holds exactly one of phase, inspection, measurement, proof and failure")
         if self.timeline is not None and self.measurement is None:
             raise ValueError("a timeline comes with a measurement")
         return self
 
     @property
-    def outcome(self) -> Inspection | Measurement | Failure | None:
+    def outcome(self) -> Inspection | Measurement | LongProof | Failure | None:
         if self.measurement is not None:
             return self.measurement.model_copy(update={"timeline": self.timeline})
-        return self.inspection or self.failure
+        return self.inspection or self.proof or self.failure
 
     def line(self) -> bytes:
         return self.model_dump_json(exclude_none=True).encode() + b"\n"
@@ -157,12 +163,18 @@ class LineReader:
         return [parse_message(line) for line in lines]
 
 
-def misfit(job: Job, outcome: Inspection | Measurement) -> str | None:
+_KINDS: Mapping[type[Record], str] = {Inspection: "inspect", Measurement: "measure", LongProof: "prove"}
+
+
+def misfit(job: Job, outcome: Inspection | Measurement | LongProof) -> str | None:
     """Why an outcome cannot be the answer to this job, or None. The child is not trusted."""
+    answered = _KINDS[type(outcome)]
+    if answered != job.kind:
+        return f"it was asked to {job.kind}, and did {answered}"
+    if isinstance(outcome, LongProof):
+        return None if all(margin.is_kept for margin in outcome.margins) else "it calls wrong numbers proven"
     if isinstance(outcome, Inspection):
-        return None if job.kind == "inspect" else "it inspected instead of measuring"
-    if job.kind != "measure":
-        return "it measured instead of inspecting"
+        return None
     asked = [(arm.name, dict(arm.knobs)) for arm in job.arms]
     if asked != [(arm.name, dict(arm.knobs)) for arm in outcome.arms]:
         return "it measured other arms than it was asked to"

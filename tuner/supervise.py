@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import IO
 
 from kitsune.errors import MeasureError
+from kitsune.proof import LongProof
 from tuner.confinement import confinement_of, environment_of
 from tuner.protocol import GO, Inspection, Job, Limits, LineReader, Message, one_line
 from tuner.records import Failure, FailureKind, Measurement, Phase, Spent
 from tuner.scratch import compiled_folder, scratch_beside
 
-Outcome = Inspection | Measurement | Failure
+Outcome = Inspection | Measurement | LongProof | Failure
 #: Asked every TICK_S while a child runs. What it raises kills the child and propagates.
 Check = Callable[[], None]
 

@@ -83,3 +83,8 @@ def state(workload: Workload) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 def host(tensor: torch.Tensor | None) -> Any:
     """A copy on the host; None stays None."""
     return None if tensor is None else tensor.detach().to("cpu", copy=True)
+
+
+def held(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the same device, with the same strides."""
+    return tensor.detach().clone()

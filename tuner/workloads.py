@@ -9,6 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -287,4 +288,4 @@ def _moved(workload: Workload, spec: str, device: torch.device) -> Workload:
     if workload.optimizer.state:
         # loading a state casts every tensor of it to the device of its parameter
         workload.optimizer.load_state_dict(workload.optimizer.state_dict())
-    return Workload(workload.model, workload.loss_fn, workload.optimizer, move_batch(workload.batch, device))
+    return replace(workload, batch=move_batch(workload.batch, device))

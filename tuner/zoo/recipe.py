@@ -1,6 +1,9 @@
-"""Recipes: a model's sizes and the shape of its batch go in; a Workload with random weights and data comes out."""
+"""Recipes: a model's sizes and the shape of its batch go in; a Workload with random weights and data comes out.
 
-from collections.abc import Callable, Mapping
+The example batch is noise, for timing; `batches` are a stream from which something can be learnt.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -9,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kitsune.workload import Workload, move_batch
+from tuner.zoo import streams
 
 Size = Literal["base", "tiny"]
 SIZES: Final[tuple[Size, ...]] = ("base", "tiny")
@@ -39,6 +43,10 @@ class Images:
         images = torch.randn(self.batch, self.channels, self.side, self.side)
         return images, torch.randint(self.classes, (self.batch,))
 
+    def stream(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Without end: images of a few classes, each a pattern of its own under noise."""
+        return streams.images(self.batch, self.channels, self.side, self.classes, seed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
@@ -68,6 +76,12 @@ class Tokens:
             return ids, text[:, 1:].contiguous()
         return ids, torch.randint(self.classes, (self.batch,))
 
+    def stream(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Without end: text whose next token mostly follows from the last one, or whose class has words of its own."""
+        if self.classes is None:
+            return streams.text(self.batch, self.seq, self.vocabulary, seed)
+        return streams.topics(self.batch, self.seq, self.vocabulary, self.classes, seed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clicks:
@@ -93,6 +107,10 @@ class Clicks:
         categories = tuple(torch.randint(rows, (self.batch,)) for rows in self.rows)
         return (dense, categories), torch.randint(2, (self.batch,)).float()
 
+    def stream(self, seed: int) -> Iterator[tuple[tuple[Tensor, tuple[Tensor, ...]], Tensor]]:
+        """Without end: clicks whose odds are a sum over the features."""
+        return streams.clicks(self.batch, self.dense, self.rows, seed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -115,7 +133,7 @@ class Recipe:
         """
         model = self.model().to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
-        return Workload(model, self.loss_fn, optimizer, move_batch(self.data.draw(), device))
+        return Workload(model, self.loss_fn, optimizer, move_batch(self.data.draw(), device), self.data.stream)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

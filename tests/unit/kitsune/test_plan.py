@@ -23,6 +23,7 @@ from kitsune.plan import (
     checked_knobs,
     knobs_id,
 )
+from kitsune.proof import LongProof, Margin
 
 KNOB_CHOICES = st.fixed_dictionaries(
     {}, optional={name: st.sampled_from(list(knob.choices)) for name, knob in KNOBS.items()}
@@ -67,6 +68,15 @@ BEFORE = st.builds(
     samples_sha256=TEXT,
     numerics=NUMERICS,
 )
+PROOFS = st.builds(
+    LongProof,
+    steps=st.integers(0, 200),
+    restarts=st.integers(0, 48),
+    updates=st.integers(0, 16),
+    directions=st.integers(0, 64),
+    margins=st.lists(st.builds(Margin, what=TEXT, where=TEXT, error=ERRORS, allowed=ERRORS), max_size=3).map(tuple),
+    notes=st.lists(TEXT, max_size=2).map(tuple),
+)
 EVIDENCE = BEFORE | st.builds(
     lambda before, **later: before.model_copy(update=later),
     BEFORE,
@@ -76,6 +86,7 @@ EVIDENCE = BEFORE | st.builds(
     process_degrees=st.integers(0, 99),
     processes=st.integers(1, 99),
     note=TEXT,
+    proof=st.none() | PROOFS,
 )
 PLANS = st.builds(
     Plan,
@@ -267,7 +278,7 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch)
 
 
 @given(BEFORE)
-def test_a_plan_of_before_several_processes_were_measured_keeps_its_id(evidence):
+def test_a_plan_of_before_keeps_its_id(evidence):
     """Its file and its row in a database lack what came later."""
     plan = Plan(evidence=evidence)
     content = json.loads(plan.canonical_json())

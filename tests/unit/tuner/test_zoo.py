@@ -352,3 +352,32 @@ def with_parts(modules: dict[str, str]) -> dict[str, str]:
     return names | {
         f"{own}.bias": f"{other}.bias" for own, other in modules.items() if own.rpartition(".")[2] not in bare
     }
+
+
+@every_model
+def test_the_stream_of_a_seed_is_the_same_each_time_and_fits_the_example(name: str) -> None:
+    workload = tiny(name)
+    assert callable(workload.batches)
+    one, again, other = (next(iter(workload.batches(seed))) for seed in (1, 1, 2))
+    shapes = [(tensor.shape, tensor.dtype) for tensor in batch_tensors(workload.batch)]
+    assert [(tensor.shape, tensor.dtype) for tensor in batch_tensors(one)] == shapes
+    assert all(map(torch.equal, batch_tensors(one), batch_tensors(again)))
+    assert not all(map(torch.equal, batch_tensors(one), batch_tensors(other)))
+
+
+@every_model
+def test_tiny_learns_from_its_stream_what_holds_for_another_seed(name: str) -> None:
+    workload = tiny(name)
+    assert callable(workload.batches)
+    held_out = next(iter(workload.batches(-1)))
+
+    def held_out_loss() -> float:
+        with torch.no_grad():
+            return loss_of(call_model(workload.model, held_out[0]), workload.loss_fn, held_out[1]).item()
+
+    before = held_out_loss()
+    for (x, y), _ in zip(workload.batches(0), range(60), strict=False):
+        workload.optimizer.zero_grad()
+        loss_of(call_model(workload.model, x), workload.loss_fn, y).backward()
+        workload.optimizer.step()
+    assert held_out_loss() < before - 0.01

@@ -1,0 +1,124 @@
+"""The winner's gate on a step with planted faults, each in fp32 and in bf16; and how deep it looks."""
+
+from pathlib import Path
+
+import pytest
+
+from kitsune.proof import LongProof, Margin
+from tests.unit.tuner import faulty_steps
+from tuner.depth import DEPTHS, LEAST_STEPS, depth_of
+from tuner.long_gate import prove_long
+from tuner.measure import measure, prove
+from tuner.probe import Probe
+from tuner.protocol import ArmSpec, Job, Limits, misfit
+from tuner.records import Failure, FailureKind, Phase
+
+FAULTY = Path(faulty_steps.__file__)
+PRECISIONS = {"fp32": {}, "bf16": {"precision": "bf16"}}
+#: By what each fault is found: alike in both precisions where the update tells, since it is recomputed in float64.
+FOUND_BY = {
+    "gradient_too_large": "gradient",
+    "bias_gradient_zero": "gradient of hidden.bias",
+    "weight_gradient_zero": "gradient",
+    "bias_never_updated": "update of head.bias",
+    "update_skipped_every_4th": "update of|state",
+    "update_skipped_every_8th": "update of|state",
+    "weight_decay_dropped": "update of",
+    "weight_decay_times_10": "update of",
+    "beta1": "update of|state exp_avg of",
+    "beta2": "update of|state exp_avg_sq of",
+    "eps": "update of",
+    "rate_ignored": "update of",
+    "momentum_of_batch_norm": "buffer norm",
+    "loss_doubled": "loss|gradient",
+    "loss_doubled_later": "loss|gradient",
+    "nan_later": "the loss is nan at step 20",
+    "constant_batch": "loss|gradient",
+    "stale_statistics": "buffers|buffer norm",
+    "dropout_off": "variance over seeds",
+    "dropout_off_in_one": "variance over seeds|rate of the dropout drop1",
+    "dropout_rarer": "variance over seeds|rate of the dropout drop1",
+    "dropout_more_often": "variance over seeds|rate of the dropout drop1",
+    "fresh_masks": "derivative along",
+}
+
+
+def proven(name: str, precision: str) -> LongProof | Failure:
+    """At 50 steps, on every machine: how deep it looks follows from the times that are given here."""
+    is_random = name in faulty_steps.DROPOUT_FAULTS or name == "right_with_dropout"
+    probe = Probe(random=is_random, vary=True, step_ms=1.0, peak_bytes=0, parameters=1)
+    knobs = {"layout": "channels_last", **PRECISIONS[precision]}
+    arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs=knobs))
+    return prove_long(Job(workload=f"{FAULTY}:{name}", device="cpu", arms=arms), probe, 0.42 if is_random else 0.3)
+
+
+def test_every_planted_fault_is_looked_for():
+    assert set(FOUND_BY) == set(faulty_steps.FAULTS)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("fault", FOUND_BY)
+def test_a_planted_fault_is_refused(fault, precision):
+    found = proven(fault, precision)
+    assert isinstance(found, Failure)
+    assert found.phase is Phase.NUMERICS
+    assert found.kind is (FailureKind.NOT_FINITE if fault == "nan_later" else FailureKind.WRONG)
+    assert any(words in found.reason for words in FOUND_BY[fault].split("|")), found.reason
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["right", "right_with_dropout"])
+def test_a_right_candidate_passes_and_says_what_was_compared(name, precision):
+    found = proven(name, precision)
+    assert isinstance(found, LongProof), found
+    assert (found.steps, found.restarts, found.updates) == (LEAST_STEPS, 8, 12)
+    assert found.directions == (8 if name == "right_with_dropout" else 0)
+    whats = {margin.what for margin in found.margins}
+    assert {"update of", "loss", "gradients", "mean loss of steps"} <= whats
+    if name == "right_with_dropout":
+        assert {"rate of the dropout", "mean derivative along directions"} <= whats
+    assert all(margin.is_kept for margin in found.margins)
+
+
+def test_a_child_proves_a_winner_at_length():
+    knobs = {"precision": "bf16", "update": "fused"}
+    arms = (ArmSpec(name="candidate", knobs=knobs),)
+    workload = "zoo:bert_base?size=tiny&batch=4&seq=16"
+    job = Job(kind="prove", workload=workload, device="cpu", arms=arms, budget_s=5.0)
+    found = prove(job, limits=Limits())
+    assert isinstance(found, LongProof), found
+    assert found.directions > 0
+    assert found.nearest in found.margins
+    assert LongProof.model_validate_json(found.model_dump_json()) == found
+
+
+def test_what_is_not_finite_only_after_many_steps_is_seen_after_the_timing():
+    arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs={"layout": "channels_last"}))
+    job = Job(workload=f"{FAULTY}:nan_later", device="cpu", arms=arms, rounds=4, block_ms=60.0)
+    found = measure(job, limits=Limits())
+    assert isinstance(found, Failure), found
+    assert (found.kind, found.phase) == (FailureKind.NOT_FINITE, Phase.TIMING)
+    assert "after the steps that were timed" in found.reason
+
+
+def test_the_more_time_there_is_the_deeper_it_looks():
+    depths = [depth_of(0.01, 0.03, budget_s, is_random=True)[0] for budget_s in (1, 5, 10, 20, 100, 1000)]
+    assert [depth.steps for depth in depths] == sorted(depth.steps for depth in depths)
+    assert depths[0] is DEPTHS[-1]
+    assert depths[-1] is DEPTHS[0]
+
+
+def test_fewer_than_50_steps_are_told_of():
+    depth, note = depth_of(1.0, 3.0, 10.0, is_random=False)
+    assert depth.steps < LEAST_STEPS
+    assert "50 steps would take about" in note
+    assert depth_of(1.0, 3.0, 1e4, is_random=False)[1] == ""
+
+
+def test_a_child_cannot_call_wrong_numbers_proven():
+    job = Job(kind="prove", workload="zoo:mlp", device="cpu", arms=(ArmSpec(name="candidate"),))
+    kept, broken = (Margin(what="loss", error=error, allowed=1.0) for error in (0.5, 2.0))
+    proof = LongProof(steps=50, restarts=8, updates=12, directions=0, margins=(kept,))
+    assert misfit(job, proof) is None
+    assert "wrong numbers" in str(misfit(job, proof.model_copy(update={"margins": (kept, broken)})))
+    assert "asked to measure" in str(misfit(job.model_copy(update={"kind": "measure"}), proof))
