@@ -83,7 +83,7 @@ class Children:
     def begin(self, job: Job, limits: Limits) -> int:
         ticket, self._next = self._next, self._next + 1
         place = self._idle.pop(0) if self._idle else self._start()
-        place.job = within(job, limits) if job.kind != "inspect" else job
+        place.job = within(job, limits) if job.kind == "measure" else job
         self._places[ticket] = place
         place.alone = len(self._places) == 1
         for other in self._places.values():

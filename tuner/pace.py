@@ -17,6 +17,8 @@ SLOW_FACTOR: Final = (
 )
 #: Of what a first compilation took, what it takes with a warm cache. On an H100, Llama of 125 M: 9 of 32 s.
 WARM: Final = 0.5
+#: Eager steps that the long gate takes as many as, at its usual depth (tuner/depth.py).
+PROOF_STEPS: Final = 700
 MOST_AT_ONCE: Final = 4
 CORES_A_CHILD: Final = 4  # Inductor compiles on several
 #: A child holds a candidate and its rival; the gate one more.
@@ -69,6 +71,11 @@ def confirmation_s(leader: Trial | None, stock: Trial | None, processes: int, si
     others_s = max(each.start_s + each.build_s for each in spent) + compiled_s
     first_s = sum(own_s(trial) for trial in arms)
     return first_s + (processes - 1) * max((others_s + timing_s) / side_by_side, timing_s)
+
+
+def proof_s(budget_s: float, step_s: float) -> float:
+    """What the long look at the winner's numbers may take, by what an eager step takes; without what compiling does."""
+    return min(budget_s, PROOF_STEPS * step_s)
 
 
 def elapsed_s(trials: Sequence[Trial]) -> float:

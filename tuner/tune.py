@@ -9,15 +9,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from kitsune.errors import BaselineError, NoTrialError, WorkloadError
-from kitsune.plan import Match, Numerics, Plan
+from kitsune.plan import Match, Plan
 from kitsune.timeline import Timeline
 from tuner.ablation import Chunk, arms_without, next_chunk
-from tuner.confirmation import PROCESSES, ROUNDS, Prior
+from tuner.confirmation import PROCESSES
+from tuner.confirming import Confirmation
 from tuner.contenders import contenders_of
 from tuner.crew import Children, Crew, Finished
-from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Tried, Trying
+from tuner.events import Ablating, Event, Inspected, PlayingOff, Tried, Trying
 from tuner.knowledge import AGAIN, Knowledge, nothing_known
-from tuner.pace import at_once, confirmation_s, elapsed_s, expected_s, is_patient
+from tuner.pace import at_once, confirmation_s, elapsed_s, expected_s, is_patient, own_s, proof_s
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
 from tuner.scratch import scratch
@@ -39,13 +40,8 @@ from tuner.verdicts import (
     CANDIDATE,
     EAGER,
     RIVAL,
-    STOCK,
-    Decision,
     compare_arms,
-    confirmation_arms,
-    decide,
     over,
-    plan_from,
 )
 from tuner.work import Begun, Work, is_for_want_of_room
 
@@ -55,13 +51,14 @@ SPARES = {"cuda": 3, "cpu": 1}  # idle children that have imported torch
 MIN_CHILD_S = 30.0  # importing torch and a first step take up to 15 s on a busy machine
 OVERTIME = 0.05  # of the budget: what a confirmation may take longer than was expected
 REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
+PROOF_SHARE = 0.12  # of the budget, for the long look at the numbers of the winner
+PROOF_S = 60.0
 #: What was under way when a worker vanished may be why it did.
 GIVEN_UP = Failure(kind=FailureKind.CRASHED, phase=Phase.BUILD, reason="the worker vanished while this was measured")
 #: A step that fails like this against itself does so in every other trial too.
 FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
 
 Steps = Generator[Event, None, "Conclusion"]
-Confirmed = tuple[Sequence[Measurement], Decision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +111,7 @@ class Tuning:
     _space: Space = field(init=False)
     _known: Knowledge = field(init=False, default_factory=Knowledge)
     _at_once: int = field(init=False, default=1)
+    _step_s: float = field(init=False, default=0.0)
     _folder: str | None = field(init=False, default=None)
     _work: Work = field(init=False)
 
@@ -134,7 +132,7 @@ class Tuning:
             inspection = self._inspected(crew)
             yield Inspected(inspection)
             self._space = Space.of(inspection.inapplicable)
-            self._at_once = at_once(inspection, cores())
+            self._at_once, self._step_s = at_once(inspection, cores()), inspection.step_ms / 1e3
             self._known = self.knows(inspection)
             yield from self._search()
             yield from self._play_off()
@@ -262,63 +260,29 @@ class Tuning:
     def _conclude(self, inspection: Inspection) -> Steps:
         """Measures the best again in fresh processes, against eager and the best stock configuration.
 
-        Where that leaves a gain open, once more in twice as many; then only those samples count. Taking the second look
-        makes a false FASTER at most twice as likely (p < 0.01 in each).
+        What is left open stays open: to look again until something shows would widen every interval (decision 0060).
         """
         while len(failed_confirmations(self.trials)) < MAX_CONFIRMATIONS:
             first = leader(self.trials)
             if first is None:
                 break
-            prior = self._known.prior_for(first.knobs)
-            confirmed = yield from self._confirm(first, AGAIN if prior else PROCESSES, prior)
-            if confirmed is None:
-                continue
-            if self._may_look_again(confirmed):
-                confirmed = (yield from self._confirm(first, 2 * PROCESSES, prior)) or confirmed
-            measured, decision = confirmed
-            plan = plan_from(measured, decision, self.run.id, inspection, self._numerics(first))
-            timelines = (each.timeline for each in measured if decision.chosen == each.arms[-1].name)
-            return Conclusion(plan, decision.verdict, self._is_ended(), next(filter(None, timelines), None))
+            confirmation = Confirmation(
+                self._work,
+                first,
+                best_stock(unrefused(self.trials)),
+                self._job,
+                lambda: limits_within(self._left_s() + OVERTIME * (self.run.budget_s or 0.0)),
+                lambda: self._left_s() <= 0,
+                self.check,
+                self._at_once,
+                self._known.prior_for(first.knobs),
+                self._proof_s(),
+            )
+            confirmed = yield from confirmation.steps()
+            if confirmed is not None:
+                plan = confirmed.plan(self.run.id, inspection)
+                return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
         raise NoTrialError(why_nothing(self.trials, is_interrupted=self._is_ended()))
-
-    def _confirm(self, first: Trial, processes: int, prior: Prior | None) -> Generator[Event, None, Confirmed | None]:
-        """One trial for each of so many fresh processes, or fewer where time ends; None when one of them failed."""
-        yield Confirming(first.knobs)
-        stock = best_stock(unrefused(self.trials))
-        arms = confirmation_arms(first.knobs, None if stock is None else stock.knobs)
-        measured: list[Measurement] = []
-        left = processes
-        while True:
-            is_late = self._left_s() <= 0 and len(measured) + len(self._work.begun) >= AGAIN
-            while left and not is_late and len(self._work.begun) < self._at_once:
-                job = self._job(arms, ROUNDS, numerics=False, timeline=left == processes)
-                self._work.begin(Source.CONFIRM, first.knobs, job, self._last_limits())
-                left -= 1
-            if not self._work.begun:
-                return measured, decide(measured, prior)
-            begun, done = self._work.finished(self.check)
-            outcome = done.outcome
-            if is_for_want_of_room(done):
-                self._at_once, left = 1, left + 1
-            elif isinstance(outcome, Measurement):
-                measured.append(outcome)
-                yield Tried(self._work.keep(begun, done, decide(measured, prior).comparison))
-            elif measured and self._left_s() <= 0:
-                left = 0  # what time ended is no failure of the configuration
-            else:
-                self._work.drop()
-                yield Tried(self._work.keep(begun, done))
-                return None
-
-    def _numerics(self, first: Trial) -> dict[str, Numerics]:
-        """What was proven of the arms of the confirmation when they were first tried."""
-        stock = best_stock(unrefused(self.trials))
-        found = {CANDIDATE: first, STOCK: stock if stock is not None else first}
-        return {
-            name: trial.measurement.numerics
-            for name, trial in found.items()
-            if trial.measurement is not None and trial.measurement.numerics is not None
-        }
 
     def _waited(self) -> tuple[Begun, Finished] | None:
         """The first trial that has ended; None when the user interrupts it, and then nothing is at work any more."""
@@ -355,13 +319,6 @@ class Tuning:
         given = {"workload": self.spec, "device": self.run.device, "seed": self.run.seed, "folder": self._folder}
         return Job.model_validate({**given, "arms": arms, "rounds": rounds, "reference_s": reference_s, **more})
 
-    def _may_look_again(self, confirmed: Confirmed) -> bool:
-        """Whether twice the processes could help: not where time ended the first look, or the user did."""
-        measured, decision = confirmed
-        if not decision.is_open or self._is_ended() or len(measured) < AGAIN or decision.comparison.blocks < ROUNDS:
-            return False
-        return self._left_s() > 2 * self._reserve_s()
-
     def _left_s(self) -> float:
         """Seconds of the budget that are left; infinite when only trials are counted."""
         return math.inf if self.run.budget_s is None else self.run.budget_s - (self.clock() - self._begin_s)
@@ -371,13 +328,14 @@ class Tuning:
         first, stock = leader(self.trials), best_stock(unrefused(self.trials))
         knobs: Configuration = {} if first is None else first.knobs
         processes = PROCESSES if self._known.prior_for(knobs) is None else AGAIN
-        return confirmation_s(first, stock, processes, self._at_once)
+        proven_s = 0.0 if first is None or not knobs else proof_s(self._proof_s(), self._step_s) + own_s(first)
+        return confirmation_s(first, stock, processes, self._at_once) + proven_s / self._at_once
+
+    def _proof_s(self) -> float:
+        return PROOF_S if self.run.budget_s is None else min(PROOF_S, PROOF_SHARE * self.run.budget_s)
 
     def _search_limits(self) -> Limits:
         return limits_within(self._left_s() - self._reserve_s())
-
-    def _last_limits(self) -> Limits:
-        return limits_within(self._left_s() + OVERTIME * (self.run.budget_s or 0.0))
 
 
 def limits_within(left_s: float) -> Limits:

@@ -10,12 +10,13 @@ import pytest
 
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Numerics
+from kitsune.proof import LongProof, Margin
 from tuner.confirmation import ROUNDS
 from tuner.crew import Finished
 from tuner.events import Event, Tried
 from tuner.protocol import Inspection, Job, Limits, misfit
 from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Run, Source, Spent, Trial
-from tuner.supervise import Check, go_on
+from tuner.supervise import Check, Outcome, go_on
 from tuner.tune import Conclusion, Tuning
 from tuner.verdicts import words
 
@@ -23,6 +24,10 @@ NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ENVIRONMENT = Environment(device="cpu", gpu="a CPU", memory_bytes=1, torch="2.13.0", python="3.11.7", kitsune="0.1.0")
 USUAL_MS = 10.0
 INSPECTION_S = 5.0
+
+PROOF = LongProof(
+    steps=50, restarts=10, updates=12, directions=0, margins=(Margin(what="gradient", error=0.1, allowed=1.0),)
+)
 
 Answer = Callable[[int, Job], Failure | None]
 
@@ -73,6 +78,9 @@ class Machine:
     ablates: bool = False
     now_s: float = 0.0
     as_given: Failure | None = None  # instead of an inspection
+    wrong: Failure | None = None  # instead of a proof
+    proof_s: float = 0.0
+    proven: list[Job] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
     inspected: list[Job] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
@@ -101,6 +109,11 @@ class Machine:
             peak_bytes=1,
             parameters=1,
         )
+
+    def prove(self, job: Job) -> LongProof | Failure:
+        self.proven.append(job)
+        self.now_s += self.proof_s
+        return self.wrong or PROOF
 
     def measure(self, job: Job, limits: Limits) -> Measurement | Failure:
         number = len(self.jobs)
@@ -171,7 +184,12 @@ class OneByOne:
         ticket = next(iter(self.waiting))
         job, limits = self.waiting[ticket]
         begin_s = self.machine.now_s
-        outcome = self.machine.inspect(job) if job.kind == "inspect" else self.machine.measure(job, limits)
+        machine = self.machine
+        outcome: Outcome
+        if job.kind == "measure":
+            outcome = machine.measure(job, limits)
+        else:
+            outcome = machine.inspect(job) if job.kind == "inspect" else machine.prove(job)
         del self.waiting[ticket]
         return Finished(ticket, outcome, spent_of(self.machine.now_s - begin_s), alone)
 

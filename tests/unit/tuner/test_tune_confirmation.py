@@ -6,6 +6,7 @@ from tests.unit.tuner.machine import (
     COMPILED,
     GRAPH,
     GRAPH_WINS,
+    PROOF,
     SMALL,
     Machine,
     a_run,
@@ -13,7 +14,6 @@ from tests.unit.tuner.machine import (
     drained,
     failing,
     failure,
-    interrupting,
     is_confirmation,
     only,
     run_out,
@@ -24,7 +24,7 @@ from tests.unit.tuner.machine import (
 from tuner.confirmation import PROCESSES, ROUNDS
 from tuner.events import Confirming, Tried
 from tuner.protocol import Job
-from tuner.records import Source, Verdict
+from tuner.records import FailureKind, Source, Verdict
 from tuner.standings import searched
 from tuner.stats import samples_digest
 from tuner.verdicts import CANDIDATE, EAGER, STOCK, words
@@ -126,52 +126,46 @@ def test_a_stock_configuration_that_could_not_be_confirmed_is_no_rival_any_more(
     assert COMPILED not in [words(arm.knobs) for arm in machine.jobs[-1].arms]
 
 
-def blurred(machine: Machine, count: int) -> Machine:
-    """The first so many processes that confirm lie far apart, each with small noise of its own."""
-    seen: list[int] = []
-
-    def answer(number: int, job: Job) -> None:
-        if is_confirmation(job):
-            seen.append(number)
-        machine.drift = 0.06 if is_confirmation(job) and len(seen) <= count else 0.0
-
-    machine.answer = answer
-    return machine
-
-
-def a_small_gain(**changes: object) -> Machine:
-    return Machine(step_ms={"precision=bf16": 9.8}, inapplicable=only("precision=bf16"), **changes)
-
-
-def test_a_gain_that_is_left_open_is_looked_at_again_in_twice_as_many_processes():
-    trials, conclusion = run_out(blurred(a_small_gain(), PROCESSES), a_run(budget_trials=2))
-    looks = confirmations(trials)
-    assert len(looks) == 3 * PROCESSES
-    assert conclusion.plan.knobs == {"precision": "bf16"}
-    second = [trial.measurement for trial in looks[PROCESSES:]]
-    assert conclusion.plan.evidence.samples_sha256 == samples_digest(second)
-
-
 def test_a_gain_that_stays_open_is_kept_as_ambiguous():
-    trials, conclusion = run_out(blurred(a_small_gain(), 100), a_run(budget_trials=2))
-    assert len(confirmations(trials)) == 3 * PROCESSES, "twice is enough"
-    assert conclusion.verdict is Verdict.AMBIGUOUS
-
-
-def test_a_second_look_that_fails_leaves_the_first():
-    machine = blurred(a_small_gain(), 100)
-    blur = machine.answer
-    machine.answer = lambda number, job: failure() if number == 2 + PROCESSES else blur(number, job)
+    """And not looked at again until it shows."""
+    machine = Machine(step_ms={"precision=bf16": 9.8}, inapplicable=only("precision=bf16"))
+    machine.answer = lambda _, job: setattr(machine, "drift", 0.06 * is_confirmation(job))
     trials, conclusion = run_out(machine, a_run(budget_trials=2))
-    first = [trial.measurement for trial in trials[2 : 2 + PROCESSES]]
-    assert conclusion.plan.evidence.samples_sha256 == samples_digest(first)
+    assert len(confirmations(trials)) == PROCESSES
+    assert conclusion.verdict is Verdict.AMBIGUOUS
+    assert "more may tell" in conclusion.plan.evidence.note
 
 
-def test_there_is_no_second_look_without_the_time_for_it():
-    for budget_s, looks in ((300, 1), (600, 3)):
-        machine = blurred(a_small_gain(child_s=20), 100)
-        trials, _ = run_out(machine, a_run(budget_s=budget_s, budget_trials=2))
-        assert len(confirmations(trials)) == looks * PROCESSES
+def test_the_winner_is_proven_at_length_and_the_proof_goes_with_its_plan():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
+    _, conclusion = run_out(machine, a_run(budget_trials=8))
+    (job,) = machine.proven
+    assert (words(job.arms[-1].knobs), job.workload) == (GRAPH, "zoo:mlp")
+    assert conclusion.plan.evidence.proof == PROOF
+    assert Plan.from_json(conclusion.plan.to_json()) == conclusion.plan
+
+
+def test_a_winner_whose_numbers_are_wrong_at_length_is_refused():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, wrong=failure("gradient of a.weight", FailureKind.WRONG))
+    trials, conclusion = run_out(machine, a_run(budget_trials=8))
+    refused = [trial for trial in confirmations(trials) if trial.failure is not None]
+    assert words(refused[0].knobs) == GRAPH
+    assert [trial.failure.reason for trial in refused] == ["gradient of a.weight"] * 2
+    assert conclusion.plan.knobs == {}, "which needs no proof"
+
+
+def test_where_there_is_no_time_for_a_proof_the_plan_says_so():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, wrong=failure("too slow", FailureKind.TIMEOUT))
+    _, conclusion = run_out(machine, a_run(budget_trials=8))
+    assert words(conclusion.plan.knobs) == GRAPH
+    assert conclusion.plan.evidence.proof is None
+    assert "not looked at for longer: too slow" in conclusion.plan.evidence.note
+
+
+def test_the_step_as_given_needs_no_proof():
+    machine = Machine(inapplicable=only())
+    run_out(machine, a_run(budget_trials=2))
+    assert machine.proven == []
 
 
 def test_where_time_ends_a_confirmation_those_that_have_ended_decide():
@@ -199,13 +193,3 @@ def test_a_machine_on_which_nothing_applies_keeps_the_step_as_given():
     assert evidence.speedup.median == evidence.speedup_over_eager.median == 1.0
     assert evidence.numerics.note == "the step as given"
     assert Plan.from_json(conclusion.plan.to_json()) == conclusion.plan
-
-
-def test_after_an_interrupt_nobody_waits_for_a_second_look():
-    machine = blurred(a_small_gain(), 100)
-    blur = machine.answer
-    machine.answer = lambda number, job: interrupting(2)(number, job) or blur(number, job)
-    machine.inapplicable = only("precision=bf16", "update=fused")
-    trials, conclusion = run_out(machine, a_run(budget_trials=25))
-    assert conclusion.interrupted
-    assert len(confirmations(trials)) == PROCESSES

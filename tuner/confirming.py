@@ -1,0 +1,144 @@
+"""The best of a search in; measured afresh in several processes and proven at length, out.
+
+Its numbers are looked at in one more process, which works beside those that are timed and stands still while they are.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kitsune.plan import Evidence, Numerics, Plan
+from kitsune.proof import LongProof
+from kitsune.timeline import Timeline
+from tuner.confirmation import PROCESSES, ROUNDS, Prior
+from tuner.crew import Finished
+from tuner.events import Confirming, Event, Tried
+from tuner.knowledge import AGAIN
+from tuner.protocol import ArmSpec, Inspection, Job, Limits
+from tuner.records import Failure, FailureKind, Measurement, Source, Trial
+from tuner.supervise import Check
+from tuner.verdicts import CANDIDATE, EAGER, STOCK, Decision, confirmation_arms, decide, plan_from
+from tuner.work import Begun, Work, is_for_want_of_room
+
+#: What says nothing of the numbers: they were not looked at to the end.
+UNSEEN: Final = (FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """What fresh processes measured, what they allow to be said, and the long look at the numbers.
+
+    `unproven`: why there is no proof, where there is none; the step as given needs none.
+    """
+
+    measured: Sequence[Measurement]
+    decision: Decision
+    numerics: dict[str, Numerics]
+    proof: LongProof | None
+    unproven: str
+
+    def plan(self, run_id: str, inspection: Inspection) -> Plan:
+        plan = plan_from(self.measured, self.decision, run_id, inspection, self.numerics)
+        evidence = plan.evidence
+        assert evidence is not None
+        if not self._is_of_candidate:
+            return plan
+        return plan.model_copy(update={"evidence": self._with_proof(evidence)})
+
+    def timeline(self) -> Timeline | None:
+        """The launches of a step, where the plan is the candidate and has them."""
+        return next((each.timeline for each in self.measured if self._is_of_candidate and each.timeline), None)
+
+    @property
+    def _is_of_candidate(self) -> bool:
+        return self.decision.chosen == self.measured[0].arms[-1].name
+
+    def _with_proof(self, evidence: Evidence) -> Evidence:
+        note = "; ".join(filter(None, (evidence.note, self.unproven)))
+        return evidence.model_copy(update={"proof": self.proof, "note": note})
+
+
+@dataclass(slots=True)
+class Confirmation:
+    """One candidate on its way. `job` makes jobs of this run, `is_late` tells that its time is over.
+
+    So many processes that it may be told from the best stock configuration: fewer where something equal was proven
+    before, and where time ends. `proof_s`: what the long look at the numbers may take (None: two minutes).
+    """
+
+    work: Work
+    first: Trial
+    stock: Trial | None
+    job: Callable[..., Job]
+    limits: Callable[[], Limits]
+    is_late: Callable[[], bool]
+    check: Check
+    at_once: int
+    prior: Prior | None = None
+    proof_s: float | None = None
+    _measured: list[Measurement] = field(default_factory=list)
+    _proof: LongProof | None = None
+    _unproven: str = ""
+
+    def steps(self) -> Generator[Event, None, Confirmed | None]:
+        """One trial for each process that is timed; None when one of them failed, or the numbers are wrong."""
+        yield Confirming(self.first.knobs)
+        jobs = self._jobs()
+        while jobs or self.work.begun:
+            if self._is_enough():
+                jobs = []
+            while jobs and len(self.work.begun) < self.at_once:
+                self.work.begin(Source.CONFIRM, self.first.knobs, jobs.pop(0), self.limits())
+            if not self.work.begun:
+                break
+            begun, done = self.work.finished(self.check)
+            if is_for_want_of_room(done):
+                assert begun.job is not None
+                self.at_once = 1
+                jobs.append(begun.job)
+            elif isinstance(done.outcome, LongProof):
+                self._proof = done.outcome
+            elif isinstance(done.outcome, Measurement):
+                self._measured.append(done.outcome)
+                yield Tried(self.work.keep(begun, done, decide(self._measured, self.prior).comparison))
+            elif not self._is_harmless(begun, done):
+                self.work.drop()
+                yield Tried(self.work.keep(begun, done))
+                return None
+        return Confirmed(
+            self._measured, decide(self._measured, self.prior), self._numerics(), self._proof, self._unproven
+        )
+
+    def _jobs(self) -> list[Job]:
+        """The proof, which takes longest, first."""
+        stock = None if self.stock is None else self.stock.knobs
+        timed = self.job(confirmation_arms(self.first.knobs, stock), ROUNDS, numerics=False)
+        again = [timed] * ((PROCESSES if self.prior is None else AGAIN) - 1)
+        jobs = [timed.model_copy(update={"timeline": True}), *again]
+        if not self.first.knobs:
+            return jobs
+        arms = (ArmSpec(name=EAGER), ArmSpec(name=CANDIDATE, knobs=self.first.knobs))
+        return [self.job(arms, ROUNDS, kind="prove", budget_s=self.proof_s), *jobs]
+
+    def _is_enough(self) -> bool:
+        """Whether time is over, and two processes have been timed or soon will have been."""
+        at_work = [begun for begun in self.work.begun.values() if begun.job is not None and begun.job.kind == "measure"]
+        return self.is_late() and len(self._measured) + len(at_work) >= AGAIN
+
+    def _is_harmless(self, begun: Begun, done: Finished) -> bool:
+        """Whether a failure says nothing of the configuration: time ended it, or the proof had too little memory."""
+        failure = done.outcome
+        assert isinstance(failure, Failure) and begun.job is not None
+        if begun.job.kind == "prove" and failure.kind in UNSEEN:
+            self._unproven = f"its numbers were not looked at for longer: {failure.reason}"
+            return True
+        return bool(self._measured) and failure.kind is FailureKind.TIMEOUT and self.is_late()
+
+    def _numerics(self) -> dict[str, Numerics]:
+        """What was proven of the arms when they were first tried."""
+        found = {CANDIDATE: self.first, STOCK: self.stock or self.first}
+        return {
+            name: trial.measurement.numerics
+            for name, trial in found.items()
+            if trial.measurement is not None and trial.measurement.numerics is not None
+        }
