@@ -2,8 +2,8 @@
 
     python -m benchmarks.tuned hf-llama_125m/8x1024 --budget 5m --out result.jsonl
 
-The plan is timed by benchmarks.training_step, which shares no timing with the tuner. `--again` tunes a second time, with
-the store and the caches of the first.
+The plan is timed by benchmarks.training_step, which shares no timing with the tuner. `--again` tunes a second time,
+with the store and the caches of the first.
 """
 
 import argparse
@@ -43,6 +43,7 @@ def tuned(case: Case, budget: str, home: Path, plan: Path) -> dict[str, Any]:
     summary = json.loads(done.stdout)
     with open_database(database_of(home)) as database, database.read() as connection:
         run = runs.get(connection, summary["run_id"])
+        assert run is not None
         tried = trials.list_of(connection, run.id)
     return {"wall_s": wall_s, "summary": summary, "trials": [told(trial, run.created_at) for trial in tried]}
 
