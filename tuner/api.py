@@ -21,12 +21,12 @@ from kitsune.workload import LossFn, Workload, check_trains, device_of
 from tuner.ablation import Ablation, ablation_of
 from tuner.events import Started
 from tuner.ids import new_id
-from tuner.interrupts import Interrupts
+from tuner.interrupts import Interrupts, no_interrupts
 from tuner.records import DEFAULT_TRIALS, Run, Trial
 from tuner.settings import Settings
 from tuner.store import runs, trials
 from tuner.store.engine import open_database
-from tuner.tune import Tuning, no_interrupts
+from tuner.tune import Tuning
 from tuner.worker import Make, Tell, carry_out, worker_name
 from tuner.workloads import check_spec, located
 

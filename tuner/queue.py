@@ -16,6 +16,7 @@ from tuner.progress import Quiet
 from tuner.records import Run
 from tuner.store import archives, runs
 from tuner.store.database import Database
+from tuner.store.lease import Vigil
 from tuner.tune import Tuning
 from tuner.worker import Ending, How, Make, carry_out, ending_of, worker_name
 
@@ -59,6 +60,7 @@ class Worker:
     lease_s: float = runs.LEASE_S
     make: Make = Tuning
     name: str = field(default_factory=worker_name)
+    vigil: Vigil = field(default_factory=Vigil)
 
     def work(self) -> None:
         """Until it is asked to stop. The database may be away for any time.
@@ -117,7 +119,9 @@ class Worker:
     def _claimed(self) -> tuple[Run, bytes | None] | None:
         """A run, and the bytes of its archive when it has one. A claim whose archive cannot be read is not made."""
         with self.database.begin() as connection:
-            run = runs.claim(connection, self.name, device=self.device, gpu=self.gpu, lease_s=self.lease_s)
+            run = runs.claim(
+                connection, self.name, device=self.device, gpu=self.gpu, lease_s=self.lease_s, vigil=self.vigil
+            )
             if run is None or run.archive is None:
                 return None if run is None else (run, None)
             return run, archives.content(connection, run.archive)

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from kitsune.errors import BaselineError, NoTrialError, WorkloadError
 from kitsune.knobs import Choice
@@ -14,13 +14,16 @@ from tuner import measure as measuring
 from tuner.ablation import Chunk, arms_without, next_chunk
 from tuner.contenders import contenders_of, ranking_noise
 from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Tried, Trying
+from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP
+from tuner.interrupts import no_interrupts
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
-from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
+from tuner.records import Comparison, Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
 from tuner.search import Proposal, best, best_stock, is_success, propose, speedup
 from tuner.space import Space
 from tuner.stats import noise_floor
 from tuner.supervise import Check, go_on
 from tuner.verdicts import CANDIDATE, EAGER, Decision, compare_arms, confirmation_arms, decide, plan_from
+from tuner.wall_clock import utcnow
 
 SEARCH_ROUNDS = 15
 CONFIRM_ROUNDS = 30
@@ -28,8 +31,6 @@ ABLATION_ROUNDS = 20
 MAX_CONFIRMATIONS = 3  # that fail
 SLOW_FACTOR = 4.0  # on an H200, autotuning over compiling: GPT-2 171 s and 40 s, ResNet-50 more than 222 s and 50 s
 MIN_CHILD_S = 30.0  # importing torch and a first step take up to 15 s on a busy machine
-#: What was under way when a worker vanished may be why it did.
-GIVEN_UP = Failure(kind=FailureKind.CRASHED, phase=Phase.BUILD, reason="the worker vanished while this was measured")
 #: A step that fails like this against itself does so in every other trial too.
 FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
 
@@ -48,14 +49,6 @@ class Conclusion:
     verdict: Verdict
     interrupted: bool
     timeline: Timeline | None = None
-
-
-def utcnow() -> datetime:
-    return datetime.now(UTC)
-
-
-def no_interrupts() -> int:
-    return 0
 
 
 @dataclass(slots=True)
@@ -79,10 +72,12 @@ class Tuning:
     interrupts: Callable[[], int] = no_interrupts
     interrupted: bool = False
     _begin_s: float = field(init=False)
+    _deaths: int = field(init=False)
     _space: Space = field(init=False)
 
     def __post_init__(self) -> None:
         self._begin_s = self.clock() - sum(trial.took_s for trial in self.trials)
+        self._deaths = self.run.deaths
         self._space = Space.of(self.run.inapplicable)
 
     def steps(self) -> Steps:
@@ -146,12 +141,19 @@ class Tuning:
             if proposal is None:
                 return
             yield Trying(self._next_number(), self.run.budget_trials, proposal)
-            trial = self._try(proposal)
+            trial = self._given_up(proposal) or self._try(proposal)
             if trial is None:
                 return
             yield Tried(trial)
             if trial.source is Source.BASELINE and trial.failure is not None and trial.failure.kind in FAILS_ALWAYS:
                 raise BaselineError(f"the step as given fails against itself: {trial.failure.reason}")
+
+    def _given_up(self, proposal: Proposal) -> Trial | None:
+        """What workers in a row vanished over; None where it is to be tried, as the step as given always is."""
+        if self._deaths < DEATHS_OF_A_TRIAL or proposal.source is Source.BASELINE:
+            return None
+        self._deaths = 0
+        return self._keep(proposal.source, proposal.knobs, GIVEN_UP, None, self.now())
 
     def _try(self, proposal: Proposal) -> Trial | None:
         """None when the user interrupts it."""
@@ -165,9 +167,9 @@ class Tuning:
         outcome = self._waited_for(job, within_s)
         if outcome is None:
             return None
-        comparison = None
-        if isinstance(outcome, Measurement):
-            comparison = compare_arms(outcome, EAGER, CANDIDATE, self._noise())
+        comparison = (
+            compare_arms(outcome, EAGER, CANDIDATE, self._noise()) if isinstance(outcome, Measurement) else None
+        )
         return self._keep(source, knobs, outcome, comparison, started_at)
 
     def _waited_for(self, job: Job, within_s: float) -> Measurement | Failure | None:
@@ -378,9 +380,8 @@ class Tuning:
 
     def _why_nothing(self) -> str:
         if unconfirmed := self._failed_confirmations():
-            return (
-                f"the best {len(unconfirmed)} failed when they were measured afresh; the first: {reason(unconfirmed)}"
-            )
+            number = len(unconfirmed)
+            return f"the best {number} failed when they were measured afresh; the first: {reason(unconfirmed)}"
         failed = [trial for trial in self.trials if trial.failure is not None]
         if failed:
             return f"all {len(failed)} trials failed; the first: {reason(failed)}"
