@@ -175,3 +175,7 @@ class SettingsError(KitsuneError):
 
 class UnfitError(KitsuneError):
     """This machine lacks something that the command needs."""
+
+
+class GpuError(UnfitError):
+    """The GPU is broken, or answers with errors: nothing more is measured on it."""

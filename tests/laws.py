@@ -54,9 +54,8 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.patience",
         "tuner.records",
         "tuner.self_test",
-        "tuner.settings",
-        "tuner.wall_clock",
     ),
+    ("tuner.settings", "tuner.wall_clock"),
     ("tuner.confinement", "tuner.protocol", "tuner.space", "tuner.store", "tuner.zoo"),
     (
         "migrations",

@@ -4,6 +4,7 @@ A sticky CUDA error ends the process that met it and nothing else, unless the GP
 asks the driver to write memory and read it back tells these apart.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from typing import Final
 
 from tuner import faults
 from tuner.confinement import SELF_TEST, SELF_TEST_S, is_harmless
-from tuner.records import Failure, FailureKind, Phase
+from tuner.records import Failure, FailureKind, Phase, Trial
 
 #: So many workers in a row vanished before they stored a trial of a run: what was under way is given up as a trial.
 DEATHS_OF_A_TRIAL: Final = 3
@@ -24,6 +25,12 @@ DEATHS_OF_A_TRIAL: Final = 3
 GIVEN_UP: Final = Failure(
     kind=FailureKind.CRASHED, phase=Phase.BUILD, reason="the worker vanished while this was measured"
 )
+
+
+KILL_S: Final = 5.0
+#: Nothing is left to be tried where so many trials in a row found no space on the disk.
+STARVED: Final = 3
+_NO_SPACE: Final = re.compile(r"no space left|disk quota exceeded|no usable temporary directory", re.IGNORECASE)
 
 
 class Blame(StrEnum):
@@ -73,6 +80,12 @@ def blame(text: str) -> Blame:
     return Blame.CANDIDATE
 
 
+def is_starved(trials: Sequence[Trial]) -> bool:
+    """Whether the last ones failed since a disk is full: each takes no time, so a budget of it would hold thousands."""
+    last = trials[-STARVED:]
+    return len(last) == STARVED and all(trial.failure and _NO_SPACE.search(trial.failure.reason) for trial in last)
+
+
 @dataclass(frozen=True, slots=True)
 class Fitness:
     """Of one device. `command` asks whether it works and is given its name."""
@@ -110,9 +123,18 @@ class Fitness:
         try:
             answer, _ = process.communicate(timeout=self.patience_s)
         except subprocess.TimeoutExpired:
-            process.kill()  # and not waited for: one that hangs in the driver does not die
+            _abandon(process)
             return f"its self-test took longer than {self.patience_s:g} s"
         return _trouble(process.returncode, answer)
+
+
+def _abandon(process: subprocess.Popen[bytes]) -> None:
+    """Killed, but not waited for without end: one that hangs in the driver does not die."""
+    process.kill()
+    assert process.stdout is not None
+    process.stdout.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_S)
 
 
 def _trouble(code: int, answer: bytes) -> str | None:

@@ -18,7 +18,7 @@ from tuner.store import archives, runs
 from tuner.store.database import Database
 from tuner.store.lease import Vigil
 from tuner.tune import Tuning
-from tuner.worker import Ending, How, Make, carry_out, ending_of, worker_name
+from tuner.worker import Diagnose, Ending, How, Make, carry_out, ending_of, fit, worker_name
 
 #: An empty queue is asked again after so long, at first and at most.
 IDLE_S: Final = (0.5, 2.0)
@@ -61,11 +61,13 @@ class Worker:
     make: Make = Tuning
     name: str = field(default_factory=worker_name)
     vigil: Vigil = field(default_factory=Vigil)
+    diagnose: Diagnose = fit
 
     def work(self) -> None:
         """Until it is asked to stop. The database may be away for any time.
 
-        Raises UnfitError when this machine cannot carry out any run; the run of the moment is put back.
+        Raises UnfitError when this machine cannot carry out any run, GpuError among them; the run of the moment is put
+        back.
         """
         with contextlib.suppress(StoppedError):
             idle, away = pauses(*IDLE_S), pauses(*AWAY_S)
@@ -111,6 +113,7 @@ class Worker:
                 lease_s=self.lease_s,
                 patience_s=self.lease_s,
                 stop=self.stop.check,
+                diagnose=self.diagnose,
             )
         )
         tell.say(f"run {run.id} {_WORDS[ending.how]}: {ending.words}")

@@ -5,6 +5,7 @@ disturb them. Whatever the child does becomes a value. No torch here.
 """
 
 import contextlib
+import errno
 import fcntl
 import getpass
 import math
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from kitsune.errors import MeasureError
+from tuner import faults
 from tuner.confinement import confinement_of, environment_of
 from tuner.protocol import Inspection, Job, Limits, LineReader, Message, one_line
 from tuner.records import Failure, FailureKind, Measurement, Phase
@@ -48,6 +50,8 @@ START = (
 )
 COMMAND = (sys.executable, "-P", "-c", START)
 SCRATCH = "kitsune-"
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_FOLDER = "No usable temporary directory"  # by Python, of disks that are full, too
 OWNER = "owner"  # in the folder of a child: the file that the living process it belongs to keeps locked
 
 
@@ -143,6 +147,9 @@ class Child:
         if order.index(message.phase) <= order.index(self.phase):
             raise MeasureError(f"the measuring process went from {self.phase.value} back to {message.phase.value}")
         self.phase = message.phase
+        for name, number in (("child-kill", signal.SIGKILL), ("child-stop", signal.SIGSTOP)):
+            if faults.struck(name, self.phase.value):
+                os.killpg(self._process.pid, number)
         self._deadline = min(self._end, time.monotonic() + self._limits.of(message.phase))
 
     def _timed_out(self) -> Failure:
@@ -174,10 +181,23 @@ class Child:
 def supervise(job: Job, limits: Limits, command: Sequence[str] = COMMAND, check: Check = go_on) -> Outcome:
     """Runs one job in a process of its own, and leaves nothing behind: no process, no descriptor, no file.
 
-    The numbers of the result descriptor and of this process are added to `command`. Compiled code is kept where torch
-    keeps it for this user. KeyboardInterrupt, and what `check` raises, kills the child and propagates. Raises
-    SettingsError for a KITSUNE_CONFINE that makes no sense.
+    A full disk is a Failure. The numbers of the result descriptor and of this process are added to `command`. Compiled
+    code is kept where torch keeps it for this user. KeyboardInterrupt, and what `check` raises, kills the child and
+    propagates. Raises SettingsError for a KITSUNE_CONFINE that makes no sense.
     """
+    try:
+        outcome = _supervised(job, limits, command, check)
+    except OSError as error:
+        if error.errno not in NO_SPACE and NO_FOLDER not in str(error):
+            raise
+        reason = f"{error}; free space there, or name another folder for temporary files with TMPDIR"
+        return Failure(kind=FailureKind.CRASHED, phase=Phase.BUILD, reason=one_line(reason))
+    if faults.struck("gpu-lost"):
+        return Failure(kind=FailureKind.CRASHED, phase=Phase.TIMING, reason="CUDA error: device-side assert triggered")
+    return outcome
+
+
+def _supervised(job: Job, limits: Limits, command: Sequence[str], check: Check) -> Outcome:
     compiled = _compiled()
     confined = confinement_of(job.workload, job.device).command(command)
     with _scratch(compiled) as scratch, _pipe() as (results, child_end), _stdin(job, scratch) as stdin:
@@ -268,7 +288,9 @@ def _scratch(compiled: Path) -> Iterator[Path]:
     """A folder for temporary files. Inductor keeps precompiled C++ headers, 5 s of work, among them: those stay."""
     path = Path(tempfile.mkdtemp(prefix=SCRATCH))
     try:
+        faults.no_space("scratch-full", path)
         with _owned(path):
+            faults.no_space("cache-full", compiled)
             compiled.mkdir(parents=True, exist_ok=True)
             (path / compiled.name).symlink_to(compiled.resolve(), target_is_directory=True)
             yield path

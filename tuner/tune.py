@@ -14,7 +14,7 @@ from tuner import measure as measuring
 from tuner.ablation import Chunk, arms_without, next_chunk
 from tuner.contenders import contenders_of, ranking_noise
 from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Tried, Trying
-from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP
+from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Comparison, Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
@@ -351,7 +351,7 @@ class Tuning:
     def _may_go_on(self) -> bool:
         """Whether the budget holds another trial that is as quick as the quickest so far, and the confirmation."""
         searched = self._searched()
-        if self.run.budget_trials is not None and len(searched) >= self.run.budget_trials:
+        if is_starved(searched) or (self.run.budget_trials is not None and len(searched) >= self.run.budget_trials):
             return False
         quickest_s = min((trial.took_s for trial in searched if is_success(trial)), default=0.0)
         return self._left_s() > quickest_s + self._confirmation_s()

@@ -111,5 +111,11 @@ def is_abandoned(now: Instant, settled: Collection[str] | None = None) -> Column
     return and_(_runs.c.status == RunStatus.RUNNING, is_over, *watched)
 
 
+def is_in_vain(now: Instant, settled: Collection[str] | None, most: int) -> ColumnElement[bool]:
+    """So many deaths in a row, the last one just now, or of a GPU, whose worker has put the run back."""
+    in_queue = and_(_runs.c.status == RunStatus.QUEUED, _runs.c.deaths >= most)
+    return or_(in_queue, and_(is_abandoned(now, settled), _runs.c.deaths + 1 >= most))
+
+
 def _held_by(run: Run) -> ColumnElement[bool]:
     return and_(_runs.c.id == run.id, _runs.c.attempt == run.attempt, _runs.c.status == RunStatus.RUNNING)

@@ -29,7 +29,7 @@ from kitsune.screen import clean
 from tuner.records import Run, RunStatus, Verdict
 from tuner.store import plans, tables
 from tuner.store.filters import Filters, conditions
-from tuner.store.lease import Vigil, is_abandoned, is_claimable, lost, try_update, update_if_held
+from tuner.store.lease import Vigil, is_abandoned, is_claimable, is_in_vain, lost, try_update, update_if_held
 from tuner.store.moments import Instant, current
 from tuner.store.paging import Order, rows_after
 from tuner.store.rows import from_row, to_row
@@ -216,18 +216,18 @@ def fail_abandoned(
 ) -> int:
     """Ends runs whose worker vanished and that nobody takes over; returns how many. `settled`: only of these.
 
-    A run of which no trial more was stored while `max_deaths` workers in a row vanished would take down the next one
-    too; a live model is gone with its process, and the code of a local run is nobody else's to start. What has its plan
-    already has finished.
+    A run of which no trial more was stored while `max_deaths` workers in a row vanished, or had their GPU break, would
+    take down the next one too; a live model is gone with its process, and the code of a local run is nobody else's to
+    start. What has its plan already has finished.
     """
     at = current(connection) if now is None else now
     error = "the worker vanished before the run had ended; read the worker's log, then start the run again"
     ended = (
         update(_runs)
-        .where(is_abandoned(at, settled), or_(_runs.c.deaths + 1 >= max_deaths, not_(is_data())))
+        .where(or_(is_in_vain(at, settled, max_deaths), and_(is_abandoned(at, settled), not_(is_data()))))
         .values(
             status=_ended_as(RunStatus.FAILED),
-            deaths=_runs.c.deaths + 1,
+            deaths=_runs.c.deaths + case((_runs.c.status == RunStatus.RUNNING, 1), else_=0),
             error=case((_runs.c.plan_id.is_(None), error)),
             finished_at=at,
             lease_until=None,
@@ -267,9 +267,13 @@ def note_inspection(
     )
 
 
-def release(connection: Connection, run: Run) -> Run:
-    """Puts the run back into the queue for anybody. Raises LeaseLostError."""
-    return update_if_held(connection, run, status=RunStatus.QUEUED, worker=None, heartbeat_at=None, lease_until=None)
+def release(connection: Connection, run: Run, *, is_death: bool = False) -> Run:
+    """Puts the run back into the queue for anybody. Raises LeaseLostError.
+
+    `is_death`: something broke under it, which counts as if its worker had vanished.
+    """
+    free = {"status": RunStatus.QUEUED, "worker": None, "heartbeat_at": None, "lease_until": None}
+    return update_if_held(connection, run, **free, deaths=_runs.c.deaths + int(is_death))
 
 
 def keep(connection: Connection, run: Run, plan: Plan, verdict: Verdict) -> Run:
