@@ -3,6 +3,7 @@
 import errno
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +122,8 @@ def test_a_sticky_error_is_the_answer_of_a_child(caplog):
     assert run().reason == "as it says"
     assert run().reason == "CUDA error: device-side assert triggered"
     assert "planted fault gpu-lost strikes" in caplog.text
+
+
+def test_each_is_told_of_on_the_page():
+    page = Path("docs/reliability.md").read_text()
+    assert [name for name in faults.KINDS if f"| `{name}" not in page] == []
