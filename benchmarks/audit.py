@@ -83,9 +83,9 @@ def _look(database: Database, run_id: str) -> tuple[Run, list[Trial], list[int]]
 
 
 def _is_in_vain(seen: tuple[Run, list[Trial], list[int]]) -> bool:
-    run, _, attempts = seen
+    run, _, _ = seen
     said_so = run.status is RunStatus.FAILED and (run.error or "").startswith(IN_VAIN)
-    return said_so and run.attempt - max(attempts, default=0) >= runs.MAX_ATTEMPTS
+    return said_so and run.deaths >= runs.MAX_DEATHS
 
 
 def _repeated(acknowledged: Sequence[str]) -> list[str]:

@@ -23,9 +23,9 @@ from tuner.protocol import Inspection
 from tuner.queue import Stop, Worker
 from tuner.records import Run, Source, Trial, Verdict
 from tuner.store.engine import open_database
-from tuner.store.rows import utcnow
 from tuner.supervise import Check
 from tuner.tune import Conclusion
+from tuner.wall_clock import utcnow
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ KitsuneError
 ├── ChartError             what should be drawn cannot be (names it, and says why)
 ├── SettingsError          an environment variable or option has a value that makes no sense
 └── UnfitError             this machine lacks something that the command needs
+    └── GpuError           the GPU is broken, or answers with errors: nothing more is measured on it
 """
 
 #: The status by which a server asks for a token.
@@ -175,3 +176,7 @@ class SettingsError(KitsuneError):
 
 class UnfitError(KitsuneError):
     """This machine lacks something that the command needs."""
+
+
+class GpuError(UnfitError):
+    """The GPU is broken, or answers with errors: nothing more is measured on it."""

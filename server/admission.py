@@ -7,8 +7,8 @@ from typing import Final
 from server.remembered import Remembered
 from tuner.store import tokens
 from tuner.store.database import Database
-from tuner.store.rows import utcnow
 from tuner.store.tokens import Token
+from tuner.wall_clock import utcnow
 
 #: A revoked token may be used for so long: the price of half a millisecond for each request.
 REMEMBERED_S: Final = 1.0

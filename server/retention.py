@@ -10,7 +10,7 @@ from typing import Final
 from kitsune.errors import StoppedError, StoreError
 from tuner.clearing import clear
 from tuner.store.database import Database
-from tuner.store.rows import utcnow
+from tuner.wall_clock import utcnow
 
 EVERY_S: Final = 3600.0
 

@@ -18,9 +18,11 @@ from server.request_log import RequestLog
 from server.retention import kept
 from server.settings import ServerSettings
 from server.tokens import ensure_local_token, has_live_token
+from tuner import faults
 from tuner.settings import Settings
 from tuner.store.database import Database
 from tuner.store.engine import open_database
+from tuner.store.moments import check_clock
 
 
 def serve(
@@ -37,7 +39,9 @@ def serve(
     settings.check_reach()
     open_more_files()
     here = Settings.from_environment()
+    faults.plant(here.faults)
     with open_database(database_url or here.database_url) as database:
+        check_clock(database)
         welcome = _prepare(settings, database, here)
         with _listen(settings) as listening, kept(database, settings.retention_days):
             screen.note(f"Kitsune serves on {_address(settings, listening)}; {welcome}")

@@ -18,15 +18,17 @@ from kitsune.plan import Plan
 from kitsune.record import Record
 from kitsune.submission.export import to_archive
 from kitsune.workload import LossFn, Workload, check_trains, device_of
+from tuner import faults
 from tuner.ablation import Ablation, ablation_of
 from tuner.events import Started
+from tuner.fitness import Fitness
 from tuner.ids import new_id
-from tuner.interrupts import Interrupts
+from tuner.interrupts import Interrupts, no_interrupts
 from tuner.records import DEFAULT_TRIALS, Run, Trial
 from tuner.settings import Settings
 from tuner.store import runs, trials
 from tuner.store.engine import open_database
-from tuner.tune import Tuning, no_interrupts
+from tuner.tune import Tuning
 from tuner.worker import Make, Tell, carry_out, worker_name
 from tuner.workloads import check_spec, located
 
@@ -167,6 +169,7 @@ def _settings() -> Settings:
     settings = Settings.from_environment()
     if settings.disable:
         raise UnfitError("KITSUNE_DISABLE is set, so nothing is tuned; unset it first")
+    faults.plant(settings.faults)
     return settings
 
 
@@ -178,7 +181,8 @@ def _tune(run: Run, make: Make, database_url: str, tell: Tell) -> Result:
                 claimed = runs.claim_one(connection, run.id, worker_name())
             assert claimed is not None, "a run added in this transaction is free to claim"
             tell(Started(claimed))
-            finished, conclusion = carry_out(database, claimed, make, tell)
+            diagnose = Fitness(claimed.device).why_unfit
+            finished, conclusion = carry_out(database, claimed, make, tell, diagnose=diagnose)
         except (KeyboardInterrupt, SystemExit):
             with contextlib.suppress(StoreError), database.begin() as connection:
                 runs.cancel(connection, run.id)  # no other process goes on with it

@@ -13,7 +13,7 @@ from typing import Protocol, Self
 from tuner.measure import checked, within
 from tuner.protocol import Job, Limits
 from tuner.records import Spent
-from tuner.supervise import COMMAND, Check, Child, Outcome, started
+from tuner.supervise import COMMAND, Check, Child, Outcome, no_room, started
 
 TICK_S = 0.05
 
@@ -71,6 +71,7 @@ class Children:
     _idle: list[_Place] = field(default_factory=list)
     _places: dict[int, _Place] = field(default_factory=dict)
     _next: int = 0
+    _refused: list[Finished] = field(default_factory=list)
     _timed: int | None = None
 
     def __enter__(self) -> Self:
@@ -82,7 +83,11 @@ class Children:
 
     def begin(self, job: Job, limits: Limits) -> int:
         ticket, self._next = self._next, self._next + 1
-        place = self._idle.pop(0) if self._idle else self._start()
+        try:
+            place = self._idle.pop(0) if self._idle else self._start()
+        except OSError as error:
+            self._refused.append(Finished(ticket, checked(job, no_room(error)), Spent(), alone=True))
+            return ticket
         place.job = within(job, limits) if job.kind == "measure" else job
         self._places[ticket] = place
         place.alone = len(self._places) == 1
@@ -93,6 +98,8 @@ class Children:
         return ticket
 
     def finished(self, check: Check) -> Finished:
+        if self._refused:
+            return self._refused.pop(0)
         assert self._places, "nobody is at work"
         while True:
             for ticket, place in self._places.items():
@@ -107,6 +114,7 @@ class Children:
         for place in self._places.values():
             place.stack.close()
         self._places.clear()
+        self._refused.clear()
         self._timed = None
         self._resume()
 
@@ -147,7 +155,11 @@ class Children:
 
     def _refill(self) -> None:
         while len(self._idle) < self.spares:
-            self._idle.append(self._start())
+            try:
+                self._idle.append(self._start())
+            except OSError as error:
+                no_room(error)  # the next job will be told
+                return
 
     def _start(self) -> _Place:
         stack = contextlib.ExitStack()

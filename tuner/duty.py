@@ -9,9 +9,11 @@ from typing import Final
 from kitsune import logs, screen
 from kitsune.device import environment, pick_device
 from kitsune.duration import seconds_of
-from kitsune.errors import SchemaError, SettingsError, StoppedError, StoreBusyError, StoreError, UnfitError
+from kitsune.errors import GpuError, SchemaError, SettingsError, StoppedError, StoreBusyError, StoreError, UnfitError
 from kitsune.exits import ExitCode
 from kitsune.logs import LogFormat
+from tuner import faults
+from tuner.fitness import Fitness
 from tuner.patience import pauses, rest
 from tuner.progress import Lines, Logged
 from tuner.queue import AWAY_S, Stop, Worker
@@ -20,6 +22,7 @@ from tuner.settings import Settings
 from tuner.store.database import Database
 from tuner.store.engine import create, open_database
 from tuner.store.faults import shown
+from tuner.store.moments import check_clock
 from tuner.worker import How
 
 #: Shorter ones are lost to a moment's load.
@@ -49,14 +52,19 @@ def work(
     settings = Settings.from_environment()
     if settings.disable:
         raise UnfitError("KITSUNE_DISABLE is set, so nothing is tuned; unset it first")
+    faults.plant(settings.faults)
     place = pick_device(device)
     sweep()
+    fitness = Fitness(str(place))
+    if place.type == "cuda" and (trouble := fitness.trouble()):
+        raise GpuError(f"{place} takes no runs: {trouble}")
     with Signals().heard() as signals:
         code = ExitCode.OK
         with (
             contextlib.suppress(StoppedError),
             _opened(database_url or settings.database_url, None if once else signals.stop) as database,
         ):
+            check_clock(database)
             worker = Worker(
                 database,
                 str(place),
@@ -65,6 +73,7 @@ def work(
                 lambda: Logged(screen.stderr()) if logs.is_json() else Lines(screen.stderr()),
                 stop=signals.stop,
                 lease_s=lease_s,
+                diagnose=fitness.why_unfit,
             )
             screen.note(f"worker {worker.name} on {place}: {worker.gpu}; it serves {shown(database.engine.url)}")
             if once:

@@ -17,6 +17,10 @@ STAYS: Final = "Stopping: the plan stays as it was measured."
 _WORDS: Final[Mapping[type[Event], str]] = {PlayingOff: AFRESH, Confirming: AFRESH, Ablating: STAYS}
 
 
+def no_interrupts() -> int:
+    return 0
+
+
 class Interrupts:
     """Ctrl-C, counted. The first one raises nothing while a run is under way: what it found must not be lost between
     two trials, where nobody expects it. Before that, and from the second one on, it raises KeyboardInterrupt.

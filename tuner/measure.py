@@ -1,6 +1,7 @@
 """A workload or a Job in, an Inspection or a Measurement out, or the Failure that came instead. No torch here."""
 
 from kitsune.proof import LongProof
+from tuner import faults
 from tuner.protocol import Inspection, Job, Limits, misfit
 from tuner.records import Failure, FailureKind, Measurement, Phase
 from tuner.supervise import Check, Outcome, go_on, supervise
@@ -52,6 +53,8 @@ def within(job: Job, limits: Limits) -> Job:
 
 def checked(job: Job, outcome: Outcome) -> Outcome:
     """The outcome when it can be the answer to this job, else the Failure that it is."""
+    if faults.struck("gpu-lost"):
+        return Failure(kind=FailureKind.CRASHED, phase=Phase.TIMING, reason="CUDA error: device-side assert triggered")
     problem = None if isinstance(outcome, Failure) else misfit(job, outcome)
     if problem is None:
         return outcome

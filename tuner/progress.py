@@ -84,7 +84,7 @@ class Standing:
     def _estimate(self) -> float | None:
         if self.run is None or self.is_ablating:
             return None
-        seconds = [(trial.finished_at - trial.started_at).total_seconds() for trial in self.searched]
+        seconds = [trial.took_s for trial in self.searched]
         mean = sum(seconds) / len(seconds) if seconds else None
         ends = [] if self.run.budget_s is None else [self.began_at + self.run.budget_s]
         if mean is not None and self.is_confirming:

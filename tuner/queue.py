@@ -16,8 +16,9 @@ from tuner.progress import Quiet
 from tuner.records import Run
 from tuner.store import archives, runs
 from tuner.store.database import Database
+from tuner.store.lease import Vigil
 from tuner.tune import Tuning
-from tuner.worker import Ending, How, Make, carry_out, ending_of, worker_name
+from tuner.worker import Diagnose, Ending, How, Make, carry_out, ending_of, fit, worker_name
 
 #: An empty queue is asked again after so long, at first and at most.
 IDLE_S: Final = (0.5, 2.0)
@@ -59,11 +60,14 @@ class Worker:
     lease_s: float = runs.LEASE_S
     make: Make = Tuning
     name: str = field(default_factory=worker_name)
+    vigil: Vigil = field(default_factory=Vigil)
+    diagnose: Diagnose = fit
 
     def work(self) -> None:
         """Until it is asked to stop. The database may be away for any time.
 
-        Raises UnfitError when this machine cannot carry out any run; the run of the moment is put back.
+        Raises UnfitError when this machine cannot carry out any run, GpuError among them; the run of the moment is put
+        back.
         """
         with contextlib.suppress(StoppedError):
             idle, away = pauses(*IDLE_S), pauses(*AWAY_S)
@@ -109,6 +113,7 @@ class Worker:
                 lease_s=self.lease_s,
                 patience_s=self.lease_s,
                 stop=self.stop.check,
+                diagnose=self.diagnose,
             )
         )
         tell.say(f"run {run.id} {_WORDS[ending.how]}: {ending.words}")
@@ -117,7 +122,9 @@ class Worker:
     def _claimed(self) -> tuple[Run, bytes | None] | None:
         """A run, and the bytes of its archive when it has one. A claim whose archive cannot be read is not made."""
         with self.database.begin() as connection:
-            run = runs.claim(connection, self.name, device=self.device, gpu=self.gpu, lease_s=self.lease_s)
+            run = runs.claim(
+                connection, self.name, device=self.device, gpu=self.gpu, lease_s=self.lease_s, vigil=self.vigil
+            )
             if run is None or run.archive is None:
                 return None if run is None else (run, None)
             return run, archives.content(connection, run.archive)

@@ -195,6 +195,7 @@ class Run(Record):
     seed: int = 0
     status: RunStatus = RunStatus.QUEUED
     attempt: int = Field(default=0, ge=0, description="fencing token: grows with every claim")
+    deaths: int = Field(default=0, ge=0, description="workers in a row that vanished without one more trial stored")
     worker: str | None = None
     created_at: AwareDatetime
     started_at: AwareDatetime | None = None

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tuner import faults
+
 PREFIX: Final = "kitsune-"
 OWNER: Final = "owner"  # in the folder: the file that the living process it belongs to keeps locked
 
@@ -21,6 +23,7 @@ def scratch() -> Iterator[Path]:
     """A new folder, which goes when the context ends."""
     path = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
+        faults.no_space("scratch-full", path)
         with _owned(path):
             yield path
     finally:
@@ -31,6 +34,7 @@ def scratch() -> Iterator[Path]:
 def scratch_beside(compiled: Path) -> Iterator[Path]:
     """A folder for temporary files. Inductor keeps precompiled C++ headers, 5 s of work, among them: those stay."""
     with scratch() as path:
+        faults.no_space("cache-full", compiled)
         compiled.mkdir(parents=True, exist_ok=True)
         (path / compiled.name).symlink_to(compiled.resolve(), target_is_directory=True)
         yield path

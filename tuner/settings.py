@@ -10,6 +10,7 @@ from pydantic import Field
 from kitsune.home import home_folder, variable
 from kitsune.record import Record
 from kitsune.switch import is_disabled, is_on
+from tuner.faults import Fault, parsed
 
 
 class Settings(Record):
@@ -21,6 +22,7 @@ class Settings(Record):
     )
     disable: bool = Field(default=False, description="true: nothing is tuned and no plan is applied")
     confine: bool = Field(default=True, description="false: processes that measure models of others keep the network")
+    faults: tuple[Fault, ...] = Field(default=(), description="planted for a test of what becomes of them")
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] | None = None) -> Self:
@@ -31,7 +33,8 @@ class Settings(Record):
         home = home_folder(variables)
         database_url = variable("database_url", variables) or sqlite_url(home / "kitsune.db")
         confine = is_on("confine", variables, default=True)
-        return cls(home=home, database_url=database_url, disable=is_disabled(variables), confine=confine)
+        faults = parsed(variable("faults", variables) or "")
+        return cls(home=home, database_url=database_url, disable=is_disabled(variables), confine=confine, faults=faults)
 
 
 def sqlite_url(path: Path) -> str:

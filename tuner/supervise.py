@@ -6,6 +6,7 @@ becomes a value. No torch here.
 """
 
 import contextlib
+import errno
 import math
 import os
 import selectors
@@ -20,6 +21,7 @@ from typing import IO
 
 from kitsune.errors import MeasureError
 from kitsune.proof import LongProof
+from tuner import faults
 from tuner.confinement import confinement_of, environment_of
 from tuner.protocol import GO, Inspection, Job, Limits, LineReader, Message, one_line
 from tuner.records import Failure, FailureKind, Measurement, Phase, Spent
@@ -44,6 +46,8 @@ START = (
     "import gc, sys; gc.disable(); from tuner.lockdown import die_with; die_with(int(sys.argv[2]));"
     "from tuner.child import start; start()"
 )
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_FOLDER = "No usable temporary directory"  # by Python, of disks that are full, too
 COMMAND = (sys.executable, "-P", "-c", START)
 
 
@@ -219,6 +223,9 @@ class Child:
         if order.index(message.phase) <= order.index(self.phase):
             raise MeasureError(f"the measuring process went from {self.phase.value} back to {message.phase.value}")
         self.phase = message.phase
+        for name, number in (("child-kill", signal.SIGKILL), ("child-stop", signal.SIGSTOP)):
+            if faults.struck(name, self.phase.value):
+                os.killpg(self._process.pid, number)
         self._entered[message.phase] = now
         # one that waits for its turn waits as long as it takes
         limit_s = math.inf if self.is_ready else self._limits.of(message.phase)
@@ -253,16 +260,27 @@ class Child:
 def supervise(job: Job, limits: Limits, command: Sequence[str] = COMMAND, check: Check = go_on) -> Outcome:
     """Runs one job in a process of its own, and leaves nothing behind: no process, no descriptor, no file.
 
-    The numbers of the result descriptor and of this process are added to `command`. Compiled code is kept where torch
-    keeps it for this user. KeyboardInterrupt, and what `check` raises, kills the child and propagates. Raises
-    SettingsError for a KITSUNE_CONFINE that makes no sense.
+    A full disk is a Failure. The numbers of the result descriptor and of this process are added to `command`. Compiled
+    code is kept where torch keeps it for this user. KeyboardInterrupt, and what `check` raises, kills the child and
+    propagates. Raises SettingsError for a KITSUNE_CONFINE that makes no sense.
     """
-    with started(job.workload, job.device, command) as child:
-        child.give(job, limits)
-        child.go()  # nobody else is timed
-        while (outcome := child.look(TICK_S)) is None:
-            check()
+    try:
+        with started(job.workload, job.device, command) as child:
+            child.give(job, limits)
+            child.go()  # nobody else is timed
+            while (outcome := child.look(TICK_S)) is None:
+                check()
+    except OSError as error:
+        return no_room(error)
     return child.hang or outcome
+
+
+def no_room(error: OSError) -> Failure:
+    """The failure that a full disk is. Raises the error itself when it is another one."""
+    if error.errno not in NO_SPACE and NO_FOLDER not in str(error):
+        raise error
+    reason = f"{error}; free space there, or name another folder for temporary files with TMPDIR"
+    return Failure(kind=FailureKind.CRASHED, phase=Phase.START, reason=one_line(reason))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from kitsune.errors import BaselineError, NoTrialError, WorkloadError
@@ -18,10 +18,12 @@ from tuner.confirming import Confirmation
 from tuner.contenders import contenders_of
 from tuner.crew import Children, Crew, Finished
 from tuner.events import Ablating, Event, Inspected, PlayingOff, Tried, Trying
+from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
+from tuner.interrupts import no_interrupts
 from tuner.knowledge import AGAIN, Knowledge, nothing_known
 from tuner.pace import at_once, confirmation_s, elapsed_s, expected_s, is_patient, own_s, proof_s
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
-from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
+from tuner.records import Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
 from tuner.scratch import scratch
 from tuner.search import best_stock, propose
 from tuner.space import Configuration, Space
@@ -44,6 +46,7 @@ from tuner.verdicts import (
     compare_arms,
     over,
 )
+from tuner.wall_clock import utcnow
 from tuner.work import Begun, Work, is_for_want_of_room
 
 SEARCH_ROUNDS = 10
@@ -54,8 +57,6 @@ OVERTIME = 0.05  # of the budget: what a confirmation may take longer than was e
 REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
 PROOF_SHARE = 0.2  # of the budget, for the long look at the numbers of the winner
 PROOF_S = 60.0
-#: What was under way when a worker vanished may be why it did.
-GIVEN_UP = Failure(kind=FailureKind.CRASHED, phase=Phase.BUILD, reason="the worker vanished while this was measured")
 #: A step that fails like this against itself does so in every other trial too.
 FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
 
@@ -73,14 +74,6 @@ class Conclusion:
     verdict: Verdict
     interrupted: bool
     timeline: Timeline | None = None
-
-
-def utcnow() -> datetime:
-    return datetime.now(UTC)
-
-
-def no_interrupts() -> int:
-    return 0
 
 
 def cores() -> int:
@@ -109,6 +102,7 @@ class Tuning:
     knows: Callable[[Inspection], Knowledge] = nothing_known
     interrupted: bool = False
     _begin_s: float = field(init=False)
+    _deaths: int = field(init=False)
     _space: Space = field(init=False)
     _known: Knowledge = field(init=False, default_factory=Knowledge)
     _at_once: int = field(init=False, default=1)
@@ -118,6 +112,7 @@ class Tuning:
 
     def __post_init__(self) -> None:
         self._begin_s = self.clock() - elapsed_s(self.trials)
+        self._deaths = self.run.deaths
         self._space = Space.of(self.run.inapplicable)
 
     def steps(self) -> Steps:
@@ -194,6 +189,8 @@ class Tuning:
                 assert begun.proposal is not None
                 number = self._work.next_number + len(self._work.begun) - 1
                 yield Trying(number, self.run.budget_trials, begun.proposal)
+                if begun.job is None:
+                    yield Tried(self._work.give_up(begun.source, begun.knobs, GIVEN_UP))
             if not self._work.begun:
                 return
             done = self._waited()
@@ -210,12 +207,12 @@ class Tuning:
     def _next(self, again: list[Begun]) -> Begun | None:
         """The next trial, at work; None while there is none to begin."""
         pending = [begun.knobs for begun in self._work.begun.values()]
-        if self._is_ended() or len(pending) >= (1 if again else self._at_once):
+        tried = searched(self.trials)
+        if self._is_ended() or is_starved(tried) or len(pending) >= (1 if again else self._at_once):
             return None
         if again:
             self._at_once = max(1, self._at_once - 1)
             return self._work.again(again.pop(), self._search_limits())
-        tried = searched(self.trials)
         if self.run.budget_trials is not None and len(tried) + len(pending) >= self.run.budget_trials:
             return None
         if self._known.is_enough(leader(self.trials), tried):
@@ -225,6 +222,9 @@ class Tuning:
         found = propose(self._space, tried, self.run.seed, is_patient=patient, pending=pending, known=winners)
         if found is None or self._left_s() - self._reserve_s() <= expected_s(found.knobs, tried, self._space):
             return None
+        if self._deaths >= DEATHS_OF_A_TRIAL and found.source is not Source.BASELINE:
+            self._deaths = 0  # workers in a row vanished over it
+            return Begun(found.source, found.knobs, None, self.now(), proposal=found)
         against = rival(self.trials)
         base = ArmSpec(name=EAGER) if against is None else ArmSpec(name=RIVAL, knobs=against.knobs)
         arms = (base, ArmSpec(name=CANDIDATE, knobs=found.knobs))

@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -17,15 +18,18 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from kitsune.errors import (
+    GpuError,
     KitsuneError,
     LeaseLostError,
     NotFoundError,
     SchemaError,
     StoppedError,
     StoreError,
+    TuneError,
     UnfitError,
 )
 from kitsune.screen import headline
+from tuner import faults
 from tuner.events import Event, Inspected, Tried
 from tuner.patience import pauses, rest
 from tuner.records import Run, RunStatus, Verdict
@@ -39,6 +43,8 @@ log = logging.getLogger("kitsune")
 Tell = Callable[[Event], None]
 #: Called with `run`, `trials` (those that are stored already) and `check`.
 Make = Callable[..., Tuning]
+#: The reason of a failure in; why this machine is to measure nothing more out, None where it may go on.
+Diagnose = Callable[[str], str | None]
 Written = TypeVar("Written")
 Ended = TypeVar("Ended")
 
@@ -47,6 +53,10 @@ BEAT_S = 2.0
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
 #: The run is as good as before, so it goes back into the queue.
 NOT_ITS_FAULT = (KeyboardInterrupt, SystemExit, StoppedError, UnfitError)
+
+
+def fit(_: str) -> None:
+    """The Diagnose that finds nothing."""
 
 
 class How(StrEnum):
@@ -104,6 +114,7 @@ def carry_out(
     lease_s: float = runs.LEASE_S,
     patience_s: float = 0.0,
     stop: Check = go_on,
+    diagnose: Diagnose = fit,
 ) -> tuple[Run, Conclusion]:
     """Tunes the claimed run to its end; trials that are stored already are not tried again.
 
@@ -113,8 +124,9 @@ def carry_out(
     A run that cannot be tuned is stored as failed with the reason, and the error raised. What ends the trial of the
     moment within seconds and propagates: LeaseLostError, when the run was cancelled or taken over, and what others
     wrote stays; what `stop` raises, and KeyboardInterrupt that no trial has caught, which put the run back into the
-    queue. A database that refuses is asked again for `patience_s`; after that the StoreError propagates, and a run that
-    came through the queue is put back, if that can be written.
+    queue. Where `diagnose` finds after a failure that the GPU is broken, the run goes back as after a death, with all
+    its trials, and GpuError is raised. A database that refuses is asked again for `patience_s`; after that the
+    StoreError propagates, and a run that came through the queue is put back, if that can be written.
     """
     with Lease(database, run, lease_s).kept() as lease:
 
@@ -127,11 +139,14 @@ def carry_out(
             known = ledger.write(lambda connection, run: trials.list_of(connection, run.id))
             tuning = make(run=run, trials=known, check=check)
             kept = ledger.write(_kept)
-            conclusion = kept or _follow(tuning.steps(), ledger, tell)
+            conclusion = kept or _follow(tuning.steps(), ledger, tell, diagnose)
             ledger.write(partial(runs.keep, plan=conclusion.plan, verdict=conclusion.verdict))
             if conclusion.timeline is not None:
                 ledger.write(partial(timelines.put, timeline=conclusion.timeline))
         except LeaseLostError:
+            raise
+        except GpuError:
+            ledger.write_end(partial(_give_back, is_death=True))
             raise
         except NOT_ITS_FAULT:
             ledger.write_end(_give_back)
@@ -168,7 +183,7 @@ def _ablate(steps: Generator[Event, None, None], ledger: "Ledger", tell: Tell) -
     return True
 
 
-def _follow(steps: Generator[Event, None, Ended], ledger: "Ledger", tell: Tell) -> Ended:
+def _follow(steps: Generator[Event, None, Ended], ledger: "Ledger", tell: Tell, diagnose: Diagnose = fit) -> Ended:
     with closing(steps):
         while True:
             try:
@@ -176,9 +191,23 @@ def _follow(steps: Generator[Event, None, Ended], ledger: "Ledger", tell: Tell) 
             except StopIteration as end:
                 ended: Ended = end.value
                 return ended
+            except TuneError as error:
+                _examine(str(error), diagnose)
+                raise
             ledger.check()
             _store(event, ledger)
+            if faults.struck("worker-kill", type(event).__name__.lower()):
+                os.kill(os.getpid(), signal.SIGKILL)
             tell(event)
+            if isinstance(event, Tried) and event.trial.failure is not None:
+                _examine(event.trial.failure.reason, diagnose)
+
+
+def _examine(reason: str, diagnose: Diagnose) -> None:
+    """Raises GpuError where the device is no longer to be measured on."""
+    why = diagnose(reason)
+    if why is not None:
+        raise GpuError(why)
 
 
 def _store(event: Event, ledger: "Ledger") -> None:
@@ -206,11 +235,11 @@ def _kept(connection: Connection, run: Run) -> Conclusion | None:
     return Conclusion(plan, Verdict(plan.evidence.verdict), interrupted=False)
 
 
-def _give_back(connection: Connection, run: Run) -> None:
+def _give_back(connection: Connection, run: Run, *, is_death: bool = False) -> None:
     if run.workload == runs.LIVE:
         runs.fail(connection, run, "interrupted; a live model is gone with its process, so nobody else can go on")
     else:
-        runs.release(connection, run)
+        runs.release(connection, run, is_death=is_death)
 
 
 def _reason(error: Exception) -> str:
@@ -287,6 +316,8 @@ class Lease:
     def _beat(self) -> None:
         is_away = False
         while not self._done.wait(min(self._lease_s / 3, BEAT_S)):
+            if faults.struck("heart-stop"):
+                continue
             try:
                 with self._database.begin() as connection:
                     current = runs.heartbeat(connection, self._run, lease_s=self._lease_s)

@@ -20,8 +20,8 @@ from server.pages.frame import PageRouter, render, viewer
 from server.pages.run import look
 from server.pages.run_view import run_view
 from server.schemas import RunId
-from tuner.store.rows import utcnow
 from tuner.store.tokens import Scope
+from tuner.wall_clock import utcnow
 
 STYLES: Final = ("kitsune.css", "charts.css", "run.css")
 

@@ -28,9 +28,9 @@ from server.guard import is_form
 from server.pages import assets, words
 from server.queries import check_query
 from tuner.store import sessions
-from tuner.store.rows import utcnow
 from tuner.store.sessions import Session
 from tuner.store.tokens import Scope, Token
+from tuner.wall_clock import utcnow
 
 COOKIE: Final = "kitsune_session"
 #: Browsers take it by https only, and from this very host: no other one can plant it.

@@ -26,8 +26,8 @@ from server.pages.frame import (
     session_of,
 )
 from tuner.store import sessions, tokens
-from tuner.store.rows import utcnow
 from tuner.store.sessions import Session
+from tuner.wall_clock import utcnow
 
 #: Why it is so is told to nobody: who tries tokens shall not learn which of them was one.
 _NOT_GOOD: Final = "This token does not open this server. Check that it was copied whole, or ask its owner for another."

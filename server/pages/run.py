@@ -21,10 +21,10 @@ from server.pages.run_view import news_view, run_view
 from server.schemas import Annotation, RunId
 from tuner.records import Run, Trial
 from tuner.store import plans, retention, runs, shares, submits, timelines, trials
-from tuner.store.rows import utcnow
 from tuner.store.runs import ARCHIVE, ZOO
 from tuner.store.shares import Share
 from tuner.store.tokens import Scope
+from tuner.wall_clock import utcnow
 
 reading = PageRouter(Scope.READ, prefix="/runs")
 changing = PageRouter(Scope.SUBMIT, prefix="/runs")

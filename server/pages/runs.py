@@ -18,10 +18,10 @@ from server.pages.runs_view import PLACE, Wanted
 from server.schemas import query_of
 from tuner.records import Verdict
 from tuner.store import runs
-from tuner.store.rows import utcnow
 from tuner.store.runs import Page, label_of
 from tuner.store.tokens import Scope
 from tuner.views import standing
+from tuner.wall_clock import utcnow
 
 #: So many runs on a page: what a screen or two hold.
 LIMIT: Final = 50

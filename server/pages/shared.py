@@ -10,7 +10,7 @@ from server.pages.frame import OpenPageRouter, render
 from server.pages.run import Found, Seen, look, news
 from server.pages.run_view import run_view
 from tuner.store import shares
-from tuner.store.rows import utcnow
+from tuner.wall_clock import utcnow
 
 router = OpenPageRouter()
 

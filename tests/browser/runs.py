@@ -7,7 +7,7 @@ from tests.store.samples import a_run, an_environment
 from tuner.records import Run, RunStatus, Verdict
 from tuner.store import runs
 from tuner.store.database import Database
-from tuner.store.rows import utcnow
+from tuner.wall_clock import utcnow
 
 _H200 = an_environment()
 _A100 = an_environment(gpu="NVIDIA A100-SXM4-80GB", compute_capability="8.0", memory_bytes=85_000_000_000)

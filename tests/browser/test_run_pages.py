@@ -13,8 +13,8 @@ from tests.unit.server.pages import stories
 from tests.unit.server.pages.visits import keep, keep_timeline, keep_trials
 from tuner.records import RunStatus
 from tuner.store import runs, shares
-from tuner.store.rows import utcnow
 from tuner.store.tokens import Scope
+from tuner.wall_clock import utcnow
 
 PHONE = {"width": 390, "height": 844}
 

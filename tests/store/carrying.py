@@ -7,17 +7,17 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from tests.store.samples import a_run
 from tests.unit.tuner.machine import Machine
 from tuner.events import Event, Trying
 from tuner.records import Run, Trial
-from tuner.store import runs, trials
+from tuner.store import runs, tables, trials
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.store.rows import utcnow
 from tuner.tune import Conclusion
+from tuner.wall_clock import utcnow
 from tuner.worker import carry_out
 
 PATIENCE_S = 60.0
@@ -75,9 +75,11 @@ def cancel(database: Database, run: Run) -> None:
 
 
 def taken_over(database: Database, run: Run) -> Run:
-    """The run as another worker claims it, long after its lease."""
+    """The run as another worker claims it, after its lease."""
+    ended = update(tables.runs).where(tables.runs.c.id == run.id).values(lease_until=utcnow() - timedelta(seconds=1))
     with database.begin() as connection:
-        heir = runs.claim_one(connection, run.id, "heir", now=utcnow() + timedelta(hours=1))
+        connection.execute(ended)
+        heir = runs.claim_one(connection, run.id, "heir")
     assert heir is not None
     return heir
 

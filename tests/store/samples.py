@@ -185,6 +185,7 @@ runs = st.builds(
     seed=st.integers(min_value=-(2**63), max_value=2**63 - 1),
     status=st.sampled_from(RunStatus),
     attempt=numbers,
+    deaths=numbers,
     worker=st.none() | lines,
     created_at=moments,
     started_at=maybe_moments,

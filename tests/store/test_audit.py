@@ -52,12 +52,12 @@ def test_a_run_that_nobody_was_told_of_is_doubled_unless_it_was_there_before(dat
     assert audited(database, [run.id, run.id]).doubled == [f"run {run.id} answers to two submits"]
 
 
-def test_three_workers_that_died_in_vain_are_no_fault_and_two_are(database):
+def test_ten_workers_that_died_in_vain_are_no_fault_and_nine_are(database):
     run = claimed(database)
-    set_run(database, run, status=RunStatus.FAILED, error=f"{IN_VAIN}; read the log", attempt=3)
+    set_run(database, run, status=RunStatus.FAILED, error=f"{IN_VAIN}; read the log", deaths=10)
     found = audited(database, [run.id])
     assert (found.in_vain, found.faults) == (1, [])
-    set_run(database, run, attempt=2)
+    set_run(database, run, deaths=9)
     found = audited(database, [run.id])
     assert (found.in_vain, len(found.failed)) == (0, 1)
 

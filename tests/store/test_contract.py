@@ -178,11 +178,11 @@ class TestStore:
         for attempt in (2, 3):
             at += timedelta(seconds=61)
             with database.begin() as connection:
-                taken = runs.claim(connection, "w", device="cpu", lease_s=60, max_attempts=3, now=at)
+                taken = runs.claim(connection, "w", device="cpu", lease_s=60, max_deaths=3, now=at)
             assert taken is not None
             assert taken.attempt == attempt
         with database.begin() as connection:
-            assert runs.claim(connection, "w", device="cpu", max_attempts=3, now=at + timedelta(seconds=61)) is None
+            assert runs.claim(connection, "w", device="cpu", max_deaths=3, now=at + timedelta(seconds=61)) is None
             ended = runs.get(connection, run.id)
         assert ended is not None
         assert ended.status is RunStatus.FAILED
@@ -193,7 +193,7 @@ class TestStore:
         run, plan = claimed(database, workload=workload), a_plan()
         with database.begin() as connection:
             kept = runs.keep(connection, run, plan, Verdict.FASTER)
-            assert runs.fail_abandoned(connection, max_attempts=1, now=after(61)) == 1
+            assert runs.fail_abandoned(connection, max_deaths=1, now=after(61)) == 1
             ended = runs.get(connection, run.id)
         assert (kept.status, kept.plan_id, kept.verdict) == (RunStatus.RUNNING, plan.plan_id, Verdict.FASTER)
         assert ended is not None

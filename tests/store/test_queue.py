@@ -76,22 +76,31 @@ class TestQueue:
         assert mine.status is RunStatus.RUNNING
 
     def test_a_run_that_gets_on_is_never_given_up(self, database: Database) -> None:
-        """Its workers are killed again and again, but every second one stores a trial before."""
+        """Its workers are killed again and again, but every ninth one stores a trial before."""
         added(database, "zoo:mlp")
-        for attempt in range(1, 13):
+        for attempt in range(1, 37):
             run = claimed(database, "cpu", at=61 * attempt)
             assert run is not None
             assert run.attempt == attempt
-            if attempt % 2:
+            if attempt % 9 == 0:
                 with database.begin() as connection:
                     assert trials.add(connection, run, a_trial(run, attempt))
-        for attempt in (13, 14):  # 11 was the last one that stored something; 12, 13 and 14 are in vain
+        for attempt in range(37, 46):  # the worker of attempt 36 has stored one and died: the first of ten
             assert claimed(database, "cpu", at=61 * attempt) is not None
-        assert claimed(database, "cpu", at=61 * 15) is None
+        assert claimed(database, "cpu", at=61 * 46) is None
         with database.read() as connection:
             ended = runs.get(connection, run.id)
         assert ended is not None
-        assert (ended.status, ended.attempt) == (RunStatus.FAILED, 14)
+        assert (ended.status, ended.attempt, ended.deaths) == (RunStatus.FAILED, 45, 10)
+
+    def test_a_worker_that_gives_its_run_back_is_no_death(self, database: Database) -> None:
+        added(database, "zoo:mlp")
+        for attempt in range(1, 20):
+            run = claimed(database, "cpu", at=attempt)
+            assert run is not None
+            assert (run.attempt, run.deaths) == (attempt, 0)
+            with database.begin() as connection:
+                runs.release(connection, run)
 
     def test_what_nobody_else_can_go_on_with_ends_with_its_process(self, database: Database) -> None:
         made = [added(database, name, device="cpu") for name in ("live", "train.py:make_workload", "zoo:mlp")]

@@ -28,8 +28,9 @@ from tuner.records import Run, RunStatus, Source, Trial
 from tuner.store import archives, runs, tables, trials
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.store.rows import utcnow
+from tuner.store.lease import Vigil
 from tuner.verdicts import words
+from tuner.wall_clock import utcnow
 from tuner.worker import How
 
 CONTENT = valid().to_bytes()
@@ -57,7 +58,14 @@ class Hired:
     def __init__(self, database: Database, machine: Machine, home: Path, **changes: Any) -> None:
         self.said: list[str] = []
         self.hear: Callable[[Event], object] = lambda _: None
-        self.worker = Worker(database, "cpu", ENVIRONMENT.gpu, home, self._teller, **{"make": machine.make, **changes})
+        self.worker = Worker(
+            database,
+            "cpu",
+            ENVIRONMENT.gpu,
+            home,
+            self._teller,
+            **{"make": machine.make, "vigil": Vigil(settle_s=0), **changes},
+        )
 
     def _teller(self) -> Teller:
         return Teller(self.said, self.hear)

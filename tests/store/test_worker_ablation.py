@@ -13,12 +13,12 @@ from tests.store.carrying import cancel, carried_out, claimed, raising, stored, 
 from tests.unit.tuner.machine import ENVIRONMENT, GRAPH, GRAPH_WINS, SMALL, Machine
 from tuner.ablation import UNREACHED, ablation_of
 from tuner.events import Ablating, Event, Tried
+from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP
 from tuner.records import Run, RunStatus, Source, Trial
 from tuner.store import plans, runs, tables
 from tuner.store.database import Database
-from tuner.store.rows import utcnow
-from tuner.tune import GIVEN_UP
 from tuner.verdicts import words
+from tuner.wall_clock import utcnow
 
 
 class PowerCutError(BaseException):
@@ -187,7 +187,7 @@ def test_a_run_that_kills_every_worker_ends_with_its_plan(database):
             assert run is not None, "it was given up"
     found, tried = assert_whole(database, run)
     assert found.error is None
-    assert attempts > runs.MAX_ATTEMPTS
+    assert attempts > DEATHS_OF_A_TRIAL
     assert [trial.failure for trial in left_out(tried)] == [GIVEN_UP] * 6
 
 

@@ -12,7 +12,8 @@ from kitsune.submission.archive import Archive
 from tuner.records import DEFAULT_TEAM
 from tuner.store import locks, tables
 from tuner.store.once import insert_once
-from tuner.store.rows import from_row, to_row, utcnow
+from tuner.store.rows import from_row, to_row
+from tuner.wall_clock import utcnow
 
 _archives = tables.archives
 _owners = tables.archive_owners

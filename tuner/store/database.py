@@ -7,7 +7,9 @@ from typing import Final, Self
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from kitsune.errors import StoreBusyError
+from kitsune.errors import StoreBusyError, StoreError, StoreFullError
+from tuner import faults
+from tuner.store.faults import FULL, shown
 from tuner.store.turns import Turns
 
 #: 8 processes that claim at once waited 0.57 s at most (2000 runs, SQLite, 2 cores); beyond this something hangs.
@@ -29,6 +31,7 @@ class Database:
         """A transaction that may write. Raises StoreBusyError when others keep the database locked."""
         with self._turn(), self._pool_errors(), self.engine.begin() as connection:
             yield connection
+            self._meet_faults()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -48,6 +51,13 @@ class Database:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _meet_faults(self) -> None:
+        """Before the commit, so that nothing of the transaction is kept."""
+        if faults.struck("database-full"):
+            raise StoreFullError(f"the database {shown(self.engine.url)} {FULL}")
+        if faults.struck("database-away"):
+            raise StoreError(f"the database {shown(self.engine.url)} lost the connection; try again when it is back")
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

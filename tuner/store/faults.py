@@ -9,14 +9,14 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, Stateme
 from kitsune.errors import StoreBusyError, StoreError, StoreFullError
 
 _BUSY = "stayed locked by another process for too long; try again, and look for a process that hangs"
-_FULL = "has no space left; nothing of this write was kept. Free space on its disk (or raise its quota)"
+FULL = "has no space left; nothing of this write was kept. Free space on its disk (or raise its quota)"
 _READ_ONLY = "is read-only; give this user the right to write to it and to its folder, or choose another database"
 _DAMAGED = "is damaged; restore it from a backup, or move it away to begin with an empty one"
 
 _SQLITE: Final = {
     sqlite3.SQLITE_BUSY: (StoreBusyError, _BUSY),
     sqlite3.SQLITE_LOCKED: (StoreBusyError, _BUSY),
-    sqlite3.SQLITE_FULL: (StoreFullError, _FULL),
+    sqlite3.SQLITE_FULL: (StoreFullError, FULL),
     sqlite3.SQLITE_READONLY: (StoreError, _READ_ONLY),
     sqlite3.SQLITE_PERM: (StoreError, _READ_ONLY),
     sqlite3.SQLITE_CANTOPEN: (StoreError, "cannot be opened; its folder must exist, and this user may write to it"),
@@ -34,7 +34,7 @@ _POSTGRESQL: Final = {
     "08": (StoreError, "lost the connection; try again when it is back"),
     "40": (StoreBusyError, "gave way to a rival transaction; try again"),
     "53300": (StoreBusyError, "has no connection left; try again, or raise max_connections"),
-    "53100": (StoreFullError, _FULL),
+    "53100": (StoreFullError, FULL),
     "53": (StoreError, "is out of resources; look at its log"),
     "25P03": (StoreBusyError, "ended a transaction that was left open too long; try again"),
     "25006": (StoreError, _READ_ONLY),

@@ -14,6 +14,7 @@ from kitsune.record import canonical_json
 from tuner.records import RunStatus, Verdict
 from tuner.store import tables
 from tuner.store.lease import is_abandoned
+from tuner.store.moments import Instant
 
 _runs = tables.runs
 
@@ -35,7 +36,7 @@ class Filters(TypedDict, total=False):
     created_after: datetime | None
 
 
-def conditions(filters: Filters, now: datetime) -> Iterator[ColumnElement[bool]]:
+def conditions(filters: Filters, now: Instant) -> Iterator[ColumnElement[bool]]:
     for name, value in filters.items():
         if name == "is_lost" and value is not None:
             yield is_abandoned(now) if value else not_(func.coalesce(is_abandoned(now), False))

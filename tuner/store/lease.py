@@ -2,21 +2,53 @@
 
 A claim raises the run's `attempt`; (run id, attempt) is the fencing token (M. Kleppmann, "How to do distributed
 locking", 2016). A worker that slept through its lease is refused even when its clock says otherwise: the clock only
-decides when a take-over may begin, never who may write.
+decides when a take-over may begin, never who may write. That it may begin a `Vigil` confirms, without that clock.
 """
 
-from datetime import datetime
-from typing import Any
+import time
+from collections.abc import Callable, Collection
+from datetime import datetime, timedelta
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, literal, select, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, literal, or_, select, update
 
 from kitsune.errors import LeaseLostError
 from tuner.records import Run, RunStatus
 from tuner.store import tables
+from tuner.store.moments import Instant
 from tuner.store.once import insert_selected
 from tuner.store.rows import from_row
 
+#: A living worker beats every 2 s. Clocks that jump, and machines that wake up, make its lease look ended for so long.
+SETTLE_S: Final = 5.0
+#: A heartbeat that is so far ahead of now is from before the clock was set back.
+AHEAD: Final = timedelta(seconds=60)
+
 _runs = tables.runs
+
+
+class Vigil:
+    """Runs that look abandoned, as one process has watched them by its own monotonic clock.
+
+    No wall clock has a say in it: a run whose heartbeat has not moved for `settle_s` has no living worker.
+    """
+
+    def __init__(self, settle_s: float = SETTLE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settle_s = settle_s
+        self._clock = clock
+        self._since: dict[tuple[str, int, datetime | None], float] = {}
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether any run looked abandoned at the last look."""
+        return bool(self._since)
+
+    def settled(self, connection: Connection, at: Instant) -> list[str]:
+        """Looks once more; the ids of the runs that have stayed as they were for long enough."""
+        now = self._clock()
+        seen = connection.execute(select(_runs.c.id, _runs.c.attempt, _runs.c.heartbeat_at).where(is_abandoned(at)))
+        self._since = {key: self._since.get(key, now) for key in map(tuple, seen)}
+        return [key[0] for key, since in self._since.items() if now - since >= self._settle_s]
 
 
 def try_update(connection: Connection, run: Run, **changes: Any) -> Run | None:
@@ -67,13 +99,22 @@ def lost(connection: Connection, run: Run) -> LeaseLostError:
     return LeaseLostError(f"run {run.id}, attempt {run.attempt}: {why}; nothing was written, stop working on this run")
 
 
-def is_claimable(now: datetime) -> ColumnElement[bool]:
+def is_claimable(now: Instant, settled: Collection[str] | None = None) -> ColumnElement[bool]:
     """Queued, or running under a lease that expired."""
-    return (_runs.c.status == RunStatus.QUEUED) | is_abandoned(now)
+    return (_runs.c.status == RunStatus.QUEUED) | is_abandoned(now, settled)
 
 
-def is_abandoned(now: datetime) -> ColumnElement[bool]:
-    return and_(_runs.c.status == RunStatus.RUNNING, _runs.c.lease_until < now)
+def is_abandoned(now: Instant, settled: Collection[str] | None = None) -> ColumnElement[bool]:
+    """Running, and its lease has ended, or is from before the clock was set back; `settled`: and it is one of them."""
+    watched = [] if settled is None else [_runs.c.id.in_(settled)]
+    is_over = or_(_runs.c.lease_until < now, _runs.c.heartbeat_at > now + AHEAD)
+    return and_(_runs.c.status == RunStatus.RUNNING, is_over, *watched)
+
+
+def is_in_vain(now: Instant, settled: Collection[str] | None, most: int) -> ColumnElement[bool]:
+    """So many deaths in a row, the last one just now, or of a GPU, whose worker has put the run back."""
+    in_queue = and_(_runs.c.status == RunStatus.QUEUED, _runs.c.deaths >= most)
+    return or_(in_queue, and_(is_abandoned(now, settled), _runs.c.deaths + 1 >= most))
 
 
 def _held_by(run: Run) -> ColumnElement[bool]:

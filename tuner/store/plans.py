@@ -35,7 +35,8 @@ from tuner.records import DEFAULT_TEAM, Run
 from tuner.store import tables
 from tuner.store.lease import insert_if_held
 from tuner.store.once import insert_once
-from tuner.store.rows import to_row, utcnow
+from tuner.store.rows import to_row
+from tuner.wall_clock import utcnow
 
 _log = logging.getLogger(__name__)
 _plans = tables.plans

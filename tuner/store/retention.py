@@ -13,7 +13,8 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, 
 from kitsune.errors import ConflictError
 from tuner.records import Run
 from tuner.store import locks, plans, runs, tables
-from tuner.store.rows import from_row, utcnow
+from tuner.store.rows import from_row
+from tuner.wall_clock import utcnow
 
 #: Whoever has just sent an archive is about to submit a run with it.
 ABOUT_TO_SUBMIT: Final = timedelta(hours=1)

@@ -1,7 +1,6 @@
 """Rows and records: a mapping of column values in, a validated record out, and back."""
 
 import json
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import Row, Table
@@ -29,10 +28,6 @@ def from_row(model: type[R], table: Table, row: Row[Any]) -> R:
             f"row {which} of {table.name} is not a {model.__name__} ({' '.join(str(error).split())[:300]}): "
             "it was altered by hand or written by another version; restore the database from a backup"
         ) from error
-
-
-def utcnow() -> datetime:
-    return datetime.now(UTC)
 
 
 def _decoded(table: Table, name: str, value: Any) -> Any:

@@ -1,11 +1,10 @@
 """Runs: the queue and its history. Every function takes a connection and gives records; the caller commits.
 
-Time is an argument (`now`, by default this process's UTC clock), so that tests use a clock of their own and never
-sleep. Clocks of several machines may differ: skew makes a take-over begin earlier or later by as much, and the fence
-(`tuner/store/lease.py`) keeps even that harmless. Keep clocks together within a fraction of a lease.
+Time is an argument (`now`, by default the database's clock, see `tuner/store/moments.py`), so that tests use a clock of
+their own and never sleep. Who may write is decided by the fence (`tuner/store/lease.py`), whatever the clocks say.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Unpack
@@ -30,14 +29,15 @@ from kitsune.screen import clean
 from tuner.records import Run, RunStatus, Verdict
 from tuner.store import plans, tables
 from tuner.store.filters import Filters, conditions
-from tuner.store.lease import is_abandoned, is_claimable, lost, try_update, update_if_held
+from tuner.store.lease import Vigil, is_abandoned, is_claimable, is_in_vain, lost, try_update, update_if_held
+from tuner.store.moments import Instant, current
 from tuner.store.paging import Order, rows_after
-from tuner.store.rows import from_row, to_row, utcnow
+from tuner.store.rows import from_row, to_row
 
 #: A worker that died is replaced after it; a living one renews it every 2 s, or at a third of it.
 LEASE_S = 60.0
-#: So many workers in a row may vanish before they store a trial of a run; then the run is taken for the cause.
-MAX_ATTEMPTS = 3
+#: So many workers in a row vanished without one more trial, not even one that was given up: the run is the cause.
+MAX_DEATHS = 10
 #: A model in the memory of the process that tunes it: no other process can take it over.
 LIVE = "live"
 #: An archive that the database holds, see `Run.archive`: any worker can do it.
@@ -51,7 +51,6 @@ UNFINISHED: Final = tuple(status for status in RunStatus if not status.is_finish
 ENDED: Final = tuple(status for status in RunStatus if status.is_finished)
 
 _runs = tables.runs
-_trials = tables.trials
 
 
 class Sort(StrEnum):
@@ -127,7 +126,7 @@ def page(
     Raises CursorError for a cursor that is not ours, or of a list in another order.
     """
     whose = [] if team is None else [_runs.c.team == team]
-    statement = select(_runs).where(*whose, *conditions(filters, now or utcnow()))
+    statement = select(_runs).where(*whose, *conditions(filters, now or current(connection)))
     order = Order(_runs.c[_COLUMNS.get(sort, sort.value)], _runs.c.id, is_descending)
     rows, end = rows_after(connection, statement, order, after, limit)
     return Page(runs=tuple(from_row(Run, _runs, row) for row in rows), after=end)
@@ -143,7 +142,7 @@ def count(connection: Connection, *, team: str | None = None) -> Mapping[RunStat
 
 def count_lost(connection: Connection, *, team: str, now: datetime | None = None) -> int:
     """How many of those that `count` has as running have lost their worker."""
-    statement = select(func.count()).where(_runs.c.team == team, is_abandoned(now or utcnow()))
+    statement = select(func.count()).where(_runs.c.team == team, is_abandoned(now or current(connection)))
     return connection.scalar(statement) or 0
 
 
@@ -171,7 +170,8 @@ def claim(
     device: str,
     gpu: str | None = None,
     lease_s: float = LEASE_S,
-    max_attempts: int = MAX_ATTEMPTS,
+    vigil: Vigil | None = None,
+    max_deaths: int = MAX_DEATHS,
     now: datetime | None = None,
 ) -> Run | None:
     """The oldest run for such a worker that is queued or whose worker vanished, now its own; None when there is none.
@@ -180,15 +180,17 @@ def claim(
     With `gpu`, the model that it is, a run that was begun on another one is left for its like: its trials were measured
     there.
     Only data is taken, an archive or a name of the zoo: never a live model, nor code in somebody's file.
+    With a `vigil`, a run whose worker vanished is taken over once that has confirmed it.
 
     One conditional UPDATE. `= (scalar subquery)`, not IN: PostgreSQL may run the subquery of IN again and claim more
     than one. Rivals skip locked rows instead of waiting for each other.
     """
-    at = now or utcnow()
-    fail_abandoned(connection, max_attempts=max_attempts, now=at)
+    at = now or current(connection)
+    settled = None if vigil is None else vigil.settled(connection, at)
+    fail_abandoned(connection, settled, max_deaths=max_deaths, now=at)
     oldest = (
         select(_runs.c.id)
-        .where(is_claimable(at), is_data(), _suits(device, gpu))
+        .where(is_claimable(at, settled), is_data(), _suits(device, gpu))
         .order_by(_runs.c.created_at, _runs.c.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -201,26 +203,31 @@ def claim_one(
     connection: Connection, run_id: str, worker: str, *, lease_s: float = LEASE_S, now: datetime | None = None
 ) -> Run | None:
     """This very run, if it is queued or its worker vanished; else None. A local run claims its own."""
-    at = now or utcnow()
+    at = now or current(connection)
     return _taken(connection, update(_runs).where(_runs.c.id == run_id, is_claimable(at)), worker, lease_s, at)
 
 
-def fail_abandoned(connection: Connection, *, max_attempts: int = MAX_ATTEMPTS, now: datetime | None = None) -> int:
-    """Ends runs whose worker vanished and that nobody takes over; returns how many.
+def fail_abandoned(
+    connection: Connection,
+    settled: Collection[str] | None = None,
+    *,
+    max_deaths: int = MAX_DEATHS,
+    now: Instant | None = None,
+) -> int:
+    """Ends runs whose worker vanished and that nobody takes over; returns how many. `settled`: only of these.
 
-    A run that `max_attempts` workers in a row did not survive, and without one more trial, would take down the next one
-    too; a live model is gone with its process, and the code of a local run is nobody else's to start. What has its plan
-    already has finished.
+    A run of which no trial more was stored while `max_deaths` workers in a row vanished, or had their GPU break, would
+    take down the next one too; a live model is gone with its process, and the code of a local run is nobody else's to
+    start. What has its plan already has finished.
     """
-    at = now or utcnow()
-    last = select(func.max(_trials.c.attempt)).where(_trials.c.run_id == _runs.c.id).scalar_subquery()
-    in_vain = _runs.c.attempt - func.coalesce(last, 0)
+    at = current(connection) if now is None else now
     error = "the worker vanished before the run had ended; read the worker's log, then start the run again"
     ended = (
         update(_runs)
-        .where(is_abandoned(at), or_(in_vain >= max_attempts, not_(is_data())))
+        .where(or_(is_in_vain(at, settled, max_deaths), and_(is_abandoned(at, settled), not_(is_data()))))
         .values(
             status=_ended_as(RunStatus.FAILED),
+            deaths=_runs.c.deaths + case((_runs.c.status == RunStatus.RUNNING, 1), else_=0),
             error=case((_runs.c.plan_id.is_(None), error)),
             finished_at=at,
             lease_until=None,
@@ -236,14 +243,14 @@ def heartbeat(connection: Connection, run: Run, *, lease_s: float = LEASE_S, now
     A run that was cancelled meanwhile comes back as such, with nothing extended: the worker stops. Raises
     LeaseLostError when the run is another worker's or has ended.
     """
-    at = now or utcnow()
+    at = now or current(connection)
     extended = try_update(connection, run, heartbeat_at=at, lease_until=at + timedelta(seconds=lease_s))
     if extended is not None:
         return extended
-    current = get(connection, run.id)
-    if current is None or current.attempt != run.attempt or current.status is not RunStatus.CANCELLED:
+    found = get(connection, run.id)
+    if found is None or found.attempt != run.attempt or found.status is not RunStatus.CANCELLED:
         raise lost(connection, run)
-    return current
+    return found
 
 
 def note_inspection(
@@ -260,9 +267,13 @@ def note_inspection(
     )
 
 
-def release(connection: Connection, run: Run) -> Run:
-    """Puts the run back into the queue for anybody. Raises LeaseLostError."""
-    return update_if_held(connection, run, status=RunStatus.QUEUED, worker=None, heartbeat_at=None, lease_until=None)
+def release(connection: Connection, run: Run, *, is_death: bool = False) -> Run:
+    """Puts the run back into the queue for anybody. Raises LeaseLostError.
+
+    `is_death`: something broke under it, which counts as if its worker had vanished.
+    """
+    free = {"status": RunStatus.QUEUED, "worker": None, "heartbeat_at": None, "lease_until": None}
+    return update_if_held(connection, run, **free, deaths=_runs.c.deaths + int(is_death))
 
 
 def keep(connection: Connection, run: Run, plan: Plan, verdict: Verdict) -> Run:
@@ -280,17 +291,15 @@ def finish(
     now: datetime | None = None,
 ) -> Run:
     """Ends the run well, and stores its plan if it has one. Raises LeaseLostError, and then stores neither."""
-    at = now or utcnow()
     if plan is not None:
-        plans.put(connection, plan, run, now=at)
-    return _ended(connection, run, at, RunStatus.FINISHED, **_result(plan, verdict))
+        plans.put(connection, plan, run, now=now)
+    return _ended(connection, run, now or current(connection), RunStatus.FINISHED, **_result(plan, verdict))
 
 
 def fail(connection: Connection, run: Run, error: str, *, now: datetime | None = None) -> Run:
     """Ends the run with the reason why it has no result. Raises LeaseLostError."""
-    return _ended(
-        connection, run, now or utcnow(), RunStatus.FAILED, error=error.replace("\x00", "\N{REPLACEMENT CHARACTER}")
-    )
+    told = error.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    return _ended(connection, run, now or current(connection), RunStatus.FAILED, error=told)
 
 
 def cancel(connection: Connection, run_id: str, *, team: str | None = None, now: datetime | None = None) -> Run | None:
@@ -302,7 +311,7 @@ def cancel(connection: Connection, run_id: str, *, team: str | None = None, now:
     ended = (
         update(_runs)
         .where(is_of(run_id, team), _runs.c.status.in_(UNFINISHED))
-        .values(status=_ended_as(RunStatus.CANCELLED), finished_at=now or utcnow(), lease_until=None)
+        .values(status=_ended_as(RunStatus.CANCELLED), finished_at=now or current(connection), lease_until=None)
         .returning(_runs)
     )
     row = connection.execute(ended).one_or_none()
@@ -364,12 +373,13 @@ def _begins(column: ColumnElement[str], word: str) -> ColumnElement[bool]:
     return func.substr(column, 1, len(word)) == word
 
 
-def _taken(connection: Connection, statement: Update, worker: str, lease_s: float, at: datetime) -> Run | None:
+def _taken(connection: Connection, statement: Update, worker: str, lease_s: float, at: Instant) -> Run | None:
     row = connection.execute(
         statement.values(
             status=RunStatus.RUNNING,
             worker=worker,
             attempt=_runs.c.attempt + 1,
+            deaths=_runs.c.deaths + case((is_abandoned(at), 1), else_=0),
             started_at=func.coalesce(_runs.c.started_at, at, type_=_runs.c.started_at.type),
             heartbeat_at=at,
             lease_until=at + timedelta(seconds=lease_s),
@@ -383,5 +393,5 @@ def _ended_as(status: RunStatus) -> ColumnElement[str]:
     return case((_runs.c.plan_id.is_not(None), RunStatus.FINISHED.value), else_=status.value)
 
 
-def _ended(connection: Connection, run: Run, at: datetime, status: RunStatus, **changes: Any) -> Run:
+def _ended(connection: Connection, run: Run, at: Instant, status: RunStatus, **changes: Any) -> Run:
     return update_if_held(connection, run, status=status, finished_at=at, lease_until=None, **changes)

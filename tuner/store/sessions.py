@@ -13,8 +13,9 @@ from sqlalchemy import Connection, delete, insert, select
 
 from kitsune.record import Record
 from tuner.store import tables
-from tuner.store.rows import from_row, to_row, utcnow
+from tuner.store.rows import from_row, to_row
 from tuner.store.tokens import Token
+from tuner.wall_clock import utcnow
 
 LIFETIME: Final = timedelta(hours=12)
 

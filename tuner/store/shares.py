@@ -11,7 +11,8 @@ from sqlalchemy import Connection, insert, select, update
 
 from kitsune.record import Record
 from tuner.store import runs, tables
-from tuner.store.rows import from_row, to_row, utcnow
+from tuner.store.rows import from_row, to_row
+from tuner.wall_clock import utcnow
 
 _SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 

@@ -13,7 +13,8 @@ from kitsune.record import Record, canonical_json
 from tuner.ids import new_id
 from tuner.records import DEFAULT_TEAM, DEFAULT_TRIALS, Run
 from tuner.store import archives, locks, runs, tables
-from tuner.store.rows import from_row, utcnow
+from tuner.store.rows import from_row
+from tuner.wall_clock import utcnow
 
 _runs = tables.runs
 _submits = tables.submits

@@ -26,7 +26,7 @@ from kitsune.record import Record, canonical_json
 from tuner.records import DEFAULT_TEAM
 
 #: The newest revision in `migrations/versions`; a test compares.
-SCHEMA_REVISION = "0011"
+SCHEMA_REVISION = "0012"
 #: Ours alone: Optuna keeps its own revision in `alembic_version` of the same database.
 VERSION_TABLE = "kitsune_alembic_version"
 
@@ -200,6 +200,7 @@ runs = Table(
     Column("label", Line, nullable=False, server_default=""),
     Column("gain_low", Double),
     Column("owner", Line),
+    Column("deaths", Whole, nullable=False, server_default="0"),
     Index(None, "archive"),
     Index(None, "plan_id"),
     Index(None, "content"),

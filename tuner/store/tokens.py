@@ -19,7 +19,8 @@ from kitsune.errors import StoreError
 from kitsune.record import Record
 from tuner.records import DEFAULT_TEAM
 from tuner.store import tables
-from tuner.store.rows import from_row, to_row, utcnow
+from tuner.store.rows import from_row, to_row
+from tuner.wall_clock import utcnow
 
 #: Secret scanners know a token by its first characters.
 PREFIX: Final = "ksn_"

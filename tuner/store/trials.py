@@ -14,7 +14,8 @@ _trials = tables.trials
 def add(connection: Connection, run: Run, trial: Trial) -> bool:
     """Stores a trial of the run that `run` claimed. A trial may be tried twice but counts once: the first stays.
 
-    Returns whether it was new. Raises LeaseLostError when the run is no longer this worker's.
+    A new one is how the run comes forward, so deaths are counted anew. Returns whether it was new. Raises
+    LeaseLostError when the run is no longer this worker's.
     """
     if trial.run_id != run.id:
         raise StoreError(f"trial {trial.number} belongs to run {trial.run_id}, not to run {run.id}")
@@ -27,7 +28,7 @@ def add(connection: Connection, run: Run, trial: Trial) -> bool:
     )
     is_new = insert_if_held(connection, run, _trials, row)
     if is_new:
-        update_if_held(connection, run, trials=tables.runs.c.trials + 1)
+        update_if_held(connection, run, trials=tables.runs.c.trials + 1, deaths=0)
     return is_new
 
 

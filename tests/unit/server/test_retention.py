@@ -12,7 +12,7 @@ from tests.store.samples import a_run
 from tuner import clearing
 from tuner.records import RunStatus
 from tuner.store import runs
-from tuner.store.rows import utcnow
+from tuner.wall_clock import utcnow
 
 
 def add_old(database, days: float) -> str:

@@ -15,7 +15,7 @@ from tuner.server_ledger import ServerLedger
 from tuner.settings import Settings
 from tuner.store import plans, runs, trials
 from tuner.store.engine import open_database
-from tuner.store.rows import utcnow
+from tuner.wall_clock import utcnow
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from tests.unit.tuner.machine import (
 )
 from tuner.confirmation import PROCESSES
 from tuner.events import Confirming, Inspected, Tried, Trying
+from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP
 from tuner.pace import elapsed_s
 from tuner.protocol import Job, Limits
 from tuner.records import Failure, FailureKind, Source, Verdict
@@ -372,6 +373,25 @@ def test_a_stored_confirmation_that_failed_is_not_repeated():
     events, conclusion = drained(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL).tuning(run, died))
     assert [words(event.knobs) for event in events if isinstance(event, Confirming)] == [COMPILED]
     assert words(conclusion.plan.knobs) == COMPILED
+
+
+@pytest.mark.parametrize(("deaths", "given_up"), [(DEATHS_OF_A_TRIAL - 1, 0), (DEATHS_OF_A_TRIAL, 1), (9, 1)])
+def test_what_workers_in_a_row_vanished_over_is_given_up_once_and_the_search_goes_on(deaths, given_up):
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
+    baseline = Machine(inapplicable=SMALL).tuning(a_run(budget_trials=1))
+    drained(baseline)
+    tuning = machine.tuning(a_run(budget_trials=6, deaths=deaths), baseline.trials[:1])
+    drained(tuning)
+    assert [trial.failure for trial in tuning.trials].count(GIVEN_UP) == given_up
+    assert (tuning.trials[1].failure == GIVEN_UP) is bool(given_up)
+    assert tuning.trials[2].failure is None
+
+
+def test_the_step_as_given_is_measured_however_many_workers_vanished():
+    tuning = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL).tuning(a_run(budget_trials=6, deaths=9))
+    drained(tuning)
+    assert tuning.trials[0].failure is None
+    assert tuning.trials[1].failure == GIVEN_UP
 
 
 def test_time_that_was_spent_before_counts():

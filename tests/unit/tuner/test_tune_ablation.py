@@ -19,9 +19,10 @@ from tests.unit.tuner.machine import (
 )
 from tuner.ablation import UNREACHED, ablation_of
 from tuner.events import Ablating, Event, Tried
+from tuner.fitness import GIVEN_UP
 from tuner.protocol import Job
 from tuner.records import Failure, FailureKind, Run, Source, Trial
-from tuner.tune import ABLATION_ROUNDS, GIVEN_UP, Tuning
+from tuner.tune import ABLATION_ROUNDS, Tuning
 from tuner.verdicts import CANDIDATE, EAGER, words
 
 TIMES = {

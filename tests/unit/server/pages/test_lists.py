@@ -14,9 +14,9 @@ from tests.unit.server.conftest import made
 from tests.unit.server.pages.conftest import assert_page
 from tuner.records import RunStatus, Verdict
 from tuner.store import runs
-from tuner.store.rows import utcnow
 from tuner.store.runs import Sort
 from tuner.store.tokens import Scope
+from tuner.wall_clock import utcnow
 
 H200 = an_environment()
 A100 = an_environment(gpu="NVIDIA A100")

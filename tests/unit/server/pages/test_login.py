@@ -13,8 +13,8 @@ from server.pages.login import own_path
 from tests.unit.server.conftest import bearer, expired, made, revoked, secret
 from tests.unit.server.pages.conftest import assert_page, csrf_of, signed_in
 from tuner.store import tokens
-from tuner.store.rows import utcnow
 from tuner.store.tokens import Scope, new_secret
+from tuner.wall_clock import utcnow
 
 
 def sign_in(client, token: str, place: str = "", **headers: str):

@@ -1,0 +1,23 @@
+"""How many workers a run has lost since it last came forward: what killed them is given up, and not the run.
+
+Runs that are there already have lost none.
+
+Revision ID: 0012
+Revises: 0011
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0012"
+down_revision = "0011"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("kitsune_runs", sa.Column("deaths", sa.BigInteger(), nullable=False, server_default="0"))
+
+
+def downgrade() -> None:
+    op.drop_column("kitsune_runs", "deaths")
