@@ -101,7 +101,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.pace",
         "tuner.work",
     ),
-    ("tuner.planted", "tuner.standings"),
+    ("tuner.confirming", "tuner.planted", "tuner.standings"),
     ("tuner.tune",),
     ("tuner.worker",),
     ("tuner.api", "tuner.views"),
