@@ -24,7 +24,7 @@ from tuner.events import Started
 from tuner.fitness import Fitness
 from tuner.ids import new_id
 from tuner.interrupts import Interrupts, no_interrupts
-from tuner.records import DEFAULT_TRIALS, Run, Trial
+from tuner.records import Run, Trial
 from tuner.settings import Settings
 from tuner.store import runs, trials
 from tuner.store.engine import open_database
@@ -99,7 +99,8 @@ def tune(
 ) -> Plan:
     """The best measured plan for this training step on the device of the model; model, optimizer and RNG stay as given.
 
-    `budget` is seconds or "90s", "5m", "1h"; `trials` a number of configurations; 25 trials when neither is given.
+    `budget` is seconds or "90s", "5m", "1h"; `trials` a number of configurations; without either a first look at the
+    model gives a budget.
     `ablation`: whether it is measured afterwards, in what is left of a budget of time, what each choice gives.
     Raises ExportError when the model cannot travel to the measuring process, BaselineError when the step fails as
     given, NoTrialError when nothing could be measured. Ctrl-C ends the search: the best so far is confirmed and
@@ -152,7 +153,7 @@ def new_run(
         id=new_id(),
         workload=workload,
         device=device,
-        budget_trials=DEFAULT_TRIALS if trials is None and budget_s is None else trials,
+        budget_trials=trials,
         budget_s=budget_s,
         seed=seed,
         created_at=datetime.now(UTC),

@@ -63,7 +63,8 @@ class Confirmation:
     """One candidate on its way. `job` makes jobs of this run, `is_late` tells that its time is over.
 
     So many processes that it may be told from the best stock configuration: fewer where something equal was proven
-    before, and where time ends. `proof_s`: what the long look at the numbers may take (None: two minutes).
+    before, and where time ends. `proof_s`: what the long look at the numbers may take (None: two minutes); there is
+    none where `proof` is one of an equal plan.
     """
 
     work: Work
@@ -76,8 +77,8 @@ class Confirmation:
     at_once: int
     prior: Prior | None = None
     proof_s: float | None = None
+    proof: LongProof | None = None
     _measured: list[Measurement] = field(default_factory=list)
-    _proof: LongProof | None = None
     _unproven: str = ""
 
     def steps(self) -> Generator[Event, None, Confirmed | None]:
@@ -97,7 +98,7 @@ class Confirmation:
                 self.at_once = 1
                 jobs.append(begun.job)
             elif isinstance(done.outcome, LongProof):
-                self._proof = done.outcome
+                self.proof = done.outcome
             elif isinstance(done.outcome, Measurement):
                 self._measured.append(done.outcome)
                 yield Tried(self.work.keep(begun, done, decide(self._measured, self.prior).comparison))
@@ -106,7 +107,7 @@ class Confirmation:
                 yield Tried(self.work.keep(begun, done))
                 return None
         return Confirmed(
-            self._measured, decide(self._measured, self.prior), self._numerics(), self._proof, self._unproven
+            self._measured, decide(self._measured, self.prior), self._numerics(), self.proof, self._unproven
         )
 
     def _jobs(self) -> list[Job]:
@@ -115,7 +116,7 @@ class Confirmation:
         timed = self.job(confirmation_arms(self.first.knobs, stock), ROUNDS, numerics=False)
         again = [timed] * ((PROCESSES if self.prior is None else AGAIN) - 1)
         jobs = [timed.model_copy(update={"timeline": True}), *again]
-        if not self.first.knobs:
+        if not self.first.knobs or self.proof is not None:
             return jobs
         arms = (ArmSpec(name=EAGER), ArmSpec(name=CANDIDATE, knobs=self.first.knobs))
         return [self.job(arms, ROUNDS, kind="prove", budget_s=self.proof_s), *jobs]

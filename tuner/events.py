@@ -28,6 +28,14 @@ class Inspected:
 
 
 @dataclass(frozen=True, slots=True)
+class Budgeted:
+    """Nobody named a budget, so that one was taken from the first look; `words` say so."""
+
+    budget_s: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class Trying:
     """A trial begins; `total` is None when the budget is time. No Tried follows when the user interrupts it.
 
@@ -73,4 +81,4 @@ class Ablating:
     left_out: tuple[str, ...]
 
 
-Event = Started | Inspected | Trying | Tried | PlayingOff | Confirming | Ablating
+Event = Started | Inspected | Budgeted | Trying | Tried | PlayingOff | Confirming | Ablating

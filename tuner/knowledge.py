@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kitsune.proof import LongProof
 from tuner.confirmation import Prior
 from tuner.protocol import Inspection
 from tuner.records import Trial
@@ -20,13 +21,17 @@ ENOUGH: Final = 3
 class Knowledge:
     """`winners`: what won in earlier runs, the nearest first.
 
-    `proven`: the plan of an earlier, whole search of this very step with an equal torch, driver and model of GPU, and
-    `prior` how far its processes lay apart, where that is known.
+    `proven`: the plan of an earlier search of this very step, as long as this one, with an equal torch, driver and GPU;
+    `prior` how far its processes lay apart, and `proof` the long look at its numbers, where these are known.
     """
 
     winners: Sequence[Configuration] = ()
     proven: Configuration | None = None
     prior: Prior | None = None
+    proof: LongProof | None = None
+
+    def proof_for(self, knobs: Configuration) -> LongProof | None:
+        return self.proof if self.proven is not None and dict(self.proven) == dict(knobs) else None
 
     def prior_for(self, knobs: Configuration) -> Prior | None:
         return self.prior if self.proven is not None and dict(self.proven) == dict(knobs) else None

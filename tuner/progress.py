@@ -13,7 +13,7 @@ from rich.table import Column
 from rich.text import Text
 
 from kitsune.screen import clean, duration, factor, stderr, step_time
-from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
+from tuner.events import Ablating, Budgeted, Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
 from tuner.protocol import Inspection
 from tuner.records import Run, Trial
 from tuner.search import best, speedup
@@ -41,6 +41,8 @@ class Standing:
     def hear(self, event: Event) -> None:
         if isinstance(event, Started):
             self.run, self.began_at, self.doing = event.run, self.clock(), "running the step as given"
+        elif isinstance(event, Budgeted) and self.run is not None:
+            self.run = self.run.evolve(budget_s=event.budget_s)
         elif isinstance(event, Trying):
             total = f" of {event.total}" if event.total else ""
             self.doing = f"trial {event.number + 1}{total}: {words(event.proposal.knobs)}"
@@ -187,6 +189,8 @@ def opening(event: Event) -> Iterator[str]:
     elif isinstance(event, Inspected):
         yield _as_given(event.inspection)
         yield from event.inspection.notes
+    elif isinstance(event, Budgeted):
+        yield event.words
 
 
 def _as_given(found: Inspection) -> str:

@@ -13,11 +13,12 @@ from kitsune.errors import BaselineError, NoTrialError, WorkloadError
 from kitsune.plan import Match, Plan
 from kitsune.timeline import Timeline
 from tuner.ablation import Chunk, arms_without, next_chunk
+from tuner.budget import suggested_budget_s, told
 from tuner.confirmation import PROCESSES
 from tuner.confirming import Confirmation
 from tuner.contenders import contenders_of
 from tuner.crew import Children, Crew, Finished
-from tuner.events import Ablating, Event, Inspected, PlayingOff, Tried, Trying
+from tuner.events import Ablating, Budgeted, Event, Inspected, PlayingOff, Tried, Trying
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.knowledge import AGAIN, Knowledge, nothing_known
@@ -102,6 +103,7 @@ class Tuning:
     knows: Callable[[Inspection], Knowledge] = nothing_known
     interrupted: bool = False
     _begin_s: float = field(init=False)
+    _budget_s: float | None = field(init=False)
     _deaths: int = field(init=False)
     _space: Space = field(init=False)
     _known: Knowledge = field(init=False, default_factory=Knowledge)
@@ -112,7 +114,7 @@ class Tuning:
 
     def __post_init__(self) -> None:
         self._begin_s = self.clock() - elapsed_s(self.trials)
-        self._deaths = self.run.deaths
+        self._budget_s, self._deaths = self.run.budget_s, self.run.deaths
         self._space = Space.of(self.run.inapplicable)
 
     def steps(self) -> Steps:
@@ -129,6 +131,9 @@ class Tuning:
             yield Inspected(inspection)
             self._space = Space.of(inspection.inapplicable)
             self._at_once, self._step_s = at_once(inspection, cores()), inspection.step_ms / 1e3
+            if self.run.budget_s is None and self.run.budget_trials is None:
+                self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
+                yield Budgeted(self._budget_s, told(self._budget_s, self._space))
             self._known = self.knows(inspection)
             yield from self._search()
             yield from self._play_off()
@@ -272,12 +277,13 @@ class Tuning:
                 first,
                 best_stock(unrefused(self.trials)),
                 self._job,
-                lambda: limits_within(self._left_s() + OVERTIME * (self.run.budget_s or 0.0)),
+                lambda: limits_within(self._left_s() + OVERTIME * (self._budget_s or 0.0)),
                 lambda: self._left_s() <= 0,
                 self.check,
                 self._at_once,
                 self._known.prior_for(first.knobs),
                 self._proof_s(),
+                self._known.proof_for(first.knobs),
             )
             confirmed = yield from confirmation.steps()
             if confirmed is not None:
@@ -316,25 +322,26 @@ class Tuning:
         return arms * expected_s(plan.knobs, of_plan, self._space)
 
     def _job(self, arms: tuple[ArmSpec, ...], rounds: int, **more: object) -> Job:
-        reference_s = None if self.run.budget_s is None else REFERENCE_SHARE * self.run.budget_s
+        reference_s = None if self._budget_s is None else REFERENCE_SHARE * self._budget_s
         given: dict[str, Any] = {"workload": self.spec, "device": self.run.device, "seed": self.run.seed}
         given |= {"folder": self._folder, "reference_s": reference_s, "step_ms": 1e3 * self._step_s or None}
         return Job.model_validate({**given, "arms": arms, "rounds": rounds, **more})
 
     def _left_s(self) -> float:
         """Seconds of the budget that are left; infinite when only trials are counted."""
-        return math.inf if self.run.budget_s is None else self.run.budget_s - (self.clock() - self._begin_s)
+        return math.inf if self._budget_s is None else self._budget_s - (self.clock() - self._begin_s)
 
     def _reserve_s(self) -> float:
         """What confirming the leader may take."""
         first, stock = leader(self.trials), best_stock(unrefused(self.trials))
         knobs: Configuration = {} if first is None else first.knobs
         processes = PROCESSES if self._known.prior_for(knobs) is None else AGAIN
-        proven_s = 0.0 if first is None or not knobs else proof_s(self._proof_s(), self._step_s) + own_s(first)
+        is_proven = first is None or not knobs or self._known.proof_for(knobs) is not None
+        proven_s = 0.0 if is_proven or first is None else proof_s(self._proof_s(), self._step_s) + own_s(first)
         return confirmation_s(first, stock, processes, self._at_once) + proven_s / self._at_once
 
     def _proof_s(self) -> float:
-        return PROOF_S if self.run.budget_s is None else min(PROOF_S, PROOF_SHARE * self.run.budget_s)
+        return PROOF_S if self._budget_s is None else min(PROOF_S, PROOF_SHARE * self._budget_s)
 
     def _search_limits(self) -> Limits:
         return limits_within(self._left_s() - self._reserve_s())

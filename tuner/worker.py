@@ -31,7 +31,10 @@ from kitsune.errors import (
 from kitsune.screen import headline
 from tuner import faults
 from tuner.events import Event, Inspected, Tried
+from tuner.knowledge import Knowledge
 from tuner.patience import pauses, rest
+from tuner.protocol import Inspection
+from tuner.recall import knowledge_of
 from tuner.records import Run, RunStatus, Verdict
 from tuner.store import plans, runs, timelines, trials
 from tuner.store.database import Database
@@ -137,7 +140,7 @@ def carry_out(
         ledger = Ledger(database, run, check, patience_s)
         try:
             known = ledger.write(lambda connection, run: trials.list_of(connection, run.id))
-            tuning = make(run=run, trials=known, check=check)
+            tuning = make(run=run, trials=known, check=check, knows=partial(_knowledge, ledger))
             kept = ledger.write(_kept)
             conclusion = kept or _follow(tuning.steps(), ledger, tell, diagnose)
             ledger.write(partial(runs.keep, plan=conclusion.plan, verdict=conclusion.verdict))
@@ -225,6 +228,11 @@ def _store(event: Event, ledger: "Ledger") -> None:
     elif isinstance(event, Tried):
         trial = event.trial
         ledger.write(lambda connection, run: trials.add(connection, run, trial))
+
+
+def _knowledge(ledger: "Ledger", inspection: Inspection) -> Knowledge:
+    """What the store tells of earlier runs of this team."""
+    return ledger.write(lambda connection, run: knowledge_of(connection, run, inspection))
 
 
 def _kept(connection: Connection, run: Run) -> Conclusion | None:
