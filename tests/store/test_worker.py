@@ -32,6 +32,7 @@ from tuner.records import Run, RunStatus, Source, Verdict
 from tuner.store import runs, tables
 from tuner.store.engine import open_database
 from tuner.verdicts import words
+from tuner.wall_clock import utcnow
 
 
 class PowerCutError(BaseException):
@@ -199,6 +200,24 @@ def test_another_worker_goes_on_with_what_is_stored(database, machine, died_afte
     assert len(machine.jobs) == max(0, 6 - died_after) + PROCESSES
     assert len(tried) == max(6, died_after) + PROCESSES
     assert (finished.status, finished.attempt, words(conclusion.plan.knobs)) == (RunStatus.FINISHED, 2, GRAPH)
+
+
+@pytest.mark.parametrize("confirmed", [1, PROCESSES])
+def test_a_run_that_kills_every_worker_while_it_is_confirmed_is_given_up(database, machine, confirmed):
+    """The next worker confirms from the beginning, so what was confirmed does not bring the run forward."""
+    run = claimed(database, workload="zoo:mlp")
+    now, attempts, heir = utcnow(), 0, run
+    while heir is not None:
+        attempts += 1
+        assert attempts <= runs.MAX_DEATHS, "it is never given up"
+        with pytest.raises(PowerCutError):
+            carried_out(database, heir, machine, on_confirmed(confirmed, raising(PowerCutError())))
+        now += timedelta(hours=1)
+        with database.begin() as connection:
+            heir = runs.claim(connection, "heir", device="cpu", now=now)
+    found, tried = stored(database, run)
+    assert (found.status, found.deaths, found.plan_id) == (RunStatus.FAILED, runs.MAX_DEATHS, None)
+    assert len(tried) == 6 + runs.MAX_DEATHS * confirmed
 
 
 # Leases ---------------------------------------------------------------------------------------------------------------

@@ -205,3 +205,4 @@ def test_a_worker_that_dies_before_the_plan_is_stored_confirms_again(database, m
     found, tried = stored(database, run)
     assert (found.status, written_plans(database), len(left_out(tried))) == (RunStatus.FINISHED, 1, 2)
     assert confirmed(tried) == 2 * PROCESSES
+    assert found.deaths == 0
