@@ -82,13 +82,13 @@ def tried() -> tuple[list[Trial], Plan]:
     """The trials of a run, and the plan that came of them."""
     run = stories.a_gpu_run()
     search, confirmed = stories.searched(run), stories.confirmation(run, 2.51, 3.31)
-    rest = [stories.playoff(run), confirmed, *stories.ablation(run)]
+    rest = [stories.playoff(run), *confirmed, *stories.ablation(run)]
     for number in range(len(search), TRIALS - len(rest)):
         found = stories.against_eager(stories.BEST, 2.8 + 0.05 * number, 0.5, number)
         search.append(stories.trial(run, number, Source.TPE, stories.BEST, found))
     trials = [trial.model_copy(update={"number": number}) for number, trial in enumerate([*search, *rest])]
     assert len(trials) == TRIALS
-    return trials, stories.plan_of(run, [*search, confirmed])
+    return trials, stories.plan_of(run, [*search, *confirmed])
 
 
 def machine(gpu: str) -> Environment:

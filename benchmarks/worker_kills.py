@@ -19,6 +19,7 @@ from benchmarks.audit import unfinished
 from kitsune.submission.archive import Archive
 from tests.e2e.command import Command
 from tests.processes import children, is_gone
+from tuner.confirmation import PROCESSES
 from tuner.records import RunStatus
 from tuner.store import archives, tables
 from tuner.store.database import Database
@@ -35,17 +36,17 @@ STAGES: Final = {
     "as given: ": "trial",
     " against each other": "playoff",
     "measuring the best afresh": "confirm",
-    "[confirm] ": "finish",
     " has finished: ": "between runs",
     " has failed: ": "between runs",
 }
-#: Kills are aimed: from a word of the worker on, within so many seconds by chance.
+CONFIRMED: Final = "[confirm] "  # said once for each process
+#: Kills are aimed: from a word of the worker on that it has said so often, within so many seconds by chance.
 AIMS: Final = (
-    ("worker ", 0.08),
-    (": archive on ", 4.0),
-    ("as given: ", 20.0),
-    ("measuring the best afresh", 6.0),
-    ("[confirm] ", 0.08),
+    ("worker ", 1, 0.08),
+    (": archive on ", 1, 4.0),
+    ("as given: ", 1, 20.0),
+    ("measuring the best afresh", 1, 6.0),
+    (CONFIRMED, PROCESSES, 0.08),
 )
 
 
@@ -59,17 +60,18 @@ class Kill:
 
 @dataclass(slots=True)
 class Victim:
-    """A worker that will be killed, `within_s` after it has said `word`."""
+    """A worker that will be killed, `within_s` after it has said `word` so many `times`."""
 
     command: Command
     word: str
+    times: int
     within_s: float
     patience_ends: float
     due: float | None = None
 
     def is_due(self) -> bool:
         now = time.monotonic()
-        if self.due is None and (self.word in said(self.command) or now > self.patience_ends):
+        if self.due is None and (said(self.command).count(self.word) >= self.times or now > self.patience_ends):
             self.due = now + random.uniform(0, self.within_s)
         return self.due is not None and now >= self.due
 
@@ -137,10 +139,10 @@ class Campaign:
         """Measuring processes that have outlived the workers that started them."""
         return {child for child in self.children if not is_gone(child, 0.1) and is_ours(child)}
 
-    def _victim(self, word: str, within_s: float) -> Victim:
+    def _victim(self, word: str, times: int, within_s: float) -> Victim:
         if unfinished(self.database) <= self.seats:
             self.submit(1)
-        return Victim(self._hire(), word, within_s, time.monotonic() + PATIENCE_S)
+        return Victim(self._hire(), word, times, within_s, time.monotonic() + PATIENCE_S)
 
     def _hire(self) -> Command:
         """Its temporary files are in our folder, since nobody clears away those of the dead."""
@@ -171,7 +173,7 @@ class Campaign:
             return connection.scalar(select(run.id).where(run.status == RunStatus.RUNNING, run.worker == name))
 
 
-def shuffled(aims: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float]]:
+def shuffled(aims: Iterable[tuple[str, int, float]]) -> Iterator[tuple[str, int, float]]:
     """Each as often as the others, in an order by chance."""
     return cycle(random.sample([*aims] * 8, k=8 * len([*aims])))
 
@@ -181,14 +183,25 @@ def said(command: Command) -> str:
 
 
 def stage_of(command: Command) -> str:
-    """Where it was, by the last that it said."""
-    for line in reversed(said(command).splitlines()):
+    """Where it was, by the last that it said of the run that it held last."""
+    lines = said(command).splitlines()
+    for line in reversed(lines):
+        if line.startswith(CONFIRMED):
+            return "finish" if _confirmed(lines) == PROCESSES else "confirm"
         for word, stage in STAGES.items():
             if word in line:
                 return stage
         if line.startswith("["):
             return "playoff" if line.startswith("[playoff]") else "trial"
     return "start"
+
+
+def _confirmed(lines: Iterable[str]) -> int:
+    """Processes of the last confirmation."""
+    confirmed = 0
+    for line in lines:
+        confirmed = 0 if "measuring the best afresh" in line else confirmed + line.startswith(CONFIRMED)
+    return confirmed
 
 
 def is_ours(process: int) -> bool:

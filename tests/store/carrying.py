@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from typing import Any
 
 from sqlalchemy import text, update
 
 from tests.store.samples import a_run
 from tests.unit.tuner.machine import Machine
-from tuner.events import Event, Trying
-from tuner.records import Run, Trial
+from tuner.events import Event, Tried, Trying
+from tuner.records import Run, Source, Trial
 from tuner.store import runs, tables, trials
 from tuner.store.database import Database
 from tuner.store.engine import open_database
@@ -50,6 +51,17 @@ def on_trial(number: int, act: Callable[[], object]) -> Callable[[Event], None]:
 
     def tell(event: Event) -> None:
         if isinstance(event, Trying) and event.number == number:
+            act()
+
+    return tell
+
+
+def on_confirmed(number: int, act: Callable[[], object]) -> Callable[[Event], None]:
+    """A `tell` that acts when so many processes have confirmed the best."""
+    told = count(1)
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Tried) and event.trial.source is Source.CONFIRM and next(told) == number:
             act()
 
     return tell

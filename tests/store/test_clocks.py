@@ -7,6 +7,7 @@ import pytest
 
 from kitsune import cli
 from tests.store.carrying import claimed
+from tests.store.conftest import Postgres
 from tuner import faults
 from tuner.records import Run, RunStatus
 from tuner.store import runs
@@ -50,15 +51,15 @@ def beat(database: Database, run: Run) -> None:
         runs.heartbeat(connection, run, now=utcnow() - timedelta(seconds=faults.seconds("clock-ahead")))
 
 
-def test_a_worker_three_minutes_fast_steals_nothing_on_postgresql(database: Database, caplog) -> None:
-    if database.engine.dialect.name != "postgresql":
-        pytest.skip("a file is on one machine, which has one clock")
-    run = claimed(database, workload="zoo:mlp")
-    jump(180)
-    assert (utcnow() - timedelta(seconds=170)).timestamp() > run.heartbeat_at.timestamp()  # so the fault has struck
-    assert "planted fault clock-ahead=180 strikes" in caplog.text
-    assert taken(database, None) is None
-    assert skew_s(database) > 170
+def test_a_worker_three_minutes_fast_steals_nothing_on_postgresql(postgres: Postgres, caplog) -> None:
+    """A file is on one machine, which has one clock."""
+    with open_database(postgres.create()) as database:
+        run = claimed(database, workload="zoo:mlp")
+        jump(180)
+        assert (utcnow() - timedelta(seconds=170)).timestamp() > run.heartbeat_at.timestamp()  # so the fault has struck
+        assert "planted fault clock-ahead=180 strikes" in caplog.text
+        assert taken(database, None) is None
+        assert skew_s(database) > 170
 
 
 @pytest.mark.parametrize("seconds", [180, HOUR_S, -HOUR_S])

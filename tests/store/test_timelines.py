@@ -10,6 +10,7 @@ from kitsune.timeline import Timeline
 from tests.store.carrying import carried_out, claimed, stored
 from tests.store.samples import a_timeline
 from tests.unit.tuner.machine import GRAPH_WINS, SMALL, Machine
+from tuner.confirmation import PROCESSES
 from tuner.protocol import Job
 from tuner.records import Measurement, RunStatus, Source
 from tuner.store import retention, runs, tables, timelines
@@ -121,8 +122,9 @@ def test_a_worker_keeps_the_launches_of_the_confirmed_plan_beside_its_trials(dat
     assert found.status is RunStatus.FINISHED
     assert kept(database, found) == conclusion.timeline
     assert conclusion.timeline is not None
-    assert conclusion.timeline.told == f"of child {len(tried) - 1}"
-    assert tried[-1].source is Source.CONFIRM
+    assert {trial.source for trial in tried[-PROCESSES:]} == {Source.CONFIRM}
+    assert conclusion.timeline.told == f"of child {len(tried) - PROCESSES}", "the first of those that confirm"
+    assert [job.timeline for job in machine.jobs].count(True) == 1
     with database.read() as connection:
         measured = connection.scalars(select(tables.trials.c.measurement)).all()
     assert not any("of child" in each for each in measured)

@@ -10,16 +10,29 @@ import pytest
 from sqlalchemy import event, func, select, text
 
 from kitsune.errors import BaselineError, LeaseLostError, NoTrialError, StoreBusyError, StoreFullError
-from tests.store.carrying import cancel, carried_out, claimed, locked, on_trial, raising, stored, taken_over, wait_until
+from tests.store.carrying import (
+    cancel,
+    carried_out,
+    claimed,
+    locked,
+    on_confirmed,
+    on_trial,
+    raising,
+    stored,
+    taken_over,
+    wait_until,
+)
 from tests.store.conftest import Postgres
 from tests.unit.tuner.machine import GRAPH, GRAPH_WINS, SMALL, Machine, failure
 from tuner import worker
+from tuner.confirmation import PROCESSES
 from tuner.events import Event, Inspected, Tried
 from tuner.protocol import Job
 from tuner.records import Run, RunStatus, Source, Verdict
 from tuner.store import runs, tables
 from tuner.store.engine import open_database
 from tuner.verdicts import words
+from tuner.wall_clock import utcnow
 
 
 class PowerCutError(BaseException):
@@ -42,7 +55,7 @@ def test_a_run_is_carried_out_and_everything_is_kept(database, machine):
     assert (found.status, found.verdict, found.fingerprint) == (RunStatus.FINISHED, Verdict.FASTER, "f")
     assert found.inapplicable == SMALL
     assert found.environment == conclusion.plan.environment
-    assert [trial.source is Source.CONFIRM for trial in tried] == [False] * 6 + [True]
+    assert [trial.source is Source.CONFIRM for trial in tried] == [False] * 6 + [True] * PROCESSES
     assert all(trial.measurement is not None for trial in tried)
     with database.read() as connection:
         assert connection.execute(select(tables.plans.c.plan_id)).all() == [(found.plan_id,)]
@@ -61,7 +74,7 @@ def test_what_is_told_is_stored_already(database, machine):
         assert bool(found.fingerprint) == any(isinstance(event, Inspected) for event in told)
 
     carried_out(database, run, machine, tell)
-    assert len([event for event in told if isinstance(event, Tried)]) == 7
+    assert len([event for event in told if isinstance(event, Tried)]) == 6 + PROCESSES
 
 
 def test_a_failed_trial_is_stored_with_its_reason(database, machine):
@@ -121,16 +134,17 @@ def test_an_interrupted_search_keeps_the_best(database, machine):
     finished, conclusion = carried_out(database, run, machine)
     assert conclusion.interrupted
     assert (finished.status, words(conclusion.plan.knobs)) == (RunStatus.FINISHED, GRAPH)
-    assert len(stored(database, run)[1]) == 6
+    assert len(stored(database, run)[1]) == 5 + PROCESSES
 
 
-def test_an_interrupted_confirmation_puts_the_run_back(database, machine):
+@pytest.mark.parametrize("confirmed", [0, PROCESSES - 1])
+def test_an_interrupted_confirmation_puts_the_run_back(database, machine, confirmed):
     run = claimed(database)
-    machine.answer = interrupted_at(6)
+    machine.answer = interrupted_at(6 + confirmed)
     with pytest.raises(KeyboardInterrupt):
         carried_out(database, run, machine)
     found, tried = stored(database, run)
-    assert (found.status, found.worker, found.plan_id, len(tried)) == (RunStatus.QUEUED, None, None, 6)
+    assert (found.status, found.worker, found.plan_id, len(tried)) == (RunStatus.QUEUED, None, None, 6 + confirmed)
 
 
 def test_a_live_model_cannot_be_put_back(database, machine):
@@ -159,9 +173,9 @@ def test_an_interrupt_is_not_hidden_by_a_claim_that_is_void(database, machine, c
 # Going on -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("died_after", [0, 3, 6, 7])
+@pytest.mark.parametrize("died_after", [0, 3, 6, 7, 6 + PROCESSES])
 def test_another_worker_goes_on_with_what_is_stored(database, machine, died_after):
-    """7: the confirmation was stored, the end of the run was not."""
+    """7: the confirmation had begun. 6 + PROCESSES: all of it was stored, the end of the run was not."""
     run = claimed(database)
     count = iter(range(1, 100))
 
@@ -183,8 +197,27 @@ def test_another_worker_goes_on_with_what_is_stored(database, machine, died_afte
     searched = [words(trial.knobs) for trial in tried if trial.source is not Source.CONFIRM]
     assert len(searched) == len(set(searched)) == 6
     assert [trial.number for trial in tried] == list(range(len(tried)))
-    assert len(machine.jobs) == max(0, 6 - died_after) + 1
+    assert len(machine.jobs) == max(0, 6 - died_after) + PROCESSES
+    assert len(tried) == max(6, died_after) + PROCESSES
     assert (finished.status, finished.attempt, words(conclusion.plan.knobs)) == (RunStatus.FINISHED, 2, GRAPH)
+
+
+@pytest.mark.parametrize("confirmed", [1, PROCESSES])
+def test_a_run_that_kills_every_worker_while_it_is_confirmed_is_given_up(database, machine, confirmed):
+    """The next worker confirms from the beginning, so what was confirmed does not bring the run forward."""
+    run = claimed(database, workload="zoo:mlp")
+    now, attempts, heir = utcnow(), 0, run
+    while heir is not None:
+        attempts += 1
+        assert attempts <= runs.MAX_DEATHS, "it is never given up"
+        with pytest.raises(PowerCutError):
+            carried_out(database, heir, machine, on_confirmed(confirmed, raising(PowerCutError())))
+        now += timedelta(hours=1)
+        with database.begin() as connection:
+            heir = runs.claim(connection, "heir", device="cpu", now=now)
+    found, tried = stored(database, run)
+    assert (found.status, found.deaths, found.plan_id) == (RunStatus.FAILED, runs.MAX_DEATHS, None)
+    assert len(tried) == 6 + runs.MAX_DEATHS * confirmed
 
 
 # Leases ---------------------------------------------------------------------------------------------------------------
@@ -211,13 +244,9 @@ def test_who_lost_the_run_stops_and_writes_nothing_more(database, machine, how, 
 @pytest.mark.parametrize("how", [cancel, taken_over])
 def test_who_lost_the_run_at_the_very_end_stores_no_plan(database, machine, how):
     run = claimed(database)
-
-    def tell(event: Event) -> None:
-        if isinstance(event, Tried) and event.trial.source is Source.CONFIRM:
-            how(database, run)
-
     with pytest.raises(LeaseLostError):
-        carried_out(database, run, machine, tell)
+        carried_out(database, run, machine, on_confirmed(PROCESSES, lambda: how(database, run)))
+    assert len(stored(database, run)[1]) == 6 + PROCESSES
     with database.read() as connection:
         assert connection.scalar(select(func.count()).select_from(tables.plans)) == 0
 
@@ -344,4 +373,4 @@ def test_connections_that_break_during_a_trial(postgres: Postgres, machine):
         run = claimed(database)
         finished, _ = carried_out(database, run, machine)
         assert finished.status is RunStatus.FINISHED, "the next write connects again"
-        assert len(stored(database, run)[1]) == 7
+        assert len(stored(database, run)[1]) == 6 + PROCESSES

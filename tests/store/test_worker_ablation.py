@@ -9,10 +9,11 @@ from sqlalchemy import func, select
 
 from benchmarks.audit import audited
 from kitsune.errors import LeaseLostError, StoppedError
-from tests.store.carrying import cancel, carried_out, claimed, raising, stored, taken_over
+from tests.store.carrying import cancel, carried_out, claimed, on_confirmed, raising, stored, taken_over
 from tests.unit.tuner.machine import ENVIRONMENT, GRAPH, GRAPH_WINS, SMALL, Machine
 from tuner.ablation import UNREACHED, ablation_of
-from tuner.events import Ablating, Event, Tried
+from tuner.confirmation import PROCESSES
+from tuner.events import Ablating, Event
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP
 from tuner.records import Run, RunStatus, Source, Trial
 from tuner.store import plans, runs, tables
@@ -49,6 +50,10 @@ def left_out(tried: list[Trial]) -> list[Trial]:
     return [trial for trial in tried if trial.source is Source.ABLATION]
 
 
+def confirmed(tried: list[Trial]) -> int:
+    return sum(trial.source is Source.CONFIRM for trial in tried)
+
+
 def written_plans(database: Database) -> int:
     with database.read() as connection:
         return connection.scalar(select(func.count()).select_from(tables.plans)) or 0
@@ -59,7 +64,7 @@ def assert_whole(database: Database, run: Run) -> tuple[Run, list[Trial]]:
     assert audited(database, [run.id]).faults == []
     found, tried = stored(database, run)
     assert (found.status, written_plans(database)) == (RunStatus.FINISHED, 1)
-    assert sum(trial.source is Source.CONFIRM for trial in tried) == 1
+    assert confirmed(tried) == PROCESSES
     return found, tried
 
 
@@ -193,14 +198,11 @@ def test_a_run_that_kills_every_worker_ends_with_its_plan(database):
 
 def test_a_worker_that_dies_before_the_plan_is_stored_confirms_again(database, machine):
     run = claimed(database)
-
-    def die(event: Event) -> None:
-        if isinstance(event, Tried) and event.trial.source is Source.CONFIRM:
-            raise PowerCutError
-
     with pytest.raises(PowerCutError):
-        carried_out(database, run, machine, die)
+        carried_out(database, run, machine, on_confirmed(PROCESSES, raising(PowerCutError())))
     assert written_plans(database) == 0
     carried_out(database, taken_over(database, run), a_machine())
     found, tried = stored(database, run)
     assert (found.status, written_plans(database), len(left_out(tried))) == (RunStatus.FINISHED, 1, 2)
+    assert confirmed(tried) == 2 * PROCESSES
+    assert found.deaths == 0

@@ -277,9 +277,12 @@ def release(connection: Connection, run: Run, *, is_death: bool = False) -> Run:
 
 
 def keep(connection: Connection, run: Run, plan: Plan, verdict: Verdict) -> Run:
-    """Stores the plan of a run that goes on: whoever asks for it gets it from now on. Raises LeaseLostError."""
+    """Stores the plan of a run that goes on: whoever asks for it gets it from now on. Deaths are counted anew.
+
+    Raises LeaseLostError.
+    """
     plans.put(connection, plan, run)
-    return update_if_held(connection, run, **_result(plan, verdict))
+    return update_if_held(connection, run, **_result(plan, verdict), deaths=0)
 
 
 def finish(

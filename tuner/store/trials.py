@@ -3,7 +3,7 @@
 from sqlalchemy import Connection, select
 
 from kitsune.errors import StoreError
-from tuner.records import Run, Trial
+from tuner.records import Run, Source, Trial
 from tuner.store import tables
 from tuner.store.lease import insert_if_held, update_if_held
 from tuner.store.rows import from_row, to_row
@@ -14,8 +14,9 @@ _trials = tables.trials
 def add(connection: Connection, run: Run, trial: Trial) -> bool:
     """Stores a trial of the run that `run` claimed. A trial may be tried twice but counts once: the first stays.
 
-    A new one is how the run comes forward, so deaths are counted anew. Returns whether it was new. Raises
-    LeaseLostError when the run is no longer this worker's.
+    A new one is how the run comes forward, so deaths are counted anew; but a confirmation does so only when it fails or
+    its plan is kept, since the next worker begins it afresh. Returns whether it was new. Raises LeaseLostError when the
+    run is no longer this worker's.
     """
     if trial.run_id != run.id:
         raise StoreError(f"trial {trial.number} belongs to run {trial.run_id}, not to run {run.id}")
@@ -28,7 +29,8 @@ def add(connection: Connection, run: Run, trial: Trial) -> bool:
     )
     is_new = insert_if_held(connection, run, _trials, row)
     if is_new:
-        update_if_held(connection, run, trials=tables.runs.c.trials + 1, deaths=0)
+        anew = {"deaths": 0} if trial.source is not Source.CONFIRM or trial.failure is not None else {}
+        update_if_held(connection, run, trials=tables.runs.c.trials + 1, **anew)
     return is_new
 
 
