@@ -48,7 +48,9 @@ def test_a_plan_that_was_tuned_is_taken_apart(tmp_path, monkeypatch):
         finished, conclusion = carry_out(database, claimed, make, lambda _: None)
         with database.read() as connection:
             tried = trials.list_of(connection, run.id)
-    assert (finished.status, conclusion.verdict) == (RunStatus.FINISHED, Verdict.FASTER)
+    assert finished.status is RunStatus.FINISHED
+    assert conclusion.verdict in (Verdict.SAME, Verdict.TOO_NOISY), "of the best stock configuration over itself"
+    assert conclusion.plan.evidence.speedup_over_eager.low > 1
     assert conclusion.plan.knobs == {"layout": "channels_last", "update": "fused"}
     (trial,) = [trial for trial in tried if trial.source is Source.ABLATION]
     assert trial.failure is None
