@@ -18,6 +18,7 @@ from kitsune.errors import BaselineError
 from kitsune.plan import Plan
 from tests.processes import children
 from tuner.api import tune_workload
+from tuner.confirmation import PROCESSES
 from tuner.events import Inspected
 from tuner.records import RunStatus, Source
 from tuner.stats import samples_digest
@@ -129,7 +130,20 @@ def test_differences_are_found():
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("make", [cnn, transformer])
-def test_a_live_model_is_tuned_and_stays_as_it_was(make, tmp_path, temporary):
+def test_a_live_model_is_tuned_and_stays_as_it_was(make, tmp_path, temporary, monkeypatch):
+    """The transformer without a C++ compiler: where its winner compiles, five processes and the proof take minutes."""
+    if make is transformer:
+        monkeypatch.setenv("CXX", "/no/compiler")
+    check_tuned(make, tmp_path, temporary)
+
+
+@pytest.mark.minutes
+@pytest.mark.timeout(600)
+def test_a_live_transformer_is_compiled_tuned_and_stays_as_it_was(tmp_path, temporary):
+    check_tuned(transformer, tmp_path, temporary)
+
+
+def check_tuned(make: Callable[[], Live], tmp_path: Path, temporary: Path) -> None:
     torch.manual_seed(0)
     live = make()
     model, loss_fn, optimizer, (x, y) = live
@@ -148,10 +162,11 @@ def test_a_live_model_is_tuned_and_stays_as_it_was(make, tmp_path, temporary):
         (run,) = runs.page(connection).runs
         tried = trials.list_of(connection, run.id)
     assert (run.status, run.plan_id, run.workload) == (RunStatus.FINISHED, plan.plan_id, runs.LIVE)
-    without_playoff = [trial for trial in tried if trial.source is not Source.PLAYOFF]  # played where noise asks for it
-    assert [trial.source for trial in without_playoff[:3]] == [Source.BASELINE, Source.STOCK, Source.CONFIRM]
-    confirmed = [trial.measurement for trial in tried if trial.source is Source.CONFIRM and trial.measurement]
-    assert plan.evidence.samples_sha256 in set(map(samples_digest, confirmed))
+    assert [trial.source for trial in tried[:2]] == [Source.BASELINE, Source.STOCK]
+    confirmed = [trial for trial in tried if trial.source is Source.CONFIRM]
+    of_plan = [trial.measurement for trial in confirmed if trial.knobs == confirmed[-1].knobs]
+    assert len(of_plan) == PROCESSES
+    assert plan.evidence.samples_sha256 == samples_digest(of_plan)
     assert not run.fingerprint.startswith("local-")
 
     step = kitsune.TrainStep(model, loss_fn, optimizer, plan)

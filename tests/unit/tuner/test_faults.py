@@ -11,6 +11,7 @@ from kitsune import cli
 from kitsune.errors import SettingsError
 from tuner import faults
 from tuner.faults import Fault, parsed
+from tuner.measure import checked
 from tuner.protocol import Job, Limits, Message
 from tuner.records import Failure, FailureKind, Phase
 from tuner.supervise import supervise
@@ -82,7 +83,7 @@ def test_a_full_disk_is_a_failure_with_the_reason_and_the_next_child_starts(name
     plant(name)
     failure = run()
     assert f"planted fault {name} strikes" in caplog.text
-    assert (failure.kind, failure.phase) == (FailureKind.CRASHED, Phase.BUILD)
+    assert (failure.kind, failure.phase) == (FailureKind.CRASHED, Phase.START)
     assert "No space left on device" in failure.reason
     assert "TMPDIR" in failure.reason
     assert run().reason == "as it says"
@@ -119,8 +120,12 @@ def test_a_child_that_is_killed_or_hangs_in_a_phase_is_a_failure(name, kind, wor
 
 def test_a_sticky_error_is_the_answer_of_a_child(caplog):
     plant("gpu-lost@2")
-    assert run().reason == "as it says"
-    assert run().reason == "CUDA error: device-side assert triggered"
+    answers = [checked(JOB, run()) for _ in range(3)]
+    assert [answer.reason for answer in answers] == [
+        "as it says",
+        "CUDA error: device-side assert triggered",
+        "as it says",
+    ]
     assert "planted fault gpu-lost strikes" in caplog.text
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from kitsune import signals
 from kitsune.errors import NoTrialError
-from tests.unit.tuner.machine import GRAPH_WINS, SMALL, Machine, a_run, is_playoff
+from tests.unit.tuner.machine import CLOSE, GRAPH_WINS, SMALL, Machine, a_run, is_playoff
 from tests.unit.tuner.terminal import BF16, INSPECTED, RUN, TRIALS
 from tuner import api
 from tuner.api import tune_workload
+from tuner.confirmation import PROCESSES
 from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
 from tuner.interrupts import AFRESH, NOTHING, STAYS, Interrupts
 from tuner.records import RunStatus, Source
@@ -58,10 +59,10 @@ def machine(monkeypatch) -> Machine:
     return made
 
 
-def tuned(url: str, tell):
+def tuned(url: str, tell, trials: int = 12):
     said: list[str] = []
     with Interrupts(tell, said.append).heard() as interrupts:
-        options = {"device": "cpu", "trials": 12, "database": url}
+        options = {"device": "cpu", "trials": trials, "database": url}
         result = tune_workload("zoo:mlp", tell=interrupts.tell, interrupts=interrupts.counted, **options)
     return result, said
 
@@ -81,8 +82,8 @@ def only_run(url: str):
     ids=lambda at: f"{at.kind.__name__}-{at.number}",
 )
 def test_an_interrupt_while_an_event_is_told_gives_the_best_so_far(at, url, machine):
-    machine.drift = 0.2  # so that the best play off
-    result, said = tuned(url, at)
+    machine.step_ms, machine.drift = CLOSE, 0.2  # so that the best play off
+    result, said = tuned(url, at, trials=24)
     assert said == [AFRESH]
     assert result.interrupted
     assert result.run.status is RunStatus.FINISHED
@@ -112,7 +113,7 @@ def test_an_interrupt_while_a_trial_is_stored(url, machine, monkeypatch):
     monkeypatch.setattr(trials, "add", interrupted)
     result, said = tuned(url, lambda _: None)
     assert (said, result.interrupted, result.run.status) == ([AFRESH], True, RunStatus.FINISHED)
-    assert len(result.trials) == 4, "three, and the confirmation"
+    assert len(result.trials) == 3 + PROCESSES
 
 
 @pytest.mark.parametrize("kind", [Trying, Confirming])
@@ -134,20 +135,17 @@ def test_an_interrupt_of_the_ablation_leaves_the_plan_as_it_is(url, machine):
 @pytest.mark.parametrize("kind", [Started, Inspected])
 def test_an_interrupt_before_there_is_anything_to_keep_leaves_no_run_behind(kind, url, machine):
     """The run is stored by then, as `running`: nobody else may wait for it."""
-    machine.inspect = asking(machine.inspect)
+    inspect = machine.inspect
+
+    def asking(job):
+        """As waiting for a child does, asks whether to go on."""
+        machine.check()
+        return inspect(job)
+
+    machine.inspect = asking
     with pytest.raises((KeyboardInterrupt, NoTrialError)):
         tuned(url, Pressed(kind))
     assert only_run(url)[0].status in (RunStatus.CANCELLED, RunStatus.FAILED)
-
-
-def asking(inspect):
-    """As waiting for a child does, asks again and again whether to go on."""
-
-    def asked(*given, check, **options):
-        check()
-        return inspect(*given, check=check, **options)
-
-    return asked
 
 
 def test_a_keyboard_interrupt_where_the_run_is_told_of_cancels_it(url, machine):
@@ -181,7 +179,7 @@ def test_a_trial_is_ended_at_once(url, machine):
     machine.answer = waiting(machine, 5, presses=1)
     result, said = tuned(url, lambda _: None)
     assert (said, result.interrupted) == ([AFRESH], True)
-    assert len(result.trials) == 6, "five, and the confirmation"
+    assert len(result.trials) == 5 + PROCESSES
 
 
 def test_two_in_one_trial_end_the_run(url, machine):
@@ -192,7 +190,7 @@ def test_two_in_one_trial_end_the_run(url, machine):
 
 
 def test_a_playoff_is_ended_at_once():
-    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, drift=0.2)
+    machine = Machine(step_ms=CLOSE, inapplicable=SMALL, drift=0.2)
     pressed = []
 
     def answer(_, job):
@@ -201,7 +199,7 @@ def test_a_playoff_is_ended_at_once():
             machine.check()
 
     machine.answer = answer
-    made: Tuning = machine.make(run=a_run(budget_trials=12), spec="zoo:mlp", interrupts=lambda: len(pressed))
+    made: Tuning = machine.make(run=a_run(budget_trials=24), spec="zoo:mlp", interrupts=lambda: len(pressed))
     told = list(made.steps())
     assert pressed == [1]
     assert made.interrupted

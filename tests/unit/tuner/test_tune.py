@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kitsune.errors import BaselineError, NoTrialError, WorkloadError
 from tests.unit.tuner.machine import (
+    CLOSE,
     COMPILED,
     ENVIRONMENT,
     GRAPH,
@@ -281,8 +282,6 @@ def test_an_interrupt_of_the_confirmation_propagates():
 
 
 # The playoff ----------------------------------------------------------------------------------------------------------
-
-CLOSE = {COMPILED: 8.0, GRAPH: 5.0, "precision=fp16, update=fused, capture=step": 4.6}
 
 
 @pytest.mark.parametrize("run_id", ["a", "b", "c"])
