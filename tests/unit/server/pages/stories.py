@@ -202,7 +202,7 @@ def plan_of(run: Run, trials: Sequence[Trial]) -> Plan:
         peak_bytes=GIB,
         parameters=11_000_000,
     )
-    return plan_from(found, decide(found), run.id, looked, PROVEN)
+    return plan_from(found, decide(found), run.id, looked, {STOCK: PROVEN, CANDIDATE: PROVEN})
 
 
 def searched(run: Run) -> list[Trial]:

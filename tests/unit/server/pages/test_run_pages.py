@@ -21,6 +21,7 @@ ALL = [
     stories.measured_on_a_cpu,
     stories.with_a_gain,
     stories.without_a_gain,
+    stories.too_noisy,
     stories.failed,
     stories.queued,
     stories.running,

@@ -29,6 +29,7 @@ STORIES = {
         stories.measured_on_a_cpu,
         stories.with_a_gain,
         stories.without_a_gain,
+        stories.too_noisy,
         stories.failed,
         stories.queued,
         stories.running,
