@@ -76,6 +76,7 @@ def test_the_page_of_a_run_has_all_its_parts(ada, database):
         "Trials",
         "Time against memory",
         "Launches on streams",
+        "Where the time of this run went",
         "Noise",
         "Where this comes from",
         "Tags and note",
