@@ -102,7 +102,7 @@ def fit(was: Mapping[str, object], now: Mapping[str, str | int]) -> tuple[Match,
 
 
 def spliced(plan_id: str, document: str) -> str:
-    """The JSON of `Plan.to_json` from the stored text of its content, which is an object with at least a version."""
+    """The JSON for `Plan.from_json` from the stored text of its content, which is an object with at least a version."""
     return f'{{"plan_id":"{plan_id}",{document[1:]}'
 
 

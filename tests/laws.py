@@ -143,6 +143,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "server.pages.progress_view",
         "server.pages.run_view",
         "server.pages.snippet_view",
+        "server.pages.spent_view",
         "server.pages.timeline_view",
         "server.pages.trials_view",
     ),

@@ -16,6 +16,7 @@ from server.pages.contributions import contributions_of
 from server.pages.headline_view import Headline
 from server.pages.progress_view import Progress
 from server.pages.snippet_view import Snippet
+from server.pages.spent_view import SpentView, spent_view
 from server.pages.timeline_view import TimelineView, timeline_view
 from server.pages.trials_view import Noise, TrialRow
 from server.traces import why_none
@@ -56,6 +57,7 @@ class RunView:
     same_strips: tuple[Strip, ...]
     noise: Noise | None
     trials: tuple[TrialRow, ...]
+    spent: SpentView | None
     facts: tuple[tuple[str, str], ...]
     again: str
     again_note: str
@@ -92,6 +94,7 @@ def run_view(
         same_strips=figures_view.same_strips(trials),
         noise=trials_view.noise(trials),
         trials=trials_view.trial_rows(trials, plan.knobs if plan else None),
+        spent=spent_view(trials),
         facts=facts_view.provenance(run),
         again=facts_view.again(run),
         again_note=facts_view.again_note(run),

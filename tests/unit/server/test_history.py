@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from kitsune.plan import Plan
 from server.comparisons import Side, compare
 from server.exports import harmless
 from tests.store.samples import START, a_plan, a_run, a_trial, after, an_environment
@@ -164,7 +165,9 @@ def test_a_run_is_exported_whole(client, database, count):
     assert answer.headers["content-disposition"] == f'attachment; filename="kitsune-{run.id}.json"'
     found = answer.json()
     assert found["run"] == client.get(f"{PLACE}/{run.id}").json()
-    assert found["plan"] == client.get(f"/api/v1/plans/{plan.plan_id}").json() == plan.to_json()
+    told = {**json.loads(plan.canonical_json()), "plan_id": plan.plan_id}
+    assert found["plan"] == client.get(f"/api/v1/plans/{plan.plan_id}").json() == told
+    assert Plan.from_json(found["plan"]) == plan
     assert found["trials"] == client.get(f"{PLACE}/{run.id}/trials", params={"limit": 1000}).json()["trials"]
     assert len(found["trials"]) == count
 

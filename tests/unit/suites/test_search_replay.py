@@ -93,7 +93,11 @@ def test_what_is_recorded_begins_with_presets_and_is_distinct_and_seeded(space: 
 
 def test_a_space_is_recorded_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(inapplicable=CPU.inapplicable)
-    monkeypatch.setattr(spaces.measure, "inspect", lambda *_: machine.inspect("", "", seed=0, limits=None, check=None))
+    monkeypatch.setattr(
+        spaces.measure,
+        "inspect",
+        lambda workload, device: machine.inspect(Job(kind="inspect", workload=workload, device=device)),
+    )
     monkeypatch.setattr(spaces.measure, "measure", lambda job: machine.measurement(0, job))
     out = tmp_path / "mlp.jsonl"
     words = ["spaces", "mlp/64", "--out", str(out), "--count"]

@@ -13,7 +13,20 @@ from kitsune.timeline import Timeline
 from tests.store.samples import START, a_run, an_environment
 from tuner.ablation import WITHOUT, arms_without, chunks
 from tuner.protocol import Inspection
-from tuner.records import Arm, Cause, CauseKind, Failure, FailureKind, Measurement, Phase, Run, RunStatus, Source, Trial
+from tuner.records import (
+    Arm,
+    Cause,
+    CauseKind,
+    Failure,
+    FailureKind,
+    Measurement,
+    Phase,
+    Run,
+    RunStatus,
+    Source,
+    Spent,
+    Trial,
+)
 from tuner.space import Space
 from tuner.verdicts import CANDIDATE, EAGER, STOCK, compare_arms, decide, plan_from
 
@@ -31,6 +44,8 @@ PROVEN = Numerics(
     gradient_allowed=2e-2,
     parameter_allowed=5e-2,
 )
+#: What a trial of 45 s is made of.
+SPENT = Spent(start_s=0.5, build_s=3.0, numerics_s=12.0, warmup_s=8.5, waited_s=9.0, timing_s=12.0)
 HALF = {"precision": "bf16"}
 COMPILED = {"precision": "bf16", "compile": "reduce-overhead", "update": "fused"}
 BEST = {"layout": "channels_last", "precision": "bf16", "compile": "default", "update": "fused", "capture": "step"}
@@ -202,7 +217,7 @@ def plan_of(run: Run, trials: Sequence[Trial]) -> Plan:
         peak_bytes=GIB,
         parameters=11_000_000,
     )
-    return plan_from(found, decide(found), run.id, looked, PROVEN)
+    return plan_from(found, decide(found), run.id, looked, {STOCK: PROVEN, CANDIDATE: PROVEN})
 
 
 def searched(run: Run) -> list[Trial]:
@@ -276,6 +291,7 @@ def trial(run: Run, number: int, source: Source, knobs: Mapping[str, Choice], ou
         failure=None if is_measured else outcome,
         started_at=at(10 + 50 * number),
         finished_at=at(55 + 50 * number),
+        spent=SPENT,
     )
 
 

@@ -9,17 +9,27 @@ import typer
 from kitsune import cli
 from kitsune.knobs import KNOBS
 from kitsune.plan import Plan
-from server.pages import choices_view, contributions, facts_view, figures_view, headline_view, snippet_view, trials_view
+from server.pages import (
+    choices_view,
+    contributions,
+    facts_view,
+    figures_view,
+    headline_view,
+    snippet_view,
+    trials_view,
+    words,
+)
 from server.pages.choices_view import Outcome
 from server.pages.drawn import charts_of
 from server.pages.headline_view import Mood
 from server.pages.run_view import RunView, run_view
+from server.pages.spent_view import PARTS, spent_view
 from tests.store.samples import a_run
 from tests.test_docs import misuse
 from tests.unit.server.pages import stories
 from tests.unit.server.pages.stories import Story
 from tuner.ablation import UNREACHED
-from tuner.records import Failure, FailureKind, Phase, RunStatus, Source
+from tuner.records import Failure, FailureKind, Phase, RunStatus, Source, Spent
 from tuner.store import runs
 
 SERVER = "http://localhost:8537"
@@ -29,6 +39,7 @@ STORIES = {
         stories.measured_on_a_cpu,
         stories.with_a_gain,
         stories.without_a_gain,
+        stories.too_noisy,
         stories.failed,
         stories.queued,
         stories.running,
@@ -400,6 +411,42 @@ def test_the_noise_is_that_of_the_step_against_itself():
     assert "measured against itself, came to 0.998 times as fast" in noise.sentence
     assert dict(noise.facts)["rounds dropped"] == "3, as the machine was disturbed"
     assert viewed(stories.failed()).noise is None
+
+
+# Where the time went --------------------------------------------------------------------------------------------------
+
+
+def test_the_time_of_a_run_is_told_by_its_parts():
+    _, trials, _ = stories.with_a_gain()
+    known = [trial.model_copy(update={"spent": None}) if trial.number in (1, 2) else trial for trial in trials]
+    found = spent_view(known)
+    assert found is not None
+    times = len(trials) - 2
+    assert found.sentence.startswith(
+        f"Sums over {times} of {len(trials)}\N{NO-BREAK SPACE}trials; the others do not know."
+    )
+    told = {part: (row.took, row.share) for part, row in zip(PARTS, found.rows, strict=True)}
+    total_s = stories.SPENT.total_s
+    for part, (took, share) in told.items():
+        spent_s = getattr(stories.SPENT, part)
+        assert took == words.lasted(times * spent_s)
+        assert share == words.percent(spent_s / total_s)
+    assert found.total == words.lasted(times * total_s)
+    every = spent_view(trials)
+    assert every is not None and every.sentence.startswith(f"Sums over {len(trials)}\N{NO-BREAK SPACE}trials. ")
+
+
+def test_every_part_of_a_trial_has_a_name():
+    assert list(PARTS) == list(Spent.model_fields)
+    assert len(set(PARTS.values())) == len(PARTS)
+
+
+def test_where_no_trial_knows_its_parts_nothing_is_told():
+    _, trials, _ = stories.lenet5_on_a_cpu()
+    assert trials and spent_view(trials) is None
+    assert spent_view([]) is None
+    _, (first, *_), _ = stories.of_one_trial()
+    assert spent_view([first.model_copy(update={"spent": Spent()})]) is None
 
 
 # Where it comes from, and what to do with it --------------------------------------------------------------------------
