@@ -57,8 +57,8 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.self_test",
         "tuner.student",
     ),
-    ("tuner.settings", "tuner.wall_clock"),
-    ("tuner.confinement", "tuner.depth", "tuner.protocol", "tuner.space", "tuner.store", "tuner.zoo"),
+    ("tuner.settings", "tuner.time_spent", "tuner.wall_clock"),
+    ("tuner.confinement", "tuner.copies", "tuner.depth", "tuner.protocol", "tuner.space", "tuner.store", "tuner.zoo"),
     (
         "migrations",
         "tuner.batches",

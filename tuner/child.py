@@ -22,6 +22,7 @@ from kitsune.proof import LongProof
 from kitsune.switch import is_on
 from tuner.bench import measure_job
 from tuner.confinement import bound_memory, leave_no_core, runs_code
+from tuner.copies import copying
 from tuner.inspection import inspect_workload
 from tuner.lockdown import go_first
 from tuner.long_gate import prove_job
@@ -80,7 +81,8 @@ def main(descriptor: int) -> None:
     job = Job.model_validate_json(sys.stdin.buffer.readline())
     channel.enter(Phase.BUILD)
     try:
-        outcome = run(job, channel)
+        with copying():
+            outcome = run(job, channel)
     except Exception as error:  # noqa: BLE001 - the border of the process
         traceback.print_exc()
         outcome = failure_of(error, channel.phase)

@@ -13,16 +13,18 @@ from rich.table import Column
 from rich.text import Text
 
 from kitsune.screen import clean, duration, factor, stderr, step_time
+from tuner.confirmation import PROCESSES
 from tuner.events import Ablating, Budgeted, Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
 from tuner.protocol import Inspection
-from tuner.records import Run, Trial
+from tuner.records import Run, Source, Trial
 from tuner.search import best, speedup
 from tuner.verdicts import words
 from tuner.views import tried_line
 
 log = logging.getLogger("kitsune.worker")
 
-CONFIRMATION: Final = 2.0  # in trials: twice the rounds
+#: In trials: five processes, which are prepared while one of them is timed.
+CONFIRMATION: Final = 3.0
 
 
 @dataclass(slots=True)
@@ -34,6 +36,7 @@ class Standing:
     trials: list[Trial] = field(default_factory=list)
     doing: str = "starting"
     is_confirming: bool = False
+    confirmed: int = 0
     is_ablating: bool = False
     began_at: float = 0.0
     finish_at: float | None = None
@@ -48,10 +51,11 @@ class Standing:
             self.doing = f"trial {event.number + 1}{total}: {words(event.proposal.knobs)}"
         elif isinstance(event, Tried):
             self.trials.append(event.trial)
+            self.confirmed += event.trial.source is Source.CONFIRM
         elif isinstance(event, PlayingOff):
             self.doing = f"measuring the best {len(event.contenders)} against each other"
         elif isinstance(event, Confirming):
-            self.is_confirming = True
+            self.is_confirming, self.confirmed = True, 0
             self.doing = f"measuring the best afresh: {words(event.knobs)}"
         elif isinstance(event, Ablating):
             self.is_confirming, self.is_ablating = False, True
@@ -90,11 +94,15 @@ class Standing:
         mean = sum(seconds) / len(seconds) if seconds else None
         ends = [] if self.run.budget_s is None else [self.began_at + self.run.budget_s]
         if mean is not None and self.is_confirming:
-            ends = [self.clock() + CONFIRMATION * mean]
+            ends = [self.clock() + self._confirmation_left() * mean]
         elif mean is not None and self.run.budget_trials is not None:
             left = max(0, self.run.budget_trials - len(seconds))
             ends.append(self.clock() + (left + CONFIRMATION) * mean)
         return min(ends, default=None)
+
+    def _confirmation_left(self) -> float:
+        """In trials."""
+        return CONFIRMATION * max(0.0, 1 - self.confirmed / PROCESSES)
 
 
 class Quiet:

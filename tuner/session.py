@@ -65,7 +65,7 @@ def _show(result: Result, out: Path | None) -> None:
     console.print()
     for part in screen.plan_screen(result.plan):
         console.print(part)
-    for part in views.ablation_screen(result.ablation):
+    for part in [*views.ablation_screen(result.ablation), *views.time_screen(result.trials)]:
         console.print(part, soft_wrap=isinstance(part, str))
     console.print()
     console.print(_hints(result, out), soft_wrap=True)

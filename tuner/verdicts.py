@@ -141,8 +141,13 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
 def judged(
     processes: Sequence[Measurement], baseline: str, candidate: str, prior: Prior | None = None
 ) -> tuple[Confirmed, str]:
-    """What the samples say of two arms, and what makes them too noisy to say it. What is certain stays certain."""
+    """What the samples say of two arms, and what makes them too noisy to say it. What is certain stays certain.
+
+    An arm is surely as fast as itself.
+    """
     found = confirm(_times(processes, baseline), _times(processes, candidate), prior)
+    if baseline == candidate:
+        return found, ""
     disturbed = any(measurement.disturbed for measurement in processes)
     if found.comparison.verdict in CERTAIN and not disturbed:
         return found, ""

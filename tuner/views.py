@@ -7,11 +7,12 @@ from typing import Any
 from rich.table import Table
 
 from kitsune.plan import Interval, Plan
-from kitsune.screen import factor, facts, headline, machine, spread, step_time, table
+from kitsune.screen import duration, factor, facts, headline, machine, spread, step_time, table
 from tuner.ablation import Ablation, Contribution
 from tuner.records import Failure, Run, RunStatus, Source, Trial, Verdict
 from tuner.stats import median
 from tuner.store.runs import ZOO
+from tuner.time_spent import PARTS, time_spent
 from tuner.verdicts import words
 
 
@@ -91,6 +92,22 @@ def is_lost(run: Run, now: datetime) -> bool:
     return run.status is RunStatus.RUNNING and run.lease_until is not None and run.lease_until < now
 
 
+def time_screen(trials: Sequence[Trial]) -> list[Any]:
+    """Where the time of a run went, for `Console.print`; nothing where that is not known."""
+    spent = time_spent(trials)
+    if spent is None:
+        return []
+    rows = [(PARTS[part], duration(s), f"{s / spent.total_s:.0%}") for part, s in spent.parts_s.items()]
+    rows.append(("all together", duration(spent.total_s), ""))
+    columns = ("part of a trial", "time", "share")
+    return [
+        "",
+        "Where the time of this run went:",
+        table(*columns, rows=rows, right=frozenset(columns[1:])),
+        spent.sentence,
+    ]
+
+
 def ablation_screen(found: Ablation | None) -> list[Any]:
     """What each choice of a plan gives, for `Console.print`; nothing where that was not measured."""
     if found is None:
@@ -131,6 +148,7 @@ def run_screen(run: Run, trials: Sequence[Trial], plan: Plan | None, ablation: A
         rows = sorted(run.inapplicable.items())
         parts += ["", "Never tried, as it does not apply here:", table("choice", "why", rows=rows)]
     parts += ablation_screen(ablation)
+    parts += time_screen(trials)
     return [*parts, "", headline(plan) if plan else run.error or f"No plan: the run is {_how_it_stands(run)}."]
 
 

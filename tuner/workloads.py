@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Final
@@ -23,6 +24,7 @@ from kitsune.errors import WorkloadError
 from kitsune.submission.archive import Archive
 from kitsune.submission.rebuild import rebuild
 from kitsune.workload import Workload, check_trains, move_batch
+from tuner.copies import copies_here
 from tuner.zoo import ZOO
 from tuner.zoo.recipe import SIZES, Recipe
 
@@ -70,9 +72,7 @@ def load_workload(spec: str, device: str, seed: int = 0, *, randomness: bool = T
         if source is WorkloadSource.ZOO:
             return _recipe(spec).build(place)
         if source is WorkloadSource.FILE:
-            workload = _from_file(spec, place)
-            check_trains(workload.model, workload.optimizer)
-            return workload
+            return _of_file(spec, place, seed)
         return rebuild(Archive.load(_existing(spec)), device=str(place), seed=seed, randomness=randomness)
 
 
@@ -168,7 +168,21 @@ def _did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
 # --- FILE.py:FUNCTION
 
 
-def _from_file(spec: str, device: torch.device) -> Workload:
+def _of_file(spec: str, device: torch.device, seed: int) -> Workload:
+    def moved(workload: Workload) -> Workload:
+        with _UserCode(spec, _existing(spec.rpartition(":")[0])):
+            return _moved(workload, spec, device)
+
+    copies = copies_here()
+    if copies is None:
+        workload = moved(_from_file(spec))
+    else:
+        workload = copies.get((spec, device, seed), partial(_from_file, spec), moved, device)
+    check_trains(workload.model, workload.optimizer)
+    return workload
+
+
+def _from_file(spec: str) -> Workload:
     file, _, name = spec.rpartition(":")
     path = _existing(file)
     with _sibling_imports(path):
@@ -184,8 +198,7 @@ def _from_file(spec: str, device: torch.device) -> Workload:
             f"{spec} returned a value of type {type(workload).__name__}; "
             "it must return kitsune.Workload(model, loss_fn, optimizer, (x, y))"
         )
-    with _UserCode(spec, path):
-        return _moved(workload, spec, device)
+    return workload
 
 
 def _existing(file: str) -> Path:

@@ -1,21 +1,11 @@
-"""Trials in; where the time of their run went, part by part, out. Pure."""
+"""Trials in; the table of where the time of their run went out. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from server.pages import words
 from tuner.records import Trial
-
-#: Part of a trial, in the order in which a trial passes through them -> what it is called.
-PARTS: Final[Mapping[str, str]] = {
-    "start_s": "Starting Python and importing torch",
-    "build_s": "Loading the workload and running it as given",
-    "numerics_s": "The numbers, and the candidate's first compilation",
-    "warmup_s": "Warming up, and compiling what it is timed against",
-    "waited_s": "Waiting for its turn to be timed",
-    "timing_s": "Timing",
-}
+from tuner.time_spent import PARTS, time_spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +28,11 @@ class SpentView:
 
 def spent_view(trials: Sequence[Trial]) -> SpentView | None:
     """None where it is known of no trial, or nothing took any time."""
-    known = [trial.spent for trial in trials if trial.spent is not None]
-    sums = {part: sum(getattr(spent, part) for spent in known) for part in PARTS}
-    total = sum(sums.values())
-    if not total:
+    spent = time_spent(trials)
+    if spent is None:
         return None
-    rows = [PartRow(name, words.lasted(sums[part]), words.percent(sums[part] / total)) for part, name in PARTS.items()]
-    return SpentView(_sentence(len(known), len(trials)), tuple(rows), words.lasted(total))
-
-
-def _sentence(known: int, trials: int) -> str:
-    of = "" if known == trials else f"{known:,} of "
-    return (
-        f"Sums over {of}{words.count(trials, 'trial')}{'; the others do not know' if of else ''}. As several are "
-        "prepared at once, and one at a time is timed, they can come to more than the run took."
+    rows = tuple(
+        PartRow(PARTS[part], words.lasted(took_s), words.percent(took_s / spent.total_s))
+        for part, took_s in spent.parts_s.items()
     )
+    return SpentView(spent.sentence, rows, words.lasted(spent.total_s))

@@ -12,15 +12,18 @@ from kitsune.client import Client
 from kitsune.errors import CursorError, RefusedError, UnreachableError
 from kitsune.plan import Plan
 from kitsune.plan_diff import differences
+from kitsune.screen import duration
 from kitsune.server_address import Server
 from kitsune.submission.archive import Archive
 from tests.scripted_server import ScriptedServer, absent, of_json, problem, raw
 from tests.store.samples import a_plan, a_run
+from tests.unit.server.pages import stories
 from tests.unit.submission.hostile import valid
 from tests.unit.tuner.terminal import TRIALS
 from tuner import history, views
 from tuner.records import Run, RunStatus
 from tuner.server_ledger import ServerLedger
+from tuner.time_spent import PARTS
 
 PLAN = a_plan()
 RUN = a_run(id="06g0t3n8", name="mine", status=RunStatus.FINISHED, plan_id=PLAN.plan_id)
@@ -174,6 +177,18 @@ def views_of(*runs: Run) -> str:
     console.print(views.run_table(runs, [None] * len(runs)))
     console.print(*views.run_screen(runs[0], [], None))
     return console.file.getvalue()
+
+
+def test_a_run_tells_where_its_time_went():
+    console = Console(file=io.StringIO(), width=200)
+    run, trials, _ = stories.with_a_gain()
+    for part in views.run_screen(run, trials, None):
+        console.print(part)
+    lines = console.file.getvalue().splitlines()
+    begin = lines.index("Where the time of this run went:")
+    for line, (part, name) in zip(lines[begin + 2 :], PARTS.items(), strict=False):
+        assert line.startswith(name)
+        assert line.split()[-2] == duration(len(trials) * getattr(stories.SPENT, part))
 
 
 def test_the_variable_names_a_server_and_a_database_goes_over_it(monkeypatch, team, capsys, tmp_path):

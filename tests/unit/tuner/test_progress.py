@@ -99,7 +99,7 @@ def test_the_live_line_shows_trial_best_and_time_left():
     shown = out.getvalue()
     assert "trial 2 of 3: update=foreach" in shown
     assert "best 1.50x (precision=bf16)" in shown
-    assert "0:40 left" in shown
+    assert "0:50 left" in shown
 
 
 @pytest.mark.parametrize(

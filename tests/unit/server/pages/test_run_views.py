@@ -23,7 +23,7 @@ from server.pages.choices_view import Outcome
 from server.pages.drawn import charts_of
 from server.pages.headline_view import Mood
 from server.pages.run_view import RunView, run_view
-from server.pages.spent_view import PARTS, spent_view
+from server.pages.spent_view import spent_view
 from tests.store.samples import a_run
 from tests.test_docs import misuse
 from tests.unit.server.pages import stories
@@ -31,6 +31,7 @@ from tests.unit.server.pages.stories import Story
 from tuner.ablation import UNREACHED
 from tuner.records import Failure, FailureKind, Phase, RunStatus, Source, Spent
 from tuner.store import runs
+from tuner.time_spent import PARTS
 
 SERVER = "http://localhost:8537"
 STORIES = {
@@ -422,9 +423,7 @@ def test_the_time_of_a_run_is_told_by_its_parts():
     found = spent_view(known)
     assert found is not None
     times = len(trials) - 2
-    assert found.sentence.startswith(
-        f"Sums over {times} of {len(trials)}\N{NO-BREAK SPACE}trials; the others do not know."
-    )
+    assert found.sentence.startswith(f"Sums over {times} of {len(trials)} trials; of the others it is not known. As ")
     told = {part: (row.took, row.share) for part, row in zip(PARTS, found.rows, strict=True)}
     total_s = stories.SPENT.total_s
     for part, (took, share) in told.items():
@@ -433,7 +432,7 @@ def test_the_time_of_a_run_is_told_by_its_parts():
         assert share == words.percent(spent_s / total_s)
     assert found.total == words.lasted(times * total_s)
     every = spent_view(trials)
-    assert every is not None and every.sentence.startswith(f"Sums over {len(trials)}\N{NO-BREAK SPACE}trials. ")
+    assert every is not None and every.sentence.startswith(f"Sums over {len(trials)} trials. ")
 
 
 def test_every_part_of_a_trial_has_a_name():
