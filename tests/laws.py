@@ -250,7 +250,8 @@ LAZY_IMPORTERS = frozenset(
         "kitsune/extras.py",
         "kitsune/profiler/__init__.py",
         "kitsune/techniques/__init__.py",
-        "tuner/child.py",  # torch's compiler, by a process that has nothing to do yet
+        "tuner/child.py",
+        "tuner/copies.py",  # torch's compiler, by a process that has nothing to do yet
     }
 )
 # The two process borders: whatever a user's model does must become a value there.
@@ -272,6 +273,7 @@ BROAD_CATCHERS = frozenset(
         "kitsune/step.py",
         "server/retention.py",
         "tuner/child.py",
+        "tuner/copies.py",
         "tuner/worker.py",
     }
 )

@@ -130,7 +130,7 @@ def _first_step(workload: Workload) -> FirstStep:
     versions = [parameter._version for parameter in workload.model.parameters()]
     workload.optimizer.zero_grad(set_to_none=True)
     loss = loss_of(call_model(workload.model, x), workload.loss_fn, y)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     parameters = list(workload.model.parameters())
     gradients = tuple(None if p.grad is None else float(p.grad.norm()) for p in parameters)
     workload.optimizer.step()

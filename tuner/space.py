@@ -115,13 +115,14 @@ class Space:
         """Every allowed configuration with one knob changed, in table order, each with the change that made it.
 
         Where the new choice clashes with another knob, that one gives way as well: otherwise a search could never cross
-        from `capture=step` to a compile mode with graphs of its own, or back to the same kernels without.
+        from `capture=step` to a compile mode with graphs of its own, or back to the same kernels without. Where what
+        gives way clashes again, all other knobs go back to their defaults.
         """
         here = self.repair(knobs)
         for knob, choices in self.searchable().items():
             current = here.get(knob, self.table[knob].default)
             for choice in choices:
-                moved = self.repair({**here, knob: choice}, keep=knob)
+                moved = self.repair({**here, knob: choice}, keep=knob) or self.repair({knob: choice}, keep=knob)
                 if choice != current and moved.get(knob, self.table[knob].default) == choice:
                     yield (knob, choice), moved
 

@@ -1,4 +1,4 @@
-"""Run as a script on a small disk: carries a run out until the database finds no space, then with space once more."""
+"""Run as a module on a small disk: carries a run out until the database finds no space, then with space once more."""
 
 import sys
 from pathlib import Path

@@ -93,7 +93,7 @@ def test_a_database_that_is_full_once_costs_nothing_where_there_is_patience(data
 
 def test_a_database_that_stays_full_ends_the_run_with_its_trials_kept(database: Database, caplog) -> None:
     run = claimed(database)
-    plant("database-full@5+")
+    plant("database-full@7+")
     with pytest.raises(StoreFullError, match="has no space left"):
         carried_out(database, run, a_machine())
     assert "planted fault database-full strikes" in caplog.text
@@ -141,7 +141,9 @@ def small_disk(folder: Path, command: list[str]) -> subprocess.CompletedProcess[
     mount = f'mount -t tmpfs -o size=3m none "{folder}" || exit 99; exec "$@"'
     given = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *command]
     try:
-        done = subprocess.run(given, capture_output=True, text=True, check=False, timeout=120, cwd=Path.cwd())
+        done = subprocess.run(
+            given, capture_output=True, text=True, check=False, timeout=120, cwd=Path(__file__).parents[2]
+        )
     except FileNotFoundError:
         pytest.skip("there is no unshare")
     if done.returncode == 99 or done.stderr.startswith("unshare:"):
@@ -152,7 +154,7 @@ def small_disk(folder: Path, command: list[str]) -> subprocess.CompletedProcess[
 def test_a_run_on_a_disk_of_3_mb_that_fills_up_keeps_what_it_has_and_says_why(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     folder.mkdir()
-    done = small_disk(folder, [sys.executable, str(Path(__file__).with_name("full_disk.py")), str(folder)])
+    done = small_disk(folder, [sys.executable, "-m", "tests.store.full_disk", str(folder)])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "has no space left" in done.stdout
     assert "Traceback" not in done.stderr

@@ -99,7 +99,7 @@ def test_a_number_of_trials_that_makes_no_sense(trials):
 @pytest.mark.parametrize(
     ("given_", "budget_trials", "budget_s"),
     [
-        ({}, 25, None),
+        ({}, None, None),  # a first look at the model will tell
         ({"trials": 3}, 3, None),
         ({"budget": "5m"}, None, 300.0),
         ({"trials": 3, "budget": 90}, 3, 90.0),
