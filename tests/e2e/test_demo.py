@@ -34,6 +34,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.minutes
 @pytest.mark.timeout(400)
 def test_the_demo_tunes_keeps_the_run_and_trains_both_ways(kitsune_home):
     done = run_demo("--trials", "1")

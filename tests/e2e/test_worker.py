@@ -145,6 +145,7 @@ def assert_each_trial_counts_once(database: Database, run: Run) -> None:
     assert len(searched) == len({tuple(sorted(trial.knobs.items())) for trial in searched}) == current.budget_trials
 
 
+@pytest.mark.minutes
 @pytest.mark.timeout(400)
 def test_two_workers_share_two_runs(database, hire):
     made = [submitted(database, seed=seed) for seed in range(2)]
@@ -186,6 +187,7 @@ def test_a_worker_that_is_killed_is_replaced_and_no_trial_counts_twice(database,
     assert heir.process.poll() is None
 
 
+@pytest.mark.minutes
 @pytest.mark.timeout(400)
 def test_a_worker_that_slept_beyond_its_lease_writes_nothing(database, url, hire):
     run = submitted(database, trials=2)
