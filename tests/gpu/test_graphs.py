@@ -254,13 +254,15 @@ def test_a_part_of_the_gpu_computes_the_same(device):
         main = torch.cuda.current_stream(device)
         stream.wait_stream(main)
         with torch.cuda.stream(stream):
-            out = x.sin() + x
+            out = x.lgamma().lgamma() + x
         main.wait_stream(stream)
         return out
 
     graph, out = Recorder(device).capture(function)
     graph.replay()
-    assert torch.equal(out, x.sin() + x)
-    alone, _ = Recorder(device).capture(lambda: x.sin() + x)
+    assert torch.equal(out, x.lgamma().lgamma() + x)
+    alone, _ = Recorder(device).capture(lambda: x.lgamma().lgamma() + x)
     took_us, alone_us = (sum(kernel.took_us for kernel in timeline(each.replay)) for each in (graph, alone))
-    assert took_us > 1.2 * alone_us  # it has three eighths of the multiprocessors
+    assert (
+        took_us > 1.2 * alone_us
+    )  # three eighths of the multiprocessors; sine and sum took 1.07 times as long on an H100
