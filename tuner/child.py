@@ -119,7 +119,8 @@ def failure_of(error: BaseException, phase: Phase) -> Failure:
 
 def kind_of(error: BaseException) -> FailureKind:
     if isinstance(error, DeclinedError):
-        return FailureKind.DECLINED
+        # Planning and capturing turn whatever stops them into a decline.
+        return FailureKind.OUT_OF_MEMORY if "out of memory" in str(error).lower() else FailureKind.DECLINED
     chain = causes(error)
     if any(isinstance(link, (torch.OutOfMemoryError, MemoryError)) for link in chain):
         return FailureKind.OUT_OF_MEMORY

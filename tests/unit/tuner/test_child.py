@@ -4,8 +4,11 @@ import json
 import subprocess
 import sys
 
+from kitsune.errors import DeclinedError
+from tuner.child import kind_of
 from tuner.confinement import MEMORY_SHARE, memory_bytes
 from tuner.lockdown import FIRST_TO_GO
+from tuner.records import FailureKind
 
 #: The process itself, but for what it would measure: it tells of its bounds instead. The bound is for good: last.
 SCRIPT = """
@@ -35,3 +38,10 @@ def test_a_process_goes_first_when_memory_ends_and_a_strangers_on_the_cpu_has_a_
     bound = str(int(MEMORY_SHARE * memory_bytes()))
     assert (score, strangers) == (str(FIRST_TO_GO), bound)
     assert bound not in (own, unconfined)
+
+
+def test_a_decline_for_want_of_memory_is_no_decline():
+    """Two long proofs beside it took the memory that planning several streams needs: alone it may have it."""
+    full = DeclinedError("streams", "planning its launches failed: OutOfMemoryError: CUDA out of memory. Tried 500 MiB")
+    assert kind_of(full) is FailureKind.OUT_OF_MEMORY
+    assert kind_of(DeclinedError("streams", "there is nothing to run side by side")) is FailureKind.DECLINED
