@@ -191,10 +191,7 @@ def submit(
     trials: Annotated[
         int | None, typer.Option(min=1, help="How many configurations to try; 25 without a budget.")
     ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="How long it may take: 90s, 5m, 1h."),
-    ] = None,
+    budget: Annotated[str | None, typer.Option(metavar="TIME", help="How long it may take: 90s, 5m, 1h.")] = None,
     server: ServerUrl = None,
     device: Annotated[
         Literal["cpu", "cuda"] | None, typer.Option(help="On what to tune it. Default: whatever a worker has.")
