@@ -169,22 +169,20 @@ def _did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def _of_file(spec: str, device: torch.device, seed: int) -> Workload:
+    file, _, function = spec.rpartition(":")
+    path = _existing(file)  # once: the user's code may change to another folder
+
     def moved(workload: Workload) -> Workload:
-        with _UserCode(spec, _existing(spec.rpartition(":")[0])):
+        with _UserCode(spec, path):
             return _moved(workload, spec, device)
 
-    copies = copies_here()
-    if copies is None:
-        workload = moved(_from_file(spec))
-    else:
-        workload = copies.get((spec, device, seed), partial(_from_file, spec), moved, device)
+    build, copies = partial(_from_file, spec, path, function), copies_here()
+    workload = moved(build()) if copies is None else copies.get((spec, device, seed), build, moved, device)
     check_trains(workload.model, workload.optimizer)
     return workload
 
 
-def _from_file(spec: str) -> Workload:
-    file, _, name = spec.rpartition(":")
-    path = _existing(file)
+def _from_file(spec: str, path: Path, name: str) -> Workload:
     with _sibling_imports(path):
         with _UserCode(spec, path):
             module = _imported(path)
