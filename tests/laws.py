@@ -250,8 +250,7 @@ LAZY_IMPORTERS = frozenset(
         "kitsune/extras.py",
         "kitsune/profiler/__init__.py",
         "kitsune/techniques/__init__.py",
-        "tuner/child.py",
-        "tuner/copies.py",  # torch's compiler, by a process that has nothing to do yet
+        "tuner/child.py",  # torch's compiler, by a process that has nothing to do yet
     }
 )
 # The two process borders: whatever a user's model does must become a value there.

@@ -1,7 +1,7 @@
 """A workload built once and handed out as deep copies, where a copy trains as the original does.
 
-A trial needs 3 to 6 workloads with the same weights: of the probe, of the reference, of each arm. To build a Hugging
-Face model of 125 M parameters took 5 s each time, to copy it 0.3 s.
+A trial needs 3 to 6 workloads with the same weights: of the probe, of the reference, of each arm. Building a
+model of 125 M parameters takes seconds each time, copying it is a copy of memory.
 """
 
 import contextlib
