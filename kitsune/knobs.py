@@ -32,7 +32,8 @@ class Knob:
     """One optimisation: the first choice is the default, which leaves the user's step as it was given.
 
     `slow` choices take minutes to compile. `searched`: the choices that a search tries beside the default, all of them
-    where nothing is said. None at all is a limit that the user sets: it makes no step faster.
+    where nothing is said. None at all is a limit that the user sets: it makes no step faster. `changes_code`: whether
+    a compiler makes other kernels by another choice, or the same are only launched otherwise.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Knob:
     needs: str
     slow: tuple[Choice, ...] = ()
     searched: tuple[Choice, ...] | None = None
+    changes_code: bool = True
     excludes: tuple[Exclusion, ...] = ()
 
     @property
@@ -135,6 +137,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             },
             needs="an optimizer of torch.optim that has the implementation; kitsune a GPU, Triton, parameters in fp32",
             searched=("fused", "kitsune"),
+            changes_code=False,
         ),
         Knob(
             name="capture",
@@ -145,6 +148,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 "step": "zero_grad, forward, loss, backward, clipping, scaling and update in one graph",
             },
             needs="CUDA; a step without host synchronisation; a compile mode without graphs of its own",
+            changes_code=False,
             excludes=(
                 Exclusion(
                     choices=("segments", "step"),
@@ -183,6 +187,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             },
             needs="launches on several streams: less memory, fewer of them side by side",
             searched=(),
+            changes_code=False,
             excludes=(
                 Exclusion(
                     choices=tuple(2**power for power in POOL_SIZES),
@@ -203,6 +208,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             },
             needs="a loop over TrainStep.batches(loader); a search, which has one batch on the device, does not try it",
             searched=(),
+            changes_code=False,
         ),
     )
 }

@@ -58,7 +58,16 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.student",
     ),
     ("tuner.settings", "tuner.time_spent", "tuner.wall_clock"),
-    ("tuner.confinement", "tuner.copies", "tuner.depth", "tuner.protocol", "tuner.space", "tuner.store", "tuner.zoo"),
+    (
+        "tuner.compiling",
+        "tuner.confinement",
+        "tuner.copies",
+        "tuner.depth",
+        "tuner.protocol",
+        "tuner.space",
+        "tuner.store",
+        "tuner.zoo",
+    ),
     (
         "migrations",
         "tuner.batches",

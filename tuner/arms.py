@@ -1,5 +1,6 @@
 """A job and one of its arms in, a live step with its own copy of the workload out."""
 
+import contextlib
 import gc
 import time
 
@@ -18,6 +19,7 @@ from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.timeline import Timeline
 from kitsune.workload import Workload, call_model, loss_of
+from tuner.compiling import turn_for
 from tuner.dropout import silence
 from tuner.protocol import MAX_LAUNCHES, ArmSpec, Job
 from tuner.records import Arm
@@ -78,16 +80,19 @@ class LiveArm:
         self.step = TrainStep(model, self.workload.loss_fn, optimizer, plan, on_decline="raise")
         self.first_step_s = time.perf_counter() - begin
         self.peak_bytes = 0
+        self._first = turn_for(spec.knobs, randomness=randomness)
         self.rates = Rates(optimizer)
 
     def __call__(self, x: object, y: object) -> torch.Tensor:
         """One step, timed for as long as the arm is compiling, warming up and capturing."""
         if self.step.is_settled:
             return self.step(x, y)
-        begin = time.perf_counter()
-        loss = self.step(x, y)
-        synchronize(self.device)
-        self.first_step_s += time.perf_counter() - begin
+        first, self._first = self._first, contextlib.nullcontext()
+        with first:
+            begin = time.perf_counter()
+            loss = self.step(x, y)
+            synchronize(self.device)
+            self.first_step_s += time.perf_counter() - begin
         return loss
 
     def run(self) -> torch.Tensor:

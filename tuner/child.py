@@ -11,6 +11,7 @@ import os
 import select
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Final
 
@@ -21,13 +22,14 @@ from kitsune.errors import DeclinedError, KitsuneError, MeasureError
 from kitsune.proof import LongProof
 from kitsune.switch import is_on
 from tuner.bench import measure_job
+from tuner.compiling import sharing
 from tuner.confinement import bound_memory, leave_no_core, runs_code
 from tuner.copies import copying
 from tuner.inspection import inspect_workload
 from tuner.lockdown import go_first
 from tuner.long_gate import prove_job
-from tuner.protocol import GO, Inspection, Job, Message, one_line
-from tuner.records import Failure, FailureKind, Measurement, Phase
+from tuner.protocol import GO, Inspection, Job, Message, Outcome, one_line
+from tuner.records import Failure, FailureKind, Phase
 
 PRELOADED: Final = ("torch._dynamo", "torch._inductor.compile_fx", "torch._functorch.aot_autograd")
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
@@ -49,15 +51,16 @@ class Channel:
         if phase is Phase.TIMING and sys.stdin.buffer.readline() != GO:
             raise MeasureError("the tuner has gone, and left no turn to time")
 
-    def answer(self, outcome: Inspection | Measurement | LongProof | Failure) -> None:
+    def answer(self, outcome: Outcome, queued_s: Mapping[Phase, float]) -> None:
+        """`queued_s`: how long each phase has waited for what other children compiled."""
         if isinstance(outcome, Failure):
-            self._send(Message(failure=outcome))
+            self._send(Message(failure=outcome, queued_s=queued_s))
         elif isinstance(outcome, Inspection):
             self._send(Message(inspection=outcome))
         elif isinstance(outcome, LongProof):
-            self._send(Message(proof=outcome))
+            self._send(Message(proof=outcome, queued_s=queued_s))
         else:
-            self._send(Message(measurement=outcome, timeline=outcome.timeline))
+            self._send(Message(measurement=outcome, timeline=outcome.timeline, queued_s=queued_s))
 
     def _send(self, message: Message) -> None:
         rest = memoryview(message.line())
@@ -80,13 +83,16 @@ def main(descriptor: int) -> None:
         preload()
     job = Job.model_validate_json(sys.stdin.buffer.readline())
     channel.enter(Phase.BUILD)
+    with copying(), sharing(job.folder, lambda: channel.phase) as queued_s:
+        channel.answer(outcome_of(job, channel), queued_s)
+
+
+def outcome_of(job: Job, channel: Channel) -> Outcome:
     try:
-        with copying():
-            outcome = run(job, channel)
+        return run(job, channel)
     except Exception as error:  # noqa: BLE001 - the border of the process
         traceback.print_exc()
-        outcome = failure_of(error, channel.phase)
-    channel.answer(outcome)
+        return failure_of(error, channel.phase)
 
 
 def is_waiting(file: IO[str]) -> bool:
@@ -100,7 +106,7 @@ def preload() -> None:
         importlib.import_module(module)
 
 
-def run(job: Job, channel: Channel) -> Inspection | Measurement | LongProof | Failure:
+def run(job: Job, channel: Channel) -> Outcome:
     device = pick_device(job.device)
     if device.type == "cuda":
         torch.accelerator.set_device_index(device.index)

@@ -1,22 +1,30 @@
 """Trials in, those of them that noise may have put in the wrong order out."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Final
 
 from tuner.records import Trial
 from tuner.search import is_success, speedup
 from tuner.space import Item
 from tuner.stats import median
 
-MAX_CONTENDERS = 3  # each has a model of its own in the memory of one process
-MAX_RANKING_NOISE = 0.25
+#: Each has a model of its own in the memory of one process: so many in any case, and more where they are cheap.
+FEW: Final = 3
+MANY: Final = 8
+MAX_RANKING_NOISE: Final = 0.25
 
 
-def contenders_of(trials: Sequence[Trial]) -> list[Trial]:
-    """The best few trials that noise may have put in the wrong order, best first."""
+def contenders_of(
+    trials: Sequence[Trial], cost_s: Callable[[Trial], float] = lambda _: 1.0, within_s: float = 0.0
+) -> list[Trial]:
+    """The best few trials that noise may have put in the wrong order, best first; more as far as `within_s` goes."""
     found = sorted(filter(is_success, trials), key=speedup, reverse=True)
     noise = ranking_noise(trials)
-    return [trial for trial in found if speedup(trial) >= speedup(found[0]) * (1 - noise)][:MAX_CONTENDERS]
+    close = [trial for trial in found if speedup(trial) >= speedup(found[0]) * (1 - noise)]
+    affordable = sum(1 for total_s in accumulate(map(cost_s, close)) if total_s <= within_s)
+    return close[: max(FEW, min(MANY, affordable))]
 
 
 def ranking_noise(trials: Iterable[Trial]) -> float:

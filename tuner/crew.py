@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from tuner.measure import checked, within
-from tuner.protocol import Job, Limits
+from tuner.protocol import Job, Limits, Outcome
 from tuner.records import Spent
-from tuner.supervise import COMMAND, Check, Child, Outcome, no_room, started
+from tuner.supervise import COMMAND, Check, Child, no_room, started
 
 TICK_S = 0.05
 

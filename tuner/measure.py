@@ -2,9 +2,9 @@
 
 from kitsune.proof import LongProof
 from tuner import faults
-from tuner.protocol import Inspection, Job, Limits, misfit
+from tuner.protocol import Inspection, Job, Limits, Outcome, misfit
 from tuner.records import Failure, FailureKind, Measurement, Phase
-from tuner.supervise import Check, Outcome, go_on, supervise
+from tuner.supervise import Check, go_on, supervise
 
 DEFAULT_LIMITS = Limits()
 TIMING_SHARE = 0.8

@@ -1,12 +1,13 @@
 """What trials took so far in, what may still be begun within a budget out. Pure; seconds.
 
-A trial's own time is without what it waited for its turn to be timed: that is the time of others.
+A trial's own time is without what it waited for others: to compile what it needs too, and for its turn to be timed.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from tuner.compiling import code_of
 from tuner.protocol import Inspection
 from tuner.records import Spent, Trial
 from tuner.search import is_success
@@ -36,12 +37,19 @@ def at_once(found: Inspection, cores: int) -> int:
 
 
 def own_s(trial: Trial) -> float:
-    return trial.took_s if trial.spent is None else trial.took_s - trial.spent.waited_s
+    return trial.took_s if trial.spent is None else trial.took_s - trial.spent.waited_s - trial.spent.queued_s
 
 
 def expected_s(knobs: Configuration, trials: Iterable[Trial], space: Space) -> float:
-    """What a trial of this configuration may take: the median of those that compiled as it does, else the quickest."""
+    """What a trial of this configuration may take: where its code was compiled before, a part of what that took.
+
+    Else the median of those that compile too, or the quickest of all.
+    """
     worked = list(filter(is_success, trials))
+    code = code_of(knobs, randomness=True)
+    same = [own_s(trial) for trial in worked if code is not None and code_of(trial.knobs, randomness=True) == code]
+    if same:
+        return min(WARM * max(same), *same)
     alike = [own_s(trial) for trial in worked if ("compile" in trial.knobs) == ("compile" in knobs)]
     quickest_s = median(alike) if alike else min(map(own_s, worked), default=0.0)
     return quickest_s * (SLOW_FACTOR if space.is_slow(knobs) else 1.0)
@@ -68,6 +76,11 @@ def confirmation_s(leader: Trial | None, stock: Trial | None, processes: int, si
     built_s = sum(each.start_s + each.build_s for each in spent) + sum(WARM * _first_step_s(trial) for trial in arms)
     waves = math.ceil(processes / side_by_side)
     return max(waves * (built_s + timing_s), built_s + processes * timing_s)
+
+
+def halted_s(leader: Trial, processes: int) -> float:
+    """For how long the long look stands still while the confirmation's processes are timed one by one."""
+    return 0.0 if leader.spent is None else processes * leader.spent.timing_s
 
 
 def proof_s(budget_s: float, step_s: float) -> float:

@@ -76,12 +76,12 @@ STOCK: Final = (REDUCE_OVERHEAD, COMPILE, EAGER_BF16, MAX_AUTOTUNE)
 OPENING: Final = (
     Preset(name="half, compiled, one graph", needs={}, wishes={**HALF, **INDUCTOR, **GRAPHS}),
     REDUCE_OVERHEAD,
-    COMPILE,
     Preset(
         name="half, compiled, one graph on streams",
         needs={"capture": "step", "streams": 4},
         wishes={**HALF, **INDUCTOR},
     ),
+    COMPILE,
     Preset(
         name="half, fused and compiled, one graph",
         needs={"fusion": "kitsune", "compile": "default"},

@@ -1,7 +1,7 @@
 """What the tuner and its measuring child say to each other: a Job in, one JSON message a line out. No torch here."""
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -20,6 +20,8 @@ MAX_REASON_CHARS = 2000
 GO = b"go\n"
 #: Of a timeline: about 1 MB as JSON.
 MAX_LAUNCHES = 20_000
+
+Seconds = Annotated[float, Field(ge=0)]
 
 
 class Limits(Record):
@@ -104,6 +106,9 @@ class Inspection(Record):
     notes: tuple[str, ...] = ()
 
 
+Outcome = Inspection | Measurement | LongProof | Failure
+
+
 class Message(Record):
     """One line from the child: exactly one of a phase mark, a result and a failure; a timeline beside a measurement."""
 
@@ -113,6 +118,7 @@ class Message(Record):
     proof: LongProof | None = None
     failure: Failure | None = None
     timeline: Timeline | None = None
+    queued_s: Mapping[Phase, Seconds] = Field(default_factory=dict, description="waited for what others compiled")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -124,7 +130,7 @@ class Message(Record):
         return self
 
     @property
-    def outcome(self) -> Inspection | Measurement | LongProof | Failure | None:
+    def outcome(self) -> Outcome | None:
         if self.measurement is not None:
             return self.measurement.model_copy(update={"timeline": self.timeline})
         return self.inspection or self.proof or self.failure

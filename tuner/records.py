@@ -149,12 +149,14 @@ class Spent(Record):
     build_s: float = Field(default=0.0, ge=0, description="loading the workload and running it as given")
     numerics_s: float = Field(default=0.0, ge=0)
     warmup_s: float = Field(default=0.0, ge=0)
+    queued_s: float = Field(default=0.0, ge=0, description="for another child, which compiled the same")
     waited_s: float = Field(default=0.0, ge=0, description="for its turn to be timed")
     timing_s: float = Field(default=0.0, ge=0)
 
     @property
     def total_s(self) -> float:
-        return self.start_s + self.build_s + self.numerics_s + self.warmup_s + self.waited_s + self.timing_s
+        prepared_s = self.start_s + self.build_s + self.numerics_s + self.warmup_s
+        return prepared_s + self.queued_s + self.waited_s + self.timing_s
 
 
 class Trial(Record):

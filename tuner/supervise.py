@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import IO
 
 from kitsune.errors import MeasureError
-from kitsune.proof import LongProof
 from tuner import faults
 from tuner.confinement import confinement_of, environment_of
-from tuner.protocol import GO, Inspection, Job, Limits, LineReader, Message, one_line
-from tuner.records import Failure, FailureKind, Measurement, Phase, Spent
+from tuner.protocol import GO, Job, Limits, LineReader, Message, Outcome, one_line
+from tuner.records import Failure, FailureKind, Phase, Spent
 from tuner.scratch import compiled_folder, scratch_beside
 
-Outcome = Inspection | Measurement | LongProof | Failure
 #: Asked every TICK_S while a child runs. What it raises kills the child and propagates.
 Check = Callable[[], None]
 
@@ -77,6 +75,7 @@ class Child:
         self._entered: dict[Phase, float] = {}
         self._gone_at: float | None = None
         self._answered_at: float | None = None
+        self._queued_s: Mapping[Phase, float] = {}
         self.phase = Phase.START
         self.hang: Failure | None = None
         self._answer: Outcome | None = None
@@ -145,17 +144,19 @@ class Child:
         end = self._answered_at or time.monotonic()
         begins = sorted((at, phase) for phase, at in self._entered.items())
         ends = [at for at, _ in begins[1:]] + [end]
-        took = {phase: until - at for (at, phase), until in zip(begins, ends, strict=True)}
+        took = dict.fromkeys(Phase, 0.0) | {phase: until - at for (at, phase), until in zip(begins, ends, strict=True)}
         waited = 0.0
-        if Phase.TIMING in took:
+        if Phase.TIMING in self._entered:
             waited = max(0.0, (self._gone_at or end) - self._entered[Phase.TIMING])
+        queued = {phase: min(took[phase], self._queued_s.get(phase, 0.0)) for phase in (Phase.NUMERICS, Phase.WARMUP)}
         return Spent(
-            start_s=took.get(Phase.START, 0.0),
-            build_s=took.get(Phase.BUILD, 0.0),
-            numerics_s=took.get(Phase.NUMERICS, 0.0),
-            warmup_s=took.get(Phase.WARMUP, 0.0),
+            start_s=took[Phase.START],
+            build_s=took[Phase.BUILD],
+            numerics_s=took[Phase.NUMERICS] - queued[Phase.NUMERICS],
+            warmup_s=took[Phase.WARMUP] - queued[Phase.WARMUP],
+            queued_s=sum(queued.values()),
             waited_s=waited,
-            timing_s=took.get(Phase.TIMING, 0.0) - waited,
+            timing_s=took[Phase.TIMING] - waited,
         )
 
     def has_exited(self) -> bool:
@@ -216,7 +217,7 @@ class Child:
     def _take(self, message: Message) -> None:
         now = time.monotonic()
         if message.phase is None:
-            self._answer, self._answered_at = message.outcome, now
+            self._answer, self._answered_at, self._queued_s = message.outcome, now, message.queued_s
             return
         order = list(Phase)
         # only forward: a child must not be able to renew its deadline for ever

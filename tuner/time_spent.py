@@ -12,6 +12,7 @@ PARTS: Final[Mapping[str, str]] = {
     "build_s": "Loading the workload and running it as given",
     "numerics_s": "The numbers, and the candidate's first compilation",
     "warmup_s": "Warming up, and compiling what it is timed against",
+    "queued_s": "Waiting for what another process compiled",
     "waited_s": "Waiting for its turn to be timed",
     "timing_s": "Timing",
 }

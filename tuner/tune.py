@@ -22,7 +22,7 @@ from tuner.events import Ablating, Budgeted, Event, Inspected, PlayingOff, Tried
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.knowledge import AGAIN, Knowledge, nothing_known
-from tuner.pace import at_once, confirmation_s, elapsed_s, expected_s, is_patient, own_s, proof_s
+from tuner.pace import WARM, at_once, confirmation_s, elapsed_s, expected_s, halted_s, is_patient, own_s, proof_s
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
 from tuner.scratch import scratch
@@ -51,6 +51,8 @@ from tuner.wall_clock import utcnow
 from tuner.work import Begun, Work, is_for_want_of_room
 
 SEARCH_ROUNDS = 10
+PLAYOFF_ROUNDS = 30
+PLAYOFF_SHARE = 0.15  # of the budget
 ABLATION_ROUNDS = 20
 SPARES = {"cuda": 3, "cpu": 1}  # idle children that have imported torch
 MIN_CHILD_S = 30.0  # importing torch and a first step take up to 15 s on a busy machine
@@ -222,10 +224,11 @@ class Tuning:
             return None
         if self._known.is_enough(leader(self.trials), tried):
             return None
-        patient = is_patient(tried, self._space, self._left_s() - self._reserve_s())
+        left_s = self._left_s() - self._reserve_s() - self._playoff_s()
+        patient = is_patient(tried, self._space, left_s)
         winners = self._known.winners
         found = propose(self._space, tried, self.run.seed, is_patient=patient, pending=pending, known=winners)
-        if found is None or self._left_s() - self._reserve_s() <= expected_s(found.knobs, tried, self._space):
+        if found is None or left_s <= expected_s(found.knobs, tried, self._space):
             return None
         if self._deaths >= DEATHS_OF_A_TRIAL and found.source is not Source.BASELINE:
             self._deaths = 0  # workers in a row vanished over it
@@ -239,16 +242,15 @@ class Tuning:
 
     def _play_off(self) -> Iterator[Event]:
         """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""
-        contenders = contenders_of(unrefused(self.trials))
-        longest_s = sum(expected_s(trial.knobs, self.trials, self._space) for trial in contenders)
-        if len(contenders) < 2 or self._is_ended() or self._left_s() < self._reserve_s() + longest_s:
+        contenders = self._contenders()
+        if len(contenders) < 2 or self._is_ended() or is_played_off(self.trials):
             return
-        if is_played_off(self.trials):
+        if self._left_s() < self._reserve_s() + sum(map(self._warm_s, contenders)):
             return
         yield PlayingOff(tuple(trial.knobs for trial in contenders))
         names = [f"contender {number}" for number in range(1, len(contenders) + 1)]
         arms = [ArmSpec(name=name, knobs=trial.knobs) for name, trial in zip(names, contenders, strict=True)]
-        job = self._job(tuple(arms), SEARCH_ROUNDS, numerics=False)
+        job = self._job(tuple(arms), PLAYOFF_ROUNDS, numerics=False)
         self._work.begin(Source.PLAYOFF, contenders[0].knobs, job, self._search_limits())
         done = self._waited()
         if done is not None:
@@ -317,9 +319,8 @@ class Tuning:
 
     def _ablation_s(self, plan: Plan, chunk: Chunk) -> float:
         """What measuring it may take: for each step but the one as given the time of the plan's own trial."""
-        of_plan = [trial for trial in searched(self.trials) if trial.knobs == plan.knobs]
-        arms = len(arms_without(plan.knobs, chunk, self._space)) - 1
-        return arms * expected_s(plan.knobs, of_plan, self._space)
+        of_plan = [own_s(trial) for trial in searched(self.trials) if trial.knobs == plan.knobs]
+        return (len(arms_without(plan.knobs, chunk, self._space)) - 1) * max(of_plan, default=0.0)
 
     def _job(self, arms: tuple[ArmSpec, ...], rounds: int, **more: object) -> Job:
         reference_s = None if self._budget_s is None else REFERENCE_SHARE * self._budget_s
@@ -337,8 +338,25 @@ class Tuning:
         knobs: Configuration = {} if first is None else first.knobs
         processes = PROCESSES if self._known.prior_for(knobs) is None else AGAIN
         is_proven = first is None or not knobs or self._known.proof_for(knobs) is not None
-        proven_s = 0.0 if is_proven or first is None else proof_s(self._proof_s(), self._step_s) + own_s(first)
-        return confirmation_s(first, stock, processes, self._at_once) + proven_s / self._at_once
+        confirmed_s = confirmation_s(first, stock, processes, self._at_once)
+        if is_proven or first is None:
+            return confirmed_s
+        proven_s = proof_s(self._proof_s(), self._step_s) + WARM * own_s(first)
+        return max(confirmed_s + proven_s / self._at_once, proven_s + halted_s(first, processes))
+
+    def _contenders(self) -> list[Trial]:
+        share_s = 0.0 if self._budget_s is None else PLAYOFF_SHARE * self._budget_s
+        return contenders_of(unrefused(self.trials), self._warm_s, share_s)
+
+    def _playoff_s(self) -> float:
+        """What ranking the best few anew may take, where a part of the budget is enough for it; else it is left out."""
+        contenders = self._contenders()
+        longest_s = sum(map(self._warm_s, contenders)) if len(contenders) > 1 else 0.0
+        return longest_s if self._budget_s is not None and longest_s <= PLAYOFF_SHARE * self._budget_s else 0.0
+
+    def _warm_s(self, trial: Trial) -> float:
+        """What it may take to build and warm up once more."""
+        return expected_s(trial.knobs, self.trials, self._space)
 
     def _proof_s(self) -> float:
         return PROOF_S if self._budget_s is None else min(PROOF_S, PROOF_SHARE * self._budget_s)

@@ -14,9 +14,9 @@ from kitsune.proof import LongProof, Margin
 from tuner.confirmation import ROUNDS
 from tuner.crew import Finished
 from tuner.events import Event, Tried
-from tuner.protocol import Inspection, Job, Limits, misfit
+from tuner.protocol import Inspection, Job, Limits, Outcome, misfit
 from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Run, Source, Spent, Trial
-from tuner.supervise import Check, Outcome, go_on
+from tuner.supervise import Check, go_on
 from tuner.tune import Conclusion, Tuning
 from tuner.verdicts import words
 

@@ -24,7 +24,7 @@ child.inspect_workload = told
 for workload, confine in (("train.py:make", "1"), ("a.ksn", "0")):
     os.environ["KITSUNE_CONFINE"] = confine
     channel = child.Channel(1)
-    channel.answer(child.run(Job(kind="inspect", workload=workload, device="cpu"), channel))
+    channel.answer(child.run(Job(kind="inspect", workload=workload, device="cpu"), channel), {})
 os.environ["KITSUNE_CONFINE"] = "1"
 child.main(1)
 """

@@ -3,7 +3,7 @@ import pytest
 from kitsune.knobs import Choice
 from tests.unit.tuner.machine import ENVIRONMENT, numerics
 from tests.unit.tuner.simulation import trial
-from tuner.contenders import MAX_CONTENDERS, MAX_RANKING_NOISE, contenders_of, ranking_noise
+from tuner.contenders import FEW, MANY, MAX_RANKING_NOISE, contenders_of, ranking_noise
 from tuner.records import Arm, Measurement, Trial
 
 COMPILED: dict[str, Choice] = {"compile": "default"}
@@ -32,6 +32,8 @@ def test_ranking_noise_is_the_widest_spread_of_one_configuration() -> None:
 def test_contenders_are_those_that_noise_may_have_put_in_the_wrong_order() -> None:
     trials = [timed(0, {}, 10.0, 2.0), timed(1, {}, 10.2, 2.01), timed(2, COMPILED, 5.0, 1.5)]
     assert [each.number for each in contenders_of(trials)] == [1, 0]
-    alike = [timed(number, {}, 10.0 + number / 100, 2.0) for number in range(6)]
-    assert len(contenders_of(alike)) == MAX_CONTENDERS
+    alike = [timed(number, {}, 10.0 + number / 100, 2.0) for number in range(12)]
+    assert len(contenders_of(alike)) == FEW
+    assert len(contenders_of(alike, lambda _: 2.0, within_s=11.0)) == 5, "more where they are cheap"
+    assert len(contenders_of(alike, lambda _: 2.0, within_s=1e9)) == MANY
     assert contenders_of([]) == []

@@ -41,7 +41,7 @@ def test_only_what_is_called_slow_is_slow() -> None:
 
 
 def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
-    guess, rival, plain, streams, fused = resolved(OPENING, EVERYTHING)
+    guess, rival, streams, plain, fused = resolved(OPENING, EVERYTHING)
     half = {"layout": "channels_last", "precision": "bf16"}
     assert guess.knobs == {**half, "compile": "default", "update": "kitsune", "capture": "step"}
     assert (rival.name, rival.knobs) == (

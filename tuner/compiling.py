@@ -1,0 +1,104 @@
+"""What several children of a run need compiled: one of them compiles it, and the others find it in torch's caches.
+
+Two processes that compile the same at the same time both do the whole of it. Even of another configuration most Triton
+kernels are the same, so that the first compilation of a run is alone (H100, ResNet-50: 61 s, and then 42 s for
+reduce-overhead; beside each other 66 s each. GoogLeNet: 66 s alone, four beside each other 150 s each).
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+from kitsune.knobs import KNOBS, Choice
+from tuner.records import Phase
+
+#: How long the first compilation of a run may keep the others waiting.
+FIRST_S: Final = 120.0
+POLL_S: Final = 0.05
+FIRST: Final = "first"
+
+
+@dataclass(slots=True)
+class Compilations:
+    """Of the run whose children share the folder. `queued_s`: how long this process has waited for others, by phase."""
+
+    folder: Path
+    phase: Callable[[], Phase]
+    queued_s: dict[Phase, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def turn(self, code: str) -> Iterator[None]:
+        """Within, what `code` stands for is compiled: by this process, or before by another one.
+
+        A process that ends, or fails, in its turn leaves it to the next one.
+        """
+        with self._turn(FIRST, FIRST_S), self._turn(code):
+            yield
+
+    @contextlib.contextmanager
+    def _turn(self, name: str, within_s: float | None = None) -> Iterator[None]:
+        made = self.folder / f"{name}.compiled"
+        if made.exists():
+            yield
+            return
+        with made.with_suffix(".lock").open("wb") as file:
+            is_ours = self._locked(file, within_s)
+            if made.exists():
+                fcntl.flock(file, fcntl.LOCK_UN)
+            yield
+            if is_ours:
+                made.touch()
+
+    def _locked(self, file: IO[bytes], within_s: float | None) -> bool:
+        """Whether the lock is ours before so many seconds have passed."""
+        began = time.monotonic()
+        while not (is_ours := _is_locked(file)) and (within_s is None or time.monotonic() - began < within_s):
+            time.sleep(POLL_S)
+        phase = self.phase()
+        self.queued_s[phase] = self.queued_s.get(phase, 0.0) + time.monotonic() - began
+        return is_ours
+
+
+def _is_locked(file: IO[bytes]) -> bool:
+    """Whether the lock was free, and is ours now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+_active: Compilations | None = None
+
+
+@contextlib.contextmanager
+def sharing(folder: str | None, phase: Callable[[], Phase]) -> Iterator[Mapping[Phase, float]]:
+    """Within, this process compiles in turn with the others of the folder; without a folder whenever it likes.
+
+    Yields for how many seconds each phase has waited so far.
+    """
+    global _active  # noqa: PLW0603 - of the process, as a measuring process has one job
+    _active = None if folder is None else Compilations(Path(folder), phase)
+    try:
+        yield {} if _active is None else _active.queued_s
+    finally:
+        _active = None
+
+
+def turn_for(knobs: Mapping[str, Choice], *, randomness: bool) -> contextlib.AbstractContextManager[None]:
+    """For the first step by these choices, with or without random numbers."""
+    code = code_of(knobs, randomness=randomness)
+    return contextlib.nullcontext() if _active is None or code is None else _active.turn(code)
+
+
+def code_of(knobs: Mapping[str, Choice], *, randomness: bool) -> str | None:
+    """A name of what is compiled; choices that only launch it otherwise have the same. None where nothing is."""
+    if "compile" not in knobs:
+        return None
+    items = sorted((knob, choice) for knob, choice in knobs.items() if knob not in KNOBS or KNOBS[knob].changes_code)
+    return hashlib.sha256(repr((items, randomness)).encode()).hexdigest()[:16]
