@@ -32,10 +32,13 @@ class Copies:
     def __init__(self) -> None:
         self._originals: dict[Hashable, Workload | None] = {}
 
-    def get(self, key: Hashable, build: Build, move: Move, device: torch.device) -> Workload:
-        """A workload on the device. `build` leaves it where the user's function makes it, `move` takes it there."""
+    def get(self, key: Hashable, build: Build, move: Move, device: torch.device, *, is_ours: bool = False) -> Workload:
+        """A workload on the device. `build` leaves it where the function makes it, `move` takes it there.
+
+        What `is_ours` is known to be such that a copy does as the original.
+        """
         if key not in self._originals:
-            self._originals[key] = _original(build, move, device)
+            self._originals[key] = build() if is_ours else _original(build, move, device)
         original = self._originals[key]
         return move(build() if original is None else copied(original))
 
@@ -45,7 +48,7 @@ _active: Copies | None = None
 
 @contextlib.contextmanager
 def copying() -> Iterator[None]:
-    """Within, workloads of files are built once."""
+    """Within, workloads of files and of the zoo are built once."""
     global _active  # noqa: PLW0603 - of the process, as a measuring process has one job
     _active = Copies()
     try:

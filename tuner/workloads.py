@@ -70,7 +70,7 @@ def load_workload(spec: str, device: str, seed: int = 0, *, randomness: bool = T
     place = pick_device(device)
     with _seeded(seed, place):
         if source is WorkloadSource.ZOO:
-            return _recipe(spec).build(place)
+            return _of_zoo(spec, place, seed)
         if source is WorkloadSource.FILE:
             return _of_file(spec, place, seed)
         return rebuild(Archive.load(_existing(spec)), device=str(place), seed=seed, randomness=randomness)
@@ -118,6 +118,14 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 # --- zoo:NAME?batch=N&seq=N&size=tiny|base
+
+
+def _of_zoo(spec: str, device: torch.device, seed: int) -> Workload:
+    recipe, copies = _recipe(spec), copies_here()
+    if copies is None:
+        return recipe.build(device)
+    move = partial(_moved, spec=spec, device=device)
+    return copies.get((spec, device, seed), recipe.build, move, device, is_ours=True)
 
 
 def _recipe(spec: str) -> Recipe:

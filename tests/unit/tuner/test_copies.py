@@ -12,6 +12,8 @@ from kitsune.workload import Workload
 from tuner.arms import plain_step
 from tuner.copies import Copies, copied, copies_here, copying
 from tuner.workloads import load_workload
+from tuner.zoo import ZOO
+from tuner.zoo.recipe import Recipe
 
 CPU = torch.device("cpu")
 
@@ -198,3 +200,18 @@ def test_a_file_is_built_once_for_each_seed_while_copies_are_taken(tmp_path):
     assert copies_here() is None
     load_workload(spec, "cpu", seed=5)
     assert len(calls.read_text().split()) == 4
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_a_model_of_the_zoo_is_built_once_and_its_copies_train_as_it_does(name, monkeypatch):
+    spec = f"zoo:{name}?size=tiny"
+    want = trained(load_workload(spec, "cpu", seed=5))
+    calls = []
+    build = Recipe.build
+    monkeypatch.setattr(Recipe, "build", lambda self, *given: calls.append(self) or build(self, *given))
+    with copying():
+        found = [load_workload(spec, "cpu", seed=5) for _ in range(2)]
+    assert len(calls) == 1
+    for workload in found:
+        for got, expected in zip(trained(workload), want, strict=True):
+            assert torch.equal(got, expected)
