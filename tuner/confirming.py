@@ -41,16 +41,16 @@ class Confirmed:
         plan = plan_from(self.measured, self.decision, run_id, inspection, self.numerics)
         evidence = plan.evidence
         assert evidence is not None
-        if not self._is_of_candidate:
+        if not self.is_of_candidate:
             return plan
         return plan.model_copy(update={"evidence": self._with_proof(evidence)})
 
     def timeline(self) -> Timeline | None:
         """The launches of a step, where the plan is the candidate and has them."""
-        return next((each.timeline for each in self.measured if self._is_of_candidate and each.timeline), None)
+        return next((each.timeline for each in self.measured if self.is_of_candidate and each.timeline), None)
 
     @property
-    def _is_of_candidate(self) -> bool:
+    def is_of_candidate(self) -> bool:
         return self.decision.chosen == self.measured[0].arms[-1].name
 
     def _with_proof(self, evidence: Evidence) -> Evidence:

@@ -1,7 +1,7 @@
 """What a tuning run tells while it goes on.
 
 Started, Inspected, (Trying, Tried) for each trial, several of which may be at work at once, (Confirming, Tried for each
-process), then (Ablating, Tried) for each process.
+process), then (Ablating, Tried) for each process. Recalled stands before a confirmation that comes before any search.
 """
 
 from collections.abc import Mapping
@@ -33,6 +33,13 @@ class Budgeted:
 
     budget_s: float
     words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """An earlier run has proven a plan for this very step here: it is measured again, in place of a search."""
+
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +88,4 @@ class Ablating:
     left_out: tuple[str, ...]
 
 
-Event = Started | Inspected | Budgeted | Trying | Tried | PlayingOff | Confirming | Ablating
+Event = Started | Inspected | Budgeted | Recalled | Trying | Tried | PlayingOff | Confirming | Ablating

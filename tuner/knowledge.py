@@ -8,39 +8,44 @@ from kitsune.proof import LongProof
 from tuner.confirmation import Prior
 from tuner.protocol import Inspection
 from tuner.records import Trial
-from tuner.search import is_success
 from tuner.space import Configuration
 
 #: Processes that confirm what was proven before.
 AGAIN: Final = 2
-#: Trials after which what was proven before and still leads is not searched for again.
-ENOUGH: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What an earlier search of this very step came to, as long as this one, with an equal torch, driver and GPU.
+
+    `first` is the trial of its plan, `stock` that of the best stock configuration; `prior` how far its processes lay
+    apart, and `proof` the long look at its numbers, where these are known.
+    """
+
+    run_id: str
+    first: Trial
+    stock: Trial | None
+    prior: Prior | None = None
+    proof: LongProof | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """`winners`: what won in earlier runs, the nearest first.
-
-    `proven`: the plan of an earlier search of this very step, as long as this one, with an equal torch, driver and GPU;
-    `prior` how far its processes lay apart, and `proof` the long look at its numbers, where these are known.
-    """
+    """`winners`: what won in earlier runs, the nearest first."""
 
     winners: Sequence[Configuration] = ()
-    proven: Configuration | None = None
-    prior: Prior | None = None
-    proof: LongProof | None = None
+    proven: Proven | None = None
+
+    def proven_of(self, knobs: Configuration) -> Proven | None:
+        return self.proven if self.proven is not None and dict(self.proven.first.knobs) == dict(knobs) else None
 
     def proof_for(self, knobs: Configuration) -> LongProof | None:
-        return self.proof if self.proven is not None and dict(self.proven) == dict(knobs) else None
+        proven = self.proven_of(knobs)
+        return None if proven is None else proven.proof
 
     def prior_for(self, knobs: Configuration) -> Prior | None:
-        return self.prior if self.proven is not None and dict(self.proven) == dict(knobs) else None
-
-    def is_enough(self, leader: Trial | None, searched: Sequence[Trial]) -> bool:
-        """Whether the search may end: what was proven before still leads after the first trials."""
-        if self.proven is None or leader is None or dict(leader.knobs) != dict(self.proven):
-            return False
-        return len(list(filter(is_success, searched))) >= ENOUGH
+        proven = self.proven_of(knobs)
+        return None if proven is None else proven.prior
 
 
 def nothing_known(_: Inspection) -> Knowledge:

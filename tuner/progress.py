@@ -14,7 +14,7 @@ from rich.text import Text
 
 from kitsune.screen import clean, duration, factor, stderr, step_time
 from tuner.confirmation import PROCESSES
-from tuner.events import Ablating, Budgeted, Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
+from tuner.events import Ablating, Budgeted, Confirming, Event, Inspected, PlayingOff, Recalled, Started, Tried, Trying
 from tuner.protocol import Inspection
 from tuner.records import Run, Source, Trial
 from tuner.search import best, speedup
@@ -199,6 +199,8 @@ def opening(event: Event) -> Iterator[str]:
         yield from event.inspection.notes
     elif isinstance(event, Budgeted):
         yield event.words
+    elif isinstance(event, Recalled):
+        yield f"run {event.run_id} has proven a plan for this step here, which is measured again"
 
 
 def _as_given(found: Inspection) -> str:

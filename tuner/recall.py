@@ -3,10 +3,12 @@
 from sqlalchemy import Connection
 
 from kitsune.plan import Match, Plan
-from tuner.knowledge import Knowledge
+from tuner.knowledge import Knowledge, Proven
 from tuner.protocol import Inspection
 from tuner.records import Run, RunStatus
-from tuner.store import known, plans, runs
+from tuner.search import best, best_stock
+from tuner.standings import unrefused
+from tuner.store import known, plans, runs, trials
 from tuner.verdicts import prior_of
 
 WINNERS = 3  # that are tried first
@@ -24,25 +26,32 @@ def knowledge_of(connection: Connection, run: Run, found: Inspection) -> Knowled
         batch=found.batch,
         inapplicable=found.inapplicable,
     )
-    plan = proven_before(connection, run, found)
-    if plan is None or plan.evidence is None:
-        return Knowledge(winners)
-    return Knowledge(winners, plan.knobs, prior_of(plan.evidence), plan.evidence.proof)
+    return Knowledge(winners, proven_before(connection, run, found))
 
 
-def proven_before(connection: Connection, run: Run, found: Inspection) -> Plan | None:
-    """The best plan of this very step, in an equal environment, of a run that had at least the time of this one."""
+def proven_before(connection: Connection, run: Run, found: Inspection) -> Proven | None:
+    """Of this very step, in an equal environment, what a run came to that had at least the time of this one.
+
+    A run that only measured again what an earlier one had found has no trials of its own, and is passed over.
+    """
     for plan in plans.find(connection, found.fingerprint, found.environment, team=run.team, batch=found.batch):
-        is_equal = (
-            plan.fingerprint == found.fingerprint
-            and plan.batch == found.batch
-            and plan.environment is not None
-            and plan.environment.match(found.environment)[0] is Match.EXACT
-        )
-        earlier = runs.get(connection, plan.evidence.run_id) if is_equal and plan.evidence is not None else None
-        if earlier is not None and earlier.id != run.id and is_as_long(earlier, run):
-            return plan
+        evidence = plan.evidence
+        if evidence is None or not is_of(plan, found):
+            continue
+        earlier = runs.get(connection, evidence.run_id)
+        if earlier is None or earlier.id == run.id or not is_as_long(earlier, run):
+            continue
+        left = unrefused(trials.list_of(connection, earlier.id))
+        first = best(trial for trial in left if trial.knobs == plan.knobs)
+        if first is not None:
+            return Proven(earlier.id, first, best_stock(left), prior_of(evidence), evidence.proof)
     return None
+
+
+def is_of(plan: Plan, found: Inspection) -> bool:
+    """Whether it was made for this very step, with an equal torch, driver and GPU."""
+    is_equal = plan.fingerprint == found.fingerprint and plan.batch == found.batch
+    return is_equal and plan.environment is not None and plan.environment.match(found.environment)[0] is Match.EXACT
 
 
 def is_as_long(earlier: Run, run: Run) -> bool:

@@ -15,10 +15,10 @@ from kitsune.timeline import Timeline
 from tuner.ablation import Chunk, arms_without, next_chunk
 from tuner.budget import suggested_budget_s, told
 from tuner.confirmation import PROCESSES
-from tuner.confirming import Confirmation
+from tuner.confirming import Confirmation, Confirmed
 from tuner.contenders import contenders_of
 from tuner.crew import Children, Crew, Finished
-from tuner.events import Ablating, Budgeted, Event, Inspected, PlayingOff, Tried, Trying
+from tuner.events import Ablating, Budgeted, Event, Inspected, PlayingOff, Recalled, Tried, Trying
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.knowledge import AGAIN, Knowledge, nothing_known
@@ -137,6 +137,9 @@ class Tuning:
                 self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
                 yield Budgeted(self._budget_s, told(self._budget_s, self._space))
             self._known = self.knows(inspection)
+            again = yield from self._recalled(inspection)
+            if again is not None:
+                return again
             yield from self._search()
             yield from self._play_off()
             return (yield from self._conclude(inspection))
@@ -222,8 +225,6 @@ class Tuning:
             return self._work.again(again.pop(), self._search_limits())
         if self.run.budget_trials is not None and len(tried) + len(pending) >= self.run.budget_trials:
             return None
-        if self._known.is_enough(leader(self.trials), tried):
-            return None
         left_s = self._left_s() - self._reserve_s() - self._playoff_s()
         patient = is_patient(tried, self._space, left_s)
         winners = self._known.winners
@@ -265,6 +266,15 @@ class Tuning:
         place = max(range(len(names)), key=lambda each: compared[each].speedup.median)
         return self._work.keep(replace(begun, knobs=contenders[place].knobs), done, compared[place])
 
+    def _recalled(self, inspection: Inspection) -> Generator[Event, None, Conclusion | None]:
+        """What was proven before, measured again at once. None where it does not hold, or this run has begun before."""
+        proven = self._known.proven
+        if proven is None or self.trials or self._deaths:
+            return None
+        yield Recalled(proven.run_id)
+        confirmed = yield from self._confirmation(proven.first, proven.stock).steps()
+        return None if confirmed is None or not confirmed.is_of_candidate else self._concluded(confirmed, inspection)
+
     def _conclude(self, inspection: Inspection) -> Steps:
         """Measures the best again in fresh processes, against eager and the best stock configuration.
 
@@ -274,24 +284,29 @@ class Tuning:
             first = leader(self.trials)
             if first is None:
                 break
-            confirmation = Confirmation(
-                self._work,
-                first,
-                best_stock(unrefused(self.trials)),
-                self._job,
-                lambda: limits_within(self._left_s() + OVERTIME * (self._budget_s or 0.0)),
-                lambda: self._left_s() <= 0,
-                self.check,
-                self._at_once,
-                self._known.prior_for(first.knobs),
-                self._proof_s(),
-                self._known.proof_for(first.knobs),
-            )
-            confirmed = yield from confirmation.steps()
+            confirmed = yield from self._confirmation(first, best_stock(unrefused(self.trials))).steps()
             if confirmed is not None:
-                plan = confirmed.plan(self.run.id, inspection)
-                return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
+                return self._concluded(confirmed, inspection)
         raise NoTrialError(why_nothing(self.trials, is_interrupted=self._is_ended()))
+
+    def _confirmation(self, first: Trial, stock: Trial | None) -> Confirmation:
+        return Confirmation(
+            self._work,
+            first,
+            stock,
+            self._job,
+            lambda: limits_within(self._left_s() + OVERTIME * (self._budget_s or 0.0)),
+            lambda: self._left_s() <= 0,
+            self.check,
+            self._at_once,
+            self._known.prior_for(first.knobs),
+            self._proof_s(),
+            self._known.proof_for(first.knobs),
+        )
+
+    def _concluded(self, confirmed: Confirmed, inspection: Inspection) -> Conclusion:
+        plan = confirmed.plan(self.run.id, inspection)
+        return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
 
     def _waited(self) -> tuple[Begun, Finished] | None:
         """The first trial that has ended; None when the user interrupts it, and then nothing is at work any more."""

@@ -1,0 +1,86 @@
+"""What earlier runs have proven of a step, on SQLite and on PostgreSQL alike."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from kitsune.knobs import Choice
+from tests.store.samples import START, a_plan, a_run, after, an_environment
+from tests.unit.tuner.simulation import trial
+from tuner.protocol import Inspection
+from tuner.recall import knowledge_of, proven_before
+from tuner.records import Run, Source, Trial
+from tuner.store import runs, trials
+from tuner.store.database import Database
+
+COMPILED: dict[str, Choice] = {"precision": "bf16", "compile": "reduce-overhead"}
+GRAPH: dict[str, Choice] = {"precision": "bf16", "compile": "default", "capture": "step"}
+SEARCHED = (
+    trial(0, {}, Source.BASELINE),
+    trial(1, COMPILED, Source.STOCK, 1.5),
+    trial(2, GRAPH, speedup=2.0),
+    trial(3, GRAPH, Source.CONFIRM, 2.0),
+)
+
+
+def found(**changes: Any) -> Inspection:
+    """A first look at the step."""
+    sizes = {"step_ms": 1.0, "peak_bytes": 1, "parameters": 1}
+    given = {"environment": an_environment(), "fingerprint": "f", "inapplicable": {}, "random": False, **sizes}
+    return Inspection(**{**given, **changes})
+
+
+def finished(connection: Connection, tried: Sequence[Trial] = SEARCHED, at: int = 1, **changes: Any) -> Run:
+    """A run that has ended with the graph as its plan."""
+    run = runs.add(connection, a_run(**{"budget_s": 300.0, **changes}))
+    claimed = runs.claim_one(connection, run.id, "w", now=START)
+    assert claimed is not None
+    for each in tried:
+        trials.add(connection, claimed, each.model_copy(update={"run_id": run.id}))
+    plan = a_plan(knobs=GRAPH)
+    assert plan.evidence is not None
+    plan = plan.model_copy(update={"evidence": plan.evidence.model_copy(update={"run_id": run.id})})
+    runs.finish(connection, claimed, plan=plan, now=after(at))
+    return run
+
+
+class TestRecall:
+    def test_the_trials_behind_a_proven_plan_are_found(self, database: Database) -> None:
+        with database.begin() as connection:
+            earlier = finished(connection)
+        with database.read() as connection:
+            proven = knowledge_of(connection, a_run(budget_s=300.0), found()).proven
+        assert proven is not None
+        assert (proven.run_id, proven.first.number) == (earlier.id, 2)
+        assert proven.stock is not None
+        assert proven.stock.knobs == COMPILED
+
+    def test_a_run_that_only_measured_again_is_passed_over(self, database: Database) -> None:
+        with database.begin() as connection:
+            first = finished(connection)
+            finished(connection, SEARCHED[-1:], at=9)
+        with database.read() as connection:
+            proven = proven_before(connection, a_run(budget_s=300.0), found())
+        assert proven is not None
+        assert proven.run_id == first.id
+
+    @pytest.mark.parametrize(
+        ("run", "looked"),
+        [
+            ({"budget_s": 900.0}, {}),
+            ({"budget_s": None, "budget_trials": 9}, {}),
+            ({}, {"fingerprint": "another"}),
+            ({}, {"batch": "9x9"}),
+            ({}, {"environment": an_environment(torch="1.0")}),
+        ],
+    )
+    def test_of_another_step_or_machine_or_a_shorter_run_nothing_is_proven(
+        self, database: Database, run: dict[str, Any], looked: dict[str, Any]
+    ) -> None:
+        with database.begin() as connection:
+            finished(connection)
+        asked = a_run(**{"budget_s": 300.0, **run})
+        with database.read() as connection:
+            assert proven_before(connection, asked, found(**looked)) is None

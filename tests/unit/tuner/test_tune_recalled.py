@@ -1,0 +1,91 @@
+"""A run whose step was searched before, with an equal torch, driver and GPU."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.tuner.machine import (
+    GRAPH,
+    GRAPH_WINS,
+    PROOF,
+    SMALL,
+    Machine,
+    a_run,
+    drained,
+    failing,
+    failure,
+    is_confirmation,
+    run_out,
+    sources,
+    trials_of,
+)
+from tuner.events import Recalled
+from tuner.knowledge import AGAIN, Knowledge, Proven
+from tuner.records import FailureKind, Source, Verdict
+from tuner.search import best_stock
+from tuner.standings import searched
+from tuner.verdicts import prior_of, words
+
+
+@pytest.fixture(scope="module")
+def proven() -> Proven:
+    """What a first run came to."""
+    trials, conclusion = run_out(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL), a_run(id="before", budget_trials=8))
+    (first,) = [trial for trial in searched(trials) if words(trial.knobs) == GRAPH]
+    evidence = conclusion.plan.evidence
+    return Proven("before", first, best_stock(trials), prior_of(evidence), evidence.proof)
+
+
+def again(machine: Machine, proven: Proven, **given: Any) -> Any:
+    run = a_run(budget_trials=8)
+    return drained(machine.make(run=run, spec=run.workload, knows=lambda _: Knowledge(proven=proven), **given))
+
+
+def test_what_was_proven_is_measured_again_and_nothing_is_searched(proven):
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
+    events, conclusion = again(machine, proven)
+    assert [event.run_id for event in events if isinstance(event, Recalled)] == ["before"]
+    assert sources(trials_of(events)) == [Source.CONFIRM] * AGAIN
+    assert (words(conclusion.plan.knobs), conclusion.verdict) == (GRAPH, Verdict.FASTER)
+    evidence = conclusion.plan.evidence
+    assert (evidence.run_id, evidence.processes, evidence.proof) == ("run", AGAIN, PROOF)
+    assert evidence.numerics.loss_error == proven.first.measurement.numerics.loss_error
+    assert machine.proven == [], "its numbers were looked at before"
+
+
+def test_what_was_not_looked_at_for_long_is_now(proven):
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
+    _, conclusion = again(machine, Proven("before", proven.first, proven.stock, proven.prior))
+    assert len(machine.proven) == 1
+    assert conclusion.plan.evidence.proof == PROOF
+
+
+def test_what_does_not_hold_any_more_is_searched_for(proven):
+    machine = Machine(inapplicable=SMALL)  # everything takes equally long now
+    events, conclusion = again(machine, proven)
+    found = sources(trials_of(events))
+    assert found[:AGAIN] == [Source.CONFIRM] * AGAIN
+    assert Source.BASELINE in found[AGAIN:]
+    assert conclusion.verdict is Verdict.SAME
+
+
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_what_fails_now_is_not_published(proven, is_wrong):
+    wrong = failure("gradient of a.weight", FailureKind.WRONG) if is_wrong else None
+    answer = {} if is_wrong else {"answer": failing(is_confirmation)}
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, wrong=wrong, **answer)
+    unseen = Proven("before", proven.first, proven.stock, proven.prior)
+    if is_wrong:
+        events, conclusion = again(machine, unseen)
+        assert words(conclusion.plan.knobs) != GRAPH
+        assert trials_of(events)[0].failure == wrong
+    else:
+        with pytest.raises(Exception, match="it broke"):
+            again(machine, unseen)
+
+
+def test_a_run_that_goes_on_elsewhere_searches(proven):
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
+    run = a_run(budget_trials=3, deaths=1)
+    events, _ = drained(machine.make(run=run, spec=run.workload, knows=lambda _: Knowledge(proven=proven)))
+    assert sources(trials_of(events))[0] is Source.BASELINE
