@@ -62,9 +62,8 @@ class Confirmed:
 class Confirmation:
     """One candidate on its way. `job` makes jobs of this run, `is_late` tells that its time is over.
 
-    So many processes that it may be told from the best stock configuration: fewer where something equal was proven
-    before, and where time ends. `proof_s`: what the long look at the numbers may take (None: two minutes); there is
-    none where `proof` is one of an equal plan.
+    `processes` are timed: fewer where time ends. `prior` is how far those of an equal plan lay apart. `proof_s`: what
+    the long look at the numbers may take (None: two minutes); there is none where `proof` is one of an equal plan.
     """
 
     work: Work
@@ -75,6 +74,7 @@ class Confirmation:
     is_late: Callable[[], bool]
     check: Check
     at_once: int
+    processes: int = PROCESSES
     prior: Prior | None = None
     proof_s: float | None = None
     proof: LongProof | None = None
@@ -114,7 +114,7 @@ class Confirmation:
         """The proof, which takes longest, first."""
         stock = None if self.stock is None else self.stock.knobs
         timed = self.job(confirmation_arms(self.first.knobs, stock), ROUNDS, numerics=False)
-        again = [timed] * ((PROCESSES if self.prior is None else AGAIN) - 1)
+        again = [timed] * (self.processes - 1)
         jobs = [timed.model_copy(update={"timeline": True}), *again]
         if not self.first.knobs or self.proof is not None:
             return jobs

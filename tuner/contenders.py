@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
 from typing import Final
 
 from tuner.records import Trial
@@ -17,14 +16,14 @@ MAX_RANKING_NOISE: Final = 0.25
 
 
 def contenders_of(
-    trials: Sequence[Trial], cost_s: Callable[[Trial], float] = lambda _: 1.0, within_s: float = 0.0
+    trials: Sequence[Trial], cost_s: Callable[[Sequence[Trial]], float] = len, within_s: float = 0.0
 ) -> list[Trial]:
     """The best few trials that noise may have put in the wrong order, best first; more as far as `within_s` goes."""
     found = sorted(filter(is_success, trials), key=speedup, reverse=True)
     noise = ranking_noise(trials)
     close = [trial for trial in found if speedup(trial) >= speedup(found[0]) * (1 - noise)]
-    affordable = sum(1 for total_s in accumulate(map(cost_s, close)) if total_s <= within_s)
-    return close[: max(FEW, min(MANY, affordable))]
+    counts = range(min(MANY, len(close)), FEW, -1)
+    return close[: next((count for count in counts if cost_s(close[:count]) <= within_s), FEW)]
 
 
 def ranking_noise(trials: Iterable[Trial]) -> float:

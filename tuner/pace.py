@@ -78,6 +78,13 @@ def confirmation_s(leader: Trial | None, stock: Trial | None, processes: int, si
     return max(waves * (built_s + timing_s), built_s + processes * timing_s)
 
 
+def playoff_s(contenders: Iterable[Trial]) -> float:
+    """What building and timing them all in one process may take: all has been compiled."""
+    spent = [(trial.spent or Spent(build_s=trial.took_s), _first_step_s(trial)) for trial in contenders]
+    arms_s = sum(each.build_s + WARM * first_step_s + each.timing_s for each, first_step_s in spent)
+    return max((each.start_s for each, _ in spent), default=0.0) + arms_s
+
+
 def halted_s(leader: Trial, processes: int) -> float:
     """For how long the long look stands still while the confirmation's processes are timed one by one."""
     return 0.0 if leader.spent is None else processes * leader.spent.timing_s

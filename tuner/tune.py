@@ -22,7 +22,18 @@ from tuner.events import Ablating, Budgeted, Event, Inspected, PlayingOff, Recal
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.knowledge import AGAIN, Knowledge, nothing_known
-from tuner.pace import WARM, at_once, confirmation_s, elapsed_s, expected_s, halted_s, is_patient, own_s, proof_s
+from tuner.pace import (
+    WARM,
+    at_once,
+    confirmation_s,
+    elapsed_s,
+    expected_s,
+    halted_s,
+    is_patient,
+    own_s,
+    playoff_s,
+    proof_s,
+)
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
 from tuner.scratch import scratch
@@ -246,7 +257,7 @@ class Tuning:
         contenders = self._contenders()
         if len(contenders) < 2 or self._is_ended() or is_played_off(self.trials):
             return
-        if self._left_s() < self._reserve_s() + sum(map(self._warm_s, contenders)):
+        if self._left_s() < self._reserve_s() + playoff_s(contenders):
             return
         yield PlayingOff(tuple(trial.knobs for trial in contenders))
         names = [f"contender {number}" for number in range(1, len(contenders) + 1)]
@@ -299,6 +310,7 @@ class Tuning:
             lambda: self._left_s() <= 0,
             self.check,
             self._at_once,
+            self._processes(first.knobs),
             self._known.prior_for(first.knobs),
             self._proof_s(),
             self._known.proof_for(first.knobs),
@@ -351,7 +363,7 @@ class Tuning:
         """What confirming the leader may take."""
         first, stock = leader(self.trials), best_stock(unrefused(self.trials))
         knobs: Configuration = {} if first is None else first.knobs
-        processes = PROCESSES if self._known.prior_for(knobs) is None else AGAIN
+        processes = self._processes(knobs)
         is_proven = first is None or not knobs or self._known.proof_for(knobs) is not None
         confirmed_s = confirmation_s(first, stock, processes, self._at_once)
         if is_proven or first is None:
@@ -361,17 +373,17 @@ class Tuning:
 
     def _contenders(self) -> list[Trial]:
         share_s = 0.0 if self._budget_s is None else PLAYOFF_SHARE * self._budget_s
-        return contenders_of(unrefused(self.trials), self._warm_s, share_s)
+        return contenders_of(unrefused(self.trials), playoff_s, share_s)
 
     def _playoff_s(self) -> float:
         """What ranking the best few anew may take, where a part of the budget is enough for it; else it is left out."""
         contenders = self._contenders()
-        longest_s = sum(map(self._warm_s, contenders)) if len(contenders) > 1 else 0.0
+        longest_s = playoff_s(contenders) if len(contenders) > 1 else 0.0
         return longest_s if self._budget_s is not None and longest_s <= PLAYOFF_SHARE * self._budget_s else 0.0
 
-    def _warm_s(self, trial: Trial) -> float:
-        """What it may take to build and warm up once more."""
-        return expected_s(trial.knobs, self.trials, self._space)
+    def _processes(self, knobs: Configuration) -> int:
+        """That confirm these choices."""
+        return PROCESSES if self._known.proven_of(knobs) is None else AGAIN
 
     def _proof_s(self) -> float:
         return PROOF_S if self._budget_s is None else min(PROOF_S, PROOF_SHARE * self._budget_s)

@@ -3,15 +3,13 @@
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kitsune.knobs import KNOBS
-from tuner import compiling
-from tuner.compiling import FIRST, Compilations, code_of, sharing, turn_for
+from tuner.compiling import code_of, sharing, turn_for
 from tuner.records import Phase
 
 KNOBS_A = {"precision": "bf16", "compile": "default"}
@@ -56,20 +54,17 @@ def test_what_only_launches_kernels_otherwise_has_the_same_code():
     assert {name for name, knob in KNOBS.items() if not knob.changes_code} >= {"update", "capture"}
 
 
-def test_the_first_compilation_is_alone_and_the_others_wait_for_it(tmp_path, child):
+def test_the_others_wait_for_the_one_that_compiles(tmp_path, child):
     first = child(lasts_s=6)
     assert line_of(first) == "begins"
-    same, other = child(lasts_s=0), child("reduce-overhead", lasts_s=0)
-    assert [line_of(process) for process in (same, other)] == ["begins", "begins"]
-    assert len(list(tmp_path.glob("*.compiled"))) >= 2, "the first has ended before"
-    assert float(line_of(first)) < 0.5
-    assert all(0.5 < float(line_of(process)) < 6 for process in (same, other))
-    assert all(process.wait(30) == 0 for process in (first, same, other))
-    assert len(list(tmp_path.glob("*.compiled"))) == 3, "the first, and two codes"
+    same = child(lasts_s=0)
+    assert line_of(same) == "begins"
+    assert len(list(tmp_path.glob("*.compiled"))) == 1, "the first has ended before"
+    assert float(line_of(first)) < 0.5 < float(line_of(same)) < 6
+    assert [process.wait(30) for process in (first, same)] == [0, 0]
 
 
 def test_others_do_not_wait_for_each_other_and_the_next_does_what_a_killed_one_has_begun(tmp_path, child):
-    (tmp_path / f"{FIRST}.compiled").touch()
     slow = child("default", lasts_s=60)
     assert line_of(slow) == "begins"
     other = child("reduce-overhead", lasts_s=0)
@@ -88,19 +83,7 @@ def test_a_turn_that_fails_is_left_to_the_next_one(tmp_path):
         assert not list(tmp_path.glob("*.compiled"))
         with turn_for(KNOBS_A, randomness=True):
             pass
-        assert len(list(tmp_path.glob("*.compiled"))) == 2
-
-
-def test_the_first_does_not_keep_others_for_ever(tmp_path, child, monkeypatch):
-    monkeypatch.setattr(compiling, "FIRST_S", 0.2)
-    holder = child(lasts_s=30)
-    assert line_of(holder) == "begins"
-    here = Compilations(tmp_path, lambda: Phase.WARMUP)
-    begin = time.monotonic()
-    with here.turn("another code"):
-        assert 0.2 <= time.monotonic() - begin < 5
-    assert 0.2 <= here.queued_s[Phase.WARMUP] < 5
-    assert not (tmp_path / f"{FIRST}.compiled").exists(), "that is for the one to say that has the lock"
+        assert len(list(tmp_path.glob("*.compiled"))) == 1
 
 
 def test_without_a_folder_or_without_compiling_nobody_waits(tmp_path):
