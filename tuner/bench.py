@@ -15,8 +15,7 @@ from tuner.host_watch import HostWatch
 from tuner.probe import not_finite, probe_workload
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure, FailureKind, Measurement, Phase
-from tuner.search import hopeless
-from tuner.timing import Schedule, Timing, Watches, time_arms
+from tuner.timing import Schedule, Timing, Watches, hopeless, time_arms
 
 BLOCK_MS = {"cpu": 20.0, "cuda": 50.0}
 WARM_S = {"cpu": 0.2, "cuda": 1.0}

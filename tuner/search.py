@@ -31,8 +31,6 @@ ASKS: Final = 10  # proposals of TPE that may repeat a known configuration befor
 DRAWS: Final = 100
 MODEL_AFTER: Final = 4  # trials with a result; fewer say too little about the choices
 OTHERS_TURN: Final = 6  # one of so many proposals is not the model's, but what one would try by hand
-HOPELESS_AFTER: Final = 3  # blocks
-HOPELESS_BY: Final = 1.03  # simulated, 1 % noise: saves 61 % of the blocks and stopped the best in none of 300 runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +149,6 @@ def speedup(trial: Trial) -> float:
     """Median speedup of a successful trial over its own baseline."""
     assert trial.comparison is not None
     return trial.comparison.speedup.median
-
-
-def hopeless(baseline_ms: Sequence[float], candidate_ms: Sequence[float], best_speedup: float) -> bool:
-    """Whether a trial may be stopped: even its luckiest block is more than 3 % slower than the best so far needs.
-
-    Blocks are ms per step, paired by round; at least 3 complete pairs are needed. `best_speedup` is over the same kind
-    of baseline. Ratios are taken within the round, so a clock that drifts during the trial condemns nobody.
-    """
-    ratios = [candidate / baseline for baseline, candidate in zip(baseline_ms, candidate_ms, strict=False)]
-    return len(ratios) >= HOPELESS_AFTER and min(ratios) * best_speedup > HOPELESS_BY
 
 
 def blamed(trials: Sequence[Trial]) -> frozenset[Item]:

@@ -158,6 +158,7 @@ def test_ctrl_c_gives_the_best_so_far(kitsune):
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.minutes
 def test_ctrl_c_twice_stops_at_once_and_what_was_tried_is_kept(kitsune):
     tuning = kitsune("tune", TINY, "--trials", "50", "--json")
     tuning.wait_for("[1 of 50] ")

@@ -17,7 +17,7 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["basic_usage.py", "stream_parallelism.py"])
+@pytest.mark.parametrize("name", ["basic_usage.py", pytest.param("stream_parallelism.py", marks=pytest.mark.minutes)])
 def test_an_example_trains_and_reports(name):
     shown = run(name, "--steps", "10")
     assert "step   10  loss" in shown
@@ -25,13 +25,14 @@ def test_an_example_trains_and_reports(name):
         assert "declined  capture: CUDA graphs need a GPU" in shown
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.minutes), "float16"])
 def test_mixed_precision_by_the_optimizer_and_by_hand(dtype):
     shown = run("amp_integration.py", "--steps", "6", "--dtype", dtype)
     assert "by the optimizer: loss" in shown
     assert f"steps={6 if dtype == 'float16' else 0}, skipped=0" in shown
 
 
+@pytest.mark.minutes
 def test_the_final_demo_measures_what_it_came_to(tmp_path):
     shown = run("final_demo.py", "--steps", "30", "--profile", "--out", str(tmp_path / "profile.json"))
     assert "speedup" in shown

@@ -268,6 +268,7 @@ def test_randomness_that_cannot_be_switched_off_is_compared_by_means(file):
 
 
 @pytest.mark.timeout(300)  # 20 s of compiling on two idle cores
+@pytest.mark.minutes
 def test_a_compiled_step_with_dropout_is_proven_and_measured(file):
     found = measure(job(f"{file}:with_dropout", compile="default"))
     assert isinstance(found, Measurement), found

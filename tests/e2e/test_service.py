@@ -195,7 +195,9 @@ def test_submit_tune_fetch_and_train(start, url, script, database):
 
 @pytest.mark.timeout(TUNING_S)
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("page", sorted(WITH_SERVER))
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.minutes] * (page == "README.md")) for page in sorted(WITH_SERVER)]
+)
 def test_the_journeys_of_the_pages(start, script, page):
     """A page as one script, beside a server and a worker, with one trial where it asks for two: each takes 20 s."""
     start("worker", "--device", "cpu")

@@ -38,9 +38,9 @@ KNOBS = {"precision": "bf16", "update": "kitsune", "capture": "step", "streams":
 @pytest.mark.parametrize(
     ("workload", "batch"),
     [
-        ("live", ""),
+        pytest.param("live", "", marks=pytest.mark.minutes),
         ("zoo:mlp?size=tiny", "16x1x28x28"),
-        ("zoo:dlrm?size=tiny", "16,16x13"),
+        pytest.param("zoo:dlrm?size=tiny", "16,16x13", marks=pytest.mark.minutes),
         ("own.py:make_workload", ""),
     ],
 )

@@ -129,7 +129,8 @@ def test_differences_are_found():
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("make", [cnn, pytest.param(transformer, marks=pytest.mark.minutes)])
+@pytest.mark.minutes
+@pytest.mark.parametrize("make", [cnn, transformer])
 def test_a_live_model_is_tuned_and_stays_as_it_was(make, tmp_path, temporary, monkeypatch):
     """The transformer without a C++ compiler: where its winner compiles, five processes and the proof take minutes."""
     if make is transformer:

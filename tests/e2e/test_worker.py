@@ -165,6 +165,7 @@ def test_two_workers_share_two_runs(database, hire):
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.minutes
 def test_a_worker_that_is_killed_is_replaced_and_no_trial_counts_twice(database, hire):
     run = submitted(database, trials=2)
     victim = hire("--lease", "4s")

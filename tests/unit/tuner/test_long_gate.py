@@ -56,8 +56,21 @@ def test_every_planted_fault_is_looked_for():
     assert set(FOUND_BY) == set(faulty_steps.FAULTS)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("fault", FOUND_BY)
+#: What is recomputed in float64, counted or seen to be no number is found in every format by the same means.
+ALIKE = ("update of", "buffer", "the loss is nan", "rate of")
+
+
+def faults_by_precision() -> list[object]:
+    return [
+        pytest.param(
+            fault, precision, marks=[pytest.mark.minutes] * (precision == "bf16" and any(map(by.count, ALIKE)))
+        )
+        for fault, by in FOUND_BY.items()
+        for precision in PRECISIONS
+    ]
+
+
+@pytest.mark.parametrize(("fault", "precision"), faults_by_precision())
 def test_a_planted_fault_is_refused(fault, precision):
     found = proven(fault, precision)
     assert isinstance(found, Failure)

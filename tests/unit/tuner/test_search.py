@@ -12,7 +12,7 @@ from kitsune.knobs import KNOBS, Choice, Knob
 from tests.unit.tuner.simulation import Surface, replay, trial
 from tuner.presets import LATER, OPENING, SLOW, resolved
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
-from tuner.search import Proposal, best, best_stock, blamed, costs, descent, hopeless, proposals, propose, suspected
+from tuner.search import Proposal, best, best_stock, blamed, costs, descent, proposals, propose, suspected
 from tuner.space import Space
 
 EVERYTHING = Space.of()
@@ -342,36 +342,6 @@ def test_best_is_the_highest_speedup_that_worked_and_was_not_a_confirmation() ->
     assert best_stock(trials) == trials[1]
     assert best_stock([trials[0], trials[3]]) == trials[0]
     assert best([failed(0, {})]) is best_stock([]) is None
-
-
-def test_hopeless_needs_three_pairs_and_three_percent() -> None:
-    assert not hopeless([10.0, 10.0], [20.0, 20.0], best_speedup=1.0)
-    assert hopeless([10.0, 10.0, 10.0], [20.0, 20.0, 20.0], best_speedup=1.0)
-    assert hopeless([10.0] * 3, [5.2] * 3, best_speedup=2.0)
-    assert not hopeless([10.0] * 3, [5.1] * 3, best_speedup=2.0)
-    assert not hopeless([10.0] * 4, [20.0, 20.0, 20.0, 5.0], best_speedup=2.0)
-    assert not hopeless([10.0] * 3, [20.0, 20.0], best_speedup=1.0)
-
-
-def test_hopeless_is_not_fooled_by_a_clock_that_slows_down() -> None:
-    drift = [1.0, 1.3, 1.6, 2.0]
-    assert not hopeless([10 * d for d in drift], [5 * d for d in drift], best_speedup=2.0)
-
-
-def test_hopeless_saves_most_blocks_and_keeps_the_best() -> None:
-    used = 0
-    for seed in range(40):
-        rng = random.Random(seed)
-        speedups = [rng.lognormvariate(0, 0.25) for _ in range(20)]
-        target = 0.0
-        for true in speedups:
-            baseline = [10 * rng.lognormvariate(0, 0.01) for _ in range(10)]
-            candidate = [10 / true * rng.lognormvariate(0, 0.01) for _ in range(10)]
-            stopped = next((n for n in range(3, 11) if target and hopeless(baseline[:n], candidate[:n], target)), None)
-            assert stopped is None or true < max(speedups)
-            used += stopped or 10
-            target = target if stopped else max(target, true)
-    assert used < 0.6 * 40 * 20 * 10
 
 
 def test_blame_needs_a_single_suspect() -> None:

@@ -1,4 +1,5 @@
 import gc
+import random
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.records import Cause, CauseKind
-from tuner.timing import MAX_STEPS_PER_BLOCK, Schedule, Watches, steps_per_block, time_arms
+from tuner.timing import MAX_STEPS_PER_BLOCK, Schedule, Watches, hopeless, steps_per_block, time_arms
 
 
 class FakeClock:
@@ -158,11 +159,11 @@ def test_a_hopeless_arm_is_stopped_early():
     clock = FakeClock({"baseline": 10.0, "other": 7.0, "candidate": 20.0})
     asked: list[tuple[list[float], list[float]]] = []
 
-    def hopeless(baseline: list[float], candidate: list[float]) -> bool:
+    def cannot_win(baseline: list[float], candidate: list[float]) -> bool:
         asked.append((list(baseline), list(candidate)))
         return len(baseline) >= 3
 
-    timing = time_arms(clock.arms(), clock, FakeWatch(), schedule(rounds=20), hopeless)
+    timing = time_arms(clock.arms(), clock, FakeWatch(), schedule(rounds=20), cannot_win)
     assert [len(blocks) for blocks in timing.step_ms] == [3, 3, 3]
     assert asked[-1] == (pytest.approx([10.0] * 3), pytest.approx([20.0] * 3))
     assert any("cannot win" in note for note in timing.notes)
@@ -173,3 +174,33 @@ def test_steps_per_block(step_ms, block_ms):
     steps = steps_per_block(step_ms, block_ms)
     assert 1 <= steps <= MAX_STEPS_PER_BLOCK
     assert steps == MAX_STEPS_PER_BLOCK or steps * step_ms >= block_ms * (1 - 1e-9)
+
+
+def test_hopeless_needs_three_pairs_and_three_percent() -> None:
+    assert not hopeless([10.0, 10.0], [20.0, 20.0], best_speedup=1.0)
+    assert hopeless([10.0, 10.0, 10.0], [20.0, 20.0, 20.0], best_speedup=1.0)
+    assert hopeless([10.0] * 3, [5.2] * 3, best_speedup=2.0)
+    assert not hopeless([10.0] * 3, [5.1] * 3, best_speedup=2.0)
+    assert not hopeless([10.0] * 4, [20.0, 20.0, 20.0, 5.0], best_speedup=2.0)
+    assert not hopeless([10.0] * 3, [20.0, 20.0], best_speedup=1.0)
+
+
+def test_hopeless_is_not_fooled_by_a_clock_that_slows_down() -> None:
+    drift = [1.0, 1.3, 1.6, 2.0]
+    assert not hopeless([10 * d for d in drift], [5 * d for d in drift], best_speedup=2.0)
+
+
+def test_hopeless_saves_most_blocks_and_keeps_the_best() -> None:
+    used = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        speedups = [rng.lognormvariate(0, 0.25) for _ in range(20)]
+        target = 0.0
+        for true in speedups:
+            baseline = [10 * rng.lognormvariate(0, 0.01) for _ in range(10)]
+            candidate = [10 / true * rng.lognormvariate(0, 0.01) for _ in range(10)]
+            stopped = next((n for n in range(3, 11) if target and hopeless(baseline[:n], candidate[:n], target)), None)
+            assert stopped is None or true < max(speedups)
+            used += stopped or 10
+            target = target if stopped else max(target, true)
+    assert used < 0.6 * 40 * 20 * 10
