@@ -91,7 +91,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.timing",
     ),
     ("tuner.arms", "tuner.clock"),
-    ("tuner.probe", "tuner.tracing"),
+    ("tuner.ahead", "tuner.probe", "tuner.tracing"),
     ("tuner.inspection", "tuner.masks", "tuner.means", "tuner.rehearsal", "tuner.restarts", "tuner.updates"),
     ("tuner.gate", "tuner.long_gate", "tuner.trainings", "tuner.zoo_plans"),
     ("tuner.bench",),

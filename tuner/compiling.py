@@ -43,6 +43,15 @@ class Compilations:
             yield
             made.touch()
 
+    def is_due(self, code: str) -> bool:
+        made = self.folder / f"{code}.compiled"
+        if made.exists():
+            return False
+        with made.with_suffix(".lock").open("wb") as file, contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
     def _lock(self, file: IO[bytes]) -> None:
         began = time.monotonic()
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -71,6 +80,12 @@ def turn_for(knobs: Mapping[str, Choice], *, randomness: bool) -> contextlib.Abs
     """For the first step by these choices, with or without random numbers."""
     code = code_of(knobs, randomness=randomness)
     return contextlib.nullcontext() if _active is None or code is None else _active.turn(code)
+
+
+def is_due(knobs: Mapping[str, Choice], *, randomness: bool) -> bool:
+    """Whether nobody has compiled it yet, nor is at it: by the locks of the moment, so that two may both be told so."""
+    code = code_of(knobs, randomness=randomness)
+    return _active is not None and code is not None and _active.is_due(code)
 
 
 def code_of(knobs: Mapping[str, Choice], *, randomness: bool) -> str | None:

@@ -19,6 +19,7 @@ from kitsune.device import full_precision, pick_device, synchronize
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
 from kitsune.workload import Workload
+from tuner.ahead import compiled_ahead
 from tuner.arms import LiveArm, fresh_workload, plain_step
 from tuner.batches import doubled
 from tuner.dropout import dropout_off
@@ -61,7 +62,8 @@ def prove(job: Job, probe: Probe) -> Proof | Failure:
         return _prove(job, probe)
     with dropout_off():
         is_silent = not draws_random(fresh_workload(job, randomness=False), pick_device(job.device))
-        proof = _prove(job, probe) if is_silent else None
+        with compiled_ahead(job) if is_silent else contextlib.nullcontext():
+            proof = _prove(job, probe) if is_silent else None
     if proof is None:
         numerics = means_gate(job)
         return numerics if isinstance(numerics, Failure) else Proof(numerics, None)

@@ -23,7 +23,8 @@ WARM: Final = 0.5
 PROOF_STEPS: Final = 700
 MOST_AT_ONCE: Final = 4
 CORES_A_CHILD: Final = 4  # Inductor compiles on several
-#: Peaks of the step as given that a child needs: of a Llama of 125 M on an H100 three children had 1.3 each.
+#: Peaks of the step as given that a child needs: of a Llama of 125 M on an H100 three children had 1.3 each. One more
+#: where a second process compiles beside it.
 STEPS_A_CHILD: Final = 1.6
 ROOM: Final = 0.9  # of the GPU's memory
 
@@ -32,7 +33,8 @@ def at_once(found: Inspection, cores: int) -> int:
     """How many children may build side by side: on a GPU what cores and memory allow, on a CPU one."""
     if found.environment.device != "cuda":
         return 1
-    room = ROOM * found.environment.memory_bytes / (STEPS_A_CHILD * max(1, found.peak_bytes))
+    steps = STEPS_A_CHILD + found.random
+    room = ROOM * found.environment.memory_bytes / (steps * max(1, found.peak_bytes))
     return max(1, min(MOST_AT_ONCE, cores // CORES_A_CHILD, int(room)))
 
 

@@ -59,7 +59,8 @@ class Job(Record):
     of timing. With `best_speedup`, timing ends after three rounds once the candidate cannot reach it any more.
     `timeline`: whether the planned launches of the candidate are wanted, where there are any. `folder`: where children
     of one run keep what all of them need. `reference_s`: what the reference of the numerics may take (None: 60 s).
-    `step_ms`: what the step as given takes, where that was found out while nothing else was on the device.
+    `step_ms`: what the step as given takes, where that was found out while nothing else was on the device. `ahead`:
+    whether a second process may compile what is timed while the numbers are proven of what has no random numbers.
     """
 
     kind: Literal["inspect", "measure", "prove"] = "measure"
@@ -76,6 +77,7 @@ class Job(Record):
     folder: str | None = Field(default=None, max_length=4096)
     reference_s: float | None = Field(default=None, gt=0)
     step_ms: float | None = Field(default=None, gt=0)
+    ahead: bool = False
 
     @model_validator(mode="after")
     def _arms_fit_the_kind(self) -> Self:

@@ -122,6 +122,7 @@ class Tuning:
     _known: Knowledge = field(init=False, default_factory=Knowledge)
     _at_once: int = field(init=False, default=1)
     _step_s: float = field(init=False, default=0.0)
+    _is_random: bool = field(init=False, default=False)
     _folder: str | None = field(init=False, default=None)
     _work: Work = field(init=False)
 
@@ -144,6 +145,7 @@ class Tuning:
             yield Inspected(inspection)
             self._space = Space.of(inspection.inapplicable)
             self._at_once, self._step_s = at_once(inspection, cores()), inspection.step_ms / 1e3
+            self._is_random = inspection.random
             if self.run.budget_s is None and self.run.budget_trials is None:
                 self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
                 yield Budgeted(self._budget_s, told(self._budget_s, self._space))
@@ -248,7 +250,8 @@ class Tuning:
         against = rival(self.trials)
         base = ArmSpec(name=EAGER) if against is None else ArmSpec(name=RIVAL, knobs=against.knobs)
         arms = (base, ArmSpec(name=CANDIDATE, knobs=found.knobs))
-        job = self._job(arms, SEARCH_ROUNDS, best_speedup=to_beat(self.trials, found))
+        ahead = self._is_random and self._at_once > 1
+        job = self._job(arms, SEARCH_ROUNDS, best_speedup=to_beat(self.trials, found), ahead=ahead)
         limits = self._search_limits()
         return self._work.begin(found.source, found.knobs, job, limits, rival=against, proposal=found)
 

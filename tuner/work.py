@@ -54,9 +54,9 @@ class Work:
         return begun
 
     def again(self, begun: Begun, limits: Limits) -> Begun:
-        """The same trial in another child."""
+        """The same trial in another child, which starts none of its own."""
         assert begun.job is not None
-        self.begun[self.crew.begin(begun.job, limits)] = begun
+        self.begun[self.crew.begin(begun.job.model_copy(update={"ahead": False}), limits)] = begun
         return begun
 
     def finished(self, check: Check) -> tuple[Begun, Finished]:

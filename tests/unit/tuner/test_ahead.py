@@ -1,0 +1,94 @@
+"""A second process that compiles beside a gate."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.processes import is_gone
+from tuner import ahead
+from tuner.ahead import compiled_ahead
+from tuner.compiling import code_of, sharing
+from tuner.protocol import ArmSpec, Job
+from tuner.records import Phase
+
+KNOBS = {"compile": "default"}
+#: In place of the process: says who it is and what it was given, and takes its time.
+STANDS_IN = """
+import os, pathlib, sys, time
+from tuner.protocol import Job
+job = Job.model_validate_json(sys.stdin.buffer.readline())
+folder = pathlib.Path(job.folder)
+(folder / "new").write_text(f"{os.getpid()} {os.getpgid(0)} {job.workload}")
+(folder / "new").rename(folder / "begun")
+time.sleep(job.budget_s)
+(folder / "ended").touch()
+"""
+
+
+def a_job(folder: Path, lasts_s: float = 0.5, **given: object) -> Job:
+    arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs=KNOBS))
+    fields = {"workload": "zoo:mlp", "device": "cpu", "arms": arms, "folder": str(folder), "budget_s": lasts_s}
+    return Job.model_validate({"ahead": True, **fields, **given})
+
+
+@pytest.fixture(autouse=True)
+def stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "START", STANDS_IN)
+
+
+def begun(folder: Path) -> list[str]:
+    """Its number, its group and its workload, as soon as it is there."""
+    end = time.monotonic() + 60
+    while not (folder / "begun").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return (folder / "begun").read_text().split()
+
+
+def fail_within(job: Job, folder: Path) -> None:
+    with compiled_ahead(job):
+        begun(folder)
+        raise ValueError("declined")
+
+
+def test_it_runs_beside_what_is_within_and_is_waited_for(tmp_path):
+    with sharing(str(tmp_path), lambda: Phase.NUMERICS):
+        with compiled_ahead(a_job(tmp_path)):
+            process, group, workload = begun(tmp_path)
+            assert not (tmp_path / "ended").exists()
+            assert (int(group), workload) == (os.getpgid(0), "zoo:mlp"), "it stops and dies with this one"
+        assert (tmp_path / "ended").exists()
+    assert is_gone(int(process))
+
+
+def test_it_ends_with_what_fails_within(tmp_path):
+    with sharing(str(tmp_path), lambda: Phase.NUMERICS):
+        with pytest.raises(ValueError, match="declined"):
+            fail_within(a_job(tmp_path, lasts_s=600), tmp_path)
+        assert is_gone(int(begun(tmp_path)[0]))
+
+
+def test_one_that_dies_holds_nobody_up(tmp_path):
+    with sharing(str(tmp_path), lambda: Phase.NUMERICS), compiled_ahead(a_job(tmp_path, lasts_s=600)):
+        os.kill(int(begun(tmp_path)[0]), signal.SIGKILL)
+    assert not (tmp_path / "ended").exists()
+
+
+@pytest.mark.parametrize("why", ["not asked for", "compiled before", "nothing to compile", "no folder"])
+def test_where_there_is_nothing_to_do_no_process_is_started(tmp_path, monkeypatch, why):
+    def never(_: Job) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(ahead, "_started", never)
+    job, folder = a_job(tmp_path), str(tmp_path)
+    if why == "not asked for":
+        job = a_job(tmp_path, ahead=False)
+    elif why == "compiled before":
+        (tmp_path / f"{code_of(KNOBS, randomness=True)}.compiled").touch()
+    elif why == "nothing to compile":
+        job = a_job(tmp_path, arms=(ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs={"precision": "bf16"})))
+    with sharing(None if why == "no folder" else folder, lambda: Phase.NUMERICS), compiled_ahead(job):
+        pass
