@@ -20,7 +20,10 @@ TICK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What the job of this ticket came to, and what its time went to. `alone`: no other child was at work beside it."""
+    """What the job of this ticket came to, and what its time went to.
+
+    `alone`: no other child was at work beside it, and it had no second process of its own.
+    """
 
     ticket: int
     outcome: Outcome
@@ -90,7 +93,7 @@ class Children:
             return ticket
         place.job = within(job, limits) if job.kind == "measure" else job
         self._places[ticket] = place
-        place.alone = len(self._places) == 1
+        place.alone = len(self._places) == 1 and not job.ahead
         for other in self._places.values():
             other.alone = other.alone and len(self._places) == 1
         place.child.give(place.job, limits)

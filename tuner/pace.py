@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tuner.compiling import code_of
-from tuner.protocol import Inspection
+from tuner.protocol import Inspection, Limits
 from tuner.records import Spent, Trial
 from tuner.search import is_success
 from tuner.space import Configuration, Space
@@ -27,6 +27,7 @@ CORES_A_CHILD: Final = 4  # Inductor compiles on several
 #: where a second process compiles beside it.
 STEPS_A_CHILD: Final = 1.6
 ROOM: Final = 0.9  # of the GPU's memory
+MIN_CHILD_S: Final = 30.0  # importing torch and a first step take up to 15 s on a busy machine
 
 
 def at_once(found: Inspection, cores: int) -> int:
@@ -36,6 +37,11 @@ def at_once(found: Inspection, cores: int) -> int:
     steps = STEPS_A_CHILD + found.random
     room = ROOM * found.environment.memory_bytes / (steps * max(1, found.peak_bytes))
     return max(1, min(MOST_AT_ONCE, cores // CORES_A_CHILD, int(room)))
+
+
+def limits_within(left_s: float) -> Limits:
+    """The limits of a child for which so many seconds are left."""
+    return Limits() if left_s == math.inf else Limits(total_s=max(MIN_CHILD_S, left_s))
 
 
 def own_s(trial: Trial) -> float:

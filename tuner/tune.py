@@ -30,6 +30,7 @@ from tuner.pace import (
     expected_s,
     halted_s,
     is_patient,
+    limits_within,
     own_s,
     playoff_s,
     proof_s,
@@ -66,7 +67,6 @@ PLAYOFF_ROUNDS = 30
 PLAYOFF_SHARE = 0.15  # of the budget
 ABLATION_ROUNDS = 20
 SPARES = {"cuda": 3, "cpu": 1}  # idle children that have imported torch
-MIN_CHILD_S = 30.0  # importing torch and a first step take up to 15 s on a busy machine
 OVERTIME = 0.03  # of the budget: what a confirmation may take longer than was expected
 REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
 PROOF_SHARE = 0.2  # of the budget, for the long look at the numbers of the winner
@@ -123,6 +123,7 @@ class Tuning:
     _at_once: int = field(init=False, default=1)
     _step_s: float = field(init=False, default=0.0)
     _is_random: bool = field(init=False, default=False)
+    _is_recalled: bool = field(init=False, default=False)
     _folder: str | None = field(init=False, default=None)
     _work: Work = field(init=False)
 
@@ -160,11 +161,12 @@ class Tuning:
     def ablation(self, plan: Plan, *, is_taken_over: bool = False) -> Generator[Event, None, None]:
         """Measures what each choice of the confirmed plan gives, in what is left of the budget; may follow `steps`.
 
-        One trial for each process. `is_taken_over`: by a run whose worker vanished when the plan was stored already.
-        What it may have been about is given up, so each attempt comes forward. An interrupt, or KeyboardInterrupt
-        where a trial is waited for, ends this, and the plan stays as it is.
+        One trial for each process; none of a plan that was recalled, as the earlier run has them. `is_taken_over`: by a
+        run whose worker vanished when the plan was stored already. What it may have been about is given up, so each
+        attempt comes forward. An interrupt, or KeyboardInterrupt where a trial is waited for, ends this, and the plan
+        stays as it is.
         """
-        if not self.ablates or self._is_ended() or self._chunk(plan) is None:
+        if not self.ablates or self._is_recalled or self._is_ended() or self._chunk(plan) is None:
             return
         with closing(self.crew(self.spec, self.run.device, 1)) as crew:
             self._work, self._folder = Work(self.run, self.trials, crew, self.now), None
@@ -287,7 +289,8 @@ class Tuning:
             return None
         yield Recalled(proven.run_id)
         confirmed = yield from self._confirmation(proven.first, proven.stock).steps()
-        return None if confirmed is None or not confirmed.is_of_candidate else self._concluded(confirmed, inspection)
+        self._is_recalled = confirmed is not None and confirmed.is_of_candidate
+        return self._concluded(confirmed, inspection) if confirmed is not None and self._is_recalled else None
 
     def _conclude(self, inspection: Inspection) -> Steps:
         """Measures the best again in fresh processes, against eager and the best stock configuration.
@@ -393,8 +396,3 @@ class Tuning:
 
     def _search_limits(self) -> Limits:
         return limits_within(self._left_s() - self._reserve_s())
-
-
-def limits_within(left_s: float) -> Limits:
-    """The limits of a child for which so many seconds are left."""
-    return Limits() if left_s == math.inf else Limits(total_s=max(MIN_CHILD_S, left_s))

@@ -33,12 +33,12 @@ from tests.unit.tuner.machine import (
 from tuner.confirmation import PROCESSES
 from tuner.events import Confirming, Inspected, Tried, Trying
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP
-from tuner.pace import elapsed_s
+from tuner.pace import MIN_CHILD_S, elapsed_s, limits_within
 from tuner.protocol import Job, Limits
 from tuner.records import Failure, FailureKind, Source, Verdict
 from tuner.search import best
 from tuner.standings import searched
-from tuner.tune import MIN_CHILD_S, OVERTIME, SEARCH_ROUNDS, limits_within
+from tuner.tune import OVERTIME, SEARCH_ROUNDS
 from tuner.verdicts import CANDIDATE, EAGER, RIVAL, words
 
 # What happens, in which order -----------------------------------------------------------------------------------------

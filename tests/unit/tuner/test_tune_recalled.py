@@ -53,6 +53,14 @@ def test_what_was_proven_is_measured_again_and_nothing_is_searched(proven):
     assert machine.proven == [], "its numbers were looked at before"
 
 
+def test_what_its_choices_give_is_not_measured_again(proven):
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, ablates=True)
+    run = a_run(budget_trials=8)
+    tuning = machine.make(run=run, spec=run.workload, knows=lambda _: Knowledge(proven=proven))
+    _, conclusion = drained(tuning)
+    assert list(tuning.ablation(conclusion.plan)) == []
+
+
 def test_what_was_not_looked_at_for_long_is_now(proven):
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
     _, conclusion = again(machine, Proven("before", proven.first, proven.stock, proven.prior))
