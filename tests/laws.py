@@ -111,7 +111,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.work",
     ),
     ("tuner.confirming", "tuner.planted", "tuner.standings"),
-    ("tuner.recall", "tuner.tune"),
+    ("tuner.recall", "tuner.tune", "tuner.untried"),
     ("tuner.worker",),
     ("tuner.api", "tuner.views"),
     ("tuner.clearing", "tuner.history", "tuner.packing", "tuner.progress", "tuner.upkeep"),

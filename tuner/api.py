@@ -4,6 +4,7 @@ import contextlib
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from tuner.settings import Settings
 from tuner.store import runs, trials
 from tuner.store.engine import open_database
 from tuner.tune import Tuning
+from tuner.untried import Untried, untried
 from tuner.worker import Make, Tell, carry_out, worker_name
 from tuner.workloads import check_spec, located
 
@@ -45,6 +47,11 @@ class Result(Record):
     def ablation(self) -> Ablation | None:
         """What each choice of the plan gives, where that was measured."""
         return ablation_of(self.plan.knobs, self.trials, self.run.inapplicable)
+
+    @property
+    def untried(self) -> list[Untried]:
+        """What is tried first and there was no time for."""
+        return untried(self.run, self.trials)
 
     def summary(self) -> dict[str, Any]:
         """What `kitsune tune --json` prints."""
@@ -70,6 +77,7 @@ class Result(Record):
             "trials": len(searched),
             "failed": sum(trial.failure is not None for trial in searched),
             "interrupted": self.interrupted,
+            "untried": [asdict(each) for each in self.untried],
             "ablation": ablation.model_dump(mode="json") if ablation else None,
             "plan": self.plan.to_json(),
         }

@@ -90,7 +90,7 @@ def playoff_s(contenders: Iterable[Trial]) -> float:
     """What building and timing them all in one process may take: all has been compiled."""
     spent = [(trial.spent or Spent(build_s=trial.took_s), _first_step_s(trial)) for trial in contenders]
     arms_s = sum(each.build_s + WARM * first_step_s + each.timing_s for each, first_step_s in spent)
-    return max((each.start_s for each, _ in spent), default=0.0) + arms_s
+    return (median([each.start_s for each, _ in spent]) if spent else 0.0) + arms_s
 
 
 def halted_s(leader: Trial, processes: int) -> float:

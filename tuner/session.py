@@ -13,6 +13,7 @@ from tuner.api import Result, tune_workload
 from tuner.history import check_writable, save
 from tuner.interrupts import Interrupts
 from tuner.progress import Quiet, telling
+from tuner.verdicts import words
 
 PLAN_FILE = "plan.json"
 #: By `kitsune.cli`, which turns these signals into SystemExit.
@@ -65,7 +66,8 @@ def _show(result: Result, out: Path | None) -> None:
     console.print()
     for part in screen.plan_screen(result.plan):
         console.print(part)
-    for part in [*views.ablation_screen(result.ablation), *views.time_screen(result.trials)]:
+    late = views.untried_screen([(words(each.knobs), each.expected_s) for each in result.untried])
+    for part in [*views.ablation_screen(result.ablation), *views.time_screen(result.trials), *late]:
         console.print(part, soft_wrap=isinstance(part, str))
     console.print()
     console.print(_hints(result, out), soft_wrap=True)

@@ -108,6 +108,20 @@ def time_screen(trials: Sequence[Trial]) -> list[Any]:
     ]
 
 
+def untried_screen(found: Sequence[tuple[str, float | None]]) -> list[Any]:
+    """Configurations that there was no time for, with the seconds each may take where that is known."""
+    if not found:
+        return []
+    rows = [(name, "not known" if took_s is None else duration(took_s)) for name, took_s in found]
+    total_s = sum(took_s or 0.0 for _, took_s in found)
+    more = f" With about {duration(total_s)} more they could be." if total_s else ""
+    return [
+        "",
+        f"Not measured for want of time.{more}",
+        table("configuration", "about", rows=rows, right=frozenset(("about",))),
+    ]
+
+
 def ablation_screen(found: Ablation | None) -> list[Any]:
     """What each choice of a plan gives, for `Console.print`; nothing where that was not measured."""
     if found is None:

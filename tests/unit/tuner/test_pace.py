@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.tuner.machine import ENVIRONMENT, NOON
 from tests.unit.tuner.simulation import trial
-from tuner.pace import at_once, confirmation_s, elapsed_s, expected_s, halted_s, own_s
+from tuner.pace import at_once, confirmation_s, elapsed_s, expected_s, halted_s, own_s, playoff_s
 from tuner.protocol import Inspection
 from tuner.records import Spent, Trial
 from tuner.space import Space
@@ -93,3 +93,10 @@ def test_the_long_look_stands_still_while_others_are_timed():
     spent = Spent(build_s=10, timing_s=3)
     assert halted_s(lasting(1, 0, 43).model_copy(update={"spent": spent}), 5) == 15
     assert halted_s(lasting(1, 0, 43), 5) == 0, "of an old one it is not known"
+
+
+def test_a_play_off_builds_and_times_all_in_one_process():
+    spent = Spent(start_s=5, build_s=1, numerics_s=30, timing_s=2)
+    contenders = [lasting(number, 0, 43).model_copy(update={"spent": spent}) for number in range(4)]
+    assert playoff_s(contenders) == 5 + 4 * (1 + 2), "what was compiled is compiled, and its numbers are proven"
+    assert playoff_s([]) == 0

@@ -1,0 +1,52 @@
+"""What there was no time for."""
+
+from datetime import timedelta
+
+from tests.unit.tuner.machine import NOON, a_run, failure
+from tests.unit.tuner.simulation import trial
+from tuner.records import FailureKind, Source, Trial
+from tuner.untried import LONGER, untried
+from tuner.views import untried_screen
+
+HALF = {"layout": "channels_last", "precision": "bf16"}
+GRAPH = {**HALF, "compile": "default", "update": "kitsune", "capture": "step"}
+OVERHEAD = {**HALF, "compile": "reduce-overhead", "update": "fused"}
+
+
+def lasting(found: Trial, took_s: float) -> Trial:
+    return found.model_copy(update={"started_at": NOON, "finished_at": NOON + timedelta(seconds=took_s)})
+
+
+BASELINE = lasting(trial(0, {}, Source.BASELINE), 10)
+SLOW = lasting(trial(1, OVERHEAD, Source.STOCK, 2.0), 100)
+LATE = lasting(trial(2, GRAPH, failure=failure("too long", FailureKind.TIMEOUT)), 200)
+
+
+def test_what_was_not_begun_and_what_was_cut_off_is_told_with_its_time():
+    found = {each.name: each for each in untried(a_run(budget_s=300.0), [BASELINE, SLOW, LATE])}
+    assert "reduce_overhead" not in found, "it was measured"
+    cut_off = found["half, compiled, one graph"]
+    assert (cut_off.knobs, cut_off.expected_s) == (GRAPH, LONGER * 200)
+    assert found["compile"].expected_s == 100, "as long as another that compiles"
+    assert found["half, compiled, one graph on streams"].knobs == {**GRAPH, "streams": 4}
+
+
+def test_what_failed_or_cannot_work_here_is_no_matter_of_time():
+    failed = trial(2, GRAPH, failure=failure("declined", FailureKind.DECLINED))
+    assert "half, compiled, one graph" not in {each.name for each in untried(a_run(), [BASELINE, failed])}
+    run = a_run(inapplicable={"streams=4": "no GPU"})
+    assert not any("streams" in each.knobs for each in untried(run, [BASELINE]))
+    assert all(each.expected_s == 10 for each in untried(run, [BASELINE])), "nothing better is known"
+
+
+def test_a_budget_of_trials_and_a_plan_that_was_measured_again_leave_nothing_untried():
+    assert untried(a_run(budget_trials=1), [BASELINE]) == []
+    assert untried(a_run(budget_s=300.0), [trial(0, GRAPH, Source.CONFIRM, 2.0)]) == []
+    assert untried(a_run(budget_s=300.0), []) == []
+
+
+def test_a_reader_is_told_how_much_more_time_it_takes():
+    assert untried_screen([]) == []
+    shown = untried_screen([("compile=default", 90.0), ("streams=4", None)])
+    assert shown[1] == "Not measured for want of time. With about 1:30 more they could be."
+    assert untried_screen([("streams=4", None)])[1] == "Not measured for want of time."

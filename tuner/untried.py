@@ -1,0 +1,44 @@
+"""A run and its trials in; what is tried first and there was no time for, with what it may take, out. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.pace import expected_s
+from tuner.records import FailureKind, Run, Source, Trial
+from tuner.search import blamed, key, opening, suspected
+from tuner.space import Configuration, Space
+from tuner.standings import searched
+
+#: What ran out of time is expected to take so many times as long as it was given.
+LONGER: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Untried:
+    """A configuration of the opening that was not measured; seconds, None where no trial tells."""
+
+    knobs: Configuration
+    name: str
+    expected_s: float | None
+
+
+def untried(run: Run, trials: Sequence[Trial]) -> list[Untried]:
+    """Nothing where trials were counted and not time, and where an earlier run's plan took the place of a search."""
+    tried = searched(trials)
+    if run.budget_trials is not None or not any(trial.source is Source.BASELINE for trial in tried):
+        return []
+    space = Space.of(run.inapplicable)
+    late = {key(space, trial.knobs): trial.took_s for trial in tried if is_late(trial)}
+    known = {key(space, trial.knobs) for trial in tried if not is_late(trial)}
+    found = []
+    for proposal in opening(space, (), blamed(tried) | suspected(space, tried)):
+        name = key(space, proposal.knobs)
+        if name not in known:
+            took_s = LONGER * late[name] if name in late else expected_s(proposal.knobs, tried, space)
+            found.append(Untried(proposal.knobs, proposal.name, took_s or None))
+    return found
+
+
+def is_late(trial: Trial) -> bool:
+    return trial.failure is not None and trial.failure.kind is FailureKind.TIMEOUT
