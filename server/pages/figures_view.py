@@ -60,8 +60,12 @@ def same_strips(trials: Sequence[Trial]) -> tuple[Strip, ...]:
 
 
 def _last_confirmed(trials: Sequence[Trial]) -> list[Measurement]:
-    """The processes of the last confirmation that was measured: those of the same configuration and arms."""
-    confirmed = [trial for trial in trials if trial.source is Source.CONFIRM and trial.measurement]
+    """The processes of the last confirmation that was measured: those of the same configuration and arms.
+
+    One that was made before the search, of what an earlier run had proven, is another one.
+    """
+    since = max((place for place, trial in enumerate(trials) if trial.source.is_search), default=-1) + 1
+    confirmed = [trial for trial in trials[since:] if trial.source is Source.CONFIRM and trial.measurement]
     if not confirmed:
         return []
     last = _arm_names(confirmed[-1])

@@ -114,6 +114,16 @@ def without_a_gain() -> Story:
     return finished(run, trials, plan_id=plan.plan_id, verdict="same"), trials, plan
 
 
+def measured_again() -> Story:
+    """What an earlier run had proven, in two processes and without a search."""
+    run = a_gpu_run()
+    trials = confirmation(run, 2.51, 3.31)[:2]
+    plan = plan_of(run, trials)
+    assert plan.evidence is not None
+    told = {"plan_id": plan.plan_id, "verdict": plan.evidence.verdict, "speedup": plan.evidence.speedup}
+    return finished(run, trials, **told), trials, plan
+
+
 def too_noisy() -> Story:
     """In one of the processes everything took half as long again, and what the candidate gives went up and down."""
     run = a_gpu_run()

@@ -40,6 +40,7 @@ STORIES = {
         stories.measured_on_a_cpu,
         stories.with_a_gain,
         stories.without_a_gain,
+        stories.measured_again,
         stories.too_noisy,
         stories.failed,
         stories.queued,
@@ -311,6 +312,13 @@ def test_the_samples_are_those_of_the_confirmation():
         "step as given, again",
     ]
     assert figures_view.strips([]) == ()
+
+
+def test_what_was_measured_again_before_the_search_is_another_confirmation():
+    _, trials, _ = stories.with_a_gain()
+    before = [trial for trial in trials if trial.source is Source.CONFIRM][:2]
+    assert figures_view.strips([*before, *trials]) == figures_view.strips(trials)
+    assert {len(strip.values_ms) for strip in figures_view.strips(before)} == {20}, "a run without a search"
 
 
 # Choices --------------------------------------------------------------------------------------------------------------
