@@ -16,6 +16,7 @@ from tuner.events import Confirming, Event, Tried
 from tuner.knowledge import AGAIN
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Source, Trial
+from tuner.space import Configuration
 from tuner.supervise import Check
 from tuner.verdicts import CANDIDATE, EAGER, STOCK, Decision, confirmation_arms, decide, plan_from
 from tuner.work import Begun, Work, is_for_want_of_room
@@ -41,16 +42,21 @@ class Confirmed:
         plan = plan_from(self.measured, self.decision, run_id, inspection, self.numerics)
         evidence = plan.evidence
         assert evidence is not None
-        if not self.is_of_candidate:
+        if not self._is_of_candidate:
             return plan
         return plan.model_copy(update={"evidence": self._with_proof(evidence)})
 
     def timeline(self) -> Timeline | None:
         """The launches of a step, where the plan is the candidate and has them."""
-        return next((each.timeline for each in self.measured if self.is_of_candidate and each.timeline), None)
+        return next((each.timeline for each in self.measured if self._is_of_candidate and each.timeline), None)
+
+    def is_for(self, knobs: Configuration) -> bool:
+        """Whether these are the choices of the plan."""
+        chosen = next(arm for arm in self.measured[0].arms if arm.name == self.decision.chosen)
+        return dict(chosen.knobs) == dict(knobs)
 
     @property
-    def is_of_candidate(self) -> bool:
+    def _is_of_candidate(self) -> bool:
         return self.decision.chosen == self.measured[0].arms[-1].name
 
     def _with_proof(self, evidence: Evidence) -> Evidence:

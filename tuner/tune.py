@@ -66,7 +66,8 @@ SEARCH_ROUNDS = 10
 PLAYOFF_ROUNDS = 30
 PLAYOFF_SHARE = 0.15  # of the budget
 ABLATION_ROUNDS = 20
-SPARES = {"cuda": 3, "cpu": 1}  # idle children that have imported torch
+SPARES = {"cuda": 3, "cpu": 1}  # idle children that have imported torch: 5 s of a core each
+CORES_FOR_SPARES = {"cuda": 1, "cpu": 4}  # with fewer they would take from what is measured
 OVERTIME = 0.03  # of the budget: what a confirmation may take longer than was expected
 REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
 PROOF_SHARE = 0.2  # of the budget, for the long look at the numbers of the winner
@@ -139,7 +140,8 @@ class Tuning:
         WorkloadError when the stored trials are of another workload or machine. An interrupt ends the search, and what
         is best so far is confirmed. KeyboardInterrupt does so too where a trial is waited for; elsewhere it propagates.
         """
-        spares = SPARES[self.run.device.partition(":")[0]]
+        kind = self.run.device.partition(":")[0]
+        spares = SPARES[kind] if cores() >= CORES_FOR_SPARES[kind] else 0
         with closing(self.crew(self.spec, self.run.device, spares)) as crew, scratch() as folder:
             self._work, self._folder = Work(self.run, self.trials, crew, self.now), str(folder)
             inspection = self._inspected(crew)
@@ -289,7 +291,7 @@ class Tuning:
             return None
         yield Recalled(proven.run_id)
         confirmed = yield from self._confirmation(proven.first, proven.stock).steps()
-        self._is_recalled = confirmed is not None and confirmed.is_of_candidate
+        self._is_recalled = confirmed is not None and confirmed.is_for(proven.first.knobs)
         return self._concluded(confirmed, inspection) if confirmed is not None and self._is_recalled else None
 
     def _conclude(self, inspection: Inspection) -> Steps:

@@ -53,6 +53,16 @@ def test_what_was_proven_is_measured_again_and_nothing_is_searched(proven):
     assert machine.proven == [], "its numbers were looked at before"
 
 
+def test_that_nothing_gained_is_measured_again_too():
+    machine = Machine(inapplicable=SMALL)  # everything takes equally long
+    trials, conclusion = run_out(machine, a_run(id="before", budget_trials=4))
+    assert conclusion.plan.knobs == {}
+    first = best_stock(trials)
+    events, conclusion = again(machine, Proven("before", first, first))
+    assert sources(trials_of(events)) == [Source.CONFIRM] * AGAIN
+    assert (conclusion.plan.knobs, conclusion.verdict) == ({}, Verdict.SAME)
+
+
 def test_what_its_choices_give_is_not_measured_again(proven):
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, ablates=True)
     run = a_run(budget_trials=8)
