@@ -50,14 +50,17 @@ class NoWatch:
 
 
 def family() -> set[int]:
-    """This process, its parent, and the other children of that: they stand still while this one is timed."""
-    parent = os.getppid()
-    found = {os.getpid(), parent}
+    """This process, its parent, and all that have come of that: they stand still while this one is timed."""
+    parents = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
             fields = status.read_text(errors="replace").rpartition(")")[2].split()
-            if int(fields[1]) == parent:
-                found.add(int(status.parent.name))
+            parents[int(status.parent.name)] = int(fields[1])
+    found = {os.getpid(), os.getppid()}
+    grown = found
+    while grown:
+        grown = {process for process, parent in parents.items() if parent in found} - found
+        found |= grown
     return found
 
 
