@@ -27,6 +27,9 @@ CORES_A_CHILD: Final = 4  # Inductor compiles on several
 #: where a second process compiles beside it.
 STEPS_A_CHILD: Final = 1.6
 ROOM: Final = 0.9  # of the GPU's memory
+#: Of a candidate beside the step as given: ten rounds where steps are short. What is near the best is timed against it.
+LEAST_TIMING_S: Final = 4.0
+TIMED_STEPS: Final = 16  # warming up, and three rounds of two arms, each block with a step before it
 MIN_CHILD_S: Final = 30.0  # importing torch and a first step take up to 15 s on a busy machine
 
 
@@ -84,6 +87,11 @@ def confirmation_s(leader: Trial | None, stock: Trial | None, processes: int, si
     built_s = sum(each.start_s + each.build_s for each in spent) + sum(WARM * _first_step_s(trial) for trial in arms)
     waves = math.ceil(processes / side_by_side)
     return max(waves * (built_s + timing_s), built_s + processes * timing_s)
+
+
+def timing_s(step_s: float) -> float:
+    """What timing beside the step as given may take, which a candidate is often many times as fast as: three rounds."""
+    return max(LEAST_TIMING_S, TIMED_STEPS * step_s)
 
 
 def playoff_s(contenders: Iterable[Trial]) -> float:

@@ -14,32 +14,19 @@ from kitsune.plan import Match, Plan
 from kitsune.timeline import Timeline
 from tuner.ablation import Chunk, arms_without, next_chunk
 from tuner.budget import suggested_budget_s, told
-from tuner.confirmation import PROCESSES
 from tuner.confirming import Confirmation, Confirmed
-from tuner.contenders import contenders_of
-from tuner.crew import Children, Crew, Finished
+from tuner.crew import Children, Crew, Finished, spares_for
 from tuner.events import Ablating, Budgeted, Event, Inspected, PlayingOff, Recalled, Tried, Trying
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
-from tuner.knowledge import AGAIN, Knowledge, nothing_known
-from tuner.pace import (
-    WARM,
-    at_once,
-    confirmation_s,
-    elapsed_s,
-    expected_s,
-    halted_s,
-    is_patient,
-    limits_within,
-    own_s,
-    playoff_s,
-    proof_s,
-)
+from tuner.knowledge import Knowledge, nothing_known
+from tuner.pace import at_once, elapsed_s, expected_s, is_patient, limits_within, own_s, playoff_s, timing_s
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
+from tuner.reserve import Reserve
 from tuner.scratch import scratch
 from tuner.search import best_stock, propose
-from tuner.space import Configuration, Space
+from tuner.space import Space
 from tuner.standings import (
     MAX_CONFIRMATIONS,
     failed_confirmations,
@@ -64,14 +51,9 @@ from tuner.work import Begun, Work, is_for_want_of_room
 
 SEARCH_ROUNDS = 10
 PLAYOFF_ROUNDS = 30
-PLAYOFF_SHARE = 0.15  # of the budget
 ABLATION_ROUNDS = 20
-SPARES = {"cuda": 3, "cpu": 1}  # idle children that have imported torch: 5 s of a core each
-CORES_FOR_SPARES = {"cuda": 1, "cpu": 4}  # with fewer they would take from what is measured
 OVERTIME = 0.03  # of the budget: what a confirmation may take longer than was expected
 REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
-PROOF_SHARE = 0.2  # of the budget, for the long look at the numbers of the winner
-PROOF_S = 60.0
 #: A step that fails like this against itself does so in every other trial too.
 FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
 
@@ -140,8 +122,7 @@ class Tuning:
         WorkloadError when the stored trials are of another workload or machine. An interrupt ends the search, and what
         is best so far is confirmed. KeyboardInterrupt does so too where a trial is waited for; elsewhere it propagates.
         """
-        kind = self.run.device.partition(":")[0]
-        spares = SPARES[kind] if cores() >= CORES_FOR_SPARES[kind] else 0
+        spares = spares_for(self.run.device, cores())
         with closing(self.crew(self.spec, self.run.device, spares)) as crew, scratch() as folder:
             self._work, self._folder = Work(self.run, self.trials, crew, self.now), str(folder)
             inspection = self._inspected(crew)
@@ -242,7 +223,7 @@ class Tuning:
             return self._work.again(again.pop(), self._search_limits())
         if self.run.budget_trials is not None and len(tried) + len(pending) >= self.run.budget_trials:
             return None
-        left_s = self._left_s() - self._reserve_s() - self._playoff_s()
+        left_s = self._left_s() - self._reserve().confirmation_s() - self._reserve().playoff_s()
         patient = is_patient(tried, self._space, left_s)
         winners = self._known.winners
         found = propose(self._space, tried, self.run.seed, is_patient=patient, pending=pending, known=winners)
@@ -254,17 +235,18 @@ class Tuning:
         against = rival(self.trials)
         base = ArmSpec(name=EAGER) if against is None else ArmSpec(name=RIVAL, knobs=against.knobs)
         arms = (base, ArmSpec(name=CANDIDATE, knobs=found.knobs))
-        ahead = self._is_random and self._at_once > 1
-        job = self._job(arms, SEARCH_ROUNDS, best_speedup=to_beat(self.trials, found), ahead=ahead)
+        budget_s = timing_s(self._step_s) if against is None else None
+        more = {"ahead": self._is_random and self._at_once > 1, "budget_s": budget_s}
+        job = self._job(arms, SEARCH_ROUNDS, best_speedup=to_beat(self.trials, found), **more)
         limits = self._search_limits()
         return self._work.begin(found.source, found.knobs, job, limits, rival=against, proposal=found)
 
     def _play_off(self) -> Iterator[Event]:
         """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""
-        contenders = self._contenders()
+        contenders = self._reserve().contenders()
         if len(contenders) < 2 or self._is_ended() or is_played_off(self.trials):
             return
-        if self._left_s() < self._reserve_s() + playoff_s(contenders):
+        if self._left_s() < self._reserve().confirmation_s() + playoff_s(contenders):
             return
         yield PlayingOff(tuple(trial.knobs for trial in contenders))
         names = [f"contender {number}" for number in range(1, len(contenders) + 1)]
@@ -318,9 +300,9 @@ class Tuning:
             lambda: self._left_s() <= 0,
             self.check,
             self._at_once,
-            self._processes(first.knobs),
+            self._reserve().processes(first.knobs),
             self._known.prior_for(first.knobs),
-            self._proof_s(),
+            self._reserve().proof_s(),
             self._known.proof_for(first.knobs),
         )
 
@@ -367,34 +349,8 @@ class Tuning:
         """Seconds of the budget that are left; infinite when only trials are counted."""
         return math.inf if self._budget_s is None else self._budget_s - (self.clock() - self._begin_s)
 
-    def _reserve_s(self) -> float:
-        """What confirming the leader may take."""
-        first, stock = leader(self.trials), best_stock(unrefused(self.trials))
-        knobs: Configuration = {} if first is None else first.knobs
-        processes = self._processes(knobs)
-        is_proven = first is None or not knobs or self._known.proof_for(knobs) is not None
-        confirmed_s = confirmation_s(first, stock, processes, self._at_once)
-        if is_proven or first is None:
-            return confirmed_s
-        proven_s = proof_s(self._proof_s(), self._step_s) + WARM * own_s(first)
-        return max(confirmed_s + proven_s / self._at_once, proven_s + halted_s(first, processes))
-
-    def _contenders(self) -> list[Trial]:
-        share_s = 0.0 if self._budget_s is None else PLAYOFF_SHARE * self._budget_s
-        return contenders_of(unrefused(self.trials), playoff_s, share_s)
-
-    def _playoff_s(self) -> float:
-        """What ranking the best few anew may take, where a part of the budget is enough for it; else it is left out."""
-        contenders = self._contenders()
-        longest_s = playoff_s(contenders) if len(contenders) > 1 else 0.0
-        return longest_s if self._budget_s is not None and longest_s <= PLAYOFF_SHARE * self._budget_s else 0.0
-
-    def _processes(self, knobs: Configuration) -> int:
-        """That confirm these choices."""
-        return PROCESSES if self._known.proven_of(knobs) is None else AGAIN
-
-    def _proof_s(self) -> float:
-        return PROOF_S if self._budget_s is None else min(PROOF_S, PROOF_SHARE * self._budget_s)
+    def _reserve(self) -> Reserve:
+        return Reserve(self.trials, self._known, self._at_once, self._budget_s, self._step_s)
 
     def _search_limits(self) -> Limits:
-        return limits_within(self._left_s() - self._reserve_s())
+        return limits_within(self._left_s() - self._reserve().confirmation_s())

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.tuner.machine import ENVIRONMENT, NOON
 from tests.unit.tuner.simulation import trial
-from tuner.pace import at_once, confirmation_s, elapsed_s, expected_s, halted_s, own_s, playoff_s
+from tuner.pace import at_once, confirmation_s, elapsed_s, expected_s, halted_s, own_s, playoff_s, timing_s
 from tuner.protocol import Inspection
 from tuner.records import Spent, Trial
 from tuner.space import Space
@@ -100,3 +100,8 @@ def test_a_play_off_builds_and_times_all_in_one_process():
     contenders = [lasting(number, 0, 43).model_copy(update={"spent": spent}) for number in range(4)]
     assert playoff_s(contenders) == 5 + 4 * (1 + 2), "what was compiled is compiled, and its numbers are proven"
     assert playoff_s([]) == 0
+
+
+def test_beside_the_step_as_given_there_is_time_for_three_rounds():
+    assert timing_s(0.001) == timing_s(0.2) == 4.0
+    assert timing_s(1.0) == 16.0

@@ -1,0 +1,57 @@
+"""What a search leaves for what follows it."""
+
+from tests.unit.tuner.machine import PROOF
+from tests.unit.tuner.test_pace import lasting
+from tuner.confirmation import PROCESSES
+from tuner.knowledge import AGAIN, Knowledge, Proven
+from tuner.records import Source, Spent, Trial
+from tuner.reserve import PLAYOFF_SHARE, PROOF_S, Reserve
+
+GRAPH = {"precision": "bf16", "compile": "default", "capture": "step"}
+
+
+def took(number: int, speedup: float, spent: Spent, **knobs: str) -> Trial:
+    found = lasting(number, 0, spent.total_s, **knobs)
+    assert found.comparison is not None
+    gain = found.comparison.speedup.model_copy(update={"median": speedup})
+    comparison = found.comparison.model_copy(update={"speedup": gain})
+    source = Source.SEED if knobs else Source.BASELINE
+    return found.model_copy(update={"spent": spent, "comparison": comparison, "source": source})
+
+
+BASELINE = took(0, 1.0, Spent(build_s=5, timing_s=3))
+BEST = took(1, 8.0, Spent(build_s=5, numerics_s=60, warmup_s=40, timing_s=3), **GRAPH)
+
+
+def reserve(*trials: Trial, known: Knowledge | None = None, at_once: int = 4, step_s: float = 0.1) -> Reserve:
+    return Reserve(trials, known or Knowledge(), at_once, 300.0, step_s)
+
+
+def test_nothing_is_left_before_there_is_a_leader():
+    assert reserve().confirmation_s() == 0
+    assert reserve(BASELINE).confirmation_s() == 5 + 5 * 3, "which needs no long look"
+
+
+def test_the_long_look_is_one_process_however_many_there_are():
+    assert reserve(BASELINE, BEST).confirmation_s() >= PROOF_S + 0.5 * 108 + PROCESSES * 3
+    assert reserve(BASELINE, BEST, at_once=1).confirmation_s() > reserve(BASELINE, BEST).confirmation_s()
+    assert reserve(BASELINE, BEST, step_s=0.001).confirmation_s() < reserve(BASELINE, BEST).confirmation_s()
+
+
+def test_what_was_proven_before_needs_little():
+    known = Knowledge(proven=Proven("before", BEST, BASELINE, proof=PROOF))
+    assert reserve(BASELINE, BEST, known=known).confirmation_s() < 30
+    assert reserve(BASELINE, BEST, known=known).processes(GRAPH) == AGAIN
+    assert reserve(BASELINE, BEST, known=known).processes({"precision": "bf16"}) == PROCESSES
+
+
+def test_a_play_off_has_a_part_of_the_budget_or_nothing():
+    alone = reserve(BASELINE, BEST)
+    assert (alone.contenders(), alone.playoff_s()) == ([BEST], 0)
+    cheap = Spent(build_s=1, timing_s=2)
+    alike = [
+        took(number, 8.0, cheap, **{**GRAPH, "update": update}) for number, update in ((1, "fused"), (2, "kitsune"))
+    ]
+    assert 0 < reserve(BASELINE, *alike).playoff_s() <= PLAYOFF_SHARE * 300
+    dear = [each.model_copy(update={"spent": Spent(build_s=40, timing_s=2)}) for each in alike]
+    assert reserve(BASELINE, *dear).playoff_s() == 0

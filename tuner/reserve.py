@@ -1,0 +1,59 @@
+"""The trials so far in, what of a budget a search must leave for what follows it, out. Pure; seconds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.confirmation import PROCESSES
+from tuner.contenders import contenders_of
+from tuner.knowledge import AGAIN, Knowledge
+from tuner.pace import WARM, confirmation_s, halted_s, own_s, playoff_s, proof_s
+from tuner.records import Trial
+from tuner.search import best_stock
+from tuner.space import Configuration
+from tuner.standings import leader, unrefused
+
+PLAYOFF_SHARE: Final = 0.15  # of the budget
+PROOF_SHARE: Final = 0.2  # of the budget, for the long look at the numbers of the winner
+PROOF_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """For a run with these trials. `budget_s` None: trials are counted. `step_s`: a step as given."""
+
+    trials: Sequence[Trial]
+    known: Knowledge
+    at_once: int
+    budget_s: float | None
+    step_s: float
+
+    def confirmation_s(self) -> float:
+        """What confirming the leader may take."""
+        first, stock = leader(self.trials), best_stock(unrefused(self.trials))
+        knobs: Configuration = {} if first is None else first.knobs
+        processes = self.processes(knobs)
+        confirmed_s = confirmation_s(first, stock, processes, self.at_once)
+        if first is None or not knobs or self.known.proof_for(knobs) is not None:
+            return confirmed_s
+        proven_s = proof_s(self.proof_s(), self.step_s) + WARM * own_s(first)
+        return max(confirmed_s + proven_s / self.at_once, proven_s + halted_s(first, processes))
+
+    def contenders(self) -> list[Trial]:
+        """Those whom ranking them anew in one process would serve."""
+        share_s = 0.0 if self.budget_s is None else PLAYOFF_SHARE * self.budget_s
+        return contenders_of(unrefused(self.trials), playoff_s, share_s)
+
+    def playoff_s(self) -> float:
+        """What ranking the best few anew may take, where a part of the budget is enough for it; else it is left out."""
+        contenders = self.contenders()
+        longest_s = playoff_s(contenders) if len(contenders) > 1 else 0.0
+        return longest_s if self.budget_s is not None and longest_s <= PLAYOFF_SHARE * self.budget_s else 0.0
+
+    def processes(self, knobs: Configuration) -> int:
+        """That confirm these choices."""
+        return PROCESSES if self.known.proven_of(knobs) is None else AGAIN
+
+    def proof_s(self) -> float:
+        """What the long look at the numbers may take, without what compiling does."""
+        return PROOF_S if self.budget_s is None else min(PROOF_S, PROOF_SHARE * self.budget_s)
