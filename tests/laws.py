@@ -52,6 +52,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.ids",
         "tuner.lockdown",
         "tuner.patience",
+        "tuner.plain_step",
         "tuner.records",
         "tuner.scratch",
         "tuner.self_test",

@@ -18,7 +18,7 @@ from kitsune.device import (
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.timeline import Timeline
-from kitsune.workload import Workload, call_model, loss_of
+from kitsune.workload import Workload
 from tuner.compiling import turn_for
 from tuner.dropout import silence
 from tuner.protocol import MAX_LAUNCHES, ArmSpec, Job
@@ -34,16 +34,6 @@ def fresh_workload(job: Job, *, randomness: bool = True) -> Workload:
     if not randomness:
         silence(workload.model)
     return workload
-
-
-def plain_step(workload: Workload, x: object, y: object, *, update: bool = True) -> torch.Tensor:
-    """One training step in plain torch, as given. The detached loss; gradients stay in p.grad."""
-    workload.optimizer.zero_grad(set_to_none=True)
-    loss = loss_of(call_model(workload.model, x), workload.loss_fn, y)
-    loss.backward()
-    if update:
-        workload.optimizer.step()
-    return loss.detach()
 
 
 class Rates:

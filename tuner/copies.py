@@ -15,7 +15,8 @@ from typing import Final
 import torch
 
 from kitsune.device import rng_state, set_rng_state
-from kitsune.workload import Workload, call_model, loss_of
+from kitsune.workload import Workload
+from tuner.plain_step import plain_step
 
 #: What is kept must not take room from what is measured: an original on the GPU is kept up to this part of its memory.
 MOST_OF_GPU: Final = 0.02
@@ -129,14 +130,10 @@ def _near(a: float | None, b: float | None) -> bool:
 
 
 def _first_step(workload: Workload) -> FirstStep:
-    x, y = workload.batch
-    versions = [parameter._version for parameter in workload.model.parameters()]
-    workload.optimizer.zero_grad(set_to_none=True)
-    loss = loss_of(call_model(workload.model, x), workload.loss_fn, y)
-    loss.backward()  # type: ignore[no-untyped-call]
     parameters = list(workload.model.parameters())
+    versions = [parameter._version for parameter in parameters]
+    loss = plain_step(workload, *workload.batch)
     gradients = tuple(None if p.grad is None else float(p.grad.norm()) for p in parameters)
-    workload.optimizer.step()
     states = tuple(
         float(value.norm())
         for parameter in parameters
@@ -144,4 +141,4 @@ def _first_step(workload: Workload) -> FirstStep:
         if isinstance(value, torch.Tensor) and value.is_floating_point()
     )
     updated = tuple(p._version != before for p, before in zip(parameters, versions, strict=True))
-    return FirstStep(float(loss.detach()), gradients, updated, states)
+    return FirstStep(float(loss), gradients, updated, states)

@@ -20,12 +20,13 @@ from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
 from kitsune.workload import Workload
 from tuner.ahead import compiled_ahead
-from tuner.arms import LiveArm, fresh_workload, plain_step
+from tuner.arms import LiveArm, fresh_workload
 from tuner.batches import doubled
 from tuner.dropout import dropout_off
 from tuner.kept import Keep, keep_of
 from tuner.means import means_gate
 from tuner.numerics import LATE_STEPS, Errors, Ruler, Start, Trace, errors_between, judge
+from tuner.plain_step import plain_step
 from tuner.probe import Probe, draws_random
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure, FailureKind, Phase

@@ -16,7 +16,7 @@ from kitsune.device import full_precision, pick_device, release_cached, synchron
 from kitsune.proof import LongProof, Margin
 from kitsune.techniques import tolerance
 from kitsune.workload import Workload
-from tuner.arms import LiveArm, Rates, fresh_workload, plain_step
+from tuner.arms import LiveArm, Rates, fresh_workload
 from tuner.depth import Depth, depth_of
 from tuner.dropout import dropout_off
 from tuner.masks import (
@@ -30,6 +30,7 @@ from tuner.masks import (
     spread_of,
 )
 from tuner.numerics import Start, nearest
+from tuner.plain_step import plain_step
 from tuner.probe import Probe, draws_random, probe_workload
 from tuner.protocol import Job
 from tuner.records import Failure, FailureKind, Phase

@@ -14,7 +14,7 @@ from kitsune.device import full_precision, pick_device
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
 from kitsune.workload import Workload
-from tuner.arms import LiveArm, Rates, fresh_workload, plain_step
+from tuner.arms import LiveArm, Rates, fresh_workload
 from tuner.numerics import (
     GRADIENT_CEILING,
     HOST,
@@ -25,6 +25,7 @@ from tuner.numerics import (
     Tensors,
     allowed,
 )
+from tuner.plain_step import plain_step
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure, FailureKind, Phase
 from tuner.tracing import begin, snapshot, start_of, state

@@ -9,8 +9,9 @@ import torch
 from kitsune.device import allocated_bytes, peak_bytes, pick_device, reset_peak, rng_state, synchronize
 from kitsune.errors import SURPRISES, WorkloadError
 from kitsune.workload import Workload
-from tuner.arms import fresh_workload, plain_step
+from tuner.arms import fresh_workload
 from tuner.batches import varied
+from tuner.plain_step import plain_step
 from tuner.protocol import Job
 from tuner.records import Failure, FailureKind, Phase
 

@@ -21,7 +21,7 @@ from kitsune.plan import Plan
 from kitsune.report import Report
 from kitsune.techniques import Build, facts_of
 from kitsune.workload import Workload, call_model, device_of, loss_of
-from tuner.arms import plain_step
+from tuner.plain_step import plain_step
 from tuner.space import Space
 
 #: What is looked at here, whatever the plan says.

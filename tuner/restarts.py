@@ -9,8 +9,9 @@ import torch
 
 from kitsune.device import full_precision
 from kitsune.workload import Workload
-from tuner.arms import LiveArm, Rates, fresh_workload, plain_step
+from tuner.arms import LiveArm, Rates, fresh_workload
 from tuner.batches import doubled
+from tuner.plain_step import plain_step
 from tuner.protocol import ArmSpec, Job
 from tuner.tensorwise import Taken
 from tuner.tracing import PERTURBATION, held

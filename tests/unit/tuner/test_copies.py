@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from kitsune.workload import Workload
-from tuner.arms import plain_step
 from tuner.copies import Copies, copied, copies_here, copying
+from tuner.plain_step import plain_step
 from tuner.workloads import load_workload
 from tuner.zoo import ZOO
 from tuner.zoo.recipe import Recipe
