@@ -33,7 +33,7 @@ class Knob:
 
     `slow` choices take minutes to compile. `searched`: the choices that a search tries beside the default, all of them
     where nothing is said. None at all is a limit that the user sets: it makes no step faster. `changes_code`: whether
-    a compiler makes other kernels by another choice, or the same are only launched otherwise.
+    another choice gives other compiled kernels, and does not only launch the same ones in another way.
     """
 
     name: str

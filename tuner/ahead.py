@@ -11,17 +11,14 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-import torch
-
-from kitsune.device import pick_device
-from tuner.arms import LiveArm
+from tuner.arms import LiveArm, prepare
 from tuner.compiling import is_due, sharing
 from tuner.confinement import leave_no_core
 from tuner.lockdown import go_first
 from tuner.protocol import Job
 from tuner.records import Phase
 
-#: In the process group of its parent, with which it stops, goes on and dies.
+#: In the process group of its parent, so that both are stopped, resumed and killed together.
 START: Final = (
     "import sys; from tuner.lockdown import die_with; die_with(int(sys.argv[1]));from tuner.ahead import main; main()"
 )
@@ -29,9 +26,10 @@ START: Final = (
 
 @contextlib.contextmanager
 def compiled_ahead(job: Job) -> Iterator[None]:
-    """Within, another process compiles the job's candidate; in the end it has, or has failed, or what is within has.
+    """Compiles the job's candidate in a second process while the block runs, and waits for that process at the end.
 
-    Nothing is done where the job does not ask for it, nor what another child has compiled or is at.
+    It is killed when the block raises. None is started where the job does not ask for it, or where another child has
+    compiled the same code or is compiling it.
     """
     if not (job.ahead and is_due(job.arms[-1].knobs, randomness=True)):
         yield
@@ -62,10 +60,7 @@ def main() -> None:
     go_first()
     leave_no_core()
     job = Job.model_validate_json(sys.stdin.buffer.readline())
-    device = pick_device(job.device)
-    if device.type == "cuda":
-        torch.accelerator.set_device_index(device.index)
-    torch.manual_seed(job.seed)
+    prepare(job)
     with sharing(job.folder, lambda: Phase.NUMERICS):
         arm = LiveArm(job, job.arms[-1])
         arm(*arm.workload.batch)

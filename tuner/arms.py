@@ -17,15 +17,27 @@ from kitsune.device import (
 )
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
+from kitsune.switch import is_on
 from kitsune.timeline import Timeline
 from kitsune.workload import Workload
 from tuner.compiling import turn_for
+from tuner.confinement import bound_memory, runs_code
 from tuner.dropout import silence
 from tuner.protocol import MAX_LAUNCHES, ArmSpec, Job
 from tuner.records import Arm
 from tuner.workloads import load_workload
 
 MAX_SETTLING_STEPS = 32
+
+
+def prepare(job: Job) -> None:
+    """What every process that runs the job's step does first: its device, its share of memory, its seed."""
+    device = pick_device(job.device)
+    if device.type == "cuda":
+        torch.accelerator.set_device_index(device.index)
+    elif is_on("confine", default=True) and not runs_code(job.workload):
+        bound_memory()
+    torch.manual_seed(job.seed)
 
 
 def fresh_workload(job: Job, *, randomness: bool = True) -> Workload:

@@ -17,13 +17,13 @@ from typing import IO, Final
 
 import torch
 
-from kitsune.device import first_line, pick_device
+from kitsune.device import first_line
 from kitsune.errors import DeclinedError, KitsuneError, MeasureError
 from kitsune.proof import LongProof
-from kitsune.switch import is_on
+from tuner.arms import prepare
 from tuner.bench import measure_job
 from tuner.compiling import sharing
-from tuner.confinement import bound_memory, leave_no_core, runs_code
+from tuner.confinement import leave_no_core
 from tuner.copies import copying
 from tuner.inspection import inspect_workload
 from tuner.lockdown import go_first
@@ -107,12 +107,7 @@ def preload() -> None:
 
 
 def run(job: Job, channel: Channel) -> Outcome:
-    device = pick_device(job.device)
-    if device.type == "cuda":
-        torch.accelerator.set_device_index(device.index)
-    elif is_on("confine", default=True) and not runs_code(job.workload):
-        bound_memory()
-    torch.manual_seed(job.seed)
+    prepare(job)
     if job.kind == "prove":
         return prove_job(job, channel.enter)
     return inspect_workload(job) if job.kind == "inspect" else measure_job(job, channel.enter)

@@ -28,9 +28,9 @@ class Compilations:
 
     @contextlib.contextmanager
     def turn(self, code: str) -> Iterator[None]:
-        """Within, what `code` stands for is compiled: by this process, or before by another one.
+        """Holds the lock of `code` while the block compiles it; does not wait for what has been compiled before.
 
-        A process that ends, or fails, in its turn leaves it to the next one.
+        Where the block raises, or its process dies, the next process gets the lock and compiles.
         """
         made = self.folder / f"{code}.compiled"
         if made.exists():

@@ -63,9 +63,10 @@ def prove(job: Job, probe: Probe) -> Proof | Failure:
         return _prove(job, probe)
     with dropout_off():
         is_silent = not draws_random(fresh_workload(job, randomness=False), pick_device(job.device))
-        with compiled_ahead(job) if is_silent else contextlib.nullcontext():
-            proof = _prove(job, probe) if is_silent else None
-    if proof is None:
+        if is_silent:
+            with compiled_ahead(job):
+                proof = _prove(job, probe)
+    if not is_silent:
         numerics = means_gate(job)
         return numerics if isinstance(numerics, Failure) else Proof(numerics, None)
     if isinstance(proof, Failure):

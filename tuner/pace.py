@@ -90,7 +90,7 @@ def confirmation_s(leader: Trial | None, stock: Trial | None, processes: int, si
 
 
 def timing_s(step_s: float) -> float:
-    """What timing beside the step as given may take, which a candidate is often many times as fast as: three rounds."""
+    """The time limit of timing a candidate beside the step as given, which takes `step_s`: enough for three rounds."""
     return max(LEAST_TIMING_S, TIMED_STEPS * step_s)
 
 
