@@ -1,37 +1,92 @@
 """Records a space: what dozens of configurations of a workload take on this device, for benchmarks.search.
 
-    python -m benchmarks.spaces zoo:resnet50 --out benchmarks/results/spaces/resnet50-h200.jsonl --minutes 8
+    python -m benchmarks.spaces resnet50/64 --out benchmarks/results/spaces/resnet50-h200.jsonl --minutes 8
 
-Each configuration has a child process of its own, by the tuner's measure(): the numbers are proven, and then it is
-timed beside the rival. What is in the file already is left out, so that a space is recorded in pieces.
+Each configuration has a child process of its own, as in kitsune tune: its numbers are proven, and then it is timed
+beside the rival. Children build side by side, and one at a time is timed. What is in the file already is left out, so
+that a space is recorded in pieces.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks import results_file
 from benchmarks.cases import CASES
-from benchmarks.recorded import line_of, rival_of, to_record
+from benchmarks.recorded import Recorded, line_of, rival_of, to_record
 from kitsune.device import pick_device
 from tuner import measure
-from tuner.protocol import ArmSpec, Job
-from tuner.records import Failure
+from tuner.crew import Children, Crew, Finished
+from tuner.protocol import ArmSpec, Job, Limits
+from tuner.records import Failure, Measurement
+from tuner.scratch import scratch
 from tuner.space import Configuration, Space
+from tuner.tune import cores
+from tuner.work import is_for_want_of_room
 
 COUNT = 72
 ROUNDS = 12
+AT_ONCE = {"cuda": 6, "cpu": 1}
+CORES_A_CHILD = 2
+OVERTIME_S = 60.0
 
 
-def begun(path: Path, workload: str, device: str) -> Space:
-    """The space of the file; a new file begins with what an inspection tells of the workload here."""
+@dataclass(slots=True)
+class Recorder:
+    """Measures configurations for one file. `job`: what each of them is asked, but for its arms."""
+
+    path: Path
+    rival: Configuration
+    job: Mapping[str, Any]
+    crew: Crew
+    at_once: int
+    clock: Callable[[], float]
+    _begun: dict[int, tuple[Configuration, float]] = field(default_factory=dict)
+
+    def record(self, configurations: Sequence[Configuration], end_s: float) -> None:
+        """None is begun after `end_s`, and those that are still at work OVERTIME_S later are not recorded."""
+        left = list(configurations)
+        while left or self._begun:
+            while left and len(self._begun) < self.at_once and self.clock() < end_s:
+                self._begin(left.pop(0), end_s + OVERTIME_S - self.clock())
+            if not self._begun:
+                return
+            done = self.crew.finished(lambda: None)
+            knobs, begun_s = self._begun.pop(done.ticket)
+            if is_for_want_of_room(done):
+                left.append(knobs)
+                self.at_once = max(1, self.at_once - 1)
+            elif not self._is_cut_off(done, end_s):
+                self._keep(knobs, done, self.clock() - begun_s)
+
+    def _begin(self, knobs: Configuration, left_s: float) -> None:
+        arms = (ArmSpec(name="rival", knobs=self.rival), ArmSpec(name="candidate", knobs=knobs))
+        ticket = self.crew.begin(Job.model_validate({**self.job, "arms": arms}), Limits(total_s=left_s))
+        self._begun[ticket] = (knobs, self.clock())
+
+    def _is_cut_off(self, done: Finished, end_s: float) -> bool:
+        return isinstance(done.outcome, Failure) and self.clock() >= end_s + OVERTIME_S - 1
+
+    def _keep(self, knobs: Configuration, done: Finished, took_s: float) -> None:
+        assert isinstance(done.outcome, Measurement | Failure)
+        line = line_of(knobs, done.outcome, took_s)
+        results_file.append(self.path, line)
+        print(json.dumps(line)[:200], flush=True)
+
+
+def begun(path: Path, workload: str, device: str) -> tuple[Space, Configuration]:
+    """The space of the file and its rival; a new file begins with what an inspection tells of the workload here."""
     if path.exists():
         with path.open(encoding="utf-8") as file:
             head = json.loads(file.readline())
         if head["workload"] != workload:
             raise SystemExit(f"{path.name} is of {head['workload']}")
-        return Space.of(head["inapplicable"])
+        results_file.append(path, results_file.environment_line(results_file.command_line()))
+        return Space.of(head["inapplicable"]), head["rival"]
     found = measure.inspect(workload, device)
     if isinstance(found, Failure):
         raise SystemExit(f"{workload} fails as given: {found.reason}")
@@ -39,25 +94,15 @@ def begun(path: Path, workload: str, device: str) -> Space:
     told = {"workload": workload, "inapplicable": dict(found.inapplicable), "rival": rival_of(space)}
     looked = {"step_ms": found.step_ms, "parameters": found.parameters, "batch": found.batch}
     results_file.append(path, results_file.environment_line(results_file.command_line()) | told | looked)
-    return space
+    return space, rival_of(space)
 
 
 def recorded_in(path: Path) -> list[Configuration]:
-    lines = path.read_text(encoding="utf-8").splitlines()[1:]
-    return [json.loads(line)["knobs"] for line in lines]
-
-
-def record(path: Path, workload: str, device: str, knobs: Configuration, space: Space, rounds: int) -> None:
-    arms = (ArmSpec(name="rival", knobs=rival_of(space)), ArmSpec(name="candidate", knobs=knobs))
-    begin = time.monotonic()
-    outcome = measure.measure(Job(workload=workload, device=device, arms=arms, rounds=rounds))
-    line = line_of(knobs, outcome, time.monotonic() - begin)
-    results_file.append(path, line)
-    print(json.dumps(line)[:200], flush=True)
+    return [dict(found.knobs) for found in Recorded.load(path).outcomes.values()]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a case of benchmarks.cases, or any workload that kitsune tune takes")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=8.0, help="no configuration is begun after these")
@@ -65,16 +110,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seed", type=int, default=0, help="of the random ones")
     given = parser.parse_args()
-    end = time.monotonic() + 60 * given.minutes
+    end_s = time.monotonic() + 60 * given.minutes
     workload = CASES[given.model].spec if given.model in CASES else given.model
-    device = str(pick_device())
-    space = begun(given.out, workload, device)
+    device = pick_device()
+    space, rival = begun(given.out, workload, str(device))
     done = recorded_in(given.out)
     left = [knobs for knobs in to_record(space, given.count, given.seed) if knobs not in done]
-    for knobs in left:
-        if time.monotonic() >= end:
-            break
-        record(given.out, workload, device, knobs, space, given.rounds)
+    at_once = max(1, min(AT_ONCE[device.type], cores() // CORES_A_CHILD))
+    with Children(workload, str(device), spares=at_once - 1) as crew, scratch() as folder:
+        asked = {"workload": workload, "device": str(device), "rounds": given.rounds, "folder": str(folder)}
+        Recorder(given.out, rival, asked, crew, at_once, time.monotonic).record(left, end_s)
     print(f"{len(recorded_in(given.out))} configurations in {given.out}; {given.count} wanted")
 
 

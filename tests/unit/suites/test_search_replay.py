@@ -1,15 +1,17 @@
 """Strategies replayed on the recorded spaces that are committed, and how spaces are recorded."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import search, spaces
 from benchmarks.recorded import Recorded, line_of, outcome_of, rival_of, to_record
 from kitsune.knobs import Choice
-from tests.unit.tuner.machine import Machine, failure
+from tests.unit.tuner.machine import Machine, OneByOne, failure
 from tests.unit.tuner.test_space import CPU, EVERYTHING
 from tuner.protocol import ArmSpec, Job
 from tuner.records import FailureKind
@@ -91,26 +93,63 @@ def test_what_is_recorded_begins_with_presets_and_is_distinct_and_seeded(space: 
         assert sum(map(space.is_slow, found)) == 2
 
 
-def test_a_space_is_recorded_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """On which spaces are recorded, in its own time."""
     machine = Machine(inapplicable=CPU.inapplicable)
     monkeypatch.setattr(
         spaces.measure,
         "inspect",
         lambda workload, device: machine.inspect(Job(kind="inspect", workload=workload, device=device)),
     )
-    monkeypatch.setattr(spaces.measure, "measure", lambda job: machine.measurement(0, job))
+    monkeypatch.setattr(spaces, "Children", lambda *_, **__: closing(OneByOne(machine)))
+    monkeypatch.setattr(spaces, "time", SimpleNamespace(monotonic=machine.clock))
+    return machine
+
+
+def recorded_by(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr("sys.argv", ["spaces", *words])
+    spaces.main()
+
+
+def test_a_space_is_recorded_in_pieces(tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "mlp.jsonl"
-    words = ["spaces", "mlp/64", "--out", str(out), "--count"]
     for count in ("3", "5"):
-        monkeypatch.setattr("sys.argv", [*words, count])
-        spaces.main()
+        recorded_by(monkeypatch, "mlp/64", "--out", str(out), "--count", count)
     assert spaces.recorded_in(out) == to_record(CPU, 5, 0)
     assert Recorded.load(out).workload == "zoo:mlp"
-    assert json.loads(out.read_text().splitlines()[0])["rival"] == rival_of(CPU)
-    monkeypatch.setattr("sys.argv", ["spaces", "zoo:lenet5", "--out", str(out)])
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert lines[0]["rival"] == rival_of(CPU)
+    first, second = (["environment", *count * ["configuration"]] for count in (3, 2))
+    assert [line["kind"] for line in lines] == [*first, *second]
     with pytest.raises(SystemExit, match=r"mlp.jsonl is of zoo:mlp"):
-        spaces.main()
+        recorded_by(monkeypatch, "zoo:lenet5", "--out", str(out))
     monkeypatch.setattr(spaces.measure, "inspect", lambda *_: failure("no such model"))
-    monkeypatch.setattr("sys.argv", [*words[:2], "--out", str(tmp_path / "new.jsonl")])
     with pytest.raises(SystemExit, match="fails as given: no such model"):
-        spaces.main()
+        recorded_by(monkeypatch, "mlp/64", "--out", str(tmp_path / "new.jsonl"))
+
+
+def test_what_a_piece_has_no_time_for_is_left_to_the_next(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.child_s = 25.0
+    out = tmp_path / "mlp.jsonl"
+    recorded_by(monkeypatch, "mlp/64", "--out", str(out), "--minutes", "1", "--count", "9")
+    assert len(spaces.recorded_in(out)) == 3
+    recorded_by(monkeypatch, "mlp/64", "--out", str(out), "--minutes", "9", "--count", "9")
+    assert spaces.recorded_in(out) == to_record(CPU, 9, 0)
+
+
+def test_what_ran_out_of_memory_beside_others_is_recorded_alone(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = OneByOne(machine)
+    machine.answer = lambda _, job: failure(kind=FailureKind.OUT_OF_MEMORY) if len(crew.waiting) > 1 else None
+    out = tmp_path / "mlp.jsonl"
+    out.touch()
+    spaces.Recorder(out, {}, {"workload": "zoo:mlp", "device": "cpu"}, crew, 3, machine.clock).record(
+        to_record(CPU, 4, 0), 600.0
+    )
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(lines) == 4
+    assert not any("failure" in line for line in lines)
