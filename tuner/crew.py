@@ -99,7 +99,7 @@ class Children:
         except OSError as error:
             self._refused.append(Finished(ticket, checked(job, no_room(error)), Spent(), alone=True))
             return ticket
-        place.job = within(job, limits) if job.kind == "measure" else job
+        place.job = within(job, limits)
         self._places[ticket] = place
         place.alone = len(self._places) == 1 and not job.ahead
         for other in self._places.values():

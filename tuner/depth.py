@@ -25,8 +25,11 @@ class Depth:
         trajectories = self.steps * (2 + self.yardsticks) * step_s
         restarts = self.restarts * (double_s + self.yardsticks * step_s)
         updates = 4 * self.updates * step_s
-        masks = 2 * (self.draws + 4 * self.directions) * step_s if is_random else 0.0
-        return trajectories + restarts + updates + masks
+        return trajectories + restarts + updates + (self.masks_s(step_s) if is_random else 0.0)
+
+    def masks_s(self, step_s: float) -> float:
+        """What is asked of random numbers, of the candidate and of an eager step."""
+        return 2 * (self.draws + 4 * self.directions) * step_s
 
 
 DEPTHS: Final = (

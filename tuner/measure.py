@@ -39,14 +39,16 @@ def measure(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) 
 
 def prove(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) -> LongProof | Failure:
     """The long look at the numbers of the job's last arm, within `job.budget_s` beside what compiling takes."""
-    job = job.model_copy(update={"kind": "prove"})
+    job = within(job.model_copy(update={"kind": "prove"}), limits)
     outcome = checked(job, supervise(job, limits, check=check))
     assert isinstance(outcome, LongProof | Failure)
     return outcome
 
 
 def within(job: Job, limits: Limits) -> Job:
-    """The job with a budget of timing that ends before its limit: rounds are kept so, and lost by a kill."""
+    """The job knowing its limits: it ends by itself before them, and what it has is kept, which a kill would lose."""
+    if job.kind != "measure":
+        return job.model_copy(update={"total_s": limits.total_s})
     limit_s = limits.of(Phase.TIMING)
     return job.model_copy(update={"budget_s": min(job.budget_s or limit_s, TIMING_SHARE * limit_s)})
 

@@ -1,14 +1,17 @@
 """The winner's gate on a step with planted faults, each in fp32 and in bf16; and how deep it looks."""
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kitsune.proof import LongProof, Margin
 from tests.unit.tuner import faulty_steps
+from tuner import long_training
 from tuner.depth import DEPTHS, LEAST_STEPS, depth_of
 from tuner.long_gate import prove_long
-from tuner.measure import measure, prove
+from tuner.measure import measure, prove, within
 from tuner.probe import Probe
 from tuner.protocol import ArmSpec, Job, Limits, misfit
 from tuner.records import Failure, FailureKind, Phase
@@ -135,3 +138,46 @@ def test_a_child_cannot_call_wrong_numbers_proven():
     assert misfit(job, proof) is None
     assert "wrong numbers" in str(misfit(job, proof.model_copy(update={"margins": (kept, broken)})))
     assert "asked to measure" in str(misfit(job.model_copy(update={"kind": "measure"}), proof))
+
+
+def proven_by(end_s: float, monkeypatch: pytest.MonkeyPatch, name: str = "right_with_dropout") -> LongProof | Failure:
+    """At 50 steps, by a clock that is one second on each time it is asked."""
+    seconds = itertools.count()
+    monkeypatch.setattr(long_training, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    probe = Probe(random=True, vary=True, step_ms=1.0, peak_bytes=0, parameters=1)
+    arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs={"layout": "channels_last"}))
+    return prove_long(Job(workload=f"{FAULTY}:{name}", device="cpu", arms=arms), probe, 0.42, end_s=end_s)
+
+
+def test_what_a_proof_has_no_time_for_is_left_out_and_said(monkeypatch):
+    found = proven_by(109.0, monkeypatch)
+    assert isinstance(found, LongProof), found
+    assert (found.steps, found.restarts) == (LEAST_STEPS, 8)
+    assert found.directions == 0
+    assert any(note.startswith("no time for what the step does with random numbers") for note in found.notes)
+    found = proven_by(79.0, monkeypatch)
+    assert isinstance(found, LongProof), found
+    assert 20 <= found.steps < LEAST_STEPS
+    assert any(
+        note.endswith(f"settled steps in place of {LEAST_STEPS}, and no update recomputed") for note in found.notes
+    )
+    assert "no time for trainings beside this one: its losses were not compared" in found.notes
+
+
+def test_a_proof_that_has_time_for_next_to_nothing_is_none(monkeypatch):
+    found = proven_by(20.0, monkeypatch)
+    assert isinstance(found, Failure)
+    assert (found.kind, found.phase) == (FailureKind.TIMEOUT, Phase.NUMERICS)
+    assert "are too few" in found.reason
+
+
+def test_a_fault_is_found_in_less_time_too(monkeypatch):
+    found = proven_by(79.0, monkeypatch, "gradient_too_large")
+    assert isinstance(found, Failure)
+    assert found.kind is FailureKind.WRONG
+
+
+def test_a_process_that_proves_knows_when_it_will_be_ended():
+    job = Job(kind="prove", workload="zoo:mlp", device="cpu", arms=(ArmSpec(name="candidate"),))
+    assert within(job, Limits(total_s=50.0)).total_s == 50.0
+    assert within(job, Limits()).total_s is None
