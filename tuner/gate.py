@@ -120,13 +120,13 @@ def _trace_candidate(arm: LiveArm, start: Start, batch_at: BatchAt) -> Trace | F
         arm.rates.scale(RATES[index % len(RATES)])
         settled = arm.step.is_settled
         taken = snapshot(arm.workload, arm(*batch_at(index)))
-        remember(trace, index, taken)
         problem = taken.first_not_finite(start.names)
         overflowed = problem is not None and scaled
         if overflowed:
             trace.skipped.add(index)
         elif problem is not None:
             return _failed(FailureKind.NOT_FINITE, f"{problem} at step {index}")
+        remember(trace, index, taken)
         quiet = 0 if overflowed or not settled else quiet + 1
         if quiet >= LATE_STEPS and trace.steps >= STEPS:
             break

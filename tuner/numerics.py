@@ -83,7 +83,10 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Trace:
-    """A training run: some of its steps, the steps whose update an overflow skipped, and the tensors it ended with."""
+    """A training run: some of its steps, the steps whose update an overflow skipped, and the tensors it ended with.
+
+    Early are its first steps that no overflow skipped.
+    """
 
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
@@ -91,13 +94,18 @@ class Trace:
     parameters: Sequence[torch.Tensor] = ()
     buffers: Sequence[torch.Tensor] = ()
 
+    @property
+    def early(self) -> list[int]:
+        return sorted(self.snapshots.keys() - self.skipped)[:EARLY_STEPS]
+
 
 @dataclass(frozen=True, slots=True)
 class Errors:
     """Errors of a trace relative to a reference: by step, at the end, and (early steps) of each gradient alone.
 
     `size` is the norm of the trace's own gradients over that of the reference, `sizes` those of each gradient alone,
-    over what it would have if all elements were alike; both are the largest of the early steps.
+    over what it would have if all elements were alike; both are the largest of the early steps, the last of which is
+    `last_early`.
     """
 
     loss: Mapping[int, float]
@@ -107,6 +115,7 @@ class Errors:
     sizes: Sequence[float]
     parameter: float
     buffer: float
+    last_early: int = EARLY_STEPS - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +134,7 @@ def errors_between(trace: Trace, reference: Trace, start: Start, ruler: Ruler = 
     """
     common = sorted((trace.snapshots.keys() & reference.snapshots.keys()) - trace.skipped)
     pairs = {step: (trace.snapshots[step], reference.snapshots[step]) for step in common}
-    early = [pair for step, pair in pairs.items() if step < EARLY_STEPS]
+    early = [pairs[step] for step in trace.early if step in pairs]
     scale = sum(abs(reference.loss) for _, reference in pairs.values()) / max(1, len(pairs))
     return Errors(
         loss={step: _ratio(abs(ours.loss - theirs.loss), scale) for step, (ours, theirs) in pairs.items()},
@@ -143,6 +152,7 @@ def errors_between(trace: Trace, reference: Trace, start: Start, ruler: Ruler = 
             ruler.distance(reference.parameters, start.parameters),
         ),
         buffer=_buffer_error(trace.buffers, reference.buffers, start.buffers, ruler),
+        last_early=max(trace.early, default=EARLY_STEPS - 1),
     )
 
 
@@ -173,6 +183,7 @@ def worst_of(errors: Sequence[Errors]) -> Errors:
         sizes=[fmean(values) for values in zip(*(each.sizes for each in errors), strict=True)],
         parameter=max(each.parameter for each in errors),
         buffer=max(each.buffer for each in errors),
+        last_early=errors[0].last_early,
     )
 
 
@@ -202,12 +213,13 @@ def judge(
 
     Allowed is the larger of the floor and three times the yardstick's own error in the same part of the run.
     """
-    lost = max((error for step, error in yardstick.gradient.items() if step < EARLY_STEPS), default=0.0)
+    lost = max((error for step, error in yardstick.gradient.items() if step <= candidate.last_early), default=0.0)
     if lost > LOST:
         said = f"this precision alone changes the first gradients by {lost:.2g} of their size: also sizes were compared"
         note = "; ".join(filter(None, [note, said]))
-    loss = _worst(candidate.loss, yardstick.loss, floor.loss, LOSS_CEILING)
-    gradient = _worst(candidate.gradient, yardstick.gradient, floor.gradient, max(GRADIENT_CEILING, LOST_FACTOR * lost))
+    last, ceiling = candidate.last_early, max(GRADIENT_CEILING, LOST_FACTOR * lost)
+    loss = _worst(candidate.loss, yardstick.loss, floor.loss, LOSS_CEILING, last)
+    gradient = _worst(candidate.gradient, yardstick.gradient, floor.gradient, ceiling, last)
     parameter_allowed = allowed(yardstick.parameter, floor.parameter)
     buffer_allowed = allowed(yardstick.buffer, floor.parameter)
     numerics = Numerics(
@@ -244,15 +256,17 @@ class _Worst:
     allowed: float
 
 
-def _worst(errors: Mapping[int, float], own: Mapping[int, float], floor: float, ceiling: float) -> _Worst:
+def _worst(
+    errors: Mapping[int, float], own: Mapping[int, float], floor: float, ceiling: float, last_early: int
+) -> _Worst:
     """The step whose error comes nearest to what is allowed there, or exceeds it most.
 
     What eager loses is taken as the most of a part of the run: at one single step it may be small by luck.
     """
     worst = _Worst(0, 0.0, floor)
     for early, limit in ((True, ceiling), (False, LARGEST_ERROR)):
-        part = {step: error for step, error in errors.items() if (step < EARLY_STEPS) is early}
-        yardstick = max((error for step, error in own.items() if (step < EARLY_STEPS) is early), default=0.0)
+        part = {step: error for step, error in errors.items() if (step <= last_early) is early}
+        yardstick = max((error for step, error in own.items() if (step <= last_early) is early), default=0.0)
         bound = allowed(yardstick, floor, limit)
         for step, error in part.items():
             if error / bound >= worst.error / worst.allowed:

@@ -1,5 +1,6 @@
 """The trials so far in, what of a budget a search must leave for what follows it, out. Pure; seconds."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -39,10 +40,13 @@ class Reserve:
         proven_s = proof_s(self.proof_s(), self.step_s) + WARM * own_s(first)
         return max(confirmed_s + proven_s / self.at_once, proven_s + halted_s(first, processes))
 
-    def contenders(self) -> list[Trial]:
-        """Those whom ranking them anew in one process would serve."""
-        share_s = 0.0 if self.budget_s is None else PLAYOFF_SHARE * self.budget_s
-        return contenders_of(unrefused(self.trials), playoff_s, share_s)
+    def contenders(self, left_s: float = math.inf) -> list[Trial]:
+        """Those whom ranking them anew in one process would serve; of them the best that can be ranked in `left_s`."""
+        share_s = 0.0 if self.budget_s is None else min(left_s, PLAYOFF_SHARE * self.budget_s)
+        found = contenders_of(unrefused(self.trials), playoff_s, share_s)
+        while len(found) > 1 and playoff_s(found) > left_s:
+            found.pop()
+        return found
 
     def playoff_s(self) -> float:
         """What ranking the best few anew may take, where a part of the budget is enough for it; else it is left out."""

@@ -15,6 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Final
 
 import optuna
@@ -119,8 +120,9 @@ def modelled(
     """What the model of effects expects to be better than the best so far, without choices that fail here."""
     known = costs(space, trials)
     if known:
+        pairs = blamed_pairs(trials)
         for knobs in promising(space, known, pending):
-            if not avoid & knobs.items():
+            if not avoid & knobs.items() and not any(pair <= knobs.items() for pair in pairs):
                 yield Proposal(knobs, Source.MODEL)
 
 
@@ -156,6 +158,23 @@ def blamed(trials: Sequence[Trial]) -> frozenset[Item]:
     return frozenset(item for suspects in suspects_of(trials) if len(suspects) == 1 for item in suspects)
 
 
+def blamed_pairs(trials: Sequence[Trial]) -> frozenset[frozenset[Item]]:
+    """Pairs of choices that failed together in two trials and worked together in none, where each choice did work.
+
+    As TF32 on several streams, where a library launches what cannot be planned.
+    """
+    cleared = {pair for trial in trials if is_success(trial) for pair in pairs_of(trial.knobs)}
+    unexplained = [
+        trial for trial, suspects in zip(filter(blames, trials), suspects_of(trials), strict=True) if not suspects
+    ]
+    counted = Counter(pair for trial in unexplained for pair in pairs_of(trial.knobs))
+    return frozenset(pair for pair, count in counted.items() if count > 1) - cleared
+
+
+def pairs_of(knobs: Configuration) -> Iterator[frozenset[Item]]:
+    return map(frozenset, combinations(knobs.items(), 2))
+
+
 def suspected(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
     """The choice that failed most often, at least twice, and never worked; of equals the one that is applied last.
 
@@ -169,13 +188,14 @@ def suspected(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
 
 
 def suspects_of(trials: Sequence[Trial]) -> list[set[Item]]:
-    """Of each failed trial the choices that worked in no other.
-
-    Running out of memory blames nobody: it depends on everything at once.
-    """
+    """Of each failed trial the choices that worked in no other."""
     cleared = {item for trial in trials if is_success(trial) for item in trial.knobs.items()}
-    failed = [trial for trial in trials if trial.failure and trial.failure.kind is not FailureKind.OUT_OF_MEMORY]
-    return [set(trial.knobs.items()) - cleared for trial in failed]
+    return [set(trial.knobs.items()) - cleared for trial in filter(blames, trials)]
+
+
+def blames(trial: Trial) -> bool:
+    """Whether it failed for its choices. Running out of memory blames nobody: it depends on everything at once."""
+    return trial.failure is not None and trial.failure.kind is not FailureKind.OUT_OF_MEMORY
 
 
 def descent(

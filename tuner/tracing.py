@@ -8,7 +8,7 @@ import torch
 from kitsune.workload import Workload
 from tuner.arms import Rates
 from tuner.batches import varied
-from tuner.numerics import EARLY_STEPS, LATE_STEPS, Snapshot, Start, Trace
+from tuner.numerics import LATE_STEPS, Snapshot, Start, Trace
 
 # Small rates: at full ones a step of Adam moves every weight whose gradient is noise by the whole rate, and after one
 # such step the gradients of ResNet-50 in fp32 are further from those in float64 than from zero (1.4 on an H200).
@@ -20,10 +20,10 @@ Step = Callable[[int, Any, Any], torch.Tensor]
 
 
 def follow(workload: Workload, step: Step, seed: int, batches: BatchAt, candidate: Trace) -> Trace:
-    """Trains as the candidate did, and remembers the same steps."""
+    """Trains as the candidate did, and remembers the same steps; where that one skipped updates nothing is compared."""
     rates = Rates(workload.optimizer)
     torch.manual_seed(seed)
-    trace = Trace()
+    trace = Trace(skipped=set(candidate.skipped))
     for index in range(candidate.steps):
         rates.scale(RATES[index % len(RATES)])
         loss = step(index, *batches(index))
@@ -63,11 +63,11 @@ def perturb(workload: Workload, seed: int) -> None:
 
 
 def remember(trace: Trace, index: int, snapshot: Snapshot) -> None:
-    """Keeps the first steps and the last ones."""
+    """Keeps the early steps and the last ones."""
     trace.snapshots[index] = snapshot
     trace.steps = index + 1
     old = index - LATE_STEPS
-    if old >= EARLY_STEPS:
+    if old >= 0 and old not in trace.early:
         del trace.snapshots[old]
 
 

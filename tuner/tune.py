@@ -20,7 +20,7 @@ from tuner.events import Ablating, Budgeted, Event, Inspected, PlayingOff, Recal
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.knowledge import Knowledge, nothing_known
-from tuner.pace import at_once, elapsed_s, expected_s, is_patient, limits_within, own_s, playoff_s, timing_s
+from tuner.pace import at_once, elapsed_s, expected_s, is_patient, limits_within, own_s, timing_s
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
 from tuner.reserve import Reserve
@@ -243,10 +243,8 @@ class Tuning:
 
     def _play_off(self) -> Iterator[Event]:
         """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""
-        contenders = self._reserve().contenders()
+        contenders = self._reserve().contenders(self._left_s() - self._reserve().confirmation_s())
         if len(contenders) < 2 or self._is_ended() or is_played_off(self.trials):
-            return
-        if self._left_s() < self._reserve().confirmation_s() + playoff_s(contenders):
             return
         yield PlayingOff(tuple(trial.knobs for trial in contenders))
         names = [f"contender {number}" for number in range(1, len(contenders) + 1)]

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tuner.numerics import (
     errors_between,
     judge,
 )
+from tuner.tracing import remember
 
 FLOOR = Tolerance(loss=1e-4, gradient=1e-3, parameter=1e-2)
 NAMES = ("weight", "bias")
@@ -158,6 +160,40 @@ def test_skipped_steps_are_not_compared():
     candidate.skipped.add(0)
     assert 0 not in errors_between(candidate, trace(), START).gradient
     assert verdict(candidate) is None
+
+
+def overflowing(scale: float = 1.0, bias: float = 1.0) -> Trace:
+    """The first two steps were skipped; the next ones are the early ones."""
+    found = lossy(2, scale, bias)
+    infinite = Snapshot(2.0, [torch.full((40, 30), math.inf), torch.full((30,), math.inf)])
+    found.snapshots = {0: infinite, 1: infinite, **dict.fromkeys((2, 3, 5, 6, 7), found.snapshots[5])}
+    found.skipped = {0, 1}
+    return found
+
+
+def test_where_the_first_steps_overflow_the_next_ones_are_the_early_ones():
+    def verdict_of(candidate: Trace) -> str | None:
+        reference, yardstick = (
+            replace(lossy(seed), snapshots=dict.fromkeys(candidate.snapshots, lossy(seed).snapshots[5]), skipped={0, 1})
+            for seed in (0, 1)
+        )
+        own, found = (errors_between(each, reference, START) for each in (yardstick, candidate))
+        numerics, reason = judge(found, own, FLOOR, NAMES, 8)
+        assert "also sizes were compared" in numerics.note
+        return reason
+
+    assert overflowing().early == [2, 3]
+    assert verdict_of(overflowing()) is None
+    assert "gradient of bias" in str(verdict_of(overflowing(bias=0.0)))
+    assert "times the size" in str(verdict_of(overflowing(scale=0.5)))
+
+
+def test_the_early_steps_that_were_not_skipped_are_kept_and_the_last_ones():
+    found = Trace()
+    for step in range(12):
+        found.skipped |= {step} & {0, 1, 3}
+        remember(found, step, Snapshot(1.0, [None]))
+    assert (found.early, sorted(found.snapshots)) == ([2, 4], [2, 4, 9, 10, 11])
 
 
 def test_the_published_numbers_are_those_of_the_step_nearest_to_its_limit():

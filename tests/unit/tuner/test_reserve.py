@@ -55,3 +55,6 @@ def test_a_play_off_has_a_part_of_the_budget_or_nothing():
     assert 0 < reserve(BASELINE, *alike).playoff_s() <= PLAYOFF_SHARE * 300
     dear = [each.model_copy(update={"spent": Spent(build_s=40, timing_s=2)}) for each in alike]
     assert reserve(BASELINE, *dear).playoff_s() == 0
+    assert len(reserve(BASELINE, *alike).contenders()) == 2
+    ranked_s = reserve(BASELINE, *alike).playoff_s()
+    assert [len(reserve(BASELINE, *alike).contenders(left_s)) for left_s in (ranked_s, ranked_s - 1, -1)] == [2, 1, 1]

@@ -12,7 +12,19 @@ from kitsune.knobs import KNOBS, Choice, Knob
 from tests.unit.tuner.simulation import Surface, replay, trial
 from tuner.presets import LATER, OPENING, SLOW, resolved
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
-from tuner.search import Proposal, best, best_stock, blamed, costs, descent, proposals, propose, suspected
+from tuner.search import (
+    Proposal,
+    best,
+    best_stock,
+    blamed,
+    blamed_pairs,
+    costs,
+    descent,
+    modelled,
+    proposals,
+    propose,
+    suspected,
+)
 from tuner.space import Space
 
 EVERYTHING = Space.of()
@@ -352,6 +364,25 @@ def test_blame_needs_a_single_suspect() -> None:
     assert blamed([broken, cleared, trial(3, {"compile": "default"})]) == frozenset()
     assert blamed([failed(1, {"compile": "default"}, FailureKind.OUT_OF_MEMORY)]) == frozenset()
     assert blamed([failed(0, {})]) == frozenset()
+
+
+def test_a_pair_that_failed_twice_and_never_worked_is_not_expected_to_gain() -> None:
+    tf32, streams, capture = ("precision", "tf32"), ("streams", 4), ("capture", "step")
+    worked = [
+        trial(0, {}),
+        trial(1, {"precision": "tf32", "capture": "step"}, speedup=4.0),
+        trial(2, {"precision": "bf16", "capture": "step", "streams": 4}, speedup=5.0),
+        trial(3, {"fusion": "kitsune"}, speedup=2.0),
+    ]
+    once = [*worked, failed(4, {"precision": "tf32", "capture": "step", "streams": 4})]
+    assert blamed_pairs(once) == frozenset()
+    twice = [*once, failed(5, {"precision": "tf32", "fusion": "kitsune", "capture": "step", "streams": 4})]
+    assert blamed_pairs(twice) == {frozenset({tf32, streams})}
+    assert blamed_pairs([*twice, trial(6, dict((tf32, streams, capture)), speedup=6.0)]) == frozenset()
+    found = [proposal.knobs.items() for proposal in modelled(EVERYTHING, twice, (), frozenset())]
+    assert found
+    assert not any({tf32, streams} <= knobs for knobs in found)
+    assert any({tf32, streams} <= each.knobs.items() for each in modelled(EVERYTHING, once, (), frozenset()))
 
 
 def test_a_failed_trial_costs_more_than_any_that_worked() -> None:
