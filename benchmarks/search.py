@@ -18,8 +18,10 @@ from statistics import mean, median
 from benchmarks import results_file
 from benchmarks.recorded import Outcome, Recorded
 from kitsune.plan import Interval
+from tuner.outcomes import best
+from tuner.proposal import Proposal
 from tuner.records import Comparison, Source, Trial, Verdict
-from tuner.search import Proposal, best, derived_seed, estimated, proposals
+from tuner.search import derived_seed, estimated, proposals
 from tuner.space import Configuration, Space
 
 SPACES = results_file.RESULTS / "spaces"

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from tuner.outcomes import is_success, speedup
 from tuner.records import Trial
-from tuner.search import is_success, speedup
 from tuner.space import Item
 from tuner.stats import median
 

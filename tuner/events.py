@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kitsune.knobs import Choice
+from tuner.proposal import Proposal
 from tuner.protocol import Inspection
 from tuner.records import Run, Trial
-from tuner.search import Proposal
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tuner.compiling import code_of
+from tuner.outcomes import is_success
 from tuner.protocol import Inspection, Limits
 from tuner.records import Spent, Trial
-from tuner.search import is_success
 from tuner.space import Configuration, Space
 from tuner.stats import median
 

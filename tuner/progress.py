@@ -15,9 +15,9 @@ from rich.text import Text
 from kitsune.screen import clean, duration, factor, stderr, step_time
 from tuner.confirmation import PROCESSES
 from tuner.events import Ablating, Budgeted, Confirming, Event, Inspected, PlayingOff, Recalled, Started, Tried, Trying
+from tuner.outcomes import best, speedup
 from tuner.protocol import Inspection
 from tuner.records import Run, Source, Trial
-from tuner.search import best, speedup
 from tuner.verdicts import words
 from tuner.views import tried_line
 

@@ -4,9 +4,9 @@ from sqlalchemy import Connection
 
 from kitsune.plan import Match, Plan
 from tuner.knowledge import Knowledge, Proven
+from tuner.outcomes import best, best_stock
 from tuner.protocol import Inspection
 from tuner.records import Run, RunStatus
-from tuner.search import best, best_stock
 from tuner.standings import unrefused
 from tuner.store import known, plans, runs, trials
 from tuner.verdicts import prior_of

@@ -8,9 +8,9 @@ from typing import Final
 from tuner.confirmation import PROCESSES
 from tuner.contenders import contenders_of
 from tuner.knowledge import AGAIN, Knowledge
+from tuner.outcomes import best_stock
 from tuner.pace import WARM, confirmation_s, halted_s, own_s, playoff_s, proof_s
 from tuner.records import Trial
-from tuner.search import best_stock
 from tuner.space import Configuration
 from tuner.standings import leader, unrefused
 

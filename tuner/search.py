@@ -13,9 +13,7 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import optuna
@@ -24,23 +22,15 @@ from optuna.trial import create_trial
 
 from kitsune.knobs import Choice
 from tuner.effects import promising
-from tuner.presets import LATER, OPENING, SLOW, Preset, is_stock, resolved, stock_variants
-from tuner.records import FailureKind, Source, Trial
+from tuner.outcomes import best, blamed, blamed_pairs, is_success, speedup, suspected
+from tuner.proposal import Proposal, by_hand, opening
+from tuner.records import Source, Trial
 from tuner.space import Configuration, Item, Space
 
 ASKS: Final = 10  # proposals of TPE that may repeat a known configuration before chance takes over
 DRAWS: Final = 100
 MODEL_AFTER: Final = 4  # trials with a result; fewer say too little about the choices
 OTHERS_TURN: Final = 6  # one of so many proposals is not the model's, but what one would try by hand
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """What to try next, who says so, and the name of the configuration if it has one."""
-
-    knobs: Configuration
-    source: Source
-    name: str = ""
 
 
 def propose(
@@ -58,9 +48,9 @@ def propose(
     number of trials, so nothing needs to be remembered. `pending` are being measured by other processes: tried, without
     a result. `known` won in earlier runs, the nearest first; what does not apply here is left out of them.
     """
-    tried = {key(space, knobs) for knobs in (*(trial.knobs for trial in trials), *pending)}
+    tried = {space.key(knobs) for knobs in (*(trial.knobs for trial in trials), *pending)}
     for proposal in proposals(space, trials, seed, pending, known):
-        if key(space, proposal.knobs) not in tried and (is_patient or not space.is_slow(proposal.knobs)):
+        if space.key(proposal.knobs) not in tried and (is_patient or not space.is_slow(proposal.knobs)):
             return proposal
     return None
 
@@ -91,29 +81,6 @@ def proposals(
         yield Proposal(knobs, Source.TPE)
 
 
-def opening(space: Space, known: Sequence[Configuration], avoid: frozenset[Item]) -> list[Proposal]:
-    """The first trials: the nearest earlier winner, the best guess and a rival; then the other winners and presets."""
-    learned = [Proposal(space.repair(knobs), Source.KNOWN) for knobs in known]
-    presets = named(OPENING, space, avoid)
-    return [*learned[:1], *presets[:2], *learned[1:], *presets[2:]]
-
-
-def by_hand(space: Space, trials: Sequence[Trial], avoid: frozenset[Item]) -> Iterator[Proposal]:
-    """What else one would try: quick presets, the best rival in its other variants, and last what compiles slowly."""
-    yield from named(LATER, space, avoid)
-    leader = best_stock(trials)
-    for variant in stock_variants(space, leader.knobs if leader else {}, avoid):
-        yield Proposal(variant, Source.STOCK)
-    yield from named(SLOW, space, avoid)
-
-
-def named(presets: Iterable[Preset], space: Space, avoid: frozenset[Item]) -> list[Proposal]:
-    return [
-        Proposal(found.knobs, Source.STOCK if is_stock(found.knobs) else Source.SEED, found.name)
-        for found in resolved(presets, space, avoid)
-    ]
-
-
 def modelled(
     space: Space, trials: Sequence[Trial], pending: Sequence[Configuration], avoid: frozenset[Item]
 ) -> Iterator[Proposal]:
@@ -124,78 +91,6 @@ def modelled(
         for knobs in promising(space, known, pending):
             if not avoid & knobs.items() and not any(pair <= knobs.items() for pair in pairs):
                 yield Proposal(knobs, Source.MODEL)
-
-
-def is_success(trial: Trial) -> bool:
-    return trial.failure is None and trial.comparison is not None
-
-
-def best(trials: Iterable[Trial]) -> Trial | None:
-    """The successful trial with the highest median speedup over its own baseline; of equals the first.
-
-    Confirmations are left out: they measure a choice that was made already, and may be against another baseline.
-    """
-    return max(
-        (trial for trial in trials if is_success(trial) and trial.source.is_search),
-        key=lambda trial: (speedup(trial), -trial.number),
-        default=None,
-    )
-
-
-def best_stock(trials: Iterable[Trial]) -> Trial | None:
-    """The best of what plain torch offers, whoever proposed it, the step as given included: gains are over this one."""
-    return best(trial for trial in trials if is_stock(trial.knobs))
-
-
-def speedup(trial: Trial) -> float:
-    """Median speedup of a successful trial over its own baseline."""
-    assert trial.comparison is not None
-    return trial.comparison.speedup.median
-
-
-def blamed(trials: Sequence[Trial]) -> frozenset[Item]:
-    """Choices that a failed trial leaves as its only suspect, since all its others were seen to work elsewhere."""
-    return frozenset(item for suspects in suspects_of(trials) if len(suspects) == 1 for item in suspects)
-
-
-def blamed_pairs(trials: Sequence[Trial]) -> frozenset[frozenset[Item]]:
-    """Pairs of choices that failed together in two trials and worked together in none, where each choice did work.
-
-    As TF32 on several streams, where a library launches what cannot be planned.
-    """
-    cleared = {pair for trial in trials if is_success(trial) for pair in pairs_of(trial.knobs)}
-    unexplained = [
-        trial for trial, suspects in zip(filter(blames, trials), suspects_of(trials), strict=True) if not suspects
-    ]
-    counted = Counter(pair for trial in unexplained for pair in pairs_of(trial.knobs))
-    return frozenset(pair for pair, count in counted.items() if count > 1) - cleared
-
-
-def pairs_of(knobs: Configuration) -> Iterator[frozenset[Item]]:
-    return map(frozenset, combinations(knobs.items(), 2))
-
-
-def suspected(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
-    """The choice that failed most often, at least twice, and never worked; of equals the one that is applied last.
-
-    Presets share most of their choices, so that one which fails would fail all of them. One choice at a time is left
-    out: where it was not the cause, the next failure points at another.
-    """
-    counted = Counter(item for suspects in suspects_of(trials) for item in suspects)
-    order = list(space.table)
-    ranked = [(count, order.index(item[0]), item) for item, count in counted.items() if item[0] in order and count > 1]
-    return frozenset(item for _, _, item in sorted(ranked, key=lambda each: each[:2])[-1:])
-
-
-def suspects_of(trials: Sequence[Trial]) -> list[set[Item]]:
-    """Of each failed trial the choices that worked in no other."""
-    cleared = {item for trial in trials if is_success(trial) for item in trial.knobs.items()}
-    return [set(trial.knobs.items()) - cleared for trial in filter(blames, trials)]
-
-
-def blames(trial: Trial) -> bool:
-    """Whether it failed for its choices. Running out of memory blames nobody: it depends on everything at once."""
-    return trial.failure is not None and trial.failure.kind is not FailureKind.OUT_OF_MEMORY
 
 
 def descent(
@@ -265,10 +160,6 @@ def costs(space: Space, trials: Sequence[Trial]) -> list[tuple[Configuration, fl
     measured = [-math.log(speedup(trial)) for trial in fitting if is_success(trial)]
     penalty = max([0.0, *measured]) + 1.0
     return [(trial.knobs, -math.log(speedup(trial)) if is_success(trial) else penalty) for trial in fitting]
-
-
-def key(space: Space, knobs: Configuration) -> frozenset[Item]:
-    return frozenset(space.canonical(knobs).items())
 
 
 def derived_seed(seed: int, number: int) -> int:

@@ -81,6 +81,10 @@ class Space:
         """The same configuration without defaults and without unknown knobs, in table order."""
         return {name: knobs[name] for name, knob in self.table.items() if name in knobs and knobs[name] != knob.default}
 
+    def key(self, knobs: Configuration) -> frozenset[Item]:
+        """Equal for configurations that come to the same."""
+        return frozenset(self.canonical(knobs).items())
+
     def repair(self, knobs: Configuration, keep: str | None = None) -> dict[str, Choice]:
         """The nearest allowed configuration: what does not apply, or clashes, goes back to its default.
 

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tuner.contenders import ranking_noise
+from tuner.outcomes import best, best_stock, is_success, speedup
+from tuner.proposal import Proposal
 from tuner.records import Source, Trial
-from tuner.search import Proposal, best, best_stock, is_success, speedup
 
 MAX_CONFIRMATIONS: Final = 3  # that fail
 #: A rival whose step is hardly shorter than the one as given saves no time, and costs its own compilation.

@@ -20,12 +20,13 @@ from tuner.events import Ablating, Budgeted, Event, Inspected, PlayingOff, Recal
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.knowledge import Knowledge, nothing_known
+from tuner.outcomes import best_stock
 from tuner.pace import at_once, elapsed_s, expected_s, is_patient, limits_within, own_s, timing_s
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
 from tuner.reserve import Reserve
 from tuner.scratch import scratch
-from tuner.search import best_stock, propose
+from tuner.search import propose
 from tuner.space import Space
 from tuner.standings import (
     MAX_CONFIRMATIONS,

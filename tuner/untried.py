@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tuner.outcomes import blamed, suspected
 from tuner.pace import expected_s
+from tuner.proposal import opening
 from tuner.records import FailureKind, Run, Source, Trial
-from tuner.search import blamed, key, opening, suspected
 from tuner.space import Configuration, Space
 from tuner.standings import searched
 
@@ -29,11 +30,11 @@ def untried(run: Run, trials: Sequence[Trial]) -> list[Untried]:
     if run.budget_trials is not None or not any(trial.source is Source.BASELINE for trial in tried):
         return []
     space = Space.of(run.inapplicable)
-    late = {key(space, trial.knobs): trial.took_s for trial in tried if is_late(trial)}
-    known = {key(space, trial.knobs) for trial in tried if not is_late(trial)}
+    late = {space.key(trial.knobs): trial.took_s for trial in tried if is_late(trial)}
+    known = {space.key(trial.knobs) for trial in tried if not is_late(trial)}
     found = []
     for proposal in opening(space, (), blamed(tried) | suspected(space, tried)):
-        name = key(space, proposal.knobs)
+        name = space.key(proposal.knobs)
         if name not in known:
             took_s = LONGER * late[name] if name in late else expected_s(proposal.knobs, tried, space)
             found.append(Untried(proposal.knobs, proposal.name, took_s or None))

@@ -6,9 +6,9 @@ from datetime import datetime
 
 from kitsune.knobs import Choice
 from tuner.crew import Crew, Finished
+from tuner.proposal import Proposal
 from tuner.protocol import Job, Limits
 from tuner.records import Comparison, Failure, FailureKind, Measurement, Run, Source, Spent, Trial
-from tuner.search import Proposal
 from tuner.supervise import Check
 from tuner.verdicts import CANDIDATE, compare_arms, over
 

@@ -14,8 +14,8 @@ from itertools import combinations
 
 from kitsune.knobs import Choice
 from kitsune.plan import Interval
+from tuner.proposal import Proposal
 from tuner.records import Comparison, Failure, FailureKind, Phase, Source, Trial, Verdict
-from tuner.search import Proposal
 from tuner.space import Space
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

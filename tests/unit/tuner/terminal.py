@@ -4,9 +4,9 @@ from kitsune.plan import Plan
 from tests.store.samples import a_plan, a_run, after, an_environment
 from tuner.ablation import arms_without, chunks
 from tuner.events import Confirming, Event, Inspected, Started, Tried, Trying
+from tuner.proposal import Proposal
 from tuner.protocol import Inspection
 from tuner.records import Arm, Comparison, Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
-from tuner.search import Proposal
 from tuner.space import Space
 
 BF16 = {"precision": "bf16"}

@@ -18,6 +18,7 @@ from tuner import session
 from tuner.ablation import Ablation
 from tuner.api import Result
 from tuner.events import Ablating, Confirming, Started, Tried, Trying
+from tuner.proposal import Proposal
 from tuner.records import (
     Run,
     RunStatus,
@@ -25,7 +26,6 @@ from tuner.records import (
     Trial,
     Verdict,
 )
-from tuner.search import Proposal
 from tuner.settings import Settings
 from tuner.store import runs, tables, trials
 from tuner.store.engine import open_database

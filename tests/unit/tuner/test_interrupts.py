@@ -17,8 +17,9 @@ from tuner.api import tune_workload
 from tuner.confirmation import PROCESSES
 from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
 from tuner.interrupts import AFRESH, NOTHING, STAYS, Interrupts
+from tuner.proposal import Proposal
 from tuner.records import RunStatus, Source
-from tuner.search import Proposal, propose
+from tuner.search import propose
 from tuner.store import runs, trials
 from tuner.store.engine import open_database
 from tuner.tune import Tuning

@@ -10,21 +10,11 @@ from hypothesis import strategies as st
 
 from kitsune.knobs import KNOBS, Choice, Knob
 from tests.unit.tuner.simulation import Surface, replay, trial
+from tuner.outcomes import best, best_stock, blamed, blamed_pairs, suspected
 from tuner.presets import LATER, OPENING, SLOW, resolved
+from tuner.proposal import Proposal
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
-from tuner.search import (
-    Proposal,
-    best,
-    best_stock,
-    blamed,
-    blamed_pairs,
-    costs,
-    descent,
-    modelled,
-    proposals,
-    propose,
-    suspected,
-)
+from tuner.search import costs, descent, modelled, proposals, propose
 from tuner.space import Space
 
 EVERYTHING = Space.of()

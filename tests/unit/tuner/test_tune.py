@@ -33,10 +33,10 @@ from tests.unit.tuner.machine import (
 from tuner.confirmation import PROCESSES
 from tuner.events import Confirming, Inspected, Tried, Trying
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP
+from tuner.outcomes import best
 from tuner.pace import MIN_CHILD_S, elapsed_s, limits_within
 from tuner.protocol import Job, Limits
 from tuner.records import Failure, FailureKind, Source, Verdict
-from tuner.search import best
 from tuner.standings import searched
 from tuner.tune import OVERTIME, SEARCH_ROUNDS
 from tuner.verdicts import CANDIDATE, EAGER, RIVAL, words

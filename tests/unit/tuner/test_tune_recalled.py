@@ -21,8 +21,8 @@ from tests.unit.tuner.machine import (
 )
 from tuner.events import Recalled
 from tuner.knowledge import AGAIN, Knowledge, Proven
+from tuner.outcomes import best_stock
 from tuner.records import FailureKind, Source, Verdict
-from tuner.search import best_stock
 from tuner.standings import searched
 from tuner.verdicts import prior_of, words
 

@@ -1,0 +1,81 @@
+"""Trials in; which of them worked, which is the best, and which choices made others fail, out. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+
+from tuner.presets import is_stock
+from tuner.records import FailureKind, Trial
+from tuner.space import Configuration, Item, Space
+
+
+def is_success(trial: Trial) -> bool:
+    return trial.failure is None and trial.comparison is not None
+
+
+def best(trials: Iterable[Trial]) -> Trial | None:
+    """The successful trial with the highest median speedup over its own baseline; of equals the first.
+
+    Confirmations are left out: they measure a choice that was made already, and may be against another baseline.
+    """
+    return max(
+        (trial for trial in trials if is_success(trial) and trial.source.is_search),
+        key=lambda trial: (speedup(trial), -trial.number),
+        default=None,
+    )
+
+
+def best_stock(trials: Iterable[Trial]) -> Trial | None:
+    """The best of what plain torch offers, whoever proposed it, the step as given included: gains are over this one."""
+    return best(trial for trial in trials if is_stock(trial.knobs))
+
+
+def speedup(trial: Trial) -> float:
+    """Median speedup of a successful trial over its own baseline."""
+    assert trial.comparison is not None
+    return trial.comparison.speedup.median
+
+
+def blamed(trials: Sequence[Trial]) -> frozenset[Item]:
+    """Choices that a failed trial leaves as its only suspect, since all its others were seen to work elsewhere."""
+    return frozenset(item for suspects in suspects_of(trials) if len(suspects) == 1 for item in suspects)
+
+
+def blamed_pairs(trials: Sequence[Trial]) -> frozenset[frozenset[Item]]:
+    """Pairs of choices that failed together in two trials and worked together in none, where each choice did work.
+
+    As TF32 on several streams, where a library launches what cannot be planned.
+    """
+    cleared = {pair for trial in trials if is_success(trial) for pair in pairs_of(trial.knobs)}
+    unexplained = [
+        trial for trial, suspects in zip(filter(blames, trials), suspects_of(trials), strict=True) if not suspects
+    ]
+    counted = Counter(pair for trial in unexplained for pair in pairs_of(trial.knobs))
+    return frozenset(pair for pair, count in counted.items() if count > 1) - cleared
+
+
+def pairs_of(knobs: Configuration) -> Iterator[frozenset[Item]]:
+    return map(frozenset, combinations(knobs.items(), 2))
+
+
+def suspected(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
+    """The choice that failed most often, at least twice, and never worked; of equals the one that is applied last.
+
+    Presets share most of their choices, so that one which fails would fail all of them. One choice at a time is left
+    out: where it was not the cause, the next failure points at another.
+    """
+    counted = Counter(item for suspects in suspects_of(trials) for item in suspects)
+    order = list(space.table)
+    ranked = [(count, order.index(item[0]), item) for item, count in counted.items() if item[0] in order and count > 1]
+    return frozenset(item for _, _, item in sorted(ranked, key=lambda each: each[:2])[-1:])
+
+
+def suspects_of(trials: Sequence[Trial]) -> list[set[Item]]:
+    """Of each failed trial the choices that worked in no other."""
+    cleared = {item for trial in trials if is_success(trial) for item in trial.knobs.items()}
+    return [set(trial.knobs.items()) - cleared for trial in filter(blames, trials)]
+
+
+def blames(trial: Trial) -> bool:
+    """Whether it failed for its choices. Running out of memory blames nobody: it depends on everything at once."""
+    return trial.failure is not None and trial.failure.kind is not FailureKind.OUT_OF_MEMORY
