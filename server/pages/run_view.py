@@ -19,6 +19,7 @@ from server.pages.snippet_view import Snippet
 from server.pages.spent_view import SpentView, spent_view
 from server.pages.timeline_view import TimelineView, timeline_view
 from server.pages.trials_view import Noise, TrialRow
+from server.pages.untried_view import UntriedView, untried_view
 from server.traces import why_none
 from tuner.ablation import UNREACHED, Ablation, in_order, reasons_of
 from tuner.records import Run, RunStatus, Trial
@@ -57,6 +58,7 @@ class RunView:
     same_strips: tuple[Strip, ...]
     noise: Noise | None
     trials: tuple[TrialRow, ...]
+    untried: UntriedView | None
     spent: SpentView | None
     facts: tuple[tuple[str, str], ...]
     again: str
@@ -94,6 +96,7 @@ def run_view(
         same_strips=figures_view.same_strips(trials),
         noise=trials_view.noise(trials),
         trials=trials_view.trial_rows(trials, plan.knobs if plan else None),
+        untried=untried_view(run, trials),
         spent=spent_view(trials),
         facts=facts_view.provenance(run),
         again=facts_view.again(run),

@@ -24,6 +24,7 @@ from server.pages.drawn import charts_of
 from server.pages.headline_view import Mood
 from server.pages.run_view import RunView, run_view
 from server.pages.spent_view import spent_view
+from server.pages.untried_view import untried_view
 from tests.store.samples import a_run
 from tests.test_docs import misuse
 from tests.unit.server.pages import stories
@@ -32,6 +33,7 @@ from tuner.ablation import UNREACHED
 from tuner.records import Failure, FailureKind, Phase, RunStatus, Source, Spent
 from tuner.store import runs
 from tuner.time_spent import PARTS
+from tuner.verdicts import words as words_of_knobs
 
 SERVER = "http://localhost:8537"
 STORIES = {
@@ -573,3 +575,23 @@ def test_what_each_choice_gives_is_computed_once(monkeypatch):
     for number in range(contributions.MOST + 10):
         contributions.contributions_of(run.evolve(id=f"other-{number}"), trials, plan)
     assert len(contributions._known) == contributions.MOST
+
+
+def test_what_the_budget_had_no_time_for_is_told_with_its_time():
+    run, trials, _ = stories.with_a_gain(budget_trials=None, budget_s=300.0)
+    found = untried_view(run, trials)
+    assert found is not None
+    fused = words_of_knobs({**stories.BEST, "fusion": "kitsune", "update": "kitsune"})
+    assert fused in {row.knobs for row in found.rows}
+    assert found.sentence.startswith("The budget had no time to measure these. With about ")
+    assert all(row.about != "not known" for row in found.rows)
+    assert untried_view(run, [trials[0].model_copy(update={"finished_at": trials[0].started_at})]).rows[0].about == (
+        "not known"
+    )
+
+
+def test_a_run_that_counts_trials_or_was_ended_had_time_for_all():
+    run, trials, _ = stories.with_a_gain()
+    assert untried_view(run, trials) is None
+    run, trials, _ = stories.cancelled()
+    assert untried_view(run.evolve(budget_trials=None, budget_s=300.0), trials) is None
