@@ -24,6 +24,8 @@ from tuner.work import Begun, Work, is_for_want_of_room
 #: What says nothing of the numbers: they were not looked at to the end.
 UNSEEN: Final = (FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY)
 
+UNLOOKED: Final = "its numbers were not looked at for longer"
+
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
@@ -69,7 +71,8 @@ class Confirmation:
     """One candidate on its way. `job` makes jobs of this run, `is_late` tells that its time is over.
 
     `processes` are timed: fewer where time ends. `prior` is how far those of an equal plan lay apart. `proof_s`: what
-    the long look at the numbers may take (None: two minutes); there is none where `proof` is one of an equal plan.
+    the long look at the numbers may take (None: two minutes; 0: there is no time for one); there is none where `proof`
+    is one of an equal plan.
     """
 
     work: Work
@@ -124,6 +127,9 @@ class Confirmation:
         jobs = [timed.model_copy(update={"timeline": True}), *again]
         if not self.first.knobs or self.proof is not None:
             return jobs
+        if self.proof_s == 0:
+            self._unproven = f"{UNLOOKED}: there was no time"
+            return jobs
         arms = (ArmSpec(name=EAGER), ArmSpec(name=CANDIDATE, knobs=self.first.knobs))
         return [self.job(arms, ROUNDS, kind="prove", budget_s=self.proof_s), *jobs]
 
@@ -137,7 +143,7 @@ class Confirmation:
         failure = done.outcome
         assert isinstance(failure, Failure) and begun.job is not None
         if begun.job.kind == "prove" and failure.kind in UNSEEN:
-            self._unproven = f"its numbers were not looked at for longer: {failure.reason}"
+            self._unproven = f"{UNLOOKED}: {failure.reason}"
             return True
         return bool(self._measured) and failure.kind is FailureKind.TIMEOUT and self.is_late()
 

@@ -31,14 +31,31 @@ class Reserve:
 
     def confirmation_s(self) -> float:
         """What confirming the leader may take."""
-        first, stock = leader(self.trials), best_stock(unrefused(self.trials))
+        first = leader(self.trials)
         knobs: Configuration = {} if first is None else first.knobs
         processes = self.processes(knobs)
-        confirmed_s = confirmation_s(first, stock, processes, self.at_once)
+        confirmed_s = self._confirmed_s(first, processes)
         if first is None or not knobs or self.known.proof_for(knobs) is not None:
             return confirmed_s
         proven_s = proof_s(self.proof_s(), self.step_s) + WARM * own_s(first)
         return max(confirmed_s + proven_s / self.at_once, proven_s + halted_s(first, processes))
+
+    def least_s(self) -> float:
+        """What confirming the leader takes at least: two processes, and no long look at its numbers."""
+        first = leader(self.trials)
+        return self._confirmed_s(first, AGAIN) if first is not None and first.knobs else 0.0
+
+    def processes_within(self, knobs: Configuration, left_s: float) -> int:
+        """That confirm these choices: as many as this time is enough for, and two at least."""
+        wanted = range(self.processes(knobs), AGAIN, -1)
+        return next((count for count in wanted if self._confirmed_s(leader(self.trials), count) <= left_s), AGAIN)
+
+    def holds_proof(self, first: Trial, left_s: float) -> bool:
+        """Whether this time is enough for more than to build what the long look at the leader's numbers is of."""
+        return left_s >= self.least_s() + WARM * own_s(first)
+
+    def _confirmed_s(self, first: Trial | None, processes: int) -> float:
+        return confirmation_s(first, best_stock(unrefused(self.trials)), processes, self.at_once)
 
     def contenders(self, left_s: float = math.inf) -> list[Trial]:
         """Those whom ranking them anew in one process would serve; of them the best that can be ranked in `left_s`."""

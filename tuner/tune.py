@@ -78,6 +78,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+class OutOfTime(Exception):  # noqa: N818 - it ends a search, and is no error
+    """What is left of the budget is just enough to confirm the best so far."""
+
+
 @dataclass(slots=True)
 class Tuning:
     """One run on its way. `trials` are those that were stored before, so that a run goes on where it stopped.
@@ -202,7 +206,7 @@ class Tuning:
                     yield Tried(self._work.give_up(begun.source, begun.knobs, GIVEN_UP))
             if not self._work.begun:
                 return
-            done = self._waited()
+            done = self._waited(self._ask_in_time)
             if done is None:
                 return
             if is_for_want_of_room(done[1]):
@@ -290,6 +294,7 @@ class Tuning:
         raise NoTrialError(why_nothing(self.trials, is_interrupted=self._is_ended()))
 
     def _confirmation(self, first: Trial, stock: Trial | None) -> Confirmation:
+        reserve, left_s = self._reserve(), self._left_s()
         return Confirmation(
             self._work,
             first,
@@ -299,9 +304,9 @@ class Tuning:
             lambda: self._left_s() <= 0,
             self.check,
             self._at_once,
-            self._reserve().processes(first.knobs),
+            reserve.processes_within(first.knobs, left_s),
             self._known.prior_for(first.knobs),
-            self._reserve().proof_s(),
+            reserve.proof_s() if reserve.holds_proof(first, left_s) else 0.0,
             self._known.proof_for(first.knobs),
         )
 
@@ -309,10 +314,13 @@ class Tuning:
         plan = confirmed.plan(self.run.id, inspection)
         return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
 
-    def _waited(self) -> tuple[Begun, Finished] | None:
-        """The first trial that has ended; None when the user interrupts it, and then nothing is at work any more."""
+    def _waited(self, ask: Check | None = None) -> tuple[Begun, Finished] | None:
+        """The first trial that has ended; None when the user or `ask` ends it, and then nothing is at work any more."""
         try:
-            return self._work.finished(self._ask)
+            return self._work.finished(ask or self._ask)
+        except OutOfTime:
+            self._work.drop()
+            return None
         except KeyboardInterrupt:
             self._work.drop()
             if self.interrupts() > 1:
@@ -325,6 +333,12 @@ class Tuning:
         self.check()
         if self.interrupts():
             raise KeyboardInterrupt
+
+    def _ask_in_time(self) -> None:
+        """The `check` of a search: what is at work is worth less than that what was found can be confirmed."""
+        self._ask()
+        if self._left_s() < self._reserve().least_s():
+            raise OutOfTime
 
     def _is_ended(self) -> bool:
         self.interrupted = self.interrupted or self.interrupts() > 0

@@ -23,6 +23,7 @@ from tests.unit.tuner.machine import (
 )
 from tuner.confirmation import PROCESSES, ROUNDS
 from tuner.events import Confirming, Tried
+from tuner.knowledge import AGAIN
 from tuner.protocol import Job
 from tuner.records import FailureKind, Source, Verdict
 from tuner.standings import searched
@@ -181,6 +182,40 @@ def test_where_time_ends_a_confirmation_those_that_have_ended_decide():
     assert conclusion.plan.evidence.processes == len(confirmed)
     assert words(conclusion.plan.knobs) == GRAPH
     assert machine.now_s <= 300 + 80, "the last one of them was as late"
+
+
+def test_what_is_at_work_is_given_up_for_the_confirmation_of_what_was_found():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=20)
+
+    def endless(_: int, job: Job) -> None:
+        if words(job.arms[-1].knobs) not in ("eager", GRAPH) and job.numerics:
+            for _ in range(1000):
+                machine.now_s += 1
+                machine.check()
+
+    machine.answer = endless
+    trials, conclusion = run_out(machine, a_run(budget_s=300))
+    assert 300 - 40 < machine.now_s <= 1.1 * 300
+    assert [words(trial.knobs) for trial in trials if trial.source.is_search] == ["eager", GRAPH]
+    evidence = conclusion.plan.evidence
+    assert words(conclusion.plan.knobs) == GRAPH
+    assert AGAIN <= evidence.processes < PROCESSES
+    assert machine.proven == []
+    assert evidence.note == "its numbers were not looked at for longer: there was no time"
+
+
+def test_nothing_is_given_up_for_the_step_as_given():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=20)
+
+    def slow(_: int, job: Job) -> None:
+        if words(job.arms[-1].knobs) == GRAPH and job.numerics:
+            for _ in range(60):
+                machine.now_s += 1
+                machine.check()
+
+    machine.answer = slow
+    _, conclusion = run_out(machine, a_run(budget_s=120))
+    assert words(conclusion.plan.knobs) == GRAPH
 
 
 def test_a_machine_on_which_nothing_applies_keeps_the_step_as_given():
