@@ -14,7 +14,7 @@ from kitsune.record import Record, canonical_json
 from kitsune.timeline import Timeline
 from server.names import MAX_NAME, is_showable
 from server.problems import API, MEDIA_TYPE, TITLES
-from tuner.records import DEFAULT_TRIALS, Run, Trial
+from tuner.records import Run, Trial
 from tuner.store.archives import StoredArchive
 from tuner.store.submits import Request
 
@@ -53,7 +53,10 @@ Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]*
 
 
 class Submit(Record):
-    """What to tune. The budget is time as "5m" (or `budget_s`, in seconds), `trials` a number of configurations."""
+    """What to tune. The budget is time as "5m" (or `budget_s`, in seconds), `trials` a number of configurations.
+
+    With neither, a first look at the model picks a time.
+    """
 
     #: Strict: neither `true` nor "1" is a number.
     model_config = ConfigDict(
@@ -90,9 +93,7 @@ class Submit(Record):
     def request(self) -> Request:
         """What is asked for, defaults included: a request that names one asks for the same as one that does not."""
         given = self.model_dump(exclude={"trials", "budget", "budget_s"})
-        seconds = self._seconds()
-        trials = DEFAULT_TRIALS if self.trials is None and seconds is None else self.trials
-        return Request(**given, trials=trials, budget_s=seconds)
+        return Request(**given, trials=self.trials, budget_s=self._seconds())
 
     def _seconds(self) -> float | None:
         return self.budget_s if self.budget is None else seconds_of(self.budget, "budget")

@@ -15,7 +15,6 @@ from kitsune.run_status import RunStatus as RunStatus
 from kitsune.timeline import Timeline
 
 #: So many configurations are tried when nobody says how many, or for how long.
-DEFAULT_TRIALS: Final = 25
 #: Whose everything is that nobody gave to a team: what this machine tunes, and what its operators ask for.
 DEFAULT_TEAM: Final = "default"
 

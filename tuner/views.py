@@ -182,7 +182,7 @@ def _run_facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "status", standing(run) + (f" ({run.worker}, attempt {run.attempt})" if run.worker else "")
     yield "device", machine(run.environment) if run.environment else run.device
     budget = [f"{run.budget_trials} trials" if run.budget_trials else "", f"{run.budget_s:g} s" if run.budget_s else ""]
-    yield "budget", " or ".join(filter(None, budget)) or "none"
+    yield "budget", " or ".join(filter(None, budget)) or "picked by a first look at the model"
     yield "seed", str(run.seed)
     for name in ("created_at", "started_at", "finished_at"):
         if (moment := getattr(run, name)) is not None:

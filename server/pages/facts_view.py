@@ -51,7 +51,7 @@ def budget_words(run: Run) -> str:
     """ "25 trials or 5 min"."""
     parts = [words.count(run.budget_trials, "trial")] if run.budget_trials else []
     parts += [words.lasted(run.budget_s)] if run.budget_s else []
-    return " or ".join(parts) or "none"
+    return " or ".join(parts) or "picked by a first look at the model"
 
 
 def _seconds(budget_s: float) -> str:

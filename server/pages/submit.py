@@ -18,7 +18,7 @@ from server.pages import flash
 from server.pages.frame import PageRouter, form_of, render, viewer
 from server.problems import wrong_fields
 from server.schemas import Submit
-from tuner.records import DEFAULT_TRIALS, Run
+from tuner.records import Run
 from tuner.store import archives, submits
 from tuner.store.tokens import Scope, Token
 
@@ -90,7 +90,6 @@ def _form(request: Request, given: dict[str, str], errors: dict[str, str] | None
         status=422 if errors else 200,
         given=given,
         errors=errors or {},
-        usual_trials=DEFAULT_TRIALS,
         started=started,
     )
 

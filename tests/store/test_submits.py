@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 
 from kitsune.errors import ConflictError, NotFoundError
 from tests.store.samples import OTHER_BATCH, START, after, an_archive
-from tuner.records import DEFAULT_TRIALS, Run, RunStatus
+from tuner.records import Run, RunStatus
 from tuner.store import archives, runs, submits, tables
 from tuner.store.database import Database
 from tuner.store.submits import Request
@@ -68,9 +68,9 @@ class TestSubmits:
 
     @pytest.mark.parametrize(
         ("given", "budget"),
-        [({}, (DEFAULT_TRIALS, None)), ({"trials": 3}, (3, None)), ({"budget_s": 9.5}, (None, 9.5))],
+        [({}, (None, None)), ({"trials": 3}, (3, None)), ({"budget_s": 9.5}, (None, 9.5))],
     )
-    def test_a_run_without_a_budget_gets_the_usual_number_of_trials(
+    def test_a_run_has_the_budget_that_was_asked_for_and_none_otherwise(
         self, database: Database, archive: str, given: dict[str, float], budget: tuple[int | None, float | None]
     ) -> None:
         run, _ = sent(database, archive, **given)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, insert, select
 from kitsune.errors import ConflictError, NotFoundError, QuotaError
 from kitsune.record import Record, canonical_json
 from tuner.ids import new_id
-from tuner.records import DEFAULT_TEAM, DEFAULT_TRIALS, Run
+from tuner.records import DEFAULT_TEAM, Run
 from tuner.store import archives, locks, runs, tables
 from tuner.store.rows import from_row
 from tuner.wall_clock import utcnow
@@ -21,7 +21,7 @@ _submits = tables.submits
 
 
 class Request(Record):
-    """What to tune, on what, and for how long. With neither budget it is the usual number of trials."""
+    """What to tune, on what, and for how long. With neither budget, a first look at the model picks a time."""
 
     archive: str = Field(description="SHA-256 of a stored archive")
     device: Literal["", "cuda", "cpu"] = Field(default="", description="empty: on whatever a worker has")
@@ -172,7 +172,7 @@ def _new_run(connection: Connection, request: Request, team: str, at: datetime) 
         archive=archive.sha256,
         fingerprint=archive.fingerprint,
         device=request.device,
-        budget_trials=DEFAULT_TRIALS if request.trials is None and request.budget_s is None else request.trials,
+        budget_trials=request.trials,
         budget_s=request.budget_s,
         seed=request.seed,
         created_at=at,

@@ -58,9 +58,9 @@ def test_who_may_only_submit_begins_and_ends_at_the_form(browser, database):
     assert "Started" not in client.get("/submit").text
 
 
-def test_without_a_budget_it_is_the_usual_number_of_trials(client, database):
+def test_without_a_budget_it_is_left_to_a_first_look(client, database):
     assert send(client, budget="").status_code == 303
-    assert (all_runs(database)[0].budget_s, all_runs(database)[0].budget_trials) == (None, 25)
+    assert (all_runs(database)[0].budget_s, all_runs(database)[0].budget_trials) == (None, None)
 
 
 def test_a_double_click_starts_one_run(client, database):
