@@ -41,7 +41,10 @@ def places(kept) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("theme", "viewport"), [("light", None), ("dark", PHONE)], ids=["wide", "narrow"])
+@pytest.mark.parametrize(
+    ("theme", "viewport"),
+    [pytest.param("light", None, id="wide", marks=pytest.mark.minutes), pytest.param("dark", PHONE, id="narrow")],
+)
 def test_every_page_is_accessible_and_fits_its_window(new_page, site, kept, theme, viewport):
     page = new_page(color_scheme=theme)
     if viewport:
@@ -102,7 +105,9 @@ def test_snippets_are_tabs_for_the_keyboard_without_a_script(new_page, site, kep
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["TrainStep", "Drop-in", "Plain loop"])
+@pytest.mark.parametrize(
+    "name", ["TrainStep", *(pytest.param(name, marks=pytest.mark.minutes) for name in ("Drop-in", "Plain loop"))]
+)
 def test_a_snippet_that_is_copied_runs_as_it_is(page, site, name, tmp_path):
     """As a person copies it: what is selected, not what the source of the page says."""
     run, trials, plan = stories.measured_on_a_cpu()

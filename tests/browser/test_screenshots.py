@@ -49,6 +49,7 @@ def test_the_streams_of_its_plan(page, folder, theme):
     assert_picture(path)
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("name", ["list", "compare"])
 def test_pages_of_several_real_runs(new_page, site, folder, theme, name):
     real = stories.lenet5_on_a_cpu(), stories.measured_on_a_cpu(), stories.resnet18_on_an_h200()

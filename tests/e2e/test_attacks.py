@@ -40,6 +40,7 @@ def test_no_archive_runs_code_or_breaks_the_server_or_a_reader(tmp_path):
     assert faults(figures("archives", sent(tmp_path, "archives", archives)), at_least=200) == []
 
 
+@pytest.mark.minutes
 def test_foreign_names_and_paths_lead_nowhere(tmp_path):
     assert faults(attack_names.attacked(tmp_path, traversals=12, methods=("DELETE",)), at_least=400) == []
 
@@ -49,6 +50,7 @@ def test_uploads_that_do_harm_leave_the_server_healthy(tmp_path):
     assert faults(attack_uploads.attacked(tmp_path, 0.5, kinds, share=0.3), at_least=30) == []
 
 
+@pytest.mark.minutes
 def test_every_flipped_bit_is_noticed(tmp_path):
     assert faults(attack_flips.attacked(tmp_path, 8, seed=0), at_least=2_000) == []
 

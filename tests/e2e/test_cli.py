@@ -141,6 +141,7 @@ def test_tune_keeps_a_plan_and_everything_that_was_tried(kitsune, tmp_path):
 # Ctrl-C ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.minutes
 @pytest.mark.timeout(400)
 def test_ctrl_c_gives_the_best_so_far(kitsune):
     tuning = kitsune("tune", TINY, "--trials", "50", "--device", "cpu", "--json", CXX="/no/compiler")

@@ -54,7 +54,10 @@ def test_what_makes_no_sense_ends_with_one_line():
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("knobs", [{}, {"precision": "bf16", "layout": "channels_last", "update": "foreach"}])
+HALF = {"precision": "bf16", "layout": "channels_last", "update": "foreach"}
+
+
+@pytest.mark.parametrize("knobs", [{}, pytest.param(HALF, marks=pytest.mark.minutes)])
 def test_training_by_a_plan_ends_where_plain_training_ends(demo, knobs, capsys):
     assert demo.compare_training(kitsune.Plan.by_hand(**knobs), "cpu")
     assert "the same within the tolerance" in capsys.readouterr().out

@@ -25,7 +25,8 @@ def test_an_example_trains_and_reports(name):
         assert "declined  capture: CUDA graphs need a GPU" in shown
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.minutes), "float16"])
+@pytest.mark.minutes
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_mixed_precision_by_the_optimizer_and_by_hand(dtype):
     shown = run("amp_integration.py", "--steps", "6", "--dtype", dtype)
     assert "by the optimizer: loss" in shown
@@ -41,6 +42,7 @@ def test_the_final_demo_measures_what_it_came_to(tmp_path):
     assert saved["speedup"] == pytest.approx(saved["given_ms"] / saved["planned_ms"])
 
 
+@pytest.mark.minutes
 def test_kernel_fusion_says_what_the_engine_did_to_a_block():
     shown = run("kernel_fusion.py", "--steps", "1")
     assert "fusion replaced " in shown

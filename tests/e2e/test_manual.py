@@ -403,6 +403,7 @@ print(result.summary())
 """
 
 
+@pytest.mark.minutes
 def test_custom_model_testing():
     shown = run("python", "-c", CUSTOM_MODEL)
     assert shown.startswith("MLP on ")
@@ -427,12 +428,14 @@ def test_benchmarks_only():
     assert "tests/benchmarks/test_baseline.py::test_every_model_is_timed_and_trained[resnet18]" in shown
 
 
+@pytest.mark.minutes
 def test_memory_profiling():
     shown = run("python", "-m", "kitsune.profiler.memory_tracker", "examples/basic_usage.py")
     assert "step   30  loss" in shown
     assert "MiB" in shown.splitlines()[-1]
 
 
+@pytest.mark.minutes
 def test_cuda_debugging():
     """Changed: `your_script.py` is an example of ours."""
     assert "loss" in run("python", "examples/basic_usage.py", "--steps", "3", CUDA_LAUNCH_BLOCKING="1")

@@ -199,14 +199,19 @@ def test_a_step_against_itself():
     ("function", "kind", "words"),
     [
         ("raises", FailureKind.RAISED, "ValueError: no such luck (workloads.py:"),
-        ("leaves", FailureKind.CRASHED, "code 0 without a result"),
+        pytest.param("leaves", FailureKind.CRASHED, "code 0 without a result", marks=pytest.mark.minutes),
         ("breaks_down", FailureKind.CRASHED, "SIGSEGV"),
         ("eats_memory", FailureKind.OUT_OF_MEMORY, "allocate"),
         ("is_nan", FailureKind.NOT_FINITE, "not finite"),
         ("lies", FailureKind.CRASHED, "not a message"),
-        ("embeds_sparsely", FailureKind.RAISED, "the gradient of embedding.weight is sparse"),
-        ("trains_by_closures", FailureKind.RAISED, "LBFGS evaluates a closure"),
-        ("absent", FailureKind.RAISED, "has no function 'absent'"),
+        pytest.param(
+            "embeds_sparsely",
+            FailureKind.RAISED,
+            "the gradient of embedding.weight is sparse",
+            marks=pytest.mark.minutes,
+        ),
+        pytest.param("trains_by_closures", FailureKind.RAISED, "LBFGS evaluates a closure", marks=pytest.mark.minutes),
+        pytest.param("absent", FailureKind.RAISED, "has no function 'absent'", marks=pytest.mark.minutes),
     ],
 )
 def test_a_workload_that_fails_as_given(file, function, kind, words):
@@ -223,7 +228,7 @@ def test_a_workload_that_prints_is_measured(file):
 
 def test_a_workload_that_hangs_is_killed(file):
     seen: set[int] = set()
-    found = inspect(f"{file}:hangs", "cpu", limits=Limits(build_s=15), check=lambda: seen.update(measuring()))
+    found = inspect(f"{file}:hangs", "cpu", limits=Limits(build_s=6), check=lambda: seen.update(measuring()))
     assert isinstance(found, Failure), found
     assert (found.kind, found.phase) == (FailureKind.TIMEOUT, Phase.BUILD)
     assert len(seen) == 1
@@ -242,7 +247,13 @@ def test_a_choice_that_does_not_apply_is_declined():
     [
         ("wrong_under_autocast", {"precision": "bf16"}, FailureKind.WRONG, "at step 0"),
         ("nan_under_autocast", {"precision": "bf16"}, FailureKind.NOT_FINITE, "at step 0"),
-        ("wrong_under_channels_last", {"layout": "channels_last"}, FailureKind.WRONG, "is allowed"),
+        pytest.param(
+            "wrong_under_channels_last",
+            {"layout": "channels_last"},
+            FailureKind.WRONG,
+            "is allowed",
+            marks=pytest.mark.minutes,
+        ),
         ("noisy_and_wrong_under_autocast", {"precision": "bf16"}, FailureKind.WRONG, "mean"),
     ],
 )

@@ -254,6 +254,7 @@ def test_a_plan_that_nearly_fits_is_applied_with_a_note() -> None:
     optimizer.close()
 
 
+@pytest.mark.minutes
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
 def test_fusion_trains_as_torch_compile_does() -> None:
     model, plain = conv_net(), conv_net()

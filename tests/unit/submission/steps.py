@@ -2,7 +2,9 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -168,6 +170,13 @@ STEPS: dict[str, Callable[[], Workload]] = {
 }  # fmt: skip
 FIXED = frozenset(("fixed_batch",))
 """Those whose batch size cannot vary."""
+DEAR = frozenset(("causal", "encoder", "gpt2", "t5", "translator", "vit"))
+"""Those that take 2 to 6 s to export, and of whose kind there are others: transformers."""
+
+
+def named() -> list[Any]:
+    """All steps, as the parameters of a test."""
+    return [pytest.param(name, marks=[pytest.mark.minutes] * (name in DEAR)) for name in STEPS]
 
 
 def make(name: str, seed: int = 0) -> Workload:

@@ -21,7 +21,7 @@ from kitsune.submission.rebuild import load_weights, rebuild
 from kitsune.workload import Workload, call_model, loss_of
 from tests.unit.submission.hf_steps import TRACED_OTHERWISE, bert
 from tests.unit.submission.layers import MLP
-from tests.unit.submission.steps import FIXED, STEPS, adamw, archive_of, lenet, llama, make, mlp, resnet, some_labels
+from tests.unit.submission.steps import FIXED, adamw, archive_of, lenet, llama, make, mlp, named, resnet, some_labels
 
 
 def weights_of(workload: Workload) -> dict[str, torch.Tensor]:
@@ -45,7 +45,7 @@ def step(workload: Workload, batch) -> torch.Tensor:
     return loss.detach()
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", named())
 def test_rebuilt_step_has_the_modules_loss_gradients_and_update(name):
     original = make(name)
     archive = archive_of(name)
@@ -68,7 +68,7 @@ def test_rebuilt_step_has_the_modules_loss_gradients_and_update(name):
                 close(getattr(graph, names[key]), buffer)
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", named())
 def test_archive_survives_its_bytes_and_is_small(name):
     archive = archive_of(name)
     data = archive.to_bytes()
@@ -77,7 +77,7 @@ def test_archive_survives_its_bytes_and_is_small(name):
     assert len(data) < 30_000
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", named())
 def test_batch_may_vary_unless_the_model_fixes_it(name):
     sizes = archive_of(name).document.sizes
     assert bool(sizes) == (name not in FIXED)

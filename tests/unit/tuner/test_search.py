@@ -75,6 +75,7 @@ def test_regret_after_few_trials_and_after_many() -> None:
     assert mean(ours[25]) < mean(by_chance) / 3
 
 
+@pytest.mark.minutes
 def test_with_60_trials_little_is_left_to_find() -> None:
     surfaces = [Surface(EVERYTHING, seed) for seed in range(5)]
     assert mean(regret(surface, replay(surface, propose, 60, surface.seed)) for surface in surfaces) < 0.02

@@ -141,6 +141,7 @@ def test_what_a_graph_holds_itself_and_the_generator_are_as_they_were():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.minutes
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
 def test_beside_inductor_what_is_counted_is_what_inductor_made():
