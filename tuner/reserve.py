@@ -41,24 +41,24 @@ class Reserve:
         return max(confirmed_s + proven_s / self.at_once, proven_s + halted_s(first, processes))
 
     def least_s(self) -> float:
-        """What confirming the leader takes at least: two processes, and no long look at its numbers."""
+        """What confirming the leader takes at the least: two processes, without the long look at its numbers."""
         first = leader(self.trials)
         return self._confirmed_s(first, AGAIN) if first is not None and first.knobs else 0.0
 
     def processes_within(self, knobs: Configuration, left_s: float) -> int:
-        """That confirm these choices: as many as this time is enough for, and two at least."""
+        """How many processes confirm these choices: as many as fit into this time, at least two."""
         wanted = range(self.processes(knobs), AGAIN, -1)
         return next((count for count in wanted if self._confirmed_s(leader(self.trials), count) <= left_s), AGAIN)
 
     def holds_proof(self, first: Trial, left_s: float) -> bool:
-        """Whether this time is enough for more than to build what the long look at the leader's numbers is of."""
+        """Whether the long look at the leader's numbers can do more in this time than compile."""
         return left_s >= self.least_s() + WARM * own_s(first)
 
     def _confirmed_s(self, first: Trial | None, processes: int) -> float:
         return confirmation_s(first, best_stock(unrefused(self.trials)), processes, self.at_once)
 
     def contenders(self, left_s: float = math.inf) -> list[Trial]:
-        """Those whom ranking them anew in one process would serve; of them the best that can be ranked in `left_s`."""
+        """Trials to be ranked anew in one process, best first: as many as fit into `left_s`."""
         share_s = 0.0 if self.budget_s is None else min(left_s, PLAYOFF_SHARE * self.budget_s)
         found = contenders_of(unrefused(self.trials), playoff_s, share_s)
         while len(found) > 1 and playoff_s(found) > left_s:

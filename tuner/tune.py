@@ -79,7 +79,7 @@ def cores() -> int:
 
 
 class OutOfTime(Exception):  # noqa: N818 - it ends a search, and is no error
-    """What is left of the budget is just enough to confirm the best so far."""
+    """No more of the budget is left than confirming the leader takes."""
 
 
 @dataclass(slots=True)
@@ -335,7 +335,7 @@ class Tuning:
             raise KeyboardInterrupt
 
     def _ask_in_time(self) -> None:
-        """The `check` of a search: what is at work is worth less than that what was found can be confirmed."""
+        """The `check` of a search: ends it when no more time is left than confirming the leader takes."""
         self._ask()
         if self._left_s() < self._reserve().least_s():
             raise OutOfTime
