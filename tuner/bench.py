@@ -1,5 +1,6 @@
 """A job in, its Measurement or the Failure that came instead out: probe, numerics gate, warm-up, interleaved timing."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -21,6 +22,7 @@ BLOCK_MS = {"cpu": 20.0, "cuda": 50.0}
 WARM_S = {"cpu": 0.2, "cuda": 1.0}
 # Thousands of steps on one batch at the given rate would diverge, or fit it until gradients are denormal numbers.
 TIMED_RATE = 1e-3
+LEFT_SHARE = 0.8  # of the time until the process is ended: the last round, what it is compared by, and leaving
 
 Enter = Callable[[Phase], None]
 
@@ -107,12 +109,20 @@ def _time(job: Job, arms: list[LiveArm]) -> Timing:
         rounds=job.rounds,
         block_ms=job.block_ms or BLOCK_MS[device.type],
         warm_s=WARM_S[device.type],
-        budget_s=job.budget_s,
+        budget_s=_budget_s(job),
         seed=job.seed,
     )
     watch = Watches(HostWatch(), *([watch_gpu(gpu_uuid(device))] if device.type == "cuda" else []))
     cannot_win = partial(hopeless, best_speedup=job.best_speedup) if job.best_speedup else _never
     return time_arms([arm.run for arm in arms], clock_of(device), watch, schedule, cannot_win)
+
+
+def _budget_s(job: Job) -> float | None:
+    """What timing may take: a part of what is left until the process is ended, which building has used up in part."""
+    if job.end_s is None:
+        return job.budget_s
+    left_s = max(0.0, LEFT_SHARE * (job.end_s - time.monotonic()))
+    return left_s if job.budget_s is None else min(job.budget_s, left_s)
 
 
 def _never(*_: object) -> bool:

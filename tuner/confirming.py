@@ -134,9 +134,9 @@ class Confirmation:
         return [self.job(arms, ROUNDS, kind="prove", budget_s=self.proof_s), *jobs]
 
     def _is_enough(self) -> bool:
-        """Whether time is over, and two processes have been timed or soon will have been."""
+        """Whether time is over, and two processes have been timed or soon will have been; one of the step as given."""
         at_work = [begun for begun in self.work.begun.values() if begun.job is not None and begun.job.kind == "measure"]
-        return self.is_late() and len(self._measured) + len(at_work) >= AGAIN
+        return self.is_late() and len(self._measured) + len(at_work) >= (AGAIN if self.first.knobs else 1)
 
     def _is_harmless(self, begun: Begun, done: Finished) -> bool:
         """Whether a failure says nothing of the configuration: time ended it, or the proof had too little memory."""

@@ -43,7 +43,7 @@ DOUBLE_SLOWDOWN: Final = {"cpu": 3.0, "cuda": 32.0}
 #: Of the budget; a reference that takes more is in fp32.
 DOUBLE_SHARE: Final = 0.3
 BUDGET_S: Final = 120.0
-#: Of the time after which the process is ended; the rest is for what cannot be told beforehand.
+#: Of the time until the process is ended; the rest is for what cannot be told beforehand.
 END_SHARE: Final = 0.9
 #: Choices with which the modules of a model are called at every step.
 CALLING: Final = {"compile": "off", "capture": "none", "fusion": "off"}
@@ -83,7 +83,8 @@ class Found:
 
 def prove_job(job: Job, enter: Enter) -> LongProof | Failure:
     """As `prove_long`, from the beginning. `enter` is told when a phase begins."""
-    end_s = math.inf if job.total_s is None else time.monotonic() + END_SHARE * job.total_s
+    begin_s = time.monotonic()
+    end_s = math.inf if job.end_s is None else begin_s + END_SHARE * (job.end_s - begin_s)
     probe = probe_workload(job)
     if isinstance(probe, Failure):
         return probe

@@ -1,5 +1,7 @@
 """A workload or a Job in, an Inspection or a Measurement out, or the Failure that came instead. No torch here."""
 
+import time
+
 from kitsune.proof import LongProof
 from tuner import faults
 from tuner.protocol import Inspection, Job, Limits, Outcome, misfit
@@ -46,11 +48,15 @@ def prove(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) ->
 
 
 def within(job: Job, limits: Limits) -> Job:
-    """The job knowing its limits: it ends by itself before them, and what it has is kept, which a kill would lose."""
-    if job.kind != "measure":
-        return job.model_copy(update={"total_s": limits.total_s})
-    limit_s = limits.of(Phase.TIMING)
-    return job.model_copy(update={"budget_s": min(job.budget_s or limit_s, TIMING_SHARE * limit_s)})
+    """The job knowing its limits: it ends by itself before them, and what it has is kept, which a kill would lose.
+
+    To be called when the process is given the job.
+    """
+    update = {} if limits.total_s is None else {"end_s": time.monotonic() + limits.total_s}
+    if job.kind == "measure":
+        limit_s = limits.of(Phase.TIMING)
+        update["budget_s"] = min(job.budget_s or limit_s, TIMING_SHARE * limit_s)
+    return job.model_copy(update=update)
 
 
 def checked(job: Job, outcome: Outcome) -> Outcome:

@@ -61,7 +61,7 @@ class Job(Record):
     of one run keep what all of them need. `reference_s`: what the reference of the numerics may take (None: 60 s).
     `step_ms`: what the step as given takes, where that was found out while nothing else was on the device. `ahead`:
     whether a second process may compile what is timed while the numbers are proven of what has no random numbers.
-    `total_s`: after so many seconds the process is ended; a proof leaves out what would not fit.
+    `end_s`: when the process is ended, by the host's monotonic clock; what would not fit is left out before.
     """
 
     kind: Literal["inspect", "measure", "prove"] = "measure"
@@ -79,7 +79,7 @@ class Job(Record):
     reference_s: float | None = Field(default=None, gt=0)
     step_ms: float | None = Field(default=None, gt=0)
     ahead: bool = False
-    total_s: float | None = Field(default=None, gt=0)
+    end_s: float | None = None
 
     @model_validator(mode="after")
     def _arms_fit_the_kind(self) -> Self:
