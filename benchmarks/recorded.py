@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kitsune.knobs import Choice
-from tuner.presets import LATER, OPENING, SLOW, STOCK, resolved, stock_variants
+from tuner.presets import LATER, OPENING, SLOW, STOCK, Preset, resolved, stock_variants
 from tuner.records import Arm, Failure, Measurement
 from tuner.space import Configuration, Item, Space
 from tuner.stats import median
@@ -90,7 +90,12 @@ def rival_of(space: Space) -> dict[str, Choice]:
     On a GPU the guess is one graph: between processes it differs by 0.1 %, a step that the host launches by 10 %
     (BERT-base on an H200: 4.700 to 4.707 ms, and 6.8 to 7.9 ms).
     """
-    return next((dict(found.knobs) for found in resolved((*OPENING, *STOCK), space)), {})
+    return first_of((*OPENING, *STOCK), space)
+
+
+def first_of(presets: Sequence[Preset], space: Space) -> dict[str, Choice]:
+    """The first preset that applies; the step as given where none does."""
+    return next((dict(found.knobs) for found in resolved(presets, space)), {})
 
 
 def to_record(space: Space, count: int, seed: int) -> list[dict[str, Choice]]:
@@ -100,8 +105,7 @@ def to_record(space: Space, count: int, seed: int) -> list[dict[str, Choice]]:
     only, unless nothing else is left.
     """
     presets = [dict(found.knobs) for found in resolved((*OPENING, *LATER, *SLOW), space)]
-    stock = next((found.knobs for found in resolved(STOCK, space)), {})
-    wanted = [{}, *presets, *map(dict, stock_variants(space, stock))]
+    wanted = [{}, *presets, *map(dict, stock_variants(space, first_of(STOCK, space)))]
     near = list(in_turn([[knobs for _, knobs in space.neighbours(preset)] for preset in presets[:4]]))
     others = list(space.configurations())
     random.Random(seed).shuffle(others)

@@ -22,7 +22,7 @@ BLOCK_MS = {"cpu": 20.0, "cuda": 50.0}
 WARM_S = {"cpu": 0.2, "cuda": 1.0}
 # Thousands of steps on one batch at the given rate would diverge, or fit it until gradients are denormal numbers.
 TIMED_RATE = 1e-3
-LEFT_SHARE = 0.8  # of the time until the process is ended: the last round, what it is compared by, and leaving
+LEFT_SHARE = 0.8  # of the time until the process is ended; the rest is for the round that is under way, and to answer
 
 Enter = Callable[[Phase], None]
 
@@ -118,7 +118,7 @@ def _time(job: Job, arms: list[LiveArm]) -> Timing:
 
 
 def _budget_s(job: Job) -> float | None:
-    """What timing may take: a part of what is left until the process is ended, which building has used up in part."""
+    """Seconds that timing may take: no more than a share of those that are left until the process is ended."""
     if job.end_s is None:
         return job.budget_s
     left_s = max(0.0, LEFT_SHARE * (job.end_s - time.monotonic()))

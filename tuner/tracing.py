@@ -20,7 +20,7 @@ Step = Callable[[int, Any, Any], torch.Tensor]
 
 
 def follow(workload: Workload, step: Step, seed: int, batches: BatchAt, candidate: Trace) -> Trace:
-    """Trains as the candidate did, and remembers the same steps; where that one skipped updates nothing is compared."""
+    """Trains as the candidate did, and remembers the same steps; those whose update it skipped are not compared."""
     rates = Rates(workload.optimizer)
     torch.manual_seed(seed)
     trace = Trace(skipped=set(candidate.skipped))
