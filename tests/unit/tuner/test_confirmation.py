@@ -158,3 +158,17 @@ def test_how_far_processes_lie_apart():
 def test_too_few_rounds_to_compare_in_one_process_are_enough_in_several():
     assert ROUNDS >= MIN_BLOCKS
     assert confirm([[10.0], [10.01], [10.0]], [[5.0], [5.0], [5.01]]).comparison.verdict is Verdict.FASTER
+
+
+@pytest.mark.parametrize(("factor", "said"), [(4.0, Verdict.FASTER), (0.25, Verdict.SLOWER)])
+def test_two_processes_tell_what_no_noise_explains(factor, said):
+    stock = [[8.0 + 0.05 * block for block in range(ROUNDS)], [9.0 + 0.07 * block for block in range(ROUNDS)]]
+    found = confirm(stock, [[ms / factor for ms in stock[0]], [ms / (1.2 * factor) for ms in stock[1]]])
+    assert found.comparison.p_value > 0.01  # Student's interval of two processes tells nothing of it
+    assert found.comparison.verdict is said
+
+
+def test_one_process_of_two_that_finds_a_large_gain_proves_none():
+    stock = [[8.0 + 0.05 * block for block in range(ROUNDS)] for _ in range(2)]
+    found = confirm(stock, [[ms / 4 for ms in stock[0]], [ms / 1.2 for ms in stock[1]]])
+    assert found.comparison.verdict is Verdict.AMBIGUOUS
