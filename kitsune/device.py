@@ -104,6 +104,14 @@ def allocated_bytes(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
+def free_bytes(device: torch.device) -> int:
+    """Bytes of the GPU that no process has taken, and those that this one has in no tensor; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
 def peak_bytes(device: torch.device) -> int:
     """The most bytes in tensors since `reset_peak`; 0 on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

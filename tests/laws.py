@@ -65,6 +65,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.copies",
         "tuner.depth",
         "tuner.protocol",
+        "tuner.ruler",
         "tuner.space",
         "tuner.store",
         "tuner.zoo",

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -121,6 +122,13 @@ class LiveArm:
             self.run()
         synchronize(self.device)
         self.peak_bytes = max(0, peak_bytes(self.device) + graph_pool_bytes(self.device) - self._before_bytes)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is allocated in the block and stays is not the arm's: its peak is without it."""
+        before_bytes = allocated_bytes(self.device)
+        yield
+        self._before_bytes += allocated_bytes(self.device) - before_bytes
 
     def is_random(self) -> bool:
         """Whether the loss of one and the same batch differs from step to step while the weights stand still."""

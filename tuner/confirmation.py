@@ -131,7 +131,7 @@ def _is_plain(rounds: Sequence[Sequence[float]]) -> bool:
     if any(len(ratios) < MIN_BLOCKS for ratios in rounds):
         return False
     lower, _, upper = zip(*(quantiles(ratios, n=4, method="inclusive") for ratios in rounds), strict=True)
-    return max(min(lower), -max(upper)) > math.log(FAR_APART)
+    return bool(max(min(lower), -max(upper)) > math.log(FAR_APART))
 
 
 def _median_error(rounds: Sequence[Sequence[float]]) -> float:

@@ -18,18 +18,18 @@ import torch
 from kitsune.device import full_precision, pick_device, synchronize
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
-from kitsune.workload import Workload
 from tuner.ahead import compiled_ahead
 from tuner.arms import LiveArm, fresh_workload
 from tuner.batches import doubled
 from tuner.dropout import dropout_off
 from tuner.kept import Keep, keep_of
 from tuner.means import means_gate
-from tuner.numerics import LATE_STEPS, Errors, Ruler, Start, Trace, errors_between, judge
+from tuner.numerics import LATE_STEPS, Errors, Start, Trace, errors_between, judge
 from tuner.plain_step import plain_step
 from tuner.probe import Probe, draws_random
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure, FailureKind, Phase
+from tuner.ruler import Ruler
 from tuner.tracing import (
     RATES,
     BatchAt,
@@ -37,6 +37,7 @@ from tuner.tracing import (
     begin,
     follow,
     perturb,
+    place_for,
     remember,
     snapshot,
     start_of,
@@ -79,10 +80,12 @@ def prove(job: Job, probe: Probe) -> Proof | Failure:
 
 def _prove(job: Job, probe: Probe) -> Proof | Failure:
     arm = LiveArm(job, job.arms[-1], randomness=not probe.random)
-    start = start_of(arm.workload)
+    place = place_for(arm.workload.model, arm.device, probe.peak_bytes)
+    with arm.aside():
+        start = start_of(arm.workload, place)
     batches = batches_of(arm.workload.batch, job.seed, vary=probe.vary)
     torch.manual_seed(job.seed)
-    traced = _trace_candidate(arm, start, batches)
+    traced = _trace_candidate(arm, start, batches, place)
     arm.rates.scale(1.0)
     if isinstance(traced, Failure):
         return traced
@@ -111,7 +114,7 @@ def _is_usual(trace: Trace) -> bool:
     return trace.steps == STEPS and not trace.skipped
 
 
-def _trace_candidate(arm: LiveArm, start: Start, batch_at: BatchAt) -> Trace | Failure:
+def _trace_candidate(arm: LiveArm, start: Start, batch_at: BatchAt, place: torch.device) -> Trace | Failure:
     """Steps until some have followed the last one that compiled, captured or overflowed."""
     trace = Trace()
     scaled = arm.spec.knobs.get("precision") == "fp16"
@@ -119,14 +122,16 @@ def _trace_candidate(arm: LiveArm, start: Start, batch_at: BatchAt) -> Trace | F
     for index in count():
         arm.rates.scale(RATES[index % len(RATES)])
         settled = arm.step.is_settled
-        taken = snapshot(arm.workload, arm(*batch_at(index)))
+        loss = arm(*batch_at(index))
+        with arm.aside():
+            taken = snapshot(arm.workload, loss, place)
+            remember(trace, index, taken)
         problem = taken.first_not_finite(start.names)
         overflowed = problem is not None and scaled
         if overflowed:
             trace.skipped.add(index)
         elif problem is not None:
             return _failed(FailureKind.NOT_FINITE, f"{problem} at step {index}")
-        remember(trace, index, taken)
         quiet = 0 if overflowed or not settled else quiet + 1
         if quiet >= LATE_STEPS and trace.steps >= STEPS:
             break
@@ -134,11 +139,12 @@ def _trace_candidate(arm: LiveArm, start: Start, batch_at: BatchAt) -> Trace | F
             if overflowed:
                 return _failed(FailureKind.NOT_FINITE, f"fp16 still overflows after {MAX_STEPS} steps: {problem}")
             break
-    return _ended(trace, arm.workload, start)
+    with arm.aside():
+        trace.parameters, trace.buffers = state(arm.workload, place)
+    return _finite(trace, start)
 
 
-def _ended(trace: Trace, workload: Workload, start: Start) -> Trace | Failure:
-    trace.parameters, trace.buffers = state(workload)
+def _finite(trace: Trace, start: Start) -> Trace | Failure:
     for name, tensor in zip(start.names, trace.parameters, strict=True):
         if not torch.isfinite(tensor).all():
             return _failed(FailureKind.NOT_FINITE, f"{name} is not finite after {trace.steps} steps")

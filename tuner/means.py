@@ -17,17 +17,15 @@ from kitsune.workload import Workload
 from tuner.arms import LiveArm, Rates, fresh_workload
 from tuner.numerics import (
     GRADIENT_CEILING,
-    HOST,
     LOSS_CEILING,
     YARDSTICK_FACTOR,
-    Ruler,
     Start,
-    Tensors,
     allowed,
 )
 from tuner.plain_step import plain_step
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure, FailureKind, Phase
+from tuner.ruler import HOST, Ruler, Tensors
 from tuner.tracing import begin, snapshot, start_of, state
 
 STEPS = 24

@@ -1,7 +1,7 @@
 """Traces of training runs in, their errors and the verdict of the numerics gate out. Nothing is run here."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -10,6 +10,7 @@ import torch
 from kitsune.plan import Numerics
 from kitsune.proof import LARGEST_ERROR, Margin
 from kitsune.techniques.technique import Tolerance
+from tuner.ruler import HOST, Lengths, Ruler, Tensors
 
 YARDSTICK_FACTOR = 3.0  # how many times eager's own error in the same dtype is allowed
 # One tensor alone may be this much worse than all together: it hides a gradient that is missing or doubled otherwise.
@@ -27,46 +28,10 @@ LEAST_SIZE = 0.1
 EARLY_STEPS = 2
 LATE_STEPS = 3
 
-Tensors = Sequence[torch.Tensor | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Ruler:
-    """Euclidean norms over lists of tensors; None counts as zeros.
-
-    The tensors may be anywhere: each is taken to `device` for its turn. All that a gate compares of BERT-base takes
-    30 s on two cores.
-    """
-
-    device: torch.device
-
-    def norm(self, tensors: Tensors) -> float:
-        return math.sqrt(sum(self._squares(tensor.to(self.device)) for tensor in tensors if tensor is not None))
-
-    def distance(self, ours: Tensors, theirs: Tensors) -> float:
-        """The norm of the difference."""
-        return math.sqrt(sum(self._squares(self._difference(a, b)) for a, b in zip(ours, theirs, strict=True)))
-
-    def _squares(self, tensor: torch.Tensor | None) -> float:
-        if tensor is None or tensor.numel() == 0:
-            return 0.0
-        sizes = tensor.abs() if tensor.is_complex() else tensor
-        return float(torch.linalg.vector_norm(sizes, dtype=torch.float64)) ** 2
-
-    def _difference(self, a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
-        if a is None or b is None:
-            one = b if a is None else a
-            return None if one is None else one.to(self.device)
-        wide = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
-        return a.to(self.device).to(wide) - b.to(self.device).to(wide)
-
-
-HOST = Ruler(torch.device("cpu"))
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Loss and gradients of one step, on the host."""
+    """Loss and gradients of one step."""
 
     loss: float
     gradients: Tensors
@@ -134,26 +99,23 @@ def errors_between(trace: Trace, reference: Trace, start: Start, ruler: Ruler = 
     """
     common = sorted((trace.snapshots.keys() & reference.snapshots.keys()) - trace.skipped)
     pairs = {step: (trace.snapshots[step], reference.snapshots[step]) for step in common}
-    early = [pairs[step] for step in trace.early if step in pairs]
+    found = {step: ruler.lengths(ours.gradients, theirs.gradients) for step, (ours, theirs) in pairs.items()}
+    early = [found[step] for step in trace.early if step in found]
     scale = sum(abs(reference.loss) for _, reference in pairs.values()) / max(1, len(pairs))
     return Errors(
         loss={step: _ratio(abs(ours.loss - theirs.loss), scale) for step, (ours, theirs) in pairs.items()},
-        gradient={
-            step: _ratio(ruler.distance(ours.gradients, theirs.gradients), ruler.norm(theirs.gradients))
-            for step, (ours, theirs) in pairs.items()
-        },
-        singles=_worst_singles(early, len(start.names), ruler),
-        size=max(
-            (_ratio(ruler.norm(ours.gradients), ruler.norm(theirs.gradients)) for ours, theirs in early), default=1.0
-        ),
-        sizes=_sizes(early, len(start.names), ruler),
-        parameter=_ratio(
-            ruler.distance(trace.parameters, reference.parameters),
-            ruler.distance(reference.parameters, start.parameters),
-        ),
+        gradient={step: _ratio(lengths.distance, lengths.their_size) for step, lengths in found.items()},
+        singles=_largest_of(map(_singles, early), len(start.names)),
+        size=max((_ratio(lengths.size, lengths.their_size) for lengths in early), default=1.0),
+        sizes=_largest_of(map(_sizes, early), len(start.names)),
+        parameter=_drift(trace.parameters, reference.parameters, start.parameters, ruler),
         buffer=_buffer_error(trace.buffers, reference.buffers, start.buffers, ruler),
         last_early=max(trace.early, default=EARLY_STEPS - 1),
     )
+
+
+def _drift(ours: Tensors, theirs: Tensors, start: Tensors, ruler: Ruler) -> float:
+    return _ratio(ruler.distance(ours, theirs), ruler.distance(theirs, start))
 
 
 def _buffer_error(
@@ -162,10 +124,10 @@ def _buffer_error(
     """Of floating buffers as for parameters; counters and the like must be equal."""
     real = [index for index, tensor in enumerate(theirs) if tensor.is_floating_point()]
     exact = [index for index in range(len(theirs)) if index not in real]
-    if any(ruler.distance([ours[index]], [theirs[index]]) > 0 for index in exact):
+    if ruler.distance([ours[index] for index in exact], [theirs[index] for index in exact]) > 0:
         return LARGEST_ERROR
-    picked = [[tensors[index] for index in real] for tensors in (ours, theirs, start)]
-    return _ratio(ruler.distance(picked[0], picked[1]), ruler.distance(picked[1], picked[2]))
+    a, b, before = ([tensors[index] for index in real] for tensors in (ours, theirs, start))
+    return _drift(a, b, before, ruler)
 
 
 def worst_of(errors: Sequence[Errors]) -> Errors:
@@ -274,35 +236,22 @@ def _worst(
     return worst
 
 
-def _worst_singles(pairs: Sequence[tuple[Snapshot, Snapshot]], count: int, ruler: Ruler) -> list[float]:
-    """For each gradient the largest error over the steps, relative to itself, or to a hundredth of its fair share."""
-    worst = [0.0] * count
-    for ours, theirs in pairs:
-        density = _density(theirs.gradients, ruler)
-        for index, (a, b) in enumerate(zip(ours.gradients, theirs.gradients, strict=True)):
-            some = a if b is None else b
-            if some is None:
-                continue
-            least = 0.01 * density * math.sqrt(some.numel())
-            worst[index] = max(worst[index], _ratio(ruler.distance([a], [b]), max(ruler.norm([b]), least)))
-    return worst
+def _singles(found: Lengths) -> list[float]:
+    """The error of each gradient, relative to itself, or to a hundredth of its fair share."""
+    least = [0.01 * found.density * math.sqrt(count) for count in found.elements]
+    return [_ratio(apart, max(norm, fair)) for apart, norm, fair in zip(found.apart, found.theirs, least, strict=True)]
 
 
-def _sizes(pairs: Sequence[tuple[Snapshot, Snapshot]], count: int, ruler: Ruler) -> list[float]:
-    """For each gradient the largest norm over the steps, over its fair share of the reference's."""
-    found = [0.0] * count
-    for ours, theirs in pairs:
-        density = _density(theirs.gradients, ruler)
-        for index, gradient in enumerate(ours.gradients):
-            if gradient is not None:
-                found[index] = max(found[index], _ratio(ruler.norm([gradient]), density * math.sqrt(gradient.numel())))
-    return found
+def _sizes(found: Lengths) -> list[float]:
+    """The norm of each gradient, over its fair share of the reference's."""
+    return [
+        _ratio(norm, found.density * math.sqrt(count)) for norm, count in zip(found.ours, found.elements, strict=True)
+    ]
 
 
-def _density(gradients: Tensors, ruler: Ruler) -> float:
-    """Root mean square over all elements."""
-    elements = sum(tensor.numel() for tensor in gradients if tensor is not None)
-    return ruler.norm(gradients) / math.sqrt(max(1, elements))
+def _largest_of(steps: Iterable[Sequence[float]], count: int) -> list[float]:
+    """For each of `count` tensors the largest value of all steps."""
+    return [max(values) for values in zip([0.0] * count, *steps, strict=True)]
 
 
 def _wrong_size(candidate: Errors, yardstick: Errors, names: Sequence[str]) -> str | None:

@@ -16,7 +16,8 @@ import torch
 
 from kitsune.proof import Margin
 from kitsune.techniques.technique import Tolerance
-from tuner.numerics import LOST, SINGLE_FACTOR, SIZE_FACTOR, Tensors, allowed, margin_of, nearest
+from tuner.numerics import LOST, SINGLE_FACTOR, SIZE_FACTOR, allowed, margin_of, nearest
+from tuner.ruler import Tensors
 
 #: What a share may be off on average over the steps, beyond the yardsticks: below it nobody asks.
 SHARE_FLOOR: Final = 2e-3

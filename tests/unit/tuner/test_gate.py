@@ -14,8 +14,8 @@ from tuner.protocol import ArmSpec, Job
 
 def test_a_right_candidate_whose_first_steps_overflow_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     traces: list[Trace] = []
-    ended = gate._ended
-    monkeypatch.setattr(gate, "_ended", lambda trace, *given: (traces.append(trace), ended(trace, *given))[1])
+    finite = gate._finite
+    monkeypatch.setattr(gate, "_finite", lambda trace, *given: (traces.append(trace), finite(trace, *given))[1])
     knobs = {"precision": "fp16", "update": "fused"}
     arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs=knobs))
     job = Job(workload=f"{Path(overflowing_step.__file__)}:make_workload", device="cpu", arms=arms)
