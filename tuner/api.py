@@ -3,6 +3,7 @@
 import contextlib
 import random
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -114,6 +115,7 @@ def tune(
     given, NoTrialError when nothing could be measured. Ctrl-C ends the search: the best so far is confirmed and
     returned; a second one propagates as KeyboardInterrupt.
     """
+    begun_s = time.monotonic()
     settings = _settings()
     workload = Workload(model, loss_fn, optimizer, batch)
     run = new_run(runs.LIVE, str(device_of(model)), trials=trials, budget=budget)
@@ -123,7 +125,8 @@ def tune(
         path = Path(folder) / "model.ksn"
         archive.save(path)
         with Interrupts(_silent, _silent).heard() as interrupts:
-            tuning = partial(Tuning, spec=str(path), ablates=ablation, interrupts=interrupts.counted)
+            heard = interrupts.counted
+            tuning = partial(Tuning, spec=str(path), ablates=ablation, interrupts=heard, begun_s=begun_s)
             return _tune(run, tuning, database or settings.database_url, interrupts.tell).plan
 
 
@@ -138,15 +141,17 @@ def tune_workload(
     ablation: bool = True,
     tell: Tell | None = None,
     interrupts: Callable[[], int] = no_interrupts,
+    begun_s: float | None = None,
 ) -> Result:
     """The same for "zoo:NAME", "FILE.py:FUNCTION" or "FILE.ksn". `tell` hears every event. Raises WorkloadError too.
 
-    `interrupts` gives how often the user has pressed Ctrl-C; the signal itself is left to the caller.
+    `interrupts` gives how often the user has pressed Ctrl-C; the signal itself is left to the caller. `begun_s`: since
+    when the budget counts, by the monotonic clock; now without it.
     """
     settings = _settings()
     check_spec(spec)
     run = new_run(spec, str(pick_device(device)), trials=trials, budget=budget, seed=seed)
-    tuning = partial(Tuning, spec=located(spec), ablates=ablation, interrupts=interrupts)
+    tuning = partial(Tuning, spec=located(spec), ablates=ablation, interrupts=interrupts, begun_s=begun_s)
     return _tune(run, tuning, database or settings.database_url, tell or _silent)
 
 

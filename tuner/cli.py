@@ -4,6 +4,7 @@ So `kitsune --help` loads neither torch nor optuna nor SQLAlchemy, and says what
 """
 
 import contextlib
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -83,10 +84,11 @@ def tune(
     ] = False,
 ) -> None:
     """Measure how a training step runs fastest here, and keep the plan. Ctrl-C ends the search and keeps the best."""
+    begun_s = time.monotonic()  # before torch is loaded, which takes seconds of the budget
     options = {"trials": trials, "budget": budget, "device": device, "seed": seed, "database": database}
     code = _load("tuner.session").tune(
         workload,
-        options={**options, "ablation": not no_ablation},
+        options={**options, "ablation": not no_ablation, "begun_s": begun_s},
         out=out,
         as_json=as_json,
         quiet=quiet,

@@ -90,6 +90,7 @@ class Tuning:
     those who measure, for a workload, a device and a number of idle children to keep. What `check` raises kills the
     children of the moment and propagates. `ablates`: whether `ablation` measures anything. `interrupts`: how often the
     user has pressed Ctrl-C; it is asked between trials, and while one is waited for. `knows`: what earlier runs tell.
+    `begun_s`: since when the budget counts, by `clock`; now without it.
     """
 
     run: Run
@@ -102,6 +103,7 @@ class Tuning:
     ablates: bool = True
     interrupts: Callable[[], int] = no_interrupts
     knows: Callable[[Inspection], Knowledge] = nothing_known
+    begun_s: float | None = None
     interrupted: bool = False
     _begin_s: float = field(init=False)
     _budget_s: float | None = field(init=False)
@@ -116,7 +118,8 @@ class Tuning:
     _work: Work = field(init=False)
 
     def __post_init__(self) -> None:
-        self._begin_s = self.clock() - elapsed_s(self.trials)
+        begun_s = self.clock() if self.begun_s is None else self.begun_s
+        self._begin_s = begun_s - elapsed_s(self.trials)
         self._budget_s, self._deaths = self.run.budget_s, self.run.deaths
         self._space = Space.of(self.run.inapplicable)
 

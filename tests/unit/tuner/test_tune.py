@@ -172,6 +172,12 @@ def test_time_bounds_the_children():
     assert machine.limits[-1].total_s == pytest.approx(300 - (machine.now_s - 24) + OVERTIME * 300)
 
 
+def test_a_budget_counts_from_when_the_command_began():
+    machine = Machine(inapplicable=SMALL, child_s=40)
+    drained(machine.make(run=a_run(budget_s=300), spec="zoo:mlp", begun_s=machine.now_s - 12))
+    assert machine.limits[0].total_s == 300 - 12 - 5
+
+
 def test_without_a_budget_of_time_only_the_phases_are_limited():
     machine = Machine(inapplicable=SMALL)
     run_out(machine, a_run(budget_trials=3))
