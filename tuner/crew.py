@@ -122,6 +122,8 @@ class Children:
             time.sleep(TICK_S)
 
     def drop(self) -> None:
+        for place in self._places.values():  # all at once: a CUDA context takes seconds to go
+            place.child.kill()
         for place in self._places.values():
             place.stack.close()
         self._places.clear()
@@ -130,6 +132,8 @@ class Children:
         self._resume()
 
     def close(self) -> None:
+        for place in self._idle:
+            place.child.kill()
         self.drop()
         for place in self._idle:
             place.stack.close()

@@ -17,8 +17,10 @@ from tuner.stats import median
 SLOW_FACTOR: Final = (
     4.0  # on an H200, autotuning over compiling: GPT-2 171 s and 40 s, ResNet-50 more than 222 s and 50 s
 )
-#: Of what a first compilation took, what it takes with a warm cache. On an H100, Llama of 125 M: 9 of 32 s.
-WARM: Final = 0.5
+#: Of what a first compilation took, what it takes with a warm cache. Llama of 125 M on an H100: 9 of 32 s; ResNet-50 on
+#: an H200: 12 of 59 s.
+WARM: Final = 0.3
+LEAVE_S: Final = 2.0  # from the answer of a child on a GPU until the next one is timed
 #: Eager steps that the long gate takes as many as, at its usual depth (tuner/depth.py).
 PROOF_STEPS: Final = 700
 MOST_AT_ONCE: Final = 4
@@ -86,7 +88,7 @@ def confirmation_s(leader: Trial | None, stock: Trial | None, processes: int, si
     timing_s = sum(each.timing_s for each in spent)
     built_s = sum(each.start_s + each.build_s for each in spent) + sum(WARM * _first_step_s(trial) for trial in arms)
     waves = math.ceil(processes / side_by_side)
-    return max(waves * (built_s + timing_s), built_s + processes * timing_s)
+    return max(waves * (built_s + timing_s), built_s + processes * (timing_s + LEAVE_S))
 
 
 def timing_s(step_s: float) -> float:

@@ -109,6 +109,11 @@ class Child:
             self._halted_at = None
             self._signal(signal.SIGCONT)
 
+    def kill(self) -> None:
+        """Ends the process group; it is reaped where the child is closed."""
+        if not self.has_exited():
+            self._signal(signal.SIGKILL)
+
     @property
     def is_ready(self) -> bool:
         """Whether it waits for its turn to time."""

@@ -6,7 +6,18 @@ import pytest
 
 from tests.unit.tuner.machine import ENVIRONMENT, NOON
 from tests.unit.tuner.simulation import trial
-from tuner.pace import at_once, confirmation_s, elapsed_s, expected_s, halted_s, own_s, playoff_s, timing_s
+from tuner.pace import (
+    LEAVE_S,
+    WARM,
+    at_once,
+    confirmation_s,
+    elapsed_s,
+    expected_s,
+    halted_s,
+    own_s,
+    playoff_s,
+    timing_s,
+)
 from tuner.protocol import Inspection
 from tuner.records import Spent, Trial
 from tuner.space import Space
@@ -74,7 +85,7 @@ def test_a_confirmation_is_shorter_where_processes_build_side_by_side():
     best = lasting(1, 0, 43, compile="default").model_copy(update={"spent": spent})
     one_by_one = confirmation_s(best, None, 5, 1)
     assert one_by_one == 5 * (10 + 3)
-    assert confirmation_s(best, None, 5, 4) < one_by_one / 1.5
+    assert confirmation_s(best, None, 5, 4) == 10 + 5 * (3 + LEAVE_S)
     assert confirmation_s(best, None, 2, 1) == 2 * 13
     assert confirmation_s(None, None, 5, 1) == 0
 
@@ -83,8 +94,8 @@ def test_what_was_compiled_before_is_expected_to_take_a_part_of_it():
     space = Space.of({})
     cold = lasting(1, 0, 80, compile="default", precision="bf16")
     captured = {"compile": "default", "precision": "bf16", "capture": "step"}
-    assert expected_s(captured, [cold], space) == 40
-    assert expected_s(captured, [cold, lasting(2, 80, 110, **captured)], space) == 30, "what one took that found it"
+    assert expected_s(captured, [cold], space) == WARM * 80
+    assert expected_s(captured, [cold, lasting(2, 80, 100, **captured)], space) == 20, "what one took that found it"
     other = {"compile": "default", "precision": "fp16"}
     assert expected_s(other, [cold], space) == 80, "this has yet to be compiled"
 

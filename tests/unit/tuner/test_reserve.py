@@ -4,6 +4,7 @@ from tests.unit.tuner.machine import PROOF
 from tests.unit.tuner.test_pace import lasting
 from tuner.confirmation import PROCESSES
 from tuner.knowledge import AGAIN, Knowledge, Proven
+from tuner.pace import LEAVE_S, WARM
 from tuner.records import Source, Spent, Trial
 from tuner.reserve import PLAYOFF_SHARE, PROOF_S, Reserve
 
@@ -29,11 +30,11 @@ def reserve(*trials: Trial, known: Knowledge | None = None, at_once: int = 4, st
 
 def test_nothing_is_left_before_there_is_a_leader():
     assert reserve().confirmation_s() == 0
-    assert reserve(BASELINE).confirmation_s() == 5 + 5 * 3, "which needs no long look"
+    assert reserve(BASELINE).confirmation_s() == 5 + 5 * (3 + LEAVE_S), "which needs no long look"
 
 
 def test_the_long_look_is_one_process_however_many_there_are():
-    assert reserve(BASELINE, BEST).confirmation_s() >= PROOF_S + 0.5 * 108 + PROCESSES * 3
+    assert reserve(BASELINE, BEST).confirmation_s() >= PROOF_S + WARM * 108 + PROCESSES * 3
     assert reserve(BASELINE, BEST, at_once=1).confirmation_s() > reserve(BASELINE, BEST).confirmation_s()
     assert reserve(BASELINE, BEST, step_s=0.001).confirmation_s() < reserve(BASELINE, BEST).confirmation_s()
 
