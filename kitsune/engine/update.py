@@ -34,9 +34,8 @@ class Update:
 
     def prepare_gradients(self) -> None:
         """Unscales and clips. Launches only."""
-        gradients = [p.grad for p in parameters_of(self.optimizer) if p.grad is not None]
         if self.scaler is not None:
-            self.scaler.unscale(gradients)
+            self.scaler.unscale([p.grad for p in parameters_of(self.optimizer) if p.grad is not None])
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer), self.clip_grad_norm, foreach=True)
 
