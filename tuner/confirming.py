@@ -68,11 +68,12 @@ class Confirmed:
 
 @dataclass(slots=True)
 class Confirmation:
-    """One candidate on its way. `job` makes jobs of this run, `is_late` tells that its time is over.
+    """One candidate on its way. `job` makes jobs of this run, `left_s` is what is left of its time.
 
-    `processes` are timed: fewer where time ends. `prior` is how far those of an equal plan lay apart. `proof_s`: what
-    the long look at the numbers may take (None: two minutes; 0: there is no time for one); there is none where `proof`
-    is one of an equal plan.
+    `processes` are timed: fewer where time ends, and up to `most` where it is enough for another one, by what those
+    took that have ended. `prior` is how far those of an equal plan lay apart. `proof_s`: what the long look at the
+    numbers may take (None: two minutes; 0: there is no time for one); there is none where `proof` is one of an equal
+    plan.
     """
 
     work: Work
@@ -80,27 +81,25 @@ class Confirmation:
     stock: Trial | None
     job: Callable[..., Job]
     limits: Callable[[], Limits]
-    is_late: Callable[[], bool]
+    left_s: Callable[[], float]
     check: Check
     at_once: int
     processes: int = PROCESSES
+    most: int = PROCESSES
     prior: Prior | None = None
     proof_s: float | None = None
     proof: LongProof | None = None
     _measured: list[Measurement] = field(default_factory=list)
+    _longest_s: float = 0.0
     _unproven: str = ""
 
     def steps(self) -> Generator[Event, None, Confirmed | None]:
         """One trial for each process that is timed; None when one of them failed, or the numbers are wrong."""
         yield Confirming(self.first.knobs)
         jobs = self._jobs()
-        while jobs or self.work.begun:
-            if self._is_enough():
-                jobs = []
+        while (jobs := self._still(jobs)) or self.work.begun:
             while jobs and len(self.work.begun) < self.at_once:
                 self.work.begin(Source.CONFIRM, self.first.knobs, jobs.pop(0), self.limits())
-            if not self.work.begun:
-                break
             begun, done = self.work.finished(self.check)
             if is_for_want_of_room(done):
                 assert begun.job is not None
@@ -110,6 +109,7 @@ class Confirmation:
                 self.proof = done.outcome
             elif isinstance(done.outcome, Measurement):
                 self._measured.append(done.outcome)
+                self._longest_s = max(self._longest_s, done.spent.total_s)
                 yield Tried(self.work.keep(begun, done, decide(self._measured, self.prior).comparison))
             elif not self._is_harmless(begun, done):
                 self.work.drop()
@@ -121,8 +121,7 @@ class Confirmation:
 
     def _jobs(self) -> list[Job]:
         """The proof, which takes longest, first."""
-        stock = None if self.stock is None else self.stock.knobs
-        timed = self.job(confirmation_arms(self.first.knobs, stock), ROUNDS, numerics=False)
+        timed = self._timed()
         again = [timed] * (self.processes - 1)
         jobs = [timed.model_copy(update={"timeline": True}), *again]
         if not self.first.knobs or self.proof is not None:
@@ -133,10 +132,31 @@ class Confirmation:
         arms = (ArmSpec(name=EAGER), ArmSpec(name=CANDIDATE, knobs=self.first.knobs))
         return [self.job(arms, ROUNDS, kind="prove", budget_s=self.proof_s), *jobs]
 
-    def _is_enough(self) -> bool:
-        """Whether time is over, and two processes have been timed or soon will have been; one of the step as given."""
+    def _still(self, jobs: list[Job]) -> list[Job]:
+        """What is still to be begun, as time has gone."""
+        if self._is_enough():
+            return []
+        return [self._timed()] if not jobs and self._is_time_for_another() else jobs
+
+    def _timed(self) -> Job:
+        stock = None if self.stock is None else self.stock.knobs
+        return self.job(confirmation_arms(self.first.knobs, stock), ROUNDS, numerics=False)
+
+    def _count(self) -> int:
+        """Processes that have been timed, or will have been."""
         at_work = [begun for begun in self.work.begun.values() if begun.job is not None and begun.job.kind == "measure"]
-        return self.is_late() and len(self._measured) + len(at_work) >= (AGAIN if self.first.knobs else 1)
+        return len(self._measured) + len(at_work)
+
+    def _is_late(self) -> bool:
+        return self.left_s() <= 0
+
+    def _is_enough(self) -> bool:
+        """Whether time is over, and two processes are enough; one of the step as given."""
+        return self._is_late() and self._count() >= (AGAIN if self.first.knobs else 1)
+
+    def _is_time_for_another(self) -> bool:
+        """Whatever those said that have ended: to go on until something shows would widen every interval."""
+        return bool(self._measured) and self._count() < self.most and self._longest_s <= self.left_s()
 
     def _is_harmless(self, begun: Begun, done: Finished) -> bool:
         """Whether a failure says nothing of the configuration: time ended it, or the proof had too little memory."""
@@ -145,7 +165,7 @@ class Confirmation:
         if begun.job.kind == "prove" and failure.kind in UNSEEN:
             self._unproven = f"{UNLOOKED}: {failure.reason}"
             return True
-        return bool(self._measured) and failure.kind is FailureKind.TIMEOUT and self.is_late()
+        return bool(self._measured) and failure.kind is FailureKind.TIMEOUT and self._is_late()
 
     def _numerics(self) -> dict[str, Numerics]:
         """What was proven of the arms when they were first tried."""
