@@ -125,10 +125,10 @@ class DeviceGraph:
 
     def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
         self._graph = graph
-        self._device = device
+        self._on_device = torch.cuda.device(device)
 
     def replay(self) -> None:
-        with torch.cuda.device(self._device):
+        with self._on_device:
             self._graph.replay()
 
 

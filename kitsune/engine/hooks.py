@@ -1,7 +1,8 @@
 """Hooks: the Python code that a model, its parameters or the whole process runs besides, and that no replay runs."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
+from operator import attrgetter
 from types import MethodType
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ HOOKS: Final = (
     ("_backward_pre_hooks", "a backward pre-hook"),
     ("_backward_hooks", "a backward hook"),
 )
+GRADIENT_HOOKS: Final = attrgetter("_backward_hooks")
+ACCUMULATED_HOOKS: Final = attrgetter("_post_accumulate_grad_hooks")
 
 
 class Hooks:
@@ -69,7 +72,12 @@ def has_global_hooks() -> bool:
 
 
 def is_hooked(parameter: torch.nn.Parameter) -> bool:
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+    return are_hooked([parameter])
+
+
+def are_hooked(parameters: Collection[torch.nn.Parameter]) -> bool:
+    """Whether any of them is."""
+    return any(map(GRADIENT_HOOKS, parameters)) or any(map(ACCUMULATED_HOOKS, parameters))
 
 
 def roots_of(model: torch.nn.Module, loss_fn: Any) -> list[torch.nn.Module]:

@@ -1,7 +1,7 @@
 """Static batch: the tensors that a captured step reads, and what makes another batch fit them."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from types import NoneType
 from typing import Any
@@ -22,10 +22,10 @@ def signature_of(value: Any) -> Signature:
         if value.is_nested:  # it has no one shape, and is opaque
             return ("nested", value.dtype, value.requires_grad)
         return (value.shape, order_of(value), value.dtype, value.requires_grad)
-    if isinstance(value, dict):
-        return ("dict", *((key, signature_of(item)) for key, item in value.items()))
     if isinstance(value, (tuple, list)):
-        return (type(value), *(signature_of(item) for item in value))
+        return (type(value), *[signature_of(item) for item in value])
+    if isinstance(value, dict):
+        return ("dict", *[(key, signature_of(item)) for key, item in value.items()])
     # As it is written: -0.0 is another number than 0.0, and nan equals itself.
     return ("value", type(value), repr(value) if isinstance(value, (float, complex)) else value)
 
@@ -58,18 +58,24 @@ def versions_of(arguments: Any) -> list[int]:
 
 def opaque_type(value: Any) -> str | None:
     """The name of the first type in a batch that may hide tensors from us, or None."""
+    kind = type(value)
     if isinstance(value, torch.Tensor):
         if packing := packing_of(value):
             return f"{packing} tensor"
-        is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
-        return None if is_plain else f"{type(value).__name__} of {value.layout}"
-    if isinstance(value, PLAIN):
-        return None
-    if type(value) in (dict, OrderedDict):
-        value = list(value.values())
-    if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
-        return next(filter(None, map(opaque_type, value)), None)
-    return type(value).__name__
+        is_plain = kind in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+        return None if is_plain else f"{kind.__name__} of {value.layout}"
+    if kind in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return _first_opaque(value)
+    if kind in (dict, OrderedDict):
+        return _first_opaque(value.values())
+    return None if isinstance(value, PLAIN) else kind.__name__
+
+
+def _first_opaque(values: Iterable[Any]) -> str | None:
+    for value in values:
+        if (found := opaque_type(value)) is not None:
+            return found
+    return None
 
 
 def why_not_static(batch: Any) -> str | None:
@@ -100,6 +106,10 @@ class StaticBatch:
     def __init__(self, batch: Any, device: torch.device, memory_format: torch.memory_format | None = None) -> None:
         self.batch = pytree.tree_map(lambda leaf: _static(leaf, device, memory_format), batch)
         self._tensors = list(tensors_of(self.batch))
+        self._is_cuda = device.type == "cuda"
+        self._alike: defaultdict[torch.dtype, list[int]] = defaultdict(list)
+        for index, tensor in enumerate(self._tensors):
+            self._alike[tensor.dtype].append(index)
 
     def load(self, batch: Any) -> None:
         """Copies a batch of the same signature into the static tensors.
@@ -107,16 +117,21 @@ class StaticBatch:
         Those of one dtype that are on the device by now go in one call: 28 calls for a batch of DLRM's take the host of
         an H200 longer than its step takes the GPU.
         """
-        alike: defaultdict[object, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
-        for static, value in zip(self._tensors, tensors_of(batch), strict=True):
-            if static is not value:
-                alike[value.dtype if value.device == static.device else value].append((static, value))
-        for pairs in alike.values():
-            if len(pairs) == 1:
-                static, value = pairs[0]
-                static.copy_(value, non_blocking=static.is_cuda)
-            else:
-                torch._foreach_copy_([static for static, _ in pairs], [value for _, value in pairs])
+        values = list(tensors_of(batch))
+        for alike in self._alike.values():
+            pairs = [(self._tensors[index], values[index]) for index in alike]
+            for static, value in pairs if len(pairs) == 1 else _copied_together(pairs):
+                if static is not value:
+                    static.copy_(value, non_blocking=self._is_cuda)
+
+
+def _copied_together(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Copies those that are on one device, where there are several; returns the others."""
+    here = [(static, value) for static, value in pairs if static is not value and value.device == static.device]
+    if len(here) < 2:
+        return pairs
+    torch._foreach_copy_([static for static, _ in here], [value for _, value in here])
+    return [(static, value) for static, value in pairs if value.device != static.device]
 
 
 def place(value: Any, device: torch.device, memory_format: torch.memory_format | None = None) -> Any:

@@ -15,6 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from kitsune.engine.scaler import LossScaler
 
 ADAMS = (Adam, AdamW)
+NOT_BAKED = frozenset({"params", "lr", "initial_lr"})
 HOOKED = "a hook on optimizer.step would not run in a replayed graph"
 
 
@@ -145,4 +146,4 @@ def is_starting(optimizer: Optimizer) -> bool:
 
 
 def _baked(group: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {key: value for key, value in group.items() if key not in ("params", "lr", "initial_lr")}
+    return {key: value for key, value in group.items() if key not in NOT_BAKED}

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_
 from types import NoneType
 from typing import Any
 
 import torch
 
 from kitsune.device import Sync
-from kitsune.engine.hooks import HOOKS, has_global_hooks, is_hooked, named_modules, roots_of
+from kitsune.engine.hooks import HOOKS, are_hooked, has_global_hooks, named_modules, roots_of
 from kitsune.engine.static import versions_of
 from kitsune.garbage import live_tensors
 
@@ -22,6 +22,8 @@ MEMBERS = ("_modules", "_parameters", "_buffers")
 PLAIN = (bool, int, float, str, NoneType)
 CONTAINERS = (list, tuple, dict, deque)
 DEEPEST = 4  # containers within containers
+IS_TRAINING = attrgetter("training")
+NEEDS_GRADIENT = attrgetter("requires_grad")
 
 
 class Watch:
@@ -48,7 +50,7 @@ class Watch:
         buffers = chain.from_iterable(root.buffers() for root in roots)
         tensors = (*self._parameters, *buffers)
         self._strided = [each for each in tensors if each.layout is torch.strided and not each.is_nested]
-        self._seen = list(self._look())
+        self._seen = self._look()
         self._attributes = Attributes(model, loss_fn)
 
     def unchanged(self, *, state: bool = True) -> bool:
@@ -58,22 +60,24 @@ class Watch:
             return False
         if any(self._empty) or not all(map(is_, self._items(), self._held)) or self._attributes.why_replaced():
             return False
-        return all(now == then for now, then in zip(self._look(), self._seen, strict=True))
+        return self._look() == self._seen
 
     def _items(self) -> Iterator[object]:
         """Modules, parameters and buffers as they hang in each other."""
         return chain.from_iterable(map(dict.values, self._members))
 
-    def _look(self) -> Iterator[object]:
-        """Whole lists at a time: a comparison of two lists is one call into C."""
-        yield [module.training for module in self._modules]
-        yield any(self._hooks) or has_global_hooks()
-        yield list(map(len, self._members))
-        yield list(map(torch.Tensor.data_ptr, self._strided))
-        yield list(map(torch.Tensor.size, self._strided))
-        yield list(map(torch.Tensor.stride, self._strided))
-        yield [parameter.requires_grad for parameter in self._parameters]
-        yield any(map(is_hooked, self._parameters))
+    def _look(self) -> tuple[object, ...]:
+        """Whole lists, made and compared by calls into C."""
+        return (
+            list(map(IS_TRAINING, self._modules)),
+            any(self._hooks) or has_global_hooks(),
+            list(map(len, self._members)),
+            list(map(torch.Tensor.data_ptr, self._strided)),
+            list(map(torch.Tensor.size, self._strided)),
+            list(map(torch.Tensor.stride, self._strided)),
+            list(map(NEEDS_GRADIENT, self._parameters)),
+            are_hooked(self._parameters),
+        )
 
 
 class Attributes:
