@@ -85,7 +85,7 @@ def confirmation_s(leader: Trial | None, stock: Trial | None, processes: int, si
         return 0.0
     arms = [leader, *([stock] if stock is not None and stock.knobs and stock.knobs != leader.knobs else [])]
     spent = [trial.spent or Spent(build_s=trial.took_s) for trial in arms]
-    timing_s = sum(each.timing_s for each in spent)
+    timing_s = max(each.timing_s for each in spent) * (1 + len(arms)) / 2  # a trial times two, and each takes as long
     built_s = sum(each.start_s + each.build_s for each in spent) + sum(WARM * _first_step_s(trial) for trial in arms)
     waves = math.ceil(processes / side_by_side)
     return max(waves * (built_s + timing_s), built_s + processes * (timing_s + LEAVE_S))
