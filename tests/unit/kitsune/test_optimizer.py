@@ -30,6 +30,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return capturing_cpu(monkeypatch)
 
 
+@pytest.fixture
+def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.compile captures runs as it is: that Inductor's code trains as well is shown by tests/e2e/test_manual."""
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs, options: graph.forward)
+
+
 class ConvNet(nn.Module):
     """The network of the documented example, smaller."""
 
@@ -80,8 +86,7 @@ def test_the_form_with_a_class() -> None:
     assert model._compiled_call_impl is None
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
-def test_the_form_with_a_class_and_every_option() -> None:
+def test_the_form_with_a_class_and_every_option(no_compiling: None) -> None:
     model = conv_net()
     optimizer = kitsune.KitsuneOptimizer(
         torch.optim.AdamW,
@@ -109,8 +114,7 @@ def test_the_form_with_an_optimizer() -> None:
     assert optimizer.report.applied == {"precision": "bf16"}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
-def test_the_form_with_an_optimizer_and_configurations() -> None:
+def test_the_form_with_an_optimizer_and_configurations(no_compiling: None) -> None:
     model = conv_net()
     optimizer = KitsuneOptimizer(
         torch.optim.Adam(model.parameters(), lr=1e-3),

@@ -72,6 +72,7 @@ def test_fused_layers_keep_their_own_weights_and_see_updates():
     assert not torch.equal(model.layers[0].norm.weight, model.layers[1].norm.weight)
 
 
+@pytest.mark.minutes  # test_technique.py has a smaller one
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
 def test_inductor_gets_the_rest():
