@@ -90,8 +90,9 @@ def browser(playwright: Playwright, executable: str) -> Iterator[Browser]:
         yield launched
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.minutes)])
 def theme(request: pytest.FixtureRequest) -> str:
+    """Every page of a run is looked at in the dark by test_run_pages, and every colour by tests/unit/server/pages."""
     return request.param
 
 

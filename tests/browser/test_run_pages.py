@@ -55,6 +55,8 @@ def test_every_page_is_accessible_and_fits_its_window(new_page, site, kept, them
         page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
         assert violations(page) == [], place
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), place
+    ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert ground == ("rgb(255, 255, 255)" if theme == "light" else "rgb(21, 23, 26)")
 
 
 def test_a_shared_run_and_a_saved_one_are_accessible_too(browser, new_page, site, kept, theme, tmp_path):
@@ -147,14 +149,20 @@ def test_commands_that_are_copied_run_as_they_are(page, site, tmp_path, monkeypa
 
 
 def test_a_run_is_watched_until_it_ends(page, site, kept):
+    """What is open and focused stays so when a trial comes."""
     run = kept["running"]
     sign_in(page, site.secret(Scope.READ, Scope.SUBMIT))
     page.goto(f"/runs/{run.id}")
     assert page.locator("tbody[id^=trial-]").count() == 4
+    summary = page.locator("#samples-2 summary")
+    summary.click()
     _, trials, _ = stories.running(6)
     keep_trials(site.database, run, [trial.model_copy(update={"run_id": run.id}) for trial in trials[4:]])
     page.locator("#trial-6").wait_for()
+    assert page.locator("#samples-2").get_attribute("open") is not None
+    assert summary.evaluate("element => element === document.activeElement")
     page.locator("#top", has_text="Measuring trial 7 of 9.").wait_for()
+    page.wait_for_function("document.getElementById('announced').textContent === 'Measuring trial 7 of 9.'")
     page.get_by_role("button", name="Cancel the run").click()
     page.get_by_text("cancelled after 6").wait_for()
     with site.database.read() as connection:
@@ -169,24 +177,6 @@ def test_a_page_that_is_open_when_the_run_ends_loads_itself_again(page, site, ke
         runs.cancel(connection, run.id, now=utcnow())
     page.get_by_text("cancelled after 4").wait_for()
     assert page.locator("[hx-get]").count() == 0
-
-
-def more_trials(site, run) -> None:
-    _, trials, _ = stories.running(6)
-    keep_trials(site.database, run, [trial.model_copy(update={"run_id": run.id}) for trial in trials[4:]])
-
-
-def test_what_is_open_and_focused_stays_so_when_a_trial_comes(page, site, kept):
-    run = kept["running"]
-    sign_in(page, site.secret(Scope.READ))
-    page.goto(f"/runs/{run.id}")
-    summary = page.locator("#samples-2 summary")
-    summary.click()
-    more_trials(site, run)
-    page.locator("#trial-6").wait_for()
-    assert page.locator("#samples-2").get_attribute("open") is not None
-    assert summary.evaluate("element => element === document.activeElement")
-    page.wait_for_function("document.getElementById('announced').textContent === 'Measuring trial 7 of 9.'")
 
 
 def test_what_is_typed_outlives_the_end_of_the_run(page, site, kept):
