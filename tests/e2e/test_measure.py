@@ -1,6 +1,10 @@
-"""Real measuring processes on the CPU, with workloads that behave and workloads that do not."""
+"""Real measuring processes on the CPU, with workloads that behave and workloads that do not.
+
+What they answer, whatever the process, has tests/unit/tuner/test_outcomes.py.
+"""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,142 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import behaviours
 from tests.processes import is_gone, measuring
 from tuner.measure import inspect, measure
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Phase
-
-WORKLOADS = """
-import os, signal, sys, time
-import torch
-from torch import nn
-from torch.nn import functional as F
-from kitsune import Workload
-
-
-def workload(model, x=None):
-    x = torch.randn(16, 8) if x is None else x
-    return Workload(model, F.mse_loss, torch.optim.AdamW(model.parameters(), lr=1e-3), (x, torch.randn(len(x), 4)))
-
-
-class Model(nn.Module):
-    def __init__(self, behave=lambda h: h):
-        super().__init__()
-        self.first, self.last, self.behave = nn.Linear(8, 16), nn.Linear(16, 4), behave
-
-    def forward(self, x):
-        return self.last(self.behave(F.relu(self.first(x))))
-
-
-def raises():
-    def behave(h):
-        raise ValueError("no such luck")
-    return workload(Model(behave))
-
-
-def hangs():
-    open(__file__ + ".pid", "w").write(str(os.getpid()))
-    return workload(Model(lambda h: time.sleep(600)))
-
-
-def leaves():
-    return workload(Model(lambda h: os._exit(0)))
-
-
-def breaks_down():
-    return workload(Model(lambda h: os.kill(os.getpid(), signal.SIGSEGV)))
-
-
-def eats_memory():
-    return workload(Model(lambda h: h + torch.empty(2**46).sum()))
-
-
-def is_nan():
-    return workload(Model(lambda h: h / 0.0 * 0.0))
-
-
-def chatters():
-    print("hello" * 10_000)
-    os.write(1, b'{"phase": "timing"}\\n')
-    return workload(Model(lambda h: print("step") or h))
-
-
-def lies():
-    os.write(int(sys.argv[1]), b"the answer is 42\\n")
-    return workload(Model())
-
-
-def embeds_sparsely():
-    class Words(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.head = nn.Embedding(50, 8, sparse=True), nn.Linear(8, 4)
-
-        def forward(self, x):
-            return self.head(self.embedding(x))
-
-    model = Words()
-    batch = torch.randint(50, (16,)), torch.randn(16, 4)
-    return Workload(model, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), batch)
-
-
-def trains_by_closures():
-    model = Model()
-    return Workload(model, F.mse_loss, torch.optim.LBFGS(model.parameters()), (torch.randn(16, 8), torch.randn(16, 4)))
-
-
-def branches():
-    return workload(Model(lambda h: h if h.sum() > 0 else -h))
-
-
-def under_autocast(change):
-    return lambda h: change(h) if torch.is_autocast_enabled("cpu") else h
-
-
-def wrong_under_autocast():
-    return workload(Model(under_autocast(lambda h: 4 * h)))
-
-
-def nan_under_autocast():
-    return workload(Model(under_autocast(lambda h: h * float("inf"))))
-
-
-def wrong_under_channels_last():
-    class Images(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
-
-        def forward(self, x):
-            h = self.conv(x).mean(dim=(2, 3))
-            return self.head(h * 1.02 if x.is_contiguous(memory_format=torch.channels_last) else h)
-
-    return workload(Images(), torch.randn(16, 3, 8, 8))
-
-
-def with_dropout():
-    return workload(Model(nn.Dropout(0.3)))
-
-
-def frozen(h):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return F.dropout(h, 0.3)
-
-
-def freezes_dropout_under_autocast():
-    return workload(Model(lambda h: frozen(h) if torch.is_autocast_enabled("cpu") else F.dropout(h, 0.3)))
-
-
-def noisy():
-    return workload(Model(lambda h: h * (1 + 0.1 * torch.randn_like(h))))
-
-
-def noisy_and_wrong_under_autocast():
-    def behave(h):
-        return h * ((3 if torch.is_autocast_enabled("cpu") else 0) + 1 + 0.1 * torch.randn_like(h))
-    return workload(Model(behave))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -155,9 +28,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "workloads.py"
-    path.write_text(WORKLOADS)
-    return path
+    return Path(shutil.copy(behaviours.__file__, tmp_path / "workloads.py"))
 
 
 def job(workload: str, rounds: int = 3, **knobs: str) -> Job:
@@ -176,13 +47,6 @@ def test_a_zoo_model_is_inspected():
     assert "precision=bf16" not in found.inapplicable
 
 
-def test_a_workload_that_cannot_be_exported_has_a_fingerprint_of_this_machine(file):
-    found = inspect(f"{file}:branches", "cpu")
-    assert isinstance(found, Inspection), found
-    assert found.fingerprint.startswith("local-")
-    assert any("not exportable" in note for note in found.notes)
-
-
 def test_a_step_against_itself():
     found = measure(job("zoo:mlp?size=tiny", rounds=4))
     assert isinstance(found, Measurement), found
@@ -199,19 +63,10 @@ def test_a_step_against_itself():
     ("function", "kind", "words"),
     [
         ("raises", FailureKind.RAISED, "ValueError: no such luck (workloads.py:"),
-        pytest.param("leaves", FailureKind.CRASHED, "code 0 without a result", marks=pytest.mark.minutes),
         ("breaks_down", FailureKind.CRASHED, "SIGSEGV"),
-        ("eats_memory", FailureKind.OUT_OF_MEMORY, "allocate"),
-        ("is_nan", FailureKind.NOT_FINITE, "not finite"),
-        ("lies", FailureKind.CRASHED, "not a message"),
-        pytest.param(
-            "embeds_sparsely",
-            FailureKind.RAISED,
-            "the gradient of embedding.weight is sparse",
-            marks=pytest.mark.minutes,
-        ),
-        pytest.param("trains_by_closures", FailureKind.RAISED, "LBFGS evaluates a closure", marks=pytest.mark.minutes),
-        pytest.param("absent", FailureKind.RAISED, "has no function 'absent'", marks=pytest.mark.minutes),
+        # tests/unit/tuner/test_supervise.py: what any child says and leaves behind
+        pytest.param("leaves", FailureKind.CRASHED, "code 0 without a result", marks=pytest.mark.minutes),
+        pytest.param("lies", FailureKind.CRASHED, "not a message", marks=pytest.mark.minutes),
     ],
 )
 def test_a_workload_that_fails_as_given(file, function, kind, words):
@@ -233,49 +88,6 @@ def test_a_workload_that_hangs_is_killed(file):
     assert (found.kind, found.phase) == (FailureKind.TIMEOUT, Phase.BUILD)
     assert len(seen) == 1
     assert all(map(is_gone, seen))
-
-
-def test_a_choice_that_does_not_apply_is_declined():
-    found = measure(job("zoo:mlp?size=tiny", capture="step"))
-    assert isinstance(found, Failure), found
-    assert found.kind is FailureKind.DECLINED
-    assert "capture" in found.reason
-
-
-@pytest.mark.parametrize(
-    ("function", "knobs", "kind", "words"),
-    [
-        ("wrong_under_autocast", {"precision": "bf16"}, FailureKind.WRONG, "at step 0"),
-        ("nan_under_autocast", {"precision": "bf16"}, FailureKind.NOT_FINITE, "at step 0"),
-        pytest.param(
-            "wrong_under_channels_last",
-            {"layout": "channels_last"},
-            FailureKind.WRONG,
-            "is allowed",
-            marks=pytest.mark.minutes,
-        ),
-        ("noisy_and_wrong_under_autocast", {"precision": "bf16"}, FailureKind.WRONG, "mean"),
-    ],
-)
-def test_wrong_numbers_are_found_before_the_clock_starts(file, function, knobs, kind, words):
-    found = measure(job(f"{file}:{function}", **knobs))
-    assert isinstance(found, Failure), found
-    assert (found.kind, found.phase) == (kind, Phase.NUMERICS)
-    assert words in found.reason
-
-
-def test_a_frozen_dropout_mask_is_found(file):
-    found = measure(job(f"{file}:freezes_dropout_under_autocast", precision="bf16"))
-    assert isinstance(found, Failure), found
-    assert (found.kind, found.phase) == (FailureKind.WRONG, Phase.WARMUP)
-    assert "dropout mask is frozen" in found.reason
-
-
-def test_randomness_that_cannot_be_switched_off_is_compared_by_means(file):
-    found = measure(job(f"{file}:noisy", precision="bf16"))
-    assert isinstance(found, Measurement), found
-    assert found.numerics is not None
-    assert "means" in found.numerics.note
 
 
 @pytest.mark.timeout(300)  # 20 s of compiling on two idle cores

@@ -32,7 +32,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 @pytest.fixture
 def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch.compile captures runs as it is: that Inductor's code trains as well is shown by tests/e2e/test_manual."""
+    """What torch.compile captures runs as it is: tests/e2e/test_manual shows that Inductor's code trains as well."""
     monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs, options: graph.forward)
 
 
