@@ -101,18 +101,18 @@ def is_alive(pid_file: Path) -> bool:
 @pytest.mark.timeout(500)
 def test_tune_keeps_a_plan_and_everything_that_was_tried(kitsune, tmp_path):
     # Without a C++ compiler the trial that compiles ends with a reason instead of after a minute.
-    tuning = kitsune("tune", TINY, "--trials", "3", "--json", "--out", "plan.json", CXX="/no/compiler")
+    tuning = kitsune("tune", TINY, "--trials", "2", "--json", "--out", "plan.json", CXX="/no/compiler")
     code, out, err = tuning.wait(400)
     assert code == 0, err
     assert len(out.splitlines()) == 1
     assert "\x1b" not in out + err
-    assert "[3 of 3] " in err
+    assert "[2 of 2] " in err
     found = json.loads(out)
     assert found["verdict"] in set(Verdict) - {Verdict.SLOWER}
     for interval in (found["speedup"], found["speedup_over_eager"]):
         assert interval["low"] <= interval["median"] <= interval["high"]
     assert min(found["baseline_step_ms"], found["step_ms"]) > 0
-    assert (found["trials"], found["interrupted"]) == (3, False)
+    assert (found["trials"], found["interrupted"]) == (2, False)
     assert {"run_id", "plan_id", "baseline", "peak_bytes", "failed", "plan"} <= set(found)
 
     plan = Plan.load(tmp_path / "plan.json")
@@ -127,7 +127,7 @@ def test_tune_keeps_a_plan_and_everything_that_was_tried(kitsune, tmp_path):
     trials = [Trial.model_validate(trial) for trial in stored["trials"]]
     assert (run.status, run.workload, run.plan_id) == (RunStatus.FINISHED, TINY, plan.plan_id)
     assert [trial.number for trial in trials] == list(range(len(trials)))
-    assert sum(trial.source.is_search for trial in trials) == 3
+    assert sum(trial.source.is_search for trial in trials) == 2
     assert all(trial.measurement or trial.failure for trial in trials)
     assert found["failed"] == sum(trial.failure is not None for trial in trials)
     reasons = [*run.inapplicable.values(), *(trial.failure.reason for trial in trials if trial.failure)]
@@ -194,8 +194,9 @@ def test_sigterm_ends_the_measuring_process_too(kitsune, tmp_path):
 @pytest.mark.parametrize(
     ("workload", "kind", "words"),
     [
-        ("zoo:mpl", "WorkloadError", "did you mean 'mlp'"),
-        ("broken.ksn", "ArchiveError", "too short to be a zip file"),
+        # tests/unit/tuner/test_cli.py has these within one process
+        pytest.param("zoo:mpl", "WorkloadError", "did you mean 'mlp'", marks=pytest.mark.minutes),
+        pytest.param("broken.ksn", "ArchiveError", "too short to be a zip file", marks=pytest.mark.minutes),
         ("work.py:raises", "BaselineError", "no such luck"),
     ],
 )
@@ -226,6 +227,7 @@ def test_a_database_of_another_kind(kitsune, tmp_path):
         assert words in message
 
 
+@pytest.mark.minutes  # tests/unit/tuner/test_cli.py has it within one process
 def test_tune_refuses_a_database_before_it_measures_anything(kitsune, tmp_path):
     (tmp_path / "text.db").write_text("dear diary, " * 100)
     code, out, err = kitsune("tune", TINY, KITSUNE_DATABASE_URL=f"sqlite:///{tmp_path / 'text.db'}").wait()

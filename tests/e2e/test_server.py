@@ -84,8 +84,16 @@ def serving(home: Path, *words: str) -> Iterator[Serving]:
         process.communicate()
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """One for all that leave it as it is: to start it takes 1.5 s."""
+    with serving(tmp_path_factory.mktemp("server") / "home") as running:
+        yield running
+
+
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
+def new_server(tmp_path: Path) -> Iterator[Serving]:
+    """One with an empty database."""
     with serving(tmp_path / "home") as running:
         yield running
 
@@ -114,19 +122,19 @@ def work_once(home: Path) -> None:
             runs.finish(connection, claimed, plan=a_plan(fingerprint=claimed.fingerprint))
 
 
-def test_the_flow_of_the_page_by_curl_alone(server, tmp_path):
+def test_the_flow_of_the_page_by_curl_alone(new_server, tmp_path):
     """The commands of docs/server.md, as printed but for the port, and the version of torch that the plan names."""
     flow = next(block.text for block in blocks("server.md", PAGE.read_text("utf-8")) if "sha256sum" in block.text)
     here = "$(python -c 'import torch; print(torch.__version__)')"
     assert here in flow
-    flow = flow.replace(here, "2.13.0").replace("http://127.0.0.1:8537", server.url)
+    flow = flow.replace(here, "2.13.0").replace("http://127.0.0.1:8537", new_server.url)
     (tmp_path / "train.py").write_text(TRAIN)
-    worker = threading.Thread(target=work_once, args=(server.home,), daemon=True)
+    worker = threading.Thread(target=work_once, args=(new_server.home,), daemon=True)
     worker.start()
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", flow],
         cwd=tmp_path,
-        env={**os.environ, "KITSUNE_HOME": str(server.home), "PATH": f"{KITSUNE.parent}:{os.environ['PATH']}"},
+        env={**os.environ, "KITSUNE_HOME": str(new_server.home), "PATH": f"{KITSUNE.parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=150,
@@ -143,19 +151,17 @@ def test_the_flow_of_the_page_by_curl_alone(server, tmp_path):
     assert Plan.from_json(found["plan"]).evidence is not None
 
 
-def test_a_server_on_loopback_needs_no_set_up_and_tells_its_name_to_nobody(server):
+def test_a_server_on_loopback_needs_no_set_up_and_tells_its_name_to_nobody(new_server):
+    """Nor does it load torch or optuna, for all that it is asked here."""
+    server = new_server
     assert (server.home / "token").stat().st_mode & 0o777 == 0o600
     with server.client() as client:
         response = client.get("/api/v1/runs")
         assert response.json() == {"runs": [], "after": None}
         assert "server" not in response.headers
         assert client.get("/openapi.json").json()["openapi"].startswith("3.")
-    assert httpx.get(f"{server.url}/api/v1/runs").status_code == 401
-
-
-def test_the_process_loads_neither_torch_nor_optuna(server):
-    with server.client() as client:
         send_archive(client)
+    assert httpx.get(f"{server.url}/api/v1/runs").status_code == 401
     maps = Path(f"/proc/{server.process.pid}/maps").read_text()
     assert "libtorch" not in maps and "optuna" not in maps
 
@@ -181,7 +187,7 @@ def test_told_to_stop_it_ends_its_streams_and_leaves(tmp_path, number, code):
 
 def test_what_was_acknowledged_survives_a_kill(tmp_path):
     known: dict[str, str] = {}
-    for attempt in range(3):
+    for attempt in range(2):
         with serving(tmp_path) as server:
             killer = threading.Timer(0.1, server.process.kill)
             with server.client() as client, contextlib.suppress(httpx.TransportError):
@@ -196,7 +202,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path):
                     assert response.status_code in (200, 201)
                     known[key] = response.json()["id"]
             assert server.process.wait(60) == -signal.SIGKILL
-    assert len(known) >= 15
+    assert len(known) >= 10
     with serving(tmp_path) as server, server.client() as client:
         archive = send_archive(client)
         for key, run in known.items():

@@ -63,6 +63,17 @@ def gpt():
 MAKERS = {"cnn": cnn, "bert": bert, "gpt": gpt}
 """
 
+FILE = """
+import torch
+from kitsune import Workload
+
+
+def make():
+    model = torch.nn.Linear(4, 2)
+    batch = torch.randn(8, 4), torch.randn(8, 2)
+    return Workload(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), batch)
+"""
+
 SUBMIT = """
 import json, sys
 import kitsune, torch
@@ -228,9 +239,7 @@ def check_what_the_commands_show(start: Callable[..., Command], url: str, ids: d
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_workload_of_a_file_is_submitted_looked_at_and_cancelled(start, url, tmp_path):
-    (tmp_path / "train.py").write_text(
-        MODELS + "\n\ndef make():\n    from kitsune import Workload\n    return Workload(*cnn())\n"
-    )
+    (tmp_path / "train.py").write_text(FILE)
     spec = f"{tmp_path / 'train.py'}:make"
     code, out, _ = start("submit", spec, "--trials", "2", "--name", "mine", "--server", url, "--json").wait()
     assert code == 0

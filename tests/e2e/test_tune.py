@@ -190,6 +190,7 @@ def make_workload():
 """
 
 
+@pytest.mark.minutes  # test_cli.py has it by the command line
 def test_a_workload_that_fails_as_given_is_stored_with_its_reason(tmp_path):
     file = tmp_path / "train.py"
     file.write_text(RAISES)

@@ -442,6 +442,30 @@ def test_an_output_that_becomes_unwritable_does_not_lose_the_plan(call, tuning, 
     assert "the plan is in the database" in err
 
 
+@pytest.mark.parametrize(
+    ("workload", "kind", "words"),
+    [
+        ("zoo:mpl", "WorkloadError", "did you mean 'mlp'"),
+        ("broken.ksn", "ArchiveError", "too short to be a zip file"),
+    ],
+)
+def test_tune_refuses_what_it_cannot_take(workload, kind, words, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.ksn").write_bytes(b"PK\x03\x04 and nothing else")
+    code, out, err = call("tune", workload, "--device", "cpu", "--json")
+    error = json.loads(out)["error"]
+    assert (code, error["type"]) == (4, kind)
+    assert words in error["message"]
+    assert err.endswith(f"Error: {error['message']}\n")
+
+
+def test_tune_refuses_a_database_before_it_measures_anything(call, tmp_path):
+    (tmp_path / "text.db").write_text("dear diary, " * 100)
+    code, out, err = call("tune", "zoo:mlp?size=tiny", "--database", f"sqlite:///{tmp_path / 'text.db'}")
+    assert (code, out) == (11, "")
+    assert err.startswith("Error: the database ")
+
+
 @pytest.mark.parametrize(("error", "code"), [(NoTrialError("all 2 trials failed"), 5), (BaselineError("it raises"), 4)])
 def test_errors_of_the_tuner_keep_their_code(error, code, call, tuning):
     def fails(tell):
