@@ -4,6 +4,7 @@ import gc
 import importlib
 import os
 import signal
+import sys
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
@@ -44,7 +45,12 @@ def kitsune_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections() -> None:
-    """Garbage is no longer looked for among what was loaded by now: with all of torch that takes 0.3 s each time."""
+    """Garbage is no longer looked for among what was loaded by now: with all of torch that takes 0.3 s each time.
+
+    The first optimizer of a process loads half of that, and then every walk over all tensors would go through it.
+    """
+    if "torch" in sys.modules:
+        importlib.import_module("torch._dynamo")
     gc.collect()
     gc.freeze()
 

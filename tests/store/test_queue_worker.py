@@ -34,6 +34,8 @@ from tuner.verdicts import words
 from tuner.wall_clock import utcnow
 from tuner.worker import How
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 CONTENT = valid().to_bytes()
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 

@@ -34,6 +34,8 @@ from tuner.store.engine import open_database
 from tuner.verdicts import words
 from tuner.wall_clock import utcnow
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 
 class PowerCutError(BaseException):
     """Nobody catches it: what a process that dies leaves behind."""
