@@ -45,8 +45,15 @@ def test_foreign_names_and_paths_lead_nowhere(tmp_path):
     assert faults(attack_names.attacked(tmp_path, traversals=12, methods=("DELETE",)), at_least=400) == []
 
 
-def test_uploads_that_do_harm_leave_the_server_healthy(tmp_path):
-    kinds = ("endless", "tiny_chunks", "pipelined")
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("endless", "pipelined"),
+        pytest.param(("tiny_chunks",), marks=pytest.mark.minutes),  # test_connections.py sends some
+    ],
+    ids="-".join,
+)
+def test_uploads_that_do_harm_leave_the_server_healthy(tmp_path, kinds):
     assert faults(attack_uploads.attacked(tmp_path, 0.5, kinds, share=0.3), at_least=30) == []
 
 

@@ -33,8 +33,17 @@ def exported(module, inputs):
     return torch.export.export(module, inputs).module()
 
 
-@pytest.mark.parametrize("form", ["as written", "exported"])
-@pytest.mark.parametrize("name", CASES)
+def forms() -> list[object]:
+    """Every case as it is written; exported one of each pattern, and the others with -m minutes."""
+    first = {pattern: name for name, (pattern, _, _) in reversed(CASES.items())}
+    exported = [
+        pytest.param(name, "exported", marks=[pytest.mark.minutes] * (first[pattern] != name))
+        for name, (pattern, _, _) in CASES.items()
+    ]
+    return [*((name, "as written") for name in CASES), *exported]
+
+
+@pytest.mark.parametrize(("name", "form"), forms())
 def test_a_pattern_is_found_and_computes_the_same(name, form):
     pattern, make, inputs = CASES[name]
     torch.manual_seed(0)
