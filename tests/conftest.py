@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-#: An example that took long has met a busy machine. In CI hypothesis says so by itself. The examples are others in every
-#: run, so 50 at a time find in two runs what 100 find in one; a property that needs more says how many.
+#: An example that took long has met a busy machine. In CI hypothesis says so by itself.
+#: Fifty at a time, as every run has others; a property that needs more says how many.
 settings.register_profile(
     "patient", settings.default, max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

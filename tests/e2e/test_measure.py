@@ -83,7 +83,7 @@ def test_a_workload_that_prints_is_measured(file):
 
 def test_a_workload_that_hangs_is_killed(file):
     seen: set[int] = set()
-    found = inspect(f"{file}:hangs", "cpu", limits=Limits(build_s=6), check=lambda: seen.update(measuring()))
+    found = inspect(f"{file}:hangs", "cpu", limits=Limits(build_s=1), check=lambda: seen.update(measuring()))
     assert isinstance(found, Failure), found
     assert (found.kind, found.phase) == (FailureKind.TIMEOUT, Phase.BUILD)
     assert len(seen) == 1

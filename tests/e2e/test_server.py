@@ -12,8 +12,10 @@ import sysconfig
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -89,6 +91,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """One for all that leave it as it is: to start it takes 1.5 s."""
     with serving(tmp_path_factory.mktemp("server") / "home") as running:
         yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow_clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[Any]]:
+    """They mostly wait, 10 s: they are started first and looked at last, on a server of their own."""
+    with serving(tmp_path_factory.mktemp("held") / "home") as running, ThreadPoolExecutor(1) as pool:
+        yield pool.submit(hold_up, running)
 
 
 @pytest.fixture
@@ -275,37 +284,6 @@ def drip(text: bytes) -> Iterator[bytes]:
         time.sleep(1)
 
 
-def test_slow_heads_and_bodies_end_and_hold_nobody_up(server):
-    """20 clients send a body of a byte a second, one such a head, and 30 say nothing; somebody asks for its health."""
-    found: list[int] = []
-
-    def slow(line: str, text: bytes) -> None:
-        found.append(talk(server, line, drip(text))[0])
-
-    body = head(server, "POST /api/v1/runs", "Transfer-Encoding: chunked", "Content-Type: application/json")
-    clients = [threading.Thread(target=slow, args=(body, b"1\r\n \r\n")) for _ in range(20)]
-    clients.append(threading.Thread(target=slow, args=("GET / HTTP/1.1\r\nX: ", b"x")))
-    with contextlib.ExitStack() as stack:
-        silent = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20)) for _ in range(30)
-        ]
-        for client in clients:
-            client.start()
-        waits = []
-        for _ in range(20):
-            begin = time.monotonic()
-            assert httpx.get(f"{server.url}/healthz", timeout=20).status_code == 200
-            waits.append(time.monotonic() - begin)
-            time.sleep(0.05)
-        for client in clients:
-            client.join()
-        for wire in silent:
-            assert wire.recv(65536).startswith(b"HTTP/1.1 408 ")
-            assert wire.recv(1) == b""
-    assert found == [408] * 21
-    assert max(waits) < 8  # a server that is held up answers after 10 s
-
-
 def endless(text: bytes) -> Iterator[bytes]:
     while True:
         yield text * 1000
@@ -404,3 +382,42 @@ def test_a_foreign_host_and_an_absolute_address_are_refused(server):
     assert talk(server, head(server, "GET /api/v1/runs", host="evil.example"), iter(()))[0] == 421
     line = head(server, "GET http://localhost/api/v1/runs", host="evil.example")
     assert talk(server, line, iter(()))[0] == 421
+
+
+def hold_up(server: Serving) -> tuple[list[int], list[float], list[bytes]]:
+    """20 clients send a body of a byte a second, one such a head, and 30 say nothing; somebody asks for its health.
+
+    What the slow ones were answered, what each question took, and what the silent ones were told at last.
+    """
+    found: list[int] = []
+
+    def slow(line: str, text: bytes) -> None:
+        found.append(talk(server, line, drip(text))[0])
+
+    body = head(server, "POST /api/v1/runs", "Transfer-Encoding: chunked", "Content-Type: application/json")
+    clients = [threading.Thread(target=slow, args=(body, b"1\r\n \r\n")) for _ in range(20)]
+    clients.append(threading.Thread(target=slow, args=("GET / HTTP/1.1\r\nX: ", b"x")))
+    with contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20)) for _ in range(30)
+        ]
+        for client in clients:
+            client.start()
+        waits = []
+        for _ in range(20):
+            begin = time.monotonic()
+            assert httpx.get(f"{server.url}/healthz", timeout=20).status_code == 200
+            waits.append(time.monotonic() - begin)
+            time.sleep(0.05)
+        for client in clients:
+            client.join()
+        told = [wire.recv(65536) for wire in silent]
+        assert [wire.recv(1) for wire in silent] == [b""] * 30
+    return found, waits, told
+
+
+def test_slow_heads_and_bodies_end_and_hold_nobody_up(slow_clients):
+    found, waits, told = slow_clients.result(120)
+    assert found == [408] * 21
+    assert max(waits) < 8  # a server that is held up answers after 10 s
+    assert all(text.startswith(b"HTTP/1.1 408 ") for text in told)
