@@ -320,8 +320,16 @@ class Module:
         return self.path.endswith("__init__.py")
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def import_nodes(self) -> list[ast.Import | ast.ImportFrom]:
+        return [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+    @cached_property
     def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-        return [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return [node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
     def found(self, node: ast.AST | int, text: str) -> str:
         line = node if isinstance(node, int) else getattr(node, "lineno", 1)
@@ -345,7 +353,7 @@ def module_of(path: str, source: str) -> Module:
 def relative_imports(module: Module) -> list[str]:
     return [
         module.found(node, "relative import; write the whole name")
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ImportFrom) and node.level
     ]
 
@@ -359,7 +367,7 @@ def hidden_imports(module: Module) -> list[str]:
         if isinstance(node, ast.Import | ast.ImportFrom)
     ] + [
         module.found(node, "imports by name at run time; import at the top, or name the file in LAZY_IMPORTERS")
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Call)
         and called_name(node) in ("import_module", "__import__")
         and module.path not in LAZY_IMPORTERS
@@ -371,11 +379,11 @@ def broad_excepts(module: Module) -> list[str]:
         return []
     return [
         module.found(node, "catches everything; name the errors that you can answer, or clean up and raise")
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ExceptHandler) and is_broad(node.type) and not passes_on(node)
     ] + [
         module.found(node, "suppresses everything; name the errors that you can answer")
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Call) and called_name(node) == "suppress" and any(map(is_broad, node.args))
     ]
 
@@ -399,7 +407,7 @@ def prints(module: Module) -> list[str]:
         return []
     return [
         module.found(node, "prints; log to the logger 'kitsune', or return the text to the command line")
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
 
@@ -412,7 +420,7 @@ def stubs(module: Module) -> list[str]:
     ]
     return words + [
         module.found(node, "raises NotImplementedError; leave the name out until it does its work")
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Raise) and raised_name(node) == "NotImplementedError"
     ]
 
@@ -470,7 +478,7 @@ def imports(module: Module, modules: Mapping[str, Module]) -> Iterator[tuple[int
     The lazy `kitsune/__init__.py` names its public objects for type checkers only, and loads nothing.
     """
     typing_only = {id(node) for node in typing_imports(module)} if module.name == "kitsune" else set()
-    for node in ast.walk(module.tree):
+    for node in module.import_nodes:
         if id(node) in typing_only:
             continue
         if isinstance(node, ast.Import):
