@@ -10,7 +10,9 @@ FEW = BenchmarkConfig(batch_size=8, num_iterations=5, warmup_iterations=1, devic
 pytestmark = pytest.mark.benchmark
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.minutes] * (name == "resnet18")) for name in MODELS]
+)
 def test_every_model_is_timed_and_trained(name):
     model = MODELS[name]()
     before = [parameter.detach().clone() for parameter in model.parameters()]

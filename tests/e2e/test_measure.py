@@ -62,7 +62,10 @@ def test_a_step_against_itself():
 @pytest.mark.parametrize(
     ("function", "kind", "words"),
     [
-        ("raises", FailureKind.RAISED, "ValueError: no such luck (workloads.py:"),
+        # tests/e2e/test_cli.py has one that raises, from the command line to the database
+        pytest.param(
+            "raises", FailureKind.RAISED, "ValueError: no such luck (workloads.py:", marks=pytest.mark.minutes
+        ),
         ("breaks_down", FailureKind.CRASHED, "SIGSEGV"),
         # tests/unit/tuner/test_supervise.py: what any child says and leaves behind
         pytest.param("leaves", FailureKind.CRASHED, "code 0 without a result", marks=pytest.mark.minutes),

@@ -46,6 +46,7 @@ LOGIT_SHAPES = {
     "gpt2_small": (8, 512, 50257),
     "dlrm": (2048,),
 }
+DEAR = frozenset(("resnet50", "googlenet"))  # 1 to 2 s to trace; resnet18 is of the same kind
 every_model = pytest.mark.parametrize("name", list(PARAMETERS))
 
 
@@ -157,7 +158,9 @@ def test_seed_decides_weights_and_batch(name: str) -> None:
     assert any(not torch.equal(a, b) for a, b in zip(first.model.parameters(), other.model.parameters(), strict=True))
 
 
-@every_model
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.minutes] * (name in DEAR)) for name in PARAMETERS]
+)
 def test_forward_compiles_as_one_graph(name: str) -> None:
     workload = tiny(name)
     workload.model.eval()
