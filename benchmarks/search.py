@@ -25,12 +25,18 @@ from tuner.search import derived_seed, estimated, proposals
 from tuner.space import Configuration, Space
 
 SPACES = results_file.RESULTS / "spaces"
+LEAST = 20  # configurations; a space with fewer is still being recorded
 SEEDS = 50
 WITHIN = 0.03
 COUNTS = (6, 9, 12, 25)
 EPOCH = datetime.fromtimestamp(0, UTC)
 
 Strategy = Callable[[Recorded, list[Trial], int], Proposal | None]
+
+
+def committed(folder: Path = SPACES) -> list[Path]:
+    """The spaces that have been recorded, at least in part."""
+    return [path for path in sorted(folder.glob("*.jsonl")) if len(Recorded.load(path).outcomes) >= LEAST]
 
 
 def ours(recorded: Recorded, trials: list[Trial], seed: int) -> Proposal | None:
@@ -131,7 +137,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a new file under benchmarks/results/search otherwise")
     given = parser.parse_args()
     out = given.out or results_file.free_path("search")
-    paths = given.spaces or sorted(SPACES.glob("*.jsonl"))
+    paths = given.spaces or committed()
     found = (figure for path in paths for figure in figures(path.stem, Recorded.load(path), given.seeds))
     results_file.write_figures(out, "search", found)
 

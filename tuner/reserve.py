@@ -30,10 +30,10 @@ class Reserve:
     step_s: float
 
     def confirmation_s(self) -> float:
-        """What confirming the leader may take."""
+        """What confirming the leader may take; while that is the step as given, a winner that may still come."""
         first = leader(self.trials)
         knobs: Configuration = {} if first is None else first.knobs
-        processes = self.processes(knobs)
+        processes = self.processes(knobs) if knobs else PROCESSES
         confirmed_s = self._confirmed_s(first, processes)
         if first is None or not knobs or self.known.proof_for(knobs) is not None:
             return confirmed_s
@@ -46,9 +46,12 @@ class Reserve:
         return self._confirmed_s(first, AGAIN) if first is not None and first.knobs else 0.0
 
     def processes_within(self, knobs: Configuration, left_s: float) -> int:
-        """How many processes confirm these choices: as many as fit into this time, at least two."""
-        wanted = range(self.processes(knobs), AGAIN, -1)
-        return next((count for count in wanted if self._confirmed_s(leader(self.trials), count) <= left_s), AGAIN)
+        """How many processes confirm these choices: as many as fit into this time, at least two of what one is not
+        enough for."""
+        most = self.processes(knobs)
+        least = min(AGAIN, most)
+        wanted = range(most, least, -1)
+        return next((count for count in wanted if self._confirmed_s(leader(self.trials), count) <= left_s), least)
 
     def holds_proof(self, first: Trial, left_s: float) -> bool:
         """Whether the long look at the leader's numbers can do more in this time than compile."""
@@ -72,7 +75,9 @@ class Reserve:
         return longest_s if self.budget_s is not None and longest_s <= PLAYOFF_SHARE * self.budget_s else 0.0
 
     def processes(self, knobs: Configuration) -> int:
-        """That confirm these choices."""
+        """That confirm these choices: one for the step as given, which is surely as fast as itself."""
+        if not knobs:
+            return 1
         return PROCESSES if self.known.proven_of(knobs) is None else AGAIN
 
     def proof_s(self) -> float:

@@ -234,17 +234,10 @@ def test_nothing_is_given_up_for_the_step_as_given():
     assert words(conclusion.plan.knobs) == GRAPH
 
 
-def test_of_the_step_as_given_one_process_is_enough_where_time_is_over():
-    machine = Machine(inapplicable=only(), child_s=45)
-    trials, conclusion = run_out(machine, a_run(budget_s=70))
-    assert len(confirmations(trials)) == 1
-    assert (conclusion.plan.knobs, conclusion.verdict) == ({}, Verdict.AMBIGUOUS)
-
-
 def test_a_machine_on_which_nothing_applies_keeps_the_step_as_given():
     trials, conclusion = run_out(Machine(inapplicable=only()), a_run(budget_trials=25))
     assert {words(trial.knobs) for trial in trials} == {"eager"}
-    assert len(trials) == 1 + PROCESSES
+    assert len(confirmations(trials)) == 1, "a step is surely as fast as itself"
     evidence = conclusion.plan.evidence
     assert (conclusion.plan.knobs, conclusion.verdict, evidence.baseline) == ({}, Verdict.SAME, "eager")
     assert evidence.step_ms == evidence.baseline_step_ms == evidence.eager_step_ms
