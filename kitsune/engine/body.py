@@ -1,8 +1,8 @@
 """Body: the launches of one training step, in order, with no decision about how they are issued."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import torch
 
@@ -12,6 +12,7 @@ from kitsune.engine.update import Update, parameters_of
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 Look = Callable[[torch.Tensor], None]
+NOTHING: Final = contextlib.nullcontext()
 
 
 class Body:
@@ -93,12 +94,15 @@ class Body:
             parameter.grad = None
 
 
+def entered(contexts: Sequence[Context]) -> contextlib.AbstractContextManager[Any]:
+    """All contexts in order; nothing at all when there are none."""
+    if len(contexts) == 1:
+        return contexts[0]()
+    return _all_of(contexts) if contexts else NOTHING
+
+
 @contextlib.contextmanager
-def entered(contexts: Sequence[Context]) -> Any:
-    """All contexts entered in order; nothing at all when there are none."""
-    if not contexts:
-        yield
-        return
+def _all_of(contexts: Sequence[Context]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for context in contexts:
             stack.enter_context(context())
