@@ -55,6 +55,7 @@ PLAYOFF_ROUNDS = 30
 ABLATION_ROUNDS = 20
 OVERTIME = 0.03  # of the budget: what a confirmation may take longer than was expected
 REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
+UNSEARCHED = "nothing was tried but the step as given; give the run more time"
 #: A step that fails like this against itself does so in every other trial too.
 FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
 
@@ -315,8 +316,18 @@ class Tuning:
         )
 
     def _concluded(self, confirmed: Confirmed, inspection: Inspection) -> Conclusion:
+        if self._is_unsearched():
+            decision = replace(confirmed.decision, verdict=Verdict.AMBIGUOUS, note=UNSEARCHED)
+            confirmed = replace(confirmed, decision=decision)
         plan = confirmed.plan(self.run.id, inspection)
         return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
+
+    def _is_unsearched(self) -> bool:
+        """Whether nothing was tried against the step as given, though there is something to try."""
+        tried = searched(self.trials)
+        if self._is_recalled or any(trial.knobs for trial in tried):
+            return False
+        return propose(self._space, tried, self.run.seed) is not None
 
     def _waited(self, ask: Check | None = None) -> tuple[Begun, Finished] | None:
         """The first trial that has ended; None when the user or `ask` ends it, and then nothing is at work any more."""

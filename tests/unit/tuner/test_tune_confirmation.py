@@ -234,6 +234,14 @@ def test_nothing_is_given_up_for_the_step_as_given():
     assert words(conclusion.plan.knobs) == GRAPH
 
 
+def test_a_run_that_had_time_for_the_step_as_given_alone_says_so():
+    trials, conclusion = run_out(Machine(inapplicable=SMALL, child_s=45), a_run(budget_s=70))
+    assert {words(trial.knobs) for trial in trials} == {"eager"}
+    assert (conclusion.plan.knobs, conclusion.verdict) == ({}, Verdict.AMBIGUOUS)
+    assert conclusion.plan.evidence.verdict == "ambiguous"
+    assert conclusion.plan.evidence.note == "nothing was tried but the step as given; give the run more time"
+
+
 def test_a_machine_on_which_nothing_applies_keeps_the_step_as_given():
     trials, conclusion = run_out(Machine(inapplicable=only()), a_run(budget_trials=25))
     assert {words(trial.knobs) for trial in trials} == {"eager"}
