@@ -11,7 +11,7 @@ from kitsune.plan import Evidence, Interval, Numerics, Plan, Said
 from tuner.confirmation import FAR_APART, Confirmed, Prior, apart, confirm, is_restless, scatter
 from tuner.protocol import ArmSpec, Inspection
 from tuner.records import Arm, CauseKind, Comparison, Measurement, Verdict
-from tuner.stats import SAME_WITHIN, THRESHOLD, compare, median, samples_digest, verdict
+from tuner.stats import SAME_WITHIN, compare, median, samples_digest, verdict
 
 EAGER, STOCK, CANDIDATE = "eager", "stock", "candidate"
 #: The best so far, which a trial is timed against.
@@ -50,15 +50,13 @@ class Decision:
 
     They are one and the same arm unless the verdict is FASTER. The verdict: FASTER (the candidate over the best stock
     configuration), SAME (it is surely no gain of 1 %), AMBIGUOUS or TOO_NOISY (these samples do not tell; `note` says
-    why, and the way out). `found` is of the candidate over the best stock configuration. `is_open`: these samples do
-    not exclude a gain, and more processes could show it.
+    why, and the way out). `found` is of the candidate over the best stock configuration.
     """
 
     chosen: str
     baseline: str
     verdict: Verdict
     found: Confirmed
-    is_open: bool
     note: str = ""
 
     @property
@@ -124,7 +122,7 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
     over_stock, noise = judged(used, stock, candidate, prior if is_known else None)
     left_out = _left_out(len(processes) - len(used), len(processes))
     if over_stock.comparison.verdict is Verdict.FASTER:
-        return Decision(candidate, stock, Verdict.FASTER, over_stock, is_open=False, note=left_out)
+        return Decision(candidate, stock, Verdict.FASTER, over_stock, left_out)
     over_eager, noise_of_eager = judged(used, EAGER, stock)
     kept = stock if _seems_faster(over_eager.comparison) else EAGER
     both = (over_stock.comparison, over_eager.comparison)
@@ -134,8 +132,7 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
         note = too_noisy(noise or noise_of_eager, used)
     elif said is Verdict.AMBIGUOUS:
         note = _undecided(both, len(used))
-    is_open = said is Verdict.AMBIGUOUS and any(map(_may_gain, both))
-    return Decision(kept, kept, said, over_stock, is_open, "; ".join(filter(None, (note, left_out))))
+    return Decision(kept, kept, said, over_stock, "; ".join(filter(None, (note, left_out))))
 
 
 def judged(
@@ -292,10 +289,6 @@ def _said_of(compared: Sequence[Comparison]) -> Verdict:
 
 def _seems_faster(comparison: Comparison) -> bool:
     return comparison.verdict is Verdict.FASTER or comparison.speedup.median > 1 + SAME_WITHIN
-
-
-def _may_gain(comparison: Comparison) -> bool:
-    return comparison.verdict not in CERTAIN and comparison.speedup.high > 1 + THRESHOLD
 
 
 def _numerics(processes: Sequence[Measurement], chosen: str, proven: Mapping[str, Numerics]) -> Numerics:

@@ -193,7 +193,7 @@ def test_numbers_that_one_process_has_proven_are_not_proven_again():
 
 def test_a_candidate_that_changes_nothing_is_never_faster():
     plan, decision = planned(measured(10, None, 5, candidate={}))
-    assert (decision.verdict, decision.is_open, plan.knobs) == (Verdict.SAME, False, {})
+    assert (decision.verdict, plan.knobs) == (Verdict.SAME, {})
     assert plan.evidence.speedup.median == plan.evidence.speedup_over_eager.median == 1
 
 
@@ -215,25 +215,24 @@ def test_two_processes_and_an_earlier_proof_decide_where_it_was_over_the_same_ba
 
 
 @pytest.mark.parametrize(
-    ("candidate_ms", "offset", "verdict", "is_open"),
+    ("candidate_ms", "offset", "verdict"),
     [
-        (9.9, 0.01, Verdict.AMBIGUOUS, True),
-        (10.5, 0.02, Verdict.AMBIGUOUS, False),  # unclear, but surely no gain
-        (12.0, 0.01, Verdict.SAME, False),
-        (5.0, 0.01, Verdict.FASTER, False),
-        (10.0, 0.0, Verdict.SAME, False),
-        (9.9, 0.08, Verdict.TOO_NOISY, False),  # more of the same would not help
+        (9.9, 0.01, Verdict.AMBIGUOUS),
+        (10.5, 0.02, Verdict.AMBIGUOUS),
+        (12.0, 0.01, Verdict.SAME),
+        (5.0, 0.01, Verdict.FASTER),
+        (10.0, 0.0, Verdict.SAME),
+        (9.9, 0.08, Verdict.TOO_NOISY),
     ],
 )
-def test_only_a_possible_gain_is_left_open(candidate_ms, offset, verdict, is_open):
-    decision = decide(measured(10, None, candidate_ms, offset=offset))
-    assert (decision.verdict, decision.is_open) == (verdict, is_open)
+def test_what_is_said_of_a_candidate_beside_the_step_as_given(candidate_ms, offset, verdict):
+    assert decide(measured(10, None, candidate_ms, offset=offset)).verdict is verdict
 
 
-def test_a_stock_configuration_whose_own_gain_is_unclear_is_left_open_and_kept():
+def test_a_stock_configuration_whose_own_gain_is_unclear_is_kept():
     plan, decision = planned(measured(10, 9.8, None, offset=0.015))
     assert decision.comparison.verdict is Verdict.SAME, "it is its own baseline"
-    assert (decision.verdict, decision.is_open, plan.knobs) == (Verdict.AMBIGUOUS, True, BF16)
+    assert (decision.verdict, plan.knobs) == (Verdict.AMBIGUOUS, BF16)
     assert "the best stock configuration, over the step as given, is 0.9" in plan.evidence.note
 
 
