@@ -155,7 +155,7 @@ class Confirmation:
         return self._is_late() and self._count() >= (AGAIN if self.first.knobs else 1)
 
     def _is_time_for_another(self) -> bool:
-        """Whatever those said that have ended: to go on until something shows would widen every interval."""
+        """Whatever was measured so far: to go on until a gain shows would make the interval wrong."""
         return bool(self._measured) and self._count() < self.most and self._longest_s <= self.left_s()
 
     def _is_harmless(self, begun: Begun, done: Finished) -> bool:
