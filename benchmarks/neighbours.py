@@ -21,7 +21,7 @@ from benchmarks import results_file
 from benchmarks.cases import CASES
 from benchmarks.results_file import Figure
 from kitsune.device import pick_device
-from tuner.crew import Children, Crew, Finished
+from tuner.crew import Children, Crew
 from tuner.protocol import ArmSpec, Job, Limits
 from tuner.records import Measurement
 from tuner.stats import log_ratios, median
@@ -37,8 +37,8 @@ COMPILED: Final = {"precision": "bf16", "compile": "default"}
 SETTLE_S: Final = 15.0  # until the neighbours compile
 
 
-class Street:
-    """A crew whose neighbours are kept at work; the first measurement beside them begins after `settle_s`."""
+class Measurer:
+    """Measures alone, or beside neighbours that it keeps at work: after `settle_s`, where there were none before."""
 
     def __init__(self, crew: Crew, workload: str, device: str, settle_s: float = SETTLE_S) -> None:
         self._crew = crew
@@ -56,7 +56,8 @@ class Street:
             time.sleep(self._settle_s)
         ticket = self._begin(ArmSpec(name="step", knobs=knobs), ArmSpec(name="again", knobs=knobs))
         while (done := self._crew.finished(go_on)).ticket != ticket:
-            self._replace(done)
+            self._neighbours.discard(done.ticket)
+            self._refill(neighbours)
         return done.outcome if isinstance(done.outcome, Measurement) else None
 
     def _begin(self, *arms: ArmSpec) -> int:
@@ -65,10 +66,6 @@ class Street:
     def _refill(self, count: int) -> None:
         while len(self._neighbours) < count:
             self._neighbours.add(self._begin(ArmSpec(name="eager"), ArmSpec(name="neighbour", knobs=COMPILED)))
-
-    def _replace(self, done: Finished) -> None:
-        self._neighbours.discard(done.ticket)
-        self._refill(NEIGHBOURS)
 
 
 def line_of(knobs: dict[str, Any], neighbours: int, found: Measurement) -> dict[str, Any]:
@@ -114,12 +111,12 @@ def main() -> None:
     results_file.append(given.out, results_file.environment_line(command))
     steps = TIMED if device.startswith("cuda") else TIMED[:1]
     with Children(workload, device, spares=1) as crew:
-        street = Street(crew, workload, device)
+        measurer = Measurer(crew, workload, device)
         number = len(measured_in(given.out))
         while time.monotonic() < end_s:
             # two measurements of each kind in a row, as neighbours need a while until they compile
             knobs, neighbours = steps[number % len(steps)], NEIGHBOURS * (number // (2 * len(steps)) % 2)
-            found = street.measured(knobs, neighbours)
+            found = measurer.measured(knobs, neighbours)
             number += 1
             if found is not None:
                 results_file.append(given.out, line_of(knobs, neighbours, found))

@@ -119,7 +119,7 @@ def peak_bytes(device: torch.device) -> int:
 
 def reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.init()  # before it, torch says that there is no such device
+        torch.cuda.init()  # before that the call fails with "Invalid device argument"
         torch.cuda.reset_peak_memory_stats(device)
 
 

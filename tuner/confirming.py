@@ -152,7 +152,7 @@ class Confirmation:
 
     def _is_enough(self) -> bool:
         """Whether time is over, and two processes are enough; one of the step as given."""
-        return self._is_late() and self._count() >= (AGAIN if self.first.knobs else 1)
+        return self._is_late() and self._count() >= min(AGAIN, self.most)
 
     def _is_time_for_another(self) -> bool:
         """Whatever was measured so far: to go on until a gain shows would make the interval wrong."""

@@ -238,15 +238,15 @@ def _worst(
 
 def _singles(found: Lengths) -> list[float]:
     """The error of each gradient, relative to itself, or to a hundredth of its fair share."""
-    least = [0.01 * found.density * math.sqrt(count) for count in found.elements]
+    density = found.density
+    least = [0.01 * density * math.sqrt(count) for count in found.elements]
     return [_ratio(apart, max(norm, fair)) for apart, norm, fair in zip(found.apart, found.theirs, least, strict=True)]
 
 
 def _sizes(found: Lengths) -> list[float]:
     """The norm of each gradient, over its fair share of the reference's."""
-    return [
-        _ratio(norm, found.density * math.sqrt(count)) for norm, count in zip(found.ours, found.elements, strict=True)
-    ]
+    density = found.density
+    return [_ratio(norm, density * math.sqrt(count)) for norm, count in zip(found.ours, found.elements, strict=True)]
 
 
 def _largest_of(steps: Iterable[Sequence[float]], count: int) -> list[float]:

@@ -102,10 +102,9 @@ def bootstrap_interval(values: Sequence[float], resamples: int = RESAMPLES, seed
 
     The same number of resampled medians is cut off at both ends, so that negated values give the negated interval.
     """
-    size, half = len(values), len(values) // 2
+    size = len(values)
     drawn = random.Random(seed).choices(values, k=size * resamples)  # noqa: S311 - statistics, not secrets
-    samples = [sorted(drawn[start : start + size]) for start in range(0, len(drawn), size)]
-    medians = sorted(each[half] if size % 2 else (each[half - 1] + each[half]) / 2 for each in samples)
+    medians = sorted(median(drawn[start : start + size]) for start in range(0, len(drawn), size))
     cut = resamples // 40
     return medians[cut], medians[-1 - cut]
 

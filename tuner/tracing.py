@@ -22,7 +22,7 @@ PERTURBATION = 2.0**-21  # a few units in the last place of fp32
 
 COPIES = 8  # of all parameters: the start, the gradients of six steps, and the end
 SHARE = 0.125  # of what is free: others are at work beside it, and each step grows
-HOST = torch.device("cpu")
+CPU = torch.device("cpu")
 
 BatchAt = Callable[[int], Any]
 Step = Callable[[int, Any, Any], torch.Tensor]
@@ -51,10 +51,10 @@ def batches_of(batch: Any, seed: int, *, vary: bool) -> BatchAt:
 def place_for(model: torch.nn.Module, device: torch.device, step_bytes: int) -> torch.device:
     """Where a candidate's trace is kept: on the device where that leaves room for two of its steps, else the host."""
     needed = COPIES * sum(parameter.nbytes for parameter in model.parameters())
-    return device if needed <= SHARE * (free_bytes(device) - 2 * step_bytes) else HOST
+    return device if needed <= SHARE * (free_bytes(device) - 2 * step_bytes) else CPU
 
 
-def start_of(workload: Workload, place: torch.device = HOST) -> Start:
+def start_of(workload: Workload, place: torch.device = CPU) -> Start:
     parameters, buffers = state(workload, place)
     return Start([name for name, _ in workload.model.named_parameters()], parameters, buffers)
 
@@ -86,11 +86,11 @@ def remember(trace: Trace, index: int, snapshot: Snapshot) -> None:
         del trace.snapshots[old]
 
 
-def snapshot(workload: Workload, loss: torch.Tensor, place: torch.device = HOST) -> Snapshot:
+def snapshot(workload: Workload, loss: torch.Tensor, place: torch.device = CPU) -> Snapshot:
     return Snapshot(float(loss), [_copy(parameter.grad, place) for parameter in workload.model.parameters()])
 
 
-def state(workload: Workload, place: torch.device = HOST) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def state(workload: Workload, place: torch.device = CPU) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Copies of parameters and buffers."""
     model = workload.model
     return [_copy(p, place) for p in model.parameters()], [_copy(b, place) for b in model.buffers()]

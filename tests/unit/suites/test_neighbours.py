@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks.neighbours import NEIGHBOURS, ROUNDS, TIMED, Street, figures, line_of
+from benchmarks.neighbours import NEIGHBOURS, ROUNDS, TIMED, Measurer, figures, line_of
 from tests.unit.tuner.machine import Machine, OneByOne
 from tuner.crew import Finished
 from tuner.protocol import Job, Limits
@@ -43,11 +43,11 @@ class Shared(OneByOne):
 def test_neighbours_that_end_are_replaced_until_the_measurement_has_ended():
     machine = Machine()
     crew = Shared(machine)
-    street = Street(crew, "zoo:mlp", "cpu", settle_s=0.0)
-    found = street.measured({}, NEIGHBOURS)
+    measurer = Measurer(crew, "zoo:mlp", "cpu", settle_s=0.0)
+    found = measurer.measured({}, NEIGHBOURS)
     assert found is not None
     assert len(crew.waiting) == NEIGHBOURS, "they go on"
     assert line_of({}, NEIGHBOURS, found)["again_ms"] == found.arms[1].step_ms
-    assert street.measured({}, 0) is not None
+    assert measurer.measured({}, 0) is not None
     assert crew.waiting == {}
     assert crew.most == NEIGHBOURS + 1

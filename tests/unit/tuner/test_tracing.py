@@ -2,14 +2,14 @@ import pytest
 import torch
 
 from tuner import tracing
-from tuner.tracing import COPIES, HOST, SHARE, place_for
+from tuner.tracing import COPIES, CPU, SHARE, place_for
 
 GPU = torch.device("cuda", 0)
 MODEL = torch.nn.Linear(1023, 256)  # 1 MiB
 STEP_BYTES = 2**30
 
 
-@pytest.mark.parametrize(("spare_bytes", "place"), [(0, GPU), (-1, HOST)])
+@pytest.mark.parametrize(("spare_bytes", "place"), [(0, GPU), (-1, CPU)])
 def test_a_trace_stays_on_the_gpu_where_two_steps_find_room_beside_it(
     monkeypatch: pytest.MonkeyPatch, spare_bytes: int, place: torch.device
 ) -> None:
@@ -19,4 +19,4 @@ def test_a_trace_stays_on_the_gpu_where_two_steps_find_room_beside_it(
 
 
 def test_a_trace_of_a_cpu_is_on_the_host():
-    assert place_for(MODEL, HOST, 0) == HOST
+    assert place_for(MODEL, CPU, 0) == CPU
