@@ -6,6 +6,7 @@ nothing, so parameters, statistics and generators see every step exactly once.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from kitsune.errors import CaptureError
 from kitsune.graphs import Graph, Recorder
 
 WARM_STEPS = 3
+GRADIENT = attrgetter("grad")
 MAX_WARM_STEPS = 32  # an optimizer that starts late (see `is_starting`) is waited for no longer in order to be recorded
 
 
@@ -121,7 +123,7 @@ class StepGraph:
         if self.refusal:
             return Recorded(None, self.refusal, None)
         with self._static_step(batch) as launches, side_stream(self._device):
-            return verified(launches, self._device, list(tensors_of(self._static.batch)), self._body.update.rates)
+            return verified(launches, self._device, tensors_of(self._static.batch), self._body.update.rates)
 
     def is_stale(self) -> bool:
         """Whether something that the graph has baked in has changed since."""
@@ -213,7 +215,7 @@ class StepGraph:
             return *self._recorder.capture(launches), self._recorder.executes
         planner = Planner(self._recorder, self._streams, self._pool_bytes)
         with side_stream(self._device):
-            graph, result = planner.capture(launches, list(tensors_of(self._static.batch)), self._body.update.rates)
+            graph, result = planner.capture(launches, tensors_of(self._static.batch), self._body.update.rates)
         self.streams_refusal = planner.refusal
         if planner.is_erratic:
             self.refusal = planner.refusal
@@ -232,8 +234,9 @@ class StepGraph:
         if replay:
             assert self._graph is not None
             self._graph.replay()
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = gradient
+        if not all(map(is_, map(GRADIENT, self._parameters), self._gradients)):  # as after zero_grad
+            for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+                parameter.grad = gradient
         if self.update_outside:
             self._body.update.step()
         # A copy: the next replay overwrites the graph's own loss, and users keep losses.

@@ -1,7 +1,7 @@
 """Static batch: the tensors that a captured step reads, and what makes another batch fit them."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum
 from types import NoneType
 from typing import Any
@@ -23,7 +23,7 @@ def signature_of(value: Any) -> Signature:
             return ("nested", value.dtype, value.requires_grad)
         return (value.shape, order_of(value), value.dtype, value.requires_grad)
     if isinstance(value, (tuple, list)):
-        return (type(value), *[signature_of(item) for item in value])
+        return (type(value), *map(signature_of, value))
     if isinstance(value, dict):
         return ("dict", *[(key, signature_of(item)) for key, item in value.items()])
     # As it is written: -0.0 is another number than 0.0, and nan equals itself.
@@ -88,16 +88,22 @@ def why_not_static(batch: Any) -> str | None:
     return None
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+def tensors_of(value: Any) -> list[torch.Tensor]:
     """The tensors of a batch, in the order of `signature_of`."""
+    found: list[torch.Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[torch.Tensor]) -> None:
     if isinstance(value, torch.Tensor):
-        yield value
+        found.append(value)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from tensors_of(item)
+            _collect(item, found)
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from tensors_of(item)
+            _collect(item, found)
 
 
 class StaticBatch:
@@ -105,11 +111,12 @@ class StaticBatch:
 
     def __init__(self, batch: Any, device: torch.device, memory_format: torch.memory_format | None = None) -> None:
         self.batch = pytree.tree_map(lambda leaf: _static(leaf, device, memory_format), batch)
-        self._tensors = list(tensors_of(self.batch))
+        self._tensors = tensors_of(self.batch)
         self._is_cuda = device.type == "cuda"
-        self._alike: defaultdict[torch.dtype, list[int]] = defaultdict(list)
+        alike: defaultdict[torch.dtype, list[int]] = defaultdict(list)
         for index, tensor in enumerate(self._tensors):
-            self._alike[tensor.dtype].append(index)
+            alike[tensor.dtype].append(index)
+        self._alike = [indices for indices in alike.values() if len(indices) > 1]
 
     def load(self, batch: Any) -> None:
         """Copies a batch of the same signature into the static tensors.
@@ -117,21 +124,23 @@ class StaticBatch:
         Those of one dtype that are on the device by now go in one call: 28 calls for a batch of DLRM's take the host of
         an H200 longer than its step takes the GPU.
         """
-        values = list(tensors_of(batch))
-        for alike in self._alike.values():
-            pairs = [(self._tensors[index], values[index]) for index in alike]
-            for static, value in pairs if len(pairs) == 1 else _copied_together(pairs):
-                if static is not value:
-                    static.copy_(value, non_blocking=self._is_cuda)
+        values = tensors_of(batch)
+        together: set[int] = set()
+        for alike in self._alike:
+            together.update(self._copied_together(alike, values))
+        for index, value in enumerate(values):
+            static = self._tensors[index]
+            if static is not value and index not in together:
+                static.copy_(value, non_blocking=self._is_cuda)
 
-
-def _copied_together(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Copies those that are on one device, where there are several; returns the others."""
-    here = [(static, value) for static, value in pairs if static is not value and value.device == static.device]
-    if len(here) < 2:
-        return pairs
-    torch._foreach_copy_([static for static, _ in here], [value for _, value in here])
-    return [(static, value) for static, value in pairs if value.device != static.device]
+    def _copied_together(self, alike: list[int], values: list[torch.Tensor]) -> list[int]:
+        """Copies those of these places that are on the device, where there are several; which they were."""
+        tensors = self._tensors
+        here = [i for i in alike if values[i] is not tensors[i] and values[i].device == tensors[i].device]
+        if len(here) < 2:
+            return []
+        torch._foreach_copy_([tensors[i] for i in here], [values[i] for i in here])
+        return here
 
 
 def place(value: Any, device: torch.device, memory_format: torch.memory_format | None = None) -> Any:

@@ -6,6 +6,7 @@ step; every other hyperparameter is baked into the launches, and `refresh` says 
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,23 @@ NOT_BAKED = frozenset({"params", "lr", "initial_lr"})
 HOOKED = "a hook on optimizer.step would not run in a replayed graph"
 
 
+@dataclass(frozen=True, slots=True)
+class Baked:
+    """The hyperparameters of a group that its launches have baked in. Compared before every replay, by calls into C."""
+
+    names: tuple[str, ...]
+    values: list[Any]
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> "Baked":
+        names = tuple(name for name in group if name not in NOT_BAKED)
+        return cls(names, [group[name] for name in names])
+
+    def holds(self, group: Mapping[str, Any]) -> bool:
+        others = sum(map(group.__contains__, NOT_BAKED))
+        return len(group) - others == len(self.names) and list(map(group.get, self.names)) == self.values
+
+
 class Update:
     """unscale -> clip -> optimizer.step -> rescale."""
 
@@ -30,7 +48,7 @@ class Update:
         self.clip_grad_norm = clip_grad_norm
         self._given: list[Any] = []
         self._rates: list[torch.Tensor] = []
-        self._baked: list[Mapping[str, Any]] = []
+        self._baked: list[Baked] = []
         self._shown: list[float] = []
 
     def prepare_gradients(self) -> None:
@@ -74,7 +92,7 @@ class Update:
         device = parameters_of(self.optimizer)[0].device
         self._given = [group["lr"] for group in groups]
         self._shown = [float(rate) for rate in self._given]
-        self._baked = [_baked(group) for group in groups]
+        self._baked = [Baked.of(group) for group in groups]
         # fp32 is what the fused CUDA kernels read; the CPU computes with a double, as it does with a number
         dtype = torch.float32 if device.type == "cuda" else torch.float64
         self._rates = [torch.full((), rate, dtype=dtype, device=device) for rate in self._shown]
@@ -96,7 +114,7 @@ class Update:
         if len(groups) != len(self._baked) or has_step_hooks(self.optimizer):
             return False
         for index, group in enumerate(groups):
-            if _baked(group) != self._baked[index]:
+            if not self._baked[index].holds(group):
                 return False
             rate = group["lr"]
             if isinstance(rate, torch.Tensor):
@@ -143,7 +161,3 @@ def is_starting(optimizer: Optimizer) -> bool:
         if group["momentum"]
         for parameter in group["params"]
     )
-
-
-def _baked(group: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {key: value for key, value in group.items() if key not in NOT_BAKED}
