@@ -80,12 +80,13 @@ class Recorder:
 
 def begun(path: Path, workload: str, device: str) -> tuple[Space, Configuration]:
     """The space of the file and its rival; a new file begins with what an inspection tells of the workload here."""
+    here = results_file.environment_line(results_file.command_line())
     if path.exists():
         with path.open(encoding="utf-8") as file:
             head = json.loads(file.readline())
-        if head["workload"] != workload:
-            raise SystemExit(f"{path.name} is of {head['workload']}")
-        results_file.append(path, results_file.environment_line(results_file.command_line()))
+        if (head["workload"], head["gpu"]) != (workload, here["gpu"]):
+            raise SystemExit(f"{path.name} is of {head['workload']} on {head['gpu'] or 'a CPU'}")
+        results_file.append(path, here)
         return Space.of(head["inapplicable"]), head["rival"]
     found = measure.inspect(workload, device)
     if isinstance(found, Failure):
@@ -93,7 +94,7 @@ def begun(path: Path, workload: str, device: str) -> tuple[Space, Configuration]
     space = Space.of(found.inapplicable)
     told = {"workload": workload, "inapplicable": dict(found.inapplicable), "rival": rival_of(space)}
     looked = {"step_ms": found.step_ms, "parameters": found.parameters, "batch": found.batch}
-    results_file.append(path, results_file.environment_line(results_file.command_line()) | told | looked)
+    results_file.append(path, here | told | looked)
     return space, rival_of(space)
 
 
