@@ -1,4 +1,7 @@
-"""The UUID of a GPU in, what disturbs measurements on it out: throttling, other processes, a low clock. No torch."""
+"""The UUID of a GPU in, what disturbs measurements on it out: throttling, other processes, a low clock. No torch.
+
+A slowdown disturbs the round in which it begins or ends. One that lasts is the state of the GPU, and slows all arms.
+"""
 
 import contextlib
 import os
@@ -65,12 +68,12 @@ def family() -> set[int]:
 
 
 class GpuWatch:
-    """Compares the state of the GPU after each round with that at the start."""
+    """Compares the state of the GPU after each round with that before it, and with that at the start."""
 
     def __init__(self, handle: object) -> None:
         self._handle = handle
         self._mine = family()
-        self._first = self._state()
+        self._first = self._last = self._state()
         self._clocks = [self._first.sm_mhz]
         self._seen: dict[CauseKind, str] = {}
 
@@ -80,9 +83,10 @@ class GpuWatch:
         except pynvml.NVMLError:
             return None  # it answered at the start: one missing look condemns no round
         self._clocks.append(now.sm_mhz)
-        found = what_disturbed(self._first, now, max(self._clocks), self._mine)
-        if found is not None:
-            self._seen[found.kind] = found.seen
+        found = what_disturbed(self._first, self._last, now, max(self._clocks), self._mine)
+        self._last = now
+        for cause in filter(None, (throttling(now.reasons), found)):
+            self._seen[cause.kind] = cause.seen
         return None if found is None else found.seen
 
     def notes(self) -> tuple[str, ...]:
@@ -109,11 +113,12 @@ class GpuWatch:
         )
 
 
-def what_disturbed(first: GpuState, now: GpuState, highest_mhz: int, mine: Iterable[int]) -> Cause | None:
-    """The reason why a round that ended in state `now` must not count, or None."""
-    slowdown = next((name for bit, name in SLOWDOWNS.items() if now.reasons & bit), None)
-    if slowdown is not None:
-        return Cause(kind=CauseKind.GPU_CLOCK, seen=f"the GPU throttled: {slowdown}")
+def what_disturbed(
+    first: GpuState, before: GpuState, now: GpuState, highest_mhz: int, mine: Iterable[int]
+) -> Cause | None:
+    """The reason why a round that began in state `before` and ended in `now` must not count, or None."""
+    if (changed := throttling(now.reasons ^ before.reasons)) is not None:
+        return changed
     newcomers = now.processes - first.processes - set(mine)
     if newcomers:
         seen = f"another process came onto the GPU: {_listed(newcomers)}"
@@ -122,6 +127,11 @@ def what_disturbed(first: GpuState, now: GpuState, highest_mhz: int, mine: Itera
         seen = f"the SM clock fell below {LOW_CLOCK:.0%} of the highest seen"
         return Cause(kind=CauseKind.GPU_CLOCK, seen=seen)
     return None
+
+
+def throttling(reasons: int) -> Cause | None:
+    slowdown = next((name for bit, name in SLOWDOWNS.items() if reasons & bit), None)
+    return None if slowdown is None else Cause(kind=CauseKind.GPU_CLOCK, seen=f"the GPU throttled: {slowdown}")
 
 
 def watch_gpu(uuid: str) -> GpuWatch | NoWatch:

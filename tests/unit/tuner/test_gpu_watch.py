@@ -27,7 +27,7 @@ def state(**changes: object) -> GpuState:
     ],
 )
 def test_what_is_no_disturbance(now):
-    assert what_disturbed(QUIET, now, 1900, {7}) is None
+    assert what_disturbed(QUIET, QUIET, now, 1900, {7}) is None
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,29 @@ def test_what_is_no_disturbance(now):
     ],
 )
 def test_what_is_one(now, kind, words):
-    found = what_disturbed(QUIET, now, 1900, {7})
+    found = what_disturbed(QUIET, QUIET, now, 1900, {7})
     assert found.kind is kind
     assert words in found.seen
+
+
+HOT = state(reasons=0x20)
+
+
+def test_a_slowdown_disturbs_the_rounds_in_which_it_begins_and_ends(monkeypatch):
+    states = iter([QUIET, HOT, HOT, state(reasons=0x20 | 0x4), QUIET, QUIET])
+    monkeypatch.setattr(GpuWatch, "_state", lambda _: next(states))
+    watch = GpuWatch(None)
+    began, *lasted, ended, quiet = [watch.disturbance() for _ in range(5)]
+    assert began == ended == "the GPU throttled: thermal slowdown (software)"
+    assert lasted == [None, None]
+    assert quiet is None
+
+
+def test_a_slowdown_that_lasts_is_a_cause_all_the_same(monkeypatch):
+    monkeypatch.setattr(GpuWatch, "_state", lambda _: HOT)
+    watch = GpuWatch(None)
+    assert watch.disturbance() is None
+    assert [cause.seen for cause in watch.causes()] == ["the GPU throttled: thermal slowdown (software)"]
 
 
 def test_what_disturbed_is_told_in_the_end(monkeypatch):
