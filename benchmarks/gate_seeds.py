@@ -1,29 +1,37 @@
-"""Suite gate_seeds: how often the winner's gate refuses a candidate that is right, over many seeds, on a CPU.
+"""Suite gate_seeds: how often the winner's gate refuses a candidate that is right, over many seeds.
 
     python -m benchmarks.gate_seeds --seeds 200
 
-Small steps, each by choices that change how it rounds; every seed draws other weights, batches and perturbations.
+Every seed draws other weights, batches and perturbations. On a CPU: small steps, each by choices that change how it
+rounds. On a GPU: models of ordinary size, compiled, one process each. Called again with the same file it goes on.
 """
 
 import argparse
+import json
+import multiprocessing
 import os
 import time
-from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from itertools import takewhile
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 
 from benchmarks import results_file
+from benchmarks.cases import CASES
+from kitsune.device import pick_device
 from kitsune.knobs import Choice
 from tuner.long_gate import prove_long
 from tuner.probe import probe_workload
 from tuner.protocol import ArmSpec, Job
 from tuner.records import Failure
 
-BUDGET_S = 30.0
+SUITE: Final = "gate_seeds"
+BUDGET_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class Candidate:
     knobs: Mapping[str, Choice]
 
 
-CANDIDATES = (
+SMALL: Final = (
     Candidate("cnn fp32 channels_last", "zoo:lenet5?size=tiny&batch=32", {"layout": "channels_last"}),
     Candidate(
         "cnn bf16 channels_last", "zoo:lenet5?size=tiny&batch=32", {"layout": "channels_last", "precision": "bf16"}
@@ -45,43 +53,75 @@ CANDIDATES = (
 )
 
 
-def refusal(candidate: Candidate, budget_s: float, seed: int) -> str:
+COMPILED: Final[Mapping[str, Mapping[str, Choice]]] = {
+    "reduce-overhead": {"precision": "bf16", "compile": "reduce-overhead", "update": "fused"},
+    "captured": {"precision": "bf16", "compile": "default", "update": "kitsune", "capture": "step"},
+}
+LARGE: Final = tuple(
+    Candidate(f"{case} {name}", CASES[case].spec, knobs)
+    for case in ("nanogpt/12x1024", "bert_base/16x128", "resnet50/64", "gpt2_small/8x512", "vit_b16/64")
+    for name, knobs in COMPILED.items()
+)
+
+
+def refusal(candidate: Candidate, device: str, seed: int, budget_s: float) -> str:
     """Why the gate refuses it, or nothing."""
     torch.set_num_threads(1)
     arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs=candidate.knobs))
-    job = Job(workload=candidate.workload, device="cpu", seed=seed, arms=arms, budget_s=budget_s)
+    job = Job(workload=candidate.workload, device=device, seed=seed, arms=arms, budget_s=budget_s)
     probe = probe_workload(job)
     found = probe if isinstance(probe, Failure) else prove_long(job, probe)
     return f"{found.kind.value}: {found.reason}" if isinstance(found, Failure) else ""
+
+
+def looked(device: str, seeds: Iterable[int], budget_s: float, processes: int) -> Iterator[dict[str, Any]]:
+    """A line for each seed, in turn; on a GPU each has a process of its own, as in a run."""
+    candidates = LARGE if device == "cuda" else SMALL
+    context = multiprocessing.get_context("spawn")
+    begun: deque[tuple[str, int, Future[str]]] = deque()
+
+    def oldest() -> dict[str, Any]:
+        name, seed, found = begun.popleft()
+        return {"kind": "seed", "suite": SUITE, "candidate": name, "seed": seed, "refused": found.result()}
+
+    with ProcessPoolExecutor(processes, context, max_tasks_per_child=1 if device == "cuda" else None) as pool:
+        for seed in seeds:
+            candidate = candidates[seed % len(candidates)]
+            begun.append((candidate.name, seed, pool.submit(refusal, candidate, device, seed, budget_s)))
+            if len(begun) == processes:
+                yield oldest()
+        while begun:
+            yield oldest()
+
+
+def lines_in(path: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
+    return [line for line in lines if line["kind"] == "seed"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=200, help="of all candidates together")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of each proof")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    path = arguments.out or results_file.free_path("gate_seeds")
-    results_file.append(path, results_file.environment_line(results_file.command_line()))
-    begin = time.monotonic()
-    with ProcessPoolExecutor(arguments.processes) as pool:
-        futures = [
-            (CANDIDATES[seed % len(CANDIDATES)], seed, partial(refusal, budget_s=arguments.budget))
-            for seed in range(arguments.seeds)
-        ]
-        asked = [(candidate, seed, pool.submit(ask, candidate, seed=seed)) for candidate, seed, ask in futures]
-        refused = 0
-        for candidate, seed, future in asked:
-            reason = future.result()
-            refused += bool(reason)
-            line = {"kind": "seed", "suite": "gate_seeds", "candidate": candidate.name, "seed": seed, "refused": reason}
-            results_file.append(path, line)
-            if reason:
-                print(f"{candidate.name}, seed {seed}: {reason}", flush=True)
-    figure = ("right candidates refused", 100 * refused / arguments.seeds, "%", arguments.seeds)
-    results_file.append(path, results_file.figure_line("gate_seeds", figure, results_file.command_line()))
-    print(f"{refused} of {arguments.seeds} refused, in {time.monotonic() - begin:.0f} s")
+    parser.add_argument("--minutes", type=float, default=60.0, help="none is begun after these")
+    parser.add_argument("--processes", type=int, help="at a time; one on a GPU, otherwise one a core")
+    parser.add_argument("--out", type=Path, help="the file to go on with; a new one otherwise")
+    given = parser.parse_args()
+    device, end_s = pick_device().type, time.monotonic() + 60 * given.minutes
+    path, command = given.out or results_file.free_path(SUITE), results_file.command_line()
+    results_file.append(path, results_file.environment_line(command))
+    processes = given.processes or (1 if device == "cuda" else os.cpu_count() or 1)
+    seeds = takewhile(lambda _: time.monotonic() < end_s, range(len(lines_in(path)), given.seeds))
+    for line in looked(device, seeds, given.budget, processes):
+        results_file.append(path, line)
+        if line["refused"]:
+            print(f"{line['candidate']}, seed {line['seed']}: {line['refused']}", flush=True)
+    found = lines_in(path)
+    refused = sum(bool(line["refused"]) for line in found)
+    if len(found) >= given.seeds:
+        figure = ("right candidates refused", 100 * refused / len(found), "%", len(found))
+        results_file.append(path, results_file.figure_line(SUITE, figure, command))
+    print(f"{refused} of {len(found)} refused")
 
 
 if __name__ == "__main__":
