@@ -37,8 +37,7 @@ class Reserve:
         confirmed_s = self._confirmed_s(first, processes)
         if first is None or not knobs or self.known.proof_for(knobs) is not None:
             return confirmed_s
-        proven_s = proof_s(self.proof_s(), self.step_s) + WARM * own_s(first)
-        return max(confirmed_s + proven_s / self.at_once, proven_s + halted_s(first, processes))
+        return self._beside_s(first, confirmed_s, processes, proof_s(self.proof_s(), self.step_s))
 
     def least_s(self) -> float:
         """What confirming the leader takes at the least: two processes, without the long look at its numbers."""
@@ -55,7 +54,13 @@ class Reserve:
 
     def holds_proof(self, first: Trial, left_s: float) -> bool:
         """Whether the long look at the leader's numbers can do more in this time than compile."""
-        return left_s >= self.least_s() + WARM * own_s(first)
+        return left_s >= self._beside_s(first, self.least_s(), AGAIN, 0.0)
+
+    def _beside_s(self, first: Trial, confirmed_s: float, processes: int, proof_s: float) -> float:
+        """What confirming takes with a long look of so many seconds beside it, which stands still while others are
+        timed."""
+        proven_s = proof_s + WARM * own_s(first)
+        return max(confirmed_s + proven_s / self.at_once, proven_s + halted_s(first, processes))
 
     def _confirmed_s(self, first: Trial | None, processes: int) -> float:
         return confirmation_s(first, best_stock(unrefused(self.trials)), processes, self.at_once)

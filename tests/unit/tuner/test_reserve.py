@@ -39,6 +39,15 @@ def test_the_long_look_is_one_process_however_many_there_are():
     assert reserve(BASELINE, BEST, step_s=0.001).confirmation_s() < reserve(BASELINE, BEST).confirmation_s()
 
 
+def test_the_long_look_is_begun_beside_what_is_timed_where_it_has_time_for_more_than_to_compile():
+    beside, alone = reserve(BASELINE, BEST), reserve(BASELINE, BEST, at_once=1)
+    compiled_s = WARM * 108
+    assert beside.holds_proof(BEST, compiled_s + AGAIN * 3)
+    assert not beside.holds_proof(BEST, compiled_s - 1)
+    assert not alone.holds_proof(BEST, compiled_s + AGAIN * 3)
+    assert alone.holds_proof(BEST, alone.least_s() + compiled_s)
+
+
 def test_what_was_proven_before_needs_little():
     known = Knowledge(proven=Proven("before", BEST, BASELINE, proof=PROOF))
     assert reserve(BASELINE, BEST, known=known).confirmation_s() < 30
