@@ -265,6 +265,7 @@ LAZY_IMPORTERS = frozenset(
         "kitsune/extras.py",
         "kitsune/profiler/__init__.py",
         "kitsune/techniques/__init__.py",
+        "kitsune/techniques/compile.py",  # torch's compiler, by what compiles
         "tuner/child.py",  # torch's compiler, by a process that has nothing to do yet
     }
 )

@@ -203,6 +203,14 @@ def test_a_torch_free_room_loads_no_torch(module):
     assert run_python(code).strip() == "False"
 
 
+def test_what_compiles_is_loaded_by_whoever_compiles():
+    """torch.compile's parts take 2 to 5 s to load; training by a plan without it, and every child, would wait."""
+    code = "import sys, kitsune.step, kitsune.optimizer, tuner.child; print(*sys.modules)"
+    loaded = set(run_python(code).split())
+    assert loaded >= {"torch", "kitsune.techniques.compile"}
+    assert not loaded & {"torch._dynamo", "torch._inductor", "sympy"}
+
+
 def test_public_names_are_bound_and_are_what_type_checkers_see():
     typed = {
         alias.asname: node.module

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import torch
 import torch._functorch.config
-import torch._inductor
 from torch._guards import tracing
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg

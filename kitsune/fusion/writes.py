@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
-from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
@@ -19,6 +18,8 @@ NAMES: Final = (
     *("iand", "ior", "ixor", "ilshift", "irshift", "setitem"),
 )
 OPERATORS: Final = frozenset(getattr(operator, name) for name in NAMES)
+#: A kernel of Triton that writes into its arguments. By name: its module loads sympy, for half a second.
+TRITON_KERNEL: Final = "triton_kernel_wrapper_mutation"
 METHODS: Final = frozenset(f"__{name}__" for name in NAMES)
 
 
@@ -54,7 +55,7 @@ def written_by(node: Node) -> list[Node]:
     if node.op != "call_function":
         return []
     if isinstance(target, HigherOrderOperator):
-        writes = target is triton_kernel_wrapper_mutation or any(
+        writes = target.name() == TRITON_KERNEL or any(
             mutates(inner) for body in bodies_of(node) for inner in body.nodes
         )
         return node.all_input_nodes if writes else []

@@ -1,26 +1,27 @@
-"""compile: torch.compile of what the step computes, forward and loss; autograd compiles the backward with it."""
+"""compile: torch.compile of what the step computes, forward and loss; autograd compiles the backward with it.
+
+Torch loads its compiler when it is first asked for, 2 to 5 s, and so do we: not every process compiles.
+"""
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-import torch._inductor
-from torch._dynamo.exc import TorchDynamoException
-from torch._functorch._aot_autograd import graph_compile
-from torch._inductor.exc import InductorError
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
 import kitsune.fusion
 from kitsune.engine.own_code import own_code
 from kitsune.knobs import Choice
-from kitsune.techniques.technique import Build, Facts, Technique
+from kitsune.techniques.technique import DYNAMO_ERROR, Build, Facts, Technique, is_a
 
 # With its static launcher, Inductor takes kernels from its cache as they were before coordinate descent, and every
 # process tunes them again (MLP on an H200: 108 measurements in the second process with it, 24 without).
 TUNED_ONCE = {"use_static_cuda_launcher": False}
 RUNS_TWICE = "+runs_twice"  # in the key of what is cached: the flag, which is in it, is the same
+INDUCTOR_ERROR = "torch._inductor.exc.InductorError"
 OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
@@ -48,7 +49,7 @@ class Compile(Technique):
             build.forward = sparing(build.forward, build.model)
 
     def blames(self, error: BaseException) -> bool:
-        return isinstance(error, (TorchDynamoException, InductorError))
+        return is_a(error, DYNAMO_ERROR, INDUCTOR_ERROR)
 
 
 class Inductor:
@@ -93,6 +94,7 @@ def nothing_donated() -> Iterator[None]:
     Torch asks its flag for that, `donated_buffer`, again in every backward that keeps its graph, and refuses what was
     compiled without it while it is on elsewhere. So the flag stays, and the list of what is donated is empty.
     """
+    graph_compile: Any = importlib.import_module("torch._functorch._aot_autograd.graph_compile")
     given = graph_compile.collect_bw_donated_buffer_idxs
     graph_compile.collect_bw_donated_buffer_idxs = lambda *_, **__: []
     try:

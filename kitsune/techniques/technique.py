@@ -5,7 +5,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
@@ -76,10 +76,19 @@ class Tolerance:
     parameter: float
 
 
+#: The base of what dynamo raises.
+DYNAMO_ERROR: Final = "torch._dynamo.exc.TorchDynamoException"
+
+
 def raised_in(error: BaseException, part: str) -> bool:
     """Whether an error came through a file whose path has this part."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(part in frame.f_code.co_filename for frame, _ in frames)
+
+
+def is_a(error: BaseException, *types: str) -> bool:
+    """Whether an error is of one of these types, by their full names: torch loads them with its compiler only."""
+    return any(f"{kind.__module__}.{kind.__qualname__}" in types for kind in type(error).__mro__)
 
 
 class Technique(ABC):
