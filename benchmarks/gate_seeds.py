@@ -109,6 +109,8 @@ def main() -> None:
     given = parser.parse_args()
     device, end_s = pick_device().type, time.monotonic() + 60 * given.minutes
     path, command = given.out or results_file.free_path(SUITE), results_file.command_line()
+    if len(lines_in(path)) >= given.seeds:
+        parser.error(f"{path} is complete: no file is edited")
     results_file.append(path, results_file.environment_line(command))
     processes = given.processes or (1 if device == "cuda" else os.cpu_count() or 1)
     seeds = takewhile(lambda _: time.monotonic() < end_s, range(len(lines_in(path)), given.seeds))

@@ -1,6 +1,7 @@
 """Loop: a user's training loop around one model, run by a plan: its forwards, their backwards, and the update."""
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -245,11 +246,16 @@ def why_not_route(model: torch.nn.Module, facts: Facts) -> str | None:
         return "another KitsuneOptimizer runs this model's forwards"
     if model._compiled_call_impl is not None:
         return "the model was compiled by hand with model.compile()"
-    if isinstance(model, torch._dynamo.OptimizedModule):
+    if is_compiled(model):
         return "the model was compiled by hand with torch.compile()"
     if isinstance(model, torch.jit.ScriptModule):
         return "TorchScript runs the model"
     return None
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether it came out of torch.compile, which is not loaded in order to ask."""
+    return "torch._dynamo" in sys.modules and isinstance(model, torch._dynamo.OptimizedModule)
 
 
 def is_transformed() -> bool:

@@ -91,6 +91,7 @@ class Confirmation:
     proof: LongProof | None = None
     _measured: list[Measurement] = field(default_factory=list)
     _longest_s: float = 0.0
+    _is_cut_off: bool = False
     _unproven: str = ""
 
     def steps(self) -> Generator[Event, None, Confirmed | None]:
@@ -151,8 +152,8 @@ class Confirmation:
         return self.left_s() <= 0
 
     def _is_enough(self) -> bool:
-        """Whether time is over, and two processes are enough; one of the step as given."""
-        return self._is_late() and self._count() >= min(AGAIN, self.most)
+        """Whether time is over, and two processes are enough, one of the step as given; or one was ended for time."""
+        return self._is_late() and (self._is_cut_off or self._count() >= min(AGAIN, self.most))
 
     def _is_time_for_another(self) -> bool:
         """Whatever was measured so far: to go on until a gain shows would make the interval wrong."""
@@ -165,7 +166,8 @@ class Confirmation:
         if begun.job.kind == "prove" and failure.kind in UNSEEN:
             self._unproven = f"{UNLOOKED}: {failure.reason}"
             return True
-        return bool(self._measured) and failure.kind is FailureKind.TIMEOUT and self._is_late()
+        self._is_cut_off = failure.kind is FailureKind.TIMEOUT and self._is_late()
+        return bool(self._measured) and self._is_cut_off
 
     def _numerics(self) -> dict[str, Numerics]:
         """What was proven of the arms when they were first tried."""

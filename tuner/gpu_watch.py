@@ -1,6 +1,7 @@
 """The UUID of a GPU in, what disturbs measurements on it out: throttling, other processes, a low clock. No torch.
 
-A slowdown disturbs the round in which it begins or ends. One that lasts is the state of the GPU, and slows all arms.
+A slowdown disturbs the round in which it begins or ends. One that lasts is the state of the GPU, with the clock that it
+leaves, and slows all arms.
 """
 
 import contextlib
@@ -117,13 +118,14 @@ def what_disturbed(
     first: GpuState, before: GpuState, now: GpuState, highest_mhz: int, mine: Iterable[int]
 ) -> Cause | None:
     """The reason why a round that began in state `before` and ended in `now` must not count, or None."""
-    if (changed := throttling(now.reasons ^ before.reasons)) is not None:
-        return changed
+    slowdown = throttling(now.reasons)
+    if (slowdown is None) is not (throttling(before.reasons) is None):
+        return slowdown or throttling(before.reasons)
     newcomers = now.processes - first.processes - set(mine)
     if newcomers:
         seen = f"another process came onto the GPU: {_listed(newcomers)}"
         return Cause(kind=CauseKind.GPU_PROCESS, seen=seen)
-    if now.sm_mhz < LOW_CLOCK * highest_mhz:
+    if slowdown is None and now.sm_mhz < LOW_CLOCK * highest_mhz:
         seen = f"the SM clock fell below {LOW_CLOCK:.0%} of the highest seen"
         return Cause(kind=CauseKind.GPU_CLOCK, seen=seen)
     return None

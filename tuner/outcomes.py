@@ -9,6 +9,11 @@ from tuner.records import FailureKind, Trial
 from tuner.space import Configuration, Item, Space
 
 
+def is_late(trial: Trial) -> bool:
+    """Whether its time was over before it came to something."""
+    return trial.failure is not None and trial.failure.kind is FailureKind.TIMEOUT
+
+
 def is_success(trial: Trial) -> bool:
     return trial.failure is None and trial.comparison is not None
 

@@ -6,12 +6,13 @@ from kitsune.plan import Match, Plan
 from tuner.knowledge import Knowledge, Proven
 from tuner.outcomes import best, best_stock
 from tuner.protocol import Inspection
-from tuner.records import Run, RunStatus
+from tuner.records import Run, RunStatus, Verdict
 from tuner.standings import unrefused
 from tuner.store import known, plans, runs, trials
 from tuner.verdicts import prior_of
 
 WINNERS = 3  # that are tried first
+DECIDED = (Verdict.FASTER, Verdict.SAME)
 
 
 def knowledge_of(connection: Connection, run: Run, found: Inspection) -> Knowledge:
@@ -32,11 +33,12 @@ def knowledge_of(connection: Connection, run: Run, found: Inspection) -> Knowled
 def proven_before(connection: Connection, run: Run, found: Inspection) -> Proven | None:
     """Of this very step, in an equal environment, what a run came to that had at least the time of this one.
 
-    A run that only measured again what an earlier one had found has no trials of its own, and is passed over.
+    A run that only measured again what an earlier one had found has no trials of its own, and is passed over; so is one
+    that was left open, which to measure again decides nothing.
     """
     for plan in plans.find(connection, found.fingerprint, found.environment, team=run.team, batch=found.batch):
         evidence = plan.evidence
-        if evidence is None or not is_of(plan, found):
+        if evidence is None or evidence.verdict not in DECIDED or not is_of(plan, found):
             continue
         earlier = runs.get(connection, evidence.run_id)
         if earlier is None or earlier.id == run.id or not is_as_long(earlier, run):

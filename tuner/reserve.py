@@ -17,6 +17,7 @@ from tuner.standings import leader, unrefused
 PLAYOFF_SHARE: Final = 0.15  # of the budget
 PROOF_SHARE: Final = 0.2  # of the budget, for the long look at the numbers of the winner
 PROOF_S: Final = 60.0
+LEAST_PROOF_STEPS: Final = 150  # eager ones, which the long look takes as many as at its least depth (tuner/depth.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,11 @@ class Reserve:
     step_s: float
 
     def confirmation_s(self) -> float:
-        """What confirming the leader may take; while that is the step as given, a winner that may still come."""
+        """What confirming the leader may take. While that is the step as given, the least that a winner will need that
+        may still come: more would keep it from being tried."""
         first = leader(self.trials)
         knobs: Configuration = {} if first is None else first.knobs
-        processes = self.processes(knobs) if knobs else PROCESSES
+        processes = self.processes(knobs) if knobs else AGAIN
         confirmed_s = self._confirmed_s(first, processes)
         if first is None or not knobs or self.known.proof_for(knobs) is not None:
             return confirmed_s
@@ -52,9 +54,12 @@ class Reserve:
         wanted = range(most, least, -1)
         return next((count for count in wanted if self._confirmed_s(leader(self.trials), count) <= left_s), least)
 
-    def holds_proof(self, first: Trial, left_s: float) -> bool:
-        """Whether the long look at the leader's numbers can do more in this time than compile."""
-        return left_s >= self._beside_s(first, self.least_s(), AGAIN, 0.0)
+    def proof_within(self, first: Trial, left_s: float) -> float:
+        """What of this time the long look at the leader's numbers may take, beside two processes and without what
+        compiling does; 0 where that is too little for any."""
+        spare_s = self.at_once * (left_s - self._beside_s(first, self.least_s(), AGAIN, 0.0))
+        found_s = min(self.proof_s(), spare_s)
+        return found_s if found_s >= LEAST_PROOF_STEPS * self.step_s else 0.0
 
     def _beside_s(self, first: Trial, confirmed_s: float, processes: int, proof_s: float) -> float:
         """What confirming takes with a long look of so many seconds beside it, which stands still while others are

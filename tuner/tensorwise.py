@@ -26,6 +26,9 @@ SHARE_FLOOR: Final = 2e-3
 SHARE_OF_FORMAT: Final = 0.1
 #: Standard errors of the mean share. Among 1000 tensors of a right candidate the largest is 3 to 4.
 SHARE_SPREADS: Final = 5.0
+#: Times the floor, for what lies between the candidate's own moments: 2 % in bf16.
+OWN_SHARE: Final = 4.0
+MAD_TO_DEVIATION: Final = 1.4826  # of normally distributed values
 #: Of how far shares lie from eager's: what nobody asks for, and how many times the median over all tensors.
 OUTLIER_FLOOR: Final = 5e-3
 OUTLIER_FACTOR: Final = 10.0
@@ -243,13 +246,25 @@ def _share_allowed(ours: Sequence[float], yardsticks: Sequence[Sequence[float]],
     """The worst yardstick's mean, and beside it half of it again, or what chance leaves between two means of so many.
 
     Of the candidate's mean too: late in a training gradients are small, and what rounding leaves of their sums differs
-    from moment to moment, as in a right nanoGPT's last norm on an H100: 0.2 to 4.2 % within 20 steps.
+    from moment to moment, as in a right nanoGPT's last norm on an H100: 0.2 to 4.2 % within 20 steps. But a gradient
+    that is wrong now and then must not excuse itself: its spread is that of most moments, and counts to a limit.
     """
     if not any(yardsticks):
         return floor
     most = max(abs(fmean(one)) for one in yardsticks)
-    variance = pvariance(ours) + fmean(map(pvariance, yardsticks))
-    return most + max(floor, most / 2, SHARE_SPREADS * math.sqrt(variance / len(ours)))
+    theirs, own = (SHARE_SPREADS * each / math.sqrt(len(ours)) for each in (_deviation(yardsticks), _robust(ours)))
+    return most + max(floor, most / 2, theirs, min(math.hypot(theirs, own), OWN_SHARE * floor))
+
+
+def _deviation(yardsticks: Sequence[Sequence[float]]) -> float:
+    """Standard deviation within them."""
+    return math.sqrt(fmean(map(pvariance, yardsticks)))
+
+
+def _robust(values: Sequence[float]) -> float:
+    """The standard deviation by the median absolute deviation, which a few outliers leave as it is."""
+    middle = median(values)
+    return MAD_TO_DEVIATION * median(abs(value - middle) for value in values)
 
 
 def _size(what: str, name: str, own: Sequence[Parts], others: Sequence[Sequence[Parts]], index: int) -> Margin:

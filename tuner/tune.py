@@ -20,7 +20,7 @@ from tuner.events import Ablating, Budgeted, Event, Inspected, PlayingOff, Recal
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.knowledge import Knowledge, nothing_known
-from tuner.outcomes import best_stock
+from tuner.outcomes import best_stock, is_late
 from tuner.pace import at_once, elapsed_s, expected_s, is_patient, limits_within, own_s, timing_s
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
@@ -55,7 +55,7 @@ PLAYOFF_ROUNDS = 30
 ABLATION_ROUNDS = 20
 OVERTIME = 0.03  # of the budget: what a confirmation may take longer than was expected
 REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
-UNSEARCHED = "nothing was tried but the step as given; give the run more time"
+UNSEARCHED = "nothing but the step as given could be measured in this time; give the run more"
 #: A step that fails like this against itself does so in every other trial too.
 FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
 
@@ -311,7 +311,7 @@ class Tuning:
             reserve.processes_within(first.knobs, left_s),
             reserve.processes(first.knobs),
             self._known.prior_for(first.knobs),
-            reserve.proof_s() if reserve.holds_proof(first, left_s) else 0.0,
+            reserve.proof_within(first, left_s),
             self._known.proof_for(first.knobs),
         )
 
@@ -323,11 +323,11 @@ class Tuning:
         return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
 
     def _is_unsearched(self) -> bool:
-        """Whether nothing was tried against the step as given, though there is something to try."""
+        """Whether nothing could be measured against the step as given, though there is something to try."""
         tried = searched(self.trials)
-        if self._is_recalled or any(trial.knobs for trial in tried):
+        if self._is_recalled or any(trial.knobs and not is_late(trial) for trial in tried):
             return False
-        return propose(self._space, tried, self.run.seed) is not None
+        return any(map(is_late, tried)) or propose(self._space, tried, self.run.seed) is not None
 
     def _waited(self, ask: Check | None = None) -> tuple[Begun, Finished] | None:
         """The first trial that has ended; None when the user or `ask` ends it, and then nothing is at work any more."""

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.outcomes import blamed, suspected
+from tuner.outcomes import blamed, is_late, suspected
 from tuner.pace import expected_s
 from tuner.proposal import opening
-from tuner.records import FailureKind, Run, Source, Trial
+from tuner.records import Run, Source, Trial
 from tuner.space import Configuration, Space
 from tuner.standings import searched
 
@@ -39,7 +39,3 @@ def untried(run: Run, trials: Sequence[Trial]) -> list[Untried]:
             took_s = LONGER * late[name] if name in late else expected_s(proposal.knobs, tried, space)
             found.append(Untried(proposal.knobs, proposal.name, took_s or None))
     return found
-
-
-def is_late(trial: Trial) -> bool:
-    return trial.failure is not None and trial.failure.kind is FailureKind.TIMEOUT

@@ -114,7 +114,7 @@ def untried_screen(found: Sequence[tuple[str, float | None]]) -> list[Any]:
         return []
     rows = [(name, "not known" if took_s is None else duration(took_s)) for name, took_s in found]
     total_s = sum(took_s or 0.0 for _, took_s in found)
-    more = f" With about {duration(total_s)} more they could be." if total_s else ""
+    more = f" They take about {duration(total_s)}, and confirming the best comes on top." if total_s else ""
     return [
         "",
         f"Not measured for want of time.{more}",

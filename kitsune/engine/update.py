@@ -30,11 +30,16 @@ class Baked:
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "Baked":
         names = tuple(name for name in group if name not in NOT_BAKED)
-        return cls(names, [group[name] for name in names])
+        return cls(names, [_value(group[name]) for name in names])
 
     def holds(self, group: Mapping[str, Any]) -> bool:
         others = sum(map(group.__contains__, NOT_BAKED))
         return len(group) - others == len(self.names) and list(map(group.get, self.names)) == self.values
+
+
+def _value(value: Any) -> Any:
+    """A list may be changed in place."""
+    return list(value) if isinstance(value, list) else value
 
 
 class Update:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 import kitsune.fusion
 from kitsune.engine.own_code import own_code
 from kitsune.knobs import Choice
-from kitsune.techniques.technique import DYNAMO_ERROR, Build, Facts, Technique, is_a
+from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dynamo
 
 # With its static launcher, Inductor takes kernels from its cache as they were before coordinate descent, and every
 # process tunes them again (MLP on an H200: 108 measurements in the second process with it, 24 without).
@@ -49,7 +49,7 @@ class Compile(Technique):
             build.forward = sparing(build.forward, build.model)
 
     def blames(self, error: BaseException) -> bool:
-        return is_a(error, DYNAMO_ERROR, INDUCTOR_ERROR)
+        return is_of_dynamo(error) or is_a(error, INDUCTOR_ERROR)
 
 
 class Inductor:

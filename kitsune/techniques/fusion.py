@@ -9,7 +9,7 @@ import kitsune.fusion
 from kitsune.engine.hooks import Hooks
 from kitsune.engine.own_code import own_code
 from kitsune.knobs import Choice
-from kitsune.techniques.technique import DYNAMO_ERROR, Build, Facts, Technique, is_a, raised_in
+from kitsune.techniques.technique import Build, Facts, Technique, is_of_dynamo, raised_in
 
 
 class Fusion(Technique):
@@ -33,7 +33,7 @@ class Fusion(Technique):
     def blames(self, error: BaseException) -> bool:
         # Where compile fails beside it, an operator of ours may be what it failed on: the step goes on without first.
         parts = ("kitsune/fusion/", "kitsune/kernels/")
-        return is_a(error, DYNAMO_ERROR) or any(raised_in(error, part) for part in parts)
+        return is_of_dynamo(error) or any(raised_in(error, part) for part in parts)
 
 
 def watching(fused: Callable[..., Any], plain: Callable[..., Any], model: torch.nn.Module) -> Callable[..., Any]:

@@ -76,8 +76,9 @@ class Tolerance:
     parameter: float
 
 
-#: The base of what dynamo raises.
+#: The base of what dynamo raises, but for what it raises again as it was.
 DYNAMO_ERROR: Final = "torch._dynamo.exc.TorchDynamoException"
+RAISED_AGAIN: Final = (AssertionError, IndexError)
 
 
 def raised_in(error: BaseException, part: str) -> bool:
@@ -89,6 +90,12 @@ def raised_in(error: BaseException, part: str) -> bool:
 def is_a(error: BaseException, *types: str) -> bool:
     """Whether an error is of one of these types, by their full names: torch loads them with its compiler only."""
     return any(f"{kind.__module__}.{kind.__qualname__}" in types for kind in type(error).__mro__)
+
+
+def is_of_dynamo(error: BaseException) -> bool:
+    """Whether torch.compile failed to capture what it was given."""
+    is_again = isinstance(error, RAISED_AGAIN) and raised_in(error, "torch/_dynamo/convert_frame")
+    return is_again or is_a(error, DYNAMO_ERROR)
 
 
 class Technique(ABC):

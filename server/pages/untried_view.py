@@ -33,7 +33,7 @@ def untried_view(run: Run, trials: Sequence[Trial]) -> UntriedView | None:
     if not found:
         return None
     total_s = sum(each.expected_s or 0.0 for each in found)
-    more = f" With about {words.lasted(total_s)} more they could be." if total_s else ""
+    more = f" They take about {words.lasted(total_s)}, and confirming the best comes on top." if total_s else ""
     rows = (UntriedRow(words_of_knobs(each.knobs), _about(each.expected_s)) for each in found)
     return UntriedView(f"The budget had no time to measure these.{more}", tuple(rows))
 

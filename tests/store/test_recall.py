@@ -32,7 +32,9 @@ def found(**changes: Any) -> Inspection:
     return Inspection(**{**given, **changes})
 
 
-def finished(connection: Connection, tried: Sequence[Trial] = SEARCHED, at: int = 1, **changes: Any) -> Run:
+def finished(
+    connection: Connection, tried: Sequence[Trial] = SEARCHED, at: int = 1, said: str = "faster", **changes: Any
+) -> Run:
     """A run that has ended with the graph as its plan."""
     run = runs.add(connection, a_run(**{"budget_s": 300.0, **changes}))
     claimed = runs.claim_one(connection, run.id, "w", now=START)
@@ -41,7 +43,7 @@ def finished(connection: Connection, tried: Sequence[Trial] = SEARCHED, at: int 
         trials.add(connection, claimed, each.model_copy(update={"run_id": run.id}))
     plan = a_plan(knobs=GRAPH)
     assert plan.evidence is not None
-    plan = plan.model_copy(update={"evidence": plan.evidence.model_copy(update={"run_id": run.id})})
+    plan = plan.model_copy(update={"evidence": plan.evidence.model_copy(update={"run_id": run.id, "verdict": said})})
     runs.finish(connection, claimed, plan=plan, now=after(at))
     return run
 
@@ -65,6 +67,13 @@ class TestRecall:
             proven = proven_before(connection, a_run(budget_s=300.0), found())
         assert proven is not None
         assert proven.run_id == first.id
+
+    @pytest.mark.parametrize("said", ["ambiguous", "too_noisy"])
+    def test_what_was_left_open_is_searched_for_again(self, database: Database, said: str) -> None:
+        with database.begin() as connection:
+            finished(connection, said=said)
+        with database.read() as connection:
+            assert proven_before(connection, a_run(budget_s=300.0), found()) is None
 
     @pytest.mark.parametrize(
         ("run", "looked"),

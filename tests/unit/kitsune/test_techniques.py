@@ -341,3 +341,13 @@ def test_one_plan_does_not_get_the_code_of_another_from_the_cache(own_cache):
     """torch's cache on disk does not see the attention backend: math would be served where flash was chosen."""
     assert not attention_kernels("math")
     assert any("flash_attention" in name for name in attention_kernels("flash"))
+
+
+@pytest.mark.parametrize("kind", [AssertionError, IndexError])
+@pytest.mark.parametrize(("file", "is_blamed"), [("torch/_dynamo/convert_frame.py", True), ("me/model.py", False)])
+def test_what_dynamo_raises_again_as_it_was_is_the_fault_of_compile(kind, file, is_blamed):
+    scope = {}
+    exec(compile(f"def fails():\n    raise {kind.__name__}('inside')", file, "exec"), scope)
+    with pytest.raises(kind) as raised:
+        scope["fails"]()
+    assert TECHNIQUES["compile"].blames(raised.value) is is_blamed

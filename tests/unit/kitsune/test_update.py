@@ -70,6 +70,16 @@ def test_what_is_baked_in_is_watched(captured, key):
     assert not update.refresh()
 
 
+def test_betas_that_are_changed_in_place_are_noticed(captured):
+    update, _ = captured
+    update.optimizer.param_groups[1]["betas"] = betas = [0.9, 0.99]
+    update.begin_capture()
+    update.end_capture()
+    assert update.refresh()
+    betas[0] = 0.5
+    assert not update.refresh()
+
+
 def test_what_a_scheduler_notes_down_is_not_baked_in(captured):
     update, _ = captured
     StepLR(update.optimizer, 1)

@@ -51,11 +51,12 @@ HOT = state(reasons=0x20)
 
 
 def test_a_slowdown_disturbs_the_rounds_in_which_it_begins_and_ends(monkeypatch):
-    states = iter([QUIET, HOT, HOT, state(reasons=0x20 | 0x4), QUIET, QUIET])
+    states = iter([QUIET, HOT, state(reasons=0x60, sm_mhz=1200), state(reasons=0x40 | 0x4), QUIET, QUIET])
     monkeypatch.setattr(GpuWatch, "_state", lambda _: next(states))
     watch = GpuWatch(None)
     began, *lasted, ended, quiet = [watch.disturbance() for _ in range(5)]
-    assert began == ended == "the GPU throttled: thermal slowdown (software)"
+    assert began == "the GPU throttled: thermal slowdown (software)"
+    assert ended == "the GPU throttled: thermal slowdown (hardware)"
     assert lasted == [None, None]
     assert quiet is None
 

@@ -1,5 +1,7 @@
 """What a search leaves for what follows it."""
 
+import pytest
+
 from tests.unit.tuner.machine import PROOF
 from tests.unit.tuner.test_pace import lasting
 from tuner.confirmation import PROCESSES
@@ -30,7 +32,7 @@ def reserve(*trials: Trial, known: Knowledge | None = None, at_once: int = 4, st
 
 def test_nothing_is_left_before_there_is_a_leader():
     assert reserve().confirmation_s() == 0
-    assert reserve(BASELINE).confirmation_s() == 5 + 5 * (3 + LEAVE_S), "which needs no long look"
+    assert reserve(BASELINE).confirmation_s() == 5 + AGAIN * (3 + LEAVE_S), "which needs no long look"
 
 
 def test_the_long_look_is_one_process_however_many_there_are():
@@ -42,10 +44,12 @@ def test_the_long_look_is_one_process_however_many_there_are():
 def test_the_long_look_is_begun_beside_what_is_timed_where_it_has_time_for_more_than_to_compile():
     beside, alone = reserve(BASELINE, BEST), reserve(BASELINE, BEST, at_once=1)
     compiled_s = WARM * 108
-    assert beside.holds_proof(BEST, compiled_s + AGAIN * 3)
-    assert not beside.holds_proof(BEST, compiled_s - 1)
-    assert not alone.holds_proof(BEST, compiled_s + AGAIN * 3)
-    assert alone.holds_proof(BEST, alone.least_s() + compiled_s)
+    needed_s = compiled_s + AGAIN * 3
+    assert beside.proof_within(BEST, needed_s + 3) == 0, "not even the shortest look"
+    assert beside.proof_within(BEST, needed_s + 5) == pytest.approx(4 * 5), "a part of the time of each that is at work"
+    assert beside.proof_within(BEST, needed_s + 100) == PROOF_S
+    assert alone.proof_within(BEST, needed_s + 5) == 0
+    assert alone.proof_within(BEST, alone.least_s() + compiled_s + 20) == pytest.approx(20)
 
 
 def test_what_was_proven_before_needs_little():

@@ -37,6 +37,14 @@ def test_a_gradient_that_is_one_percent_off_at_every_moment_is_not(factor):
     assert ("share of the gradient of", "norm") in {(margin.what, margin.where) for margin in found}
 
 
+@pytest.mark.parametrize("factor", [0.0, 2.0])
+@pytest.mark.parametrize("every", [6, 8, 16])
+def test_a_gradient_that_is_wrong_now_and_then_does_not_excuse_itself(factor, every):
+    moments = [QUIET[number % len(QUIET)] for number in range(16)]
+    ours = [factor - 1 if number % every == 3 else off for number, off in enumerate(moments)]
+    assert ("share of the gradient of", "norm") in {(each.what, each.where) for each in broken(ours, moments)}
+
+
 def test_neither_is_one_that_leaves_its_share_by_more_than_chance():
     noisy = [0.05 + off for off in COMPILED]
     assert "share of the gradient of" in {margin.what for margin in broken(noisy, EAGER)}

@@ -25,9 +25,10 @@ from tuner.confirmation import PROCESSES, ROUNDS
 from tuner.events import Confirming, Tried
 from tuner.knowledge import AGAIN
 from tuner.protocol import Job
-from tuner.records import FailureKind, Source, Verdict
+from tuner.records import Failure, FailureKind, Source, Verdict
 from tuner.standings import searched
 from tuner.stats import samples_digest
+from tuner.tune import UNSEARCHED
 from tuner.verdicts import CANDIDATE, EAGER, STOCK, words
 
 
@@ -239,7 +240,31 @@ def test_a_run_that_had_time_for_the_step_as_given_alone_says_so():
     assert {words(trial.knobs) for trial in trials} == {"eager"}
     assert (conclusion.plan.knobs, conclusion.verdict) == ({}, Verdict.AMBIGUOUS)
     assert conclusion.plan.evidence.verdict == "ambiguous"
-    assert conclusion.plan.evidence.note == "nothing was tried but the step as given; give the run more time"
+    assert conclusion.plan.evidence.note == UNSEARCHED
+
+
+def test_neither_does_one_that_had_too_little_time_for_every_candidate_call_them_the_same():
+    def late(_: int, job: Job) -> Failure | None:
+        is_candidate = job.numerics and job.arms[-1].knobs
+        return failure("no time was left", FailureKind.TIMEOUT) if is_candidate else None
+
+    trials, conclusion = run_out(Machine(inapplicable=SMALL, answer=late), a_run(budget_s=200))
+    assert len({words(trial.knobs) for trial in trials}) > 1
+    assert (conclusion.plan.knobs, conclusion.verdict) == ({}, Verdict.AMBIGUOUS)
+    assert conclusion.plan.evidence.note == UNSEARCHED
+
+
+def test_a_confirmation_that_was_ended_for_time_begins_no_other():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=20)
+
+    def slower(_: int, job: Job) -> None:
+        if not job.numerics:
+            machine.now_s += 150
+
+    machine.answer = slower
+    trials, conclusion = run_out(machine, a_run(budget_s=300))
+    assert len([trial for trial in trials if trial.source is Source.CONFIRM]) == 2
+    assert conclusion.plan.evidence.processes == 2
 
 
 def test_a_machine_on_which_nothing_applies_keeps_the_step_as_given():

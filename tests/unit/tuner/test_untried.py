@@ -48,5 +48,5 @@ def test_a_budget_of_trials_and_a_plan_that_was_measured_again_leave_nothing_unt
 def test_a_reader_is_told_how_much_more_time_it_takes():
     assert untried_screen([]) == []
     shown = untried_screen([("compile=default", 90.0), ("streams=4", None)])
-    assert shown[1] == "Not measured for want of time. With about 1:30 more they could be."
+    assert shown[1] == "Not measured for want of time. They take about 1:30, and confirming the best comes on top."
     assert untried_screen([("streams=4", None)])[1] == "Not measured for want of time."

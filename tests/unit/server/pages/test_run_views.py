@@ -583,7 +583,7 @@ def test_what_the_budget_had_no_time_for_is_told_with_its_time():
     assert found is not None
     fused = words_of_knobs({**stories.BEST, "fusion": "kitsune", "update": "kitsune"})
     assert fused in {row.knobs for row in found.rows}
-    assert found.sentence.startswith("The budget had no time to measure these. With about ")
+    assert found.sentence.startswith("The budget had no time to measure these. They take about ")
     assert all(row.about != "not known" for row in found.rows)
 
 
