@@ -122,7 +122,8 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
     over_stock, noise = judged(used, stock, candidate, prior if is_known else None)
     left_out = _left_out(len(processes) - len(used), len(processes))
     if over_stock.comparison.verdict is Verdict.FASTER:
-        return Decision(candidate, stock, Verdict.FASTER, over_stock, left_out)
+        note = "; ".join(filter(None, (_throttled(used), left_out)))
+        return Decision(candidate, stock, Verdict.FASTER, over_stock, note)
     over_eager, noise_of_eager = judged(used, EAGER, stock)
     kept = stock if _seems_faster(over_eager.comparison) else EAGER
     both = (over_stock.comparison, over_eager.comparison)
@@ -275,6 +276,12 @@ def _undecided(compared: tuple[Comparison, Comparison], processes: int) -> str:
     else:
         what, speedup = "the best stock configuration, over the step as given,", over_eager.speedup
     return f"{what} is {speedup.low:.3f} to {speedup.high:.3f} times as fast in {processes} processes; more may tell"
+
+
+def _throttled(processes: Sequence[Measurement]) -> str:
+    """That the GPU was slowed down in more than half of the processes, which hits all arms."""
+    seen = [cause.seen for each in processes for cause in each.causes if cause.kind is CauseKind.GPU_CLOCK]
+    return f"measured while {seen[0]}" if 2 * len(seen) > len(processes) else ""
 
 
 def _left_out(count: int, of: int) -> str:

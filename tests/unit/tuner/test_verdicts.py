@@ -304,6 +304,16 @@ def test_disturbed_processes_are_left_out_where_others_are_left():
     assert plan.evidence.samples_sha256 == samples_digest([*quiet[:1], *quiet[2:]])
 
 
+@pytest.mark.parametrize(("hot", "note"), [(2, ""), (3, "measured while the GPU throttled: thermal slowdown")])
+def test_a_gain_on_a_gpu_that_throttles_stays_one_and_says_so(hot, note):
+    processes = measured(10.0, None, 8.0)
+    cause = Cause(kind=CauseKind.GPU_CLOCK, seen="the GPU throttled: thermal slowdown")
+    for number in range(hot):
+        processes = changed(processes, number, causes=(cause,))
+    decision = decide(processes)
+    assert (decision.verdict, decision.note) == (Verdict.FASTER, note)
+
+
 def test_where_nearly_all_was_disturbed_nothing_is_claimed():
     processes = measured(10, 8, 5)
     for number in range(4):
