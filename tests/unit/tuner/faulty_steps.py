@@ -77,6 +77,8 @@ class Net(nn.Module):
             weight = Scaled.apply(weight, 1.01)
         if self.has("weight_gradient_zero") and self.steps > 2:
             weight = Scaled.apply(weight, 0.0)
+        if self.has("weight_gradient_zero_now_and_then") and self.steps % 6 == 4:
+            weight = Scaled.apply(weight, 0.0)
         return weight, bias
 
     def tail(self, h):
@@ -151,6 +153,7 @@ FAULTS = (
     "gradient_too_large",
     "bias_gradient_zero",
     "weight_gradient_zero",
+    "weight_gradient_zero_now_and_then",
     "bias_never_updated",
     *SKIPPED,
     *WRONG,

@@ -24,6 +24,7 @@ FOUND_BY = {
     "gradient_too_large": "gradient",
     "bias_gradient_zero": "gradient of hidden.bias",
     "weight_gradient_zero": "gradient",
+    "weight_gradient_zero_now_and_then": "gradient",
     "bias_never_updated": "update of head.bias",
     "update_skipped_every_4th": "update of|state",
     "update_skipped_every_8th": "update of|state",
@@ -61,7 +62,7 @@ def test_every_planted_fault_is_looked_for():
 
 
 #: What only a gate for bf16 may miss, of each kind one; the others in bf16 take the time of as many in fp32.
-IN_BF16_TOO = ("gradient_too_large", "loss_doubled", "dropout_rarer", "fresh_masks")
+IN_BF16_TOO = ("gradient_too_large", "weight_gradient_zero_now_and_then", "loss_doubled", "dropout_rarer", "fresh_masks")
 
 
 def faults_by_precision() -> list[object]:
