@@ -62,7 +62,13 @@ def test_every_planted_fault_is_looked_for():
 
 
 #: What only a gate for bf16 may miss, of each kind one; the others in bf16 take the time of as many in fp32.
-IN_BF16_TOO = ("gradient_too_large", "weight_gradient_zero_now_and_then", "loss_doubled", "dropout_rarer", "fresh_masks")
+IN_BF16_TOO = (
+    "gradient_too_large",
+    "weight_gradient_zero_now_and_then",
+    "loss_doubled",
+    "dropout_rarer",
+    "fresh_masks",
+)
 
 
 def faults_by_precision() -> list[object]:
