@@ -152,8 +152,15 @@ class Confirmation:
         return self.left_s() <= 0
 
     def _is_enough(self) -> bool:
-        """Whether time is over, and two processes are enough, one of the step as given; or one was ended for time."""
-        return self._is_late() and (self._is_cut_off or self._count() >= min(AGAIN, self.most))
+        """Whether no other process is begun: time is over, or would be before it ends. Two are enough, one of the step as
+        given; fewer go on while there is time, however little."""
+        is_enough, is_late = self._count() >= min(AGAIN, self.most), self._is_late()
+        return (is_enough and is_late) or ((is_enough or is_late) and self._is_in_vain())
+
+    def _is_in_vain(self) -> bool:
+        """Whether one more process would be ended before it answers, as one was, or as those took that have ended."""
+        limit_s = self.limits().total_s
+        return self._is_cut_off or (limit_s is not None and self._longest_s > limit_s)
 
     def _is_time_for_another(self) -> bool:
         """Whatever was measured so far: to go on until a gain shows would make the interval wrong."""

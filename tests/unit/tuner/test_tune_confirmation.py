@@ -254,17 +254,19 @@ def test_neither_does_one_that_had_too_little_time_for_every_candidate_call_them
     assert conclusion.plan.evidence.note == UNSEARCHED
 
 
-def test_a_confirmation_that_was_ended_for_time_begins_no_other():
+def test_no_process_is_begun_that_would_be_ended_before_it_answers():
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=20)
 
     def slower(_: int, job: Job) -> None:
         if not job.numerics:
-            machine.now_s += 150
+            machine.now_s += 130
 
     machine.answer = slower
     trials, conclusion = run_out(machine, a_run(budget_s=300))
-    assert len([trial for trial in trials if trial.source is Source.CONFIRM]) == 2
-    assert conclusion.plan.evidence.processes == 2
+    assert len([trial for trial in trials if trial.source is Source.CONFIRM]) == 1
+    assert conclusion.verdict is Verdict.AMBIGUOUS
+    assert "one process alone cannot tell" in conclusion.plan.evidence.note
+    assert machine.now_s <= 1.1 * 300
 
 
 def test_a_machine_on_which_nothing_applies_keeps_the_step_as_given():
