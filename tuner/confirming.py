@@ -152,8 +152,10 @@ class Confirmation:
         return self.left_s() <= 0
 
     def _is_enough(self) -> bool:
-        """Whether no other process is begun: time is over, or would be before it ends. Two are enough, one of the step as
-        given; fewer go on while there is time, however little."""
+        """Whether no other process is begun: time is over, or would be before it ends.
+
+        Two are enough, one of the step as given; fewer go on while there is time, however little.
+        """
         is_enough, is_late = self._count() >= min(AGAIN, self.most), self._is_late()
         return (is_enough and is_late) or ((is_enough or is_late) and self._is_in_vain())
 
