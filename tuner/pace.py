@@ -53,19 +53,21 @@ def own_s(trial: Trial) -> float:
     return trial.took_s if trial.spent is None else trial.took_s - trial.spent.waited_s - trial.spent.queued_s
 
 
-def expected_s(knobs: Configuration, trials: Iterable[Trial], space: Space) -> float:
+def expected_s(knobs: Configuration, trials: Iterable[Trial], space: Space, compile_s: float = 0.0) -> float:
     """What a trial of this configuration may take: where its code was compiled before, a part of what that took.
 
-    Else the median of those that compile too, or the quickest of all.
+    Else the median of those that compile too; before one of these has ended, the quickest of all and `compile_s`, what
+    compiling takes by a guess.
     """
     worked = list(filter(is_success, trials))
     code = code_of(knobs, randomness=True)
     same = [own_s(trial) for trial in worked if code is not None and code_of(trial.knobs, randomness=True) == code]
     if same:
         return min(WARM * max(same), *same)
-    alike = [own_s(trial) for trial in worked if ("compile" in trial.knobs) == ("compile" in knobs)]
-    quickest_s = median(alike) if alike else min(map(own_s, worked), default=0.0)
-    return quickest_s * (SLOW_FACTOR if space.is_slow(knobs) else 1.0)
+    compiles = "compile" in knobs
+    alike = [own_s(trial) for trial in worked if ("compile" in trial.knobs) == compiles]
+    quickest_s = min(map(own_s, worked), default=0.0) + (compile_s if compiles else 0.0)
+    return (median(alike) if alike else quickest_s) * (SLOW_FACTOR if space.is_slow(knobs) else 1.0)
 
 
 def is_patient(trials: Iterable[Trial], space: Space, left_s: float) -> bool:

@@ -13,7 +13,7 @@ from kitsune.errors import BaselineError, NoTrialError, WorkloadError
 from kitsune.plan import Match, Plan
 from kitsune.timeline import Timeline
 from tuner.ablation import Chunk, arms_without, next_chunk
-from tuner.budget import suggested_budget_s, told
+from tuner.budget import compile_s, suggested_budget_s, told
 from tuner.confirming import Confirmation, Confirmed
 from tuner.crew import Children, Crew, Finished, spares_for
 from tuner.events import Ablating, Budgeted, Event, Inspected, PlayingOff, Recalled, Tried, Trying
@@ -113,6 +113,7 @@ class Tuning:
     _known: Knowledge = field(init=False, default_factory=Knowledge)
     _at_once: int = field(init=False, default=1)
     _step_s: float = field(init=False, default=0.0)
+    _compile_s: float = field(init=False, default=0.0)
     _is_random: bool = field(init=False, default=False)
     _is_recalled: bool = field(init=False, default=False)
     _folder: str | None = field(init=False, default=None)
@@ -138,7 +139,7 @@ class Tuning:
             yield Inspected(inspection)
             self._space = Space.of(inspection.inapplicable)
             self._at_once, self._step_s = at_once(inspection, cores()), inspection.step_ms / 1e3
-            self._is_random = inspection.random
+            self._is_random, self._compile_s = inspection.random, compile_s(inspection, self._space)
             if self.run.budget_s is None and self.run.budget_trials is None:
                 self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
                 yield Budgeted(self._budget_s, told(self._budget_s, self._space))
@@ -236,7 +237,7 @@ class Tuning:
         patient = is_patient(tried, self._space, left_s)
         winners = self._known.winners
         found = propose(self._space, tried, self.run.seed, is_patient=patient, pending=pending, known=winners)
-        if found is None or left_s <= expected_s(found.knobs, tried, self._space):
+        if found is None or left_s <= expected_s(found.knobs, tried, self._space, self._compile_s):
             return None
         if self._deaths >= DEATHS_OF_A_TRIAL and found.source is not Source.BASELINE:
             self._deaths = 0  # workers in a row vanished over it

@@ -76,6 +76,9 @@ def test_a_trial_is_expected_to_take_what_those_took_that_compile_as_it_does():
     assert expected_s({"precision": "bf16"}, trials, space) == 5
     assert expected_s({"compile": "default", "precision": "bf16"}, trials, space) == 45
     assert expected_s({"compile": "default"}, trials[:1], space) == 5, "nothing better is known"
+    assert expected_s({"compile": "default"}, trials[:1], space, 30) == 35, "by a guess, before one has ended"
+    assert expected_s({"compile": "default", "precision": "bf16"}, trials, space, 30) == 45
+    assert expected_s({"precision": "bf16"}, trials[:1], space, 30) == 5
     assert expected_s({"compile": "max-autotune"}, trials, space) == 4 * 45
     assert expected_s({}, [], space) == 0
 
