@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.outcomes import blamed, is_late, suspected
+from tuner.outcomes import blamed, is_late, is_success, suspected
 from tuner.pace import expected_s
 from tuner.proposal import opening
 from tuner.records import Run, Source, Trial
@@ -32,10 +32,12 @@ def untried(run: Run, trials: Sequence[Trial]) -> list[Untried]:
     space = Space.of(run.inapplicable)
     late = {space.key(trial.knobs): trial.took_s for trial in tried if is_late(trial)}
     known = {space.key(trial.knobs) for trial in tried if not is_late(trial)}
+    has_compiled = any("compile" in trial.knobs for trial in filter(is_success, tried))
     found = []
     for proposal in opening(space, (), blamed(tried) | suspected(space, tried)):
         name = space.key(proposal.knobs)
         if name not in known:
             took_s = LONGER * late[name] if name in late else expected_s(proposal.knobs, tried, space)
-            found.append(Untried(proposal.knobs, proposal.name, took_s or None))
+            is_told = name in late or "compile" not in proposal.knobs or has_compiled
+            found.append(Untried(proposal.knobs, proposal.name, took_s if is_told else None))
     return found

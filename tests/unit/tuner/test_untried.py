@@ -36,7 +36,9 @@ def test_what_failed_or_cannot_work_here_is_no_matter_of_time():
     assert "half, compiled, one graph" not in {each.name for each in untried(a_run(), [BASELINE, failed])}
     run = a_run(inapplicable={"streams=4": "no GPU"})
     assert not any("streams" in each.knobs for each in untried(run, [BASELINE]))
-    assert all(each.expected_s == 10 for each in untried(run, [BASELINE])), "nothing better is known"
+    times = {"compile" in each.knobs: each.expected_s for each in untried(run, [BASELINE])}
+    assert times[True] is None, "what compiling takes is not known yet"
+    assert times.get(False, 10) == 10
 
 
 def test_a_budget_of_trials_and_a_plan_that_was_measured_again_leave_nothing_untried():
