@@ -133,14 +133,9 @@ def is_broken(found: Iterable[Figure]) -> bool:
     return false * runs / 100 > MOST_FALSE + 0.5 or told_of[f"{planted} slower: found"][0] < LEAST_FOUND
 
 
-def confirmed(path: Path) -> list[Line]:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "confirmation"]
-
-
 def go_on(path: Path, devices: Sequence[str], missing: int, end_s: float) -> None:
     """Adds up to `missing` confirmations to the file, on each device as many; what is there when killed stays."""
-    lock, share, begun = Lock(), math.ceil(missing / len(devices)), len(confirmed(path))
+    lock, share, begun = Lock(), math.ceil(missing / len(devices)), len(results_file.lines_of(path, "confirmation"))
 
     def on(place: int) -> None:
         seeds = count(1000 * begun + 100_000 * place)
@@ -166,11 +161,11 @@ def main() -> int:
     path, command = asked.out or results_file.free_path(SUITE), results_file.command_line()
     if not path.exists():
         results_file.append(path, results_file.environment_line(command))
-    missing = asked.confirmations - len(confirmed(path))
+    missing = asked.confirmations - len(results_file.lines_of(path, "confirmation"))
     if missing <= 0:
         parser.error(f"{path} is complete: no file is edited")
     go_on(path, asked.device or every_device(), missing, time.monotonic() + 60 * asked.minutes)
-    lines = confirmed(path)
+    lines = results_file.lines_of(path, "confirmation")
     found, is_complete = list(figures(lines)) if lines else [], len(lines) >= asked.confirmations
     for figure in found:
         line = results_file.figure_line(SUITE, figure, command, bound_of(figure))

@@ -7,7 +7,6 @@ rounds. On a GPU: models of ordinary size, compiled, one process each. Called ag
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import time
@@ -94,11 +93,6 @@ def looked(device: str, seeds: Iterable[int], budget_s: float, processes: int) -
             yield oldest()
 
 
-def lines_in(path: Path) -> list[dict[str, Any]]:
-    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
-    return [line for line in lines if line["kind"] == "seed"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=200, help="of all candidates together")
@@ -109,16 +103,17 @@ def main() -> None:
     given = parser.parse_args()
     device, end_s = pick_device().type, time.monotonic() + 60 * given.minutes
     path, command = given.out or results_file.free_path(SUITE), results_file.command_line()
-    if len(lines_in(path)) >= given.seeds:
+    done = len(results_file.lines_of(path, "seed"))
+    if done >= given.seeds:
         parser.error(f"{path} is complete: no file is edited")
     results_file.append(path, results_file.environment_line(command))
     processes = given.processes or (1 if device == "cuda" else os.cpu_count() or 1)
-    seeds = takewhile(lambda _: time.monotonic() < end_s, range(len(lines_in(path)), given.seeds))
+    seeds = takewhile(lambda _: time.monotonic() < end_s, range(done, given.seeds))
     for line in looked(device, seeds, given.budget, processes):
         results_file.append(path, line)
         if line["refused"]:
             print(f"{line['candidate']}, seed {line['seed']}: {line['refused']}", flush=True)
-    found = lines_in(path)
+    found = results_file.lines_of(path, "seed")
     refused = sum(bool(line["refused"]) for line in found)
     if len(found) >= given.seeds:
         figure = ("right candidates refused", 100 * refused / len(found), "%", len(found))

@@ -8,7 +8,6 @@ arms. Called again with the same file it goes on; the figures are of all of it.
 """
 
 import argparse
-import json
 import math
 import os
 import time
@@ -94,10 +93,6 @@ def figures(lines: Sequence[dict[str, Any]]) -> Iterator[Figure]:
         yield f"{name}: slower beside others by", 100 * (slower - 1), "%", len(of_step)
 
 
-def measured_in(path: Path) -> list[dict[str, Any]]:
-    return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] == "measurement"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", help="a case of benchmarks.cases, or any workload that kitsune tune takes")
@@ -112,7 +107,7 @@ def main() -> None:
     steps = TIMED if device.startswith("cuda") else TIMED[:1]
     with Children(workload, device, spares=1) as crew:
         measurer = Measurer(crew, workload, device)
-        number = len(measured_in(given.out))
+        number = len(results_file.lines_of(given.out, "measurement"))
         while time.monotonic() < end_s:
             # two measurements of each kind in a row, as neighbours need a while until they compile
             knobs, neighbours = steps[number % len(steps)], NEIGHBOURS * (number // (2 * len(steps)) % 2)
@@ -120,7 +115,7 @@ def main() -> None:
             number += 1
             if found is not None:
                 results_file.append(given.out, line_of(knobs, neighbours, found))
-    for figure in figures(measured_in(given.out)):
+    for figure in figures(results_file.lines_of(given.out, "measurement")):
         results_file.append(given.out, results_file.figure_line(SUITE, figure, command))
         print(figure, flush=True)
 

@@ -79,6 +79,12 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def lines_of(path: Path, kind: str) -> list[dict[str, Any]]:
+    """Those of a kind that are in the file so far; none where there is no file."""
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
+    return [line for line in lines if line["kind"] == kind]
+
+
 def command_line() -> str:
     """Without the folders of this machine."""
     words = (Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])

@@ -157,7 +157,7 @@ class Confirmation:
         Two are enough, one of the step as given; fewer go on while there is time, however little.
         """
         is_enough, is_late = self._count() >= min(AGAIN, self.most), self._is_late()
-        return (is_enough and is_late) or ((is_enough or is_late) and self._is_in_vain())
+        return is_enough or is_late if self._is_in_vain() else is_enough and is_late
 
     def _is_in_vain(self) -> bool:
         """Whether one more process would be ended before it answers, as one was, or as those took that have ended."""

@@ -61,10 +61,10 @@ class Reserve:
         found_s = min(self.proof_s(), spare_s)
         return found_s if found_s >= LEAST_PROOF_STEPS * self.step_s else 0.0
 
-    def _beside_s(self, first: Trial, confirmed_s: float, processes: int, proof_s: float) -> float:
+    def _beside_s(self, first: Trial, confirmed_s: float, processes: int, look_s: float) -> float:
         """What confirming takes with a long look of so many seconds beside it, which stands still while others are
         timed."""
-        proven_s = proof_s + WARM * own_s(first)
+        proven_s = look_s + WARM * own_s(first)
         return max(confirmed_s + proven_s / self.at_once, proven_s + halted_s(first, processes))
 
     def _confirmed_s(self, first: Trial | None, processes: int) -> float:

@@ -41,6 +41,13 @@ def test_what_failed_or_cannot_work_here_is_no_matter_of_time():
     assert times.get(False, 10) == 10
 
 
+def test_of_no_trial_that_worked_no_time_is_known():
+    failed = trial(0, {}, Source.BASELINE, failure=failure("broke", FailureKind.CRASHED))
+    found = untried(a_run(inapplicable={"compile=default": "no compiler"}), [failed])
+    assert found
+    assert {each.expected_s for each in found} == {None}
+
+
 def test_a_budget_of_trials_and_a_plan_that_was_measured_again_leave_nothing_untried():
     assert untried(a_run(budget_trials=1), [BASELINE]) == []
     assert untried(a_run(budget_s=300.0), [trial(0, GRAPH, Source.CONFIRM, 2.0)]) == []
