@@ -30,7 +30,7 @@ from tuner.work import is_for_want_of_room
 
 COUNT = 72
 ROUNDS = 12
-AT_ONCE = {"cuda": 6, "cpu": 1}
+AT_ONCE = {"cuda": 8, "cpu": 1}
 CORES_A_CHILD = 2
 OVERTIME_S = 60.0
 
