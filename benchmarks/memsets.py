@@ -71,7 +71,7 @@ def main() -> None:
     workload, step = step_of(case, STREAMS)
     found = plans(recording_of(workload, step), STREAMS, None)
     planner = Planner(Recorder(DEVICE), STREAMS)
-    chosen = {"k1": found[0], "k8": planner.quickest(found, OF_A_STEP)}
+    chosen = {"k1": found[0], "k8": planner.quickest(found, OF_A_STEP)[0]}
     arms = race(dict(builds(planner, chosen)), arguments.rounds)
     write("memsets", case, arms, "", arguments.out)
 

@@ -95,7 +95,7 @@ class Search:
         found = plans(recording, STREAMS, None)
         self.budget_bytes = budget_of(found[0], None)
         self.most_bytes = most_taken(recording, self.planner.tried(found[0]).taken_bytes, OF_A_STEP)
-        self.best = self.planned = self.planner.tried(self.planner.quickest(found, OF_A_STEP))
+        self.best = self.planned = self.planner.tried(self.planner.quickest(found, OF_A_STEP)[0])
         self.ways = {id(plan.recording): plan for plan in found[1:]}
 
     def run(self, seconds: float) -> None:

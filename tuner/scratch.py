@@ -2,9 +2,7 @@
 
 import contextlib
 import fcntl
-import getpass
 import os
-import re
 import shutil
 import stat
 import tempfile
@@ -70,20 +68,3 @@ def _sweep(folder: Path) -> None:
     with os.fdopen(descriptor, "rb+", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder)
-
-
-def compiled_folder() -> Path:
-    """Where torch keeps compiled code by default: training by the plan finds there what its tuning has compiled.
-
-    What autotuning picked lies there too: 60 s of work for BERT-base on an H200, and picked anew it may be otherwise.
-    """
-    return Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"
-
-
-def _user() -> str:
-    """The user's name as Inductor writes it into file names."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):
-        name = f"uid_{os.getuid()}"
-    return re.sub(r'[\\/:*?"<>|]', "_", name)

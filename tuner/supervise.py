@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from kitsune.compiled import usual_folder
 from kitsune.errors import MeasureError
 from tuner import faults
 from tuner.confinement import confinement_of, environment_of
 from tuner.protocol import GO, Job, Limits, LineReader, Message, Outcome, one_line
 from tuner.records import Failure, FailureKind, Phase, Spent
-from tuner.scratch import compiled_folder, scratch_beside
+from tuner.scratch import scratch_beside
 
 #: Asked every TICK_S while a child runs. What it raises kills the child and propagates.
 Check = Callable[[], None]
@@ -295,7 +296,7 @@ def started(workload: str, device: str, command: Sequence[str] = COMMAND) -> Ite
 
     Where it could not be killed, `hang` says so. Raises SettingsError for a KITSUNE_CONFINE that makes no sense.
     """
-    compiled = compiled_folder()
+    compiled = usual_folder()
     confined = confinement_of(workload, device).command(command)
     with scratch_beside(compiled) as scratch, _pipe() as (results, child_end), _pipe() as (child_in, orders):
         environment = {**_habits(device), **_environment(os.environ, workload, scratch, compiled)}

@@ -22,6 +22,7 @@ from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
 from kitsune.engine.state import State
 from kitsune.engine.undo import HIDDEN, Undo, are_hidden
+from kitsune.engine.winners import Winners, key_of
 from kitsune.errors import CaptureError, ErraticError
 from kitsune.graphs import Graph, Recorder, fill
 
@@ -34,6 +35,7 @@ PROOFS: Final = 2
 #: streams the hosts of H200s came to 11 to 22 of the 23 to 27 plans of BERT-base, as fast as they were.
 RACE_S: Final = 3.0
 RACE_STEPS: Final = 500
+WON_BEFORE: Final = "; it won when the step was planned before, so no other was tried"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,13 @@ class Planner:
 
     clock: Clock = staticmethod(replay_ms)
 
-    def __init__(self, recorder: Recorder, streams: int, pool_bytes: int | None = None) -> None:
+    def __init__(
+        self, recorder: Recorder, streams: int, pool_bytes: int | None = None, winners: Winners | None = None
+    ) -> None:
         self._recorder = recorder
         self._streams = streams
         self._pool_bytes = pool_bytes
+        self._winners = winners or Winners.of_this_machine()
         self.plan: Planned | None = None
         self.passing_bytes = 0
         self.refusal = ""
@@ -136,15 +141,23 @@ class Planner:
         """In a pool that dies with the graph: in the step's own one, what a loser took would stay with the winner."""
         return self._captured(plan, self._recorder.apart())
 
-    def quickest(self, found: Sequence[Planned], workspaces: int) -> Planned:
-        """The first, unless another one is faster. The step's state changes meanwhile.
+    def quickest(self, found: Sequence[Planned], workspaces: int, before: Planned | None = None) -> tuple[Planned, str]:
+        """The first, unless another one is faster; and what is to be said of the race. The step's state changes.
 
-        `workspaces` are those that a plain graph of it has more (see `most_taken`).
+        `workspaces` are those that a plain graph of it has more (see `most_taken`). The plan that won `before` races
+        against the first alone, and the others only where it loses.
         """
+        if before is found[0]:
+            return before, WON_BEFORE
         first, most_bytes = self.tried(found[0]), math.inf
         if self._pool_bytes is None:
             most_bytes = most_taken(first.plan.recording, first.taken_bytes, workspaces)
-        return self._raced(first, found[1:], most_bytes).plan
+        if before is not None:
+            best, _ = self._raced(first, [before], most_bytes)
+            if best is not first:
+                return before, WON_BEFORE
+        best, said = self._raced(first, [plan for plan in found[1:] if plan is not before], most_bytes)
+        return best.plan, said
 
     def _proven_pair(
         self, recording: Recording, cut: int, both: Step, inputs: Sequence[torch.Tensor], untouched: Untouched
@@ -223,19 +236,20 @@ class Planner:
         """The quickest of these plans of the recording, captured."""
         if self._recorder.executes or len(found) == 1:
             return self._captured(min(found, key=lambda plan: plan.schedule.makespan_us), self._recorder)
-        before = State(recording)
+        key, before = key_of(recording, self._streams, self._pool_bytes), State(recording)
         try:
-            quickest = self.quickest(found, workspaces)
+            plan, said = self.quickest(found, workspaces, self._winners.find(key, found))
+            self._winners.keep(key, plan)
             release_cached(recording.device)
-            return self._captured(quickest, self._recorder)
+            return told(self._captured(plan, self._recorder), said)
         finally:
             before.restore()
 
-    def _raced(self, best: Captured, others: Sequence[Planned], most_bytes: float) -> Captured:
+    def _raced(self, best: Captured, others: Sequence[Planned], most_bytes: float) -> tuple[Captured, str]:
         until_s = time.perf_counter() + max(RACE_S, RACE_STEPS * best.plan.schedule.makespan_us / 1e6)
         for number, plan in enumerate(others):
             if time.perf_counter() > until_s:
-                return told(best, f"; {len(others) - number} of {len(others) + 1} plans were not tried: no time")
+                return best, f"; {len(others) - number} of {len(others) + 1} plans were not tried: no time"
             try:
                 challenger = self.tried(plan)
             except CaptureError:  # no memory for one more graph, say: the best so far stays
@@ -243,7 +257,7 @@ class Planner:
             by = BY if best.plan.schedule.streams == 1 else BY_AMONG
             if challenger.taken_bytes <= most_bytes and is_faster(best.graph, challenger.graph, self.clock, by):
                 best = challenger
-        return best
+        return best, ""
 
     def _check_kernels(self, recording: Recording, step: Step) -> None:
         """Raises CaptureError when the step launches what the recording does not."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kitsune.engine.planner import Planner
+from kitsune.engine.winners import Winners
 from kitsune.graphs import Graph
 
 
@@ -21,6 +22,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.filterwarnings("default"), append=False)
+
+
+@pytest.fixture(autouse=True)
+def no_winner_of_another_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Winners, "of_this_machine", lambda: Winners(tmp_path / "races"))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from kitsune.engine.planner import WON_BEFORE
 from kitsune.graphs import Recorder
 from kitsune.knobs import KNOBS
 from tests.step_cases import OPTIMIZERS, Convnet, Mlp, assert_same, batches, pair, train_both
@@ -29,6 +30,21 @@ def test_a_pool_limits_the_streams(device):
     train_both(planned, plain, batches(10, 8, 3, 8, 8))
     assert_same(planned, plain)
     assert planned.step.report.applied == knobs
+
+
+def test_the_next_step_races_what_won_against_one_stream_only(device, more_streams_win, monkeypatch):
+    tried, names, counts = [], [], []
+    apart = Recorder.apart
+    monkeypatch.setattr(Recorder, "apart", lambda self: tried.append(1) or apart(self))
+    for _ in range(2):
+        tried.clear()
+        planned, plain = pair(device, {"capture": "step", "streams": 4}, model=Convnet, optimizer=FUSED)
+        train_both(planned, plain, batches(10, 8, 3, 8, 8))
+        assert_same(planned, plain)
+        names.append(planned.step.report.planned)
+        counts.append(len(tried))
+    assert counts[0] > counts[1] == 2
+    assert [WON_BEFORE in name for name in names] == [False, True]
 
 
 @pytest.mark.timeout(120)

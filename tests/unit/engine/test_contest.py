@@ -1,6 +1,8 @@
 """Which of several captured plans is taken, by a clock that the test makes up."""
 
 import itertools
+import os
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -12,11 +14,14 @@ from kitsune.engine.contest import BY, BY_AMONG, HOPELESS_ROUNDS, ROUNDS, is_fas
 from kitsune.engine.costs import START_US, between_marks
 from kitsune.engine.kernels import Kernel, timeline
 from kitsune.engine.planned import OF_A_STEP, WORKSPACE_BYTES, by_load, most_taken, plans
-from kitsune.engine.planner import Planner
+from kitsune.engine.planner import WON_BEFORE, Planner
 from kitsune.engine.schedule import Placed, Schedule, critical_path
+from kitsune.engine.winners import Winners
 from kitsune.errors import CaptureError
 from kitsune.graphs import HostGraph, Recorder
 from tests.unit.engine.steps import CPU, equal, even_us, recorded, warmed
+
+FORGETFUL = Winners(Path(os.devnull))  # a folder in which nothing can be kept
 
 
 @pytest.fixture(autouse=True)
@@ -50,17 +55,18 @@ class Graphs(Recorder):
         return graph, result
 
 
-def contest(times_ms, taken=None, pool_bytes=None):
-    """A step planned on up to four streams, where the n-th captured graph needs so many ms."""
+def contest(times_ms, taken=None, pool_bytes=None, winners=FORGETFUL, captured=1):
+    """A step planned on up to four streams, where the n-th captured graph needs so many ms, and so many stay."""
     step, twin = warmed("branches")
     recorder = Graphs(taken=taken)
-    planner = Planner(recorder, 4, pool_bytes)
+    planner = Planner(recorder, 4, pool_bytes, winners)
     planner.clock = lambda graph: times_ms(recorder.made.index(graph))
     graph, result = planner.capture(step, step.inputs)
     assert planner.refusal == ""
     assert equal([result[0]], [twin()[0]])
     assert equal(step.state(), twin.state())
-    assert recorder.kept == [graph] == recorder.made[-1:]
+    assert recorder.kept[-1:] == [graph] == recorder.made[-1:]
+    assert len(recorder.kept) == captured
     return planner.plan, len(recorder.made) - 1
 
 
@@ -147,6 +153,63 @@ def test_a_race_ends_when_its_time_is_over(monkeypatch, race_s, steps, tried):
     assert raced == 1 + tried
     assert ("7 of 8 plans were not tried" in plan.name) == (tried == 0)
     assert plan.schedule.streams == (4 if tried else 1)
+
+
+# What won before ------------------------------------------------------------------------------------------------------
+
+
+def test_what_won_before_races_against_one_stream_only(tmp_path):
+    plan, _ = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
+    again, raced = contest(lambda at: 9.0 if at == 1 else 10.0, winners=Winners(tmp_path))
+    assert raced == 2
+    assert again.name == plan.name + WON_BEFORE
+    assert again.priorities == plan.priorities
+
+
+def test_where_it_is_no_longer_faster_all_the_others_race_and_the_new_winner_is_kept(tmp_path):
+    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
+    plan, raced = contest(lambda at: 5.0 if at == BUSIEST else 10.0, winners=Winners(tmp_path))
+    assert raced == 1 + BUSIEST
+    assert ", the busiest one first" in plan.name
+    again, raced = contest(lambda at: 9.0 if at == 1 else 10.0, winners=Winners(tmp_path))
+    assert (raced, again.name) == (2, plan.name + WON_BEFORE)
+
+
+def test_where_one_stream_won_nothing_races(tmp_path):
+    contest(lambda _: 10.0, winners=Winners(tmp_path))
+    plan, raced = contest(lambda _: 1 / 0, winners=Winners(tmp_path))
+    assert (raced, plan.schedule.streams, plan.name) == (0, 1, "as recorded" + WON_BEFORE)
+
+
+def test_another_limit_of_memory_is_another_race(tmp_path):
+    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
+    _, raced = contest(lambda _: 10.0, pool_bytes=2**40, winners=Winners(tmp_path))
+    assert raced == 1 + BUSIEST
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("told", [b"", b"a rule of another version", b"\xff\xfe", b"x" * 10**6])
+def test_a_name_that_says_nothing_costs_a_race(tmp_path, told):
+    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
+    (file,) = tmp_path.iterdir()
+    kept = file.read_bytes()
+    file.write_bytes(told)
+    plan, raced = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
+    assert raced == 1 + BUSIEST
+    assert WON_BEFORE not in plan.name
+    assert file.read_bytes() == kept
+
+
+def test_of_a_winner_that_the_proof_refuses_the_next_one_is_kept(tmp_path, monkeypatch):
+    answers = ["not today", None]
+    monkeypatch.setattr("kitsune.engine.planner.refuted", lambda *_: answers.pop(0))
+    second_race = BUSIEST + 2  # the winner of the first was captured once more, for the proof
+    quickest = (EARLY, second_race + 1)
+    plan, raced = contest(lambda at: 5.0 if at in quickest else 10.0, winners=Winners(tmp_path), captured=2)
+    (file,) = tmp_path.iterdir()
+    assert raced > second_race
+    assert plan.name == file.read_text() + "; a quicker one was refused: not today"
+    assert not plan.name.startswith("each launch as early as may be on 4 streams")
 
 
 def test_one_slow_replay_decides_nothing():
