@@ -12,7 +12,7 @@ from kitsune.proof import LongProof
 from kitsune.timeline import Timeline
 from tuner.confirmation import PROCESSES, ROUNDS, Prior
 from tuner.crew import Finished
-from tuner.events import Confirming, Event, Tried
+from tuner.events import Confirming, Crowded, Event, Tried
 from tuner.knowledge import AGAIN
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Source, Trial
@@ -106,6 +106,7 @@ class Confirmation:
                 assert begun.job is not None
                 self.at_once = 1
                 jobs.append(begun.job)
+                yield Crowded(self.first.knobs)
             elif isinstance(done.outcome, LongProof):
                 self.proof = done.outcome
             elif isinstance(done.outcome, Measurement):

@@ -62,6 +62,13 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
+class Crowded:
+    """A process ran out of memory beside others. These choices are measured again, with fewer at a time."""
+
+    knobs: Mapping[str, Choice]
+
+
+@dataclass(frozen=True, slots=True)
 class PlayingOff:
     """The search has ended; the best few are measured against each other in one process."""
 
@@ -88,4 +95,4 @@ class Ablating:
     left_out: tuple[str, ...]
 
 
-Event = Started | Inspected | Budgeted | Recalled | Trying | Tried | PlayingOff | Confirming | Ablating
+Event = Started | Inspected | Budgeted | Recalled | Trying | Tried | Crowded | PlayingOff | Confirming | Ablating

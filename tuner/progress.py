@@ -14,7 +14,19 @@ from rich.text import Text
 
 from kitsune.screen import clean, duration, factor, stderr, step_time
 from tuner.confirmation import PROCESSES
-from tuner.events import Ablating, Budgeted, Confirming, Event, Inspected, PlayingOff, Recalled, Started, Tried, Trying
+from tuner.events import (
+    Ablating,
+    Budgeted,
+    Confirming,
+    Crowded,
+    Event,
+    Inspected,
+    PlayingOff,
+    Recalled,
+    Started,
+    Tried,
+    Trying,
+)
 from tuner.outcomes import best, speedup
 from tuner.protocol import Inspection
 from tuner.records import Run, Source, Trial
@@ -199,6 +211,8 @@ def opening(event: Event) -> Iterator[str]:
         yield from event.inspection.notes
     elif isinstance(event, Budgeted):
         yield event.words
+    elif isinstance(event, Crowded):
+        yield f"out of memory beside others, so with fewer at a time once more: {words(event.knobs)}"
     elif isinstance(event, Recalled):
         yield f"run {event.run_id} has proven a plan for this step here, which is measured again"
 

@@ -16,7 +16,7 @@ from tuner.ablation import Chunk, arms_without, next_chunk
 from tuner.budget import compile_s, suggested_budget_s, told
 from tuner.confirming import Confirmation, Confirmed
 from tuner.crew import Children, Crew, Finished, spares_for
-from tuner.events import Ablating, Budgeted, Event, Inspected, PlayingOff, Recalled, Tried, Trying
+from tuner.events import Ablating, Budgeted, Crowded, Event, Inspected, PlayingOff, Recalled, Tried, Trying
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.knowledge import Knowledge, nothing_known
@@ -216,6 +216,7 @@ class Tuning:
                 return
             if is_for_want_of_room(done[1]):
                 again.append(done[0])
+                yield Crowded(done[0].knobs)
                 continue
             trial = self._work.keep(*done)
             yield Tried(trial)

@@ -1,0 +1,62 @@
+"""Processes that run out of memory beside others."""
+
+import pytest
+
+from tests.unit.tuner.machine import (
+    GRAPH,
+    GRAPH_WINS,
+    SMALL,
+    Machine,
+    a_run,
+    confirmations,
+    drained,
+    failure,
+    is_confirmation,
+    trials_of,
+)
+from tuner.confirmation import PROCESSES
+from tuner.events import Crowded
+from tuner.progress import opening
+from tuner.records import FailureKind
+from tuner.standings import searched
+from tuner.verdicts import words
+
+
+@pytest.fixture(autouse=True)
+def two_at_a_time(monkeypatch):
+    monkeypatch.setattr("tuner.tune.at_once", lambda *_: 2)
+
+
+def crowded(at, of=lambda job: True):
+    """The child that is the `at`-th of these finds no memory, as often as it is not alone."""
+    seen = []
+
+    def answer(_number, job):
+        seen.extend([job] * of(job))
+        return failure("too large", FailureKind.OUT_OF_MEMORY) if of(job) and len(seen) == at else None
+
+    return answer
+
+
+def test_a_trial_is_tried_again_with_fewer_at_a_time_and_nothing_is_lost():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, answer=crowded(2))
+    events, conclusion = drained(machine.tuning(a_run(budget_trials=6)))
+    (told,) = [event for event in events if isinstance(event, Crowded)]
+    tried = searched(trials_of(events))
+    assert len(tried) == 6
+    assert [trial.knobs for trial in tried].count(told.knobs) == 1
+    assert all(trial.failure is None for trial in tried)
+    assert words(conclusion.plan.knobs) == GRAPH
+    assert list(opening(told)) == [
+        f"out of memory beside others, so with fewer at a time once more: {words(told.knobs)}"
+    ]
+
+
+def test_so_is_a_process_that_confirms():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, answer=crowded(1, is_confirmation))
+    events, conclusion = drained(machine.tuning(a_run(budget_trials=6)))
+    (told,) = [event for event in events if isinstance(event, Crowded)]
+    assert words(told.knobs) == GRAPH
+    assert len(confirmations(trials_of(events))) == PROCESSES
+    assert all(trial.failure is None for trial in trials_of(events))
+    assert conclusion.plan.evidence.processes == PROCESSES
