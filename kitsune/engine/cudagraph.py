@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kitsune.device import Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
-from kitsune.engine.body import Body
+from kitsune.engine.body import Body, entered
 from kitsune.engine.hooks import Hooks, why_not_heard
 from kitsune.engine.leaves import tensors_there, why_not_ours
 from kitsune.engine.planned import Planned
@@ -122,7 +122,7 @@ class StepGraph:
             self.calls += 1
         if self.refusal:
             return Recorded(None, self.refusal, None)
-        with self._static_step(batch) as launches, side_stream(self._device):
+        with self._static_step(batch) as launches, side_stream(self._device), entered(self._body.step_contexts):
             return verified(launches, self._device, tensors_of(self._static.batch), self._body.update.rates)
 
     def is_stale(self) -> bool:
@@ -214,7 +214,8 @@ class StepGraph:
         if self._streams == 1 or self.streams_refusal:
             return *self._recorder.capture(launches), self._recorder.executes
         planner = Planner(self._recorder, self._streams, self._pool_bytes)
-        with side_stream(self._device):
+        # What it issues again must run as it ran in the step: TF32 is on in there only.
+        with side_stream(self._device), entered(self._body.step_contexts):
             graph, result = planner.capture(launches, tensors_of(self._static.batch), self._body.update.rates)
         self.streams_refusal = planner.refusal
         if planner.is_erratic:

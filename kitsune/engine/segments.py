@@ -96,7 +96,7 @@ class Segments:
         """Leaves no trace of the runs that it takes. None: `planner.refusal` says why, and one stream will do. Raises
         CaptureError where that would not."""
         self._ran, self._retain = False, self.retain_graph
-        with side_stream(self._device):
+        with side_stream(self._device), entered(self._contexts):
             pair = planner.capture_pair(
                 self._run_forward, self._run_last_backward, self._inputs_of_both, self.parameters
             )

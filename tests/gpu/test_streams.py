@@ -24,6 +24,16 @@ def test_the_knob_plans_the_step(device, count):
     assert not planned.step.report.declined
 
 
+@pytest.mark.parametrize("capture", ["step", "segments"])
+def test_launches_in_tf32_are_issued_again_in_tf32(device, capture):
+    """Outside of the step cuBLAS took the kernels of fp32, and every such plan was declined."""
+    knobs = {"precision": "tf32", "capture": capture, "streams": 4}
+    planned, _ = pair(device, knobs, model=Convnet, optimizer=FUSED)
+    planned.train(batches(10, 8, 3, 8, 8))
+    assert planned.step.report.applied == knobs
+    assert not planned.step.report.declined
+
+
 def test_a_pool_limits_the_streams(device):
     knobs = {"capture": "step", "streams": 4, "pool_bytes": 2**24}
     planned, plain = pair(device, knobs, model=Convnet, optimizer=FUSED)
