@@ -237,7 +237,7 @@ def test_a_violation_would_be_found(page: Page, site: Site) -> None:
     assert {"label", "html-has-lang"} <= {line.partition(":")[0] for line in violations(page)}
 
 
-@pytest.mark.parametrize("width", [390, 320])
+@pytest.mark.parametrize("width", [pytest.param(390, marks=pytest.mark.minutes), 320])
 def test_narrow_screens_scroll_the_table_not_the_page(ada: Page, width: int) -> None:
     ada.set_viewport_size({"width": width, "height": 800})
     for place in PLACES:

@@ -206,7 +206,7 @@ def test_without_scripts_no_page_that_loads_itself_again_has_a_text_to_lose(new_
     assert page.get_by_label("Note").is_visible()
 
 
-@pytest.mark.parametrize("has_clipboard", [True, False])
+@pytest.mark.parametrize("has_clipboard", [pytest.param(True, marks=pytest.mark.minutes), False])
 def test_a_snippet_is_copied_by_a_button(new_page, site, kept, has_clipboard):
     page = new_page(permissions=["clipboard-read", "clipboard-write"])
     if not has_clipboard:  # as by http from another machine

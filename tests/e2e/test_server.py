@@ -175,7 +175,9 @@ def test_a_server_on_loopback_needs_no_set_up_and_tells_its_name_to_nobody(new_s
     assert "libtorch" not in maps and "optuna" not in maps
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.minutes)]
+)
 def test_told_to_stop_it_ends_its_streams_and_leaves(tmp_path, number, code):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -39,7 +39,7 @@ KNOBS = {"precision": "bf16", "update": "kitsune", "capture": "step", "streams":
     ("workload", "batch"),
     [
         pytest.param("live", "", marks=pytest.mark.minutes),
-        ("zoo:mlp?size=tiny", "16x1x28x28"),
+        pytest.param("zoo:mlp?size=tiny", "16x1x28x28", marks=pytest.mark.minutes),
         pytest.param("zoo:dlrm?size=tiny", "16,16x13", marks=pytest.mark.minutes),
         ("own.py:make_workload", ""),
     ],

@@ -213,7 +213,9 @@ def test_a_worker_that_slept_beyond_its_lease_writes_nothing(database, url, hire
         assert worker.wait(SOON_S)[0] == 0, "it went on to wait for the next run"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.minutes)]
+)
 def test_a_worker_that_is_asked_to_end_gives_its_run_back_at_once(number, code, database, hire):
     run = submitted(database)
     worker = hire()

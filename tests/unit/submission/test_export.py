@@ -470,7 +470,9 @@ def fingerprint(workload: Workload) -> str:
     return to_archive(workload).fingerprint
 
 
-@pytest.mark.parametrize("kind", [mlp, lenet, resnet, bert, llama])
+@pytest.mark.parametrize(
+    "kind", [mlp, resnet, llama, *(pytest.param(kind, marks=pytest.mark.minutes) for kind in (lenet, bert))]
+)
 def test_fingerprint_does_not_depend_on_the_batch_size(kind):
     assert fingerprint(kind(batch=4)) == fingerprint(kind(batch=6))
 
