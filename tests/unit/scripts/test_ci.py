@@ -48,6 +48,12 @@ def ci(checkout: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+def test_without_its_browser_it_fails_before_the_tests(checkout):
+    (checkout / "scripts" / "browser").write_text("#!/usr/bin/env bash\nsleep 0.2; exit 7\n")
+    code, said = ci(checkout)
+    assert (code, said) == (7, "")
+
+
 def test_what_passes_is_run_once(checkout):
     code, said = ci(checkout)
     assert code == 0
