@@ -1,4 +1,4 @@
-"""Where torch keeps on this machine what it has compiled, and we what was found out by timing it. No torch."""
+"""Where torch keeps compiled code on this machine, and Kitsune the outcome of races beside it. No torch."""
 
 import getpass
 import os

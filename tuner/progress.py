@@ -212,7 +212,7 @@ def opening(event: Event) -> Iterator[str]:
     elif isinstance(event, Budgeted):
         yield event.words
     elif isinstance(event, Crowded):
-        yield f"out of memory beside others, so with fewer at a time once more: {words(event.knobs)}"
+        yield f"ran out of memory beside other processes, and is to be tried again with fewer: {words(event.knobs)}"
     elif isinstance(event, Recalled):
         yield f"run {event.run_id} has proven a plan for this step here, which is measured again"
 

@@ -9,7 +9,7 @@ import torch
 
 from kitsune.assembly import Assembly
 from kitsune.device import first_line, side_stream
-from kitsune.engine.body import Body
+from kitsune.engine.body import Body, entered
 from kitsune.engine.cudagraph import StepGraph
 from kitsune.engine.planned import Planned, candidates, fitting
 from kitsune.engine.recording import Recording
@@ -60,7 +60,7 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
             assembly.report.note(UNSEEN)
         try:
             recording = recorded(build, workload.batch, assembly.report)
-            with side_stream(device):
+            with side_stream(device), entered(build.step_contexts):  # launches are timed as they run in the step
                 found = candidates(recording, max(streams, 2))
             several = [plan for plan in found if plan.schedule.streams > 1]
             asked = [plan for plan in found if plan.schedule.streams <= streams]

@@ -19,6 +19,7 @@ from kitsune.engine.segments import Segments, why_not_joined
 from kitsune.engine.static import opaque_type, restrided, signature_of
 from kitsune.engine.update import parameters_of
 from kitsune.engine.watch import Attributes, HostState, why_not_replayed
+from kitsune.engine.winners import Winners
 from kitsune.errors import CaptureError
 from kitsune.graphs import Recorder, tensors_in
 
@@ -202,7 +203,8 @@ class SegmentedForward:
         # A pool for each signature: what one graph keeps may not lie where another one scribbles.
         recorder = Recorder(self.device)
         has_streams = self.streams > 1 and not self.streams_refusal
-        planner = Planner(recorder, self.streams, self.pool_bytes) if has_streams else None
+        winners = Winners.of_this_machine()
+        planner = Planner(recorder, self.streams, self.pool_bytes, winners) if has_streams else None
         segments = Segments(
             self.model,
             self.optimizer,

@@ -35,7 +35,7 @@ PROOFS: Final = 2
 #: streams the hosts of H200s came to 11 to 22 of the 23 to 27 plans of BERT-base, as fast as they were.
 RACE_S: Final = 3.0
 RACE_STEPS: Final = 500
-WON_BEFORE: Final = "; it won when the step was planned before, so no other was tried"
+WON_BEFORE: Final = "; it won when this step was planned before, and raced against one stream only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ Pair = tuple[Captured, Captured]
 class Planner:
     """Turns steps into graphs of several streams. `refusal` says why the last one was not, `plan` what it became.
 
-    `is_erratic`: it cannot be on one stream either, since no graph would do the same.
+    `is_erratic`: it cannot be on one stream either, since no graph would do the same. `winners`: of earlier races;
+    None where nothing is known of any, and nothing is kept.
     On a GPU the plans are captured and timed against each other; on a CPU the prediction decides.
     """
 
@@ -70,7 +71,7 @@ class Planner:
         self._recorder = recorder
         self._streams = streams
         self._pool_bytes = pool_bytes
-        self._winners = winners or Winners.of_this_machine()
+        self._winners = winners
         self.plan: Planned | None = None
         self.passing_bytes = 0
         self.refusal = ""
@@ -147,12 +148,10 @@ class Planner:
         `workspaces` are those that a plain graph of it has more (see `most_taken`). The plan that won `before` races
         against the first alone, and the others only where it loses.
         """
-        if before is found[0]:
-            return before, WON_BEFORE
         first, most_bytes = self.tried(found[0]), math.inf
         if self._pool_bytes is None:
             most_bytes = most_taken(first.plan.recording, first.taken_bytes, workspaces)
-        if before is not None:
+        if before is not None and before is not found[0]:
             best, _ = self._raced(first, [before], most_bytes)
             if best is not first:
                 return before, WON_BEFORE
@@ -236,19 +235,29 @@ class Planner:
         """The quickest of these plans of the recording, captured."""
         if self._recorder.executes or len(found) == 1:
             return self._captured(min(found, key=lambda plan: plan.schedule.makespan_us), self._recorder)
-        key, before = key_of(recording, self._streams, self._pool_bytes), State(recording)
+        before = State(recording)
         try:
-            plan, said = self.quickest(found, workspaces, self._winners.find(key, found))
-            self._winners.keep(key, plan)
+            plan, said = self._winner(recording, found, workspaces)
             release_cached(recording.device)
             return told(self._captured(plan, self._recorder), said)
         finally:
             before.restore()
 
+    def _winner(self, recording: Recording, found: Sequence[Planned], workspaces: int) -> tuple[Planned, str]:
+        """The quickest, and what is to be said of its race; with what earlier processes have kept, and kept for the
+        next one."""
+        if self._winners is None:
+            return self.quickest(found, workspaces)
+        key = key_of(recording, self._streams, self._pool_bytes)
+        plan, said = self.quickest(found, workspaces, self._winners.find(key, found))
+        self._winners.keep(key, plan)
+        return plan, said
+
     def _raced(self, best: Captured, others: Sequence[Planned], most_bytes: float) -> tuple[Captured, str]:
-        until_s = time.perf_counter() + max(RACE_S, RACE_STEPS * best.plan.schedule.makespan_us / 1e6)
+        # By the time of this thread: a measuring process stands still while another one is timed.
+        until_s = time.thread_time() + max(RACE_S, RACE_STEPS * best.plan.schedule.makespan_us / 1e6)
         for number, plan in enumerate(others):
-            if time.perf_counter() > until_s:
+            if time.thread_time() > until_s:
                 return best, f"; {len(others) - number} of {len(others) + 1} plans were not tried: no time"
             try:
                 challenger = self.tried(plan)

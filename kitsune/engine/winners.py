@@ -1,39 +1,43 @@
 """Which plan of a step's launches won its race, kept for the next process that plans the same step on such a GPU.
 
-A race takes 3 s, or the time of 500 steps: of a nanoGPT of 124 M parameters on an H100 12 of the 18 s until its first
-step was captured, in each of the processes that time it and in every training.
+A race takes 3 s, or the time of 500 steps: 12.5 s of a nanoGPT of 124 M parameters on an H100, in each of the
+processes that time it and at every start of a training.
 """
 
 import contextlib
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from kitsune.compiled import compiled_folder
 from kitsune.engine.planned import Planned
-from kitsune.engine.recording import Recording
+from kitsune.engine.recording import VALUES, Call, Place, Recording
 from kitsune.files import write_whole
 
 log = logging.getLogger("kitsune")
 
+#: One more with every change of the rules by which plans are made, timed or chosen: an old winner says nothing then.
+RULES: Final = 1
 FOLDER: Final = "kitsune-races"
 MOST_BYTES: Final = 1000  # of a name; what is longer is not ours
+#: Arguments whose text is the same in every process.
+TOLD: Final = VALUES | {Place, torch.memory_format}
 
 
 @dataclass(frozen=True, slots=True)
 class Winners:
-    """Names of plans in the files of a folder, beside what torch has compiled. One that cannot be read or written costs
-    a race, never the step."""
+    """Names of plans, each in a file of a folder. One that cannot be read or written costs a race, never the step."""
 
     folder: Path
 
     @classmethod
     def of_this_machine(cls) -> "Winners":
+        """Beside what torch has compiled."""
         return cls(compiled_folder() / FOLDER)
 
     def find(self, key: str, found: Sequence[Planned]) -> Planned | None:
@@ -44,7 +48,12 @@ class Winners:
         return None
 
     def keep(self, key: str, plan: Planned) -> None:
-        """Whole or not at all, also when others write at the same time."""
+        """Whole or not at all, also when others write at the same time.
+
+        A plan on one stream is not kept: a race that had no time or no memory for the others ends with it, too.
+        """
+        if plan.schedule.streams == 1:
+            return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(self.folder / key, plan.name.encode())
@@ -53,8 +62,26 @@ class Winners:
 
 
 def key_of(recording: Recording, streams: int, pool_bytes: int | None) -> str:
-    """The same for the same launches on the same kind of GPU by the same torch, planned on as many streams."""
+    """The same for the same launches on the same kind of GPU by the same torch, planned on as many streams.
+
+    What they launch depends on the precision of fp32 products as well, which is a flag of torch's.
+    """
     gpu = torch.cuda.get_device_name(recording.device) if recording.device.type == "cuda" else ""
-    graph = recording.graph
-    said = (torch.__version__, gpu, streams, pool_bytes, graph.launches, graph.storages)
+    backends: Any = torch.backends
+    precisions = backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
+    graph, calls = recording.graph, [in_words(call) for call in recording.calls]
+    said = (RULES, torch.__version__, gpu, precisions, streams, pool_bytes, graph.launches, graph.storages, calls)
     return hashlib.sha256(repr(said).encode()).hexdigest()
+
+
+def in_words(value: Any) -> str:
+    """A call or an argument; what has no lasting text, a generator of the user's say, is told by its type."""
+    if type(value) in TOLD:
+        return repr(value)
+    if isinstance(value, Call):
+        return in_words((value.arguments, value.named, value.in_grad_mode))
+    if isinstance(value, Mapping):
+        return in_words(tuple(value.items()))
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(in_words, value))})"
+    return type(value).__qualname__

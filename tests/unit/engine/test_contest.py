@@ -1,8 +1,6 @@
 """Which of several captured plans is taken, by a clock that the test makes up."""
 
 import itertools
-import os
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -20,8 +18,6 @@ from kitsune.engine.winners import Winners
 from kitsune.errors import CaptureError
 from kitsune.graphs import HostGraph, Recorder
 from tests.unit.engine.steps import CPU, equal, even_us, recorded, warmed
-
-FORGETFUL = Winners(Path(os.devnull))  # a folder in which nothing can be kept
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +51,7 @@ class Graphs(Recorder):
         return graph, result
 
 
-def contest(times_ms, taken=None, pool_bytes=None, winners=FORGETFUL, captured=1):
+def contest(times_ms, taken=None, pool_bytes=None, winners=None, captured=1):
     """A step planned on up to four streams, where the n-th captured graph needs so many ms, and so many stay."""
     step, twin = warmed("branches")
     recorder = Graphs(taken=taken)
@@ -175,15 +171,34 @@ def test_where_it_is_no_longer_faster_all_the_others_race_and_the_new_winner_is_
     assert (raced, again.name) == (2, plan.name + WON_BEFORE)
 
 
-def test_where_one_stream_won_nothing_races(tmp_path):
-    contest(lambda _: 10.0, winners=Winners(tmp_path))
-    plan, raced = contest(lambda _: 1 / 0, winners=Winners(tmp_path))
-    assert (raced, plan.schedule.streams, plan.name) == (0, 1, "as recorded" + WON_BEFORE)
+@pytest.mark.parametrize("race_s", [0.0, 5.0])
+def test_where_one_stream_won_they_all_race_again(tmp_path, monkeypatch, race_s):
+    """Nothing would ever tell that the others only had no time, or no memory."""
+    monkeypatch.setattr("kitsune.engine.planner.RACE_STEPS", 0)
+    monkeypatch.setattr("kitsune.engine.planner.RACE_S", race_s)
+    plan, _ = contest(lambda _: 10.0, winners=Winners(tmp_path))
+    monkeypatch.setattr("kitsune.engine.planner.RACE_S", 5.0)
+    again, raced = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
+    assert (plan.schedule.streams, raced, again.schedule.streams) == (1, 1 + BUSIEST, 4)
+
+
+def test_what_won_before_is_not_taken_where_it_needs_too_much_memory(tmp_path):
+    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
+    plan, raced = contest(lambda at: 5.0 if at == 1 else 10.0, {1: 2**40}, winners=Winners(tmp_path))
+    assert raced == 1 + BUSIEST
+    assert plan.schedule.streams == 1
+
+
+def test_a_folder_that_cannot_be_written_costs_a_race(tmp_path):
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        plan, raced = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path / "file" / "races"))
+        assert (raced, plan.schedule.streams) == (1 + BUSIEST, 4)
 
 
 def test_another_limit_of_memory_is_another_race(tmp_path):
     contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
-    _, raced = contest(lambda _: 10.0, pool_bytes=2**40, winners=Winners(tmp_path))
+    _, raced = contest(lambda at: 5.0 if at == FED else 10.0, pool_bytes=2**40, winners=Winners(tmp_path))
     assert raced == 1 + BUSIEST
     assert len(list(tmp_path.iterdir())) == 2
 

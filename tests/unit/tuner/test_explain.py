@@ -1,5 +1,6 @@
 """`kitsune explain` on a CPU: what it shows, what it writes, and every way to be refused."""
 
+import contextlib
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kitsune.assembly import Assembly
 from kitsune.device import environment
 from kitsune.engine.schedule import Schedule, in_order
 from kitsune.errors import CaptureError, DeclinedError, UnfitError
@@ -177,6 +179,27 @@ def test_what_no_number_of_streams_can_change_does_not_depend_on_how_many_were_a
     (alone,) = one.plans
     assert ours.outlooks[0].launches == len(alone.recording.calls) < ours.launches
     assert "others could help" in ours.limit
+
+
+def test_launches_are_timed_by_what_is_set_in_the_step(monkeypatch):
+    """As TF32 is, whose products take a fraction of the time."""
+    inside, seen = [0], []
+
+    @contextlib.contextmanager
+    def counted():
+        inside[0] += 1
+        yield
+        inside[0] -= 1
+
+    def measured_us(recording):
+        seen.append(inside[0])
+        return even_us(recording)
+
+    monkeypatch.setattr(Assembly, "apply", lambda _, build: build.step_contexts.append(counted))
+    monkeypatch.setattr("kitsune.engine.planned.measured_us", measured_us)
+    rehearse(load_workload(MLP, "cpu"), {}, 2)
+    assert seen and min(seen) == 1
+    assert inside == [0]
 
 
 def test_on_a_cpu_a_plan_is_explained_without_what_it_compiles(call, plan_file):

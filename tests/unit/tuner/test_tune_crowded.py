@@ -28,7 +28,7 @@ def two_at_a_time(monkeypatch):
 
 
 def crowded(at, of=lambda job: True):
-    """The child that is the `at`-th of these finds no memory, as often as it is not alone."""
+    """The `at`-th of these children finds no memory."""
     seen = []
 
     def answer(_number, job):
@@ -48,7 +48,7 @@ def test_a_trial_is_tried_again_with_fewer_at_a_time_and_nothing_is_lost():
     assert all(trial.failure is None for trial in tried)
     assert words(conclusion.plan.knobs) == GRAPH
     assert list(opening(told)) == [
-        f"out of memory beside others, so with fewer at a time once more: {words(told.knobs)}"
+        f"ran out of memory beside other processes, and is to be tried again with fewer: {words(told.knobs)}"
     ]
 
 
