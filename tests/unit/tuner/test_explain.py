@@ -195,10 +195,12 @@ def test_launches_are_timed_by_what_is_set_in_the_step(monkeypatch):
         seen.append(inside[0])
         return even_us(recording)
 
-    apply = Assembly.apply
-    monkeypatch.setattr(
-        Assembly, "apply", lambda self, build: (apply(self, build), build.step_contexts.append(counted))
-    )
+    class Counted(Assembly):
+        def apply(self, build):
+            super().apply(build)
+            build.step_contexts.append(counted)
+
+    monkeypatch.setattr("tuner.rehearsal.Assembly", Counted)
     monkeypatch.setattr("kitsune.engine.planned.measured_us", measured_us)
     rehearse(load_workload(MLP, "cpu"), {}, 2)
     assert seen and min(seen) == 1
