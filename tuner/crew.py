@@ -16,8 +16,6 @@ from tuner.records import Spent
 from tuner.supervise import COMMAND, Check, Child, no_room, started
 
 TICK_S = 0.05
-SPARES = {"cuda": 3, "cpu": 1}  # idle children that have imported torch: 5 s of a core each
-CORES_FOR_SPARES = {"cuda": 1, "cpu": 4}  # with fewer they would take from what is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +29,6 @@ class Finished:
     outcome: Outcome
     spent: Spent
     alone: bool
-
-
-def spares_for(device: str, cores: int) -> int:
-    """How many idle children to keep for a device of this host."""
-    kind = device.partition(":")[0]
-    return SPARES[kind] if cores >= CORES_FOR_SPARES[kind] else 0
 
 
 class Crew(Protocol):

@@ -25,6 +25,7 @@ LEAVE_S: Final = 2.0  # from the answer of a child on a GPU until the next one i
 PROOF_STEPS: Final = 700
 MOST_AT_ONCE: Final = 4
 CORES_A_CHILD: Final = 4  # Inductor compiles on several
+CORES_FOR_A_SPARE: Final = 4  # on a CPU; with fewer it would take from what is measured
 #: Peaks of the step as given that a child needs: of a Llama of 125 M on an H100 three children had 1.3 each. One more
 #: where a second process compiles beside it.
 STEPS_A_CHILD: Final = 1.6
@@ -41,7 +42,23 @@ def at_once(found: Inspection, cores: int) -> int:
         return 1
     steps = STEPS_A_CHILD + found.random
     room = ROOM * found.environment.memory_bytes / (steps * max(1, found.peak_bytes))
-    return max(1, min(MOST_AT_ONCE, cores // CORES_A_CHILD, int(room)))
+    return max(1, min(beside(cores), int(room)))
+
+
+def spares(device: str, cores: int) -> int:
+    """How many idle children to keep that have imported torch: on a GPU as many as may be begun at once.
+
+    With three for four trials the fourth waited 5 to 16 s for its process in 22 of 29 runs of five minutes on H100s and
+    H200s, and later a process that confirms.
+    """
+    if device.partition(":")[0] == "cuda":
+        return beside(cores)
+    return int(cores >= CORES_FOR_A_SPARE)
+
+
+def beside(cores: int) -> int:
+    """How many children the cores of a host with a GPU are enough for."""
+    return max(1, min(MOST_AT_ONCE, cores // CORES_A_CHILD))
 
 
 def limits_within(left_s: float) -> Limits:

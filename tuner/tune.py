@@ -15,13 +15,13 @@ from kitsune.timeline import Timeline
 from tuner.ablation import Chunk, arms_without, next_chunk
 from tuner.budget import compile_s, suggested_budget_s, told
 from tuner.confirming import Confirmation, Confirmed
-from tuner.crew import Children, Crew, Finished, spares_for
+from tuner.crew import Children, Crew, Finished
 from tuner.events import Ablating, Budgeted, Crowded, Event, Inspected, PlayingOff, Recalled, Tried, Trying
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.knowledge import Knowledge, nothing_known
 from tuner.outcomes import best_stock, is_late
-from tuner.pace import at_once, elapsed_s, expected_s, is_patient, limits_within, own_s, timing_s
+from tuner.pace import at_once, elapsed_s, expected_s, is_patient, limits_within, own_s, spares, timing_s
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
 from tuner.reserve import Reserve
@@ -132,8 +132,8 @@ class Tuning:
         WorkloadError when the stored trials are of another workload or machine. An interrupt ends the search, and what
         is best so far is confirmed. KeyboardInterrupt does so too where a trial is waited for; elsewhere it propagates.
         """
-        spares = spares_for(self.run.device, cores())
-        with closing(self.crew(self.spec, self.run.device, spares)) as crew, scratch() as folder:
+        idle = spares(self.run.device, cores())
+        with closing(self.crew(self.spec, self.run.device, idle)) as crew, scratch() as folder:
             self._work, self._folder = Work(self.run, self.trials, crew, self.now), str(folder)
             inspection = self._inspected(crew)
             yield Inspected(inspection)

@@ -8,6 +8,7 @@ from tests.unit.tuner.machine import ENVIRONMENT, NOON
 from tests.unit.tuner.simulation import trial
 from tuner.pace import (
     LEAVE_S,
+    MOST_AT_ONCE,
     WARM,
     at_once,
     confirmation_s,
@@ -16,6 +17,7 @@ from tuner.pace import (
     halted_s,
     own_s,
     playoff_s,
+    spares,
     timing_s,
 )
 from tuner.protocol import Inspection
@@ -56,6 +58,16 @@ def test_how_many_build_side_by_side(device, cores, peak_bytes, expected):
 def lasting(number: int, begin_s: float, end_s: float, **knobs: str) -> Trial:
     at = {"started_at": NOON + timedelta(seconds=begin_s), "finished_at": NOON + timedelta(seconds=end_s)}
     return trial(number, knobs).model_copy(update=at)
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "expected"),
+    [("cuda:0", 64, MOST_AT_ONCE), ("cuda:1", 8, 2), ("cuda:0", 2, 1), ("cpu", 4, 1), ("cpu", 2, 0)],
+)
+def test_as_many_processes_are_ready_as_may_be_begun_at_once(device, cores, expected):
+    assert spares(device, cores) == expected
+    if device != "cpu":
+        assert at_once(inspection("cuda", 80 * GB, 1), cores) == expected
 
 
 def test_time_in_which_several_were_at_work_counts_once():
