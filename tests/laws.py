@@ -14,7 +14,7 @@ PACKAGES = ("kitsune", "tuner", "server", "migrations")
 # A line stands for a module, or for a folder with all that is in it; package roots stand for themselves only.
 TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune", "kitsune.errors", "kitsune.garbage", "kitsune.knobs", "kitsune.record", "kitsune.run_status"),
-    ("kitsune.compiled", "kitsune.files", "kitsune.home", "kitsune.kernels", "kitsune.proof", "kitsune.timeline"),
+    ("kitsune.compile_cache", "kitsune.files", "kitsune.home", "kitsune.kernels", "kitsune.proof", "kitsune.timeline"),
     ("kitsune.logs", "kitsune.server_address", "kitsune.switch"),
     (
         "kitsune.duration",

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from kitsune.compiled import usual_folder
+from kitsune.compile_cache import usual_folder
 from kitsune.errors import MeasureError
 from tuner import faults
 from tuner.confinement import confinement_of, environment_of

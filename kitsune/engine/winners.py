@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from kitsune.compiled import compiled_folder
+from kitsune.compile_cache import compiled_folder
 from kitsune.engine.planned import Planned
 from kitsune.engine.recording import VALUES, Call, Place, Recording
 from kitsune.files import write_whole

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kitsune.compiled import compiled_folder, usual_folder
+from kitsune.compile_cache import compiled_folder, usual_folder
 from kitsune.engine.body import Body
 from kitsune.engine.cudagraph import StepGraph
 from kitsune.engine.dispatch import SegmentedForward

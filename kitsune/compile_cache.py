@@ -1,4 +1,4 @@
-"""Where torch keeps compiled code on this machine, and Kitsune the outcome of races beside it. No torch."""
+"""Where torch keeps its compile cache on this machine. No torch."""
 
 import getpass
 import os
