@@ -39,5 +39,5 @@ def untried(run: Run, trials: Sequence[Trial]) -> list[Untried]:
         if name not in known:
             took_s = LONGER * late[name] if name in late else expected_s(proposal.knobs, tried, space)
             is_told = name in late or "compile" not in proposal.knobs or has_compiled
-            found.append(Untried(proposal.knobs, proposal.name, took_s or None if is_told else None))
+            found.append(Untried(proposal.knobs, proposal.name, (took_s or None) if is_told else None))
     return found

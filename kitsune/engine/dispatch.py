@@ -202,9 +202,9 @@ class SegmentedForward:
     def _segments(self, args: Any, kwargs: Any) -> Segments:
         # A pool for each signature: what one graph keeps may not lie where another one scribbles.
         recorder = Recorder(self.device)
-        has_streams = self.streams > 1 and not self.streams_refusal
-        winners = Winners.of_this_machine()
-        planner = Planner(recorder, self.streams, self.pool_bytes, winners) if has_streams else None
+        planner = None
+        if self.streams > 1 and not self.streams_refusal:
+            planner = Planner(recorder, self.streams, self.pool_bytes, Winners.of_this_machine())
         segments = Segments(
             self.model,
             self.optimizer,

@@ -145,13 +145,13 @@ class Planner:
     def quickest(self, found: Sequence[Planned], workspaces: int, before: Planned | None = None) -> tuple[Planned, str]:
         """The first, unless another one is faster; and what is to be said of the race. The step's state changes.
 
-        `workspaces` are those that a plain graph of it has more (see `most_taken`). The plan that won `before` races
-        against the first alone, and the others only where it loses.
+        `workspaces` are those that a plain graph of it has more (see `most_taken`). One of the others that won `before`
+        races against the first alone, and the rest only where it loses.
         """
         first, most_bytes = self.tried(found[0]), math.inf
         if self._pool_bytes is None:
             most_bytes = most_taken(first.plan.recording, first.taken_bytes, workspaces)
-        if before is not None and before is not found[0]:
+        if before is not None:
             best, _ = self._raced(first, [before], most_bytes)
             if best is not first:
                 return before, WON_BEFORE
@@ -244,12 +244,11 @@ class Planner:
             before.restore()
 
     def _winner(self, recording: Recording, found: Sequence[Planned], workspaces: int) -> tuple[Planned, str]:
-        """The quickest, and what is to be said of its race; with what earlier processes have kept, and kept for the
-        next one."""
+        """As `quickest`. Looks up which plan won in earlier processes, and keeps the one that wins now."""
         if self._winners is None:
             return self.quickest(found, workspaces)
         key = key_of(recording, self._streams, self._pool_bytes)
-        plan, said = self.quickest(found, workspaces, self._winners.find(key, found))
+        plan, said = self.quickest(found, workspaces, self._winners.find(key, found[1:]))
         self._winners.keep(key, plan)
         return plan, said
 

@@ -48,6 +48,12 @@ def made():
     return model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
 
 
+def whole_step():
+    model, optimizer = made()
+    body = Body(model, lambda x, y: nn.functional.mse_loss(model(x), y), Update(optimizer), step_contexts=[doubled])
+    return StepGraph(body, Recorder(CPU), CPU, None, 3)
+
+
 def data(count=8):
     generator = torch.Generator().manual_seed(1)
     return [(torch.randn(6, 8, generator=generator), torch.randn(6, 4, generator=generator)) for _ in range(count)]
@@ -59,9 +65,7 @@ def even_costs(monkeypatch):
 
 
 def test_a_step_on_several_streams():
-    model, optimizer = made()
-    body = Body(model, lambda x, y: nn.functional.mse_loss(model(x), y), Update(optimizer), step_contexts=[doubled])
-    graph = StepGraph(body, Recorder(CPU), CPU, None, 3)
+    graph = whole_step()
     for batch in data():
         graph(batch)
     assert graph.streams_refusal == ""
@@ -69,9 +73,7 @@ def test_a_step_on_several_streams():
 
 
 def test_the_step_that_explain_records():
-    model, optimizer = made()
-    body = Body(model, lambda x, y: nn.functional.mse_loss(model(x), y), Update(optimizer), step_contexts=[doubled])
-    found = StepGraph(body, Recorder(CPU), CPU, None, 3).recorded(data(1)[0])
+    found = whole_step().recorded(data(1)[0])
     assert found.refusal == ""
     assert found.recording is not None
 

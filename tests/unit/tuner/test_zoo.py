@@ -49,7 +49,7 @@ LOGIT_SHAPES = {
 DEAR = frozenset(("resnet50", "googlenet"))  # 1 to 2 s to trace; resnet18 is of the same kind
 every_model = pytest.mark.parametrize("name", list(PARAMETERS))
 #: One of each kind, where others take the time of as many: -m minutes.
-mostly_few_models = pytest.mark.parametrize(
+few_models = pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=[pytest.mark.minutes] * (name not in ("mlp", "resnet18", "gpt2_small", "dlrm")))
@@ -91,7 +91,7 @@ def test_base_has_the_published_number_of_parameters(name: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
 
 
-@mostly_few_models
+@few_models
 def test_base_step_at_full_size_needs_no_values(name: str) -> None:
     """On the meta device tensors have no values: a host sync or a data-dependent branch would raise."""
     with torch.device("meta"):
@@ -376,7 +376,7 @@ def test_the_stream_of_a_seed_is_the_same_each_time_and_fits_the_example(name: s
     assert not all(map(torch.equal, batch_tensors(one), batch_tensors(other)))
 
 
-@mostly_few_models
+@few_models
 def test_tiny_learns_from_its_stream_what_holds_for_another_seed(name: str) -> None:
     workload = tiny(name)
     assert callable(workload.batches)
