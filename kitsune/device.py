@@ -46,6 +46,12 @@ def pick_device(name: torch.device | str | None = None) -> torch.device:
     return torch.device("cuda", index)
 
 
+def make_current(device: torch.device) -> None:
+    """Of a GPU: what names no device, events and kernels among it, is on this one from here on."""
+    if device.type == "cuda":
+        torch.accelerator.set_device_index(device.index)
+
+
 def environment(device: torch.device) -> Environment:
     common = {"torch": torch.__version__, "python": platform.python_version(), "kitsune": __version__}
     if device.type != "cuda":

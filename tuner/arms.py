@@ -10,6 +10,7 @@ import torch
 from kitsune.device import (
     allocated_bytes,
     graph_pool_bytes,
+    make_current,
     peak_bytes,
     pick_device,
     release_cached,
@@ -34,9 +35,8 @@ MAX_SETTLING_STEPS = 32
 def prepare(job: Job) -> None:
     """What every process that runs the job's step does first: its device, its share of memory, its seed."""
     device = pick_device(job.device)
-    if device.type == "cuda":
-        torch.accelerator.set_device_index(device.index)
-    elif is_on("confine", default=True) and not runs_code(job.workload):
+    make_current(device)
+    if device.type == "cpu" and is_on("confine", default=True) and not runs_code(job.workload):
         bound_memory()
     torch.manual_seed(job.seed)
 

@@ -5,10 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from kitsune import screen
-from kitsune.device import environment, pick_device
+from kitsune.device import environment, make_current, pick_device
 from kitsune.engine.analysis import Analysis, Outlook, analysed, counted, in_ms, outlook
 from kitsune.engine.planned import WAIT_US, Planned
 from kitsune.errors import SettingsError
@@ -46,8 +44,7 @@ def explain(
     for kind, path in pictures.items():
         check_writable(path, f"--{kind}")
     place = pick_device(device)
-    if place.type == "cuda":
-        torch.accelerator.set_device_index(place.index)
+    make_current(place)
     asked = STREAMS if streams is None else (streams,)
     with screen.aside():
         found = rehearse(load_workload(spec, str(place)), plan.knobs if plan else {}, max(asked))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from kitsune.device import environment, gpu_uuid, pick_device
+from kitsune.device import environment, gpu_uuid, make_current, pick_device
 from tuner.checkup import PLANTED, STEP
 from tuner.clock import clock_of
 from tuner.confirmation import ROUNDS
@@ -34,6 +34,7 @@ Wait = Callable[[float], Step]
 
 def measured(device: torch.device, seed: int = 0) -> Measurement:
     """The step and every arm of PLANTED, interleaved."""
+    make_current(device)
     torch.manual_seed(seed)
     clock, step = clock_of(device), a_step(device)
     schedule = Schedule(rounds=ROUNDS, block_ms=BLOCK_MS[device.type], warm_s=WARM_S[device.type], seed=seed)

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from kitsune import screen
-from kitsune.device import environment, pick_device
+from kitsune.device import environment, make_current, pick_device
 from kitsune.errors import SettingsError, UnfitError, WorkloadError
 from kitsune.exits import ExitCode
 from kitsune.files import write_whole
@@ -53,8 +51,7 @@ def verify(
 def verified(plan: Plan, spec: str | None, *, steps: int, seeds: int, device: str | None) -> Verification:
     """`spec` may be left out for a plan of the zoo. Raises as `verify`."""
     place = pick_device(device)
-    if place.type == "cuda":
-        torch.accelerator.set_device_index(place.index)
+    make_current(place)
     here = environment(place)
     if plan.environment is not None:
         match, reason = plan.environment.match(here)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kitsune import device as devices
-from kitsune.device import environment, first_line, pick_device
+from kitsune.device import environment, first_line, make_current, pick_device
 from kitsune.errors import UnfitError
 from kitsune.plan import Match
 
@@ -38,6 +38,14 @@ def test_a_gpu_beyond_the_last(monkeypatch):
     assert pick_device("cuda:0") == torch.device("cuda", 0)
     with pytest.raises(UnfitError, match="there are only 2 GPUs"):
         pick_device("cuda:2")
+
+
+def test_only_a_gpu_is_made_current(monkeypatch):
+    current = []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
+    make_current(CPU)
+    make_current(torch.device("cuda", 1))
+    assert current == [1]
 
 
 def test_the_environment_of_a_cpu():
