@@ -64,15 +64,18 @@ def pairs_of(knobs: Configuration) -> Iterator[frozenset[Item]]:
 
 
 def suspected(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
-    """The choice that failed most often, at least twice, and never worked; of equals the one that is applied last.
+    """What the next presets do without: the knobs of half of the choices that failed at least twice and never worked.
 
-    Presets share most of their choices, so that one which fails would fail all of them. One choice at a time is left
-    out: where it was not the cause, the next failure points at another.
+    Presets share most of their choices, so that one which fails would fail all of them. It is found as by bisection:
+    what works without it clears the others, and what fails again ranks its own first. The whole knob is left out, as
+    the other half precision often fails with the one. The half: what failed most often, of equals what is applied last.
     """
     counted = Counter(item for suspects in suspects_of(trials) for item in suspects)
     order = list(space.table)
     ranked = [(count, order.index(item[0]), item) for item, count in counted.items() if item[0] in order and count > 1]
-    return frozenset(item for _, _, item in sorted(ranked, key=lambda each: each[:2])[-1:])
+    at_fault = sorted(ranked, key=lambda each: each[:2])
+    knobs = {item[0] for _, _, item in at_fault[len(at_fault) // 2 :]}
+    return frozenset((knob, choice) for knob in knobs for choice in space.table[knob].choices)
 
 
 def suspects_of(trials: Sequence[Trial]) -> list[set[Item]]:

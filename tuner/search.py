@@ -2,10 +2,10 @@
 
 The order: the step as given, against itself; the winner of an earlier run; the best guess for the device, with the
 strongest rival of plain torch beside it; the other winners and presets of the opening; then a cheap model of what each
-choice does, and every sixth time what else one would try by hand, what takes minutes to compile last (GPT-2 with
+choice does, and every fifth time what else one would try by hand, what takes minutes to compile last (GPT-2 with
 max-autotune: 171 s on an H200). Where the model expects nothing worth a trial any more: coordinate descent from the
 best so far; then TPE; then whatever is left.
-Mean regret on 40 simulated steps (tests/unit/tuner/simulation.py) after 9, 12 and 25 trials: 26, 18 and 3.7 %. With
+Mean regret on 40 simulated steps (tests/unit/tuner/simulation.py) after 9, 12 and 25 trials: 25, 16 and 2.9 %. With
 presets, descent and TPE alone, as it was before: 46, 43 and 7.1 %.
 """
 
@@ -30,7 +30,7 @@ from tuner.space import Configuration, Item, Space
 ASKS: Final = 10  # proposals of TPE that may repeat a known configuration before chance takes over
 DRAWS: Final = 100
 MODEL_AFTER: Final = 4  # trials with a result; fewer say too little about the choices
-OTHERS_TURN: Final = 6  # one of so many proposals is not the model's, but what one would try by hand
+OTHERS_TURN: Final = 5  # one of so many proposals is not the model's, but what one would try by hand
 
 
 def propose(

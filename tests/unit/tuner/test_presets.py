@@ -41,16 +41,28 @@ def test_only_what_is_called_slow_is_slow() -> None:
 
 
 def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
-    guess, rival, streams, plain, fused = resolved(OPENING, EVERYTHING)
+    guess, rival, fused, plain, attention, fp16 = resolved(OPENING, EVERYTHING)
     half = {"layout": "channels_last", "precision": "bf16"}
-    assert guess.knobs == {**half, "compile": "default", "update": "kitsune", "capture": "step"}
+    assert guess.knobs == {**half, "compile": "default", "update": "kitsune", "capture": "step", "streams": 4}
     assert (rival.name, rival.knobs) == (
         "reduce_overhead",
         {**half, "compile": "reduce-overhead", "update": "fused"},
     )
     assert (plain.name, plain.knobs) == ("compile", {**half, "compile": "default", "update": "fused"})
-    assert streams.knobs == {**guess.knobs, "streams": 4}
     assert fused.knobs == {**guess.knobs, "fusion": "kitsune"}
+    assert attention.knobs == {**guess.knobs, "attention": "cudnn"}
+    assert fp16.knobs == {**guess.knobs, "precision": "fp16"}
+
+
+def test_where_streams_or_graphs_do_not_apply_the_best_guess_does_without() -> None:
+    no_streams = {f"streams={count}": "no" for count in KNOBS["streams"].choices}
+    guess = resolved(OPENING, Space.of(no_streams))[0].knobs
+    assert guess["capture"] == "step"
+    assert "streams" not in guess
+    no_graphs = {f"capture={choice}": "no" for choice in KNOBS["capture"].choices}
+    guess = resolved(OPENING, Space.of(no_graphs))[0].knobs
+    assert guess["compile"] == "default"
+    assert not {"capture", "streams"} & set(guess)
 
 
 def test_without_graphs_what_plain_torch_offers_goes_by_its_name() -> None:
@@ -58,11 +70,11 @@ def test_without_graphs_what_plain_torch_offers_goes_by_its_name() -> None:
     space = Space.of({**CPU.inapplicable, "update=kitsune": "no CUDA"})
     assert of(space, *ALL) == {
         "compile": {**half, "compile": "default", **fused},
-        "full, compiled, one graph": {"compile": "default", **fused},
-        "half, one graph": {**half, **fused},
+        "best guess, full precision": {"compile": "default", **fused},
+        "best guess, not compiled": {**half, **fused},
         "eager_bf16": half,
-        "full, one graph": fused,
-        "half, autotuned, one graph": {**half, "compile": "max-autotune-no-cudagraphs", **fused},
+        "full precision, not compiled": fused,
+        "best guess, autotuned": {**half, "compile": "max-autotune-no-cudagraphs", **fused},
     }
     assert [found.knobs for found in resolved(ALL, Space.of(table={}))] == [{}]
 
@@ -70,11 +82,13 @@ def test_without_graphs_what_plain_torch_offers_goes_by_its_name() -> None:
 def test_where_the_step_as_given_waits_only_what_is_compiled_is_captured() -> None:
     found = of(WAITS, *ALL)
     assert {name for name, knobs in found.items() if "capture" in knobs} == {
-        "half, compiled, one graph",
-        "half, compiled, one graph on streams",
-        "half, fused and compiled, one graph",
-        "full, compiled, one graph",
-        "half, autotuned, one graph",
+        "best guess",
+        "best guess, our kernels",
+        "best guess, cuDNN's attention",
+        "best guess, fp16",
+        "best guess, full precision",
+        "best guess, one stream",
+        "best guess, autotuned",
     }
     assert all("compile" in knobs for knobs in found.values() if "capture" in knobs)
 

@@ -9,7 +9,7 @@ from tuner.untried import LONGER, untried
 from tuner.views import untried_screen
 
 HALF = {"layout": "channels_last", "precision": "bf16"}
-GRAPH = {**HALF, "compile": "default", "update": "kitsune", "capture": "step"}
+GRAPH = {**HALF, "compile": "default", "update": "kitsune", "capture": "step", "streams": 4}
 OVERHEAD = {**HALF, "compile": "reduce-overhead", "update": "fused"}
 
 
@@ -25,15 +25,16 @@ LATE = lasting(trial(2, GRAPH, failure=failure("too long", FailureKind.TIMEOUT))
 def test_what_was_not_begun_and_what_was_cut_off_is_told_with_its_time():
     found = {each.name: each for each in untried(a_run(budget_s=300.0), [BASELINE, SLOW, LATE])}
     assert "reduce_overhead" not in found, "it was measured"
-    cut_off = found["half, compiled, one graph"]
+    cut_off = found["best guess"]
     assert (cut_off.knobs, cut_off.expected_s) == (GRAPH, LONGER * 200)
     assert found["compile"].expected_s == 100, "as long as another that compiles"
-    assert found["half, compiled, one graph on streams"].knobs == {**GRAPH, "streams": 4}
+    fused = found["best guess, our kernels"]
+    assert fused.knobs == {**GRAPH, "fusion": "kitsune"}
 
 
 def test_what_failed_or_cannot_work_here_is_no_matter_of_time():
     failed = trial(2, GRAPH, failure=failure("declined", FailureKind.DECLINED))
-    assert "half, compiled, one graph" not in {each.name for each in untried(a_run(), [BASELINE, failed])}
+    assert "best guess" not in {each.name for each in untried(a_run(), [BASELINE, failed])}
     run = a_run(inapplicable={"streams=4": "no GPU"})
     assert not any("streams" in each.knobs for each in untried(run, [BASELINE]))
     times = {"compile" in each.knobs: each.expected_s for each in untried(run, [BASELINE])}
