@@ -113,10 +113,21 @@ class Evidence(Record):
     samples_sha256: str
     numerics: Numerics
     proof: LongProof | None = Field(default=None, description="of the long look at the numbers of the plan")
+    budget_s: float | None = Field(default=None, ge=0, description="what the search was given; None: it counted trials")
+    interrupted: bool = Field(default=False, description="whether the user ended the search early")
 
 
 #: Came when there were plans already, whose ids must stay: at their default they are no part of a plan's content.
-LATER_EVIDENCE: Final = ("prediction", "process_spread", "process_degrees", "processes", "note", "proof")
+LATER_EVIDENCE: Final = (
+    "prediction",
+    "process_spread",
+    "process_degrees",
+    "processes",
+    "note",
+    "proof",
+    "budget_s",
+    "interrupted",
+)
 
 
 class Choices(dict[str, Choice]):
@@ -152,6 +163,11 @@ class Plan(Record):
     @classmethod
     def _known_choices(cls, knobs: Mapping[str, Choice]) -> Mapping[str, Choice]:
         return Choices(checked_knobs(knobs))
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the user ended the search that it comes from."""
+        return self.evidence is not None and self.evidence.interrupted
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As pydantic's, but new knobs are checked: raises PlanError naming the knob."""

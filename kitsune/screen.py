@@ -195,16 +195,20 @@ def headline(plan: Plan) -> str:
         over_eager = "" if found.baseline == "eager" else f"; {factor(found.speedup_over_eager.median)} over eager"
         return (
             f"{factor(found.speedup.median)} faster than the best stock configuration ({_stock(found)}), "
-            f"95 % interval {spread(found.speedup)}{over_eager}."
+            f"95 % interval {spread(found.speedup)}{over_eager}.{_noted(found)}"
         )
     if found.verdict in UNTOLD:
         return f"{UNTOLD[found.verdict]}: {found.note}. {_kept(plan, found)}"
     if plan.knobs:
         return (
             f"No gain found over the best stock configuration ({found.baseline}): the plan is that configuration, "
-            f"{factor(found.speedup_over_eager.median)} faster than the step as given."
+            f"{factor(found.speedup_over_eager.median)} faster than the step as given.{_noted(found)}"
         )
-    return "No gain found: keep your baseline."
+    return f"No gain found: keep your baseline.{_noted(found)}"
+
+
+def _noted(found: Evidence) -> str:
+    return f" Note: {found.note}." if found.note else ""
 
 
 def _kept(plan: Plan, found: Evidence) -> str:

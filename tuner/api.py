@@ -52,7 +52,7 @@ class Result(Record):
     @property
     def untried(self) -> list[Untried]:
         """What is tried first and there was no time for."""
-        return untried(self.run, self.trials)
+        return [] if self.plan.was_interrupted else untried(self.run, self.trials)
 
     def summary(self) -> dict[str, Any]:
         """What `kitsune tune --json` prints."""

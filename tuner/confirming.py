@@ -40,13 +40,12 @@ class Confirmed:
     proof: LongProof | None
     unproven: str
 
-    def plan(self, run_id: str, inspection: Inspection) -> Plan:
+    def plan(self, run_id: str, inspection: Inspection, *, budget_s: float | None, interrupted: bool) -> Plan:
+        """The last two: what the search was given, and whether the user ended it."""
         plan = plan_from(self.measured, self.decision, run_id, inspection, self.numerics)
-        evidence = plan.evidence
-        assert evidence is not None
-        if not self._is_of_candidate:
-            return plan
-        return plan.model_copy(update={"evidence": self._with_proof(evidence)})
+        assert plan.evidence is not None
+        evidence = plan.evidence.model_copy(update={"budget_s": budget_s, "interrupted": interrupted})
+        return plan.model_copy(update={"evidence": self._with_proof(evidence) if self._is_of_candidate else evidence})
 
     def timeline(self) -> Timeline | None:
         """The launches of a step, where the plan is the candidate and has them."""

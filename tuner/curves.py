@@ -23,6 +23,11 @@ LEAST_LEARNED: Final = 0.02
 #: Of what is learnt: seeds that let the arms be further apart than that tell nothing.
 MOST_ALLOWED: Final = 0.5
 
+ALL_ALIKE: Final = (
+    "every seed gave the same training, so nothing tells how far two may lie apart: leave torch.manual_seed out of the "
+    "workload's function, or give batches as a function of a seed"
+)
+
 ArmName = Literal["plain", "plan"]
 
 
@@ -96,6 +101,8 @@ def judge(curves: Sequence[Curve]) -> Outcome:
     if ended := next((curve for curve in plan if curve.ended), None):
         why = f"by the plan, seed {ended.seed}: {ended.ended}; the step as given trains"
         return Outcome(verdict=Learned.DIFFERS, reason=why, start=start)
+    if len({(curve.start, curve.held_out) for curve in plain}) == 1:
+        return Outcome(verdict=Learned.UNCLEAR, reason=ALL_ALIKE, start=start)
     return _compared(start, [curve.final for curve in plain], [curve.final for curve in plan])
 
 

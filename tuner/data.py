@@ -1,7 +1,8 @@
 """A workload's `batches` in: the ones that are held out, and streams without end of all others, out."""
 
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain, count, islice
+from random import Random
 from typing import Final
 
 import torch
@@ -13,6 +14,10 @@ from kitsune.workload import Batch, Workload, batch_tensors
 HELD_OUT: Final = 8
 #: Of a function of a seed: the seed of the batches that are held out, which no training has.
 HELD_OUT_SEED: Final = 2**31 - 1
+#: Between the passes of one training, so that none of another training's are among them.
+SEEDS_APART: Final = 10_007
+#: Batches of an iterable from which the next one is drawn.
+MIXED: Final = 8
 #: Batches of other shapes in a row, after which no other is waited for.
 MOST_UNFIT: Final = 1000
 #: What code that reads a data set raises.
@@ -42,12 +47,15 @@ class Data:
         return callable(self._batches)
 
     def stream(self, seed: int) -> Iterator[Batch]:
-        """Pass after pass without those that are held out; of an iterable, the first ones of each pass are."""
-        turn = 0
-        while True:
-            left_out = 0 if self.is_seeded else len(self.held_out)
-            yield from islice(self._pass(seed + turn), left_out, None)
-            turn += 1
+        """Pass after pass without those that are held out; of an iterable, the first ones of each pass are, and the
+        others come in an order of the seed."""
+        for turn in count():
+            seed_of_pass = seed + SEEDS_APART * turn
+            if self.is_seeded:
+                yield from self._pass(seed_of_pass)
+            else:
+                chance = Random(seed_of_pass)  # noqa: S311 - an order, not secrets
+                yield from mixed(islice(self._pass(seed_of_pass), len(self.held_out), None), chance)
 
     def _pass(self, seed: int) -> Iterator[Batch]:
         """Code of the user's: what goes wrong inside leaves as a WorkloadError."""
@@ -68,3 +76,14 @@ class Data:
         except TROUBLES as error:
             what = f"{type(error).__name__}: {error}"[:1000]
             raise WorkloadError(f"batches of {self._name} failed: {what}") from error
+
+
+def mixed(batches: Iterator[Batch], chance: Random) -> Iterator[Batch]:
+    """All of them, each drawn from the next few: a list has one order, and trainings of several seeds need several."""
+    held = list(islice(batches, MIXED))
+    for batch in batches:
+        place = chance.randrange(len(held))
+        yield held[place]
+        held[place] = batch
+    chance.shuffle(held)
+    yield from held

@@ -1,6 +1,11 @@
 """A workload in, an Inspection out: what it is, and which choices do not apply to it here."""
 
 import hashlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
 
 from kitsune.device import environment, pick_device
 from kitsune.errors import SubmissionError
@@ -50,11 +55,23 @@ def fingerprints_of(spec: str, workload: Workload) -> tuple[str, str, str]:
 
 
 def local_fingerprint(workload: Workload) -> str:
-    model = workload.model
+    """Of what a graph would hold: the model, the code of it and of its loss, and what the optimizer was given."""
+    model, loss_fn, optimizer = workload.model, workload.loss_fn, workload.optimizer
     identity = [
         f"{type(model).__module__}.{type(model).__qualname__}",
         [[name, list(value.shape), str(value.dtype)] for name, value in model.named_parameters()],
         repr(model),
-        type(workload.optimizer).__name__,
+        repr(loss_fn) if isinstance(loss_fn, torch.nn.Module) else getattr(loss_fn, "__qualname__", ""),
+        type(optimizer).__name__,
+        [{name: repr(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups],
+        code_of([*map(type, model.modules()), loss_fn]),
     ]
     return "local-" + hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+
+
+def code_of(objects: Iterable[object]) -> list[str]:
+    """Digests of the files that define them, but torch's own: a change anywhere in one may change the step."""
+    names = {str(getattr(each, "__module__", "")) for each in objects}
+    found = {getattr(sys.modules.get(name), "__file__", None) for name in names if name.partition(".")[0] != "torch"}
+    files = [Path(file) for file in found if file]
+    return sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file())

@@ -48,5 +48,5 @@ class Knowledge:
         return None if proven is None else proven.prior
 
 
-def nothing_known(_: Inspection) -> Knowledge:
+def nothing_known(_inspection: Inspection, _budget_s: float | None) -> Knowledge:
     return Knowledge()

@@ -85,10 +85,11 @@ class Reserve:
         return longest_s if self.budget_s is not None and longest_s <= PLAYOFF_SHARE * self.budget_s else 0.0
 
     def processes(self, knobs: Configuration) -> int:
-        """That confirm these choices: one for the step as given, which is surely as fast as itself."""
+        """That confirm these choices: one for the step as given, which is surely as fast as itself; fewer where it is
+        known how far they lie apart."""
         if not knobs:
             return 1
-        return PROCESSES if self.known.proven_of(knobs) is None else AGAIN
+        return PROCESSES if self.known.prior_for(knobs) is None else AGAIN
 
     def proof_s(self) -> float:
         """What the long look at the numbers may take, without what compiling does."""

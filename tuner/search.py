@@ -13,7 +13,7 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import optuna
@@ -33,24 +33,31 @@ MODEL_AFTER: Final = 4  # trials with a result; fewer say too little about the c
 OTHERS_TURN: Final = 5  # one of so many proposals is not the model's, but what one would try by hand
 
 
+def anything(_: Configuration) -> bool:
+    return True
+
+
 def propose(
     space: Space,
     trials: Sequence[Trial],
     seed: int = 0,
     *,
     is_patient: bool = True,
+    may: Callable[[Configuration], bool] = anything,
     pending: Sequence[Configuration] = (),
     known: Sequence[Configuration] = (),
 ) -> Proposal | None:
     """The next configuration that is allowed and was not tried yet, or None when there is none left.
 
-    Nothing that takes minutes to compile unless `is_patient`. `seed` is the run's; chance is drawn from it and from the
-    number of trials, so nothing needs to be remembered. `pending` are being measured by other processes: tried, without
-    a result. `known` won in earlier runs, the nearest first; what does not apply here is left out of them.
+    Nothing that takes minutes to compile unless `is_patient`, and nothing that it `may` not be. `seed` is the run's;
+    chance is drawn from it and from the number of trials, so nothing needs to be remembered. `pending` are being
+    measured by other processes: tried, without a result. `known` won in earlier runs, the nearest first; what does not
+    apply here is left out of them.
     """
     tried = {space.key(knobs) for knobs in (*(trial.knobs for trial in trials), *pending)}
     for proposal in proposals(space, trials, seed, pending, known):
-        if space.key(proposal.knobs) not in tried and (is_patient or not space.is_slow(proposal.knobs)):
+        is_new = space.key(proposal.knobs) not in tried
+        if is_new and (is_patient or not space.is_slow(proposal.knobs)) and may(proposal.knobs):
             return proposal
     return None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from kitsune.errors import BaselineError, NoTrialError, WorkloadError
+from kitsune.errors import BaselineError, NoTrialError, UnfitError, WorkloadError
 from kitsune.plan import Match, Plan
 from kitsune.timeline import Timeline
 from tuner.ablation import Chunk, arms_without, next_chunk
@@ -22,12 +22,13 @@ from tuner.interrupts import no_interrupts
 from tuner.knowledge import Knowledge, nothing_known
 from tuner.outcomes import best_stock, is_late
 from tuner.pace import at_once, elapsed_s, expected_s, is_patient, limits_within, own_s, spares, timing_s
+from tuner.proposal import Proposal
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
-from tuner.records import Failure, FailureKind, Measurement, Run, Source, Trial, Verdict
+from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
 from tuner.reserve import Reserve
 from tuner.scratch import scratch
-from tuner.search import propose
-from tuner.space import Space
+from tuner.search import anything, propose
+from tuner.space import Configuration, Space
 from tuner.standings import (
     MAX_CONFIRMATIONS,
     failed_confirmations,
@@ -56,6 +57,7 @@ ABLATION_ROUNDS = 20
 OVERTIME = 0.03  # of the budget: what a confirmation may take longer than was expected
 REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
 UNSEARCHED = "nothing but the step as given could be measured in this time; give the run more"
+ENDED_EARLY = "the search was ended before anything but the step as given was measured"
 #: A step that fails like this against itself does so in every other trial too.
 FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
 
@@ -90,7 +92,8 @@ class Tuning:
     `spec` is what the children load: the run's workload, or the archive that stands for a live model. `crew` makes
     those who measure, for a workload, a device and a number of idle children to keep. What `check` raises kills the
     children of the moment and propagates. `ablates`: whether `ablation` measures anything. `interrupts`: how often the
-    user has pressed Ctrl-C; it is asked between trials, and while one is waited for. `knows`: what earlier runs tell.
+    user has pressed Ctrl-C; it is asked between trials, and while one is waited for. `knows`: what earlier runs tell,
+    of an inspection and the seconds that the search has.
     `begun_s`: since when the budget counts, by `clock`; now without it.
     """
 
@@ -103,7 +106,7 @@ class Tuning:
     check: Check = go_on
     ablates: bool = True
     interrupts: Callable[[], int] = no_interrupts
-    knows: Callable[[Inspection], Knowledge] = nothing_known
+    knows: Callable[[Inspection, float | None], Knowledge] = nothing_known
     begun_s: float | None = None
     interrupted: bool = False
     _begin_s: float = field(init=False)
@@ -143,7 +146,7 @@ class Tuning:
             if self.run.budget_s is None and self.run.budget_trials is None:
                 self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
                 yield Budgeted(self._budget_s, told(self._budget_s, self._space))
-            self._known = self.knows(inspection)
+            self._known = self.knows(inspection, self._budget_s)
             again = yield from self._recalled(inspection)
             if again is not None:
                 return again
@@ -181,6 +184,8 @@ class Tuning:
         crew.begin(job, limits_within(self._left_s()))
         found = crew.finished(self._ask).outcome
         if isinstance(found, Failure):
+            if found.phase is Phase.START:  # nothing of the workload has run
+                raise UnfitError(f"this machine cannot look at the workload: {found.reason}")
             raise BaselineError(f"the workload fails as given: {found.reason}")
         assert isinstance(found, Inspection)
         if self.trials and (change := self._change(found)):
@@ -234,11 +239,8 @@ class Tuning:
             return self._work.again(again.pop(), self._search_limits())
         if self.run.budget_trials is not None and len(tried) + len(pending) >= self.run.budget_trials:
             return None
-        left_s = self._left_s() - self._reserve().confirmation_s() - self._reserve().playoff_s()
-        patient = is_patient(tried, self._space, left_s)
-        winners = self._known.winners
-        found = propose(self._space, tried, self.run.seed, is_patient=patient, pending=pending, known=winners)
-        if found is None or left_s <= expected_s(found.knobs, tried, self._space, self._compile_s):
+        found = self._proposed(tried, pending)
+        if found is None:
             return None
         if self._deaths >= DEATHS_OF_A_TRIAL and found.source is not Source.BASELINE:
             self._deaths = 0  # workers in a row vanished over it
@@ -251,6 +253,27 @@ class Tuning:
         job = self._job(arms, SEARCH_ROUNDS, best_speedup=to_beat(self.trials, found), **more)
         limits = self._search_limits()
         return self._work.begin(found.source, found.knobs, job, limits, rival=against, proposal=found)
+
+    def _proposed(self, tried: Sequence[Trial], pending: Sequence[Configuration]) -> Proposal | None:
+        """The next configuration, where there is time for it; the step as given, whose time is the least that is asked
+        for, in any case. While nothing is better than that, the first for which there is time."""
+        left_s = self._left_s() - self._reserve().confirmation_s() - self._reserve().playoff_s()
+        first = leader(self.trials)
+        is_led = first is not None and bool(first.knobs)
+
+        def fits(knobs: Configuration) -> bool:
+            return not knobs or left_s > expected_s(knobs, tried, self._space, self._compile_s)
+
+        found = propose(
+            self._space,
+            tried,
+            self.run.seed,
+            is_patient=is_patient(tried, self._space, left_s),
+            may=anything if is_led else fits,
+            pending=pending,
+            known=self._known.winners,
+        )
+        return found if found is not None and fits(found.knobs) else None
 
     def _play_off(self) -> Iterator[Event]:
         """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""
@@ -319,9 +342,10 @@ class Tuning:
 
     def _concluded(self, confirmed: Confirmed, inspection: Inspection) -> Conclusion:
         if self._is_unsearched():
-            decision = replace(confirmed.decision, verdict=Verdict.AMBIGUOUS, note=UNSEARCHED)
+            note = ENDED_EARLY if self._is_ended() else UNSEARCHED
+            decision = replace(confirmed.decision, verdict=Verdict.AMBIGUOUS, note=note)
             confirmed = replace(confirmed, decision=decision)
-        plan = confirmed.plan(self.run.id, inspection)
+        plan = confirmed.plan(self.run.id, inspection, budget_s=self._budget_s, interrupted=self._is_ended())
         return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
 
     def _is_unsearched(self) -> bool:
@@ -352,9 +376,10 @@ class Tuning:
             raise KeyboardInterrupt
 
     def _ask_in_time(self) -> None:
-        """The `check` of a search: ends it when no more time is left than confirming the leader takes."""
+        """The `check` of a search: ends it when no more time is left than confirming the leader takes. Not before the
+        step as given has been measured, without which there is no answer."""
         self._ask()
-        if self._left_s() < self._reserve().least_s():
+        if searched(self.trials) and self._left_s() < self._reserve().least_s():
             raise OutOfTime
 
     def _is_ended(self) -> bool:

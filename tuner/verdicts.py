@@ -141,11 +141,11 @@ def judged(
 ) -> tuple[Confirmed, str]:
     """What the samples say of two arms, and what makes them too noisy to say it. What is certain stays certain.
 
-    An arm is surely as fast as itself, by one process too.
+    An arm is surely as fast as itself, by one process too, where its own times do not lie far apart.
     """
     found = confirm(_times(processes, baseline), _times(processes, candidate), prior)
     if baseline == candidate:
-        return replace(found, comparison=found.comparison.model_copy(update={"verdict": Verdict.SAME})), ""
+        found = replace(found, comparison=found.comparison.model_copy(update={"verdict": Verdict.SAME}))
     disturbed = any(measurement.disturbed for measurement in processes)
     if found.comparison.verdict in CERTAIN and not disturbed:
         return found, ""

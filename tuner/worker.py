@@ -230,9 +230,9 @@ def _store(event: Event, ledger: "Ledger") -> None:
         ledger.write(lambda connection, run: trials.add(connection, run, trial))
 
 
-def _knowledge(ledger: "Ledger", inspection: Inspection) -> Knowledge:
+def _knowledge(ledger: "Ledger", inspection: Inspection, budget_s: float | None) -> Knowledge:
     """What the store tells of earlier runs of this team."""
-    return ledger.write(lambda connection, run: knowledge_of(connection, run, inspection))
+    return ledger.write(lambda connection, run: knowledge_of(connection, run, inspection, budget_s))
 
 
 def _kept(connection: Connection, run: Run) -> Conclusion | None:

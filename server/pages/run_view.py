@@ -96,7 +96,7 @@ def run_view(
         same_strips=figures_view.same_strips(trials),
         noise=trials_view.noise(trials),
         trials=trials_view.trial_rows(trials, plan.knobs if plan else None),
-        untried=untried_view(run, trials),
+        untried=untried_view(run, trials, plan),
         spent=spent_view(trials),
         facts=facts_view.provenance(run),
         again=facts_view.again(run),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kitsune.plan import Plan
 from server.pages import words
 from tuner.records import Run, RunStatus, Trial
 from tuner.untried import untried
@@ -27,9 +28,10 @@ class UntriedView:
     rows: tuple[UntriedRow, ...]
 
 
-def untried_view(run: Run, trials: Sequence[Trial]) -> UntriedView | None:
-    """None while the run goes on, and where nothing is left of what is tried first."""
-    found = untried(run, trials) if run.status is RunStatus.FINISHED else []
+def untried_view(run: Run, trials: Sequence[Trial], plan: Plan | None) -> UntriedView | None:
+    """None while the run goes on, where its user ended it, and where nothing is left of what is tried first."""
+    was_cut = run.status is RunStatus.FINISHED and not (plan and plan.was_interrupted)
+    found = untried(run, trials) if was_cut else []
     if not found:
         return None
     total_s = sum(each.expected_s or 0.0 for each in found)

@@ -1,6 +1,7 @@
 """What earlier runs have proven of a step, on SQLite and on PostgreSQL alike."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -33,7 +34,11 @@ def found(**changes: Any) -> Inspection:
 
 
 def finished(
-    connection: Connection, tried: Sequence[Trial] = SEARCHED, at: int = 1, said: str = "faster", **changes: Any
+    connection: Connection,
+    tried: Sequence[Trial] = SEARCHED,
+    at: int = 1,
+    evidence: Mapping[str, Any] = MappingProxyType({}),
+    **changes: Any,
 ) -> Run:
     """A run that has ended with the graph as its plan."""
     run = runs.add(connection, a_run(**{"budget_s": 300.0, **changes}))
@@ -43,7 +48,7 @@ def finished(
         trials.add(connection, claimed, each.model_copy(update={"run_id": run.id}))
     plan = a_plan(knobs=GRAPH)
     assert plan.evidence is not None
-    plan = plan.model_copy(update={"evidence": plan.evidence.model_copy(update={"run_id": run.id, "verdict": said})})
+    plan = plan.model_copy(update={"evidence": plan.evidence.model_copy(update={"run_id": run.id, **evidence})})
     runs.finish(connection, claimed, plan=plan, now=after(at))
     return run
 
@@ -53,7 +58,7 @@ class TestRecall:
         with database.begin() as connection:
             earlier = finished(connection)
         with database.read() as connection:
-            proven = knowledge_of(connection, a_run(budget_s=300.0), found()).proven
+            proven = knowledge_of(connection, a_run(budget_s=300.0), found(), 300.0).proven
         assert proven is not None
         assert (proven.run_id, proven.first.number) == (earlier.id, 2)
         assert proven.stock is not None
@@ -64,16 +69,16 @@ class TestRecall:
             first = finished(connection)
             finished(connection, SEARCHED[-1:], at=9)
         with database.read() as connection:
-            proven = proven_before(connection, a_run(budget_s=300.0), found())
+            proven = proven_before(connection, a_run(budget_s=300.0), found(), 300.0)
         assert proven is not None
         assert proven.run_id == first.id
 
     @pytest.mark.parametrize("said", ["ambiguous", "too_noisy"])
     def test_what_was_left_open_is_searched_for_again(self, database: Database, said: str) -> None:
         with database.begin() as connection:
-            finished(connection, said=said)
+            finished(connection, evidence={"verdict": said})
         with database.read() as connection:
-            assert proven_before(connection, a_run(budget_s=300.0), found()) is None
+            assert proven_before(connection, a_run(budget_s=300.0), found(), 300.0) is None
 
     @pytest.mark.parametrize(
         ("run", "looked"),
@@ -92,4 +97,30 @@ class TestRecall:
             finished(connection)
         asked = a_run(**{"budget_s": 300.0, **run})
         with database.read() as connection:
-            assert proven_before(connection, asked, found(**looked)) is None
+            assert proven_before(connection, asked, found(**looked), asked.budget_s) is None
+
+    def test_a_search_that_the_user_ended_is_made_again(self, database: Database) -> None:
+        with database.begin() as connection:
+            finished(connection, evidence={"interrupted": True})
+        with database.read() as connection:
+            assert proven_before(connection, a_run(budget_s=300.0), found(), 300.0) is None
+
+    @pytest.mark.parametrize(
+        ("had_s", "asked", "budget_s", "is_proven"),
+        [
+            (180.0, {}, 210.0, True),  # both suggested, by two looks at the step
+            (180.0, {}, 600.0, False),
+            (180.0, {"budget_s": 180.0}, 180.0, True),
+            (180.0, {"budget_s": 3600.0}, 3600.0, False),
+            (180.0, {"budget_trials": 25}, None, False),
+            (None, {"budget_s": 60.0}, 60.0, False),  # of a store from before it was kept
+        ],
+    )
+    def test_a_budget_that_was_suggested_counts_as_one_that_was_asked_for(
+        self, database: Database, had_s: float | None, asked: dict[str, Any], budget_s: float | None, is_proven: bool
+    ) -> None:
+        with database.begin() as connection:
+            finished(connection, evidence={"budget_s": had_s}, budget_s=None)
+        run = a_run(**{"budget_s": None, "budget_trials": None, **asked})
+        with database.read() as connection:
+            assert (proven_before(connection, run, found(), budget_s) is not None) == is_proven

@@ -220,6 +220,16 @@ def test_show_says_in_words_what_was_found(call, plan_file):
             Plan(knobs={"update": "foreach"}, evidence=evidence(baseline="eager", speedup=interval(1.25))),
             "1.25x faster than the best stock configuration (the step as given, eager), 95 % interval 1.23-1.27.",
         ),
+        (
+            Plan(
+                knobs={"update": "foreach"},
+                evidence=evidence(baseline="eager", speedup=interval(1.25), note="1 of 5 processes left out"),
+            ),
+            (
+                "1.25x faster than the best stock configuration (the step as given, eager), 95 % interval 1.23-1.27. "
+                "Note: 1 of 5 processes left out."
+            ),
+        ),
     ],
 )
 def test_the_headline_fits_the_verdict(plan, sentence):

@@ -38,6 +38,12 @@ def test_where_nothing_is_learnt_nothing_is_proven():
     assert "learns nothing" in found.reason
 
 
+def test_seeds_that_give_one_training_prove_nothing():
+    found = judge(curves([0.5, 0.5, 0.5], [0.52, 0.52, 0.52]))
+    assert found.verdict is Learned.UNCLEAR
+    assert "every seed gave the same training" in found.reason
+
+
 def test_seeds_far_apart_prove_nothing():
     found = judge(curves([0.1, 1.5], [0.2, 1.4]))
     assert found.verdict is Learned.UNCLEAR

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.tuner.machine import PROOF
 from tests.unit.tuner.test_pace import lasting
-from tuner.confirmation import PROCESSES
+from tuner.confirmation import PROCESSES, Prior
 from tuner.knowledge import AGAIN, Knowledge, Proven
 from tuner.pace import LEAVE_S, WARM
 from tuner.records import Source, Spent, Trial
@@ -53,10 +53,16 @@ def test_the_long_look_is_begun_beside_what_is_timed_where_it_has_time_for_more_
 
 
 def test_what_was_proven_before_needs_little():
-    known = Knowledge(proven=Proven("before", BEST, BASELINE, proof=PROOF))
+    known = Knowledge(proven=Proven("before", BEST, BASELINE, Prior(0.01, 4, "eager"), PROOF))
     assert reserve(BASELINE, BEST, known=known).confirmation_s() < 30
     assert reserve(BASELINE, BEST, known=known).processes(GRAPH) == AGAIN
     assert reserve(BASELINE, BEST, known=known).processes({"precision": "bf16"}) == PROCESSES
+
+
+def test_what_was_proven_before_needs_as_much_where_it_is_not_known_how_far_processes_lie_apart():
+    """Of a stock configuration, over which nothing gained: two processes alone leave that open."""
+    known = Knowledge(proven=Proven("before", BEST, BASELINE, proof=PROOF))
+    assert reserve(BASELINE, BEST, known=known).processes(GRAPH) == PROCESSES
 
 
 def test_a_play_off_has_a_part_of_the_budget_or_nothing():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kitsune.errors import BaselineError, NoTrialError, WorkloadError
+from kitsune.errors import BaselineError, NoTrialError, UnfitError, WorkloadError
 from tests.unit.tuner.machine import (
     CLOSE,
     COMPILED,
@@ -37,9 +37,9 @@ from tuner.knowledge import AGAIN
 from tuner.outcomes import best
 from tuner.pace import MIN_CHILD_S, elapsed_s, limits_within
 from tuner.protocol import Job, Limits
-from tuner.records import Failure, FailureKind, Source, Verdict
+from tuner.records import Failure, FailureKind, Phase, Source, Verdict
 from tuner.standings import searched
-from tuner.tune import OVERTIME, SEARCH_ROUNDS
+from tuner.tune import ENDED_EARLY, OVERTIME, SEARCH_ROUNDS, UNSEARCHED
 from tuner.verdicts import CANDIDATE, EAGER, RIVAL, words
 
 # What happens, in which order -----------------------------------------------------------------------------------------
@@ -150,8 +150,8 @@ def test_a_trial_that_failed_at_once_says_nothing_of_how_long_one_takes():
         return failure("declined", FailureKind.DECLINED) if number == 1 else None
 
     machine.answer = decline
-    run_out(machine, a_run(budget_s=300))
-    # 5 s for the inspection, 1 s for what failed, 5 * 24 s and a proof for the confirmation: 127 s for three trials
+    run_out(machine, a_run(budget_s=272))
+    # 5 s for the inspection, 1 s for what failed, 5 * 24 s for the confirmation: three trials, and 26 s for its proof
     assert machine.now_s == 5 + 1 + 3 * 40 + PROCESSES * 24  # the best is a stock configuration: two arms
 
 
@@ -206,10 +206,19 @@ def test_a_child_always_has_the_time_to_start():
     assert limits_within(100).total_s == 100
 
 
-def test_a_budget_that_ends_with_the_inspection():
-    machine = Machine()
-    assert until_it_raises(machine, a_run(budget_s=4), NoTrialError, "budget ended before anything") == []
-    assert machine.jobs == []
+def test_a_budget_that_ends_with_the_inspection_leaves_the_step_as_given():
+    trials, conclusion = run_out(Machine(), a_run(budget_s=4))
+    assert sources(trials) == [Source.BASELINE, Source.CONFIRM]
+    assert (conclusion.plan.knobs, conclusion.verdict) == ({}, Verdict.AMBIGUOUS)
+    assert conclusion.plan.evidence.note == UNSEARCHED
+
+
+def test_where_no_compilation_fits_what_is_not_compiled_is_tried():
+    """The first look takes 5 s, a trial 10, and one that compiles 8 s more at least."""
+    quick = "layout=channels_last, precision=bf16, update=kitsune, capture=step"
+    trials, conclusion = run_out(Machine(step_ms={quick: 5.0}), a_run(budget_s=40))
+    assert [words(trial.knobs) for trial in searched(trials)] == ["eager", quick]
+    assert words(conclusion.plan.knobs) == quick
 
 
 # Failures -------------------------------------------------------------------------------------------------------------
@@ -246,6 +255,13 @@ def test_a_workload_that_fails_as_given():
     assert machine.jobs == []
 
 
+def test_a_first_look_that_cannot_begin_is_not_the_workloads_fault():
+    machine = Machine()
+    machine.as_given = failure("No space left on device", FailureKind.CRASHED).model_copy(update={"phase": Phase.START})
+    with pytest.raises(UnfitError, match="this machine cannot look at the workload: No space left"):
+        drained(machine.tuning(a_run(budget_trials=5)))
+
+
 @pytest.mark.parametrize("kind", [FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE])
 def test_a_step_that_fails_against_itself_ends_the_run(kind):
     machine = Machine(answer=lambda *_: failure("no two steps are alike", kind))
@@ -268,9 +284,17 @@ def test_an_interrupt_ends_the_search_and_the_best_so_far_is_confirmed():
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, answer=interrupting(5))
     events, conclusion = drained(machine.tuning(a_run(budget_trials=25)))
     assert conclusion.interrupted
+    assert conclusion.plan.evidence.interrupted
     assert words(conclusion.plan.knobs) == GRAPH
     assert [type(event) for event in events[-3 - PROCESSES :]] == [Tried, Trying, Confirming, *[Tried] * PROCESSES]
     assert [trial.number for trial in trials_of(events)] == list(range(5 + PROCESSES))
+
+
+def test_an_interrupt_before_anything_was_compared_is_no_want_of_time():
+    _, conclusion = run_out(Machine(answer=interrupting(1)), a_run(budget_s=300))
+    evidence = conclusion.plan.evidence
+    assert (conclusion.verdict, evidence.note) == (Verdict.AMBIGUOUS, ENDED_EARLY)
+    assert (evidence.budget_s, evidence.interrupted) == (300, True)
 
 
 def test_an_interrupt_before_anything_was_measured():
@@ -352,7 +376,8 @@ def test_a_run_goes_on_where_it_stopped(stored):
     events, conclusion = drained(machine.tuning(run, whole[:stored]))
     both = [*whole[:stored], *trials_of(events)]
     tried = [words(trial.knobs) for trial in searched(both)]
-    assert tried == [words(trial.knobs) for trial in searched(whole)], "what had been tried is not tried again"
+    assert len(set(tried)) == len(tried) == 8, "what had been tried is not tried again"
+    assert tried[:6] == [words(trial.knobs) for trial in searched(whole)][:6], "then the times decide, which vary"
     assert [trial.number for trial in both] == list(range(len(both)))
     assert words(conclusion.plan.knobs) == GRAPH
     assert len(machine.jobs) == max(PROCESSES, 8 + PROCESSES - stored)

@@ -38,7 +38,7 @@ def proven() -> Proven:
 
 def again(machine: Machine, proven: Proven, **given: Any) -> Any:
     run = a_run(budget_trials=8)
-    return drained(machine.make(run=run, spec=run.workload, knows=lambda _: Knowledge(proven=proven), **given))
+    return drained(machine.make(run=run, spec=run.workload, knows=lambda *_: Knowledge(proven=proven), **given))
 
 
 def test_what_was_proven_is_measured_again_and_nothing_is_searched(proven):
@@ -66,7 +66,7 @@ def test_that_nothing_gained_is_measured_again_too():
 def test_what_its_choices_give_is_not_measured_again(proven):
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, ablates=True)
     run = a_run(budget_trials=8)
-    tuning = machine.make(run=run, spec=run.workload, knows=lambda _: Knowledge(proven=proven))
+    tuning = machine.make(run=run, spec=run.workload, knows=lambda *_: Knowledge(proven=proven))
     _, conclusion = drained(tuning)
     assert list(tuning.ablation(conclusion.plan)) == []
 
@@ -105,5 +105,5 @@ def test_what_fails_now_is_not_published(proven, is_wrong):
 def test_a_run_that_goes_on_elsewhere_searches(proven):
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
     run = a_run(budget_trials=3, deaths=1)
-    events, _ = drained(machine.make(run=run, spec=run.workload, knows=lambda _: Knowledge(proven=proven)))
+    events, _ = drained(machine.make(run=run, spec=run.workload, knows=lambda *_: Knowledge(proven=proven)))
     assert sources(trials_of(events))[0] is Source.BASELINE

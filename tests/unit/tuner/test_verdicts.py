@@ -295,6 +295,14 @@ def test_blocks_of_one_process_that_lie_far_apart():
     assert re.match(r"blocks of the step as given lay \d\.\d times apart in one process; ", note)
 
 
+@pytest.mark.parametrize(("noise", "said"), [(0.4, Verdict.TOO_NOISY), (0.01, Verdict.SAME)])
+def test_that_the_step_as_given_is_the_best_takes_a_quiet_machine(noise, said):
+    """One process measures it against itself, where every trial was slower."""
+    decision = decide(measured(10, None, None, noise=noise, processes=1))
+    assert decision.verdict is said
+    assert ("lay" in decision.note) == (said is Verdict.TOO_NOISY)
+
+
 def test_disturbed_processes_are_left_out_where_others_are_left():
     quiet = measured(10, None, 9)
     one = changed(quiet, 1, disturbed=True, factor=3.0)

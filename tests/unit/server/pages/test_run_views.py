@@ -579,9 +579,9 @@ def test_what_each_choice_gives_is_computed_once(monkeypatch):
 
 def test_what_the_budget_had_no_time_for_is_told_with_its_time():
     run, trials, _ = stories.with_a_gain(budget_trials=None, budget_s=300.0)
-    found = untried_view(run, trials)
+    found = untried_view(run, trials, None)
     assert found is not None
-    fused = words_of_knobs({**stories.BEST, "fusion": "kitsune", "update": "kitsune"})
+    fused = words_of_knobs({**stories.BEST, "fusion": "kitsune", "update": "kitsune", "streams": 4})
     assert fused in {row.knobs for row in found.rows}
     assert found.sentence.startswith("The budget had no time to measure these. They take about ")
     assert all(row.about != "not known" for row in found.rows)
@@ -589,6 +589,9 @@ def test_what_the_budget_had_no_time_for_is_told_with_its_time():
 
 def test_a_run_that_counts_trials_or_was_ended_had_time_for_all():
     run, trials, _ = stories.with_a_gain()
-    assert untried_view(run, trials) is None
+    assert untried_view(run, trials, None) is None
     run, trials, _ = stories.cancelled()
-    assert untried_view(run.evolve(budget_trials=None, budget_s=300.0), trials) is None
+    assert untried_view(run.evolve(budget_trials=None, budget_s=300.0), trials, None) is None
+    run, trials, plan = stories.with_a_gain(budget_trials=None, budget_s=300.0)
+    ended = plan.model_copy(update={"evidence": plan.evidence.model_copy(update={"interrupted": True})})
+    assert untried_view(run, trials, ended) is None

@@ -1,0 +1,46 @@
+"""What a workload is known by where its graph cannot be exported."""
+
+from pathlib import Path
+
+import pytest
+
+from tuner.inspection import fingerprints_of
+from tuner.workloads import load_workload
+
+CODE = """
+import torch
+import kitsune
+
+
+class Waits(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x)) if x.sum().item() < 1e9 else x
+
+
+def make():
+    model = Waits()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    return kitsune.Workload(model, torch.nn.functional.mse_loss, optimizer, (torch.randn(2, 4), torch.randn(2, 4)))
+"""
+
+
+def fingerprint(path: Path, code: str) -> str:
+    path.write_text(code)
+    spec = f"{path}:make"
+    found, of_model, note = fingerprints_of(spec, load_workload(spec, "cpu"))
+    assert (of_model, "not exportable" in note) == ("", True)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("torch.tanh", "torch.sin"), ("lr=0.5", "lr=0.1"), ("lr=0.5", "lr=0.5, momentum=0.9"), ("mse_loss", "l1_loss")],
+)
+def test_another_step_that_cannot_be_exported_has_another_fingerprint(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "work.py"
+    assert fingerprint(path, CODE) == fingerprint(path, CODE)
+    assert fingerprint(path, CODE) != fingerprint(path, CODE.replace(old, new))
