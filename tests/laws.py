@@ -114,7 +114,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.work",
     ),
     ("tuner.confirming", "tuner.planted", "tuner.standings"),
-    ("tuner.recall", "tuner.reserve", "tuner.untried"),
+    ("tuner.next_trial", "tuner.recall", "tuner.reserve", "tuner.untried"),
     ("tuner.tune",),
     ("tuner.worker",),
     ("tuner.api", "tuner.views"),

@@ -20,15 +20,15 @@ from tuner.events import Ablating, Budgeted, Crowded, Event, Inspected, PlayingO
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.knowledge import Knowledge, nothing_known
+from tuner.next_trial import next_trial
 from tuner.outcomes import best_stock, is_late
-from tuner.pace import at_once, elapsed_s, expected_s, is_patient, limits_within, own_s, spares, timing_s
-from tuner.proposal import Proposal
+from tuner.pace import at_once, elapsed_s, limits_within, own_s, spares, timing_s
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
 from tuner.reserve import Reserve
 from tuner.scratch import scratch
-from tuner.search import anything, propose
-from tuner.space import Configuration, Space
+from tuner.search import propose
+from tuner.space import Space
 from tuner.standings import (
     MAX_CONFIRMATIONS,
     failed_confirmations,
@@ -239,7 +239,15 @@ class Tuning:
             return self._work.again(again.pop(), self._search_limits())
         if self.run.budget_trials is not None and len(tried) + len(pending) >= self.run.budget_trials:
             return None
-        found = self._proposed(tried, pending)
+        found = next_trial(
+            self._space,
+            self.trials,
+            self.run.seed,
+            left_s=self._left_s() - self._reserve().confirmation_s() - self._reserve().playoff_s(),
+            compile_s=self._compile_s,
+            pending=pending,
+            known=self._known.winners,
+        )
         if found is None:
             return None
         if self._deaths >= DEATHS_OF_A_TRIAL and found.source is not Source.BASELINE:
@@ -253,27 +261,6 @@ class Tuning:
         job = self._job(arms, SEARCH_ROUNDS, best_speedup=to_beat(self.trials, found), **more)
         limits = self._search_limits()
         return self._work.begin(found.source, found.knobs, job, limits, rival=against, proposal=found)
-
-    def _proposed(self, tried: Sequence[Trial], pending: Sequence[Configuration]) -> Proposal | None:
-        """The next configuration, where there is time for it; the step as given, whose time is the least that is asked
-        for, in any case. While nothing is better than that, the first for which there is time."""
-        left_s = self._left_s() - self._reserve().confirmation_s() - self._reserve().playoff_s()
-        first = leader(self.trials)
-        is_led = first is not None and bool(first.knobs)
-
-        def fits(knobs: Configuration) -> bool:
-            return not knobs or left_s > expected_s(knobs, tried, self._space, self._compile_s)
-
-        found = propose(
-            self._space,
-            tried,
-            self.run.seed,
-            is_patient=is_patient(tried, self._space, left_s),
-            may=anything if is_led else fits,
-            pending=pending,
-            known=self._known.winners,
-        )
-        return found if found is not None and fits(found.knobs) else None
 
     def _play_off(self) -> Iterator[Event]:
         """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""

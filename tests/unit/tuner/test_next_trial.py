@@ -1,0 +1,46 @@
+"""Which configuration is next, as far as time allows."""
+
+import math
+
+import pytest
+
+from tests.unit.tuner.simulation import trial
+from tests.unit.tuner.test_space import EVERYTHING
+from tuner.next_trial import next_trial
+from tuner.proposal import Proposal
+from tuner.records import Source, Spent, Trial
+
+
+def lasting(found: Trial, took_s: float) -> Trial:
+    return found.model_copy(update={"spent": Spent(build_s=took_s)})
+
+
+BASELINE = lasting(trial(0, {}, Source.BASELINE), 10)
+COMPILED = lasting(trial(1, {"compile": "default"}, speedup=2.0), 60)
+
+
+def following(*trials: Trial, left_s: float = math.inf) -> Proposal | None:
+    return next_trial(EVERYTHING, trials, 0, left_s=left_s, compile_s=30, pending=(), known=())
+
+
+@pytest.mark.parametrize("left_s", [-5, 0, 300])
+def test_the_step_as_given_is_measured_whatever_time_is_left(left_s):
+    found = following(left_s=left_s)
+    assert found is not None
+    assert found.source is Source.BASELINE
+
+
+def test_while_nothing_is_better_what_there_is_time_for_is_tried():
+    guess, quick = following(BASELINE, left_s=41), following(BASELINE, left_s=39)
+    assert guess is not None
+    assert "compile" in guess.knobs
+    assert quick is not None
+    assert "compile" not in quick.knobs
+    assert following(BASELINE, left_s=9) is None
+
+
+def test_once_something_compiled_is_best_it_is_the_next_one_or_none():
+    after = following(BASELINE, COMPILED, left_s=61)
+    assert after is not None
+    assert "compile" in after.knobs
+    assert following(BASELINE, COMPILED, left_s=15) is None, "what is not compiled would fit, and does not win"

@@ -1,0 +1,42 @@
+"""The trials of a run and the time that is left in, the next configuration out. Pure; seconds."""
+
+from collections.abc import Sequence
+
+from tuner.pace import expected_s, is_patient
+from tuner.proposal import Proposal
+from tuner.records import Trial
+from tuner.search import anything, propose
+from tuner.space import Configuration, Space
+from tuner.standings import leader, searched
+
+
+def next_trial(
+    space: Space,
+    trials: Sequence[Trial],
+    seed: int,
+    *,
+    left_s: float,
+    compile_s: float,
+    pending: Sequence[Configuration],
+    known: Sequence[Configuration],
+) -> Proposal | None:
+    """None where there is no time for it. The step as given, without which there is no answer, in any case.
+
+    While nothing is better than that, the first proposal for which there is time; later the very next or none, since
+    what is not compiled does not win any more. `compile_s`: what compiling takes by a guess.
+    """
+    tried, first = searched(trials), leader(trials)
+
+    def fits(knobs: Configuration) -> bool:
+        return not knobs or left_s > expected_s(knobs, tried, space, compile_s)
+
+    found = propose(
+        space,
+        tried,
+        seed,
+        is_patient=is_patient(tried, space, left_s),
+        may=anything if first is not None and first.knobs else fits,
+        pending=pending,
+        known=known,
+    )
+    return found if found is not None and fits(found.knobs) else None
