@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tuner.contenders import ranking_noise
-from tuner.outcomes import best, best_stock, is_success, speedup
+from tuner.outcomes import best, best_stock, is_late, is_success, speedup
 from tuner.proposal import Proposal
 from tuner.records import Source, Trial
+from tuner.space import Space
 
 MAX_CONFIRMATIONS: Final = 3  # that fail
 #: A rival whose step is hardly shorter than the one as given saves no time, and costs its own compilation.
@@ -66,6 +67,12 @@ def is_played_off(trials: Iterable[Trial]) -> bool:
     """
     ranked = [trial.source for trial in trials if trial.source.is_search or trial.source is Source.PLAYOFF]
     return ranked[-1:] == [Source.PLAYOFF]
+
+
+def is_unsearched(trials: Iterable[Trial], space: Space) -> bool:
+    """Whether nothing was measured against the step as given, though there is something to try."""
+    compared = [trial for trial in searched(trials) if trial.knobs and not is_late(trial)]
+    return bool(space.searchable()) and not compared
 
 
 def why_nothing(trials: Sequence[Trial], *, is_interrupted: bool) -> str:

@@ -21,18 +21,18 @@ from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.knowledge import Knowledge, nothing_known
 from tuner.next_trial import next_trial
-from tuner.outcomes import best_stock, is_late
+from tuner.outcomes import best_stock
 from tuner.pace import at_once, elapsed_s, limits_within, own_s, spares, timing_s
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
 from tuner.reserve import Reserve
 from tuner.scratch import scratch
-from tuner.search import propose
 from tuner.space import Space
 from tuner.standings import (
     MAX_CONFIRMATIONS,
     failed_confirmations,
     is_played_off,
+    is_unsearched,
     leader,
     rival,
     searched,
@@ -46,6 +46,7 @@ from tuner.verdicts import (
     EAGER,
     RIVAL,
     compare_arms,
+    decide,
     over,
 )
 from tuner.wall_clock import utcnow
@@ -299,7 +300,12 @@ class Tuning:
         """Measures the best again in fresh processes, against eager and the best stock configuration.
 
         What is left open stays open: to look again until something shows would widen every interval (decision 0060).
+        Where nothing but the step as given was measured there is no choice that other samples would have to bear out.
         """
+        alone = leader(self.trials)
+        if alone is not None and alone.measurement is not None and is_unsearched(self.trials, self._space):
+            measured = [alone.measurement]
+            return self._concluded(Confirmed(measured, decide(measured), {}, None, ""), inspection)
         while len(failed_confirmations(self.trials)) < MAX_CONFIRMATIONS:
             first = leader(self.trials)
             if first is None:
@@ -328,19 +334,12 @@ class Tuning:
         )
 
     def _concluded(self, confirmed: Confirmed, inspection: Inspection) -> Conclusion:
-        if self._is_unsearched():
+        if not self._is_recalled and is_unsearched(self.trials, self._space):
             note = ENDED_EARLY if self._is_ended() else UNSEARCHED
             decision = replace(confirmed.decision, verdict=Verdict.AMBIGUOUS, note=note)
             confirmed = replace(confirmed, decision=decision)
         plan = confirmed.plan(self.run.id, inspection, budget_s=self._budget_s, interrupted=self._is_ended())
         return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
-
-    def _is_unsearched(self) -> bool:
-        """Whether nothing could be measured against the step as given, though there is something to try."""
-        tried = searched(self.trials)
-        if self._is_recalled or any(trial.knobs and not is_late(trial) for trial in tried):
-            return False
-        return any(map(is_late, tried)) or propose(self._space, tried, self.run.seed) is not None
 
     def _waited(self, ask: Check | None = None) -> tuple[Begun, Finished] | None:
         """The first trial that has ended; None when the user or `ask` ends it, and then nothing is at work any more."""

@@ -208,7 +208,7 @@ def test_a_child_always_has_the_time_to_start():
 
 def test_a_budget_that_ends_with_the_inspection_leaves_the_step_as_given():
     trials, conclusion = run_out(Machine(), a_run(budget_s=4))
-    assert sources(trials) == [Source.BASELINE, Source.CONFIRM]
+    assert sources(trials) == [Source.BASELINE]
     assert (conclusion.plan.knobs, conclusion.verdict) == ({}, Verdict.AMBIGUOUS)
     assert conclusion.plan.evidence.note == UNSEARCHED
 
