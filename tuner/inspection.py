@@ -1,8 +1,10 @@
 """A workload in, an Inspection out: what it is, and which choices do not apply to it here."""
 
+import ast
 import hashlib
+import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -51,27 +53,46 @@ def fingerprints_of(spec: str, workload: Workload) -> tuple[str, str, str]:
         return archive.fingerprint, archive.model_fingerprint, ""
     except SubmissionError as error:
         note = one_line(f"not exportable, so its plan holds for this code only: {error}")
-        return local_fingerprint(workload), "", note
+        return local_fingerprint(workload, spec.rpartition(":")[2]), "", note
 
 
-def local_fingerprint(workload: Workload) -> str:
-    """Of what a graph would hold: the model, the code of it and of its loss, and what the optimizer was given."""
+def local_fingerprint(workload: Workload, built_by: str) -> str:
+    """Of what a graph would hold: the model, the code of it and of its loss, and what the optimizer was given.
+
+    `built_by`: the function that makes the workload. It may change, to give batches for `kitsune verify`, say.
+    """
     model, loss_fn, optimizer = workload.model, workload.loss_fn, workload.optimizer
+    code = {code_in(path, built_by) for path in files_of([*map(type, model.modules()), loss_fn])}
     identity = [
         f"{type(model).__module__}.{type(model).__qualname__}",
         [[name, list(value.shape), str(value.dtype)] for name, value in model.named_parameters()],
         repr(model),
-        repr(loss_fn) if isinstance(loss_fn, torch.nn.Module) else getattr(loss_fn, "__qualname__", ""),
+        repr(loss_fn) if isinstance(loss_fn, torch.nn.Module) else source_of(loss_fn),
         type(optimizer).__name__,
         [{name: repr(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups],
-        code_of([*map(type, model.modules()), loss_fn]),
+        sorted(code),
     ]
     return "local-" + hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 
 
-def code_of(objects: Iterable[object]) -> list[str]:
-    """Digests of the files that define them, but torch's own: a change anywhere in one may change the step."""
+def files_of(objects: Iterable[object]) -> Iterator[Path]:
+    """The Python files that define them, but torch's own."""
     names = {str(getattr(each, "__module__", "")) for each in objects}
-    found = {getattr(sys.modules.get(name), "__file__", None) for name in names if name.partition(".")[0] != "torch"}
-    files = [Path(file) for file in found if file]
-    return sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file())
+    for module in [sys.modules.get(name) for name in names if name.partition(".")[0] != "torch"]:
+        path = Path(getattr(module, "__file__", None) or "")
+        if path.suffix == ".py" and path.is_file():
+            yield path
+
+
+def code_in(path: Path, built_by: str) -> str:
+    """Digest of what is in a file, but for comments and one function."""
+    nodes = [node for node in ast.parse(path.read_bytes()).body if getattr(node, "name", "") != built_by]
+    return hashlib.sha256("\n".join(map(ast.dump, nodes)).encode()).hexdigest()
+
+
+def source_of(loss_fn: object) -> str:
+    """Of a function, which the one that makes the workload may hold."""
+    try:
+        return inspect.getsource(loss_fn) if inspect.isfunction(loss_fn) else getattr(loss_fn, "__qualname__", "")
+    except OSError:
+        return getattr(loss_fn, "__qualname__", "")

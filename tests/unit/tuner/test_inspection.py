@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.inspection import fingerprints_of
+from tuner.inspection import fingerprints_of, local_fingerprint
 from tuner.workloads import load_workload
 
 CODE = """
@@ -30,10 +30,15 @@ def make():
 
 def fingerprint(path: Path, code: str) -> str:
     path.write_text(code)
-    spec = f"{path}:make"
-    found, of_model, note = fingerprints_of(spec, load_workload(spec, "cpu"))
-    assert (of_model, "not exportable" in note) == ("", True)
-    return found
+    return local_fingerprint(load_workload(f"{path}:make", "cpu"), "make")
+
+
+def test_what_cannot_be_exported_is_known_by_its_code(tmp_path: Path) -> None:
+    path = tmp_path / "work.py"
+    own = fingerprint(path, CODE)
+    found, of_model, note = fingerprints_of(f"{path}:make", load_workload(f"{path}:make", "cpu"))
+    assert (found, of_model) == (own, "")
+    assert "not exportable" in note
 
 
 @pytest.mark.parametrize(
@@ -44,3 +49,17 @@ def test_another_step_that_cannot_be_exported_has_another_fingerprint(tmp_path: 
     path = tmp_path / "work.py"
     assert fingerprint(path, CODE) == fingerprint(path, CODE)
     assert fingerprint(path, CODE) != fingerprint(path, CODE.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    model = Waits()", "    model = Waits()  # here"),
+        ("torch.randn(2, 4)))", "torch.randn(2, 4)), lambda seed: [])"),
+    ],
+    ids=["comment", "batches"],
+)
+def test_what_does_not_change_the_step_does_not_change_the_fingerprint(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "work.py"
+    assert old in CODE
+    assert fingerprint(path, CODE) == fingerprint(path, CODE.replace(old, new))
