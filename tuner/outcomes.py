@@ -3,10 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
+from typing import Final
 
 from tuner.presets import is_stock
 from tuner.records import FailureKind, Trial
 from tuner.space import Configuration, Item, Space
+
+TAKES_MEMORY: Final = ("streams", "capture")  # the most first
 
 
 def is_late(trial: Trial) -> bool:
@@ -76,6 +79,22 @@ def suspected(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
     at_fault = sorted(ranked, key=lambda each: each[:2])
     knobs = {item[0] for _, _, item in at_fault[len(at_fault) // 2 :]}
     return frozenset((knob, choice) for knob in knobs for choice in space.table[knob].choices)
+
+
+def outgrown(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
+    """What the next presets do without where trials ran out of memory: several streams, or else the graph.
+
+    Of all choices these take most: what is made within a step is kept apart from what the process has for all else.
+    """
+    worked = {knob for trial in trials if is_success(trial) for knob in trial.knobs}
+    failed = [trial for trial in trials if trial.failure and trial.failure.kind is FailureKind.OUT_OF_MEMORY]
+    largest = {next((knob for knob in TAKES_MEMORY if knob in trial.knobs), "") for trial in failed} - worked
+    return frozenset((knob, choice) for knob in largest & set(space.table) for choice in space.table[knob].choices)
+
+
+def shunned(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
+    """Choices that presets do without, by what has failed."""
+    return blamed(trials) | suspected(space, trials) | outgrown(space, trials)
 
 
 def suspects_of(trials: Sequence[Trial]) -> list[set[Item]]:

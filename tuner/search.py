@@ -22,7 +22,7 @@ from optuna.trial import create_trial
 
 from kitsune.knobs import Choice
 from tuner.effects import promising
-from tuner.outcomes import best, blamed, blamed_pairs, is_success, speedup, suspected
+from tuner.outcomes import best, blamed, blamed_pairs, is_success, shunned, speedup
 from tuner.proposal import Proposal, by_hand, opening
 from tuner.records import Source, Trial
 from tuner.space import Configuration, Item, Space
@@ -73,11 +73,11 @@ def proposals(
     avoid = blamed(trials)
     number = len(trials) + len(pending)
     yield Proposal({}, Source.BASELINE, "eager")
-    shunned = avoid | suspected(space, trials)
-    yield from opening(space, known, shunned)
+    without = shunned(space, trials)
+    yield from opening(space, known, without)
     if len(trials) >= MODEL_AFTER and number % OTHERS_TURN:
         yield from modelled(space, trials, pending, avoid)
-    yield from by_hand(space, trials, shunned)
+    yield from by_hand(space, trials, without)
     if len(trials) >= MODEL_AFTER:
         yield from modelled(space, trials, pending, avoid)
     for knobs in descent(space, trials, avoid, pending):

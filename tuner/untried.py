@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.outcomes import blamed, is_late, is_success, suspected
+from tuner.outcomes import is_late, is_success, shunned
 from tuner.pace import expected_s
 from tuner.proposal import opening
 from tuner.records import Run, Source, Trial
@@ -34,7 +34,7 @@ def untried(run: Run, trials: Sequence[Trial]) -> list[Untried]:
     known = {space.key(trial.knobs) for trial in tried if not is_late(trial)}
     has_compiled = any("compile" in trial.knobs for trial in filter(is_success, tried))
     found = []
-    for proposal in opening(space, (), blamed(tried) | suspected(space, tried)):
+    for proposal in opening(space, (), shunned(space, tried)):
         name = space.key(proposal.knobs)
         if name not in known:
             took_s = LONGER * late[name] if name in late else expected_s(proposal.knobs, tried, space)

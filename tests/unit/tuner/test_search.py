@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kitsune.knobs import KNOBS, Choice, Knob
 from tests.unit.tuner.simulation import Surface, replay, trial
-from tuner.outcomes import best, best_stock, blamed, blamed_pairs, suspected
+from tuner.outcomes import best, best_stock, blamed, blamed_pairs, outgrown, suspected
 from tuner.presets import LATER, OPENING, SLOW, resolved
 from tuner.proposal import Proposal
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
@@ -313,6 +313,21 @@ def test_of_choices_that_failed_together_half_are_left_out() -> None:
         "capture",
     }
     assert knobs_left_out([failed(n, {"telepathy": "on"}) for n in range(2)]) == set()
+
+
+def test_presets_do_without_what_took_more_memory_than_there_is() -> None:
+    trials = [trial(0, {}, Source.BASELINE)]
+    guess = propose(EVERYTHING, trials)
+    assert guess is not None
+    trials.append(failed(1, dict(guess.knobs), FailureKind.OUT_OF_MEMORY))
+    smaller = propose(EVERYTHING, trials)
+    assert smaller is not None
+    assert smaller.knobs == {knob: choice for knob, choice in guess.knobs.items() if knob != "streams"}
+    trials.append(failed(2, dict(smaller.knobs), FailureKind.OUT_OF_MEMORY))
+    smallest = propose(EVERYTHING, trials)
+    assert smallest is not None
+    assert smallest.knobs == {knob: choice for knob, choice in smaller.knobs.items() if knob != "capture"}
+    assert outgrown(EVERYTHING, [*trials, trial(3, dict(guess.knobs))]) == frozenset()
 
 
 COMPILERS = tuple(("compile", choice) for choice in KNOBS["compile"].choices if choice != KNOBS["compile"].default)
