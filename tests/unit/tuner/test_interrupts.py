@@ -98,7 +98,7 @@ def test_an_interrupt_while_the_next_trial_is_chosen(url, machine, monkeypatch):
             press()
         return propose(space, tried, *rest, **options)
 
-    monkeypatch.setattr("tuner.tune.propose", interrupted)
+    monkeypatch.setattr("tuner.next_trial.propose", interrupted)
     result, said = tuned(url, lambda _: None)
     assert (said, result.interrupted, result.run.status) == ([AFRESH], True, RunStatus.FINISHED)
 
