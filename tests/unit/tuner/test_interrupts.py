@@ -89,7 +89,7 @@ def test_an_interrupt_while_an_event_is_told_gives_the_best_so_far(at, url, mach
     assert result.interrupted
     assert result.run.status is RunStatus.FINISHED
     sources = {trial.source for trial in result.trials}
-    assert (Source.CONFIRM in sources) == (sources != {Source.BASELINE}), "where only that was measured it is the answer"
+    assert (Source.CONFIRM in sources) == (sources != {Source.BASELINE}), "that alone is the answer"
     assert Source.ABLATION not in sources
 
 
