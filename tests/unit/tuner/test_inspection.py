@@ -28,6 +28,12 @@ def make():
 """
 
 
+@pytest.fixture(autouse=True)
+def no_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file that was written twice within a second, and is as long as before, that of the first would be taken."""
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+
+
 def fingerprint(path: Path, code: str) -> str:
     path.write_text(code)
     return local_fingerprint(load_workload(f"{path}:make", "cpu"), "make")
