@@ -87,8 +87,8 @@ def rounded(arm: Arm) -> list[float]:
 def rival_of(space: Space) -> dict[str, Choice]:
     """One graph, or the strongest that plain torch offers; the step as given where nothing compiles.
 
-    Of one stream, whose plan is always the same: processes differ by 0.1 %, of a step that the host launches by 10 %
-    (BERT-base on an H200: 4.700 to 4.707 ms, and 6.8 to 7.9 ms).
+    On one stream, where the plan is always the same: its time differs between processes by 0.1 %, that of a step which
+    the host launches by 10 % (BERT-base on an H200: 4.700 to 4.707 ms, and 6.8 to 7.9 ms).
     """
     return first_of((ONE_GRAPH, *STOCK), space)
 

@@ -47,7 +47,7 @@ def pick_device(name: torch.device | str | None = None) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Of a GPU: what names no device, events and kernels among it, is on this one from here on."""
+    """Makes a GPU the current device, on which events and kernels are that name none."""
     if device.type == "cuda":
         torch.accelerator.set_device_index(device.index)
 

@@ -52,7 +52,7 @@ class Result(Record):
     @property
     def untried(self) -> list[Untried]:
         """What is tried first and there was no time for."""
-        return [] if self.plan.was_interrupted else untried(self.run, self.trials)
+        return untried(self.run, self.trials, self.plan)
 
     def summary(self) -> dict[str, Any]:
         """What `kitsune tune --json` prints."""

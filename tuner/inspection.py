@@ -1,6 +1,7 @@
 """A workload in, an Inspection out: what it is, and which choices do not apply to it here."""
 
 import ast
+import contextlib
 import hashlib
 import inspect
 import sys
@@ -91,8 +92,8 @@ def code_in(path: Path, built_by: str) -> str:
 
 
 def source_of(loss_fn: object) -> str:
-    """Of a function, which the one that makes the workload may hold."""
-    try:
-        return inspect.getsource(loss_fn) if inspect.isfunction(loss_fn) else getattr(loss_fn, "__qualname__", "")
-    except OSError:
-        return getattr(loss_fn, "__qualname__", "")
+    """Of a function its source, since `code_in` leaves out what the workload's function defines; else the name."""
+    with contextlib.suppress(OSError):
+        if inspect.isfunction(loss_fn):
+            return inspect.getsource(loss_fn)
+    return getattr(loss_fn, "__qualname__", "")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tuner.pace import expected_s, is_patient
 from tuner.proposal import Proposal
 from tuner.records import Trial
-from tuner.search import anything, propose
+from tuner.search import propose
 from tuner.space import Configuration, Space
 from tuner.standings import leader, searched
 
@@ -26,17 +26,13 @@ def next_trial(
     what is not compiled does not win any more. `compile_s`: what compiling takes by a guess.
     """
     tried, first = searched(trials), leader(trials)
+    patient, is_led = is_patient(tried, space, left_s), first is not None and bool(first.knobs)
 
     def fits(knobs: Configuration) -> bool:
         return not knobs or left_s > expected_s(knobs, tried, space, compile_s)
 
-    found = propose(
-        space,
-        tried,
-        seed,
-        is_patient=is_patient(tried, space, left_s),
-        may=anything if first is not None and first.knobs else fits,
-        pending=pending,
-        known=known,
-    )
+    def may(knobs: Configuration) -> bool:
+        return (patient or not space.is_slow(knobs)) and (is_led or fits(knobs))
+
+    found = propose(space, tried, seed, may=may, pending=pending, known=known)
     return found if found is not None and fits(found.knobs) else None

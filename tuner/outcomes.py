@@ -77,19 +77,23 @@ def suspected(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
     order = list(space.table)
     ranked = [(count, order.index(item[0]), item) for item, count in counted.items() if item[0] in order and count > 1]
     at_fault = sorted(ranked, key=lambda each: each[:2])
-    knobs = {item[0] for _, _, item in at_fault[len(at_fault) // 2 :]}
-    return frozenset((knob, choice) for knob in knobs for choice in space.table[knob].choices)
+    return all_choices(space, {item[0] for _, _, item in at_fault[len(at_fault) // 2 :]})
 
 
 def outgrown(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
     """What the next presets do without where trials ran out of memory: several streams, or else the graph.
 
-    Of all choices these take most: what is made within a step is kept apart from what the process has for all else.
+    A graph has a pool of its own, and several streams a larger one.
     """
     worked = {knob for trial in trials if is_success(trial) for knob in trial.knobs}
     failed = [trial for trial in trials if trial.failure and trial.failure.kind is FailureKind.OUT_OF_MEMORY]
     largest = {next((knob for knob in TAKES_MEMORY if knob in trial.knobs), "") for trial in failed} - worked
-    return frozenset((knob, choice) for knob in largest & set(space.table) for choice in space.table[knob].choices)
+    return all_choices(space, largest)
+
+
+def all_choices(space: Space, knobs: Iterable[str]) -> frozenset[Item]:
+    """Of those knobs that the space has."""
+    return frozenset((knob, choice) for knob in knobs if knob in space.table for choice in space.table[knob].choices)
 
 
 def shunned(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:

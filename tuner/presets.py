@@ -84,22 +84,10 @@ STOCK: Final = (REDUCE_OVERHEAD, COMPILE, EAGER_BF16, MAX_AUTOTUNE)
 OPENING: Final = (
     Preset(name="best guess", needs={}, wishes=ON_STREAMS),
     REDUCE_OVERHEAD,
-    Preset(
-        name="best guess, our kernels",
-        needs={"fusion": "kitsune", "compile": "default"},
-        wishes=ON_STREAMS,
-    ),
+    Preset(name="best guess, our kernels", needs={"fusion": "kitsune", "compile": "default"}, wishes=ON_STREAMS),
     COMPILE,
-    Preset(
-        name="best guess, cuDNN's attention",
-        needs={"attention": "cudnn"},
-        wishes=ON_STREAMS,
-    ),
-    Preset(
-        name="best guess, fp16",
-        needs={"precision": "fp16"},
-        wishes=ON_STREAMS,
-    ),
+    Preset(name="best guess, cuDNN's attention", needs={"attention": "cudnn"}, wishes=ON_STREAMS),
+    Preset(name="best guess, fp16", needs={"precision": "fp16"}, wishes=ON_STREAMS),
 )
 LATER: Final = (
     Preset(name="best guess, full precision", needs={}, wishes={**ON_STREAMS, **FULL}),

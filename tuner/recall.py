@@ -13,7 +13,7 @@ from tuner.verdicts import prior_of
 
 WINNERS = 3  # that are tried first
 DECIDED = (Verdict.FASTER, Verdict.SAME)
-SUGGESTED_ALIKE = 1.5  # one budget over another
+SUGGESTED_ALIKE = 1.5  # a suggested budget is met by an earlier one that is no more than so many times smaller
 
 
 def knowledge_of(connection: Connection, run: Run, found: Inspection, budget_s: float | None) -> Knowledge:
@@ -66,6 +66,6 @@ def is_as_long(earlier: Run, evidence: Evidence, run: Run, budget_s: float | Non
         return False
     had_s = evidence.budget_s if earlier.budget_s is None else earlier.budget_s
     asked_s = budget_s if budget_s is None or run.budget_s is not None else budget_s / SUGGESTED_ALIKE
-    is_unknown = earlier.budget_s is None and earlier.budget_trials is None and had_s is None
+    is_unknown = had_s is None and earlier.budget_trials is None
     pairs = ((had_s, asked_s), (earlier.budget_trials, run.budget_trials))
     return not is_unknown and all(had is None or (asked is not None and had >= asked) for had, asked in pairs)

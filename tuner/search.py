@@ -42,22 +42,19 @@ def propose(
     trials: Sequence[Trial],
     seed: int = 0,
     *,
-    is_patient: bool = True,
     may: Callable[[Configuration], bool] = anything,
     pending: Sequence[Configuration] = (),
     known: Sequence[Configuration] = (),
 ) -> Proposal | None:
     """The next configuration that is allowed and was not tried yet, or None when there is none left.
 
-    Nothing that takes minutes to compile unless `is_patient`, and nothing that it `may` not be. `seed` is the run's;
-    chance is drawn from it and from the number of trials, so nothing needs to be remembered. `pending` are being
-    measured by other processes: tried, without a result. `known` won in earlier runs, the nearest first; what does not
-    apply here is left out of them.
+    `may` tells which configurations there is time for. `seed` is the run's; chance is drawn from it and from the number
+    of trials, so nothing needs to be remembered. `pending` are being measured by other processes: tried, without a
+    result. `known` won in earlier runs, the nearest first; what does not apply here is left out of them.
     """
     tried = {space.key(knobs) for knobs in (*(trial.knobs for trial in trials), *pending)}
     for proposal in proposals(space, trials, seed, pending, known):
-        is_new = space.key(proposal.knobs) not in tried
-        if is_new and (is_patient or not space.is_slow(proposal.knobs)) and may(proposal.knobs):
+        if space.key(proposal.knobs) not in tried and may(proposal.knobs):
             return proposal
     return None
 

@@ -94,8 +94,7 @@ class Tuning:
     those who measure, for a workload, a device and a number of idle children to keep. What `check` raises kills the
     children of the moment and propagates. `ablates`: whether `ablation` measures anything. `interrupts`: how often the
     user has pressed Ctrl-C; it is asked between trials, and while one is waited for. `knows`: what earlier runs tell,
-    of an inspection and the seconds that the search has.
-    `begun_s`: since when the budget counts, by `clock`; now without it.
+    given the inspection and the budget in seconds. `begun_s`: since when the budget counts, by `clock`; now without it.
     """
 
     run: Run
@@ -303,9 +302,8 @@ class Tuning:
         Where nothing but the step as given was measured there is no choice that other samples would have to bear out.
         """
         alone = leader(self.trials)
-        if alone is not None and alone.measurement is not None and is_unsearched(self.trials, self._space):
-            measured = [alone.measurement]
-            return self._concluded(Confirmed(measured, decide(measured), {}, None, ""), inspection)
+        if alone is not None and is_unsearched(self.trials, self._space):
+            return self._concluded(self._unsearched(alone), inspection)
         while len(failed_confirmations(self.trials)) < MAX_CONFIRMATIONS:
             first = leader(self.trials)
             if first is None:
@@ -333,11 +331,14 @@ class Tuning:
             self._known.proof_for(first.knobs),
         )
 
+    def _unsearched(self, alone: Trial) -> Confirmed:
+        """What the trial of the step as given allows to be said."""
+        assert alone.measurement is not None
+        note = ENDED_EARLY if self._is_ended() else UNSEARCHED
+        decision = replace(decide([alone.measurement]), verdict=Verdict.AMBIGUOUS, note=note)
+        return Confirmed([alone.measurement], decision, {}, None, "")
+
     def _concluded(self, confirmed: Confirmed, inspection: Inspection) -> Conclusion:
-        if not self._is_recalled and is_unsearched(self.trials, self._space):
-            note = ENDED_EARLY if self._is_ended() else UNSEARCHED
-            decision = replace(confirmed.decision, verdict=Verdict.AMBIGUOUS, note=note)
-            confirmed = replace(confirmed, decision=decision)
         plan = confirmed.plan(self.run.id, inspection, budget_s=self._budget_s, interrupted=self._is_ended())
         return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kitsune.plan import Plan
 from tuner.outcomes import is_late, is_success, shunned
 from tuner.pace import expected_s
 from tuner.proposal import opening
@@ -24,10 +25,12 @@ class Untried:
     expected_s: float | None
 
 
-def untried(run: Run, trials: Sequence[Trial]) -> list[Untried]:
-    """Nothing where trials were counted and not time, and where an earlier run's plan took the place of a search."""
+def untried(run: Run, trials: Sequence[Trial], plan: Plan | None = None) -> list[Untried]:
+    """Nothing where trials were counted and not time, where an earlier run's plan took the place of a search, and where
+    the user ended the one of `plan`."""
     tried = searched(trials)
-    if run.budget_trials is not None or not any(trial.source is Source.BASELINE for trial in tried):
+    is_ended = plan is not None and plan.was_interrupted
+    if is_ended or run.budget_trials is not None or not any(trial.source is Source.BASELINE for trial in tried):
         return []
     space = Space.of(run.inapplicable)
     late = {space.key(trial.knobs): trial.took_s for trial in tried if is_late(trial)}

@@ -30,8 +30,7 @@ class UntriedView:
 
 def untried_view(run: Run, trials: Sequence[Trial], plan: Plan | None) -> UntriedView | None:
     """None while the run goes on, where its user ended it, and where nothing is left of what is tried first."""
-    was_cut = run.status is RunStatus.FINISHED and not (plan and plan.was_interrupted)
-    found = untried(run, trials) if was_cut else []
+    found = untried(run, trials, plan) if run.status is RunStatus.FINISHED else []
     if not found:
         return None
     total_s = sum(each.expected_s or 0.0 for each in found)

@@ -15,7 +15,7 @@ from tuner.presets import LATER, OPENING, SLOW, resolved
 from tuner.proposal import Proposal
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
 from tuner.search import costs, descent, modelled, proposals, propose
-from tuner.space import Item, Space
+from tuner.space import Configuration, Item, Space
 
 EVERYTHING = Space.of()
 SMALL = Space.of(
@@ -49,6 +49,10 @@ def chance(space: Space, trials: list[Trial], seed: int) -> Proposal | None:
     """Random search: what a search has to beat."""
     rng = random.Random(f"{seed}:{len(trials)}")
     return Proposal(space.repair({k: rng.choice(cs) for k, cs in space.searchable().items()}), Source.TPE)
+
+
+def is_quick(knobs: Configuration) -> bool:
+    return not EVERYTHING.is_slow(knobs)
 
 
 def distinct(trials: list[Trial]) -> int:
@@ -235,7 +239,7 @@ def test_what_is_being_measured_is_not_proposed_again(count: int) -> None:
 
 def test_without_patience_nothing_slow_is_proposed() -> None:
     surface = Surface(EVERYTHING, seed=6, walls=False)
-    trials = replay(surface, lambda space, trials, seed=0: propose(space, trials, seed, is_patient=False), 40)
+    trials = replay(surface, lambda space, trials, seed=0: propose(space, trials, seed, may=is_quick), 40)
     assert len(trials) == 40
     assert not any(EVERYTHING.is_slow(trial.knobs) for trial in trials)
 
@@ -257,7 +261,7 @@ def test_the_best_rival_is_tried_in_the_other_precision_and_layout() -> None:
     rival = {"layout": "channels_last", "precision": "bf16", "compile": "reduce-overhead", "update": "fused"}
     wanted = [{**rival, "precision": "tf32"}, {k: v for k, v in rival.items() if k != "layout"}]
     trials = [trial(0, {}, Source.BASELINE)]
-    while len(trials) < 90 and (found := propose(EVERYTHING, trials, is_patient=False)) is not None:
+    while len(trials) < 90 and (found := propose(EVERYTHING, trials, may=is_quick)) is not None:
         trials.append(trial(len(trials), found.knobs, found.source, 3.0 if found.name == "reduce_overhead" else 1.5))
     assert all(knobs in [each.knobs for each in trials] for knobs in wanted)
     asked = [each.knobs for each in proposals(EVERYTHING, trials, 0) if each.source is Source.STOCK and not each.name]
