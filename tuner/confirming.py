@@ -10,21 +10,26 @@ from typing import Final
 from kitsune.plan import Evidence, Numerics, Plan
 from kitsune.proof import LongProof
 from kitsune.timeline import Timeline
-from tuner.confirmation import PROCESSES, ROUNDS, Prior
+from tuner.confirmation import FAR_APART, LEAST_PROCESSES, PROCESSES, ROUNDS, Prior
 from tuner.crew import Finished
 from tuner.events import Confirming, Crowded, Event, Tried
-from tuner.knowledge import AGAIN
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
-from tuner.records import Failure, FailureKind, Measurement, Source, Trial
+from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Source, Trial
 from tuner.space import Configuration
 from tuner.supervise import Check
-from tuner.verdicts import CANDIDATE, EAGER, STOCK, Decision, confirmation_arms, decide, plan_from
+from tuner.verdicts import CANDIDATE, EAGER, STOCK, Decision, confirmation_arms, decide, has_eager, plan_from
 from tuner.work import Begun, Work, is_for_want_of_room
 
 #: What says nothing of the numbers: they were not looked at to the end.
 UNSEEN: Final = (FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY)
 
 UNLOOKED: Final = "its numbers were not looked at for longer"
+#: Processes that time the step as given too, where another stock configuration is clearly faster and gains are over
+#: that one. In fp32 it is what takes most memory and time: of a nanoGPT on an H100 16 of 33 GB, and 5 of 8 s of timing.
+WITH_EAGER: Final = 2
+OUT_OF_TIME: Final = Failure(
+    kind=FailureKind.TIMEOUT, phase=Phase.TIMING, reason="time was over before the step as given was timed beside it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,28 +108,30 @@ class Confirmation:
             begun, done = self.work.finished(self.check)
             if is_for_want_of_room(done):
                 assert begun.job is not None
-                self.at_once = 1
-                jobs.append(begun.job)
+                self.at_once = max(1, self.at_once - 1)
+                jobs.insert(0, begun.job)
                 yield Crowded(self.first.knobs)
             elif isinstance(done.outcome, LongProof):
                 self.proof = done.outcome
             elif isinstance(done.outcome, Measurement):
                 self._measured.append(done.outcome)
                 self._longest_s = max(self._longest_s, done.spent.total_s)
-                yield Tried(self.work.keep(begun, done, decide(self._measured, self.prior).comparison))
+                yield Tried(self.work.keep(begun, done, self._compared()))
             elif not self._is_harmless(begun, done):
                 self.work.drop()
                 yield Tried(self.work.keep(begun, done))
                 return None
+        if not has_eager(self._measured):
+            yield Tried(self.work.give_up(Source.CONFIRM, self.first.knobs, OUT_OF_TIME))
+            return None
         return Confirmed(
             self._measured, decide(self._measured, self.prior), self._numerics(), self.proof, self._unproven
         )
 
     def _jobs(self) -> list[Job]:
         """The proof, which takes longest, first."""
-        timed = self._timed()
-        again = [timed] * (self.processes - 1)
-        jobs = [timed.model_copy(update={"timeline": True}), *again]
+        jobs = [self._timed(with_eager=number < self._with_eager()) for number in range(self.processes)]
+        jobs[0] = jobs[0].model_copy(update={"timeline": True})
         if not self.first.knobs or self.proof is not None:
             return jobs
         if self.proof_s == 0:
@@ -137,11 +144,22 @@ class Confirmation:
         """What is still to be begun, as time has gone."""
         if self._is_enough():
             return []
-        return [self._timed()] if not jobs and self._is_time_for_another() else jobs
+        if jobs or not self._is_time_for_another():
+            return jobs
+        return [self._timed(with_eager=self._count() < self._with_eager())]
 
-    def _timed(self) -> Job:
+    def _timed(self, *, with_eager: bool) -> Job:
         stock = None if self.stock is None else self.stock.knobs
-        return self.job(confirmation_arms(self.first.knobs, stock), ROUNDS, numerics=False)
+        return self.job(confirmation_arms(self.first.knobs, stock, with_eager=with_eager), ROUNDS, numerics=False)
+
+    def _with_eager(self) -> int:
+        """How many processes time the step as given."""
+        found = None if self.stock is None or self.stock.knobs == self.first.knobs else self.stock.comparison
+        return self.most if found is None or found.speedup.low < FAR_APART else WITH_EAGER
+
+    def _compared(self) -> Comparison | None:
+        """What is to be said so far."""
+        return decide(self._measured, self.prior).comparison if has_eager(self._measured) else None
 
     def _count(self) -> int:
         """Processes that have been timed, or will have been."""
@@ -154,9 +172,9 @@ class Confirmation:
     def _is_enough(self) -> bool:
         """Whether no other process is begun: time is over, or would be before it ends.
 
-        Two are enough, one of the step as given; fewer go on while there is time, however little.
+        Three are enough, fewer where more would not be asked for; they go on while there is time, however little.
         """
-        is_enough, is_late = self._count() >= min(AGAIN, self.most), self._is_late()
+        is_enough, is_late = self._count() >= min(LEAST_PROCESSES, self.most), self._is_late()
         return is_enough or is_late if self._is_in_vain() else is_enough and is_late
 
     def _is_in_vain(self) -> bool:
@@ -176,7 +194,7 @@ class Confirmation:
             self._unproven = f"{UNLOOKED}: {failure.reason}"
             return True
         self._is_cut_off = failure.kind is FailureKind.TIMEOUT and self._is_late()
-        return bool(self._measured) and self._is_cut_off
+        return has_eager(self._measured) and self._is_cut_off
 
     def _numerics(self) -> dict[str, Numerics]:
         """What was proven of the arms when they were first tried."""

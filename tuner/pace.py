@@ -20,6 +20,9 @@ SLOW_FACTOR: Final = (
 #: Of what a first compilation took, what it takes with a warm cache. Llama of 125 M on an H100: 9 of 32 s; ResNet-50 on
 #: an H200: 12 of 59 s.
 WARM: Final = 0.3
+#: What a first step takes at the least where it took that long once: tracing and planning are in no cache. On H100s
+#: 2 to 20 s where the trial's own first step, after the gate had compiled, took 2 to 21.
+LEAST_WARM_S: Final = 12.0
 LEAVE_S: Final = 2.0  # from the answer of a child on a GPU until the next one is timed
 #: Eager steps that the long gate takes as many as, at its usual depth (tuner/depth.py).
 PROOF_STEPS: Final = 700
@@ -66,6 +69,11 @@ def limits_within(left_s: float) -> Limits:
     return Limits() if left_s == math.inf else Limits(total_s=max(MIN_CHILD_S, left_s))
 
 
+def warm_s(compiled_s: float) -> float:
+    """What compiling takes with a warm cache, by what it took before."""
+    return max(WARM * compiled_s, min(compiled_s, LEAST_WARM_S))
+
+
 def own_s(trial: Trial) -> float:
     return trial.took_s if trial.spent is None else trial.took_s - trial.spent.waited_s - trial.spent.queued_s
 
@@ -80,7 +88,7 @@ def expected_s(knobs: Configuration, trials: Iterable[Trial], space: Space, comp
     code = code_of(knobs, randomness=True)
     same = [own_s(trial) for trial in worked if code is not None and code_of(trial.knobs, randomness=True) == code]
     if same:
-        return min(WARM * max(same), *same)
+        return min(warm_s(max(same)), *same)
     compiles = "compile" in knobs
     alike = [own_s(trial) for trial in worked if ("compile" in trial.knobs) == compiles]
     quickest_s = min(map(own_s, worked), default=0.0) + (compile_s if compiles else 0.0)
@@ -105,7 +113,7 @@ def confirmation_s(leader: Trial | None, stock: Trial | None, processes: int, si
     arms = [leader, *([stock] if stock is not None and stock.knobs and stock.knobs != leader.knobs else [])]
     spent = [trial.spent or Spent(build_s=trial.took_s) for trial in arms]
     timing_s = max(each.timing_s for each in spent) * (1 + len(arms)) / 2  # a trial times two, and each takes as long
-    built_s = sum(each.start_s + each.build_s for each in spent) + sum(WARM * _first_step_s(trial) for trial in arms)
+    built_s = sum(each.start_s + each.build_s for each in spent) + sum(warm_s(_first_step_s(trial)) for trial in arms)
     waves = math.ceil(processes / side_by_side)
     return max(waves * (built_s + timing_s), built_s + processes * (timing_s + LEAVE_S))
 
@@ -118,7 +126,7 @@ def timing_s(step_s: float) -> float:
 def playoff_s(contenders: Iterable[Trial]) -> float:
     """What building and timing them all in one process may take: all has been compiled."""
     spent = [(trial.spent or Spent(build_s=trial.took_s), _first_step_s(trial)) for trial in contenders]
-    arms_s = sum(each.build_s + WARM * first_step_s + each.timing_s for each, first_step_s in spent)
+    arms_s = sum(each.build_s + warm_s(first_step_s) + each.timing_s for each, first_step_s in spent)
     return (median([each.start_s for each, _ in spent]) if spent else 0.0) + arms_s
 
 

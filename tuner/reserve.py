@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.confirmation import PROCESSES
+from tuner.confirmation import LEAST_PROCESSES, PROCESSES
 from tuner.contenders import contenders_of
 from tuner.knowledge import AGAIN, Knowledge
 from tuner.outcomes import best_stock
-from tuner.pace import WARM, confirmation_s, halted_s, own_s, playoff_s, proof_s
+from tuner.pace import confirmation_s, halted_s, own_s, playoff_s, proof_s, warm_s
 from tuner.records import Trial
 from tuner.space import Configuration
 from tuner.standings import leader, unrefused
@@ -18,6 +18,7 @@ PLAYOFF_SHARE: Final = 0.15  # of the budget
 PROOF_SHARE: Final = 0.2  # of the budget, for the long look at the numbers of the winner
 PROOF_S: Final = 60.0
 LEAST_PROOF_STEPS: Final = 150  # eager ones, which the long look takes as many as at its least depth (tuner/depth.py)
+LATE_S: Final = 2.0  # by which a search may notice late that it must end
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +43,40 @@ class Reserve:
         return self._beside_s(first, confirmed_s, processes, proof_s(self.proof_s(), self.step_s))
 
     def least_s(self) -> float:
-        """What confirming the leader takes at the least: two processes, without the long look at its numbers."""
+        """What confirming the leader takes at the least, with the shortest long look at its numbers beside it."""
         first = leader(self.trials)
-        return self._confirmed_s(first, AGAIN) if first is not None and first.knobs else 0.0
+        if first is None or not first.knobs:
+            return 0.0
+        least = self._least(first.knobs)
+        confirmed_s = self._confirmed_s(first, least)
+        if self.known.proof_for(first.knobs) is not None:
+            return confirmed_s
+        return self._beside_s(first, confirmed_s, least, self._least_look_s() + LATE_S)
 
     def processes_within(self, knobs: Configuration, left_s: float) -> int:
-        """How many processes confirm these choices: as many as fit into this time, at least two of what one is not
-        enough for."""
-        most = self.processes(knobs)
-        least = min(AGAIN, most)
-        wanted = range(most, least, -1)
+        """How many processes confirm these choices: as many as fit into this time, at least as many as decide."""
+        least = self._least(knobs)
+        wanted = range(self.processes(knobs), least, -1)
         return next((count for count in wanted if self._confirmed_s(leader(self.trials), count) <= left_s), least)
 
     def proof_within(self, first: Trial, left_s: float) -> float:
-        """What of this time the long look at the leader's numbers may take, beside two processes and without what
+        """What of this time the long look at the leader's numbers may take, beside the least processes and without what
         compiling does; 0 where that is too little for any."""
-        spare_s = self.at_once * (left_s - self._beside_s(first, self.least_s(), AGAIN, 0.0))
+        least = self._least(first.knobs)
+        spare_s = self.at_once * (left_s - self._beside_s(first, self._confirmed_s(first, least), least, 0.0))
         found_s = min(self.proof_s(), spare_s)
-        return found_s if found_s >= LEAST_PROOF_STEPS * self.step_s else 0.0
+        return found_s if found_s >= self._least_look_s() else 0.0
+
+    def _least(self, knobs: Configuration) -> int:
+        return min(LEAST_PROCESSES, self.processes(knobs))
+
+    def _least_look_s(self) -> float:
+        return LEAST_PROOF_STEPS * self.step_s
 
     def _beside_s(self, first: Trial, confirmed_s: float, processes: int, look_s: float) -> float:
         """What confirming takes with a long look of so many seconds beside it, which stands still while others are
         timed."""
-        proven_s = look_s + WARM * own_s(first)
+        proven_s = look_s + warm_s(own_s(first))
         return max(confirmed_s + proven_s / self.at_once, proven_s + halted_s(first, processes))
 
     def _confirmed_s(self, first: Trial | None, processes: int) -> float:

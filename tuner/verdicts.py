@@ -96,9 +96,11 @@ def words(knobs: Mapping[str, Choice]) -> str:
     return ", ".join(f"{name}={knobs[name]}" for name in KNOBS if name in knobs) or EAGER
 
 
-def confirmation_arms(candidate: Mapping[str, Choice], stock: Mapping[str, Choice] | None) -> tuple[ArmSpec, ...]:
+def confirmation_arms(
+    candidate: Mapping[str, Choice], stock: Mapping[str, Choice] | None, *, with_eager: bool = True
+) -> tuple[ArmSpec, ...]:
     """The step as given, the best stock configuration and the candidate, none of them twice; the last one is proven."""
-    arms = [ArmSpec(name=EAGER)]
+    arms = [ArmSpec(name=EAGER)] if with_eager else []
     if stock:
         arms.append(ArmSpec(name=STOCK, knobs=stock))
     if not stock or candidate != stock:
@@ -109,6 +111,7 @@ def confirmation_arms(candidate: Mapping[str, Choice], stock: Mapping[str, Choic
 def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Decision:
     """What a confirmation allows: one Measurement for each fresh process, all of the same arms, the candidate last.
 
+    The step as given may be left out of some, but not of all. A speedup is of the processes that have both arms.
     The candidate becomes the plan when it is FASTER than the best stock configuration: the better one, by these very
     samples, of the step as given and of what was the best in the search. Otherwise the plan is the best stock
     configuration itself; the step as given, unless the other is FASTER than it or seems so by more than 1 %.
@@ -118,7 +121,7 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
     used = undisturbed(processes)
     stock = _best_stock(used)
     candidate = used[0].arms[-1].name if used[0].arms[-1].knobs else EAGER
-    is_known = prior is not None and prior.baseline == words(_arm(used[0], stock).knobs)
+    is_known = prior is not None and prior.baseline == words(_arms(used, stock)[0].knobs)
     over_stock, noise = judged(used, stock, candidate, prior if is_known else None)
     left_out = _left_out(len(processes) - len(used), len(processes))
     if over_stock.comparison.verdict is Verdict.FASTER:
@@ -143,6 +146,7 @@ def judged(
 
     An arm is surely as fast as itself, by one process too, where its own times do not lie far apart.
     """
+    processes = _of_both(processes, baseline, candidate)
     found = confirm(_times(processes, baseline), _times(processes, candidate), prior)
     if baseline == candidate:
         found = replace(found, comparison=found.comparison.model_copy(update={"verdict": Verdict.SAME}))
@@ -166,9 +170,14 @@ def too_noisy(noise: str, processes: Sequence[Measurement]) -> str:
 
 
 def undisturbed(processes: Sequence[Measurement]) -> Sequence[Measurement]:
-    """Without those that kept disturbed rounds, where at least two others are left; else all."""
+    """Without those that kept disturbed rounds, where at least two others are left, one with the step as given."""
     quiet = [measurement for measurement in processes if not measurement.disturbed]
-    return quiet if len(quiet) > 1 else processes
+    return quiet if len(quiet) > 1 and has_eager(quiet) else processes
+
+
+def has_eager(processes: Sequence[Measurement]) -> bool:
+    """Whether one of them has timed the step as given, without which nothing can be said."""
+    return bool(_arms(processes, EAGER))
 
 
 def prior_of(evidence: Evidence) -> Prior | None:
@@ -188,7 +197,7 @@ def plan_from(
     """The plan that was decided on. `numerics`: of the best stock configuration and of the candidate, by arm."""
     used = undisturbed(processes)
     return Plan(
-        knobs=dict(_arm(used[0], decision.chosen).knobs),
+        knobs=dict(_arms(used, decision.chosen)[0].knobs),
         fingerprint=inspection.fingerprint,
         model_fingerprint=inspection.model_fingerprint,
         batch=inspection.batch,
@@ -233,7 +242,12 @@ def _arm(measurement: Measurement, name: str) -> Arm:
 
 
 def _arms(processes: Sequence[Measurement], name: str) -> list[Arm]:
-    return [_arm(measurement, name) for measurement in processes]
+    return [arm for measurement in processes for arm in measurement.arms if arm.name == name]
+
+
+def _of_both(processes: Sequence[Measurement], *names: str) -> Sequence[Measurement]:
+    """Those that have timed both."""
+    return [each for each in processes if set(names) <= {arm.name for arm in each.arms}]
 
 
 def _times(processes: Sequence[Measurement], name: str) -> list[tuple[float, ...]]:
@@ -246,7 +260,7 @@ def _step_ms(arms: Sequence[Arm]) -> float:
 
 
 def _best_stock(processes: Sequence[Measurement]) -> str:
-    if all(arm.name != STOCK for arm in processes[0].arms):
+    if not _arms(processes, STOCK):
         return EAGER
     return STOCK if _speedup(processes, EAGER, STOCK).median > 1 else EAGER
 
@@ -300,7 +314,7 @@ def _seems_faster(comparison: Comparison) -> bool:
 
 def _numerics(processes: Sequence[Measurement], chosen: str, proven: Mapping[str, Numerics]) -> Numerics:
     """The newest proof of this arm: a process proves its last arm only, and must not be told of another one."""
-    if not _arm(processes[0], chosen).knobs:
+    if not _arms(processes, chosen)[0].knobs:
         return UNCHANGED
     if chosen == processes[0].arms[-1].name:
         afresh = next((found.numerics for found in processes if found.numerics is not None), None)
@@ -313,6 +327,7 @@ def _numerics(processes: Sequence[Measurement], chosen: str, proven: Mapping[str
 def _speedup(processes: Sequence[Measurement], baseline: str, chosen: str) -> Interval:
     if baseline == chosen:
         return _itself()
+    processes = _of_both(processes, baseline, chosen)
     return confirm(_times(processes, baseline), _times(processes, chosen)).comparison.speedup
 
 

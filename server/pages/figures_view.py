@@ -43,7 +43,7 @@ def strips(trials: Sequence[Trial]) -> tuple[Strip, ...]:
     processes = _last_confirmed(trials)
     if not processes:
         return ()
-    arms = [arm for arm in processes[-1].arms if arm.step_ms]
+    arms = [arm for arm in max((found.arms for found in processes), key=len) if arm.step_ms]
     labels = [_strip_label(arm.name, in_words(arm.knobs)) for arm in arms]
     again = [f"{label}, again" if label in labels[:at] else label for at, label in enumerate(labels)]
     samples = [_samples(processes, arm.name) for arm in arms]
@@ -60,7 +60,8 @@ def same_strips(trials: Sequence[Trial]) -> tuple[Strip, ...]:
 
 
 def _last_confirmed(trials: Sequence[Trial]) -> list[Measurement]:
-    """The processes of the last confirmation that was measured: those of the same configuration and arms.
+    """The processes of the last confirmation that was measured: those of the same configuration and arms, but for the
+    step as given, which only some of them time.
 
     One that was made before the search, of what an earlier run had proven, is another one.
     """
@@ -73,7 +74,8 @@ def _last_confirmed(trials: Sequence[Trial]) -> list[Measurement]:
 
 
 def _arm_names(trial: Trial) -> list[tuple[str, dict[str, Choice]]]:
-    return [(arm.name, dict(arm.knobs)) for arm in trial.measurement.arms] if trial.measurement else []
+    arms = trial.measurement.arms if trial.measurement else ()
+    return [(arm.name, dict(arm.knobs)) for arm in arms if arm.name != EAGER]
 
 
 def _samples(processes: Sequence[Measurement], name: str) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ from server.pages.choices_view import failure_words
 from tuner.ablation import WITHOUT
 from tuner.records import Arm, Measurement, Source, Trial
 from tuner.stats import MIN_BLOCKS, median, noise_floor
+from tuner.verdicts import EAGER
 from tuner.verdicts import words as in_words
 from tuner.views import in_a_word
 
@@ -111,9 +112,12 @@ def _noise_facts(trials: Sequence[Trial]) -> Iterator[tuple[str, str]]:
     dropped = sum(measurement.dropped_rounds for measurement in measured)
     yield "rounds kept", f"{rounds:,}, in each of which every arm ran once"
     yield "rounds dropped", f"{dropped:,}, as the machine was disturbed" if dropped else "none"
-    medians = [median(measurement.arms[0].step_ms) for measurement in measured]
+    medians = [median(arm.step_ms) for measurement in measured for arm in measurement.arms[:1] if arm.name == EAGER]
     apart = words.gain(max(medians) / min(medians))
-    yield "between processes", f"the slowest of {len(medians)} baselines took {apart} as long as the fastest"
+    yield (
+        "between processes",
+        f"the step as given took {apart} as long in the slowest of {len(medians)} as in the fastest",
+    )
     for note in dict.fromkeys(note for measurement in measured for note in measurement.notes):
         yield "note", note
 

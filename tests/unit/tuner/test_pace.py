@@ -7,6 +7,7 @@ import pytest
 from tests.unit.tuner.machine import ENVIRONMENT, NOON
 from tests.unit.tuner.simulation import trial
 from tuner.pace import (
+    LEAST_WARM_S,
     LEAVE_S,
     MOST_AT_ONCE,
     WARM,
@@ -19,6 +20,7 @@ from tuner.pace import (
     playoff_s,
     spares,
     timing_s,
+    warm_s,
 )
 from tuner.protocol import Inspection
 from tuner.records import Spent, Trial
@@ -111,7 +113,8 @@ def test_what_was_compiled_before_is_expected_to_take_a_part_of_it():
     space = Space.of({})
     cold = lasting(1, 0, 80, compile="default", precision="bf16")
     captured = {"compile": "default", "precision": "bf16", "capture": "step"}
-    assert expected_s(captured, [cold], space) == WARM * 80
+    assert expected_s(captured, [cold], space) == WARM * 80 == warm_s(80)
+    assert (warm_s(20), warm_s(5)) == (LEAST_WARM_S, 5), "tracing and planning are in no cache"
     assert expected_s(captured, [cold, lasting(2, 80, 100, **captured)], space) == 20, "what one took that found it"
     other = {"compile": "default", "precision": "fp16"}
     assert expected_s(other, [cold], space) == 80, "this has yet to be compiled"

@@ -4,11 +4,11 @@ import pytest
 
 from tests.unit.tuner.machine import PROOF
 from tests.unit.tuner.test_pace import lasting
-from tuner.confirmation import PROCESSES, Prior
+from tuner.confirmation import LEAST_PROCESSES, PROCESSES, Prior
 from tuner.knowledge import AGAIN, Knowledge, Proven
 from tuner.pace import LEAVE_S, WARM
 from tuner.records import Source, Spent, Trial
-from tuner.reserve import PLAYOFF_SHARE, PROOF_S, Reserve
+from tuner.reserve import LATE_S, LEAST_PROOF_STEPS, PLAYOFF_SHARE, PROOF_S, Reserve
 
 GRAPH = {"precision": "bf16", "compile": "default", "capture": "step"}
 
@@ -44,12 +44,22 @@ def test_the_long_look_is_one_process_however_many_there_are():
 def test_the_long_look_is_begun_beside_what_is_timed_where_it_has_time_for_more_than_to_compile():
     beside, alone = reserve(BASELINE, BEST), reserve(BASELINE, BEST, at_once=1)
     compiled_s = WARM * 108
-    needed_s = compiled_s + AGAIN * 3
+    needed_s = compiled_s + LEAST_PROCESSES * 3
     assert beside.proof_within(BEST, needed_s + 3) == 0, "not even the shortest look"
     assert beside.proof_within(BEST, needed_s + 5) == pytest.approx(4 * 5), "a part of the time of each that is at work"
     assert beside.proof_within(BEST, needed_s + 100) == PROOF_S
     assert alone.proof_within(BEST, needed_s + 5) == 0
-    assert alone.proof_within(BEST, alone.least_s() + compiled_s + 20) == pytest.approx(20)
+    assert alone.proof_within(BEST, alone.least_s() + 5) == pytest.approx(LEAST_PROOF_STEPS * 0.1 + 5 + LATE_S)
+
+
+def test_the_least_is_as_many_processes_as_decide_and_the_shortest_long_look():
+    known = Knowledge(proven=Proven("before", BEST, BASELINE, Prior(0.01, 4, "eager"), PROOF))
+    least_s, again_s = reserve(BASELINE, BEST).least_s(), reserve(BASELINE, BEST, known=known).least_s()
+    assert reserve(BASELINE).least_s() == 0
+    assert again_s < least_s < reserve(BASELINE, BEST).confirmation_s()
+    assert reserve(BASELINE, BEST).processes_within(GRAPH, least_s) >= LEAST_PROCESSES
+    assert reserve(BASELINE, BEST, known=known).processes_within(GRAPH, 1.0) == AGAIN
+    assert reserve(BASELINE, BEST).proof_within(BEST, least_s) >= LEAST_PROOF_STEPS * 0.1
 
 
 def test_what_was_proven_before_needs_little():

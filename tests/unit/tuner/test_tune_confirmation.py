@@ -21,9 +21,9 @@ from tests.unit.tuner.machine import (
     trials_of,
     until_it_raises,
 )
-from tuner.confirmation import PROCESSES, ROUNDS
+from tuner.confirmation import LEAST_PROCESSES, PROCESSES, ROUNDS
+from tuner.confirming import WITH_EAGER
 from tuner.events import Confirming, Tried
-from tuner.knowledge import AGAIN
 from tuner.protocol import Job
 from tuner.records import Failure, FailureKind, Source, Verdict
 from tuner.standings import searched
@@ -200,9 +200,8 @@ def test_what_is_at_work_is_given_up_for_the_confirmation_of_what_was_found():
     assert [words(trial.knobs) for trial in trials if trial.source.is_search] == ["eager", GRAPH]
     evidence = conclusion.plan.evidence
     assert words(conclusion.plan.knobs) == GRAPH
-    assert evidence.processes == AGAIN
-    assert machine.proven == []
-    assert evidence.note == "its numbers were not looked at for longer: there was no time"
+    assert LEAST_PROCESSES <= evidence.processes < PROCESSES
+    assert (len(machine.proven), evidence.proof, evidence.note) == (1, PROOF, "")
 
 
 def test_where_processes_take_less_than_was_expected_there_are_more_of_them():
@@ -210,15 +209,40 @@ def test_where_processes_take_less_than_was_expected_there_are_more_of_them():
 
     def endless(_: int, job: Job) -> None:
         if words(job.arms[-1].knobs) not in ("eager", GRAPH) and job.numerics:
-            machine.child_s = 10  # of those that confirm
+            machine.child_s = 16  # of those that confirm
             for _ in range(1000):
                 machine.now_s += 1
                 machine.check()
 
     machine.answer = endless
     _, conclusion = run_out(machine, a_run(budget_s=300))
-    assert AGAIN < conclusion.plan.evidence.processes < PROCESSES
-    assert 300 - 8 < machine.now_s <= 300
+    assert conclusion.plan.evidence.processes == PROCESSES
+    assert 300 - 16 < machine.now_s <= 300
+
+
+STRONG = {COMPILED: 2.0, GRAPH: 1.5}
+
+
+def test_the_step_as_given_is_timed_only_in_as_many_processes_as_its_own_interval_needs():
+    trials, conclusion = run_out(Machine(step_ms=STRONG, inapplicable=SMALL), a_run(budget_trials=8))
+    arms = [[arm.name for arm in trial.measurement.arms] for trial in confirmations(trials)]
+    assert arms == [[EAGER, STOCK, CANDIDATE]] * WITH_EAGER + [[STOCK, CANDIDATE]] * (PROCESSES - WITH_EAGER)
+    evidence = conclusion.plan.evidence
+    assert (words(conclusion.plan.knobs), evidence.baseline, evidence.processes) == (GRAPH, COMPILED, PROCESSES)
+    assert evidence.speedup.median == pytest.approx(2 / 1.5, rel=0.01)
+    assert evidence.speedup_over_eager.median == pytest.approx(10 / 1.5, rel=0.01)
+    assert evidence.samples_sha256 == samples_digest([trial.measurement for trial in confirmations(trials)])
+
+
+def test_processes_without_the_step_as_given_alone_confirm_nothing():
+    def late(_: int, job: Job) -> Failure | None:
+        is_beside = is_confirmation(job) and job.arms[0].name == EAGER and len(job.arms) == 3
+        return failure("too large", FailureKind.OUT_OF_MEMORY) if is_beside else None
+
+    machine = Machine(step_ms=STRONG, inapplicable=SMALL, answer=late)
+    trials, conclusion = run_out(machine, a_run(budget_trials=8))
+    assert conclusion.plan.knobs != STRONG
+    assert any("too large" in trial.failure.reason for trial in confirmations(trials) if trial.failure)
 
 
 def test_nothing_is_given_up_for_the_step_as_given():
