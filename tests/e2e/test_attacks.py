@@ -30,6 +30,7 @@ def faults(found: Iterable[Figure | Samples], at_least: int) -> list[Figure]:
     return [figure for figure in told if is_fault(figure, {})]
 
 
+@pytest.mark.minutes  # tests/unit/server sends what hypothesis finds to every route
 def test_the_description_of_the_api_holds_at_every_edge_of_its_schemas(tmp_path):
     assert faults(attack_api.attacked(tmp_path, 1, 0, "--phases", "coverage"), at_least=500) == []
 
