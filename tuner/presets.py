@@ -64,7 +64,8 @@ FULL: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, "precision": ("tf32",)}
 INDUCTOR: Final[Mapping[str, tuple[Choice, ...]]] = {"compile": ("default",)}
 GRAPHS: Final[Mapping[str, tuple[Choice, ...]]] = {"capture": ("step", "segments")}
 #: Recorded spaces hold 25 pairs of five models that differ in nothing but four streams and of which one is near the
-#: best: four were faster in all of them, by 3 to 25 %. An MLP gained nothing; its race of plans keeps one stream.
+#: best: four were faster in all of them, by 4 to 26 % in the median of a space (python -m benchmarks.pairs). An MLP
+#: gained nothing; its race of plans keeps one stream.
 ON_STREAMS: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, **INDUCTOR, **GRAPHS, "streams": (4,)}
 AT_ITS_BEST: Final[Mapping[str, tuple[Choice, ...]]] = {
     "layout": ("channels_last",),
@@ -79,8 +80,8 @@ MAX_AUTOTUNE: Final = Preset(name="max_autotune", needs={"compile": "max-autotun
 ONE_GRAPH: Final = Preset(name="best guess, one stream", needs={}, wishes={**HALF, **INDUCTOR, **GRAPHS})
 STOCK: Final = (REDUCE_OVERHEAD, COMPILE, EAGER_BF16, MAX_AUTOTUNE)
 
-# Near the best of recorded spaces our kernels were faster in 9 of 10 pairs (1 % in the median), cuDNN's attention in
-# all 4 (0.5 to 3 %), and fp16 in convolutional models (2 % and more).
+# Near the best of recorded spaces our kernels were faster in 9 of 10 pairs (1 to 2 %; an MLP and a DLRM lost 2 to 4),
+# cuDNN's attention in 14 of 15 (2 to 3 %), and fp16 in convolutional models (2 % and more).
 OPENING: Final = (
     Preset(name="best guess", needs={}, wishes=ON_STREAMS),
     REDUCE_OVERHEAD,

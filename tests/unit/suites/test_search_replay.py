@@ -1,21 +1,24 @@
 """Strategies replayed on the recorded spaces that are committed, and how spaces are recorded."""
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import search, spaces
+from benchmarks import pairs, search, spaces
 from benchmarks.recorded import Recorded, line_of, outcome_of, rival_of, to_record
 from kitsune.knobs import Choice
 from tests.unit.tuner.machine import Machine, OneByOne, failure
 from tests.unit.tuner.test_space import CPU, EVERYTHING
+from tuner.proposal import Proposal
 from tuner.protocol import ArmSpec, Job
-from tuner.records import FailureKind
-from tuner.space import Space
+from tuner.records import FailureKind, Trial
+from tuner.space import Configuration, Space
 
 COMMITTED = search.committed()
 SMALL = next(path for path in COMMITTED if path.name == "lenet5-xeon.jsonl")
@@ -52,6 +55,37 @@ def test_no_strategy_repeats_itself_or_leaves_something_out() -> None:
         assert tried[0] == frozenset()
         assert len(tried) == len(set(tried))
         assert set(tried) == set(recorded.outcomes)
+
+
+def test_several_are_at_work_without_a_result() -> None:
+    recorded = Recorded.load(SMALL)
+    seen: list[tuple[int, int]] = []
+
+    def watched(
+        recorded: Recorded, trials: list[Trial], seed: int, pending: Sequence[Configuration]
+    ) -> Proposal | None:
+        seen.append((len(trials), len(pending)))
+        return search.ours(recorded, trials, seed, pending)
+
+    tried = [frozenset(trial.knobs.items()) for trial in search.replayed(recorded, watched, 10, 1, at_once=4)]
+    assert seen[:5] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3)]
+    assert len(set(tried)) == 10
+    found = {figure[0] for figure in search.figures("lenet5", recorded, seeds=1, at_once=4)}
+    assert {name.partition(":")[0] for name in found} == {"lenet5/kitsune-4-at-once"}
+
+
+def test_pairs_differ_in_one_choice_and_are_near_the_best() -> None:
+    recorded = Recorded.load(SMALL)
+    (precise,) = [each for each in recorded.outcomes.values() if each.knobs == {}]
+    best = max(
+        (each for each in recorded.outcomes.values() if each.failure is None), key=lambda o: recorded.speedup(o.knobs)
+    )
+    assert pairs.pairs(recorded, ("compile", "default")), "it is in what is best on a CPU"
+    twins = {frozenset(): precise, frozenset({("compile", "default")}): best}
+    two = replace(recorded, outcomes={key: replace(each, knobs=dict(key)) for key, each in twins.items()})
+    assert pairs.pairs(two, ("compile", "default")) == [precise.ratio / best.ratio]
+    assert pairs.pairs(two, ("precision", "bf16")) == []
+    assert pairs.item_of("streams=4") == ("streams", 4)
 
 
 def test_a_seed_gives_the_same_curve_and_another_seed_another() -> None:
