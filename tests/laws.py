@@ -111,6 +111,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "tuner.budget",
         "tuner.knowledge",
         "tuner.pace",
+        "tuner.room",
         "tuner.work",
     ),
     ("tuner.confirming", "tuner.planted", "tuner.standings"),

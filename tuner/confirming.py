@@ -15,6 +15,7 @@ from tuner.crew import Finished
 from tuner.events import Confirming, Crowded, Event, Tried
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Source, Trial
+from tuner.room import Room
 from tuner.space import Configuration
 from tuner.supervise import Check
 from tuner.verdicts import CANDIDATE, EAGER, STOCK, Decision, confirmation_arms, decide, has_eager, plan_from
@@ -88,6 +89,7 @@ class Confirmation:
     left_s: Callable[[], float]
     check: Check
     at_once: int
+    room: Room
     processes: int = PROCESSES
     most: int = PROCESSES
     prior: Prior | None = None
@@ -103,8 +105,8 @@ class Confirmation:
         yield Confirming(self.first.knobs)
         jobs = self._jobs()
         while (jobs := self._still(jobs)) or self.work.begun:
-            while jobs and len(self.work.begun) < self.at_once:
-                self.work.begin(Source.CONFIRM, self.first.knobs, jobs.pop(0), self.limits())
+            while (place := self._place_of_next(jobs)) is not None:
+                self.work.begin(Source.CONFIRM, self.first.knobs, jobs.pop(place), self.limits())
             begun, done = self.work.finished(self.check)
             if is_for_want_of_room(done):
                 assert begun.job is not None
@@ -127,6 +129,13 @@ class Confirmation:
         return Confirmed(
             self._measured, decide(self._measured, self.prior), self._numerics(), self.proof, self._unproven
         )
+
+    def _place_of_next(self, jobs: list[Job]) -> int | None:
+        """Of the first that has room beside what is at work; None while none has."""
+        at_work = [begun.job for begun in self.work.begun.values() if begun.job is not None]
+        if len(at_work) >= self.at_once:
+            return None
+        return next((place for place, job in enumerate(jobs) if not at_work or self.room.fits(job, at_work)), None)
 
     def _jobs(self) -> list[Job]:
         """The proof, which takes longest, first."""

@@ -21,8 +21,8 @@ SLOW_FACTOR: Final = (
 #: an H200: 12 of 59 s.
 WARM: Final = 0.3
 #: What a first step takes at the least where it took that long once: tracing and planning are in no cache. On H100s
-#: 2 to 20 s where the trial's own first step, after the gate had compiled, took 2 to 21.
-LEAST_WARM_S: Final = 12.0
+#: 4 to 20 s where the trial's own first step, after the gate had compiled, took 2 to 21.
+LEAST_WARM_S: Final = 10.0
 LEAVE_S: Final = 2.0  # from the answer of a child on a GPU until the next one is timed
 #: Eager steps that the long gate takes as many as, at its usual depth (tuner/depth.py).
 PROOF_STEPS: Final = 700
@@ -106,14 +106,15 @@ def is_patient(trials: Iterable[Trial], space: Space, left_s: float) -> bool:
 def confirmation_s(leader: Trial | None, stock: Trial | None, processes: int, side_by_side: int) -> float:
     """What confirming the leader in so many processes may take, by its own trial and that of the best stock one.
 
-    They prove no numbers, and find compiled what they build; they build side by side, and are timed one by one.
+    They prove no numbers, load the workload once and find compiled what they build; they build side by side, and are
+    timed one by one.
     """
     if leader is None:
         return 0.0
     arms = [leader, *([stock] if stock is not None and stock.knobs and stock.knobs != leader.knobs else [])]
     spent = [trial.spent or Spent(build_s=trial.took_s) for trial in arms]
     timing_s = max(each.timing_s for each in spent) * (1 + len(arms)) / 2  # a trial times two, and each takes as long
-    built_s = sum(each.start_s + each.build_s for each in spent) + sum(warm_s(_first_step_s(trial)) for trial in arms)
+    built_s = max(each.start_s + each.build_s for each in spent) + sum(warm_s(_first_step_s(trial)) for trial in arms)
     waves = math.ceil(processes / side_by_side)
     return max(waves * (built_s + timing_s), built_s + processes * (timing_s + LEAVE_S))
 

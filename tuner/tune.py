@@ -26,6 +26,7 @@ from tuner.pace import at_once, elapsed_s, limits_within, own_s, spares, timing_
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
 from tuner.reserve import Reserve
+from tuner.room import Room
 from tuner.scratch import scratch
 from tuner.space import Space
 from tuner.standings import (
@@ -291,7 +292,7 @@ class Tuning:
         if proven is None or self.trials or self._deaths:
             return None
         yield Recalled(proven.run_id)
-        confirmed = yield from self._confirmation(proven.first, proven.stock).steps()
+        confirmed = yield from self._confirmation(inspection, proven.first, proven.stock).steps()
         self._is_recalled = confirmed is not None and confirmed.is_for(proven.first.knobs)
         return self._concluded(confirmed, inspection) if confirmed is not None and self._is_recalled else None
 
@@ -308,12 +309,12 @@ class Tuning:
             first = leader(self.trials)
             if first is None:
                 break
-            confirmed = yield from self._confirmation(first, best_stock(unrefused(self.trials))).steps()
+            confirmed = yield from self._confirmation(inspection, first, best_stock(unrefused(self.trials))).steps()
             if confirmed is not None:
                 return self._concluded(confirmed, inspection)
         raise NoTrialError(why_nothing(self.trials, is_interrupted=self._is_ended()))
 
-    def _confirmation(self, first: Trial, stock: Trial | None) -> Confirmation:
+    def _confirmation(self, inspection: Inspection, first: Trial, stock: Trial | None) -> Confirmation:
         reserve, left_s = self._reserve(), self._left_s()
         return Confirmation(
             self._work,
@@ -324,6 +325,7 @@ class Tuning:
             self._left_s,
             self.check,
             self._at_once,
+            Room.of(inspection, first, stock),
             reserve.processes_within(first.knobs, left_s),
             reserve.processes(first.knobs),
             self._known.prior_for(first.knobs),

@@ -105,7 +105,7 @@ def test_a_confirmation_is_shorter_where_processes_build_side_by_side():
     assert confirmation_s(best, None, 5, 4) == 10 + 5 * (3 + LEAVE_S)
     assert confirmation_s(best, None, 2, 1) == 2 * 13
     stock = lasting(2, 0, 43, compile="reduce-overhead").model_copy(update={"spent": spent})
-    assert confirmation_s(best, stock, 2, 1) == 2 * (20 + 4.5), "three arms are timed, where a trial times two"
+    assert confirmation_s(best, stock, 2, 1) == 2 * (10 + 4.5), "three arms are timed, where a trial times two"
     assert confirmation_s(None, None, 5, 1) == 0
 
 

@@ -136,10 +136,10 @@ def test_a_run_ends_within_its_time(child_s, budget_s):
 def test_no_trial_begins_that_cannot_end_before_the_confirmation_must_begin():
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=40)
     trials, _ = run_out(machine, a_run(budget_s=400))
-    # 5 s for the inspection; for the confirmation 80 + 4 * 32 s, and 47 s for the proof: 140 s for three trials of 40 s
-    assert [trial.source is Source.CONFIRM for trial in trials] == [False] * 3 + [True] * PROCESSES
+    # 5 s for the inspection; for the confirmation 5 * 28 s, and 17 s for the proof: 238 s for five trials of 40 s
+    assert [trial.source is Source.CONFIRM for trial in trials] == [False] * 5 + [True] * PROCESSES
     assert not [trial for trial in trials if trial.failure]
-    assert machine.now_s == 5 + 3 * 40 + PROCESSES * 32
+    assert machine.now_s == 5 + 5 * 40 + PROCESSES * 32
 
 
 def test_a_trial_that_failed_at_once_says_nothing_of_how_long_one_takes():

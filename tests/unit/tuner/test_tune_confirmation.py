@@ -283,7 +283,7 @@ def test_no_process_is_begun_that_would_be_ended_before_it_answers():
 
     def slower(_: int, job: Job) -> None:
         if not job.numerics:
-            machine.now_s += 130
+            machine.now_s += 100
 
     machine.answer = slower
     trials, conclusion = run_out(machine, a_run(budget_s=300))

@@ -52,6 +52,21 @@ def test_a_trial_is_tried_again_with_fewer_at_a_time_and_nothing_is_lost():
     ]
 
 
+def test_processes_that_confirm_are_begun_as_they_have_room(monkeypatch):
+    asked = []
+
+    def alone(_room, job, beside):
+        asked.append((job.kind, [each.kind for each in beside]))
+        return job.kind == "prove"
+
+    monkeypatch.setattr("tuner.room.Room.fits", alone)
+    _, conclusion = drained(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL).tuning(a_run(budget_trials=6)))
+    assert conclusion.plan.evidence.processes == PROCESSES
+    assert conclusion.plan.evidence.proof is not None
+    assert ("measure", ["prove"]) in asked
+    assert ("measure", ["measure"]) in asked
+
+
 def test_so_is_a_process_that_confirms():
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, answer=crowded(1, is_confirmation))
     events, conclusion = drained(machine.tuning(a_run(budget_trials=6)))
