@@ -75,8 +75,8 @@ class Confirmed:
 class Confirmation:
     """One candidate on its way. `job` makes jobs of this run, `left_s` is what is left of its time.
 
-    `processes` are timed: fewer where time ends, and up to `most` where it is enough for another one, by what those
-    took that have ended. `prior` is how far those of an equal plan lay apart. `proof_s`: what the long look at the
+    `processes` are timed: fewer where time ends, though not less than `least`, and up to `most` where it is enough for
+    another one, by what those took that have ended. `prior` is how far those of an equal plan lay apart. `proof_s`: what the long look at the
     numbers may take (None: two minutes; 0: there is no time for one); there is none where `proof` is one of an equal
     plan.
     """
@@ -91,6 +91,7 @@ class Confirmation:
     at_once: int
     room: Room
     processes: int = PROCESSES
+    least: int = LEAST_PROCESSES
     most: int = PROCESSES
     prior: Prior | None = None
     proof_s: float | None = None
@@ -181,9 +182,9 @@ class Confirmation:
     def _is_enough(self) -> bool:
         """Whether no other process is begun: time is over, or would be before it ends.
 
-        Three are enough, fewer where more would not be asked for; they go on while there is time, however little.
+        The least are enough; fewer go on while there is time, however little.
         """
-        is_enough, is_late = self._count() >= min(LEAST_PROCESSES, self.most), self._is_late()
+        is_enough, is_late = self._count() >= self.least, self._is_late()
         return is_enough or is_late if self._is_in_vain() else is_enough and is_late
 
     def _is_in_vain(self) -> bool:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.confirmation import LEAST_PROCESSES, PROCESSES
+from tuner.confirmation import FAR_APART, LEAST_PROCESSES, PROCESSES
 from tuner.contenders import contenders_of
 from tuner.knowledge import AGAIN, Knowledge
-from tuner.outcomes import best_stock
+from tuner.outcomes import best_stock, speedup
 from tuner.pace import confirmation_s, halted_s, own_s, playoff_s, proof_s, warm_s
 from tuner.records import Trial
 from tuner.space import Configuration
@@ -43,32 +43,39 @@ class Reserve:
         return self._beside_s(first, confirmed_s, processes, proof_s(self.proof_s(), self.step_s))
 
     def least_s(self) -> float:
-        """What confirming the leader takes at the least, with the shortest long look at its numbers beside it."""
+        """What confirming the leader takes at the least, with the shortest long look at its numbers beside it where
+        that is no more than its part of the budget."""
         first = leader(self.trials)
         if first is None or not first.knobs:
             return 0.0
-        least = self._least(first.knobs)
+        least = self.least(first)
         confirmed_s = self._confirmed_s(first, least)
-        if self.known.proof_for(first.knobs) is not None:
+        look_s = self._least_look_s() + LATE_S
+        is_short = look_s + warm_s(own_s(first)) > PROOF_SHARE * (self.budget_s or math.inf)
+        if is_short or self.known.proof_for(first.knobs) is not None:
             return confirmed_s
-        return self._beside_s(first, confirmed_s, least, self._least_look_s() + LATE_S)
+        return self._beside_s(first, confirmed_s, least, look_s)
 
-    def processes_within(self, knobs: Configuration, left_s: float) -> int:
-        """How many processes confirm these choices: as many as fit into this time, at least as many as decide."""
-        least = self._least(knobs)
-        wanted = range(self.processes(knobs), least, -1)
-        return next((count for count in wanted if self._confirmed_s(leader(self.trials), count) <= left_s), least)
+    def least(self, first: Trial) -> int:
+        """How many processes decide on it at the least: two where its gain is more than noise explains (decision
+        0088)."""
+        rival = best_stock(unrefused(self.trials))
+        gain = speedup(first) if rival is None or rival.knobs == first.knobs else speedup(first) / speedup(rival)
+        return min(AGAIN if gain > FAR_APART else LEAST_PROCESSES, self.processes(first.knobs))
+
+    def processes_within(self, first: Trial, left_s: float) -> int:
+        """How many processes confirm its choices: as many as fit into this time, at least as many as decide."""
+        least = self.least(first)
+        wanted = range(self.processes(first.knobs), least, -1)
+        return next((count for count in wanted if self._confirmed_s(first, count) <= left_s), least)
 
     def proof_within(self, first: Trial, left_s: float) -> float:
         """What of this time the long look at the leader's numbers may take, beside the least processes and without what
         compiling does; 0 where that is too little for any."""
-        least = self._least(first.knobs)
+        least = self.least(first)
         spare_s = self.at_once * (left_s - self._beside_s(first, self._confirmed_s(first, least), least, 0.0))
         found_s = min(self.proof_s(), spare_s)
         return found_s if found_s >= self._least_look_s() else 0.0
-
-    def _least(self, knobs: Configuration) -> int:
-        return min(LEAST_PROCESSES, self.processes(knobs))
 
     def _least_look_s(self) -> float:
         return LEAST_PROOF_STEPS * self.step_s

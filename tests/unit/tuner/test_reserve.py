@@ -1,5 +1,7 @@
 """What a search leaves for what follows it."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.tuner.machine import PROOF
@@ -44,7 +46,7 @@ def test_the_long_look_is_one_process_however_many_there_are():
 def test_the_long_look_is_begun_beside_what_is_timed_where_it_has_time_for_more_than_to_compile():
     beside, alone = reserve(BASELINE, BEST), reserve(BASELINE, BEST, at_once=1)
     compiled_s = WARM * 108
-    needed_s = compiled_s + LEAST_PROCESSES * 3
+    needed_s = compiled_s + AGAIN * 3
     assert beside.proof_within(BEST, needed_s + 3) == 0, "not even the shortest look"
     assert beside.proof_within(BEST, needed_s + 5) == pytest.approx(4 * 5), "a part of the time of each that is at work"
     assert beside.proof_within(BEST, needed_s + 100) == PROOF_S
@@ -52,14 +54,29 @@ def test_the_long_look_is_begun_beside_what_is_timed_where_it_has_time_for_more_
     assert alone.proof_within(BEST, alone.least_s() + 5) == pytest.approx(LEAST_PROOF_STEPS * 0.1 + 5 + LATE_S)
 
 
-def test_the_least_is_as_many_processes_as_decide_and_the_shortest_long_look():
+def test_the_least_is_as_many_processes_as_decide():
+    rival = took(2, 7.5, Spent(build_s=5, numerics_s=60, timing_s=3), precision="bf16", compile="reduce-overhead")
+    known = Knowledge(proven=Proven("before", BEST, rival, Prior(0.01, 4, "eager"), PROOF))
+    assert reserve(BASELINE, BEST, rival).least(BEST) == LEAST_PROCESSES
+    assert reserve(BASELINE, BEST, rival, known=known).least(BEST) == AGAIN
+    assert reserve(BASELINE, BEST).least(BEST) == AGAIN, "no noise explains eight times"
+    assert reserve(BASELINE, rival).least(rival) == AGAIN, "the best stock configuration, over the step as given"
+    assert reserve(BASELINE).least(BASELINE) == 1
+    close = took(1, 1.2, Spent(build_s=5, timing_s=3), **GRAPH)
+    assert reserve(BASELINE, close).least(close) == LEAST_PROCESSES
+
+
+def test_the_least_has_the_shortest_long_look_beside_it_where_that_is_a_small_part_of_the_budget():
     known = Knowledge(proven=Proven("before", BEST, BASELINE, Prior(0.01, 4, "eager"), PROOF))
     least_s, again_s = reserve(BASELINE, BEST).least_s(), reserve(BASELINE, BEST, known=known).least_s()
     assert reserve(BASELINE).least_s() == 0
     assert again_s < least_s < reserve(BASELINE, BEST).confirmation_s()
-    assert reserve(BASELINE, BEST).processes_within(GRAPH, least_s) >= LEAST_PROCESSES
-    assert reserve(BASELINE, BEST, known=known).processes_within(GRAPH, 1.0) == AGAIN
+    assert reserve(BASELINE, BEST).processes_within(BEST, least_s) >= AGAIN
+    assert reserve(BASELINE, BEST, known=known).processes_within(BEST, 1.0) == AGAIN
     assert reserve(BASELINE, BEST).proof_within(BEST, least_s) >= LEAST_PROOF_STEPS * 0.1
+    short = replace(reserve(BASELINE, BEST), budget_s=120.0)
+    assert short.least_s() == again_s
+    assert short.proof_within(BEST, short.least_s()) == 0
 
 
 def test_what_was_proven_before_needs_little():

@@ -209,15 +209,15 @@ def test_where_processes_take_less_than_was_expected_there_are_more_of_them():
 
     def endless(_: int, job: Job) -> None:
         if words(job.arms[-1].knobs) not in ("eager", GRAPH) and job.numerics:
-            machine.child_s = 16  # of those that confirm
+            machine.child_s = 14  # of those that confirm
             for _ in range(1000):
                 machine.now_s += 1
                 machine.check()
 
     machine.answer = endless
     _, conclusion = run_out(machine, a_run(budget_s=300))
-    assert conclusion.plan.evidence.processes == PROCESSES
-    assert 300 - 16 < machine.now_s <= 300
+    assert AGAIN < conclusion.plan.evidence.processes < PROCESSES
+    assert 300 - 14 < machine.now_s <= 300
 
 
 STRONG = {COMPILED: 2.0, GRAPH: 1.5}
