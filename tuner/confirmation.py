@@ -12,6 +12,7 @@ from statistics import quantiles, variance
 from typing import Final
 
 from kitsune.plan import Interval
+from kitsune.proof import LongProof
 from tuner.records import Comparison, Verdict
 from tuner.stats import MIN_BLOCKS, bootstrap_interval, log_ratios, median, verdict, wilcoxon_p
 from tuner.student import quantile, two_sided_p
@@ -43,6 +44,24 @@ class Prior:
     deviation: float
     degrees: int
     baseline: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is done to confirm a candidate.
+
+    `processes` are timed: fewer where time ends, though not less than `least`, and up to `most` where it is enough for
+    another one, by what those took that have ended. `prior`: how far those of an equal plan lay apart. `proof_s`: what
+    the long look at the numbers may take; 0 where there is no time for one. None is taken where `proof` is one of an
+    equal plan.
+    """
+
+    processes: int
+    least: int
+    most: int
+    prior: Prior | None
+    proof_s: float
+    proof: LongProof | None
 
 
 @dataclass(frozen=True, slots=True)

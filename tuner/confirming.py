@@ -10,7 +10,7 @@ from typing import Final
 from kitsune.plan import Evidence, Numerics, Plan
 from kitsune.proof import LongProof
 from kitsune.timeline import Timeline
-from tuner.confirmation import FAR_APART, LEAST_PROCESSES, PROCESSES, ROUNDS, Prior
+from tuner.confirmation import FAR_APART, ROUNDS, Extent
 from tuner.crew import Finished
 from tuner.events import Confirming, Crowded, Event, Tried
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
@@ -73,13 +73,7 @@ class Confirmed:
 
 @dataclass(slots=True)
 class Confirmation:
-    """One candidate on its way. `job` makes jobs of this run, `left_s` is what is left of its time.
-
-    `processes` are timed: fewer where time ends, though not less than `least`, and up to `most` where it is enough for
-    another one, by what those took that have ended. `prior` is how far those of an equal plan lay apart. `proof_s`: what the long look at the
-    numbers may take (None: two minutes; 0: there is no time for one); there is none where `proof` is one of an equal
-    plan.
-    """
+    """One candidate on its way. `job` makes jobs of this run, `left_s` is what is left of its time."""
 
     work: Work
     first: Trial
@@ -90,12 +84,8 @@ class Confirmation:
     check: Check
     at_once: int
     room: Room
-    processes: int = PROCESSES
-    least: int = LEAST_PROCESSES
-    most: int = PROCESSES
-    prior: Prior | None = None
-    proof_s: float | None = None
-    proof: LongProof | None = None
+    extent: Extent
+    _proof: LongProof | None = None
     _measured: list[Measurement] = field(default_factory=list)
     _longest_s: float = 0.0
     _is_cut_off: bool = False
@@ -115,7 +105,7 @@ class Confirmation:
                 jobs.insert(0, begun.job)
                 yield Crowded(self.first.knobs)
             elif isinstance(done.outcome, LongProof):
-                self.proof = done.outcome
+                self._proof = done.outcome
             elif isinstance(done.outcome, Measurement):
                 self._measured.append(done.outcome)
                 self._longest_s = max(self._longest_s, done.spent.total_s)
@@ -127,9 +117,8 @@ class Confirmation:
         if not has_eager(self._measured):
             yield Tried(self.work.give_up(Source.CONFIRM, self.first.knobs, OUT_OF_TIME))
             return None
-        return Confirmed(
-            self._measured, decide(self._measured, self.prior), self._numerics(), self.proof, self._unproven
-        )
+        decision, proof = decide(self._measured, self.extent.prior), self._proof or self.extent.proof
+        return Confirmed(self._measured, decision, self._numerics(), proof, self._unproven)
 
     def _place_of_next(self, jobs: list[Job]) -> int | None:
         """Of the first that has room beside what is at work; None while none has."""
@@ -140,15 +129,15 @@ class Confirmation:
 
     def _jobs(self) -> list[Job]:
         """The proof, which takes longest, first."""
-        jobs = [self._timed(with_eager=number < self._with_eager()) for number in range(self.processes)]
+        jobs = [self._timed(with_eager=number < self._with_eager()) for number in range(self.extent.processes)]
         jobs[0] = jobs[0].model_copy(update={"timeline": True})
-        if not self.first.knobs or self.proof is not None:
+        if not self.first.knobs or self.extent.proof is not None:
             return jobs
-        if self.proof_s == 0:
+        if self.extent.proof_s == 0:
             self._unproven = f"{UNLOOKED}: there was no time"
             return jobs
         arms = (ArmSpec(name=EAGER), ArmSpec(name=CANDIDATE, knobs=self.first.knobs))
-        return [self.job(arms, ROUNDS, kind="prove", budget_s=self.proof_s), *jobs]
+        return [self.job(arms, ROUNDS, kind="prove", budget_s=self.extent.proof_s), *jobs]
 
     def _still(self, jobs: list[Job]) -> list[Job]:
         """What is still to be begun, as time has gone."""
@@ -165,11 +154,11 @@ class Confirmation:
     def _with_eager(self) -> int:
         """How many processes time the step as given."""
         found = None if self.stock is None or self.stock.knobs == self.first.knobs else self.stock.comparison
-        return self.most if found is None or found.speedup.low < FAR_APART else WITH_EAGER
+        return self.extent.most if found is None or found.speedup.low < FAR_APART else WITH_EAGER
 
     def _compared(self) -> Comparison | None:
         """What is to be said so far."""
-        return decide(self._measured, self.prior).comparison if has_eager(self._measured) else None
+        return decide(self._measured, self.extent.prior).comparison if has_eager(self._measured) else None
 
     def _count(self) -> int:
         """Processes that have been timed, or will have been."""
@@ -184,7 +173,7 @@ class Confirmation:
 
         The least are enough; fewer go on while there is time, however little.
         """
-        is_enough, is_late = self._count() >= self.least, self._is_late()
+        is_enough, is_late = self._count() >= self.extent.least, self._is_late()
         return is_enough or is_late if self._is_in_vain() else is_enough and is_late
 
     def _is_in_vain(self) -> bool:
@@ -194,7 +183,7 @@ class Confirmation:
 
     def _is_time_for_another(self) -> bool:
         """Whatever was measured so far: to go on until a gain shows would make the interval wrong."""
-        return bool(self._measured) and self._count() < self.most and self._longest_s <= self.left_s()
+        return bool(self._measured) and self._count() < self.extent.most and self._longest_s <= self.left_s()
 
     def _is_harmless(self, begun: Begun, done: Finished) -> bool:
         """Whether a failure says nothing of the configuration: time ended it, or the proof had too little memory."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.confirmation import FAR_APART, LEAST_PROCESSES, PROCESSES
+from tuner.confirmation import FAR_APART, LEAST_PROCESSES, PROCESSES, Extent
 from tuner.contenders import contenders_of
 from tuner.knowledge import AGAIN, Knowledge
 from tuner.outcomes import best_stock, speedup
@@ -55,6 +55,18 @@ class Reserve:
         if is_short or self.known.proof_for(first.knobs) is not None:
             return confirmed_s
         return self._beside_s(first, confirmed_s, least, look_s)
+
+    def extent(self, first: Trial, left_s: float) -> Extent:
+        """How much confirming it comes to within this time."""
+        knobs = first.knobs
+        return Extent(
+            self.processes_within(first, left_s),
+            self.least(first),
+            self.processes(knobs),
+            self.known.prior_for(knobs),
+            self.proof_within(first, left_s),
+            self.known.proof_for(knobs),
+        )
 
     def least(self, first: Trial) -> int:
         """How many processes decide on it at the least: two where its gain is more than noise explains (decision

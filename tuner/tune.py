@@ -315,7 +315,6 @@ class Tuning:
         raise NoTrialError(why_nothing(self.trials, is_interrupted=self._is_ended()))
 
     def _confirmation(self, inspection: Inspection, first: Trial, stock: Trial | None) -> Confirmation:
-        reserve, left_s = self._reserve(), self._left_s()
         return Confirmation(
             self._work,
             first,
@@ -326,12 +325,7 @@ class Tuning:
             self.check,
             self._at_once,
             Room.of(inspection, first, stock),
-            reserve.processes_within(first, left_s),
-            reserve.least(first),
-            reserve.processes(first.knobs),
-            self._known.prior_for(first.knobs),
-            reserve.proof_within(first, left_s),
-            self._known.proof_for(first.knobs),
+            self._reserve().extent(first, self._left_s()),
         )
 
     def _unsearched(self, alone: Trial) -> Confirmed:
