@@ -1,13 +1,18 @@
 """The trials of a run and the time that is left in, the next configuration out. Pure; seconds."""
 
 from collections.abc import Sequence
+from typing import Final
 
+from kitsune.knobs import KNOBS
 from tuner.pace import expected_s, is_patient
 from tuner.proposal import Proposal
 from tuner.records import Trial
 from tuner.search import propose
-from tuner.space import Configuration, Space
+from tuner.space import Configuration, Item, Space
 from tuner.standings import leader, searched
+
+_STREAMS: Final = KNOBS["streams"]
+SEVERAL_STREAMS: Final = frozenset(("streams", count) for count in _STREAMS.choices if count != _STREAMS.default)
 
 
 def next_trial(
@@ -19,11 +24,13 @@ def next_trial(
     compile_s: float,
     pending: Sequence[Configuration],
     known: Sequence[Configuration],
+    is_short: bool = False,
 ) -> Proposal | None:
     """None where there is no time for it. The step as given, without which there is no answer, in any case.
 
     While nothing is better than that, the first proposal for which there is time; later the very next or none, since
-    what is not compiled does not win any more. `compile_s`: what compiling takes by a guess.
+    what is not compiled does not win any more. `compile_s`: what compiling takes by a guess. `is_short`: whether the
+    run has time for little more than one that compiles, which is then the best guess on one stream.
     """
     tried, first = searched(trials), leader(trials)
     patient, is_led = is_patient(tried, space, left_s), first is not None and bool(first.knobs)
@@ -34,5 +41,6 @@ def next_trial(
     def may(knobs: Configuration) -> bool:
         return (patient or not space.is_slow(knobs)) and (is_led or fits(knobs))
 
-    found = propose(space, tried, seed, may=may, pending=pending, known=known)
+    without = SEVERAL_STREAMS if is_short and not is_led else frozenset[Item]()
+    found = propose(space, tried, seed, may=may, pending=pending, known=known, without=without)
     return found if found is not None and fits(found.knobs) else None

@@ -45,15 +45,17 @@ def propose(
     may: Callable[[Configuration], bool] = anything,
     pending: Sequence[Configuration] = (),
     known: Sequence[Configuration] = (),
+    without: frozenset[Item] = frozenset(),
 ) -> Proposal | None:
     """The next configuration that is allowed and was not tried yet, or None when there is none left.
 
     `may` tells which configurations there is time for. `seed` is the run's; chance is drawn from it and from the number
     of trials, so nothing needs to be remembered. `pending` are being measured by other processes: tried, without a
-    result. `known` won in earlier runs, the nearest first; what does not apply here is left out of them.
+    result. `known` won in earlier runs, the nearest first; what does not apply here is left out of them. Presets do
+    `without` some choices.
     """
     tried = {space.key(knobs) for knobs in (*(trial.knobs for trial in trials), *pending)}
-    for proposal in proposals(space, trials, seed, pending, known):
+    for proposal in proposals(space, trials, seed, pending, known, without):
         if space.key(proposal.knobs) not in tried and may(proposal.knobs):
             return proposal
     return None
@@ -65,12 +67,13 @@ def proposals(
     seed: int,
     pending: Sequence[Configuration] = (),
     known: Sequence[Configuration] = (),
+    without: frozenset[Item] = frozenset(),
 ) -> Iterator[Proposal]:
     """Everything worth trying, the best guess first, whether or not it was tried already. Lazy."""
     avoid = blamed(trials)
     number = len(trials) + len(pending)
     yield Proposal({}, Source.BASELINE, "eager")
-    without = shunned(space, trials)
+    without |= shunned(space, trials)
     yield from opening(space, known, without)
     if len(trials) >= MODEL_AFTER and number % OTHERS_TURN:
         yield from modelled(space, trials, pending, avoid)

@@ -13,7 +13,7 @@ from kitsune.errors import BaselineError, NoTrialError, UnfitError, WorkloadErro
 from kitsune.plan import Match, Plan
 from kitsune.timeline import Timeline
 from tuner.ablation import Chunk, arms_without, next_chunk
-from tuner.budget import compile_s, suggested_budget_s, told
+from tuner.budget import compile_s, is_short, suggested_budget_s, told
 from tuner.confirming import Confirmation, Confirmed
 from tuner.crew import Children, Crew, Finished
 from tuner.events import Ablating, Budgeted, Crowded, Event, Inspected, PlayingOff, Recalled, Tried, Trying
@@ -55,6 +55,7 @@ from tuner.work import Begun, Work, is_for_want_of_room
 
 SEARCH_ROUNDS = 10
 PLAYOFF_ROUNDS = 30
+SHORT_AT_ONCE = 3  # the step as given, the best guess and a rival: each one more slows them down
 ABLATION_ROUNDS = 20
 OVERTIME = 0.03  # of the budget: what a confirmation may take longer than was expected
 REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
@@ -118,6 +119,7 @@ class Tuning:
     _at_once: int = field(init=False, default=1)
     _step_s: float = field(init=False, default=0.0)
     _compile_s: float = field(init=False, default=0.0)
+    _is_short: bool = field(init=False, default=False)
     _is_random: bool = field(init=False, default=False)
     _is_recalled: bool = field(init=False, default=False)
     _folder: str | None = field(init=False, default=None)
@@ -147,6 +149,8 @@ class Tuning:
             if self.run.budget_s is None and self.run.budget_trials is None:
                 self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
                 yield Budgeted(self._budget_s, told(self._budget_s, self._space))
+            if is_short(self._left_s(), inspection, self._space):
+                self._is_short, self._at_once = True, min(self._at_once, SHORT_AT_ONCE)
             self._known = self.knows(inspection, self._budget_s)
             again = yield from self._recalled(inspection)
             if again is not None:
@@ -248,6 +252,7 @@ class Tuning:
             compile_s=self._compile_s,
             pending=pending,
             known=self._known.winners,
+            is_short=self._is_short,
         )
         if found is None:
             return None

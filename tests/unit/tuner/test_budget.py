@@ -1,7 +1,7 @@
 import pytest
 
 from tests.unit.tuner.machine import ENVIRONMENT, only
-from tuner.budget import LONGEST_S, SHORTEST_S, TRIALS, compile_s, expected_trials, suggested_budget_s, told
+from tuner.budget import LONGEST_S, SHORTEST_S, TRIALS, compile_s, expected_trials, is_short, suggested_budget_s, told
 from tuner.protocol import Inspection
 from tuner.space import Space
 
@@ -64,3 +64,21 @@ def test_no_budget_is_longer_than_an_hour() -> None:
 
 def test_the_user_is_told() -> None:
     assert told(450.0, EVERYTHING).startswith("no budget was given: 7.5 min, enough for about 12 trials")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "step_ms", "budget_s", "short"),
+    [
+        (124_000_000, 86.0, 120, True),  # GPT-2
+        (124_000_000, 86.0, 300, False),
+        (134_000_000, 164.0, 120, True),  # a Llama
+        (134_000_000, 164.0, 300, False),
+        (25_600_000, 40.0, 120, True),  # ResNet-50
+        (535_000, 2.3, 120, False),  # an MLP
+    ],
+)
+def test_two_minutes_are_short_for_what_compiles_for_one(
+    parameters: int, step_ms: float, budget_s: float, short: bool
+) -> None:
+    looked_s = 25.0
+    assert is_short(budget_s - looked_s, looked_at(parameters, step_ms), EVERYTHING) is short

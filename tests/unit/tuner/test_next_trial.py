@@ -19,8 +19,8 @@ BASELINE = lasting(trial(0, {}, Source.BASELINE), 10)
 COMPILED = lasting(trial(1, {"compile": "default"}, speedup=2.0), 60)
 
 
-def following(*trials: Trial, left_s: float = math.inf) -> Proposal | None:
-    return next_trial(EVERYTHING, trials, 0, left_s=left_s, compile_s=30, pending=(), known=())
+def following(*trials: Trial, left_s: float = math.inf, is_short: bool = False) -> Proposal | None:
+    return next_trial(EVERYTHING, trials, 0, left_s=left_s, compile_s=30, pending=(), known=(), is_short=is_short)
 
 
 @pytest.mark.parametrize("left_s", [-5, 0, 300])
@@ -44,3 +44,13 @@ def test_once_something_compiled_is_best_it_is_the_next_one_or_none():
     assert after is not None
     assert "compile" in after.knobs
     assert following(BASELINE, COMPILED, left_s=15) is None, "what is not compiled would fit, and does not win"
+
+
+def test_a_short_run_begins_with_the_best_guess_on_one_stream():
+    usual, short = following(BASELINE), following(BASELINE, is_short=True)
+    assert usual is not None
+    assert short is not None
+    assert usual.knobs == {**short.knobs, "streams": 4}
+    later = following(BASELINE, COMPILED, left_s=1000, is_short=True)
+    assert later is not None
+    assert later.knobs["streams"] == 4, "there was time for more than was thought"
