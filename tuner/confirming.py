@@ -10,9 +10,10 @@ from typing import Final
 from kitsune.plan import Evidence, Numerics, Plan
 from kitsune.proof import LongProof
 from kitsune.timeline import Timeline
-from tuner.confirmation import FAR_APART, ROUNDS, Extent
+from tuner.confirmation import ROUNDS, Extent
 from tuner.crew import Finished
 from tuner.events import Confirming, Crowded, Event, Tried
+from tuner.pace import eager_processes
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Source, Trial
 from tuner.room import Room
@@ -25,9 +26,6 @@ from tuner.work import Begun, Work, is_for_want_of_room
 UNSEEN: Final = (FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY)
 
 UNLOOKED: Final = "its numbers were not looked at for longer"
-#: Processes that time the step as given too, where another stock configuration is clearly faster and gains are over
-#: that one. In fp32 it is what takes most memory and time: of a nanoGPT on an H100 16 of 33 GB, and 5 of 8 s of timing.
-WITH_EAGER: Final = 2
 OUT_OF_TIME: Final = Failure(
     kind=FailureKind.TIMEOUT, phase=Phase.TIMING, reason="time was over before the step as given was timed beside it"
 )
@@ -129,7 +127,7 @@ class Confirmation:
 
     def _jobs(self) -> list[Job]:
         """The proof, which takes longest, first."""
-        jobs = [self._timed(with_eager=number < self._with_eager()) for number in range(self.extent.processes)]
+        jobs = [self._timed(number) for number in range(self.extent.processes)]
         jobs[0] = jobs[0].model_copy(update={"timeline": True})
         if not self.first.knobs or self.extent.proof is not None:
             return jobs
@@ -145,16 +143,13 @@ class Confirmation:
             return []
         if jobs or not self._is_time_for_another():
             return jobs
-        return [self._timed(with_eager=self._count() < self._with_eager())]
+        return [self._timed(self._count())]
 
-    def _timed(self, *, with_eager: bool) -> Job:
+    def _timed(self, number: int) -> Job:
+        """The first few time the step as given too."""
         stock = None if self.stock is None else self.stock.knobs
-        return self.job(confirmation_arms(self.first.knobs, stock, with_eager=with_eager), ROUNDS, numerics=False)
-
-    def _with_eager(self) -> int:
-        """How many processes time the step as given."""
-        found = None if self.stock is None or self.stock.knobs == self.first.knobs else self.stock.comparison
-        return self.extent.most if found is None or found.speedup.low < FAR_APART else WITH_EAGER
+        is_beside = number < eager_processes(self.first, self.stock, self.extent.most)
+        return self.job(confirmation_arms(self.first.knobs, stock, with_eager=is_beside), ROUNDS, numerics=False)
 
     def _compared(self) -> Comparison | None:
         """What is to be said so far."""

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tuner.compiling import code_of
+from tuner.confirmation import FAR_APART
 from tuner.outcomes import is_success
+from tuner.presets import is_stock
 from tuner.protocol import Inspection, Limits
 from tuner.records import Spent, Trial
 from tuner.space import Configuration, Space
@@ -23,6 +25,12 @@ WARM: Final = 0.3
 #: What a first step takes at the least where it took that long once: tracing and planning are in no cache. On H100s
 #: 4 to 20 s where the trial's own first step, after the gate had compiled, took 2 to 21.
 LEAST_WARM_S: Final = 10.0
+#: The same of what plain torch compiles, which plans nothing: 3 to 12 s of 22 to 72 on H100s.
+WARM_STOCK: Final = 0.2
+LEAST_WARM_STOCK_S: Final = 5.0
+#: Processes that time the step as given too, where another stock configuration is clearly faster and gains are over
+#: that one. In fp32 it is what takes most memory and time: of a nanoGPT on an H100 16 of 33 GB, and 5 of 8 s of timing.
+WITH_EAGER: Final = 2
 LEAVE_S: Final = 2.0  # from the answer of a child on a GPU until the next one is timed
 #: Eager steps that the long gate takes as many as, at its usual depth (tuner/depth.py).
 PROOF_STEPS: Final = 700
@@ -69,9 +77,10 @@ def limits_within(left_s: float) -> Limits:
     return Limits() if left_s == math.inf else Limits(total_s=max(MIN_CHILD_S, left_s))
 
 
-def warm_s(compiled_s: float) -> float:
+def warm_s(compiled_s: float, *, stock: bool = False) -> float:
     """What compiling takes with a warm cache, by what it took before."""
-    return max(WARM * compiled_s, min(compiled_s, LEAST_WARM_S))
+    part, least_s = (WARM_STOCK, LEAST_WARM_STOCK_S) if stock else (WARM, LEAST_WARM_S)
+    return max(part * compiled_s, min(compiled_s, least_s))
 
 
 def own_s(trial: Trial) -> float:
@@ -103,20 +112,36 @@ def is_patient(trials: Iterable[Trial], space: Space, left_s: float) -> bool:
     return left_s > needed_s
 
 
-def confirmation_s(leader: Trial | None, stock: Trial | None, processes: int, side_by_side: int) -> float:
+def eager_processes(leader: Trial, stock: Trial | None, processes: int) -> int:
+    """How many of the processes that confirm the leader time the step as given."""
+    if stock is None or not stock.knobs or stock.knobs == leader.knobs or stock.comparison is None:
+        return processes
+    return min(WITH_EAGER, processes) if stock.comparison.speedup.low >= FAR_APART else processes
+
+
+def confirmation_s(
+    leader: Trial | None, stock: Trial | None, processes: int, side_by_side: int, proven_s: float = 0.0
+) -> float:
     """What confirming the leader in so many processes may take, by its own trial and that of the best stock one.
 
     They prove no numbers, load the workload once and find compiled what they build; they build side by side, and are
-    timed one by one.
+    timed one by one. `proven_s`: of the long look at its numbers, which is one more process, and stands still while
+    others are timed; 0 where there is none.
     """
     if leader is None:
         return 0.0
     arms = [leader, *([stock] if stock is not None and stock.knobs and stock.knobs != leader.knobs else [])]
     spent = [trial.spent or Spent(build_s=trial.took_s) for trial in arms]
-    timing_s = max(each.timing_s for each in spent) * (1 + len(arms)) / 2  # a trial times two, and each takes as long
-    built_s = max(each.start_s + each.build_s for each in spent) + sum(warm_s(_first_step_s(trial)) for trial in arms)
-    waves = math.ceil(processes / side_by_side)
-    return max(waves * (built_s + timing_s), built_s + processes * (timing_s + LEAVE_S))
+    timed = len(arms) + eager_processes(leader, stock, processes) / processes  # arms a process; a trial times two
+    timing_s = max(each.timing_s for each in spent) * timed / 2
+    built_s = max(each.start_s + each.build_s for each in spent) + sum(map(_warm_first_step_s, arms))
+    alone_s = max(
+        math.ceil(processes / side_by_side) * (built_s + timing_s), built_s + processes * (timing_s + LEAVE_S)
+    )
+    if not proven_s:
+        return alone_s
+    shared_s = (processes * (built_s + timing_s) + proven_s) / side_by_side
+    return max(alone_s, shared_s, proven_s + processes * timing_s)
 
 
 def timing_s(step_s: float) -> float:
@@ -126,14 +151,9 @@ def timing_s(step_s: float) -> float:
 
 def playoff_s(contenders: Iterable[Trial]) -> float:
     """What building and timing them all in one process may take: all has been compiled."""
-    spent = [(trial.spent or Spent(build_s=trial.took_s), _first_step_s(trial)) for trial in contenders]
-    arms_s = sum(each.build_s + warm_s(first_step_s) + each.timing_s for each, first_step_s in spent)
-    return (median([each.start_s for each, _ in spent]) if spent else 0.0) + arms_s
-
-
-def halted_s(leader: Trial, processes: int) -> float:
-    """For how long the long look stands still while the confirmation's processes are timed one by one."""
-    return 0.0 if leader.spent is None else processes * leader.spent.timing_s
+    found = [(trial.spent or Spent(build_s=trial.took_s), _warm_first_step_s(trial)) for trial in contenders]
+    arms_s = sum(each.build_s + first_step_s + each.timing_s for each, first_step_s in found)
+    return (median([each.start_s for each, _ in found]) if found else 0.0) + arms_s
 
 
 def proof_s(budget_s: float, step_s: float) -> float:
@@ -152,5 +172,6 @@ def elapsed_s(trials: Sequence[Trial]) -> float:
     return total_s
 
 
-def _first_step_s(trial: Trial) -> float:
-    return trial.measurement.arms[-1].first_step_s if trial.measurement is not None else 0.0
+def _warm_first_step_s(trial: Trial) -> float:
+    first_step_s = trial.measurement.arms[-1].first_step_s if trial.measurement is not None else 0.0
+    return warm_s(first_step_s, stock=is_stock(trial.knobs))

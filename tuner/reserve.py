@@ -9,7 +9,7 @@ from tuner.confirmation import FAR_APART, LEAST_PROCESSES, PROCESSES, Extent
 from tuner.contenders import contenders_of
 from tuner.knowledge import AGAIN, Knowledge
 from tuner.outcomes import best_stock, speedup
-from tuner.pace import confirmation_s, halted_s, own_s, playoff_s, proof_s, warm_s
+from tuner.pace import confirmation_s, own_s, playoff_s, proof_s, warm_s
 from tuner.records import Trial
 from tuner.space import Configuration
 from tuner.standings import leader, unrefused
@@ -40,7 +40,7 @@ class Reserve:
         confirmed_s = self._confirmed_s(first, processes)
         if first is None or not knobs or self.known.proof_for(knobs) is not None:
             return confirmed_s
-        return self._beside_s(first, confirmed_s, processes, proof_s(self.proof_s(), self.step_s))
+        return self._confirmed_s(first, processes, proof_s(self.proof_s(), self.step_s))
 
     def least_s(self) -> float:
         """What confirming the leader takes at the least, with the shortest long look at its numbers beside it where
@@ -54,7 +54,7 @@ class Reserve:
         is_short = look_s + warm_s(own_s(first)) > PROOF_SHARE * (self.budget_s or math.inf)
         if is_short or self.known.proof_for(first.knobs) is not None:
             return confirmed_s
-        return self._beside_s(first, confirmed_s, least, look_s)
+        return self._confirmed_s(first, least, look_s)
 
     def extent(self, first: Trial, left_s: float) -> Extent:
         """How much confirming it comes to within this time."""
@@ -84,22 +84,17 @@ class Reserve:
     def proof_within(self, first: Trial, left_s: float) -> float:
         """What of this time the long look at the leader's numbers may take, beside the least processes and without what
         compiling does; 0 where that is too little for any."""
-        least = self.least(first)
-        spare_s = self.at_once * (left_s - self._beside_s(first, self._confirmed_s(first, least), least, 0.0))
-        found_s = min(self.proof_s(), spare_s)
-        return found_s if found_s >= self._least_look_s() else 0.0
+        least, shortest_s = self.least(first), self._least_look_s()
+        looks = (shortest_s + (self.proof_s() - shortest_s) * tenths / 10 for tenths in range(10, -1, -1))
+        return next((look_s for look_s in looks if self._confirmed_s(first, least, look_s) <= left_s), 0.0)
 
     def _least_look_s(self) -> float:
         return LEAST_PROOF_STEPS * self.step_s
 
-    def _beside_s(self, first: Trial, confirmed_s: float, processes: int, look_s: float) -> float:
-        """What confirming takes with a long look of so many seconds beside it, which stands still while others are
-        timed."""
-        proven_s = look_s + warm_s(own_s(first))
-        return max(confirmed_s + proven_s / self.at_once, proven_s + halted_s(first, processes))
-
-    def _confirmed_s(self, first: Trial | None, processes: int) -> float:
-        return confirmation_s(first, best_stock(unrefused(self.trials)), processes, self.at_once)
+    def _confirmed_s(self, first: Trial | None, processes: int, look_s: float | None = None) -> float:
+        """What confirming takes, with a long look of so many seconds and its compiling where there is one."""
+        proven_s = 0.0 if first is None or look_s is None else look_s + warm_s(own_s(first))
+        return confirmation_s(first, best_stock(unrefused(self.trials)), processes, self.at_once, proven_s)
 
     def contenders(self, left_s: float = math.inf) -> list[Trial]:
         """Trials to be ranked anew in one process, best first: as many as fit into `left_s`."""

@@ -8,14 +8,16 @@ from tests.unit.tuner.machine import ENVIRONMENT, NOON
 from tests.unit.tuner.simulation import trial
 from tuner.pace import (
     LEAST_WARM_S,
+    LEAST_WARM_STOCK_S,
     LEAVE_S,
     MOST_AT_ONCE,
     WARM,
+    WITH_EAGER,
     at_once,
     confirmation_s,
+    eager_processes,
     elapsed_s,
     expected_s,
-    halted_s,
     own_s,
     playoff_s,
     spares,
@@ -27,6 +29,7 @@ from tuner.records import Spent, Trial
 from tuner.space import Space
 
 GB = 10**9
+GRAPH = {"precision": "bf16", "compile": "default", "capture": "step"}
 
 
 def inspection(device: str, memory_bytes: int, peak_bytes: int) -> Inspection:
@@ -115,15 +118,27 @@ def test_what_was_compiled_before_is_expected_to_take_a_part_of_it():
     captured = {"compile": "default", "precision": "bf16", "capture": "step"}
     assert expected_s(captured, [cold], space) == WARM * 80 == warm_s(80)
     assert (warm_s(20), warm_s(5)) == (LEAST_WARM_S, 5), "tracing and planning are in no cache"
+    assert (warm_s(80, stock=True), warm_s(20, stock=True)) == (16, LEAST_WARM_STOCK_S), "nothing is planned"
     assert expected_s(captured, [cold, lasting(2, 80, 100, **captured)], space) == 20, "what one took that found it"
     other = {"compile": "default", "precision": "fp16"}
     assert expected_s(other, [cold], space) == 80, "this has yet to be compiled"
 
 
-def test_the_long_look_stands_still_while_others_are_timed():
-    spent = Spent(build_s=10, timing_s=3)
-    assert halted_s(lasting(1, 0, 43).model_copy(update={"spent": spent}), 5) == 15
-    assert halted_s(lasting(1, 0, 43), 5) == 0, "of an old one it is not known"
+def test_the_long_look_takes_its_part_of_what_is_side_by_side_and_stands_still_while_others_are_timed():
+    best = lasting(1, 0, 43, compile="default").model_copy(update={"spent": Spent(build_s=10, timing_s=3)})
+    assert confirmation_s(best, None, 5, 1, 20) == 5 * 13 + 20
+    assert confirmation_s(best, None, 5, 4, 20) == confirmation_s(best, None, 5, 4), "it ends beside the others"
+    assert confirmation_s(best, None, 5, 2, 60) == max(3 * 13, (5 * 13 + 60) / 2, 60 + 5 * 3) == 75
+    assert confirmation_s(lasting(1, 0, 43), None, 5, 4, 20) == 2 * 43, "of an old one it is not known"
+
+
+def test_the_step_as_given_is_timed_in_few_processes_where_another_stock_configuration_is_clearly_faster():
+    best, stock = trial(1, GRAPH, speedup=8.0), trial(2, {"compile": "reduce-overhead"}, speedup=7.0)
+    assert eager_processes(best, stock, 5) == WITH_EAGER
+    assert eager_processes(best, stock, 1) == 1
+    assert eager_processes(best, None, 5) == eager_processes(stock, stock, 5) == 5
+    assert eager_processes(best, trial(2, {"compile": "reduce-overhead"}, speedup=1.2), 5) == 5
+    assert eager_processes(best, trial(2, {}, speedup=1.0), 5) == 5
 
 
 def test_a_play_off_builds_and_times_all_in_one_process():

@@ -22,9 +22,9 @@ from tests.unit.tuner.machine import (
     until_it_raises,
 )
 from tuner.confirmation import LEAST_PROCESSES, PROCESSES, ROUNDS
-from tuner.confirming import WITH_EAGER
 from tuner.events import Confirming, Tried
 from tuner.knowledge import AGAIN
+from tuner.pace import WITH_EAGER
 from tuner.protocol import Job
 from tuner.records import Failure, FailureKind, Source, Verdict
 from tuner.standings import searched
