@@ -84,8 +84,10 @@ class Reserve:
     def proof_within(self, first: Trial, left_s: float) -> float:
         """What of this time the long look at the leader's numbers may take, beside the least processes and without what
         compiling does; 0 where that is too little for any."""
-        least, shortest_s = self.least(first), self._least_look_s()
-        looks = (shortest_s + (self.proof_s() - shortest_s) * tenths / 10 for tenths in range(10, -1, -1))
+        least, shortest_s, longest_s = self.least(first), self._least_look_s(), self.proof_s()
+        if longest_s < shortest_s:
+            return 0.0
+        looks = (shortest_s + (longest_s - shortest_s) * tenths / 10 for tenths in range(10, -1, -1))
         return next((look_s for look_s in looks if self._confirmed_s(first, least, look_s) <= left_s), 0.0)
 
     def _least_look_s(self) -> float:

@@ -76,6 +76,7 @@ def test_the_least_has_the_shortest_long_look_beside_it_where_that_is_a_small_pa
     short = replace(reserve(BASELINE, BEST), budget_s=120.0)
     assert short.least_s() == again_s
     assert short.proof_within(BEST, short.least_s()) == 0
+    assert replace(short, step_s=0.2).proof_within(BEST, 1000.0) == 0, "the shortest takes more than its part"
 
 
 def test_what_was_proven_before_needs_little():
