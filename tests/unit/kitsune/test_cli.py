@@ -339,20 +339,27 @@ def python(code: str, *arguments: str, stdout: int | IO[bytes] = subprocess.PIPE
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=150)
 
 
+def cpu_s(code: str) -> tuple[float, subprocess.CompletedProcess[str]]:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = python(code)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done
+
+
 def test_help_is_quick_and_loads_nothing_heavy():
+    """Within four times what its libraries take to load, which is 0.4 s on one machine and 0.7 on another."""
     code = (
         "import sys; from kitsune import cli; done = cli.run(['tune', '--help']);"
         "heavy = {'torch', 'numpy', 'optuna', 'sqlalchemy', 'alembic'} & set(sys.modules); sys.exit(f'{done} {heavy}')"
     )
-    seconds: list[float] = []
-    while not seconds or (min(seconds) >= 1.0 and len(seconds) < 12):  # one that nobody disturbed is enough
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = python(code)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    ratios: list[float] = []
+    while not ratios or (min(ratios) >= 4.0 and len(ratios) < 6):  # one that nobody disturbed is enough
+        libraries_s, _ = cpu_s("import typer, rich.console, rich.table, pydantic")
+        took_s, done = cpu_s(code)
+        ratios.append(took_s / libraries_s)
         assert done.stderr == "0 set()\n"
         assert "--budget" in done.stdout
-    assert min(seconds) < 1.0
+    assert min(ratios) < 4.0
 
 
 BOOM = """
