@@ -1,4 +1,8 @@
+import random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kitsune.errors import NoTrialError
 from kitsune.plan import Plan
@@ -8,6 +12,7 @@ from tests.unit.tuner.machine import (
     GRAPH_WINS,
     PROOF,
     SMALL,
+    USUAL_MS,
     Machine,
     a_run,
     confirmations,
@@ -244,6 +249,34 @@ def test_processes_without_the_step_as_given_alone_confirm_nothing():
     trials, conclusion = run_out(machine, a_run(budget_trials=8))
     assert conclusion.plan.knobs != STRONG
     assert any("too large" in trial.failure.reason for trial in confirmations(trials) if trial.failure)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([60, 120, 300, None]))
+def test_however_processes_end_the_answer_knows_the_step_as_given(seed, at_once, budget_s):
+    chance = random.Random(seed)
+    kinds = (FailureKind.OUT_OF_MEMORY, FailureKind.TIMEOUT, FailureKind.CRASHED)
+    often = chance.choice([0.0, 0.2, 0.6])
+
+    def answer(_: int, job: Job) -> Failure | None:
+        is_struck = is_confirmation(job) and chance.random() < often
+        return failure("struck", chance.choice(kinds)) if is_struck else None
+
+    machine = Machine(step_ms=STRONG, inapplicable=SMALL, child_s=chance.choice([1, 20]), answer=answer)
+    run = a_run(budget_s=budget_s) if budget_s else a_run(budget_trials=6)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tuner.tune.at_once", lambda *_: at_once)
+        patched.setattr("tuner.room.Room.fits", lambda *_: chance.random() < 0.5)
+        try:
+            trials, conclusion = run_out(machine, run)
+        except NoTrialError:
+            assert often
+            return
+    evidence = conclusion.plan.evidence
+    assert evidence.eager_step_ms == pytest.approx(USUAL_MS, rel=0.01)
+    gain = USUAL_MS / STRONG.get(words(conclusion.plan.knobs), USUAL_MS)
+    assert evidence.speedup_over_eager.median == pytest.approx(gain, rel=0.01)
+    assert evidence.processes <= max(1, sum(trial.measurement is not None for trial in confirmations(trials)))
 
 
 def test_nothing_is_given_up_for_the_step_as_given():
