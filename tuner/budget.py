@@ -23,8 +23,8 @@ CONFIRMATIONS: Final = 5  # processes, each of three arms and ten rounds
 CONFIRMATION_ROUNDS: Final = 10
 BLOCK_S: Final = {"cuda": 0.05, "cpu": 0.02}  # the shortest block
 REFERENCE: Final = 0.1  # of the budget, at most, goes to the reference of the numerics
-#: Trials by the guess. In 2 minutes nothing on several streams was ever done: planning them takes a fifth more of a
-#: trial, and side by side trials of 100 M parameters took 1.3 times the guess on H100s; then there is the confirmation.
+#: Trials by the guess. Side by side, trials of 100 M parameters took 1.3 times the guess on H100s, and those on several
+#: streams a fifth more; then there is the confirmation. Of two minutes nothing is left for that.
 SHORT: Final = 2.5
 SHORTEST_S: Final = 60.0
 LONGEST_S: Final = 3600.0
