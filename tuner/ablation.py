@@ -341,5 +341,7 @@ def _confirmed_alone(knobs: Configuration, trials: Sequence[Trial]) -> list[Meas
     confirmed = [
         trial.measurement for trial in trials if trial.source is Source.CONFIRM and trial.measurement is not None
     ]
-    fitting = [found for found in confirmed if any(arm.knobs == knobs for arm in found.arms)]
+    fitting = [
+        found for found in confirmed if all(any(arm.knobs == each for arm in found.arms) for each in ({}, knobs))
+    ]
     return fitting[-1:] if len(knobs) == 1 else []

@@ -26,6 +26,7 @@ from tests.unit.tuner.machine import (
     trials_of,
     until_it_raises,
 )
+from tuner.ablation import ablation_of
 from tuner.confirmation import LEAST_PROCESSES, PROCESSES, ROUNDS
 from tuner.events import Confirming, Tried
 from tuner.knowledge import AGAIN
@@ -238,6 +239,14 @@ def test_the_step_as_given_is_timed_only_in_as_many_processes_as_its_own_interva
     assert evidence.speedup.median == pytest.approx(2 / 1.5, rel=0.01)
     assert evidence.speedup_over_eager.median == pytest.approx(10 / 1.5, rel=0.01)
     assert evidence.samples_sha256 == samples_digest([trial.measurement for trial in confirmations(trials)])
+
+
+def test_a_plan_of_one_choice_is_told_by_a_process_that_timed_the_step_as_given():
+    halves = {"precision=bf16": 6.0, "precision=fp16": 5.0}
+    trials, conclusion = run_out(Machine(step_ms=halves, inapplicable=only(*halves)), a_run(budget_trials=6))
+    assert conclusion.plan.knobs == {"precision": "fp16"}
+    assert all(arm.name != EAGER for arm in confirmations(trials)[-1].measurement.arms)
+    assert ablation_of(conclusion.plan.knobs, trials).eager_ms == pytest.approx(USUAL_MS, rel=0.01)
 
 
 def test_processes_without_the_step_as_given_alone_confirm_nothing():
