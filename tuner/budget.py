@@ -40,7 +40,7 @@ def suggested_budget_s(inspection: Inspection, space: Space, *, at_once: int = 1
     step_s = inspection.step_ms / 1e3
     block_s = _block_s(inspection)
     trials = expected_trials(space)
-    built_s, timed_s = _built_s(inspection, space), 2 * ROUNDS * block_s
+    built_s, timed_s = _built_s(inspection, space), _timed_s(inspection)
     search_s = trials * max(built_s / at_once, timed_s) + min(built_s, timed_s)
     confirmed_s = CONFIRMATIONS * (START_S + GATE_STEPS * step_s + 3 * CONFIRMATION_ROUNDS * block_s)
     whole_s = (START_S + search_s + confirmed_s) / (1 - REFERENCE)
@@ -49,7 +49,7 @@ def suggested_budget_s(inspection: Inspection, space: Space, *, at_once: int = 1
 
 def is_short(left_s: float, inspection: Inspection, space: Space) -> bool:
     """Whether so much time holds little more than one trial that compiles and its confirmation."""
-    return left_s < SHORT * (_built_s(inspection, space) + 2 * ROUNDS * _block_s(inspection))
+    return left_s < SHORT * (_built_s(inspection, space) + _timed_s(inspection))
 
 
 def expected_trials(space: Space) -> int:
@@ -75,6 +75,11 @@ def told(budget_s: float, space: Space) -> str:
 def _built_s(inspection: Inspection, space: Space) -> float:
     """What a trial takes until it is timed."""
     return START_S + compile_s(inspection, space) + GATE_STEPS * inspection.step_ms / 1e3
+
+
+def _timed_s(inspection: Inspection) -> float:
+    """What timing it beside its baseline takes."""
+    return 2 * ROUNDS * _block_s(inspection)
 
 
 def _block_s(inspection: Inspection) -> float:

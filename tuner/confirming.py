@@ -119,7 +119,7 @@ class Confirmation:
         return Confirmed(self._measured, decision, self._numerics(), proof, self._unproven)
 
     def _place_of_next(self, jobs: list[Job]) -> int | None:
-        """Of the first that has room beside what is at work; None while none has."""
+        """The place of the first job for which there is memory beside what is at work; None where there is none."""
         at_work = [begun.job for begun in self.work.begun.values() if begun.job is not None]
         if len(at_work) >= self.at_once:
             return None

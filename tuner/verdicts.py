@@ -109,9 +109,10 @@ def confirmation_arms(
 
 
 def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Decision:
-    """What a confirmation allows: one Measurement for each fresh process, all of the same arms, the candidate last.
+    """What a confirmation allows: one Measurement for each fresh process, the candidate its last arm.
 
-    The step as given may be left out of some, but not of all. A speedup is of the processes that have both arms.
+    All have the same arms, but for the step as given, which some may lack and not all. A speedup is of the processes
+    that have both arms.
     The candidate becomes the plan when it is FASTER than the best stock configuration: the better one, by these very
     samples, of the step as given and of what was the best in the search. Otherwise the plan is the best stock
     configuration itself; the step as given, unless the other is FASTER than it or seems so by more than 1 %.
