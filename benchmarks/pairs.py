@@ -51,7 +51,9 @@ def figures(name: str, recorded: Recorded, items: Sequence[Item]) -> Iterator[re
 
 def item_of(word: str) -> Item:
     knob, _, written = word.partition("=")
-    choices: dict[str, Choice] = {str(choice): choice for choice in KNOBS[knob].choices}
+    choices: dict[str, Choice] = {str(choice): choice for choice in KNOBS[knob].choices} if knob in KNOBS else {}
+    if written not in choices:
+        raise argparse.ArgumentTypeError(f"{word} is no choice; there are {', '.join(choices) or ', '.join(KNOBS)}")
     return knob, choices[written]
 
 

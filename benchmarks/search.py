@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("spaces", nargs="*", type=Path, help="recorded by benchmarks.spaces; all that are committed")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument(
-        "--at-once", type=int, default=1, metavar="N", help="trials at work at the same time (%(default)s)"
+        "--at-once", type=int, default=1, choices=range(1, 9), metavar="N", help="trials at work at once (%(default)s)"
     )
     parser.add_argument("--out", type=Path, help="a new file under benchmarks/results/search otherwise")
     given = parser.parse_args()

@@ -246,7 +246,7 @@ def _facts(plan: Plan) -> Iterable[tuple[str, str]]:
 def _measured(found: Evidence) -> Iterable[tuple[str, str]]:
     times = f"{step_time(found.step_ms)} ms; best stock configuration {step_time(found.baseline_step_ms)} ms"
     blocks = f"{found.blocks} blocks each, in {found.processes} process{'' if found.processes == 1 else 'es'}"
-    yield "step", f"{times}; as given {step_time(found.eager_step_ms)} ms ({blocks})"
+    yield "step", f"{times} ({blocks}); as given {step_time(found.eager_step_ms)} ms"
     if found.prediction is not None:
         again = f"{factor(found.prediction.low)} to {factor(found.prediction.high)}"
         yield "measured again", f"between {again} as fast 95 % of the time, in one more process of this machine"

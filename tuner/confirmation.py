@@ -136,6 +136,12 @@ def is_restless(found: Confirmed) -> bool:
     return math.log(speedup.high / speedup.low) / (2 * _NORMAL) > RESTLESS
 
 
+def is_plainly_faster(baseline_ms: Sequence[Sequence[float]], candidate_ms: Sequence[Sequence[float]]) -> bool:
+    """Whether most rounds of every process say so, by more than times of one baseline ever differ."""
+    rounds = [log_ratios(base, candidate) for base, candidate in zip(baseline_ms, candidate_ms, strict=True)]
+    return _is_plain(rounds) and all(median(ratios) > 0 for ratios in rounds)
+
+
 def apart(processes_ms: Sequence[Sequence[float]]) -> float:
     """Slowest over fastest median of the processes that timed one step."""
     medians = [median(blocks) for blocks in processes_ms]

@@ -3,7 +3,7 @@
 Its numbers are looked at in one more process, which works beside those that are timed and stands still while they are.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +19,7 @@ from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, 
 from tuner.room import Room
 from tuner.space import Configuration
 from tuner.supervise import Check
-from tuner.verdicts import CANDIDATE, EAGER, STOCK, Decision, confirmation_arms, decide, has_eager, plan_from
+from tuner.verdicts import CANDIDATE, EAGER, STOCK, Decision, arms_of, confirmation_arms, decide, has_eager, plan_from
 from tuner.work import Begun, Work, is_for_want_of_room
 
 #: What says nothing of the numbers: they were not looked at to the end.
@@ -57,8 +57,7 @@ class Confirmed:
 
     def is_for(self, knobs: Configuration) -> bool:
         """Whether these are the choices of the plan."""
-        chosen = next(arm for arm in self.measured[0].arms if arm.name == self.decision.chosen)
-        return dict(chosen.knobs) == dict(knobs)
+        return dict(arms_of(self.measured, self.decision.chosen)[0].knobs) == dict(knobs)
 
     @property
     def _is_of_candidate(self) -> bool:
@@ -92,15 +91,14 @@ class Confirmation:
     def steps(self) -> Generator[Event, None, Confirmed | None]:
         """One trial for each process that is timed; None when one of them failed, or the numbers are wrong."""
         yield Confirming(self.first.knobs)
-        jobs = self._jobs()
-        while (jobs := self._still(jobs)) or self.work.begun:
-            while (place := self._place_of_next(jobs)) is not None:
-                self.work.begin(Source.CONFIRM, self.first.knobs, jobs.pop(place), self.limits())
+        while True:
+            while (job := self._next()) is not None:
+                self.work.begin(Source.CONFIRM, self.first.knobs, job, self.limits())
+            if not self.work.begun:
+                break
             begun, done = self.work.finished(self.check)
             if is_for_want_of_room(done):
-                assert begun.job is not None
-                self.at_once = max(1, self.at_once - 1)
-                jobs.insert(0, begun.job)
+                self.at_once = max(1, len(self.work.begun))
                 yield Crowded(self.first.knobs)
             elif isinstance(done.outcome, LongProof):
                 self._proof = done.outcome
@@ -115,50 +113,59 @@ class Confirmation:
         if not has_eager(self._measured):
             yield Tried(self.work.give_up(Source.CONFIRM, self.first.knobs, OUT_OF_TIME))
             return None
+        unproven = self._unproven or (f"{UNLOOKED}: there was no time" if self._lacks_proof() else "")
         decision, proof = decide(self._measured, self.extent.prior), self._proof or self.extent.proof
-        return Confirmed(self._measured, decision, self._numerics(), proof, self._unproven)
+        return Confirmed(self._measured, decision, self._numerics(), proof, unproven)
 
-    def _place_of_next(self, jobs: list[Job]) -> int | None:
-        """The place of the first job for which there is memory beside what is at work; None where there is none."""
-        at_work = [begun.job for begun in self.work.begun.values() if begun.job is not None]
+    def _next(self) -> Job | None:
+        """The first job that is due and has memory beside what is at work; None where there is none."""
+        at_work = self._at_work()
         if len(at_work) >= self.at_once:
             return None
-        return next((place for place, job in enumerate(jobs) if not at_work or self.room.fits(job, at_work)), None)
+        return next((job for job in self._due() if not at_work or self.room.fits(job, at_work)), None)
 
-    def _jobs(self) -> list[Job]:
-        """The proof, which takes longest, first."""
-        jobs = [self._timed(number) for number in range(self.extent.processes)]
-        jobs[0] = jobs[0].model_copy(update={"timeline": True})
-        if not self.first.knobs or self.extent.proof is not None:
-            return jobs
-        if self.extent.proof_s == 0:
-            self._unproven = f"{UNLOOKED}: there was no time"
-            return jobs
-        arms = (ArmSpec(name=EAGER), ArmSpec(name=CANDIDATE, knobs=self.first.knobs))
-        return [self.job(arms, ROUNDS, kind="prove", budget_s=self.extent.proof_s), *jobs]
-
-    def _still(self, jobs: list[Job]) -> list[Job]:
-        """What is still to be begun, as time has gone."""
+    def _due(self) -> Iterator[Job]:
+        """What may be begun next, as time has gone. The look at the numbers, which takes longest, first; then what
+        times the step as given too, unless that is quiet and enough."""
         if self._is_enough():
-            return []
-        if jobs or not self._is_time_for_another():
-            return jobs
-        return [self._timed(self._count())]
+            return
+        if self._lacks_proof() and self.extent.proof_s and not any(job.kind == "prove" for job in self._at_work()):
+            arms = (ArmSpec(name=EAGER), ArmSpec(name=CANDIDATE, knobs=self.first.knobs))
+            yield self.job(arms, ROUNDS, kind="prove", budget_s=self.extent.proof_s)
+        left = max(self.extent.processes - self._count(), int(self._is_time_for_another()))
+        with_eager = eager_processes(self.first, self.stock, self.extent.most) - self._eager_count()
+        if left > 0 and with_eager > 0:
+            yield self._timed(with_eager=True)
+        if left > max(with_eager, 0):
+            yield self._timed(with_eager=False)
 
-    def _timed(self, number: int) -> Job:
-        """The first few time the step as given too."""
+    def _timed(self, *, with_eager: bool) -> Job:
+        """One process that times the arms; the first tells the launches of a step too."""
         stock = None if self.stock is None else self.stock.knobs
-        is_beside = number < eager_processes(self.first, self.stock, self.extent.most)
-        return self.job(confirmation_arms(self.first.knobs, stock, with_eager=is_beside), ROUNDS, numerics=False)
+        arms = confirmation_arms(self.first.knobs, stock, with_eager=with_eager)
+        is_first = not self._measured and not any(job.timeline for job in self._at_work())
+        return self.job(arms, ROUNDS, numerics=False, **({"timeline": True} if is_first else {}))
 
     def _compared(self) -> Comparison | None:
         """What is to be said so far."""
         return decide(self._measured, self.extent.prior).comparison if has_eager(self._measured) else None
 
+    def _at_work(self) -> list[Job]:
+        return [begun.job for begun in self.work.begun.values() if begun.job is not None]
+
     def _count(self) -> int:
         """Processes that have been timed, or will have been."""
-        at_work = [begun for begun in self.work.begun.values() if begun.job is not None and begun.job.kind == "measure"]
-        return len(self._measured) + len(at_work)
+        return len(self._measured) + sum(job.kind == "measure" for job in self._at_work())
+
+    def _eager_count(self) -> int:
+        """Of these, those that time the step as given, on a machine that is not disturbed."""
+        quiet = [measurement for measurement in self._measured if not measurement.disturbed]
+        at_work = [arm for job in self._at_work() if job.kind == "measure" for arm in job.arms]
+        return len(arms_of(quiet, EAGER)) + sum(arm.name == EAGER for arm in at_work)
+
+    def _lacks_proof(self) -> bool:
+        """Whether nobody has looked at its numbers for longer, or tried to."""
+        return bool(self.first.knobs) and not (self._proof or self.extent.proof or self._unproven)
 
     def _is_late(self) -> bool:
         return self.left_s() <= 0
@@ -166,9 +173,10 @@ class Confirmation:
     def _is_enough(self) -> bool:
         """Whether no other process is begun: time is over, or would be before it ends.
 
-        The least are enough; fewer go on while there is time, however little.
+        The least are enough, where the step as given is among them; fewer go on while there is time, however little.
         """
-        is_enough, is_late = self._count() >= self.extent.least, self._is_late()
+        is_known = has_eager(self._measured) or self._eager_count() > 0
+        is_enough, is_late = is_known and self._count() >= self.extent.least, self._is_late()
         return is_enough or is_late if self._is_in_vain() else is_enough and is_late
 
     def _is_in_vain(self) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tuner.compiling import code_of
-from tuner.confirmation import FAR_APART
 from tuner.outcomes import is_success
 from tuner.presets import is_stock
 from tuner.protocol import Inspection, Limits
@@ -31,6 +30,8 @@ LEAST_WARM_STOCK_S: Final = 5.0
 #: Processes that time the step as given too, where another stock configuration is clearly faster and gains are over
 #: that one. In fp32 it is what takes most memory and time: of a nanoGPT on an H100 16 of 33 GB, and 5 of 8 s of timing.
 WITH_EAGER: Final = 2
+#: By so much, in the search. The two then show it too: each by more than `FAR_APART`, which no noise makes.
+CLEARLY_FASTER: Final = 1.5
 LEAVE_S: Final = 2.0  # from the answer of a child on a GPU until the next one is timed
 #: Eager steps that the long gate takes as many as, at its usual depth (tuner/depth.py).
 PROOF_STEPS: Final = 700
@@ -116,7 +117,7 @@ def eager_processes(leader: Trial, stock: Trial | None, processes: int) -> int:
     """How many of the processes that confirm the leader time the step as given."""
     if stock is None or not stock.knobs or stock.knobs == leader.knobs or stock.comparison is None:
         return processes
-    return min(WITH_EAGER, processes) if stock.comparison.speedup.low >= FAR_APART else processes
+    return min(WITH_EAGER, processes) if stock.comparison.speedup.low >= CLEARLY_FASTER else processes
 
 
 def confirmation_s(

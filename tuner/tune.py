@@ -149,7 +149,7 @@ class Tuning:
             if self.run.budget_s is None and self.run.budget_trials is None:
                 self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
                 yield Budgeted(self._budget_s, told(self._budget_s, self._space))
-            if is_short(self._left_s(), inspection, self._space):
+            if is_short(self._left_s() + elapsed_s(self.trials), inspection, self._space):
                 self._is_short, self._at_once = True, min(self._at_once, SHORT_AT_ONCE)
             self._known = self.knows(inspection, self._budget_s)
             again = yield from self._recalled(inspection)

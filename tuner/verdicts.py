@@ -1,14 +1,14 @@
 """Measurements in, the plan with its evidence out. Pure."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, cast
 
 from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Evidence, Interval, Numerics, Plan, Said
-from tuner.confirmation import FAR_APART, Confirmed, Prior, apart, confirm, is_restless, scatter
+from tuner.confirmation import FAR_APART, Confirmed, Prior, apart, confirm, is_plainly_faster, is_restless, scatter
 from tuner.protocol import ArmSpec, Inspection
 from tuner.records import Arm, CauseKind, Comparison, Measurement, Verdict
 from tuner.stats import SAME_WITHIN, compare, median, samples_digest, verdict
@@ -122,7 +122,7 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
     used = undisturbed(processes)
     stock = _best_stock(used)
     candidate = used[0].arms[-1].name if used[0].arms[-1].knobs else EAGER
-    is_known = prior is not None and prior.baseline == words(_arms(used, stock)[0].knobs)
+    is_known = prior is not None and prior.baseline == words(arms_of(used, stock)[0].knobs)
     over_stock, noise = judged(used, stock, candidate, prior if is_known else None)
     left_out = _left_out(len(processes) - len(used), len(processes))
     if over_stock.comparison.verdict is Verdict.FASTER:
@@ -130,13 +130,15 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
         return Decision(candidate, stock, Verdict.FASTER, over_stock, note)
     over_eager, noise_of_eager = judged(used, EAGER, stock)
     kept = stock if _seems_faster(over_eager.comparison) else EAGER
-    both = (over_stock.comparison, over_eager.comparison)
-    said = _said_of(both)
+    open_to_doubt = (
+        (over_stock,) if len(used) > 1 and _is_plainly_faster(used, EAGER, stock) else (over_stock, over_eager)
+    )
+    said = _said_of([found.comparison.verdict for found in open_to_doubt])
     note = ""
     if said is Verdict.TOO_NOISY:
         note = too_noisy(noise or noise_of_eager, used)
     elif said is Verdict.AMBIGUOUS:
-        note = _undecided(both, len(used))
+        note = _undecided(over_stock, over_eager)
     return Decision(kept, kept, said, over_stock, "; ".join(filter(None, (note, left_out))))
 
 
@@ -178,7 +180,12 @@ def undisturbed(processes: Sequence[Measurement]) -> Sequence[Measurement]:
 
 def has_eager(processes: Sequence[Measurement]) -> bool:
     """Whether one of them has timed the step as given, without which nothing can be said."""
-    return bool(_arms(processes, EAGER))
+    return bool(arms_of(processes, EAGER))
+
+
+def arms_of(processes: Sequence[Measurement], name: str) -> list[Arm]:
+    """Those of this name, of all processes that have timed it."""
+    return [arm for measurement in processes for arm in measurement.arms if arm.name == name]
 
 
 def prior_of(evidence: Evidence) -> Prior | None:
@@ -198,7 +205,7 @@ def plan_from(
     """The plan that was decided on. `numerics`: of the best stock configuration and of the candidate, by arm."""
     used = undisturbed(processes)
     return Plan(
-        knobs=dict(_arms(used, decision.chosen)[0].knobs),
+        knobs=dict(arms_of(used, decision.chosen)[0].knobs),
         fingerprint=inspection.fingerprint,
         model_fingerprint=inspection.model_fingerprint,
         batch=inspection.batch,
@@ -213,8 +220,8 @@ def evidence(
     """What the samples say of the chosen arm; a speedup of an arm over itself is exactly 1."""
     is_gain = decision.chosen != decision.baseline
     spread = decision.found.spread
-    winners = _arms(processes, decision.chosen)
-    baselines = _arms(processes, decision.baseline)
+    winners = arms_of(processes, decision.chosen)
+    baselines = arms_of(processes, decision.baseline)
     return Evidence(
         run_id=run_id,
         verdict=cast("Said", decision.verdict.value),
@@ -226,13 +233,13 @@ def evidence(
         prediction=decision.found.prediction if is_gain else None,
         process_spread=spread.deviation if is_gain and spread.degrees else None,
         process_degrees=spread.degrees if is_gain else 0,
-        eager_step_ms=_step_ms(_arms(processes, EAGER)),
+        eager_step_ms=_step_ms(arms_of(processes, EAGER)),
         speedup_over_eager=_speedup(processes, EAGER, decision.chosen),
         baseline_peak_bytes=max(arm.peak_bytes for arm in baselines),
         peak_bytes=max(arm.peak_bytes for arm in winners),
         first_step_s=median([arm.first_step_s for arm in winners]),
         blocks=sum(len(arm.step_ms) for arm in winners),
-        processes=len(processes),
+        processes=decision.found.processes,
         samples_sha256=samples_digest(processes),
         numerics=_numerics(processes, decision.chosen, proven),
     )
@@ -242,17 +249,13 @@ def _arm(measurement: Measurement, name: str) -> Arm:
     return next(arm for arm in measurement.arms if arm.name == name)
 
 
-def _arms(processes: Sequence[Measurement], name: str) -> list[Arm]:
-    return [arm for measurement in processes for arm in measurement.arms if arm.name == name]
-
-
 def _of_both(processes: Sequence[Measurement], *names: str) -> Sequence[Measurement]:
     """Those that have timed both."""
     return [each for each in processes if set(names) <= {arm.name for arm in each.arms}]
 
 
 def _times(processes: Sequence[Measurement], name: str) -> list[tuple[float, ...]]:
-    return [arm.step_ms for arm in _arms(processes, name)]
+    return [arm.step_ms for arm in arms_of(processes, name)]
 
 
 def _step_ms(arms: Sequence[Arm]) -> float:
@@ -261,7 +264,7 @@ def _step_ms(arms: Sequence[Arm]) -> float:
 
 
 def _best_stock(processes: Sequence[Measurement]) -> str:
-    if not _arms(processes, STOCK):
+    if not arms_of(processes, STOCK):
         return EAGER
     return STOCK if _speedup(processes, EAGER, STOCK).median > 1 else EAGER
 
@@ -281,16 +284,17 @@ def _noises(processes: Sequence[Measurement], baseline: str, found: Confirmed) -
         yield f"the gain lies anywhere between {speedup.low:.2f} and {speedup.high:.2f} times"
 
 
-def _undecided(compared: tuple[Comparison, Comparison], processes: int) -> str:
-    """`compared`: the candidate over the best stock configuration, and that over the step as given."""
-    if processes == 1:
+def _undecided(over_stock: Confirmed, over_eager: Confirmed) -> str:
+    """Of the candidate over the best stock configuration, and of that over the step as given: what is left open."""
+    is_open = over_stock.comparison.verdict is Verdict.AMBIGUOUS
+    what = "the best candidate" if is_open else "the best stock configuration, over the step as given,"
+    found = over_stock if is_open else over_eager
+    if found.processes == 1:
         return "one process alone cannot tell; give the run more time"
-    over_stock, over_eager = compared
-    if over_stock.verdict is Verdict.AMBIGUOUS:
-        what, speedup = "the best candidate", over_stock.speedup
-    else:
-        what, speedup = "the best stock configuration, over the step as given,", over_eager.speedup
-    return f"{what} is {speedup.low:.3f} to {speedup.high:.3f} times as fast in {processes} processes; more may tell"
+    speedup = found.comparison.speedup
+    return (
+        f"{what} is {speedup.low:.3f} to {speedup.high:.3f} times as fast in {found.processes} processes; more may tell"
+    )
 
 
 def _throttled(processes: Sequence[Measurement]) -> str:
@@ -303,10 +307,14 @@ def _left_out(count: int, of: int) -> str:
     return f"{count} of {of} processes left out, as the machine was disturbed" if count else ""
 
 
-def _said_of(compared: Sequence[Comparison]) -> Verdict:
-    """Of a run that found no certain gain: the least that either comparison allows to be said."""
-    said = {comparison.verdict for comparison in compared}
-    return next((unclear for unclear in (Verdict.TOO_NOISY, Verdict.AMBIGUOUS) if unclear in said), Verdict.SAME)
+def _said_of(found: Collection[Verdict]) -> Verdict:
+    """Of a run that found no certain gain: the least that any comparison allows to be said."""
+    return next((unclear for unclear in (Verdict.TOO_NOISY, Verdict.AMBIGUOUS) if unclear in found), Verdict.SAME)
+
+
+def _is_plainly_faster(processes: Sequence[Measurement], baseline: str, candidate: str) -> bool:
+    both = _of_both(processes, baseline, candidate)
+    return is_plainly_faster(_times(both, baseline), _times(both, candidate))
 
 
 def _seems_faster(comparison: Comparison) -> bool:
@@ -315,7 +323,7 @@ def _seems_faster(comparison: Comparison) -> bool:
 
 def _numerics(processes: Sequence[Measurement], chosen: str, proven: Mapping[str, Numerics]) -> Numerics:
     """The newest proof of this arm: a process proves its last arm only, and must not be told of another one."""
-    if not _arms(processes, chosen)[0].knobs:
+    if not arms_of(processes, chosen)[0].knobs:
         return UNCHANGED
     if chosen == processes[0].arms[-1].name:
         afresh = next((found.numerics for found in processes if found.numerics is not None), None)

@@ -76,7 +76,7 @@ def evidence_facts(found: Evidence) -> Iterator[Fact]:
     else:
         yield "peak memory", "not counted on a CPU"
     yield "first step", words.lasted(found.first_step_s)
-    yield "blocks", f"{found.blocks} of each, in {words.count(found.processes, 'process', 'processes')}"
+    yield "blocks", f"{found.blocks} in {words.count(found.processes, 'process', 'processes')}"
     if found.prediction is not None:
         yield "in one more process", f"{times_as_fast(found.prediction)}, 95 % of the time"
     if found.note:

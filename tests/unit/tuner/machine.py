@@ -75,6 +75,7 @@ class Machine:
     child_s: float = 10.0
     noise: float = 0.0005
     drift: float = 0.0  # of the step as given, from child to child
+    disturbed: bool = False
     fingerprint: str = "f"
     most_rounds: int = 1000
     ablates: bool = False
@@ -135,6 +136,7 @@ class Machine:
             steps_per_block=(1,) * len(arms),
             numerics=numerics((number + 1) * 1e-6) if job.numerics else None,
             environment=ENVIRONMENT,
+            disturbed=self.disturbed,
         )
         assert misfit(job, found) is None
         return found

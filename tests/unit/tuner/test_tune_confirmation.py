@@ -28,6 +28,7 @@ from tests.unit.tuner.machine import (
 )
 from tuner.ablation import ablation_of
 from tuner.confirmation import LEAST_PROCESSES, PROCESSES, ROUNDS
+from tuner.confirming import OUT_OF_TIME
 from tuner.events import Confirming, Tried
 from tuner.knowledge import AGAIN
 from tuner.pace import WITH_EAGER
@@ -258,6 +259,41 @@ def test_processes_without_the_step_as_given_alone_confirm_nothing():
     trials, conclusion = run_out(machine, a_run(budget_trials=8))
     assert words(conclusion.plan.knobs) != GRAPH, "the best, by every process without the step as given"
     assert any("too large" in trial.failure.reason for trial in confirmations(trials) if trial.failure)
+
+
+def test_the_step_as_given_is_timed_again_where_the_machine_was_disturbed():
+    def busy(_: int, job: Job) -> None:
+        machine.disturbed = is_confirmation(job) and len(asked()) == 1
+
+    def asked() -> list[Job]:
+        return [job for job in machine.jobs if is_confirmation(job)]
+
+    machine = Machine(step_ms=STRONG, inapplicable=SMALL, answer=busy)
+    trials, conclusion = run_out(machine, a_run(budget_trials=8))
+    measured = [trial.measurement for trial in confirmations(trials)]
+    assert [found.disturbed for found in measured] == [True, False, False, False, False]
+    assert [found.arms[0].name == EAGER for found in measured] == [True, True, True, False, False]
+    assert conclusion.plan.evidence.processes == PROCESSES - 1
+
+
+def test_where_time_ended_before_the_step_as_given_was_timed_the_candidate_has_no_plan():
+    """Two at a time, and the first, which times it too, runs out of memory beside the second."""
+
+    def late(_: int, job: Job) -> Failure | None:
+        if not is_confirmation(job) or words(job.arms[-1].knobs) != GRAPH:
+            return None
+        if job.arms[0].name == EAGER:
+            return failure("too large", FailureKind.OUT_OF_MEMORY)
+        machine.now_s += 400
+        return None
+
+    machine = Machine(step_ms=STRONG, inapplicable=SMALL, child_s=5, answer=late)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tuner.tune.at_once", lambda *_: 3)
+        trials, conclusion = run_out(machine, a_run(budget_s=300))
+    (given_up,) = [trial for trial in confirmations(trials) if trial.failure == OUT_OF_TIME]
+    assert words(given_up.knobs) == GRAPH
+    assert words(conclusion.plan.knobs) == COMPILED
 
 
 @settings(max_examples=25)

@@ -279,6 +279,38 @@ def test_a_restless_step_as_given_does_not_hide_what_the_rivals_say():
     assert (decision.verdict, decision.chosen) == (Verdict.SAME, STOCK)
 
 
+def with_eager_in(count: int, processes: Confirmation) -> Confirmation:
+    """As `measured` by a confirmation that times the step as given in the first few processes only."""
+    return (*processes[:count], *(each.model_copy(update={"arms": each.arms[1:]}) for each in processes[count:]))
+
+
+@pytest.mark.parametrize("disturbed", [(), (0,), (1,)])
+@pytest.mark.parametrize("eager_ms", [(16, 16), (16, 18)])
+def test_a_step_as_given_that_is_clearly_slower_decides_nothing_in_however_few_processes(eager_ms, disturbed):
+    processes = with_eager_in(2, measured(16, 8, 8))
+    for number, step_ms in enumerate(eager_ms):
+        eager = measured(step_ms, 8, 8)[number].arms[0]
+        processes = changed(processes, number, arms=(eager, *processes[number].arms[1:]), disturbed=number in disturbed)
+    plan, decision = planned(processes)
+    assert (decision.verdict, plan.knobs) == (Verdict.SAME, BF16)
+    assert plan.evidence.processes == 5 - len(disturbed)
+
+
+@pytest.mark.parametrize(
+    ("count", "note"),
+    [(1, "one process alone cannot tell; .*"), (2, ".*, over the step as given, is .* as fast in 2 processes; .*")],
+)
+def test_a_step_as_given_that_is_not_decides_by_the_processes_that_timed_it(count, note):
+    plan, decision = planned(with_eager_in(count, measured(10, 9, 12, offset=0.01)))
+    assert (decision.verdict, plan.knobs) == (Verdict.AMBIGUOUS, BF16)
+    assert re.fullmatch(note, plan.evidence.note)
+
+
+def test_a_gain_over_the_step_as_given_is_of_the_processes_that_timed_it():
+    evidence = planned(with_eager_in(3, measured(10, 12, 5)))[0].evidence
+    assert (evidence.baseline, evidence.verdict, evidence.processes) == ("eager", "faster", 3)
+
+
 def test_the_causes_that_were_seen_are_told_once_each_with_the_way_out():
     load = [Cause(kind=CauseKind.LOAD, seen=f"other processes kept {count} of 8 cores busy") for count in (5, 6)]
     steal = Cause(kind=CauseKind.STEAL, seen="other guests took 12 % of the CPU time")
