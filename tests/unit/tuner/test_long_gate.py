@@ -127,7 +127,7 @@ def test_a_child_proves_a_winner_at_length():
 
 def test_what_is_not_finite_only_after_many_steps_is_seen_after_the_timing():
     arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs={"layout": "channels_last"}))
-    job = Job(workload=f"{FAULTY}:nan_later", device="cpu", arms=arms, rounds=4, block_ms=60.0)
+    job = Job(workload=f"{FAULTY}:nan_later", device="cpu", arms=arms, rounds=24, block_ms=0.001)  # one step a block
     found = measure(job, limits=Limits())
     assert isinstance(found, Failure), found
     assert (found.kind, found.phase) == (FailureKind.NOT_FINITE, Phase.TIMING)
