@@ -186,18 +186,6 @@ def default_generator(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
-@contextlib.contextmanager
-def full_precision() -> Iterator[None]:
-    """No TF32 in the block."""
-    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, convolution.allow_tf32
-    matmul.allow_tf32, convolution.allow_tf32 = False, False
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, convolution.allow_tf32 = before
-
-
 @functools.cache
 def capture_stream(index: int) -> torch.cuda.Stream:
     """The one stream of a GPU on which everything is warmed up and captured.

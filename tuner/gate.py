@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from kitsune.device import full_precision, pick_device, synchronize
+from kitsune.device import pick_device, synchronize
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
+from kitsune.tf32 import full_precision
 from tuner.ahead import compiled_ahead
 from tuner.arms import LiveArm, fresh_workload
 from tuner.batches import doubled

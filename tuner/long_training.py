@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import torch
 
-from kitsune.device import full_precision
 from kitsune.proof import Margin
 from kitsune.techniques import tolerance
+from kitsune.tf32 import full_precision
 from kitsune.workload import Workload
 from tuner.arms import LiveArm, Rates, fresh_workload
 from tuner.depth import DEPTHS, Depth

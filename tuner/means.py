@@ -10,9 +10,10 @@ from statistics import fmean, variance
 
 import torch
 
-from kitsune.device import full_precision, pick_device
+from kitsune.device import pick_device
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
+from kitsune.tf32 import full_precision
 from kitsune.workload import Workload
 from tuner.arms import LiveArm, Rates, fresh_workload
 from tuner.numerics import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kitsune.device import full_precision
+from kitsune.tf32 import full_precision
 from kitsune.workload import Workload
 from tuner.arms import LiveArm, Rates, fresh_workload
 from tuner.batches import doubled

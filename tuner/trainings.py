@@ -8,9 +8,10 @@ from typing import Any, Final
 import torch
 
 from kitsune import screen
-from kitsune.device import full_precision, release_cached
+from kitsune.device import release_cached
 from kitsune.errors import SURPRISES, WorkloadError
 from kitsune.plan import Plan
+from kitsune.tf32 import full_precision
 from kitsune.workload import Workload, call_model, loss_of, move_batch
 from tuner.arms import LiveArm
 from tuner.curves import ArmName, Curve

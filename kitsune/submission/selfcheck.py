@@ -8,12 +8,12 @@ from typing import Final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kitsune.device import full_precision
 from kitsune.errors import ExportError
 from kitsune.submission.archive import Archive
 from kitsune.submission.rebuild import assemble_modules
 from kitsune.submission.source import WAY_OUT, line_of_class
 from kitsune.submission.structure import assemble
+from kitsune.tf32 import full_precision
 from kitsune.workload import call_model
 
 _SEED: Final = 20_240_229

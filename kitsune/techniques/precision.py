@@ -1,14 +1,11 @@
 """precision: the dtype of matrix products and convolutions, by autocast or by TF32; fp16 with loss scaling."""
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 
 from kitsune.engine.scaler import LossScaler
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique, Tolerance, raised_in
+from kitsune.tf32 import tf32_products
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -58,45 +55,6 @@ TOLERANCES = {
     "fp16": Tolerance(loss=1e-3, gradient=1e-2, parameter=5e-2),
     "bf16": Tolerance(loss=1e-2, gradient=5e-2, parameter=1e-1),
 }
-
-
-@contextlib.contextmanager
-def tf32_products() -> Iterator[None]:
-    """TF32 for matrix products and convolutions in the block, the user's flags afterwards."""
-    before = _precisions()
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        _put_precisions(before)
-
-
-def _precisions() -> tuple[str | None, bool | None, list[str]]:
-    """Both spellings of torch's flags, old and new; an old one is None where the user set the new one only."""
-    try:
-        matmul: str | None = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        matmul = None
-    try:
-        cudnn: bool | None = torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        cudnn = None
-    return matmul, cudnn, [place.fp32_precision for place in _places()]
-
-
-def _put_precisions(before: tuple[str | None, bool | None, list[str]]) -> None:
-    """The old flags first: setting one of them sets the new ones of its places as well."""
-    matmul, cudnn, precisions = before
-    torch.set_float32_matmul_precision(matmul or "highest")
-    torch.backends.cudnn.allow_tf32 = cudnn is not False
-    for place, precision in zip(_places(), precisions, strict=True):
-        place.fp32_precision = precision
-
-
-def _places() -> list[Any]:
-    backends: Any = torch.backends
-    return [backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.cudnn.rnn]
 
 
 TECHNIQUE = Precision()

@@ -17,7 +17,7 @@ from kitsune.engine.dispatch import SegmentedForward
 from kitsune.engine.update import Update
 from kitsune.engine.winners import FOLDER, Winners, in_words, key_of
 from kitsune.graphs import Recorder
-from kitsune.techniques.precision import tf32_products
+from kitsune.tf32 import tf32_products
 from tests.unit.engine.steps import CPU, even_us, recorded
 
 IMAGES, KERNELS = torch.randn(2, 4, 8, 8), torch.randn(4, 4, 3, 3)

@@ -13,7 +13,7 @@ from kitsune.knobs import KNOBS
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.techniques import TECHNIQUES, Build, Facts, facts_of, inapplicable, observed_facts, tolerance, why_not
-from kitsune.techniques.precision import tf32_products
+from kitsune.tf32 import full_precision, tf32_products
 from kitsune.workload import Workload
 from tests.step_cases import AttentionNet, Convnet, Mlp, OwnSgd, adamw, assert_same, batches, pair, sgd, train_both
 from tuner.space import Space
@@ -176,6 +176,18 @@ def test_tf32_leaves_the_users_flags(flags, user):
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
         assert torch.backends.cudnn.conv.fp32_precision == "tf32"
         assert torch.backends.cuda.matmul.allow_tf32
+        raise ValueError("the step failed")
+    assert precision_flags() == before
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_full_precision_leaves_the_users_flags(flags, user):
+    USERS[user]()
+    before = precision_flags()
+    with contextlib.suppress(ValueError), full_precision():
+        assert torch.backends.cuda.matmul.fp32_precision != "tf32"
+        assert torch.backends.cudnn.conv.fp32_precision != "tf32"
+        assert not torch.backends.cuda.matmul.allow_tf32
         raise ValueError("the step failed")
     assert precision_flags() == before
 

@@ -6,16 +6,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
 from kitsune.proof import LongProof, Margin
 from tests.unit.tuner import faulty_steps
 from tuner import long_training
+from tuner.bench import measure_job
 from tuner.depth import DEPTHS, LEAST_STEPS, depth_of
-from tuner.long_gate import prove_long
+from tuner.long_gate import prove_job, prove_long
 from tuner.measure import measure, prove, within
 from tuner.probe import Probe
 from tuner.protocol import ArmSpec, Job, Limits, misfit
-from tuner.records import Failure, FailureKind, Phase
+from tuner.records import Failure, FailureKind, Measurement, Phase
 
 FAULTY = Path(faulty_steps.__file__)
 PRECISIONS = {"fp32": {}, "bf16": {"precision": "bf16"}}
@@ -123,6 +126,23 @@ def test_a_child_proves_a_winner_at_length():
     assert found.directions > 0
     assert found.nearest in found.margins
     assert LongProof.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside of torch's compiler
+def test_what_a_trial_has_compiled_is_found_by_whatever_looks_again(tmp_path, monkeypatch):
+    """With dropout and without, which are two graphs. A flag of torch's that is left otherwise is another key."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs={"compile": "default"}))
+    job = Job(workload="zoo:mlp", device="cpu", arms=arms, rounds=2, block_ms=0.001)
+    looked = []
+    for look in (measure_job, measure_job, prove_job):
+        torch.compiler.reset()
+        counters.clear()
+        found = look(job, lambda phase: None)
+        assert isinstance(found, (Measurement, LongProof)), found
+        looked.append(counters["inductor"]["fxgraph_cache_miss"])
+    assert looked[0] > 0
+    assert looked[1:] == [0, 0]
 
 
 def test_what_is_not_finite_only_after_many_steps_is_seen_after_the_timing():
