@@ -34,6 +34,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "kitsune.graphs",
         "kitsune.memsets",
         "kitsune.submission",
+        "kitsune.tf32",
         "kitsune.workload",
     ),
     ("kitsune.fusion", "kitsune.lookup", "kitsune.memory", "kitsune.profiler"),
