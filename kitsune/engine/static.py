@@ -30,6 +30,26 @@ def signature_of(value: Any) -> Signature:
     return ("value", type(value), repr(value) if isinstance(value, (float, complex)) else value)
 
 
+def closed_signature_of(batch: Any) -> Signature | None:
+    """As `signature_of`; None for a batch that may hide tensors from us, as `opaque_type` says.
+
+    Asked before every replay. Of a tuple of plain tensors, which most batches are, in one walk: a third of the time.
+    """
+    if type(batch) is tuple:
+        found: list[Any] = [tuple]
+        for item in batch:
+            if type(item) is not torch.Tensor or item.is_nested or not is_dense(item):
+                break
+            found.append((item.shape, (), item.dtype, item.requires_grad))
+        else:
+            return tuple(found)
+    return signature_of(batch) if opaque_type(batch) is None else None
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and tensor.is_contiguous()
+
+
 def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """The dimensions of more than one element from the widest stride to the narrowest; () for the usual order.
 

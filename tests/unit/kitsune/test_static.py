@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kitsune.engine.static import StaticBatch, place, signature_of, tensors_of, why_not_static
+from kitsune.engine.static import StaticBatch, closed_signature_of, place, signature_of, tensors_of, why_not_static
 
 CPU = torch.device("cpu")
 Point = namedtuple("Point", ["a", "b"])
@@ -56,6 +56,29 @@ def test_a_static_batch_takes_every_batch_of_its_signature(tree):
         assert torch.equal(loaded, given_)
         assert loaded is not given_
         assert torch.equal(before, torch.ones_like(before))  # the user's first batch is left alone
+
+
+@given(TREES)
+def test_what_is_asked_before_every_replay_is_the_signature(tree):
+    assert closed_signature_of(tree) == signature_of(tree)
+    assert closed_signature_of((tree, torch.ones(2))) == signature_of((tree, torch.ones(2)))
+
+
+OPAQUE = {
+    "an object": object,
+    "sparse": lambda: torch.ones(2, 2).to_sparse(),
+    "compressed": lambda: torch.ones(2, 2).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "a subclass": lambda: torch.ones(2).as_subclass(type("Ours", (torch.Tensor,), {})),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, that some of them may change
+@pytest.mark.parametrize("kind", OPAQUE)
+def test_what_may_hide_tensors_has_none(kind):
+    assert closed_signature_of((torch.ones(2), OPAQUE[kind]())) is None
 
 
 @given(TREES)
