@@ -26,7 +26,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
         "kitsune.signals",
     ),
     ("kitsune.amp", "kitsune.fusion.config", "kitsune.options", "kitsune.streams"),
-    ("kitsune.cache", "kitsune.exchange", "kitsune.plan_diff"),
+    ("kitsune.cache", "kitsune.exchange", "kitsune.keyed_files", "kitsune.plan_diff"),
     (
         "kitsune.client",
         "kitsune.device",

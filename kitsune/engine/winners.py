@@ -4,12 +4,9 @@ A race takes 3 s, or the time of 500 steps: 12.5 s of a nanoGPT of 124 M paramet
 processes that time it and at every start of a training.
 """
 
-import contextlib
 import hashlib
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -17,48 +14,35 @@ import torch
 from kitsune.compile_cache import compiled_folder
 from kitsune.engine.planned import Planned
 from kitsune.engine.recording import VALUES, Call, Place, Recording
-from kitsune.files import write_whole
-
-log = logging.getLogger("kitsune")
+from kitsune.keyed_files import KeyedFiles
 
 #: One more with every change of the rules by which plans are made, timed or chosen: an old winner says nothing then.
 RULES: Final = 1
 FOLDER: Final = "kitsune-races"
-MOST_BYTES: Final = 1000  # of a name; what is longer is not ours
 #: Arguments whose text is the same in every process.
 TOLD: Final = VALUES | {Place, torch.memory_format}
 
 
 @dataclass(frozen=True, slots=True)
 class Winners:
-    """Names of plans, each in a file of a folder. One that cannot be read or written costs a race, never the step."""
+    """Names of plans."""
 
-    folder: Path
+    files: KeyedFiles
 
     @classmethod
     def of_this_machine(cls) -> "Winners":
         """Beside what torch has compiled."""
-        return cls(compiled_folder() / FOLDER)
+        return cls(KeyedFiles(compiled_folder() / FOLDER))
 
     def find(self, key: str, found: Sequence[Planned]) -> Planned | None:
         """The plan among these that won before."""
-        with contextlib.suppress(OSError, UnicodeDecodeError), (self.folder / key).open("rb") as file:
-            name = file.read(MOST_BYTES).decode()
-            return next((plan for plan in found if plan.name == name), None)
-        return None
+        name = self.files.read(key)
+        return next((plan for plan in found if plan.name == name), None)
 
     def keep(self, key: str, plan: Planned) -> None:
-        """Whole or not at all, also when others write at the same time.
-
-        A plan on one stream is not kept: a race that had no time or no memory for the others ends with it, too.
-        """
-        if plan.schedule.streams == 1:
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.folder / key, plan.name.encode())
-        except OSError as error:
-            log.info("which plan of the launches won is not kept in %s: %s", self.folder, error)
+        """A plan on one stream is not kept: a race that had no time or no memory for the others ends with it, too."""
+        if plan.schedule.streams > 1:
+            self.files.write(key, plan.name)
 
 
 def key_of(recording: Recording, streams: int, pool_bytes: int | None) -> str:

@@ -10,7 +10,9 @@ import torch
 
 from kitsune.engine.planner import Planner
 from kitsune.engine.winners import Winners
+from kitsune.fusion.benefits import Benefits
 from kitsune.graphs import Graph
+from kitsune.keyed_files import KeyedFiles
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,8 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_winner_of_another_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Winners, "of_this_machine", lambda: Winners(tmp_path / "races"))
+def nothing_found_by_another_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Winners, "of_this_machine", lambda: Winners(KeyedFiles(tmp_path / "races")))
+    monkeypatch.setattr(Benefits, "of_this_machine", lambda: Benefits(KeyedFiles(tmp_path / "fusion")))
 
 
 @pytest.fixture

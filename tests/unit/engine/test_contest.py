@@ -17,6 +17,7 @@ from kitsune.engine.schedule import Placed, Schedule, critical_path
 from kitsune.engine.winners import Winners
 from kitsune.errors import CaptureError
 from kitsune.graphs import HostGraph, Recorder
+from kitsune.keyed_files import KeyedFiles
 from tests.unit.engine.steps import CPU, equal, even_us, recorded, warmed
 
 
@@ -155,19 +156,19 @@ def test_a_race_ends_when_its_time_is_over(monkeypatch, race_s, steps, tried):
 
 
 def test_what_won_before_races_against_one_stream_only(tmp_path):
-    plan, _ = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
-    again, raced = contest(lambda at: 9.0 if at == 1 else 10.0, winners=Winners(tmp_path))
+    plan, _ = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
+    again, raced = contest(lambda at: 9.0 if at == 1 else 10.0, winners=Winners(KeyedFiles(tmp_path)))
     assert raced == 2
     assert again.name == plan.name + WON_BEFORE
     assert again.priorities == plan.priorities
 
 
 def test_where_it_is_no_longer_faster_all_the_others_race_and_the_new_winner_is_kept(tmp_path):
-    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
-    plan, raced = contest(lambda at: 5.0 if at == BUSIEST else 10.0, winners=Winners(tmp_path))
+    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
+    plan, raced = contest(lambda at: 5.0 if at == BUSIEST else 10.0, winners=Winners(KeyedFiles(tmp_path)))
     assert raced == 1 + BUSIEST
     assert ", the busiest one first" in plan.name
-    again, raced = contest(lambda at: 9.0 if at == 1 else 10.0, winners=Winners(tmp_path))
+    again, raced = contest(lambda at: 9.0 if at == 1 else 10.0, winners=Winners(KeyedFiles(tmp_path)))
     assert (raced, again.name) == (2, plan.name + WON_BEFORE)
 
 
@@ -176,15 +177,15 @@ def test_where_one_stream_won_they_all_race_again(tmp_path, monkeypatch, race_s)
     """Nothing would ever tell that the others only had no time, or no memory."""
     monkeypatch.setattr("kitsune.engine.planner.RACE_STEPS", 0)
     monkeypatch.setattr("kitsune.engine.planner.RACE_S", race_s)
-    plan, _ = contest(lambda _: 10.0, winners=Winners(tmp_path))
+    plan, _ = contest(lambda _: 10.0, winners=Winners(KeyedFiles(tmp_path)))
     monkeypatch.setattr("kitsune.engine.planner.RACE_S", 5.0)
-    again, raced = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
+    again, raced = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
     assert (plan.schedule.streams, raced, again.schedule.streams) == (1, 1 + BUSIEST, 4)
 
 
 def test_what_won_before_is_not_taken_where_it_needs_too_much_memory(tmp_path):
-    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
-    plan, raced = contest(lambda at: 5.0 if at == 1 else 10.0, {1: 2**40}, winners=Winners(tmp_path))
+    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
+    plan, raced = contest(lambda at: 5.0 if at == 1 else 10.0, {1: 2**40}, winners=Winners(KeyedFiles(tmp_path)))
     assert raced == 1 + BUSIEST
     assert plan.schedule.streams == 1
 
@@ -192,24 +193,26 @@ def test_what_won_before_is_not_taken_where_it_needs_too_much_memory(tmp_path):
 def test_a_folder_that_cannot_be_written_costs_a_race(tmp_path):
     (tmp_path / "file").touch()
     for _ in range(2):
-        plan, raced = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path / "file" / "races"))
+        plan, raced = contest(
+            lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path / "file" / "races"))
+        )
         assert (raced, plan.schedule.streams) == (1 + BUSIEST, 4)
 
 
 def test_another_limit_of_memory_is_another_race(tmp_path):
-    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
-    _, raced = contest(lambda at: 5.0 if at == FED else 10.0, pool_bytes=2**40, winners=Winners(tmp_path))
+    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
+    _, raced = contest(lambda at: 5.0 if at == FED else 10.0, pool_bytes=2**40, winners=Winners(KeyedFiles(tmp_path)))
     assert raced == 1 + BUSIEST
     assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("told", [b"", b"a rule of another version", b"\xff\xfe", b"x" * 10**6])
 def test_a_name_that_says_nothing_costs_a_race(tmp_path, told):
-    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
+    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
     (file,) = tmp_path.iterdir()
     kept = file.read_bytes()
     file.write_bytes(told)
-    plan, raced = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(tmp_path))
+    plan, raced = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
     assert raced == 1 + BUSIEST
     assert WON_BEFORE not in plan.name
     assert file.read_bytes() == kept
@@ -220,7 +223,7 @@ def test_of_a_winner_that_the_proof_refuses_the_next_one_is_kept(tmp_path, monke
     monkeypatch.setattr("kitsune.engine.planner.refuted", lambda *_: answers.pop(0))
     second_race = BUSIEST + 2  # the winner of the first was captured once more, for the proof
     quickest = (EARLY, second_race + 1)
-    plan, raced = contest(lambda at: 5.0 if at in quickest else 10.0, winners=Winners(tmp_path), captured=2)
+    plan, raced = contest(lambda at: 5.0 if at in quickest else 10.0, winners=Winners(KeyedFiles(tmp_path)), captured=2)
     (file,) = tmp_path.iterdir()
     assert raced > second_race
     assert plan.name == file.read_text() + "; a quicker one was refused: not today"

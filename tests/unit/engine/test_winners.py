@@ -93,7 +93,7 @@ def test_what_has_no_lasting_text_is_told_by_its_type():
 def test_it_is_kept_beside_what_torch_has_compiled(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     assert compiled_folder() == tmp_path
-    assert Winners.of_this_machine().folder == tmp_path / FOLDER
+    assert Winners.of_this_machine().files.folder == tmp_path / FOLDER
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     assert compiled_folder() == usual_folder()
     assert usual_folder().parent == Path(tempfile.gettempdir())
