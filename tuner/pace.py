@@ -32,6 +32,9 @@ LEAST_WARM_STOCK_S: Final = 5.0
 WITH_EAGER: Final = 2
 #: By so much, in the search. The two then show it too: each by more than `FAR_APART`, which no noise makes.
 CLEARLY_FASTER: Final = 1.5
+#: Of what is expected of a trial, what it takes at the least. Of 144 that compiled on H100s and H200s none took less
+#: than 0.65 of it; of an MLP's 115, which take 4 to 40 s, five.
+AT_BEST: Final = 0.6
 LEAVE_S: Final = 2.0  # from the answer of a child on a GPU until the next one is timed
 #: Eager steps that the long gate takes as many as, at its usual depth (tuner/depth.py).
 PROOF_STEPS: Final = 700
@@ -111,6 +114,19 @@ def is_patient(trials: Iterable[Trial], space: Space, left_s: float) -> bool:
     slow_s = [own_s(trial) for trial in worked if space.is_slow(trial.knobs)]
     needed_s = max(slow_s) if slow_s else SLOW_FACTOR * max(map(own_s, worked), default=0.0)
     return left_s > needed_s
+
+
+def is_in_vain(
+    at_work: Iterable[tuple[Configuration, float]], trials: Iterable[Trial], space: Space, left_s: float
+) -> bool:
+    """Whether none of these configurations, each at work for so many seconds, can end in time.
+
+    By what trials like it took. That is known once one that compiles has ended.
+    """
+    worked = list(filter(is_success, trials))
+    if not any("compile" in trial.knobs for trial in worked):
+        return False
+    return all(AT_BEST * expected_s(knobs, worked, space) - since_s > left_s for knobs, since_s in at_work)
 
 
 def eager_processes(leader: Trial, stock: Trial | None, processes: int) -> int:

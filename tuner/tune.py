@@ -22,13 +22,13 @@ from tuner.interrupts import no_interrupts
 from tuner.knowledge import Knowledge, nothing_known
 from tuner.next_trial import next_trial
 from tuner.outcomes import best_stock
-from tuner.pace import at_once, elapsed_s, limits_within, own_s, spares, timing_s
+from tuner.pace import at_once, elapsed_s, is_in_vain, limits_within, own_s, spares, timing_s
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
 from tuner.reserve import Reserve
 from tuner.room import Room
 from tuner.scratch import scratch
-from tuner.space import Space
+from tuner.space import Configuration, Space
 from tuner.standings import (
     MAX_CONFIRMATIONS,
     failed_confirmations,
@@ -365,11 +365,19 @@ class Tuning:
             raise KeyboardInterrupt
 
     def _ask_in_time(self) -> None:
-        """The `check` of a search: ends it when no more time is left than confirming the leader takes. Not before the
-        step as given has been measured, without which there is no answer."""
+        """The `check` of a search: ends it when no more time is left than confirming the leader takes, or nothing that
+        is at work can end before that. Not before the step as given has been measured, without which there is no
+        answer."""
         self._ask()
-        if searched(self.trials) and self._left_s() < self._reserve().least_s():
+        tried = searched(self.trials)
+        left_s = self._left_s() - self._reserve().least_s()
+        if tried and (left_s < 0 or is_in_vain(self._at_work_for(), tried, self._space, left_s)):
             raise OutOfTime
+
+    def _at_work_for(self) -> list[tuple[Configuration, float]]:
+        """What is tried at the moment, and for how many seconds."""
+        now = self.now()
+        return [(begun.knobs, (now - begun.started_at).total_seconds()) for begun in self._work.begun.values()]
 
     def _is_ended(self) -> bool:
         self.interrupted = self.interrupted or self.interrupts() > 0

@@ -18,6 +18,7 @@ from tuner.pace import (
     eager_processes,
     elapsed_s,
     expected_s,
+    is_in_vain,
     own_s,
     playoff_s,
     spares,
@@ -43,6 +44,10 @@ def inspection(device: str, memory_bytes: int, peak_bytes: int) -> Inspection:
         peak_bytes=peak_bytes,
         parameters=1,
     )
+
+
+def took(ended: Trial, seconds: float) -> Trial:
+    return ended.model_copy(update={"finished_at": ended.started_at + timedelta(seconds=seconds)})
 
 
 @pytest.mark.parametrize(
@@ -151,3 +156,16 @@ def test_a_play_off_builds_and_times_all_in_one_process():
 def test_beside_the_step_as_given_there_is_time_for_three_rounds():
     assert timing_s(0.001) == timing_s(0.2) == 4.0
     assert timing_s(1.0) == 16.0
+
+
+def test_what_cannot_end_in_time_is_waited_for_in_vain():
+    ended = took(trial(1, {"precision": "bf16", "compile": "default", "update": "fused"}), 100)
+    begun = {"precision": "fp16", "compile": "default"}
+    space = Space.of({})
+    assert is_in_vain([(begun, 10)], [ended], space, 45)
+    assert not is_in_vain([(begun, 10)], [ended], space, 55), "it may be quicker than others"
+    assert not is_in_vain([(begun, 50)], [ended], space, 45), "it has been at work for long"
+    assert not is_in_vain([(begun, 10), ({}, 0)], [ended, took(trial(0, {}), 5)], space, 45), "one of them may end"
+    known = {**ended.knobs, "update": "kitsune"}
+    assert not is_in_vain([(known, 0)], [ended], space, 45), "its code is compiled already"
+    assert not is_in_vain([(begun, 10)], [took(trial(0, {}), 100)], space, 1), "nobody knows what compiling takes"

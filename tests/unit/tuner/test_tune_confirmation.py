@@ -212,6 +212,23 @@ def test_what_is_at_work_is_given_up_for_the_confirmation_of_what_was_found():
     assert (len(machine.proven), evidence.proof, evidence.note) == (1, PROOF, "")
 
 
+def test_what_cannot_end_in_time_is_not_waited_for(monkeypatch):
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=20)
+    monkeypatch.setattr("tuner.tune.is_in_vain", lambda at_work, *_: any(seconds > 30 for _, seconds in at_work))
+
+    def endless(_: int, job: Job) -> None:
+        if words(job.arms[-1].knobs) not in ("eager", GRAPH) and job.numerics:
+            for _ in range(1000):
+                machine.now_s += 1
+                machine.check()
+
+    machine.answer = endless
+    trials, conclusion = run_out(machine, a_run(budget_s=300))
+    assert [words(trial.knobs) for trial in trials if trial.source.is_search] == ["eager", GRAPH]
+    assert (words(conclusion.plan.knobs), conclusion.plan.evidence.processes) == (GRAPH, PROCESSES)
+    assert machine.now_s < 200
+
+
 def test_where_processes_take_less_than_was_expected_there_are_more_of_them():
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=20)
 
