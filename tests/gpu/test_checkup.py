@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 
@@ -8,7 +10,10 @@ from tuner.stats import median
 
 SECOND = pytest.param(1, marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"))
 
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
+
+@pytest.mark.skipif(WORKERS > 1, reason="other tests use the GPU at the same time; -n 0 tests/gpu/test_checkup.py")
 @pytest.mark.parametrize("index", [0, SECOND])
 def test_a_planted_slowdown_shows_on_the_gpu_that_is_measured(index, device):
     found = measured(torch.device("cuda", index))
