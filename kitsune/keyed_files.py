@@ -2,6 +2,9 @@
 
 import contextlib
 import logging
+import os
+import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,8 +29,25 @@ class KeyedFiles:
 
     def write(self, key: str, text: str) -> None:
         """Whole or not at all, also when others write at the same time."""
-        try:
+        with self._noting():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(self.folder / key, text.encode())
+
+    def add(self, key: str, text: str) -> None:
+        """As `write`; what is there already stays: of those that add at the same time, one does."""
+        draft = self.folder / f".{key}.{secrets.token_hex(8)}"
+        with self._noting():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(draft, text.encode())
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.link(draft, self.folder / key)
+            finally:
+                draft.unlink()
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             log.info("what was found out is not kept in %s: %s", self.folder, error)

@@ -108,7 +108,7 @@ class Evidence(Record):
     peak_bytes: int = Field(ge=0)
     first_step_s: float = Field(ge=0, description="time to the first tuned step: compiling, warming up, capturing")
     blocks: int = Field(ge=1, description="of all processes")
-    processes: int = Field(default=1, ge=1, description="fresh processes that timed the candidate and the baseline")
+    processes: int = Field(default=1, ge=1, description="fresh processes that timed the plan and its baseline")
     note: str = Field(default="", description="why the samples do not tell, and the way out")
     samples_sha256: str
     numerics: Numerics

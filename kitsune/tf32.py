@@ -12,28 +12,33 @@ Flags = tuple[str | None, bool | None, list[str]]
 
 @contextlib.contextmanager
 def tf32_products() -> Iterator[None]:
-    before = _flags()
-    _put_old(matmul=True, convolution=True)
-    try:
+    with _restored():
+        _put_old(is_allowed=True)
         yield
-    finally:
-        _put(before)
 
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32 in the block."""
+    """No TF32 in the block, nor bf16 on a CPU: what the new flags of a library, or of all of them, say is overruled."""
+    with _restored():
+        _put_old(is_allowed=False)
+        for place in _places():
+            place.fp32_precision = "ieee"
+        yield
+
+
+@contextlib.contextmanager
+def _restored() -> Iterator[None]:
     before = _flags()
-    _put_old(matmul=False, convolution=False)
     try:
         yield
     finally:
         _put(before)
 
 
-def _put_old(*, matmul: bool, convolution: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = matmul
-    torch.backends.cudnn.allow_tf32 = convolution
+def _put_old(*, is_allowed: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = is_allowed
+    torch.backends.cudnn.allow_tf32 = is_allowed
 
 
 def _flags() -> Flags:
@@ -62,4 +67,5 @@ def _put(before: Flags) -> None:
 
 def _places() -> list[Any]:
     backends: Any = torch.backends
-    return [backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    return [backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]

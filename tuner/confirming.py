@@ -84,6 +84,7 @@ class Confirmation:
     extent: Extent
     _proof: LongProof | None = None
     _measured: list[Measurement] = field(default_factory=list)
+    _has_timeline: bool = False
     _longest_s: float = 0.0
     _is_cut_off: bool = False
     _unproven: str = ""
@@ -104,6 +105,7 @@ class Confirmation:
                 self._proof = done.outcome
             elif isinstance(done.outcome, Measurement):
                 self._measured.append(done.outcome)
+                self._has_timeline |= begun.job is not None and begun.job.timeline
                 self._longest_s = max(self._longest_s, done.spent.total_s)
                 yield Tried(self.work.keep(begun, done, self._compared()))
             elif not self._is_harmless(begun, done):
@@ -140,11 +142,11 @@ class Confirmation:
             yield self._timed(with_eager=False)
 
     def _timed(self, *, with_eager: bool) -> Job:
-        """One process that times the arms; the first tells the launches of a step too."""
+        """One process that times the arms; one of them tells the launches of a step too."""
         stock = None if self.stock is None else self.stock.knobs
         arms = confirmation_arms(self.first.knobs, stock, with_eager=with_eager)
-        is_first = not self._measured and not any(job.timeline for job in self._at_work())
-        return self.job(arms, ROUNDS, numerics=False, **({"timeline": True} if is_first else {}))
+        is_asked = self._has_timeline or any(job.timeline for job in self._at_work())
+        return self.job(arms, ROUNDS, numerics=False, timeline=not is_asked)
 
     def _compared(self) -> Comparison | None:
         """What is to be said so far."""

@@ -28,7 +28,7 @@ from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source,
 from tuner.reserve import Reserve
 from tuner.room import Room
 from tuner.scratch import scratch
-from tuner.space import Configuration, Space
+from tuner.space import Space
 from tuner.standings import (
     MAX_CONFIRMATIONS,
     failed_confirmations,
@@ -42,14 +42,7 @@ from tuner.standings import (
     why_nothing,
 )
 from tuner.supervise import Check, go_on
-from tuner.verdicts import (
-    CANDIDATE,
-    EAGER,
-    RIVAL,
-    compare_arms,
-    decide,
-    over,
-)
+from tuner.verdicts import CANDIDATE, EAGER, RIVAL, compare_arms, decide, over
 from tuner.wall_clock import utcnow
 from tuner.work import Begun, Work, is_for_want_of_room
 
@@ -371,13 +364,8 @@ class Tuning:
         self._ask()
         tried = searched(self.trials)
         left_s = self._left_s() - self._reserve().least_s()
-        if tried and (left_s < 0 or is_in_vain(self._at_work_for(), tried, self._space, left_s)):
+        if tried and (left_s < 0 or is_in_vain(self._work.underway(), tried, self._space, left_s)):
             raise OutOfTime
-
-    def _at_work_for(self) -> list[tuple[Configuration, float]]:
-        """What is tried at the moment, and for how many seconds."""
-        now = self.now()
-        return [(begun.knobs, (now - begun.started_at).total_seconds()) for begun in self._work.begun.values()]
 
     def _is_ended(self) -> bool:
         self.interrupted = self.interrupted or self.interrupts() > 0

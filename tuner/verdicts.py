@@ -220,8 +220,8 @@ def evidence(
     """What the samples say of the chosen arm; a speedup of an arm over itself is exactly 1."""
     is_gain = decision.chosen != decision.baseline
     spread = decision.found.spread
-    winners = arms_of(processes, decision.chosen)
-    baselines = arms_of(processes, decision.baseline)
+    both = _of_both(processes, decision.baseline, decision.chosen)
+    winners, baselines = arms_of(both, decision.chosen), arms_of(both, decision.baseline)
     return Evidence(
         run_id=run_id,
         verdict=cast("Said", decision.verdict.value),
@@ -239,7 +239,7 @@ def evidence(
         peak_bytes=max(arm.peak_bytes for arm in winners),
         first_step_s=median([arm.first_step_s for arm in winners]),
         blocks=sum(len(arm.step_ms) for arm in winners),
-        processes=decision.found.processes,
+        processes=len(both),
         samples_sha256=samples_digest(processes),
         numerics=_numerics(processes, decision.chosen, proven),
     )

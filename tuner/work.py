@@ -59,6 +59,11 @@ class Work:
         self.begun[self.crew.begin(begun.job.model_copy(update={"ahead": False}), limits)] = begun
         return begun
 
+    def underway(self) -> list[tuple[Mapping[str, Choice], float]]:
+        """The configurations that are at work, and for how many seconds."""
+        now = self.now()
+        return [(begun.knobs, (now - begun.started_at).total_seconds()) for begun in self.begun.values()]
+
     def finished(self, check: Check) -> tuple[Begun, Finished]:
         """The first that has come to something. What `check` raises propagates, and all go on working."""
         done = self.crew.finished(check)

@@ -38,7 +38,7 @@ _measured: dict[Any, Benefit] = {}
 def benefit_of(name: str, match: Match, compiler: str, clock: Clock) -> Benefit:
     """Measured once for each pattern, shapes and dtypes: by the clock of a GPU on this machine, by another one in this
     process. RuntimeError where it cannot be run."""
-    key = (name, signature_of(match), compiler, clock)
+    key = (name, signature_of(match), value_of(match.inputs[0]).device, compiler, clock)
     if key not in _measured:
         is_lasting = clock is side_by_side_ms
         _measured[key] = lasting(name, match, compiler, clock) if is_lasting else measure(match, compiler, clock)
@@ -62,7 +62,7 @@ def signature_of(match: Match) -> Any:
     return (
         match.call,
         wiring_of(match),
-        tuple((one.shape, one.stride(), one.dtype, one.device, one.requires_grad) for one in tensors),
+        tuple((one.shape, one.stride(), one.dtype, one.device.type, one.requires_grad) for one in tensors),
         torch.is_autocast_enabled(tensors[0].device.type),
         str(autocasts_at(match.results[0])),
         torch.get_float32_matmul_precision(),
@@ -79,8 +79,11 @@ def wiring_of(match: Match) -> tuple[str, ...]:
 
 
 def named(target: Any) -> str:
-    """A method's name, or that of an operator or a function with its module, which is the same in every process."""
-    return str(target) if isinstance(target, (str, torch._ops.OpOverload)) else torch.typename(target)
+    """A method's name, or that of an operator or a function with its home, which is the same in every process."""
+    if isinstance(target, (str, torch._ops.OpOverload)):
+        return str(target)
+    owner = getattr(target, "__self__", None)  # of `apply` of an autograd function, say
+    return f"{torch.typename(owner)}.{target.__name__}" if isinstance(owner, type) else torch.typename(target)
 
 
 def measure(match: Match, compiler: str, clock: Clock) -> Benefit:

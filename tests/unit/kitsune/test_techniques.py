@@ -135,12 +135,18 @@ def test_tolerances_widen_with_the_dtype():
 def flags():
     """torch's precision flags, put back after the test."""
     backends = torch.backends
-    before = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    old = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
+    libraries = backends.cudnn, backends.mkldnn
+    places = backends.cuda.matmul, *(getattr(each, name) for each in libraries for name in ("conv", "rnn"))
+    new = (backends, *libraries, *places, backends.mkldnn.matmul)
+    before = [each.fp32_precision for each in new]
     yield
-    backends.fp32_precision = "none"
-    torch.set_float32_matmul_precision(before[2])
-    backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32 = before[:2]
-    backends.cuda.matmul.fp32_precision = backends.mkldnn.matmul.fp32_precision = "none"
+    torch.set_float32_matmul_precision(old[0])
+    backends.cudnn.allow_tf32 = old[1]
+    for each, precision in zip(new, before, strict=True):
+        each.fp32_precision = precision
+    for each, precision in zip(new, before, strict=True):  # those of libraries have set those of places
+        each.fp32_precision = precision
 
 
 def read(getter):
@@ -165,6 +171,8 @@ USERS = {
     "no convolutions": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
     "the new flag": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
     "the new flag of convolutions": lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
+    "the new flag of all": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "the new flag of cuDNN": lambda: setattr(torch.backends.cudnn, "fp32_precision", "tf32"),
 }
 
 
@@ -185,8 +193,7 @@ def test_full_precision_leaves_the_users_flags(flags, user):
     USERS[user]()
     before = precision_flags()
     with contextlib.suppress(ValueError), full_precision():
-        assert torch.backends.cuda.matmul.fp32_precision != "tf32"
-        assert torch.backends.cudnn.conv.fp32_precision != "tf32"
+        assert precision_flags()[:4] == ["ieee"] * 4
         assert not torch.backends.cuda.matmul.allow_tf32
         raise ValueError("the step failed")
     assert precision_flags() == before

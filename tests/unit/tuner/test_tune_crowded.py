@@ -75,3 +75,11 @@ def test_so_is_a_process_that_confirms():
     assert len(confirmations(trials_of(events))) == PROCESSES
     assert all(trial.failure is None for trial in trials_of(events))
     assert conclusion.plan.evidence.processes == PROCESSES
+
+
+def test_the_launches_are_told_by_another_process_where_the_first_ran_out_of_memory(monkeypatch):
+    monkeypatch.setattr("tuner.tune.at_once", lambda *_: 3)
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, answer=crowded(1, is_confirmation))
+    drained(machine.tuning(a_run(budget_trials=6)))
+    asked = [job.timeline for job in machine.jobs if is_confirmation(job)]
+    assert (len(asked), asked[0], asked[1:].count(True)) == (1 + PROCESSES, True, 1)

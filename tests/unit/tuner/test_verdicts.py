@@ -308,7 +308,7 @@ def test_a_step_as_given_that_is_not_decides_by_the_processes_that_timed_it(coun
 
 def test_a_gain_over_the_step_as_given_is_of_the_processes_that_timed_it():
     evidence = planned(with_eager_in(3, measured(10, 12, 5)))[0].evidence
-    assert (evidence.baseline, evidence.verdict, evidence.processes) == ("eager", "faster", 3)
+    assert (evidence.baseline, evidence.verdict, evidence.processes, evidence.blocks) == ("eager", "faster", 3, 30)
 
 
 def test_the_causes_that_were_seen_are_told_once_each_with_the_way_out():

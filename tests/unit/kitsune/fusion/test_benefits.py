@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,7 @@ def test_a_call_that_is_not_ours_is_measured_in_every_process():
     said = ("layer_norm", "eager")
     assert benefits.key_of(theirs, said, torch.device("cuda")) is None
     assert benefits.key_of(Norm.forward, said, torch.device("cuda")) is None
+    assert benefits.key_of(torch.Tensor.add, said, torch.device("cuda")) is None
     ours = benefit.fused_of
     assert benefits.key_of(ours, said, torch.device("cuda")) != benefits.key_of(ours, (), torch.device("cuda"))
     assert benefits.key_of(ours, (repr(object()),), torch.device("cuda")) is None, "an address"
@@ -77,12 +79,25 @@ def test_of_two_that_measured_at_the_same_time_the_first_holds(tmp_path):
     kept = Benefits(KeyedFiles(tmp_path))
     assert kept.find("key") is None
     assert kept.keep("key", one) == kept.keep("key", other) == kept.find("key") == one
+    assert [each.name for each in tmp_path.iterdir()] == ["key"], "and no draft"
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"original_ms": "x", "fused_ms": 1}', b"1"])
+def test_so_it_is_for_threads_that_do_it_at_once(tmp_path):
+    kept = Benefits(KeyedFiles(tmp_path))
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(50):
+            found = set(pool.map(lambda ms, key=f"{number}": kept.keep(key, Benefit(ms, 1.0)), range(1, 9)))
+            assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"1", b"1 2 3", b"x 1", b"1 0", b"nan 1", b"-1 1", b"9" * 400 + b" 1"]
+)
 def test_a_broken_file_costs_a_measurement(tmp_path, content):
     (tmp_path / "key").write_bytes(content)
-    assert Benefits(KeyedFiles(tmp_path)).find("key") is None
+    kept, measured = Benefits(KeyedFiles(tmp_path)), Benefit(2.0, 1.5)
+    assert kept.find("key") is None
+    assert kept.keep("key", measured) == kept.find("key") == measured
 
 
 def key_of_a_norm() -> str:
