@@ -128,7 +128,7 @@ class Confirmation:
 
     def _due(self) -> Iterator[Job]:
         """What may be begun next, as time has gone. The look at the numbers, which takes longest, first; then what
-        times the step as given too, unless that is quiet and enough."""
+        times the step as given too, until enough of these were not disturbed."""
         if self._is_enough():
             return
         if self._lacks_proof() and self.extent.proof_s and not any(job.kind == "prove" for job in self._at_work()):

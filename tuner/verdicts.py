@@ -115,7 +115,8 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
     that have both arms.
     The candidate becomes the plan when it is FASTER than the best stock configuration: the better one, by these very
     samples, of the step as given and of what was the best in the search. Otherwise the plan is the best stock
-    configuration itself; the step as given, unless the other is FASTER than it or seems so by more than 1 %.
+    configuration itself; the step as given, unless the other is FASTER than it or seems so by more than 1 %. That is
+    settled, however few processes have timed both, where most rounds of each show a gain that no noise makes.
     `prior`: from `prior_of` the evidence of an equal plan, where torch, driver and model are the same; two processes
     then decide nearly as well as five.
     """
@@ -130,10 +131,8 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
         return Decision(candidate, stock, Verdict.FASTER, over_stock, note)
     over_eager, noise_of_eager = judged(used, EAGER, stock)
     kept = stock if _seems_faster(over_eager.comparison) else EAGER
-    open_to_doubt = (
-        (over_stock,) if len(used) > 1 and _is_plainly_faster(used, EAGER, stock) else (over_stock, over_eager)
-    )
-    said = _said_of([found.comparison.verdict for found in open_to_doubt])
+    is_settled = len(used) > 1 and _is_plainly_faster(used, EAGER, stock)
+    said = _said_of([found.comparison.verdict for found in ((over_stock,) if is_settled else (over_stock, over_eager))])
     note = ""
     if said is Verdict.TOO_NOISY:
         note = too_noisy(noise or noise_of_eager, used)

@@ -1,4 +1,5 @@
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -193,16 +194,22 @@ def test_where_time_ends_a_confirmation_those_that_have_ended_decide():
     assert machine.now_s <= 300 + 80, "the last one of them was as late"
 
 
-def test_what_is_at_work_is_given_up_for_the_confirmation_of_what_was_found():
-    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=20)
+def endless(machine: Machine) -> Callable[[int, Job], None]:
+    """So is every trial but those of the step as given and of GRAPH."""
 
-    def endless(_: int, job: Job) -> None:
+    def answer(_: int, job: Job) -> None:
         if words(job.arms[-1].knobs) not in ("eager", GRAPH) and job.numerics:
             for _ in range(1000):
                 machine.now_s += 1
                 machine.check()
 
-    machine.answer = endless
+    return answer
+
+
+def test_what_is_at_work_is_given_up_for_the_confirmation_of_what_was_found():
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=20)
+
+    machine.answer = endless(machine)
     trials, conclusion = run_out(machine, a_run(budget_s=300))
     assert 300 - 40 < machine.now_s <= 1.1 * 300
     assert [words(trial.knobs) for trial in trials if trial.source.is_search] == ["eager", GRAPH]
@@ -216,13 +223,7 @@ def test_what_cannot_end_in_time_is_not_waited_for(monkeypatch):
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=20)
     monkeypatch.setattr("tuner.tune.is_in_vain", lambda at_work, *_: any(seconds > 30 for _, seconds in at_work))
 
-    def endless(_: int, job: Job) -> None:
-        if words(job.arms[-1].knobs) not in ("eager", GRAPH) and job.numerics:
-            for _ in range(1000):
-                machine.now_s += 1
-                machine.check()
-
-    machine.answer = endless
+    machine.answer = endless(machine)
     trials, conclusion = run_out(machine, a_run(budget_s=300))
     assert [words(trial.knobs) for trial in trials if trial.source.is_search] == ["eager", GRAPH]
     assert (words(conclusion.plan.knobs), conclusion.plan.evidence.processes) == (GRAPH, PROCESSES)
