@@ -128,7 +128,7 @@ class DeviceGraph:
         self._device = device
 
     def replay(self) -> None:
-        if torch.cuda.current_device() == self._device.index:  # as a rule; a block for it costs the host 1 us
+        if torch.cuda.current_device() == self._device.index:  # as a rule, and a block for it costs the host time
             self._graph.replay()
             return
         with torch.cuda.device(self._device):

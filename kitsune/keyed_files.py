@@ -38,12 +38,12 @@ class KeyedFiles:
         draft = self.folder / f".{key}.{secrets.token_hex(8)}"
         with self._noting():
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(draft, text.encode())
             try:
+                draft.write_bytes(text.encode())
                 with contextlib.suppress(FileExistsError):
                     os.link(draft, self.folder / key)
             finally:
-                draft.unlink()
+                draft.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from kitsune.engine.hooks import Hooks
 from kitsune.engine.micro import micro_batches
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.snapshot import Snapshot, Sums
-from kitsune.engine.static import closed_signature_of
+from kitsune.engine.static import signature_unless_opaque
 from kitsune.engine.update import Update
 from kitsune.engine.updategraph import UpdateGraph
 from kitsune.errors import DeclinedError, SettingsError
@@ -268,7 +268,7 @@ class TrainStep:
 
     def _key_of(self, batch: tuple[Any, Any]) -> Any:
         # Objects that may hide tensors compare by identity, or not at all: None is the signature of them all.
-        return closed_signature_of(batch), self.model.training, autocast_of(self.device.type)
+        return signature_unless_opaque(batch), self.model.training, autocast_of(self.device.type)
 
     def _deserves_program(self, key: Any) -> bool:
         if len(self._other_shapes) >= MAX_OTHER_SHAPES:

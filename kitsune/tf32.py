@@ -12,6 +12,7 @@ Flags = tuple[str | None, bool | None, list[str]]
 
 @contextlib.contextmanager
 def tf32_products() -> Iterator[None]:
+    """TF32 in the block."""
     with _restored():
         _put_old(is_allowed=True)
         yield

@@ -30,7 +30,8 @@ LEAST_WARM_STOCK_S: Final = 5.0
 #: Processes that time the step as given too, where another stock configuration is clearly faster and gains are over
 #: that one. In fp32 it is what takes most memory and time: of a nanoGPT on an H100 16 of 33 GB, and 5 of 8 s of timing.
 WITH_EAGER: Final = 2
-#: By so much, in the search. The two then show it too: each by more than `FAR_APART`, which no noise makes.
+#: Times as fast as the step as given, by the low end of its interval in the search. Two processes are enough then, as
+#: each of them will show a gain of more than `FAR_APART`, which no noise makes.
 CLEARLY_FASTER: Final = 1.5
 #: Of what is expected of a trial, what it takes at the least. Of 144 that compiled on H100s and H200s none took less
 #: than 0.65 of it; of an MLP's 115, which take 4 to 40 s, five.

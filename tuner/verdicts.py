@@ -1,7 +1,7 @@
 """Measurements in, the plan with its evidence out. Pure."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, cast
@@ -132,7 +132,7 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
     over_eager, noise_of_eager = judged(used, EAGER, stock)
     kept = stock if _seems_faster(over_eager.comparison) else EAGER
     is_settled = len(used) > 1 and _is_plainly_faster(used, EAGER, stock)
-    said = _said_of([found.comparison.verdict for found in ((over_stock,) if is_settled else (over_stock, over_eager))])
+    said = _said_of((over_stock,) if is_settled else (over_stock, over_eager))
     note = ""
     if said is Verdict.TOO_NOISY:
         note = too_noisy(noise or noise_of_eager, used)
@@ -306,9 +306,10 @@ def _left_out(count: int, of: int) -> str:
     return f"{count} of {of} processes left out, as the machine was disturbed" if count else ""
 
 
-def _said_of(found: Collection[Verdict]) -> Verdict:
+def _said_of(compared: Sequence[Confirmed]) -> Verdict:
     """Of a run that found no certain gain: the least that any comparison allows to be said."""
-    return next((unclear for unclear in (Verdict.TOO_NOISY, Verdict.AMBIGUOUS) if unclear in found), Verdict.SAME)
+    said = {found.comparison.verdict for found in compared}
+    return next((unclear for unclear in (Verdict.TOO_NOISY, Verdict.AMBIGUOUS) if unclear in said), Verdict.SAME)
 
 
 def _is_plainly_faster(processes: Sequence[Measurement], baseline: str, candidate: str) -> bool:

@@ -30,15 +30,15 @@ def signature_of(value: Any) -> Signature:
     return ("value", type(value), repr(value) if isinstance(value, (float, complex)) else value)
 
 
-def closed_signature_of(batch: Any) -> Signature | None:
+def signature_unless_opaque(batch: Any) -> Signature | None:
     """As `signature_of`; None for a batch that may hide tensors from us, as `opaque_type` says.
 
-    Asked before every replay. Of a tuple of plain tensors, which most batches are, in one walk: a third of the time.
+    Asked before every replay, so a tuple of plain tensors, which most batches are, is looked through only once.
     """
     if type(batch) is tuple:
         found: list[Any] = [tuple]
         for item in batch:
-            if type(item) is not torch.Tensor or item.is_nested or not is_dense(item):
+            if type(item) is not torch.Tensor or item.is_nested or not is_plain_in_order(item):
                 break
             found.append((item.shape, (), item.dtype, item.requires_grad))
         else:
@@ -46,7 +46,8 @@ def closed_signature_of(batch: Any) -> Signature | None:
     return signature_of(batch) if opaque_type(batch) is None else None
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
+def is_plain_in_order(tensor: torch.Tensor) -> bool:
+    """Whether it is neither sparse nor quantized, and `order_of` is ()."""
     return tensor.layout is torch.strided and not tensor.is_quantized and tensor.is_contiguous()
 
 

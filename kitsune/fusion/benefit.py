@@ -38,17 +38,16 @@ _measured: dict[Any, Benefit] = {}
 def benefit_of(name: str, match: Match, compiler: str, clock: Clock) -> Benefit:
     """Measured once for each pattern, shapes and dtypes: by the clock of a GPU on this machine, by another one in this
     process. RuntimeError where it cannot be run."""
-    key = (name, signature_of(match), value_of(match.inputs[0]).device, compiler, clock)
+    said, device = (name, compiler, *signature_of(match)), value_of(match.inputs[0]).device
+    key = (match.call, said, device, clock)
     if key not in _measured:
-        is_lasting = clock is side_by_side_ms
-        _measured[key] = lasting(name, match, compiler, clock) if is_lasting else measure(match, compiler, clock)
+        lasting_key = key_of(match.call, said, device) if clock is side_by_side_ms else None
+        _measured[key] = first_measured(lasting_key, match, compiler, clock)
     return _measured[key]
 
 
-def lasting(name: str, match: Match, compiler: str, clock: Clock) -> Benefit:
-    """As it was measured by whichever process was first."""
-    _, *said = signature_of(match)
-    key = key_of(match.call, (name, compiler, *said), value_of(match.inputs[0]).device)
+def first_measured(key: str | None, match: Match, compiler: str, clock: Clock) -> Benefit:
+    """As the first process on this machine measured it; without a key, as this one does."""
     if key is None:
         return measure(match, compiler, clock)
     kept = Benefits.of_this_machine()
@@ -56,11 +55,10 @@ def lasting(name: str, match: Match, compiler: str, clock: Clock) -> Benefit:
 
 
 def signature_of(match: Match) -> Any:
-    """What the time of a match hangs on: which operations and which call, on which tensors, with which constants."""
+    """What the time of a match hangs on besides its call: which operations, on which tensors, with which constants."""
     values = [value_of(node) for node in inputs_of(match)]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return (
-        match.call,
         wiring_of(match),
         tuple((one.shape, one.stride(), one.dtype, one.device.type, one.requires_grad) for one in tensors),
         torch.is_autocast_enabled(tensors[0].device.type),

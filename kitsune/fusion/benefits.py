@@ -26,6 +26,8 @@ OURS: Final = "kitsune."
 
 @dataclass(frozen=True, slots=True)
 class Benefits:
+    """What a match was measured to take, as given and fused, by its key."""
+
     files: KeyedFiles
 
     @classmethod
@@ -34,7 +36,7 @@ class Benefits:
         return cls(KeyedFiles(compiled_folder() / FOLDER))
 
     def find(self, key: str) -> Benefit | None:
-        """None where nothing is kept that can be so."""
+        """None where nothing is kept, or what is there are no two times."""
         try:
             original_ms, fused_ms = map(float, (self.files.read(key) or "").split())
         except ValueError:

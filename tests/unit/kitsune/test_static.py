@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kitsune.engine.static import StaticBatch, closed_signature_of, place, signature_of, tensors_of, why_not_static
+from kitsune.engine.static import StaticBatch, place, signature_of, signature_unless_opaque, tensors_of, why_not_static
 
 CPU = torch.device("cpu")
 Point = namedtuple("Point", ["a", "b"])
@@ -60,8 +60,8 @@ def test_a_static_batch_takes_every_batch_of_its_signature(tree):
 
 @given(TREES)
 def test_what_is_asked_before_every_replay_is_the_signature(tree):
-    assert closed_signature_of(tree) == signature_of(tree)
-    assert closed_signature_of((tree, torch.ones(2))) == signature_of((tree, torch.ones(2)))
+    assert signature_unless_opaque(tree) == signature_of(tree)
+    assert signature_unless_opaque((tree, torch.ones(2))) == signature_of((tree, torch.ones(2)))
 
 
 OPAQUE = {
@@ -78,7 +78,7 @@ OPAQUE = {
 @pytest.mark.filterwarnings("ignore")  # of torch, that some of them may change
 @pytest.mark.parametrize("kind", OPAQUE)
 def test_what_may_hide_tensors_has_none(kind):
-    assert closed_signature_of((torch.ones(2), OPAQUE[kind]())) is None
+    assert signature_unless_opaque((torch.ones(2), OPAQUE[kind]())) is None
 
 
 @given(TREES)

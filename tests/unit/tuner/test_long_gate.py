@@ -130,7 +130,7 @@ def test_a_child_proves_a_winner_at_length():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside of torch's compiler
 def test_what_a_trial_has_compiled_is_found_by_whatever_looks_again(tmp_path, monkeypatch):
-    """With dropout and without, which are two graphs. A flag of torch's that is left otherwise is another key."""
+    """A flag of torch's that is left otherwise by the first trial is another key of Inductor's cache."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs={"compile": "default"}))
     job = Job(workload="zoo:mlp", device="cpu", arms=arms, rounds=2, block_ms=0.001)

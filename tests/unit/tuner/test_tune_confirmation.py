@@ -195,7 +195,7 @@ def test_where_time_ends_a_confirmation_those_that_have_ended_decide():
 
 
 def endless(machine: Machine) -> Callable[[int, Job], None]:
-    """So is every trial but those of the step as given and of GRAPH."""
+    """Trials never end, but for those of the step as given and of GRAPH."""
 
     def answer(_: int, job: Job) -> None:
         if words(job.arms[-1].knobs) not in ("eager", GRAPH) and job.numerics:
@@ -295,7 +295,7 @@ def test_the_step_as_given_is_timed_again_where_the_machine_was_disturbed():
 
 
 def test_where_time_ended_before_the_step_as_given_was_timed_the_candidate_has_no_plan():
-    """Two at a time, and the first, which times it too, runs out of memory beside the second."""
+    """Those that time it run out of memory beside one that does not, which takes all the time that is left."""
 
     def late(_: int, job: Job) -> Failure | None:
         if not is_confirmation(job) or words(job.arms[-1].knobs) != GRAPH:
