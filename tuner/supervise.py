@@ -22,6 +22,7 @@ from typing import IO
 from kitsune.compile_cache import usual_folder
 from kitsune.errors import MeasureError
 from tuner import faults
+from tuner.bytecode import bytecode_variables
 from tuner.confinement import confinement_of, environment_of
 from tuner.protocol import GO, Job, Limits, LineReader, Message, Outcome, one_line
 from tuner.records import Failure, FailureKind, Phase, Spent
@@ -366,7 +367,8 @@ def _environment(given: Mapping[str, str], workload: str, scratch: Path, compile
     kept = environment_of(given, workload)
     paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [given.get("PYTHONPATH")])]
     shared = {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
-    return {**shared, **kept, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths)}
+    ours = {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths)}
+    return {**shared, **kept, **ours, **bytecode_variables(compiled)}
 
 
 @contextlib.contextmanager

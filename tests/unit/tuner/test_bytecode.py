@@ -1,0 +1,77 @@
+"""Bytecode for measuring processes where the installed packages have none."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tuner import bytecode
+from tuner.bytecode import FOLDER, bytecode_variables, lacks_bytecode, module_of
+
+
+@pytest.fixture(autouse=True)
+def no_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.pycache_prefix", None)
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package without bytecode, in place of torch, on a disk with room."""
+    module = tmp_path / "site" / "bare_package" / "__init__.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("ANSWER = 42\n")
+    monkeypatch.setattr(bytecode, "PACKAGE", "bare_package")
+    monkeypatch.setattr(bytecode, "ROOM_BYTES", 0)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return module
+
+
+def test_a_module_without_loading_it() -> None:
+    assert module_of("not_installed_anywhere") is None
+    found = module_of("this")
+    assert found is not None
+    assert found.name == "this.py"
+    assert "this" not in sys.modules
+
+
+def test_processes_find_bytecode_where_python_may_not_write_it(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    variables = bytecode_variables(tmp_path)
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(bare.parents[1]), **variables}
+    subprocess.run([sys.executable, "-P", "-c", "import bare_package"], env=environment, check=True)
+    written = list((tmp_path / FOLDER).rglob("__init__*.pyc"))
+    assert any("bare_package" in str(path) for path in written)
+    assert not list(bare.parent.rglob("*.pyc"))
+
+
+def test_what_comes_with_bytecode_is_left_alone(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    cached = Path(importlib.util.cache_from_source(bare))
+    cached.parent.mkdir()
+    cached.touch()
+    assert not bytecode_variables(tmp_path)
+
+
+def test_python_may_write_it_beside_the_modules(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    assert not bytecode_variables(tmp_path)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert bytecode_variables(tmp_path)
+
+
+def test_the_users_own_place_stays(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    monkeypatch.setattr("sys.pycache_prefix", str(tmp_path))
+    assert not bytecode_variables(tmp_path)
+
+
+def test_a_disk_with_little_room_is_not_filled(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    monkeypatch.setattr(bytecode, "ROOM_BYTES", 2**60)
+    assert lacks_bytecode(bare)
+    assert not bytecode_variables(tmp_path)
