@@ -23,13 +23,15 @@ LATE_S: Final = 2.0  # by which a search may notice late that it must end
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """For a run with these trials. `budget_s` None: trials are counted. `step_s`: a step as given."""
+    """For a run with these trials. `budget_s` None: trials are counted. `step_s`: of a step as given, which `is_random`
+    where it draws random numbers."""
 
     trials: Sequence[Trial]
     known: Knowledge
     at_once: int
     budget_s: float | None
     step_s: float
+    is_random: bool = False
 
     def confirmation_s(self) -> float:
         """What confirming the leader may take. While that is the step as given, the least that a winner will need that
@@ -51,7 +53,7 @@ class Reserve:
         least = self.least(first)
         confirmed_s = self._confirmed_s(first, least)
         look_s = self._least_look_s() + LATE_S
-        is_short = look_s + warm_s(own_s(first)) > PROOF_SHARE * (self.budget_s or math.inf)
+        is_short = look_s + warm_s(own_s(first)) > self._proof_share_s()
         if is_short or self.known.proof_for(first.knobs) is not None:
             return confirmed_s
         return self._confirmed_s(first, least, look_s)
@@ -93,9 +95,18 @@ class Reserve:
     def _least_look_s(self) -> float:
         return LEAST_PROOF_STEPS * self.step_s
 
+    def _compiling_s(self, first: Trial, look_s: float) -> float:
+        """What compiling takes for a long look of so many seconds: once more for what the step does with random
+        numbers, where all of it is no more than its part of the budget."""
+        once_s = warm_s(own_s(first))
+        return 2 * once_s if self.is_random and look_s + 2 * once_s <= self._proof_share_s() else once_s
+
+    def _proof_share_s(self) -> float:
+        return PROOF_SHARE * (self.budget_s or math.inf)
+
     def _confirmed_s(self, first: Trial | None, processes: int, look_s: float | None = None) -> float:
         """What confirming takes, with a long look of so many seconds and its compiling where there is one."""
-        proven_s = 0.0 if first is None or look_s is None else look_s + warm_s(own_s(first))
+        proven_s = 0.0 if first is None or look_s is None else look_s + self._compiling_s(first, look_s)
         return confirmation_s(first, best_stock(unrefused(self.trials)), processes, self.at_once, proven_s)
 
     def contenders(self, left_s: float = math.inf) -> list[Trial]:
@@ -121,4 +132,4 @@ class Reserve:
 
     def proof_s(self) -> float:
         """What the long look at the numbers may take, without what compiling does."""
-        return PROOF_S if self.budget_s is None else min(PROOF_S, PROOF_SHARE * self.budget_s)
+        return min(PROOF_S, self._proof_share_s())

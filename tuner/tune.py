@@ -111,6 +111,7 @@ class Tuning:
     _known: Knowledge = field(init=False, default_factory=Knowledge)
     _at_once: int = field(init=False, default=1)
     _step_s: float = field(init=False, default=0.0)
+    _is_random: bool = field(init=False, default=False)
     _compile_s: float = field(init=False, default=0.0)
     _is_short: bool = field(init=False, default=False)
     _is_random: bool = field(init=False, default=False)
@@ -137,7 +138,8 @@ class Tuning:
             inspection = self._inspected(crew)
             yield Inspected(inspection)
             self._space = Space.of(inspection.inapplicable)
-            self._at_once, self._step_s = at_once(inspection, cores()), inspection.step_ms / 1e3
+            self._at_once = at_once(inspection, cores())
+            self._step_s, self._is_random = inspection.step_ms / 1e3, inspection.random
             self._is_random, self._compile_s = inspection.random, compile_s(inspection, self._space)
             if self.run.budget_s is None and self.run.budget_trials is None:
                 self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
@@ -390,7 +392,7 @@ class Tuning:
         return math.inf if self._budget_s is None else self._budget_s - (self.clock() - self._begin_s)
 
     def _reserve(self) -> Reserve:
-        return Reserve(self.trials, self._known, self._at_once, self._budget_s, self._step_s)
+        return Reserve(self.trials, self._known, self._at_once, self._budget_s, self._step_s, self._is_random)
 
     def _search_limits(self) -> Limits:
         return limits_within(self._left_s() - self._reserve().confirmation_s())

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from tests.unit.tuner.machine import PROOF
 from tests.unit.tuner.test_pace import lasting
 from tuner.confirmation import LEAST_PROCESSES, PROCESSES, Prior
@@ -77,6 +79,17 @@ def test_the_least_has_the_shortest_long_look_beside_it_where_that_is_a_small_pa
     assert short.least_s() == again_s
     assert short.proof_within(BEST, short.least_s()) == 0
     assert replace(short, step_s=0.2).proof_within(BEST, 1000.0) == 0, "the shortest takes more than its part"
+
+
+def test_a_step_with_random_numbers_is_compiled_once_more_where_its_look_stays_a_small_part_of_the_budget():
+    quick = took(1, 8.0, Spent(build_s=5, numerics_s=20, warmup_s=10, timing_s=3), **GRAPH)
+    plain, random = (replace(reserve(BASELINE, quick, step_s=0.02), is_random=given) for given in (False, True))
+    assert random.least_s() - plain.least_s() == pytest.approx(WARM * 38)
+    assert random.confirmation_s() > plain.confirmation_s()
+    assert plain.proof_within(quick, plain.least_s()) > 0
+    assert random.proof_within(quick, random.least_s()) > 0
+    slow = replace(reserve(BASELINE, BEST), is_random=True)
+    assert slow.least_s() == replace(slow, is_random=False).least_s(), "32 s each time are too much"
 
 
 def test_what_was_proven_before_needs_little():
