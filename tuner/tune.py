@@ -114,7 +114,6 @@ class Tuning:
     _is_random: bool = field(init=False, default=False)
     _compile_s: float = field(init=False, default=0.0)
     _is_short: bool = field(init=False, default=False)
-    _is_random: bool = field(init=False, default=False)
     _is_recalled: bool = field(init=False, default=False)
     _folder: str | None = field(init=False, default=None)
     _work: Work = field(init=False)
@@ -138,8 +137,7 @@ class Tuning:
             inspection = self._inspected(crew)
             yield Inspected(inspection)
             self._space = Space.of(inspection.inapplicable)
-            self._at_once = at_once(inspection, cores())
-            self._step_s, self._is_random = inspection.step_ms / 1e3, inspection.random
+            self._at_once, self._step_s = at_once(inspection, cores()), inspection.step_ms / 1e3
             self._is_random, self._compile_s = inspection.random, compile_s(inspection, self._space)
             if self.run.budget_s is None and self.run.budget_trials is None:
                 self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
