@@ -10,9 +10,10 @@ from typing import Final
 from kitsune.plan import Evidence, Numerics, Plan
 from kitsune.proof import LongProof
 from kitsune.timeline import Timeline
-from tuner.confirmation import ROUNDS, Extent
+from tuner.confirmation import PROCESSES, ROUNDS, Extent, Prior
 from tuner.crew import Finished
 from tuner.events import Confirming, Crowded, Event, Tried
+from tuner.knowledge import AGAIN
 from tuner.pace import eager_processes
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Source, Trial
@@ -116,7 +117,7 @@ class Confirmation:
             yield Tried(self.work.give_up(Source.CONFIRM, self.first.knobs, OUT_OF_TIME))
             return None
         unproven = self._unproven or (f"{UNLOOKED}: there was no time" if self._lacks_proof() else "")
-        decision, proof = decide(self._measured, self.extent.prior), self._proof or self.extent.proof
+        decision, proof = decide(self._measured, self._prior()), self._proof or self.extent.proof
         return Confirmed(self._measured, decision, self._numerics(), proof, unproven)
 
     def _next(self) -> Job | None:
@@ -135,7 +136,7 @@ class Confirmation:
             arms = (ArmSpec(name=EAGER), ArmSpec(name=CANDIDATE, knobs=self.first.knobs))
             yield self.job(arms, ROUNDS, kind="prove", budget_s=self.extent.proof_s)
         left = max(self.extent.processes - self._count(), int(self._is_time_for_another()))
-        with_eager = eager_processes(self.first, self.stock, self.extent.most) - self._eager_count()
+        with_eager = eager_processes(self.first, self.stock, self._most()) - self._eager_count()
         if left > 0 and with_eager > 0:
             yield self._timed(with_eager=True)
         if left > max(with_eager, 0):
@@ -150,7 +151,7 @@ class Confirmation:
 
     def _compared(self) -> Comparison | None:
         """What is to be said so far."""
-        return decide(self._measured, self.extent.prior).comparison if has_eager(self._measured) else None
+        return decide(self._measured, self._prior()).comparison if has_eager(self._measured) else None
 
     def _at_work(self) -> list[Job]:
         return [begun.job for begun in self.work.begun.values() if begun.job is not None]
@@ -188,7 +189,23 @@ class Confirmation:
 
     def _is_time_for_another(self) -> bool:
         """Whatever was measured so far: to go on until a gain shows would make the interval wrong."""
-        return bool(self._measured) and self._count() < self.extent.most and self._longest_s <= self.left_s()
+        return bool(self._measured) and self._count() < self._most() and self._longest_s <= self.left_s()
+
+    def _most(self) -> int:
+        """As many as where nothing is known, where the first of these contradict what is known.
+
+        How far apart they lie says nothing of the gain, so to go on for that leaves the interval right (Stein 1945).
+        """
+        is_contradicted = self.extent.prior is not None and self._prior() is None
+        return max(self.extent.most, PROCESSES) if is_contradicted else self.extent.most
+
+    def _prior(self) -> Prior | None:
+        """What is known of how far processes lie apart, unless the first ones that were asked for contradict it."""
+        first = self._measured[: self.extent.processes]
+        if self.extent.prior is None or len(first) < AGAIN or not has_eager(first):
+            return self.extent.prior
+        found = decide(first, self.extent.prior).found
+        return self.extent.prior if found.spread.degrees >= found.processes else None
 
     def _is_harmless(self, begun: Begun, done: Finished) -> bool:
         """Whether a failure says nothing of the configuration: time ended it, or the proof had too little memory."""

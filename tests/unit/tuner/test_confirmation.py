@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from kitsune.errors import MeasureError
 from tests.unit.tuner.noise import MODELS, iid, offset, process, processes
-from tuner.confirmation import PROCESSES, ROUNDS, Prior, apart, confirm, is_restless, pooled, scatter
+from tuner.confirmation import (
+    LEAST_DEVIATION,
+    PROCESSES,
+    ROUNDS,
+    Prior,
+    apart,
+    confirm,
+    is_restless,
+    pooled,
+    scatter,
+)
 from tuner.records import Verdict
 from tuner.stats import MIN_BLOCKS, log_ratios, median
 
@@ -90,6 +100,10 @@ def test_a_prior_that_the_processes_contradict_is_left_out():
     assert pooled([0.0, 0.2], Prior(0.001, 4, "eager")) == pooled([0.0, 0.2])
     assert pooled([0.0, 0.002], Prior(0.001, 4, "eager")).degrees == 5
     assert pooled([0.0, 0.002], Prior(0.001, 40, "eager")).degrees == 5, "it counts as five processes, and no more"
+
+
+def test_a_prior_of_processes_that_lay_very_close_together_says_no_more_than_others():
+    assert pooled([0.0, 0.002], Prior(1e-6, 4, "eager")) == pooled([0.0, 0.002], Prior(LEAST_DEVIATION, 4, "eager"))
 
 
 def test_one_process_decides_nothing():

@@ -1,5 +1,6 @@
 """A run whose step was searched before, with an equal torch, driver and GPU."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.unit.tuner.machine import (
     sources,
     trials_of,
 )
+from tuner.confirmation import PROCESSES
 from tuner.events import Recalled
 from tuner.knowledge import AGAIN, Knowledge, Proven
 from tuner.outcomes import best_stock
@@ -51,6 +53,16 @@ def test_what_was_proven_is_measured_again_and_nothing_is_searched(proven):
     assert (evidence.run_id, evidence.processes, evidence.proof) == ("run", AGAIN, PROOF)
     assert evidence.numerics.loss_error == proven.first.measurement.numerics.loss_error
     assert machine.proven == [], "its numbers were looked at before"
+
+
+def test_processes_that_lie_further_apart_than_was_known_are_as_many_as_where_nothing_is_known(proven):
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, noise=0.03)
+    assert proven.prior is not None
+    tight = replace(proven, prior=replace(proven.prior, deviation=1e-4))
+    events, conclusion = again(machine, tight)
+    assert sources(trials_of(events)) == [Source.CONFIRM] * PROCESSES
+    assert (words(conclusion.plan.knobs), conclusion.verdict) == (GRAPH, Verdict.FASTER)
+    assert conclusion.plan.evidence.process_degrees == PROCESSES - 1, "and what was known is left out"
 
 
 def test_that_nothing_gained_is_measured_again_too():
