@@ -133,7 +133,7 @@ def test_what_a_trial_has_compiled_is_found_by_whatever_looks_again(tmp_path, mo
     """A flag of torch's that is left otherwise by the first trial is another key of Inductor's cache."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs={"compile": "default"}))
-    job = Job(workload="zoo:mlp", device="cpu", arms=arms, rounds=2, block_ms=0.001)
+    job = Job(workload="zoo:mlp", device="cpu", arms=arms, rounds=2, block_ms=0.001, budget_s=2.0)
     looked = []
     for look in (measure_job, measure_job, prove_job):
         torch.compiler.reset()
