@@ -7,7 +7,7 @@ from torch import nn
 
 from kitsune.engine.dispatch import SegmentedForward
 from kitsune.engine.planner import Planner
-from kitsune.engine.proof import distance, distances, is_as_near
+from kitsune.engine.proof import distance, distances, is_as_near, mark_of
 from kitsune.graphs import Recorder
 from tests.unit.engine.steps import CPU, even_us
 
@@ -310,6 +310,16 @@ def test_all_distances_at_once_are_those_one_by_one(dtype):
     assert distances(ones, twos) == pytest.approx(expected, rel=torch.finfo(dtype).eps)
     assert expected[3] == expected[5] == 0.0  # nothing, and the same
     assert expected[6] > 0.0  # not the same bits
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 1000])
+def test_other_bits_are_another_mark(size):
+    trace = [torch.arange(size, dtype=torch.uint8), torch.randn(size)]
+    assert mark_of(trace) == mark_of([each.clone() for each in trace])
+    for at in range(2 if size else 0):
+        other = [each.clone() for each in trace]
+        other[at][-1] += 1
+        assert mark_of(trace) != mark_of(other)
 
 
 def test_noise_without_bounds_allows_nothing():
