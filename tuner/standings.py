@@ -44,6 +44,14 @@ def leader(trials: Sequence[Trial]) -> Trial | None:
     return safest or best(winners) or best(left)
 
 
+def stock_beside(first: Trial, trials: Sequence[Trial]) -> Trial | None:
+    """The best stock configuration, over which the leader must gain.
+
+    The step as given where that leads: a play-off found it at least as fast as what trials had ranked before it.
+    """
+    return best_stock(unrefused(trials)) if first.knobs else first
+
+
 def rival(trials: Sequence[Trial]) -> Trial | None:
     """What the next trial is timed against: the best so far, where it is much faster than the step as given."""
     first = leader(trials)

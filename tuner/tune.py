@@ -21,7 +21,6 @@ from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.interrupts import no_interrupts
 from tuner.knowledge import Knowledge, nothing_known
 from tuner.next_trial import next_trial
-from tuner.outcomes import best_stock
 from tuner.pace import at_once, elapsed_s, is_in_vain, limits_within, own_s, spares, timing_s
 from tuner.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
@@ -37,8 +36,8 @@ from tuner.standings import (
     leader,
     rival,
     searched,
+    stock_beside,
     to_beat,
-    unrefused,
     why_nothing,
 )
 from tuner.supervise import Check, go_on
@@ -307,7 +306,7 @@ class Tuning:
             first = leader(self.trials)
             if first is None:
                 break
-            confirmed = yield from self._confirmation(inspection, first, best_stock(unrefused(self.trials))).steps()
+            confirmed = yield from self._confirmation(inspection, first, stock_beside(first, self.trials)).steps()
             if confirmed is not None:
                 return self._concluded(confirmed, inspection)
         raise NoTrialError(why_nothing(self.trials, is_interrupted=self._is_ended()))

@@ -9,6 +9,7 @@ from tuner.presets import (
     MAX_AUTOTUNE,
     OPENING,
     REDUCE_OVERHEAD,
+    RIVAL,
     SLOW,
     STOCK,
     STOCK_VARIANTS,
@@ -32,7 +33,6 @@ def test_presets_name_only_what_is_in_the_table() -> None:
         assert all(set(choices) <= set(KNOBS[knob].choices) for knob, choices in preset.wishes.items())
     for knob, alternatives in STOCK_VARIANTS.items():
         assert all(set(choices) <= set(KNOBS[knob].choices) for choices in alternatives)
-    assert all(preset in ALL for preset in STOCK)
 
 
 def test_only_what_is_called_slow_is_slow() -> None:
@@ -41,17 +41,22 @@ def test_only_what_is_called_slow_is_slow() -> None:
 
 
 def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
-    guess, rival, fused, plain, attention, fp16 = resolved(OPENING, EVERYTHING)
+    guess, rival, fused, attention, fp16 = resolved(OPENING, EVERYTHING)
     half = {"layout": "channels_last", "precision": "bf16"}
     assert guess.knobs == {**half, "compile": "default", "update": "kitsune", "capture": "step", "streams": 4}
     assert (rival.name, rival.knobs) == (
         "reduce_overhead",
         {**half, "compile": "reduce-overhead", "update": "fused"},
     )
-    assert (plain.name, plain.knobs) == ("compile", {**half, "compile": "default", "update": "fused"})
     assert fused.knobs == {**guess.knobs, "fusion": "kitsune"}
     assert attention.knobs == {**guess.knobs, "attention": "cudnn"}
     assert fp16.knobs == {**guess.knobs, "precision": "fp16"}
+
+
+def test_the_rival_is_compiled_without_graphs_where_those_of_torch_do_not_work() -> None:
+    plain = {"layout": "channels_last", "precision": "bf16", "compile": "default", "update": "fused"}
+    assert of(EVERYTHING, RIVAL, avoid=(("compile", "reduce-overhead"),)) == {"compile": plain}
+    assert of(CPU, RIVAL)["compile"]["compile"] == "default"
 
 
 def test_where_streams_or_graphs_do_not_apply_the_best_guess_does_without() -> None:
