@@ -48,6 +48,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("kitsune.__main__",),
     (
         "tuner",
+        "tuner.bytecode",
         "tuner.depot",
         "tuner.faults",
         "tuner.ids",
