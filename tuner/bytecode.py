@@ -15,10 +15,11 @@ from typing import Final
 
 PACKAGE: Final = "torch"
 FOLDER: Final = "kitsune-bytecode"
+CONFINED: Final = "kitsune-bytecode-confined"  # which models of others may write, and no script of the user reads
 ROOM_BYTES: Final = 2**30  # free, for the bytecode of torch and what it loads to be worth its 0.1 GB
 
 
-def bytecode_variables(compiled: Path) -> Mapping[str, str]:
+def bytecode_variables(compiled: Path, *, is_confined: bool) -> Mapping[str, str]:
     """Variables by which a process finds bytecode beside torch's compile cache, and writes what is missing there.
 
     None where the packages come with theirs, where Python may still write it beside them, where the user has named a
@@ -26,7 +27,8 @@ def bytecode_variables(compiled: Path) -> Mapping[str, str]:
     """
     if sys.pycache_prefix is not None or not lacks_bytecode(module_of(PACKAGE)) or not has_room(compiled):
         return {}
-    return {"PYTHONPYCACHEPREFIX": str(compiled / FOLDER), "PYTHONDONTWRITEBYTECODE": ""}
+    folder = compiled / (CONFINED if is_confined else FOLDER)
+    return {"PYTHONPYCACHEPREFIX": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def module_of(package: str) -> Path | None:

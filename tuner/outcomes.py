@@ -10,6 +10,7 @@ from tuner.records import FailureKind, Trial
 from tuner.space import Configuration, Item, Space
 
 TAKES_MEMORY: Final = ("streams", "capture")  # the most first
+TORCHS_GRAPHS: Final = frozenset({("compile", "reduce-overhead"), ("compile", "max-autotune")})
 
 
 def is_late(trial: Trial) -> bool:
@@ -83,12 +84,13 @@ def suspected(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
 def outgrown(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
     """What the next presets do without where trials ran out of memory: several streams, or else the graph.
 
-    A graph has a pool of its own, and several streams a larger one.
+    A graph has a pool of its own, torch's own graphs too, and several streams a larger one.
     """
-    worked = {knob for trial in trials if is_success(trial) for knob in trial.knobs}
+    worked = {item for trial in trials if is_success(trial) for item in trial.knobs.items()}
     failed = [trial for trial in trials if trial.failure and trial.failure.kind is FailureKind.OUT_OF_MEMORY]
-    largest = {next((knob for knob in TAKES_MEMORY if knob in trial.knobs), "") for trial in failed} - worked
-    return all_choices(space, largest)
+    largest = {next((knob for knob in TAKES_MEMORY if knob in trial.knobs), "") for trial in failed}
+    torchs = TORCHS_GRAPHS & {item for trial in failed for item in trial.knobs.items()}
+    return all_choices(space, largest - {knob for knob, _ in worked}) | torchs - worked
 
 
 def all_choices(space: Space, knobs: Iterable[str]) -> frozenset[Item]:

@@ -23,7 +23,7 @@ from kitsune.compile_cache import usual_folder
 from kitsune.errors import MeasureError
 from tuner import faults
 from tuner.bytecode import bytecode_variables
-from tuner.confinement import confinement_of, environment_of
+from tuner.confinement import confinement_of, environment_of, runs_code
 from tuner.protocol import GO, Job, Limits, LineReader, Message, Outcome, one_line
 from tuner.records import Failure, FailureKind, Phase, Spent
 from tuner.scratch import scratch_beside
@@ -368,7 +368,7 @@ def _environment(given: Mapping[str, str], workload: str, scratch: Path, compile
     paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [given.get("PYTHONPATH")])]
     shared = {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
     ours = {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths)}
-    return {**shared, **kept, **ours, **bytecode_variables(compiled)}
+    return {**shared, **kept, **ours, **bytecode_variables(compiled, is_confined=not runs_code(workload))}
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ def test_processes_find_bytecode_where_python_may_not_write_it(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", True)
-    variables = bytecode_variables(tmp_path)
+    variables = bytecode_variables(tmp_path, is_confined=False)
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(bare.parents[1]), **variables}
     subprocess.run([sys.executable, "-P", "-c", "import bare_package"], env=environment, check=True)
     written = list((tmp_path / FOLDER).rglob("__init__*.pyc"))
@@ -54,24 +54,32 @@ def test_what_comes_with_bytecode_is_left_alone(bare: Path, tmp_path: Path, monk
     cached = Path(importlib.util.cache_from_source(bare))
     cached.parent.mkdir()
     cached.touch()
-    assert not bytecode_variables(tmp_path)
+    assert not bytecode_variables(tmp_path, is_confined=False)
 
 
 def test_python_may_write_it_beside_the_modules(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", False)
-    assert not bytecode_variables(tmp_path)
+    assert not bytecode_variables(tmp_path, is_confined=False)
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert bytecode_variables(tmp_path)
+    assert bytecode_variables(tmp_path, is_confined=False)
 
 
 def test_the_users_own_place_stays(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     monkeypatch.setattr("sys.pycache_prefix", str(tmp_path))
-    assert not bytecode_variables(tmp_path)
+    assert not bytecode_variables(tmp_path, is_confined=False)
+
+
+def test_confined_processes_write_where_nobody_else_reads(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    found = {bytecode_variables(tmp_path, is_confined=given)["PYTHONPYCACHEPREFIX"] for given in (False, True)}
+    assert len(found) == 2
 
 
 def test_a_disk_with_little_room_is_not_filled(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     monkeypatch.setattr(bytecode, "ROOM_BYTES", 2**60)
     assert lacks_bytecode(bare)
-    assert not bytecode_variables(tmp_path)
+    assert not bytecode_variables(tmp_path, is_confined=False)

@@ -334,6 +334,20 @@ def test_presets_do_without_what_took_more_memory_than_there_is() -> None:
     assert outgrown(EVERYTHING, [*trials, trial(3, dict(guess.knobs))]) == frozenset()
 
 
+def test_the_rival_does_without_graphs_of_torchs_where_they_took_more_memory_than_there_is() -> None:
+    trials = [trial(0, {}, Source.BASELINE)]
+    guess = propose(EVERYTHING, trials)
+    assert guess is not None
+    trials.append(trial(1, dict(guess.knobs)))
+    rival = propose(EVERYTHING, trials)
+    assert rival is not None
+    trials.append(failed(2, dict(rival.knobs), FailureKind.OUT_OF_MEMORY))
+    smaller = propose(EVERYTHING, trials)
+    assert smaller is not None
+    assert (rival.name, smaller.name) == ("reduce_overhead", "compile")
+    assert outgrown(EVERYTHING, [*trials, trial(3, dict(rival.knobs))]) == frozenset()
+
+
 COMPILERS = tuple(("compile", choice) for choice in KNOBS["compile"].choices if choice != KNOBS["compile"].default)
 UPDATES = (("update", "kitsune"), ("update", "fused"))
 HALVES = (("precision", "bf16"), ("precision", "fp16"))
