@@ -45,5 +45,6 @@ def lacks_bytecode(module: Path | None) -> bool:
 
 
 def has_room(folder: Path) -> bool:
-    """Whether the folder, which is there, has room for bytecode."""
-    return shutil.disk_usage(folder).free > ROOM_BYTES
+    """Whether the disk of the folder, which need not be there yet, has room for bytecode."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    return shutil.disk_usage(there).free > ROOM_BYTES

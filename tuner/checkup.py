@@ -4,6 +4,7 @@
 """
 
 import math
+import os
 import subprocess
 import sys
 import time
@@ -13,10 +14,12 @@ from typing import Any, Final
 from pydantic import Field, ValidationError
 
 from kitsune import screen
+from kitsune.compile_cache import usual_folder
 from kitsune.errors import MeasureError, UnfitError
 from kitsune.exits import ExitCode
 from kitsune.plan import Environment, Interval
 from kitsune.record import Record
+from tuner.bytecode import bytecode_variables
 from tuner.confirmation import PROCESSES, ROUNDS
 from tuner.protocol import one_line
 from tuner.records import Measurement, Verdict
@@ -87,8 +90,9 @@ def measure(device: str | None, seed: int) -> Measurement:
 def started(device: str | None, seed: int) -> subprocess.Popen[str]:
     """A process that has yet to be told to measure. It imports meanwhile, and does not touch the device."""
     command = [sys.executable, "-P", "-m", "tuner.planted", device or "", str(seed)]
+    environment = {**os.environ, **bytecode_variables(usual_folder(), is_confined=False)}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
 def told(process: subprocess.Popen[str]) -> Measurement:

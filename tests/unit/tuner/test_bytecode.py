@@ -78,6 +78,13 @@ def test_confined_processes_write_where_nobody_else_reads(
     assert len(found) == 2
 
 
+def test_a_folder_that_is_not_there_yet_is_made_by_python(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    assert bytecode_variables(tmp_path / "not" / "yet", is_confined=False)
+
+
 def test_a_disk_with_little_room_is_not_filled(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     monkeypatch.setattr(bytecode, "ROOM_BYTES", 2**60)
