@@ -15,7 +15,9 @@ from typing import Final
 
 PACKAGE: Final = "torch"
 FOLDER: Final = "kitsune-bytecode"
-CONFINED: Final = "kitsune-bytecode-confined"  # which models of others may write, and no script of the user reads
+#: Of confined processes, so that what they write is not read by scripts by the way. It is no barrier: a process writes
+#: what its user may write (decision 0014), torch's compile cache too.
+CONFINED: Final = "kitsune-bytecode-confined"
 ROOM_BYTES: Final = 2**30  # free, for the bytecode of torch and what it loads to be worth its 0.1 GB
 
 

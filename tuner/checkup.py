@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import Field, ValidationError
 
 from kitsune import screen
-from kitsune.compile_cache import usual_folder
+from kitsune.compile_cache import compiled_folder
 from kitsune.errors import MeasureError, UnfitError
 from kitsune.exits import ExitCode
 from kitsune.plan import Environment, Interval
@@ -90,7 +90,7 @@ def measure(device: str | None, seed: int) -> Measurement:
 def started(device: str | None, seed: int) -> subprocess.Popen[str]:
     """A process that has yet to be told to measure. It imports meanwhile, and does not touch the device."""
     command = [sys.executable, "-P", "-m", "tuner.planted", device or "", str(seed)]
-    environment = {**os.environ, **bytecode_variables(usual_folder(), is_confined=False)}
+    environment = {**os.environ, **bytecode_variables(compiled_folder(), is_confined=False)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
 

@@ -196,8 +196,14 @@ class Confirmation:
 
         How far apart they lie says nothing of the gain, so to go on for that leaves the interval right (Stein 1945).
         """
-        is_contradicted = self.extent.prior is not None and self._prior() is None
-        return max(self.extent.most, PROCESSES) if is_contradicted else self.extent.most
+        if self.extent.prior is None or self._prior() is not None or not self._seems_faster():
+            return self.extent.most
+        return max(self.extent.most, PROCESSES)
+
+    def _seems_faster(self) -> bool:
+        """Whether it is worth going on: to stop for a loss makes no false gain."""
+        found = self._compared()
+        return found is not None and found.speedup.median > 1
 
     def _prior(self) -> Prior | None:
         """What is known of how far processes lie apart, unless the first ones that were asked for contradict it."""

@@ -84,13 +84,22 @@ def suspected(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
 def outgrown(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
     """What the next presets do without where trials ran out of memory: several streams, or else the graph.
 
-    A graph has a pool of its own, torch's own graphs too, and several streams a larger one.
+    A graph has a pool of its own, and several streams a larger one.
+    """
+    worked = {knob for trial in trials if is_success(trial) for knob in trial.knobs}
+    failed = [trial for trial in trials if trial.failure and trial.failure.kind is FailureKind.OUT_OF_MEMORY]
+    largest = {next((knob for knob in TAKES_MEMORY if knob in trial.knobs), "") for trial in failed} - worked
+    return all_choices(space, largest)
+
+
+def failed_graphs(trials: Sequence[Trial]) -> frozenset[Item]:
+    """Torch's own graphs, where a trial with them failed, for whatever reason, and none worked.
+
+    One failure is enough: the rival of plain torch is needed, and does without them next.
     """
     worked = {item for trial in trials if is_success(trial) for item in trial.knobs.items()}
-    failed = [trial for trial in trials if trial.failure and trial.failure.kind is FailureKind.OUT_OF_MEMORY]
-    largest = {next((knob for knob in TAKES_MEMORY if knob in trial.knobs), "") for trial in failed}
-    torchs = TORCHS_GRAPHS & {item for trial in failed for item in trial.knobs.items()}
-    return all_choices(space, largest - {knob for knob, _ in worked}) | torchs - worked
+    failed = {item for trial in trials if trial.failure is not None for item in trial.knobs.items()}
+    return TORCHS_GRAPHS & failed - worked
 
 
 def all_choices(space: Space, knobs: Iterable[str]) -> frozenset[Item]:
@@ -100,7 +109,7 @@ def all_choices(space: Space, knobs: Iterable[str]) -> frozenset[Item]:
 
 def shunned(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
     """Choices that presets do without, by what has failed."""
-    return blamed(trials) | suspected(space, trials) | outgrown(space, trials)
+    return blamed(trials) | suspected(space, trials) | outgrown(space, trials) | failed_graphs(trials)
 
 
 def suspects_of(trials: Sequence[Trial]) -> list[set[Item]]:

@@ -80,7 +80,7 @@ MAX_AUTOTUNE: Final = Preset(name="max_autotune", needs={"compile": "max-autotun
 ONE_GRAPH: Final = Preset(name="best guess, one stream", needs={}, wishes={**HALF, **INDUCTOR, **GRAPHS})
 STOCK: Final = (REDUCE_OVERHEAD, COMPILE, EAGER_BF16, MAX_AUTOTUNE)
 
-#: The strongest that plain torch has here. Without graphs, `compile` took 1.01 to 5 times as long in each of 43 runs of
+#: The strongest that plain torch has here. Without graphs, `compile` took 1.01 to 5 times as long in each of 47 runs of
 #: eight models on H100s and H200s, and compiled for 20 to 180 s of their five minutes.
 RIVAL: Final = Preset(
     name="rival of plain torch", needs={}, wishes={"compile": ("reduce-overhead", "default"), **AT_ITS_BEST}

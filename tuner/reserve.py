@@ -42,7 +42,8 @@ class Reserve:
         confirmed_s = self._confirmed_s(first, processes)
         if first is None or not knobs or self.known.proof_for(knobs) is not None:
             return confirmed_s
-        return self._confirmed_s(first, processes, proof_s(self.proof_s(), self.step_s))
+        look_s = max(proof_s(self.proof_s(), self.step_s), self._least_look_s() + LATE_S)
+        return self._confirmed_s(first, processes, look_s + self._compiling_s(first))
 
     def least_s(self) -> float:
         """What confirming the leader takes at the least, with the shortest long look at its numbers beside it where
@@ -56,7 +57,7 @@ class Reserve:
         is_short = look_s + warm_s(own_s(first)) > self._proof_share_s()
         if is_short or self.known.proof_for(first.knobs) is not None:
             return confirmed_s
-        return self._confirmed_s(first, least, look_s)
+        return self._confirmed_s(first, least, look_s + self._compiling_s(first))
 
     def extent(self, first: Trial, left_s: float) -> Extent:
         """How much confirming it comes to within this time."""
@@ -85,28 +86,31 @@ class Reserve:
 
     def proof_within(self, first: Trial, left_s: float) -> float:
         """What of this time the long look at the leader's numbers may take, beside the least processes and without what
-        compiling does; 0 where that is too little for any."""
+        compiling does; 0 where that is too little for any. Compiled twice where that fits, else once."""
         least, shortest_s, longest_s = self.least(first), self._least_look_s(), self.proof_s()
         if longest_s < shortest_s:
             return 0.0
-        looks = (shortest_s + (longest_s - shortest_s) * tenths / 10 for tenths in range(10, -1, -1))
-        return next((look_s for look_s in looks if self._confirmed_s(first, least, look_s) <= left_s), 0.0)
+        looks = [shortest_s + (longest_s - shortest_s) * tenths / 10 for tenths in range(10, -1, -1)]
+        compiling = dict.fromkeys((self._compiling_s(first), warm_s(own_s(first))))
+        pairs = ((look_s, compiled_s) for compiled_s in compiling for look_s in looks)
+        fitting = (look_s for look_s, and_s in pairs if self._confirmed_s(first, least, look_s + and_s) <= left_s)
+        return next(fitting, 0.0)
 
     def _least_look_s(self) -> float:
         return LEAST_PROOF_STEPS * self.step_s
 
-    def _compiling_s(self, first: Trial, look_s: float) -> float:
-        """What compiling takes for a long look of so many seconds: once more for what the step does with random
-        numbers, where all of it is no more than its part of the budget."""
+    def _compiling_s(self, first: Trial) -> float:
+        """What compiling takes for a long look: once more for what the step does with random numbers, where all of the
+        shortest look is no more than its part of the budget."""
         once_s = warm_s(own_s(first))
-        return 2 * once_s if self.is_random and look_s + 2 * once_s <= self._proof_share_s() else once_s
+        is_twice = self.is_random and self._least_look_s() + LATE_S + 2 * once_s <= self._proof_share_s()
+        return 2 * once_s if is_twice else once_s
 
     def _proof_share_s(self) -> float:
         return PROOF_SHARE * (self.budget_s or math.inf)
 
-    def _confirmed_s(self, first: Trial | None, processes: int, look_s: float | None = None) -> float:
-        """What confirming takes, with a long look of so many seconds and its compiling where there is one."""
-        proven_s = 0.0 if first is None or look_s is None else look_s + self._compiling_s(first, look_s)
+    def _confirmed_s(self, first: Trial | None, processes: int, proven_s: float = 0.0) -> float:
+        """What confirming takes. `proven_s`: of a long look and its compiling, where there is one."""
         return confirmation_s(first, best_stock(unrefused(self.trials)), processes, self.at_once, proven_s)
 
     def contenders(self, left_s: float = math.inf) -> list[Trial]:

@@ -8,6 +8,7 @@ from tuner.outcomes import best, best_stock, is_late, is_success, speedup
 from tuner.proposal import Proposal
 from tuner.records import Source, Trial
 from tuner.space import Space
+from tuner.stats import THRESHOLD
 
 MAX_CONFIRMATIONS: Final = 3  # that fail
 #: A rival whose step is hardly shorter than the one as given saves no time, and costs its own compilation.
@@ -47,9 +48,11 @@ def leader(trials: Sequence[Trial]) -> Trial | None:
 def stock_beside(first: Trial, trials: Sequence[Trial]) -> Trial | None:
     """The best stock configuration, over which the leader must gain.
 
-    The step as given where that leads: a play-off found it at least as fast as what trials had ranked before it.
+    The step as given where that leads, by a play-off say, and no trial was sure that another one is worth a claim.
     """
-    return best_stock(unrefused(trials)) if first.knobs else first
+    found = best_stock(unrefused(trials))
+    is_sure = found is not None and found.comparison is not None and found.comparison.speedup.low > 1 + THRESHOLD
+    return found if first.knobs or is_sure else first
 
 
 def rival(trials: Sequence[Trial]) -> Trial | None:

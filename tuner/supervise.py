@@ -366,9 +366,9 @@ def _habits(device: str) -> dict[str, str]:
 def _environment(given: Mapping[str, str], workload: str, scratch: Path, compiled: Path) -> dict[str, str]:
     kept = environment_of(given, workload)
     paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [given.get("PYTHONPATH")])]
-    shared = {"TORCHINDUCTOR_CACHE_DIR": str(compiled)}
-    ours = {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths)}
-    return {**shared, **kept, **ours, **bytecode_variables(compiled, is_confined=not runs_code(workload))}
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(compiled)} | kept
+    bytecode = bytecode_variables(Path(cache["TORCHINDUCTOR_CACHE_DIR"]), is_confined=not runs_code(workload))
+    return {**cache, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(paths), **bytecode}
 
 
 @contextlib.contextmanager

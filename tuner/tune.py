@@ -50,6 +50,7 @@ PLAYOFF_ROUNDS = 30
 SHORT_AT_ONCE = 3  # the step as given, the best guess and a rival: each one more slows them down
 ABLATION_ROUNDS = 20
 OVERTIME = 0.03  # of the budget: what a confirmation may take longer than was expected
+SEARCH_SHARE = 0.5  # of the budget: stays for a search where what was proven before may not hold
 REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
 UNSEARCHED = "nothing but the step as given could be measured in this time; give the run more"
 ENDED_EARLY = "the search was ended before anything but the step as given was measured"
@@ -289,8 +290,10 @@ class Tuning:
         if proven is None or self.trials or self._deaths:
             return None
         yield Recalled(proven.run_id)
-        confirmed = yield from self._confirmation(inspection, proven.first, proven.stock).steps()
+        kept_s = SEARCH_SHARE * (self._budget_s or 0.0)
+        confirmed = yield from self._confirmation(inspection, proven.first, proven.stock, kept_s).steps()
         self._is_recalled = confirmed is not None and confirmed.is_for(proven.first.knobs)
+        self._known = replace(self._known, proven=replace(proven, prior=None))  # which a search does not use again
         return self._concluded(confirmed, inspection) if confirmed is not None and self._is_recalled else None
 
     def _conclude(self, inspection: Inspection) -> Steps:
@@ -311,14 +314,16 @@ class Tuning:
                 return self._concluded(confirmed, inspection)
         raise NoTrialError(why_nothing(self.trials, is_interrupted=self._is_ended()))
 
-    def _confirmation(self, inspection: Inspection, first: Trial, stock: Trial | None) -> Confirmation:
+    def _confirmation(
+        self, inspection: Inspection, first: Trial, stock: Trial | None, kept_s: float = 0.0
+    ) -> Confirmation:
         return Confirmation(
             self._work,
             first,
             stock,
             self._job,
             lambda: limits_within(self._left_s() + OVERTIME * (self._budget_s or 0.0)),
-            self._left_s,
+            lambda: self._left_s() - kept_s,
             self.check,
             self._at_once,
             Room.of(inspection, first, stock),

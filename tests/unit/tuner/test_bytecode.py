@@ -70,7 +70,7 @@ def test_the_users_own_place_stays(bare: Path, tmp_path: Path, monkeypatch: pyte
     assert not bytecode_variables(tmp_path, is_confined=False)
 
 
-def test_confined_processes_write_where_nobody_else_reads(
+def test_confined_processes_have_a_folder_of_their_own(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", True)

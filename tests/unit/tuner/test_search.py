@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kitsune.knobs import KNOBS, Choice, Knob
 from tests.unit.tuner.simulation import Surface, replay, trial
-from tuner.outcomes import best, best_stock, blamed, blamed_pairs, outgrown, suspected
+from tuner.outcomes import best, best_stock, blamed, blamed_pairs, failed_graphs, outgrown, suspected
 from tuner.presets import LATER, OPENING, SLOW, resolved
 from tuner.proposal import Proposal
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
@@ -334,18 +334,21 @@ def test_presets_do_without_what_took_more_memory_than_there_is() -> None:
     assert outgrown(EVERYTHING, [*trials, trial(3, dict(guess.knobs))]) == frozenset()
 
 
-def test_the_rival_does_without_graphs_of_torchs_where_they_took_more_memory_than_there_is() -> None:
+@pytest.mark.parametrize(
+    "kind", [FailureKind.OUT_OF_MEMORY, FailureKind.RAISED, FailureKind.WRONG, FailureKind.TIMEOUT]
+)
+def test_the_rival_does_without_graphs_of_torchs_where_they_failed(kind: FailureKind) -> None:
     trials = [trial(0, {}, Source.BASELINE)]
     guess = propose(EVERYTHING, trials)
     assert guess is not None
     trials.append(trial(1, dict(guess.knobs)))
     rival = propose(EVERYTHING, trials)
     assert rival is not None
-    trials.append(failed(2, dict(rival.knobs), FailureKind.OUT_OF_MEMORY))
-    smaller = propose(EVERYTHING, trials)
-    assert smaller is not None
-    assert (rival.name, smaller.name) == ("reduce_overhead", "compile")
-    assert outgrown(EVERYTHING, [*trials, trial(3, dict(rival.knobs))]) == frozenset()
+    trials.append(failed(2, dict(rival.knobs), kind))
+    plain = propose(EVERYTHING, trials)
+    assert plain is not None
+    assert (rival.name, plain.name) == ("reduce_overhead", "compile")
+    assert failed_graphs([*trials, trial(3, dict(rival.knobs))]) == frozenset()
 
 
 COMPILERS = tuple(("compile", choice) for choice in KNOBS["compile"].choices if choice != KNOBS["compile"].default)
