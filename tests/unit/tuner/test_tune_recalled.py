@@ -65,6 +65,25 @@ def test_processes_that_lie_further_apart_than_was_known_are_as_many_as_where_no
     assert conclusion.plan.evidence.process_degrees == PROCESSES - 1, "and what was known is left out"
 
 
+def test_a_plan_that_loses_now_is_not_measured_further_and_what_was_known_is_not_used_again(proven):
+    slower = {**GRAPH_WINS, GRAPH: 1.3 * max(GRAPH_WINS.values())}
+    machine = Machine(step_ms=slower, inapplicable=SMALL, noise=0.03)
+    events, _ = again(machine, replace(proven, prior=replace(proven.prior, deviation=1e-4)))
+    found = sources(trials_of(events))
+    assert found[: AGAIN + 1] == [*[Source.CONFIRM] * AGAIN, Source.BASELINE]
+
+
+def test_where_time_is_short_a_search_comes_before_more_processes(proven):
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, noise=0.03, child_s=20.0)
+    tight = replace(proven, prior=replace(proven.prior, deviation=1e-4))
+    run = a_run(budget_s=60.0)
+    knows = Knowledge(proven=tight)
+    events, _ = drained(machine.make(run=run, spec=run.workload, knows=lambda *_: knows))
+    found = sources(trials_of(events))
+    assert found[:AGAIN] == [Source.CONFIRM] * AGAIN
+    assert found[AGAIN : AGAIN + 1] != [Source.CONFIRM], "there was time for one more of 16 s, but not for a search too"
+
+
 def test_that_nothing_gained_is_measured_again_too():
     machine = Machine(inapplicable=SMALL)  # everything takes equally long
     trials, conclusion = run_out(machine, a_run(id="before", budget_trials=4))
