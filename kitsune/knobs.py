@@ -54,6 +54,8 @@ class Knob:
 
 
 SEVERAL: Final = (2, 3, 4, 5, 6, 7, 8)
+#: Choices of `compile` that put CUDA graphs of their own around forward and backward.
+OWN_GRAPHS: Final = ("reduce-overhead", "max-autotune")
 #: Power of two -> its name.
 POOL_SIZES: Final[Mapping[int, str]] = {
     **{power: f"{2 ** (power - 20)} MiB" for power in range(24, 30)},
@@ -153,7 +155,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 Exclusion(
                     choices=("segments", "step"),
                     other="compile",
-                    other_choices=("reduce-overhead", "max-autotune"),
+                    other_choices=OWN_GRAPHS,
                     reason="this compile mode puts CUDA graphs of its own around forward and backward",
                     instead={"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"},
                 ),

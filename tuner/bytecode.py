@@ -1,8 +1,8 @@
 """Python's bytecode for measuring processes, where the installed packages have none and will get none. No torch here.
 
 Images made with PYTHONDONTWRITEBYTECODE=1, and read-only ones, compile the 1,500 modules of torch anew in each process,
-Inductor's workers too: 8 of the 32 s, under a profiler, in which a process on an H200 came to the graph of a BERT-base
-that Inductor had compiled before.
+Inductor's workers too. On an H200, under a profiler, 8 of the 32 s until the step of a BERT-base was captured went to
+that, with all that Inductor compiles in its cache.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ ROOM_BYTES: Final = 2**30  # free, for the bytecode of torch and what it loads t
 def bytecode_variables(compiled: Path, *, is_confined: bool) -> Mapping[str, str]:
     """Variables by which a process finds bytecode beside torch's compile cache, and writes what is missing there.
 
-    None where the packages come with theirs, where Python may still write it beside them, where the user has named a
+    Empty where the packages come with theirs, where Python may still write it beside them, where the user has named a
     place, or where the disk has little room.
     """
     if sys.pycache_prefix is not None or not lacks_bytecode(module_of(PACKAGE)) or not has_room(compiled):

@@ -87,6 +87,11 @@ class Confirmed:
     spread: Spread
     processes: int
 
+    @property
+    def has_prior(self) -> bool:
+        """Whether the spread of an earlier proof is in it: without, there is one degree of freedom less than values."""
+        return self.spread.degrees >= self.processes
+
 
 def confirm(
     baseline_ms: Sequence[Sequence[float]], candidate_ms: Sequence[Sequence[float]], prior: Prior | None = None

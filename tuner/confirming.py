@@ -198,7 +198,7 @@ class Confirmation:
         """
         if self.extent.prior is None or self._prior() is not None or not self._seems_faster():
             return self.extent.most
-        return max(self.extent.most, PROCESSES)
+        return PROCESSES
 
     def _seems_faster(self) -> bool:
         """Whether it is worth going on: to stop for a loss makes no false gain."""
@@ -210,8 +210,7 @@ class Confirmation:
         first = self._measured[: self.extent.processes]
         if self.extent.prior is None or len(first) < AGAIN or not has_eager(first):
             return self.extent.prior
-        found = decide(first, self.extent.prior).found
-        return self.extent.prior if found.spread.degrees >= found.processes else None
+        return self.extent.prior if decide(first, self.extent.prior).found.has_prior else None
 
     def _is_harmless(self, begun: Begun, done: Finished) -> bool:
         """Whether a failure says nothing of the configuration: time ended it, or the proof had too little memory."""

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Final
 
+from kitsune.knobs import OWN_GRAPHS
 from tuner.presets import is_stock
 from tuner.records import FailureKind, Trial
 from tuner.space import Configuration, Item, Space
 
 TAKES_MEMORY: Final = ("streams", "capture")  # the most first
-TORCHS_GRAPHS: Final = frozenset({("compile", "reduce-overhead"), ("compile", "max-autotune")})
+TORCHS_GRAPHS: Final = frozenset(("compile", choice) for choice in OWN_GRAPHS)
 
 
 def is_late(trial: Trial) -> bool:

@@ -42,7 +42,7 @@ class Reserve:
         confirmed_s = self._confirmed_s(first, processes)
         if first is None or not knobs or self.known.proof_for(knobs) is not None:
             return confirmed_s
-        look_s = max(proof_s(self.proof_s(), self.step_s), self._least_look_s() + LATE_S)
+        look_s = max(proof_s(self.proof_s(), self.step_s), self._reserved_look_s())
         return self._confirmed_s(first, processes, look_s + self._compiling_s(first))
 
     def least_s(self) -> float:
@@ -53,7 +53,7 @@ class Reserve:
             return 0.0
         least = self.least(first)
         confirmed_s = self._confirmed_s(first, least)
-        look_s = self._least_look_s() + LATE_S
+        look_s = self._reserved_look_s()
         is_short = look_s + warm_s(own_s(first)) > self._proof_share_s()
         if is_short or self.known.proof_for(first.knobs) is not None:
             return confirmed_s
@@ -91,19 +91,24 @@ class Reserve:
         if longest_s < shortest_s:
             return 0.0
         looks = [shortest_s + (longest_s - shortest_s) * tenths / 10 for tenths in range(10, -1, -1)]
-        compiling = dict.fromkeys((self._compiling_s(first), warm_s(own_s(first))))
-        pairs = ((look_s, compiled_s) for compiled_s in compiling for look_s in looks)
-        fitting = (look_s for look_s, and_s in pairs if self._confirmed_s(first, least, look_s + and_s) <= left_s)
-        return next(fitting, 0.0)
+        for compiling_s in (self._compiling_s(first), warm_s(own_s(first))):
+            for look_s in looks:
+                if self._confirmed_s(first, least, look_s + compiling_s) <= left_s:
+                    return look_s
+        return 0.0
 
     def _least_look_s(self) -> float:
         return LEAST_PROOF_STEPS * self.step_s
+
+    def _reserved_look_s(self) -> float:
+        """The shortest look, and by how much a search may end late."""
+        return self._least_look_s() + LATE_S
 
     def _compiling_s(self, first: Trial) -> float:
         """What compiling takes for a long look: once more for what the step does with random numbers, where all of the
         shortest look is no more than its part of the budget."""
         once_s = warm_s(own_s(first))
-        is_twice = self.is_random and self._least_look_s() + LATE_S + 2 * once_s <= self._proof_share_s()
+        is_twice = self.is_random and self._reserved_look_s() + 2 * once_s <= self._proof_share_s()
         return 2 * once_s if is_twice else once_s
 
     def _proof_share_s(self) -> float:

@@ -293,7 +293,7 @@ class Tuning:
         kept_s = SEARCH_SHARE * (self._budget_s or 0.0)
         confirmed = yield from self._confirmation(inspection, proven.first, proven.stock, kept_s).steps()
         self._is_recalled = confirmed is not None and confirmed.is_for(proven.first.knobs)
-        self._known = replace(self._known, proven=replace(proven, prior=None))  # which a search does not use again
+        self._known = replace(self._known, proven=replace(proven, prior=None))  # a search confirms without it
         return self._concluded(confirmed, inspection) if confirmed is not None and self._is_recalled else None
 
     def _conclude(self, inspection: Inspection) -> Steps:

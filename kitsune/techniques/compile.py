@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import kitsune.fusion
 from kitsune.engine.own_code import own_code
-from kitsune.knobs import Choice
+from kitsune.knobs import OWN_GRAPHS, Choice
 from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dynamo
 
 # With its static launcher, Inductor takes kernels from its cache as they were before coordinate descent, and every
@@ -22,7 +22,6 @@ from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dy
 TUNED_ONCE = {"use_static_cuda_launcher": False}
 RUNS_TWICE = "+runs_twice"  # in the key of what is cached: the flag, which is in it, is the same
 INDUCTOR_ERROR = "torch._inductor.exc.InductorError"
-OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 class Compile(Technique):

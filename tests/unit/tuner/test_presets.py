@@ -28,11 +28,17 @@ def of(space: Space, *presets, avoid: tuple[Item, ...] = ()) -> dict[str, dict[s
 
 
 def test_presets_name_only_what_is_in_the_table() -> None:
-    for preset in ALL:
+    for preset in (*ALL, *STOCK):
         assert all(choice in KNOBS[knob].choices for knob, choice in preset.needs.items())
         assert all(set(choices) <= set(KNOBS[knob].choices) for knob, choices in preset.wishes.items())
     for knob, alternatives in STOCK_VARIANTS.items():
         assert all(set(choices) <= set(KNOBS[knob].choices) for choices in alternatives)
+
+
+def test_all_that_plain_torch_offers_is_tried() -> None:
+    assert of(EVERYTHING, *STOCK).items() <= of(EVERYTHING, *ALL).items()
+    avoid = (("compile", "reduce-overhead"),)
+    assert of(EVERYTHING, *STOCK, avoid=avoid).items() <= of(EVERYTHING, *ALL, avoid=avoid).items()
 
 
 def test_only_what_is_called_slow_is_slow() -> None:
