@@ -19,6 +19,7 @@ from kitsune.errors import CaptureError
 from kitsune.fusion.benefits import Benefits, key_of
 from kitsune.fusion.match import Match, surroundings
 from kitsune.fusion.operations import autocasts_at, value_of
+from kitsune.fusion.own_calls import cache_options
 from kitsune.fusion.stats import Benefit
 from kitsune.graphs import Graph as Recorded
 from kitsune.graphs import Recorder
@@ -136,7 +137,9 @@ def fused_of(match: Match, inputs: list[Node]) -> GraphModule:
 
 def made(graph: GraphModule, inputs: list[Any], compiler: str) -> Callable[..., Any]:
     """As the compiler runs it."""
-    return torch._inductor.compile(graph, list(inputs)) if compiler == "inductor" else graph
+    if compiler != "inductor":
+        return graph
+    return torch._inductor.compile(graph, list(inputs), options=cache_options(graph))
 
 
 def backward_at_once() -> contextlib.AbstractContextManager[Any]:

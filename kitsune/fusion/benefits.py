@@ -15,13 +15,11 @@ import torch
 import triton
 
 from kitsune.compile_cache import compiled_folder
+from kitsune.fusion.own_calls import code_key, is_ours
 from kitsune.fusion.stats import Benefit
 from kitsune.keyed_files import KeyedFiles
 
-#: One more with every change of a kernel, of what it replaces, or of how both are timed.
-RULES: Final = 1
 FOLDER: Final = "kitsune-fusion"
-OURS: Final = "kitsune."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,8 @@ def key_of(call: Callable[..., Any], said: tuple[Any, ...], device: torch.device
     None for a call that is not one of ours, whose code may be another one tomorrow, and where what is said holds an
     address.
     """
-    text = repr((RULES, torch.__version__, triton.__version__, torch.cuda.get_device_name(device), said))
-    module = getattr(call, "__module__", None) or ""
-    if not module.startswith(OURS) or " at 0x" in text:
+    if not is_ours(call):
         return None
-    return hashlib.sha256(f"{module}.{call.__qualname__} {text}".encode()).hexdigest()
+    gpu = torch.cuda.get_device_name(device)
+    text = repr((code_key(), torch.__version__, triton.__version__, gpu, call.__module__, call.__qualname__, said))
+    return None if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()

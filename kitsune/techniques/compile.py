@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import kitsune.fusion
 from kitsune.engine.own_code import own_code
+from kitsune.fusion.own_calls import cache_options
 from kitsune.knobs import OWN_GRAPHS, Choice
 from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dynamo
 
@@ -83,7 +84,8 @@ class Inductor:
         tag = self._tag + (RUNS_TWICE if self._may_run_twice else "")
         kept = nothing_donated() if self._may_run_twice else contextlib.nullcontext()
         with config.patch(cache_key_tag=config.cache_key_tag + tag), kept:
-            return torch._inductor.compile(graph, inputs, options={**self._options, **self._asked})
+            options = {**self._options, **self._asked, **cache_options(graph)}
+            return torch._inductor.compile(graph, inputs, options=options)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.utils import counters
 
 from kitsune.engine.kernels import kernels_of
 from kitsune.fusion import FusionConfig, FusionEngine
@@ -136,6 +137,24 @@ def test_a_fused_step_trains_as_the_plain_one(device, always_faster, name, compi
     found = step.report.fusion
     assert patterns <= found.matches.keys(), str(found.refused)
     assert losses == pytest.approx(wanted, rel=1e-3 if precision == "fp32" else 2e-2)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CASES)
+def test_the_next_process_finds_it_compiled(device, always_faster, monkeypatch, tmp_path, name):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    make, loss_fn, draw, _ = CASES[name]
+    batches = [draw(device)]
+    knobs = {"precision": "bf16", "compile": "default", "capture": "step", "fusion": "kitsune"}
+    hits, losses = [], []
+    for _ in range(2):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        counters.clear()
+        losses.append(trained(make().to(device), loss_fn, batches, **knobs)[1])
+        hits.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert hits == [0, 1], dict(counters["aot_autograd"])
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.timeout(300)

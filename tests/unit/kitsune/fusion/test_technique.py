@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
 
 from kitsune.fusion import FusionConfig, FusionEngine
 from kitsune.knobs import KNOBS
@@ -90,6 +91,13 @@ def test_beside_compile_inductor_gets_the_graph_with_our_kernels(fusing, tmp_pat
     assert_same_step(build, model)
     assert (build.fusion.compiler, build.fusion.config.max_fusion_size) == ("inductor", 32)
     assert build.fusion.get_fusion_stats().matches == {"layer_norm": 1}
+    torch.compiler.reset()
+    counters.clear()
+    again = build_of(model, build.fusion_config)
+    for knob, choice in {"fusion": "kitsune", "compile": "default"}.items():
+        TECHNIQUES[knob].apply(choice, again)
+    assert_same_step(again, model)
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1, "as the next process finds it"
 
 
 def test_how_much_one_kernel_may_hold_is_told_to_inductor(monkeypatch):
