@@ -19,7 +19,7 @@ from kitsune.errors import CaptureError
 from kitsune.fusion.benefits import Benefits, key_of
 from kitsune.fusion.match import Match, surroundings
 from kitsune.fusion.operations import autocasts_at, value_of
-from kitsune.fusion.own_calls import cache_options
+from kitsune.fusion.own_calls import cache_options, marks_of
 from kitsune.fusion.stats import Benefit
 from kitsune.graphs import Graph as Recorded
 from kitsune.graphs import Recorder
@@ -139,7 +139,7 @@ def made(graph: GraphModule, inputs: list[Any], compiler: str) -> Callable[..., 
     """As the compiler runs it."""
     if compiler != "inductor":
         return graph
-    return torch._inductor.compile(graph, list(inputs), options=cache_options(graph))
+    return torch._inductor.compile(graph, list(inputs), options=cache_options(marks_of(graph)))
 
 
 def backward_at_once() -> contextlib.AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ an H200 with all else cached.
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,11 +35,15 @@ def code_key() -> str:
     return found.hexdigest()
 
 
-def cache_options(graph: GraphModule) -> dict[str, Any]:
-    """Inductor's options by which AOTAutograd keeps what it makes of this graph; {} where no call in it is ours."""
+def marks_of(graph: GraphModule) -> dict[str, str]:
+    """The calls of ours in it, with the key of their code: what `cache_options` takes."""
     called = {node.target for node in graph.graph.nodes if node.op == "call_function" and is_ours(node.target)}
-    if not called:
+    return {f"{function.__module__}.{function.__name__}": code_key() for function in called}
+
+
+def cache_options(marks: Mapping[str, str]) -> dict[str, Any]:
+    """Inductor's options by which these names are known to torch's caches, and their values part of every key."""
+    if not marks:
         return {}
     config: Any = torch._inductor.config
-    ours = {f"{function.__module__}.{function.__name__}": code_key() for function in called}
-    return {"unsafe_marked_cacheable_functions": {**config.unsafe_marked_cacheable_functions, **ours}}
+    return {"unsafe_marked_cacheable_functions": {**config.unsafe_marked_cacheable_functions, **marks}}

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import kitsune.fusion
 from kitsune.engine.own_code import own_code
-from kitsune.fusion.own_calls import cache_options
+from kitsune.fusion.own_calls import cache_options, marks_of
 from kitsune.knobs import OWN_GRAPHS, Choice
 from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dynamo
 
@@ -22,6 +22,7 @@ from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dy
 # process tunes them again (MLP on an H200: 108 measurements in the second process with it, 24 without).
 TUNED_ONCE = {"use_static_cuda_launcher": False}
 RUNS_TWICE = "+runs_twice"  # in the key of what is cached: the flag, which is in it, is the same
+TAG = "kitsune.techniques.compile.tag"
 INDUCTOR_ERROR = "torch._inductor.exc.InductorError"
 
 
@@ -59,6 +60,9 @@ class Inductor:
     second plan of a model would get the code of the first. `may_run_twice`: a loop may ask for a second backward, whose
     activations the first must not have used as its own memory. `rewrite` changes a graph before Inductor sees it.
     `asked` are more options, as they are by the time of the first call: techniques that come later ask for some.
+
+    The mark is an option, which is part of each key. `torch.compiler.config.cache_key_tag` would not be part of the
+    backward's: that is compiled at its first call, when a patch of this flag is over.
     """
 
     def __init__(
@@ -80,11 +84,10 @@ class Inductor:
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         if self._rewrite is not None:
             graph = self._rewrite(graph)
-        config: Any = torch.compiler.config
         tag = self._tag + (RUNS_TWICE if self._may_run_twice else "")
-        kept = nothing_donated() if self._may_run_twice else contextlib.nullcontext()
-        with config.patch(cache_key_tag=config.cache_key_tag + tag), kept:
-            options = {**self._options, **self._asked, **cache_options(graph)}
+        marks = {**marks_of(graph), **({TAG: tag} if tag else {})}
+        with nothing_donated() if self._may_run_twice else contextlib.nullcontext():
+            options = {**self._options, **self._asked, **cache_options(marks)}
             return torch._inductor.compile(graph, inputs, options=options)
 
 
