@@ -21,13 +21,18 @@ FOLDERS: Final = ("fusion", "kernels")
 def is_ours(function: Callable[..., Any]) -> bool:
     """Whether `code_key` tells its code apart from any other."""
     module = getattr(function, "__module__", None) or ""
-    return module.startswith(tuple(f"kitsune.{folder}." for folder in FOLDERS))
+    return bool(code_key()) and module.startswith(tuple(f"kitsune.{folder}." for folder in FOLDERS))
 
 
 @functools.cache
 def code_key() -> str:
-    """The same for the same sources of our kernels and of the calls that graphs have of them."""
+    """The same for the same sources of our kernels and of the calls that graphs have of them; "" where there are none.
+
+    An installation may have bytecode only.
+    """
     sources = sorted(path for folder in FOLDERS for path in (PACKAGE / folder).glob("*.py"))
+    if not sources:
+        return ""
     found = hashlib.sha256()
     for path in sources:
         code = path.read_bytes()

@@ -72,3 +72,10 @@ def test_the_key_is_that_of_every_source(monkeypatch, tmp_path):
         keys.add(key())
     (package / "kernels/layer_norm.py").rename(package / "kernels/another_norm.py")
     assert len({*keys, key()}) == 4
+
+
+def test_without_sources_nothing_is_ours(monkeypatch, tmp_path):
+    monkeypatch.setattr(own_calls, "PACKAGE", tmp_path)
+    assert own_calls.is_ours(layer_norm)
+    monkeypatch.setattr(own_calls, "code_key", own_calls.code_key.__wrapped__)
+    assert not own_calls.is_ours(layer_norm)
