@@ -19,7 +19,7 @@ from kitsune.errors import CaptureError
 from kitsune.fusion.benefits import Benefits, key_of
 from kitsune.fusion.match import Match, surroundings
 from kitsune.fusion.operations import autocasts_at, value_of
-from kitsune.fusion.own_calls import cache_options, marks_of
+from kitsune.fusion.own_calls import cache_options, marks_of, state_mark
 from kitsune.fusion.stats import Benefit
 from kitsune.graphs import Graph as Recorded
 from kitsune.graphs import Recorder
@@ -139,7 +139,9 @@ def made(graph: GraphModule, inputs: list[Any], compiler: str) -> Callable[..., 
     """As the compiler runs it."""
     if compiler != "inductor":
         return graph
-    return torch._inductor.compile(graph, list(inputs), options=cache_options(marks_of(graph)))
+    marks = marks_of(graph)
+    options = cache_options({**marks, **state_mark()}) if marks else {}
+    return torch._inductor.compile(graph, list(inputs), options=options)
 
 
 def backward_at_once() -> contextlib.AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ import torch
 import triton
 
 from kitsune.compile_cache import compiled_folder
-from kitsune.fusion.own_calls import code_key, is_ours
+from kitsune.fusion.own_calls import CODE_KEY, is_ours
 from kitsune.fusion.stats import Benefit
 from kitsune.keyed_files import KeyedFiles
 
@@ -61,5 +61,5 @@ def key_of(call: Callable[..., Any], said: tuple[Any, ...], device: torch.device
     if not is_ours(call):
         return None
     gpu = torch.cuda.get_device_name(device)
-    text = repr((code_key(), torch.__version__, triton.__version__, gpu, call.__module__, call.__qualname__, said))
+    text = repr((CODE_KEY, torch.__version__, triton.__version__, gpu, call.__module__, call.__qualname__, said))
     return None if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()

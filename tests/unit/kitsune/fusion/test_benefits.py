@@ -47,9 +47,9 @@ def test_what_is_worth_about_as_much_as_is_asked_for_is_decided_once(monkeypatch
 def test_another_gpu_other_code_and_another_match_are_measured(monkeypatch):
     assert fused(monkeypatch, 2.0, 1.0)[1] == 1
     assert fused(monkeypatch, 2.0, 1.0, model=AddNorm())[1] > 0
-    for name in ("torch.cuda.get_device_name", "kitsune.fusion.benefits.code_key"):
+    for name, value in (("torch.cuda.get_device_name", lambda *_: "H2"), ("kitsune.fusion.benefits.CODE_KEY", "other")):
         with monkeypatch.context() as patch:
-            patch.setattr(name, lambda *_: "another one")
+            patch.setattr(name, value)
             assert fused(monkeypatch, 2.0, 1.0)[1] == 1
     assert fused(monkeypatch, 2.0, 1.0)[1] == 0
 
@@ -70,6 +70,9 @@ def test_a_call_that_is_not_ours_is_measured_in_every_process():
     assert benefits.key_of(Norm.forward, said, torch.device("cuda")) is None
     assert benefits.key_of(torch.Tensor.add, said, torch.device("cuda")) is None
     ours = benefit.fused_of
+    assert benefits.key_of(ours, said, torch.device("cuda")) != benefits.key_of(
+        benefit.original_of, said, torch.device("cuda")
+    )
     assert benefits.key_of(ours, said, torch.device("cuda")) != benefits.key_of(ours, (), torch.device("cuda"))
     assert benefits.key_of(ours, (repr(object()),), torch.device("cuda")) is None, "an address"
 
