@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from kitsune.plan import Interval, Plan
-from kitsune.screen import duration, factor, facts, headline, machine, spread, step_time, table
+from kitsune.screen import ITSELF, duration, factor, facts, headline, machine, spread, step_time, table
 from tuner.ablation import Ablation, Contribution
 from tuner.records import Failure, Run, RunStatus, Source, Trial, Verdict
 from tuner.stats import median
@@ -63,7 +63,8 @@ def tried_line(trial: Trial, position: int, total: int | None) -> str:
     of = f" of {total}" if total else ""
     name = f"{position}{of}" if trial.source.is_search else trial.source.value
     ms, gain, interval, verdict = _outcome(trial)
-    result = f"{ms} ms, {gain} ({interval}), {verdict}" if ms else f"failed: {verdict}"
+    told = interval if interval == ITSELF else f"{gain} ({interval})"
+    result = f"{ms} ms, {told}, {verdict}" if ms else f"failed: {verdict}"
     return f"[{name}] {words(trial.knobs)}: {result}; tried in {trial.took_s:.0f} s"
 
 

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kitsune.knobs import KNOBS
+from kitsune.plan import Interval
 from tests.store.samples import a_run
 from tests.unit.tuner.terminal import BF16, RUN, STREAMED, TRIALS, a_course, a_failure, a_trial, ablations
 from tuner import progress, views
 from tuner.events import Ablating, Started, Tried
 from tuner.progress import Lines, Live, Quiet, Standing, telling
+from tuner.records import Comparison, Source, Verdict
 from tuner.verdicts import words
 
 
@@ -86,6 +88,13 @@ def test_plain_lines_tell_each_trial_once():
         "measuring what each choice gives: the plan without precision and without streams",
         f"[ablation] {words(STREAMED.knobs)}: 4.000 ms, 2.50x (2.49-2.51), faster; tried in 10 s",
     ]
+
+
+def test_what_is_confirmed_alone_has_no_gain_to_tell():
+    alone = Comparison(speedup=Interval(median=1, low=1, high=1), p_value=1.0, verdict=Verdict.TOO_NOISY, blocks=15)
+    trial = a_trial(3, {"compile": "reduce-overhead"}, Source.CONFIRM).model_copy(update={"comparison": alone})
+    line = views.tried_line(trial, 4, None)
+    assert line == "[confirm] compile=reduce-overhead: 2.000 ms, is the baseline, too noisy; tried in 10 s"
 
 
 def test_the_live_line_shows_trial_best_and_time_left():
