@@ -17,9 +17,9 @@ from kitsune.device import rng_state, set_rng_state, side_stream
 from kitsune.engine.contest import replay_ms
 from kitsune.errors import CaptureError
 from kitsune.fusion.benefits import Benefits, key_of
+from kitsune.fusion.cache_key import cache_options
 from kitsune.fusion.match import Match, surroundings
 from kitsune.fusion.operations import autocasts_at, value_of
-from kitsune.fusion.own_calls import cache_options, marks_of, state_mark
 from kitsune.fusion.stats import Benefit
 from kitsune.graphs import Graph as Recorded
 from kitsune.graphs import Recorder
@@ -139,9 +139,7 @@ def made(graph: GraphModule, inputs: list[Any], compiler: str) -> Callable[..., 
     """As the compiler runs it."""
     if compiler != "inductor":
         return graph
-    marks = marks_of(graph)
-    options = cache_options({**marks, **state_mark()}) if marks else {}
-    return torch._inductor.compile(graph, list(inputs), options=options)
+    return torch._inductor.compile(graph, list(inputs), options=cache_options(graph))
 
 
 def backward_at_once() -> contextlib.AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ import torch
 import triton
 
 from kitsune.compile_cache import compiled_folder
-from kitsune.fusion.own_calls import CODE_KEY, is_ours
+from kitsune.fusion.cache_key import CODE_KEY, is_ours
 from kitsune.fusion.stats import Benefit
 from kitsune.keyed_files import KeyedFiles
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import kitsune.fusion
 from kitsune.engine.own_code import own_code
-from kitsune.fusion.own_calls import cache_options, marks_of
+from kitsune.fusion.cache_key import cache_options
 from kitsune.knobs import OWN_GRAPHS, Choice
 from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dynamo
 
@@ -22,7 +22,6 @@ from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dy
 # process tunes them again (MLP on an H200: 108 measurements in the second process with it, 24 without).
 TUNED_ONCE = {"use_static_cuda_launcher": False}
 RUNS_TWICE = "+runs_twice"  # in the key of what is cached: the flag, which is in it, is the same
-TAG = "kitsune.techniques.compile.tag"
 INDUCTOR_ERROR = "torch._inductor.exc.InductorError"
 
 
@@ -61,8 +60,7 @@ class Inductor:
     activations the first must not have used as its own memory. `rewrite` changes a graph before Inductor sees it.
     `asked` are more options, as they are by the time of the first call: techniques that come later ask for some.
 
-    The mark is an option, which is part of each key. `torch.compiler.config.cache_key_tag` would not be part of the
-    backward's: that is compiled at its first call, when a patch of this flag is over.
+    The mark is an option, which is part of each key (kitsune/fusion/cache_key.py).
     """
 
     def __init__(
@@ -85,9 +83,8 @@ class Inductor:
         if self._rewrite is not None:
             graph = self._rewrite(graph)
         tag = self._tag + (RUNS_TWICE if self._may_run_twice else "")
-        marks = {**marks_of(graph), **({TAG: tag} if tag else {})}
+        options = {**self._options, **self._asked, **cache_options(graph, tag)}
         with nothing_donated() if self._may_run_twice else contextlib.nullcontext():
-            options = {**self._options, **self._asked, **cache_options(marks)}
             return torch._inductor.compile(graph, inputs, options=options)
 
 

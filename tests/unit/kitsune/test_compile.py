@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
+from kitsune.plan import Plan
+from kitsune.step import TrainStep
 from kitsune.techniques.compile import Inductor
+from tests.step_cases import sgd
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside of torch's compiler
 
@@ -64,13 +68,52 @@ def test_a_loop_with_a_second_backward_is_not_given_the_code_of_a_step():
     assert compiled() == 0
 
 
-def test_what_a_user_lets_torch_cache_is_so_in_a_plan_too(monkeypatch):
-    given = []
-    monkeypatch.setattr("torch._inductor.compile", lambda graph, _, options: given.append(options) or graph.forward)
-    theirs = {"their.function": "1"}
-    with torch._inductor.config.patch(unsafe_marked_cacheable_functions=theirs):
-        gradients(" precision=bf16")
-        gradients()
-    marked, plain = given
-    assert theirs.items() < marked["unsafe_marked_cacheable_functions"].items()
-    assert plain == {}, "as torch.compile keys it"
+class Keeping(nn.Module):
+    """A loss that keeps what it was given, now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeps, self.logits = False, None
+
+    def forward(self, logits, target):
+        if self.keeps:
+            self.logits = logits.detach()
+        return F.cross_entropy(logits, target)
+
+
+def test_what_a_loss_keeps_is_not_written_over_by_the_backward_of_one_that_keeps_nothing():
+    torch.manual_seed(0)
+    model, loss_fn = nn.Linear(8, 4), Keeping()
+    batch = torch.randn(16, 8), torch.randint(4, (16,))
+    with TrainStep(model, loss_fn, sgd(model.parameters()), plan=Plan.by_hand(compile="default")) as step:
+        for loss_fn.keeps in (False, True):
+            logits = model(batch[0]).detach()
+            step(*batch)
+        torch.testing.assert_close(loss_fn.logits, logits)
+
+
+class Casting(nn.Module):
+    """As models of Hugging Face do, it has an autocast of its own."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.dtype = nn.Linear(8, 8), dtype
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=self.dtype):
+            return self.layer(x).float()
+
+
+def test_a_forward_with_an_autocast_of_its_own_is_found():
+    x, found = torch.linspace(-1, 1, 32).view(4, 8), []
+    for dtype in (torch.bfloat16, torch.bfloat16, torch.float16):
+        torch.compiler.reset()
+        counters.clear()
+        model = Casting(dtype)
+        run = torch.compile(model, backend=Inductor({}, "", {}, may_run_twice=False))
+        result = run(x)
+        result.sum().backward()
+        torch.testing.assert_close(result, model(x), rtol=1e-2, atol=1e-2)
+        found.append((counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"]))
+    assert found == [(0, 1), (1, 0), (0, 1)]

@@ -11,13 +11,15 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.amp.autocast_mode import _enter_autocast
 from torch.fx import Graph, GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kitsune.device import first_line
-from kitsune.fusion import Match, Pattern, norms, own_calls
+from kitsune.fusion import Match, Pattern, cache_key, norms
 from kitsune.fusion.calls import added_dropout, layer_norm
 from kitsune.kernels.swiglu import swiglu
+from kitsune.tf32 import full_precision
 from tests.unit.kitsune.fusion.fused import ROWS, Activated, Norm, engine, step
 
 OPTION = "unsafe_marked_cacheable_functions"
@@ -60,7 +62,7 @@ def test_what_one_process_has_compiled_the_next_one_finds():
 
 def test_other_code_of_ours_is_compiled_anew(monkeypatch):
     fused()
-    monkeypatch.setattr(own_calls, "CODE_KEY", "of another day")
+    monkeypatch.setattr(cache_key, "CODE_KEY", "of another day")
     assert fused()[1] == 0
     assert fused()[1] == 1
 
@@ -77,11 +79,15 @@ def test_flags_that_torchs_key_does_not_hold_are_in_ours():
         assert fused()[1] == 0
     with sdpa_kernel(SDPBackend.MATH):
         assert fused()[1] == 1
-    states = [own_calls.state_mark()]
+    states = [cache_key.state()]
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype=dtype):
-            states.append(own_calls.state_mark())
-    assert len({str(state) for state in states}) == 3
+            states.append(cache_key.state())
+    with torch._functorch.config.patch(donated_buffer=False):
+        states.append(cache_key.state())
+    with full_precision():
+        states.append(cache_key.state())
+    assert len({repr(state) for state in states}) == len(states)
 
 
 def calling(*functions):
@@ -94,46 +100,72 @@ def calling(*functions):
     return GraphModule(nn.Module(), graph)
 
 
-def test_every_call_of_ours_is_marked_in_whatever_order_they_come():
-    calls = (layer_norm, swiglu, theirs, added_dropout)
-    names = ["kitsune.fusion.calls.added_dropout", "kitsune.fusion.calls.layer_norm", "kitsune.kernels.swiglu.swiglu"]
-    found = [own_calls.cache_options(own_calls.marks_of(calling(*order))) for order in (calls, calls[::-1])]
-    assert [list(options.items()) for options in found] == [[(OPTION, dict.fromkeys(names, own_calls.CODE_KEY))]] * 2
-    assert [list(options[OPTION]) for options in found] == [names, names]
-    assert own_calls.cache_options(own_calls.marks_of(calling(theirs))) == {}
+def marks(graph, tag=""):
+    return cache_key.cache_options(graph, tag)[OPTION]
+
+
+def test_every_call_of_ours_is_known_in_whatever_order_they_come():
+    calls = (layer_norm, swiglu, theirs, added_dropout, _enter_autocast)
+    keys = {
+        "kitsune.fusion.calls.added_dropout": cache_key.CODE_KEY,
+        "kitsune.fusion.calls.layer_norm": cache_key.CODE_KEY,
+        "kitsune.kernels.swiglu.swiglu": cache_key.CODE_KEY,
+        "torch.amp.autocast_mode._enter_autocast": torch.__version__,
+    }
+    found = [marks(calling(*order)) for order in (calls, calls[::-1])]
+    assert [list(each) for each in found] == [sorted([*keys, cache_key.MARK])] * 2
+    assert [{**each, cache_key.MARK: ""} for each in found] == [{**keys, cache_key.MARK: ""}] * 2
+    assert found[0][cache_key.MARK] != found[1][cache_key.MARK], "other graphs"
+    assert list(marks(calling(theirs))) == [cache_key.MARK]
+
+
+def test_the_mark_tells_tags_and_graphs_apart_and_no_names():
+    def graph(name="x", scale=2.0, outputs=1):
+        found = Graph()
+        x = found.placeholder(name)
+        y = found.call_function(torch.mul, (x, scale))
+        found.output((y, x)[:outputs])
+        return GraphModule(nn.Module(), found)
+
+    given = marks(graph())
+    assert marks(graph("another")) == given
+    others = [marks(graph(scale=3.0)), marks(graph(outputs=2)), marks(graph(), "tag")]
+    assert len({str(each) for each in (given, *others)}) == 4
 
 
 def test_what_a_user_has_marked_stays_so():
-    with torch._inductor.config.patch({OPTION: {"their.function": "1"}}):
-        assert own_calls.cache_options({"b": "2", "a": "3"}) == {OPTION: {"a": "3", "b": "2", "their.function": "1"}}
+    with torch._inductor.config.patch({OPTION: {"z": "1", "a": "2"}}):
+        found = marks(calling(torch.sub))
+    assert list(found) == ["a", cache_key.MARK, "z"]
+    assert (found["a"], found["z"]) == ("2", "1")
 
 
 def test_ours_are_those_of_hashed_sources(monkeypatch):
-    assert own_calls.is_ours(layer_norm)
-    assert own_calls.is_ours(swiglu)
-    assert not own_calls.is_ours(first_line), "of kitsune.device"
-    assert not own_calls.is_ours(theirs)
-    monkeypatch.setattr(own_calls, "CODE_KEY", "")
-    assert not own_calls.is_ours(layer_norm), "without a source its code may be any"
+    assert cache_key.is_ours(layer_norm)
+    assert cache_key.is_ours(swiglu)
+    assert not cache_key.is_ours(first_line), "of kitsune.device"
+    assert not cache_key.is_ours(theirs)
+    monkeypatch.setattr(cache_key, "CODE_KEY", "")
+    assert not cache_key.is_ours(layer_norm), "without a source its code may be any"
 
 
 def test_the_hash_is_that_of_every_source_and_its_name(monkeypatch, tmp_path):
-    package, given = tmp_path / "kitsune", own_calls.PACKAGE
-    assert own_calls.hash_of(package) == ""
-    for pattern in own_calls.SOURCES:
+    package, given = tmp_path / "kitsune", cache_key.PACKAGE
+    assert cache_key.hash_of(package) == ""
+    for pattern in cache_key.SOURCES:
         for path in given.glob(pattern):
             copied = package / path.relative_to(given)
             copied.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copied)
-    keys = [own_calls.hash_of(package)]
-    assert keys == [own_calls.CODE_KEY], "wherever they lie"
+    keys = [cache_key.hash_of(package)]
+    assert keys == [cache_key.CODE_KEY], "wherever they lie"
     for changed in (package / "kernels/layer_norm.py", package / "fusion/calls.py", package / "engine/contest.py"):
         changed.write_text(changed.read_text() + "\n")
-        keys.append(own_calls.hash_of(package))
+        keys.append(cache_key.hash_of(package))
     (package / "kernels/layer_norm.py").rename(package / "kernels/layer_norn.py")  # at the same place in their order
-    keys.append(own_calls.hash_of(package))
+    keys.append(cache_key.hash_of(package))
     monkeypatch.setenv("TRITON_INTERPRET", "another")
-    keys.append(own_calls.hash_of(package))
+    keys.append(cache_key.hash_of(package))
     assert len(set(keys)) == len(keys)
 
 
@@ -149,7 +181,7 @@ def hits_of_a_process():
 def test_processes_come_to_the_same_keys():
     found = []
     for seed in ("1", "2"):
-        program = "from tests.unit.kitsune.fusion.test_own_calls import hits_of_a_process; print(hits_of_a_process())"
+        program = "from tests.unit.kitsune.fusion.test_cache_key import hits_of_a_process; print(hits_of_a_process())"
         done = subprocess.run(
             [sys.executable, "-c", program],
             cwd=Path(__file__).parents[4],
