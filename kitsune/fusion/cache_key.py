@@ -22,7 +22,7 @@ SOURCES: Final = ("engine/contest.py", "fusion/*.py", "kernels/*.py")
 HOMES: Final = ("kitsune.fusion.", "kitsune.kernels.")
 #: Functions in a graph that AOTAutograd's cache does not know, though the graph says all of what they do. Models of
 #: Hugging Face have an autocast of their own in the forward.
-AUTOCASTS: Final = ("_enter_autocast", "_exit_autocast")
+AUTOCASTS: Final = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
 ATTENTION: Final = ("flash", "mem_efficient", "math", "cudnn")
 MARK: Final = "kitsune"
 ADDRESS: Final = re.compile(" at 0x[0-9a-f]+")
@@ -64,15 +64,13 @@ def cache_options(graph: GraphModule, tag: str = "") -> dict[str, Any]:
 
 def cacheable(graph: GraphModule) -> Iterator[tuple[str, str]]:
     """Functions that the graph calls, each with what tells its code apart."""
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and is_ours(node.target):
-            yield name_of(node.target), CODE_KEY
-        elif node.op == "call_function" and getattr(node.target, "__name__", "") in AUTOCASTS:
-            yield name_of(node.target), torch.__version__
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__name__}"
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    for function in called:
+        name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+        if is_ours(function):
+            yield name, CODE_KEY
+        elif name in AUTOCASTS:
+            yield name, torch.__version__
 
 
 def state() -> tuple[object, ...]:
@@ -80,9 +78,7 @@ def state() -> tuple[object, ...]:
     the precision of convolutions, and whether a backward may write over what was saved for it."""
     backends: Any = torch.backends
     autocasts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-    attention = [
-        getattr(backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math", "cudnn")
-    ]
+    attention = [getattr(backends.cuda, f"{name}_sdp_enabled")() for name in ATTENTION]
     config: Any = torch._functorch.config
     return autocasts, attention, backends.cudnn.conv.fp32_precision, config.donated_buffer
 
