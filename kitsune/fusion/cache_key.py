@@ -51,13 +51,14 @@ def is_ours(function: Callable[..., Any]) -> bool:
     return bool(CODE_KEY) and (getattr(function, "__module__", None) or "").startswith(HOMES)
 
 
-def cache_options(graph: GraphModule, tag: str = "") -> dict[str, Any]:
+def cache_options(graph: GraphModule, *, may_run_twice: bool = False) -> dict[str, Any]:
     """Inductor's options for this graph: the functions in it that AOTAutograd's cache may take, and our mark.
 
-    In order, as the key is of the dictionary as it is written.
+    `may_run_twice`: of the backward, which then writes over nothing that was saved for it. Sorted, as the key is of the
+    dictionary as it is written.
     """
     config: Any = torch._inductor.config
-    mark = hashlib.sha256(repr((tag, state(), list(wiring_of(graph)))).encode()).hexdigest()
+    mark = hashlib.sha256(repr((may_run_twice, state(), list(wiring_of(graph)))).encode()).hexdigest()
     known = {**config.unsafe_marked_cacheable_functions, **dict(cacheable(graph)), MARK: mark}
     return {"unsafe_marked_cacheable_functions": dict(sorted(known.items()))}
 

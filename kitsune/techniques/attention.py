@@ -27,7 +27,6 @@ class Attention(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         backend = BACKENDS[str(choice)]
-        build.cache_tag += f" attention={choice}"
         build.forward_contexts.append(lambda: sdpa_kernel(backend))
 
     def blames(self, error: BaseException) -> bool:

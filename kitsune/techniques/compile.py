@@ -21,7 +21,6 @@ from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dy
 # With its static launcher, Inductor takes kernels from its cache as they were before coordinate descent, and every
 # process tunes them again (MLP on an H200: 108 measurements in the second process with it, 24 without).
 TUNED_ONCE = {"use_static_cuda_launcher": False}
-RUNS_TWICE = "+runs_twice"  # in the key of what is cached: the flag, which is in it, is the same
 INDUCTOR_ERROR = "torch._inductor.exc.InductorError"
 
 
@@ -41,7 +40,7 @@ class Compile(Technique):
         options = options_of(str(choice))
         if build.fusion_config is not None:
             options["max_fusion_size"] = build.fusion_config.max_fusion_size
-        backend = Inductor(options, build.cache_tag, build.inductor, may_run_twice=build.in_loop, rewrite=rewrite)
+        backend = Inductor(options, build.inductor, may_run_twice=build.in_loop, rewrite=rewrite)
         build.forward = torch.compile(own_code(forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:
             build.forward = copying(build.forward)
@@ -53,20 +52,16 @@ class Compile(Technique):
 
 
 class Inductor:
-    """Inductor as a backend of torch.compile, with a mark on what it puts into torch's caches on disk.
+    """Inductor as a backend of torch.compile, with a mark on what it puts into torch's caches on disk: see `cache_key`.
 
-    The key of a cached graph holds neither the attention backend nor, before torch 2.12, the dtype of autocast: the
-    second plan of a model would get the code of the first. `may_run_twice`: a loop may ask for a second backward, whose
-    activations the first must not have used as its own memory. `rewrite` changes a graph before Inductor sees it.
-    `asked` are more options, as they are by the time of the first call: techniques that come later ask for some.
-
-    The mark is an option, which is part of each key (kitsune/fusion/cache_key.py).
+    `may_run_twice`: a loop may ask for a second backward, whose activations the first must not have used as its own
+    memory. `rewrite` changes a graph before Inductor sees it. `asked` are more options, as they are by the time of the
+    first call: techniques that come later ask for some.
     """
 
     def __init__(
         self,
         options: Mapping[str, Any],
-        tag: str,
         asked: Mapping[str, Any],
         *,
         may_run_twice: bool,
@@ -76,14 +71,12 @@ class Inductor:
         self._may_run_twice = may_run_twice
         self._options = {name.replace("-", "_"): value for name, value in options.items()}
         self._asked = asked
-        self._tag = tag
         self._rewrite = rewrite
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         if self._rewrite is not None:
             graph = self._rewrite(graph)
-        tag = self._tag + (RUNS_TWICE if self._may_run_twice else "")
-        options = {**self._options, **self._asked, **cache_options(graph, tag)}
+        options = {**self._options, **self._asked, **cache_options(graph, may_run_twice=self._may_run_twice)}
         with nothing_donated() if self._may_run_twice else contextlib.nullcontext():
             return torch._inductor.compile(graph, inputs, options=options)
 

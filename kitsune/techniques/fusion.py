@@ -22,7 +22,6 @@ class Fusion(Technique):
         """For a step that nothing else compiles; the technique of compile begins from `build.unfused` again."""
         build.fusion = engine = kitsune.fusion.FusionEngine(build.fusion_config)
         build.unfused = build.forward
-        build.cache_tag += f" fusion={choice}"
 
         def kitsune_kernels(graph: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
             return engine.rewrite(graph)

@@ -33,7 +33,6 @@ class Precision(Technique):
             build.step_contexts.append(tf32_products)
             return
         dtype = AUTOCAST[str(choice)]
-        build.cache_tag += f" precision={choice}"  # torch before 2.12 keys its cache by "some autocast" only
         kind = build.device.type
         # No cache of casts: a cast that lives outside of a captured segment would be read after it is gone.
         build.forward_contexts.append(lambda: torch.autocast(kind, dtype=dtype, cache_enabled=False))

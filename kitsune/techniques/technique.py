@@ -64,7 +64,6 @@ class Build:
     fusion: "FusionEngine | None" = None  # what puts kernels of ours into the graphs that are captured
     unfused: Callable[..., Any] | None = None  # the forward as it was before that
     inductor: dict[str, Any] = field(default_factory=dict)  # options that other choices ask of Inductor
-    cache_tag: str = ""  # choices that change what torch.compile generates and that its caches on disk do not see
 
 
 @dataclass(frozen=True, slots=True)

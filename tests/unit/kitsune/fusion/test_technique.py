@@ -77,7 +77,6 @@ def test_alone_the_rest_runs_eagerly(fusing):
     assert_same_step(build, model)
     assert build.fusion.compiler == "eager"
     assert build.fusion.get_fusion_stats().matches == {"layer_norm": 1, "linear_activation": 1}
-    assert build.cache_tag == " fusion=kitsune"
 
 
 @pytest.mark.timeout(300)
