@@ -17,7 +17,7 @@ from kitsune.device import rng_state, set_rng_state, side_stream
 from kitsune.engine.contest import replay_ms
 from kitsune.errors import CaptureError
 from kitsune.fusion.benefits import Benefits, key_of
-from kitsune.fusion.cache_key import cache_options
+from kitsune.fusion.cache_key import cache_options, named
 from kitsune.fusion.match import Match, surroundings
 from kitsune.fusion.operations import autocasts_at, value_of
 from kitsune.fusion.stats import Benefit
@@ -75,14 +75,6 @@ def wiring_of(match: Match) -> tuple[str, ...]:
     names = {node: f"%{number}" for number, node in enumerate((*inputs_of(match), *nodes))}
     given = [*((named(node.target), node.args, node.kwargs) for node in nodes), match.results, match.arguments]
     return tuple(repr(map_arg(one, names.__getitem__)) for one in given)
-
-
-def named(target: Any) -> str:
-    """A method's name, or that of an operator or a function with its home, which is the same in every process."""
-    if isinstance(target, (str, torch._ops.OpOverload)):
-        return str(target)
-    owner = getattr(target, "__self__", None)  # of `apply` of an autograd function, say
-    return f"{torch.typename(owner)}.{target.__name__}" if isinstance(owner, type) else torch.typename(target)
 
 
 def measure(match: Match, compiler: str, clock: Clock) -> Benefit:

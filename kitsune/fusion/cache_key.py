@@ -58,7 +58,7 @@ def cache_options(graph: GraphModule, *, may_run_twice: bool = False) -> dict[st
     dictionary as it is written.
     """
     config: Any = torch._inductor.config
-    mark = hashlib.sha256(repr((may_run_twice, state(), list(wiring_of(graph)))).encode()).hexdigest()
+    mark = hashlib.sha256(repr((may_run_twice, state(), list(structure_of(graph)))).encode()).hexdigest()
     known = {**config.unsafe_marked_cacheable_functions, **dict(cacheable(graph)), MARK: mark}
     return {"unsafe_marked_cacheable_functions": dict(sorted(known.items()))}
 
@@ -84,7 +84,7 @@ def state() -> tuple[object, ...]:
     return autocasts, attention, backends.cudnn.conv.fp32_precision, config.donated_buffer
 
 
-def wiring_of(graph: GraphModule) -> Iterator[str]:
+def structure_of(graph: GraphModule) -> Iterator[str]:
     """Each operation and what goes into it, nodes by number: the same in every process, whatever things are called.
 
     A backward may be the same graph where the forward is not: whether it may write over an activation is up to what
@@ -95,6 +95,14 @@ def wiring_of(graph: GraphModule) -> Iterator[str]:
             continue
         numbers = {node: f"%{number}" for number, node in enumerate(module.graph.nodes)}
         for node in module.graph.nodes:
-            what = "" if node.op in ("placeholder", "output") else getattr(node.target, "__name__", node.target)
+            what = "" if node.op in ("placeholder", "output") else named(node.target)
             told = repr((node.op, what, map_arg((node.args, node.kwargs), numbers.__getitem__)))
             yield ADDRESS.sub("", told)
+
+
+def named(target: Any) -> str:
+    """A method's name, or that of an operator or a function with its home, which is the same in every process."""
+    if isinstance(target, (str, torch._ops.OpOverload)):
+        return str(target)
+    owner = getattr(target, "__self__", None)  # of `apply` of an autograd function, say
+    return f"{torch.typename(owner)}.{target.__name__}" if isinstance(owner, type) else torch.typename(target)
