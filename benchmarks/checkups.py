@@ -164,11 +164,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the file to go on with; a new one of this day and machine otherwise")
     asked = parser.parse_args()
     path, command = asked.out or results_file.free_path(SUITE), results_file.command_line()
-    if not path.exists():
-        results_file.append(path, results_file.environment_line(command))
     missing = asked.confirmations - len(results_file.lines_of(path, "confirmation"))
     if missing <= 0:
         parser.error(f"{path} is complete: no file is edited")
+    results_file.append(path, results_file.environment_line(command))  # of each call: they may be of several commits
     go_on(path, asked.device or every_device(), missing, time.monotonic() + 60 * asked.minutes)
     lines = results_file.lines_of(path, "confirmation")
     found, is_complete = list(figures(lines)) if lines else [], len(lines) >= asked.confirmations

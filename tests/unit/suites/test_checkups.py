@@ -76,12 +76,13 @@ def test_pieces_add_up_to_one_file_with_its_figures(monkeypatch, tmp_path, machi
     assert kinds(path) == ["environment"], "no time, so none was begun"
     checkups.go_on(path, ["cuda:0", "cuda:1"], 2, math.inf)
     assert call(monkeypatch, path, "--confirmations", "4", "--device", "cuda:0", "--device", "cuda:1") == 0
-    assert kinds(path)[:5] == ["environment", *["confirmation"] * 4]
-    assert set(kinds(path)[5:]) == {"figure"}
+    told = [*["confirmation"] * 2, "environment", *["confirmation"] * 2]
+    assert kinds(path)[:6] == ["environment", *told], "each call has an environment"
+    assert set(kinds(path)[6:]) == {"figure"}
     ran = [process.name for process in begun if process.was == "told"]
     assert len(ran) == len(set(ran)) == 4 * 5
     assert not [process for process in begun if process.was == "waiting"]
-    figures = {line["case"]: line for line in map(json.loads, path.read_text().splitlines()[5:])}
+    figures = {line["case"]: line for line in map(json.loads, path.read_text().splitlines()[6:])}
     false = figures["nothing planted: a difference claimed"]
     assert (false["value"], false["n"], false["upper_bound_95"]) == (0, 4, 75)
     assert figures["1 % slower: found"]["value"] == 100
