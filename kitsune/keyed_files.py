@@ -13,7 +13,7 @@ from kitsune.files import write_whole
 
 log = logging.getLogger("kitsune")
 
-MOST_BYTES: Final = 1000  # what is longer is not ours
+MOST_BYTES: Final = 2**20  # what is longer is not ours
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from kitsune.engine.planned import Planned
 from kitsune.engine.planner import Planner
 from kitsune.engine.record import Recorded
 from kitsune.engine.static import StaticBatch, place, tensors_of, why_not_static
+from kitsune.engine.timing_cache import TimingCache
 from kitsune.engine.update import is_starting
 from kitsune.engine.verified import verified
 from kitsune.engine.watch import Attributes, HostState, Watch, why_not_filled, why_not_replayed
-from kitsune.engine.winners import Winners
 from kitsune.errors import CaptureError
 from kitsune.graphs import Graph, Recorder
 
@@ -214,7 +214,7 @@ class StepGraph:
         """(the graph, what it writes, whether that holds the results of a real run by now)."""
         if self._streams == 1 or self.streams_refusal:
             return *self._recorder.capture(launches), self._recorder.executes
-        planner = Planner(self._recorder, self._streams, self._pool_bytes, Winners.of_this_machine())
+        planner = Planner(self._recorder, self._streams, self._pool_bytes, TimingCache.of_this_machine())
         # What it issues again must run as it ran in the step: TF32 is on in there only. The update runs with it, too;
         # those that may be captured (Adam, AdamW, SGD) have no products.
         with side_stream(self._device), entered(self._body.step_contexts):

@@ -17,9 +17,9 @@ from kitsune.engine.planner import Planner
 from kitsune.engine.scaler import LossScaler
 from kitsune.engine.segments import Segments, why_not_joined
 from kitsune.engine.static import opaque_type, restrided, signature_of
+from kitsune.engine.timing_cache import TimingCache
 from kitsune.engine.update import parameters_of
 from kitsune.engine.watch import Attributes, HostState, why_not_replayed
-from kitsune.engine.winners import Winners
 from kitsune.errors import CaptureError
 from kitsune.graphs import Recorder, tensors_in
 
@@ -204,7 +204,7 @@ class SegmentedForward:
         recorder = Recorder(self.device)
         planner = None
         if self.streams > 1 and not self.streams_refusal:
-            planner = Planner(recorder, self.streams, self.pool_bytes, Winners.of_this_machine())
+            planner = Planner(recorder, self.streams, self.pool_bytes, TimingCache.of_this_machine())
         segments = Segments(
             self.model,
             self.optimizer,

@@ -1,7 +1,7 @@
 """Planned: what may be done with a recorded step: which launches go on which streams, and the memory that they need."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -38,6 +38,9 @@ USUAL_STREAMS: Final = 4
 #: How long before the last moment what is held back may begin. On an H200 20 us were better than 60 and 150 us.
 LEAD_US: Final = 20.0
 
+#: What each launch of a recording takes, in us.
+Costs = Callable[[Recording], Sequence[float]]
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -68,21 +71,30 @@ class Planned:
         Path(path).write_text(svg_of(self.recording.graph, self.schedule), encoding="utf-8")
 
 
-def plans(recording: Recording, streams: int, pool_bytes: int | None) -> list[Planned]:
+def costs_of(recording: Recording) -> list[float]:
+    """In us, with the state of the step put back."""
+    before = State(recording)
+    try:
+        return measured_us(recording)
+    finally:
+        before.restore()
+
+
+def plans(recording: Recording, streams: int, pool_bytes: int | None, costs: Costs = costs_of) -> list[Planned]:
     """The `candidates` that fit into a pool, None: one by `budget_of`. When nothing fits, what needs the least."""
-    return fitting(candidates(recording, streams), pool_bytes)
+    return fitting(candidates(recording, streams, costs), pool_bytes)
 
 
-def candidates(recording: Recording, streams: int) -> list[Planned]:
+def candidates(recording: Recording, streams: int, costs: Costs) -> list[Planned]:
     """Ways to issue a recorded step on 1 to `streams` streams, the step as it was on a single one first.
 
     Leaves the state of the step as it was. Raises CaptureError when its launches cannot be timed.
     """
-    alone_us = costs_of(recording)
+    alone_us = costs(recording)
     alone = planned("as recorded", recording, alone_us, in_order(recording.graph, alone_us))
     if streams == 1:
         return [alone]
-    return [alone, *in_turn([named(name, way, streams) for name, way in ways(recording).items()])]
+    return [alone, *in_turn([named(name, way, streams, costs) for name, way in ways(recording).items()])]
 
 
 def fitting(found: Sequence[Planned], pool_bytes: int | None) -> list[Planned]:
@@ -92,8 +104,8 @@ def fitting(found: Sequence[Planned], pool_bytes: int | None) -> list[Planned]:
     return small or [too_large(min(found, key=lambda plan: plan.memory.peak_bytes), budget_bytes)]
 
 
-def named(name: str, way: Recording, streams: int) -> list[Planned]:
-    return [replace(plan, name=f"{plan.name}; {name}") for plan in spread(way, costs_of(way), streams)]
+def named(name: str, way: Recording, streams: int, costs: Costs) -> list[Planned]:
+    return [replace(plan, name=f"{plan.name}; {name}") for plan in spread(way, costs(way), streams)]
 
 
 def in_turn(lists: Iterable[Sequence[Planned]]) -> list[Planned]:
@@ -105,15 +117,6 @@ def too_large(plan: Planned, pool_bytes: int) -> Planned:
     """The same, with a name that says that it does not fit."""
     needed, given = (nbytes / 2**20 for nbytes in (plan.memory.peak_bytes, pool_bytes))
     return replace(plan, name=f"{plan.name}, which takes {needed:.1f} MiB: no plan fits into a pool of {given:.1f} MiB")
-
-
-def costs_of(recording: Recording) -> list[float]:
-    """In us, with the state of the step put back."""
-    before = State(recording)
-    try:
-        return measured_us(recording)
-    finally:
-        before.restore()
 
 
 def planned(

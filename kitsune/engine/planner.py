@@ -16,13 +16,13 @@ from kitsune.engine.contest import BY, BY_AMONG, Clock, is_faster, replay_ms
 from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
 from kitsune.engine.kernels import difference, kernels_of
-from kitsune.engine.planned import OF_A_HALF, OF_A_STEP, Planned, most_taken, plans
+from kitsune.engine.planned import OF_A_HALF, OF_A_STEP, Planned, costs_of, most_taken, plans
 from kitsune.engine.proof import Untouched, refuted
 from kitsune.engine.record import record
 from kitsune.engine.recording import Recording
 from kitsune.engine.state import State
+from kitsune.engine.timing_cache import TimingCache, key_of
 from kitsune.engine.undo import HIDDEN, Undo, are_hidden
-from kitsune.engine.winners import Winners, key_of
 from kitsune.errors import CaptureError, ErraticError
 from kitsune.graphs import Graph, Recorder, fill
 
@@ -58,20 +58,20 @@ Pair = tuple[Captured, Captured]
 class Planner:
     """Turns steps into graphs of several streams. `refusal` says why the last one was not, `plan` what it became.
 
-    `is_erratic`: it cannot be on one stream either, since no graph would do the same. `winners`: of earlier races;
-    None where nothing is known of any, and nothing is kept.
+    `is_erratic`: it cannot be on one stream either, since no graph would do the same. `cache`: of earlier processes;
+    None where nothing is known, and nothing is kept.
     On a GPU the plans are captured and timed against each other; on a CPU the prediction decides.
     """
 
     clock: Clock = staticmethod(replay_ms)
 
     def __init__(
-        self, recorder: Recorder, streams: int, pool_bytes: int | None = None, winners: Winners | None = None
+        self, recorder: Recorder, streams: int, pool_bytes: int | None = None, cache: TimingCache | None = None
     ) -> None:
         self._recorder = recorder
         self._streams = streams
         self._pool_bytes = pool_bytes
-        self._winners = winners
+        self._cache = cache
         self.plan: Planned | None = None
         self.passing_bytes = 0
         self.refusal = ""
@@ -214,7 +214,12 @@ class Planner:
         raise CaptureError(f"the launches as they were planned are not the step: {problem}")
 
     def _plans(self, recording: Recording) -> list[Planned]:
-        return plans(recording, self._streams, self._pool_bytes)
+        return plans(recording, self._streams, self._pool_bytes, self._costs_us)
+
+    def _costs_us(self, recording: Recording) -> list[float]:
+        if self._cache is None or recording.device.type != "cuda":  # a CPU's are a matter of the moment
+            return costs_of(recording)
+        return self._cache.costs_us(recording, costs_of)
 
     def _refuted(
         self,
@@ -245,11 +250,11 @@ class Planner:
 
     def _winner(self, recording: Recording, found: Sequence[Planned], workspaces: int) -> tuple[Planned, str]:
         """As `quickest`. Looks up which plan won in earlier processes, and keeps the one that wins now."""
-        if self._winners is None:
+        if self._cache is None:
             return self.quickest(found, workspaces)
         key = key_of(recording, self._streams, self._pool_bytes)
-        plan, said = self.quickest(found, workspaces, self._winners.find(key, found[1:]))
-        self._winners.keep(key, plan)
+        plan, said = self.quickest(found, workspaces, self._cache.winner(key, found[1:]))
+        self._cache.keep_winner(key, plan)
         return plan, said
 
     def _raced(self, best: Captured, others: Sequence[Planned], most_bytes: float) -> tuple[Captured, str]:
@@ -269,7 +274,7 @@ class Planner:
 
     def _check_kernels(self, recording: Recording, step: Step) -> None:
         """Raises CaptureError when the step launches what the recording does not."""
-        if recording.device.type != "cuda":
+        if recording.device.type != "cuda" or (self._cache is not None and self._cache.are_kernels_known(recording)):
             return
         before, again = State(recording), in_recorded_order(recording)
         try:
@@ -280,6 +285,8 @@ class Planner:
             before.restore()
         if unseen := difference(expected, found):
             raise CaptureError(unseen)
+        if self._cache is not None:
+            self._cache.keep_kernels_known(recording)
 
     def _captured(self, plan: Planned, recorder: Recorder) -> Captured:
         """Leaves the state of the step as it was, also where capturing runs it."""

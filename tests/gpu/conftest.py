@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kitsune.engine.planner import Planner
-from kitsune.engine.winners import Winners
+from kitsune.engine.timing_cache import TimingCache
 from kitsune.fusion.benefits import Benefits
 from kitsune.graphs import Graph
 from kitsune.keyed_files import KeyedFiles
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_found_by_another_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Winners, "of_this_machine", lambda: Winners(KeyedFiles(tmp_path / "races")))
+    monkeypatch.setattr(TimingCache, "of_this_machine", lambda: TimingCache(KeyedFiles(tmp_path / "timings")))
     monkeypatch.setattr(Benefits, "of_this_machine", lambda: Benefits(KeyedFiles(tmp_path / "fusion")))
 
 

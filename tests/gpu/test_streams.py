@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from torch import nn
+from torch.autograd.profiler import profile
 
 from kitsune.engine.planner import WON_BEFORE
 from kitsune.graphs import Recorder
@@ -55,6 +56,23 @@ def test_the_next_step_races_what_won_against_one_stream_only(device, more_strea
         counts.append(len(tried))
     assert counts[0] > counts[1] == 2
     assert [WON_BEFORE in name for name in names] == [False, True]
+
+
+@pytest.mark.parametrize("capture", ["step", "segments"])
+def test_the_next_step_is_planned_without_the_profiler(device, more_streams_win, monkeypatch, capture):
+    """Which would slow down all that the host launches in the rest of its process."""
+    profiled, plans = [], []
+    monkeypatch.setattr("kitsune.engine.kernels.profile", lambda **named: profiled.append(1) or profile(**named))
+    for _ in range(2):
+        profiled.clear()
+        planned, plain = pair(device, {"capture": capture, "streams": 4}, model=Convnet, optimizer=FUSED)
+        train_both(planned, plain, batches(10, 8, 3, 8, 8))
+        assert_same(planned, plain)
+        assert not planned.step.report.declined
+        plans.append((planned.step.report.planned.removesuffix(WON_BEFORE), len(profiled)))
+    (first, looks), second = plans
+    assert looks > 0
+    assert second == (first, 0)
 
 
 @pytest.mark.timeout(120)

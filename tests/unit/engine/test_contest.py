@@ -14,7 +14,7 @@ from kitsune.engine.kernels import Kernel, timeline
 from kitsune.engine.planned import OF_A_STEP, WORKSPACE_BYTES, by_load, most_taken, plans
 from kitsune.engine.planner import WON_BEFORE, Planner
 from kitsune.engine.schedule import Placed, Schedule, critical_path
-from kitsune.engine.winners import Winners
+from kitsune.engine.timing_cache import TimingCache
 from kitsune.errors import CaptureError
 from kitsune.graphs import HostGraph, Recorder
 from kitsune.keyed_files import KeyedFiles
@@ -52,11 +52,11 @@ class Graphs(Recorder):
         return graph, result
 
 
-def contest(times_ms, taken=None, pool_bytes=None, winners=None, captured=1):
+def contest(times_ms, taken=None, pool_bytes=None, cache=None, captured=1):
     """A step planned on up to four streams, where the n-th captured graph needs so many ms, and so many stay."""
     step, twin = warmed("branches")
     recorder = Graphs(taken=taken)
-    planner = Planner(recorder, 4, pool_bytes, winners)
+    planner = Planner(recorder, 4, pool_bytes, cache)
     planner.clock = lambda graph: times_ms(recorder.made.index(graph))
     graph, result = planner.capture(step, step.inputs)
     assert planner.refusal == ""
@@ -156,19 +156,19 @@ def test_a_race_ends_when_its_time_is_over(monkeypatch, race_s, steps, tried):
 
 
 def test_what_won_before_races_against_one_stream_only(tmp_path):
-    plan, _ = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
-    again, raced = contest(lambda at: 9.0 if at == 1 else 10.0, winners=Winners(KeyedFiles(tmp_path)))
+    plan, _ = contest(lambda at: 5.0 if at == FED else 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
+    again, raced = contest(lambda at: 9.0 if at == 1 else 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
     assert raced == 2
     assert again.name == plan.name + WON_BEFORE
     assert again.priorities == plan.priorities
 
 
 def test_where_it_is_no_longer_faster_all_the_others_race_and_the_new_winner_is_kept(tmp_path):
-    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
-    plan, raced = contest(lambda at: 5.0 if at == BUSIEST else 10.0, winners=Winners(KeyedFiles(tmp_path)))
+    contest(lambda at: 5.0 if at == FED else 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
+    plan, raced = contest(lambda at: 5.0 if at == BUSIEST else 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
     assert raced == 1 + BUSIEST
     assert ", the busiest one first" in plan.name
-    again, raced = contest(lambda at: 9.0 if at == 1 else 10.0, winners=Winners(KeyedFiles(tmp_path)))
+    again, raced = contest(lambda at: 9.0 if at == 1 else 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
     assert (raced, again.name) == (2, plan.name + WON_BEFORE)
 
 
@@ -177,15 +177,15 @@ def test_where_one_stream_won_they_all_race_again(tmp_path, monkeypatch, race_s)
     """Nothing would ever tell that the others only had no time, or no memory."""
     monkeypatch.setattr("kitsune.engine.planner.RACE_STEPS", 0)
     monkeypatch.setattr("kitsune.engine.planner.RACE_S", race_s)
-    plan, _ = contest(lambda _: 10.0, winners=Winners(KeyedFiles(tmp_path)))
+    plan, _ = contest(lambda _: 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
     monkeypatch.setattr("kitsune.engine.planner.RACE_S", 5.0)
-    again, raced = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
+    again, raced = contest(lambda at: 5.0 if at == FED else 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
     assert (plan.schedule.streams, raced, again.schedule.streams) == (1, 1 + BUSIEST, 4)
 
 
 def test_what_won_before_is_not_taken_where_it_needs_too_much_memory(tmp_path):
-    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
-    plan, raced = contest(lambda at: 5.0 if at == 1 else 10.0, {1: 2**40}, winners=Winners(KeyedFiles(tmp_path)))
+    contest(lambda at: 5.0 if at == FED else 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
+    plan, raced = contest(lambda at: 5.0 if at == 1 else 10.0, {1: 2**40}, cache=TimingCache(KeyedFiles(tmp_path)))
     assert raced == 1 + BUSIEST
     assert plan.schedule.streams == 1
 
@@ -194,25 +194,25 @@ def test_a_folder_that_cannot_be_written_costs_a_race(tmp_path):
     (tmp_path / "file").touch()
     for _ in range(2):
         plan, raced = contest(
-            lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path / "file" / "races"))
+            lambda at: 5.0 if at == FED else 10.0, cache=TimingCache(KeyedFiles(tmp_path / "file" / "races"))
         )
         assert (raced, plan.schedule.streams) == (1 + BUSIEST, 4)
 
 
 def test_another_limit_of_memory_is_another_race(tmp_path):
-    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
-    _, raced = contest(lambda at: 5.0 if at == FED else 10.0, pool_bytes=2**40, winners=Winners(KeyedFiles(tmp_path)))
+    contest(lambda at: 5.0 if at == FED else 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
+    _, raced = contest(lambda at: 5.0 if at == FED else 10.0, pool_bytes=2**40, cache=TimingCache(KeyedFiles(tmp_path)))
     assert raced == 1 + BUSIEST
     assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("told", [b"", b"a rule of another version", b"\xff\xfe", b"x" * 10**6])
 def test_a_name_that_says_nothing_costs_a_race(tmp_path, told):
-    contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
+    contest(lambda at: 5.0 if at == FED else 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
     (file,) = tmp_path.iterdir()
     kept = file.read_bytes()
     file.write_bytes(told)
-    plan, raced = contest(lambda at: 5.0 if at == FED else 10.0, winners=Winners(KeyedFiles(tmp_path)))
+    plan, raced = contest(lambda at: 5.0 if at == FED else 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
     assert raced == 1 + BUSIEST
     assert WON_BEFORE not in plan.name
     assert file.read_bytes() == kept
@@ -223,7 +223,9 @@ def test_of_a_winner_that_the_proof_refuses_the_next_one_is_kept(tmp_path, monke
     monkeypatch.setattr("kitsune.engine.planner.refuted", lambda *_: answers.pop(0))
     second_race = BUSIEST + 2  # the winner of the first was captured once more, for the proof
     quickest = (EARLY, second_race + 1)
-    plan, raced = contest(lambda at: 5.0 if at in quickest else 10.0, winners=Winners(KeyedFiles(tmp_path)), captured=2)
+    plan, raced = contest(
+        lambda at: 5.0 if at in quickest else 10.0, cache=TimingCache(KeyedFiles(tmp_path)), captured=2
+    )
     (file,) = tmp_path.iterdir()
     assert raced > second_race
     assert plan.name == file.read_text() + "; a quicker one was refused: not today"
