@@ -85,7 +85,7 @@ def plans(recording: Recording, streams: int, pool_bytes: int | None, costs: Cos
     return fitting(candidates(recording, streams, costs), pool_bytes)
 
 
-def candidates(recording: Recording, streams: int, costs: Costs) -> list[Planned]:
+def candidates(recording: Recording, streams: int, costs: Costs = costs_of) -> list[Planned]:
     """Ways to issue a recorded step on 1 to `streams` streams, the step as it was on a single one first.
 
     Leaves the state of the step as it was. Raises CaptureError when its launches cannot be timed.
