@@ -104,7 +104,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("tuner.supervise",),
     ("tuner.measure",),
     ("tuner.crew",),
-    ("tuner.events", "tuner.verdicts"),
+    ("tuner.events", "tuner.ranking", "tuner.verdicts"),
     (
         "tuner.ablation",
         "tuner.checkup",

@@ -1,13 +1,13 @@
 """Trials in, those of them that noise may have put in the wrong order out."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from tuner.outcomes import is_success, speedup
+from tuner.ranking import Key, is_captured, key_of, log_ms, shared_part
 from tuner.records import Trial
-from tuner.space import Item
-from tuner.stats import median
 
 #: Each has a model of its own in the memory of one process: so many in any case, and more where they are cheap.
 FEW: Final = 3
@@ -20,22 +20,31 @@ def contenders_of(
 ) -> list[Trial]:
     """The best few trials that noise may have put in the wrong order, best first; more as far as `within_s` goes."""
     found = sorted(filter(is_success, trials), key=speedup, reverse=True)
-    noise = ranking_noise(trials)
+    noise = ranking_noise(trials, found[0]) if found else 0.0
     close = [trial for trial in found if speedup(trial) >= speedup(found[0]) * (1 - noise)]
     counts = range(min(MANY, len(close)), FEW, -1)
     return close[: next((count for count in counts if cost_s(close[:count]) <= within_s), FEW)]
 
 
-def ranking_noise(trials: Iterable[Trial]) -> float:
-    """How far speedups of different processes may lie apart for nothing: the widest spread of one configuration's time.
+def ranking_noise(trials: Sequence[Trial], leader: Trial) -> float:
+    """How far speedups near that of the leader may lie apart for nothing: what departures of the yardsticks are, as far
+    as they are in the speedups of steps that are captured as the leader is."""
+    share = shared_part(trials) if is_captured(leader.knobs) else 1.0
+    return widest(trials, share)
 
-    The baselines of trials are the step as given or the best by then; one that was timed in a single process says
-    nothing. 20 % for a launch-bound MLP on an H200.
-    """
-    medians: defaultdict[frozenset[Item], list[float]] = defaultdict(list)
+
+def yardstick_noise(trials: Iterable[Trial]) -> float:
+    """How far the ratio to a yardstick in one process may lie from that in another for nothing."""
+    return widest(trials, 1.0)
+
+
+def widest(trials: Iterable[Trial], share: float) -> float:
+    """The widest spread of what trials are timed beside, of what the host launches this share; 20 % for a launch-bound
+    MLP on an H200. One that was timed in a single process says nothing."""
+    logs: defaultdict[Key, list[float]] = defaultdict(list)
     for trial in trials:
         if trial.measurement is not None:
-            baseline = trial.measurement.arms[0]
-            medians[frozenset(baseline.knobs.items())].append(median(baseline.step_ms))
-    spreads = [(max(found) - min(found)) / median(found) for found in medians.values()]
-    return min(MAX_RANKING_NOISE, max(spreads, default=0.0))
+            yardstick = trial.measurement.arms[0]
+            logs[key_of(yardstick.knobs)].append(log_ms(yardstick))
+    spreads = [(1.0 if is_captured(dict(key)) else share) * (max(found) - min(found)) for key, found in logs.items()]
+    return min(MAX_RANKING_NOISE, max(map(math.expm1, spreads), default=0.0))

@@ -29,6 +29,7 @@ from tuner.events import (
 )
 from tuner.outcomes import best, speedup
 from tuner.protocol import Inspection
+from tuner.ranking import rankable
 from tuner.records import Run, Source, Trial
 from tuner.verdicts import words
 from tuner.views import tried_line
@@ -81,7 +82,7 @@ class Standing:
     @property
     def best(self) -> str:
         """The best so far, over the step as given."""
-        leader = best(self.trials)
+        leader = best(rankable(self.trials))
         return "" if leader is None else f"best {factor(speedup(leader))} ({words(leader.knobs)})"
 
     @property

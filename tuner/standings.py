@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tuner.contenders import ranking_noise
+from tuner.contenders import yardstick_noise
 from tuner.outcomes import best, best_stock, is_late, is_success, speedup
 from tuner.proposal import Proposal
+from tuner.ranking import rankable
 from tuner.records import Source, Trial
 from tuner.space import Space
 from tuner.stats import THRESHOLD
@@ -15,8 +16,9 @@ MAX_CONFIRMATIONS: Final = 3  # that fail
 RIVAL_FROM: Final = 1.25
 
 
-def searched(trials: Iterable[Trial]) -> list[Trial]:
-    return [trial for trial in trials if trial.source.is_search]
+def searched(trials: Sequence[Trial]) -> list[Trial]:
+    """Those of the search, with speedups by which they can be ranked."""
+    return [trial for trial in rankable(trials) if trial.source.is_search]
 
 
 def failed_confirmations(trials: Iterable[Trial]) -> list[Trial]:
@@ -67,7 +69,7 @@ def to_beat(trials: Sequence[Trial], proposal: Proposal) -> float | None:
     if first is None:
         return None
     against = rival(trials)
-    return speedup(first) / (1.0 if against is None else speedup(against)) * (1 - ranking_noise(searched(trials)))
+    return speedup(first) / (1.0 if against is None else speedup(against)) * (1 - yardstick_noise(searched(trials)))
 
 
 def is_played_off(trials: Iterable[Trial]) -> bool:
@@ -80,7 +82,7 @@ def is_played_off(trials: Iterable[Trial]) -> bool:
     return ranked[-1:] == [Source.PLAYOFF]
 
 
-def is_unsearched(trials: Iterable[Trial], space: Space) -> bool:
+def is_unsearched(trials: Sequence[Trial], space: Space) -> bool:
     """Whether nothing was measured against the step as given, though there is something to try."""
     compared = [trial for trial in searched(trials) if trial.knobs and not is_late(trial)]
     return bool(space.searchable()) and not compared

@@ -8,6 +8,7 @@ from kitsune.knobs import Choice
 from tuner.crew import Crew, Finished
 from tuner.proposal import Proposal
 from tuner.protocol import Job, Limits
+from tuner.ranking import rankable
 from tuner.records import Comparison, Failure, FailureKind, Measurement, Run, Source, Spent, Trial
 from tuner.supervise import Check
 from tuner.verdicts import CANDIDATE, compare_arms, over
@@ -79,7 +80,8 @@ class Work:
         self.begun.clear()
 
     def keep(self, begun: Begun, done: Finished, comparison: Comparison | None = None) -> Trial:
-        """The trial; compared over the step as given, whatever its baseline was, where nothing else is given."""
+        """The trial; compared over the step as given, whatever its baseline was, where nothing else is given. One of
+        the search is kept with the speedup by which it is ranked now."""
         outcome = done.outcome
         measured = outcome if isinstance(outcome, Measurement) else None
         if measured is not None and comparison is None:
@@ -98,6 +100,7 @@ class Work:
             finished_at=self.now(),
             spent=done.spent,
         )
+        trial = rankable([*self.trials, trial])[-1]
         self.trials.append(trial)
         return trial
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kitsune.errors import BaselineError, NoTrialError, UnfitError, WorkloadError
 from tests.unit.tuner.machine import (
     CLOSE,
+    CLOSE_GRAPHS,
     COMPILED,
     ENVIRONMENT,
     GRAPH,
@@ -34,7 +35,7 @@ from tuner.confirmation import PROCESSES
 from tuner.events import Confirming, Inspected, Tried, Trying
 from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP
 from tuner.knowledge import AGAIN
-from tuner.outcomes import best
+from tuner.outcomes import best, speedup
 from tuner.pace import MIN_CHILD_S, elapsed_s, limits_within
 from tuner.protocol import Job, Limits
 from tuner.records import Failure, FailureKind, Phase, Source, Verdict
@@ -326,6 +327,21 @@ def test_the_best_few_play_off_where_the_baseline_is_noisy(run_id):
     best_ms = min(CLOSE.get(words(arm.knobs), USUAL_MS) for arm in job.arms)
     assert CLOSE[words(playoff.knobs)] == best_ms
     assert conclusion.plan.knobs == playoff.knobs
+
+
+@pytest.mark.parametrize("run_id", ["a", "b", "c"])
+def test_captured_steps_need_none_for_that(run_id):
+    machine = Machine(step_ms=CLOSE_GRAPHS, inapplicable=SMALL, drift=0.2)
+    trials, conclusion = run_out(machine, a_run(id=run_id, budget_trials=24))
+    assert Source.PLAYOFF not in sources(trials)
+    assert words(conclusion.plan.knobs) == min(CLOSE_GRAPHS, key=CLOSE_GRAPHS.get)
+    graphs = {speedup(trial) * CLOSE_GRAPHS.get(words(trial.knobs), USUAL_MS) for trial in trials if is_graph(trial)}
+    assert len(graphs) > 2
+    assert max(graphs) / min(graphs) == pytest.approx(1, abs=0.02), "speedups go by the times"
+
+
+def is_graph(trial):
+    return trial.source.is_search and trial.knobs.get("capture") == "step" and trial.failure is None
 
 
 def test_a_playoff_that_fails_leaves_the_order_as_it_was():

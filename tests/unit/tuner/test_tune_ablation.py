@@ -4,7 +4,7 @@ import pytest
 
 from kitsune.plan import Plan
 from tests.unit.tuner.machine import (
-    COMPILED,
+    CLOSE,
     GRAPH,
     GRAPH_WINS,
     SMALL,
@@ -218,12 +218,11 @@ def test_workers_that_die_one_after_another_come_to_an_end():
 @pytest.mark.parametrize("answer", [nothing_special, lambda _, job: failure() if is_ablation(job) else None])
 def test_what_is_searched_after_it_has_no_second_playoff(answer):
     """A run may be given a larger budget: what was measured of the old plan is no trial of the search."""
-    close = {COMPILED: 8.0, GRAPH: 5.0, "precision=fp16, update=fused, capture=step": 4.6}
-    machine = a_machine(step_ms=close, drift=0.2, answer=answer)
+    machine = a_machine(step_ms=CLOSE, drift=0.2, answer=answer)
     run = a_run(budget_trials=24)
     tuning = machine.tuning(run)
     ablated(tuning)
     assert Source.PLAYOFF in sources(tuning.trials)
     assert Source.ABLATION in sources(tuning.trials)
-    events, _ = drained(a_machine(step_ms=close, drift=0.2).tuning(run, tuning.trials))
+    events, _ = drained(a_machine(step_ms=CLOSE, drift=0.2).tuning(run, tuning.trials))
     assert set(sources(trials_of(events))) == {Source.CONFIRM}
