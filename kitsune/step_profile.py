@@ -1,8 +1,9 @@
 """StepProfile: how long the steps of a user's loop took as given, and how long they take by the plan.
 
 A step is what lies between two updates: the loop's own work on batches is in it, as it is in the time that the user
-waits. Nothing waits for the device before somebody asks, but for two steps that torch.profiler looks at: one as given,
-one by the plan. They are not timed.
+waits. Nothing waits for the device before somebody asks, but for two steps that torch.profiler looks at: the last one
+as given, and one by the plan. They are not timed. A look leaves CUPTI behind, and launches by the host take longer from
+then on (docs/decisions/0091): so none comes before the steps as given are timed.
 """
 
 import statistics
@@ -149,7 +150,7 @@ class StepProfile:
 
     def _begin_count(self) -> None:
         """One step of each kind, and none that is timed: the profiler makes it slower."""
-        is_given = self._marks == COLD_STEPS
+        is_given = self._marks == CALIBRATION_STEPS - 1
         is_planned = self._is_planned and PLANNED not in self._counts and PLANNED not in self._uncounted
         if not self._is_gpu or not (is_given or is_planned):
             return

@@ -35,11 +35,11 @@ def test_a_loop_that_waits_for_launches_is_faster_by_graphs(device):
 
 def test_marking_a_step_does_not_wait_for_the_gpu(device):
     profile = StepProfile(device)
-    for _ in range(COLD_STEPS + 1):  # the step after these is counted, which waits
+    for _ in range(COLD_STEPS + 1):
         profile.mark(by_plan=False)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for _ in range(CALIBRATION_STEPS - COLD_STEPS - 2):
+        for _ in range(CALIBRATION_STEPS - COLD_STEPS - 3):  # the last step as given is counted, which waits
             profile.mark(by_plan=False)
     finally:
         torch.cuda.set_sync_debug_mode("default")
