@@ -5,9 +5,10 @@ times the ratio of both. What a process does to all times, as the clock of its G
 host launches takes another time in each process for reasons of its own, and a step that is captured whole hardly does:
 in confirmations of BERT-base and GoogLeNet on H100s and H200s `reduce-overhead` differs by 4 to 16 % (standard
 deviation), captured steps by 0.1 to 1.5 %. A ratio of the two tells how the yardstick fared: a BERT-base of 5.02 ms
-came before one of 4.69. So where a captured step stands beside what the host launches, of the yardstick's departure
-from its own trial only that part counts that both share, as far as this run tells (a regression on it, as with control
-variates: Lavenberg & Welch 1981).
+came before one of 4.69. So a captured step that stands beside what the host launches is ranked by the mean of its ratio
+and its time, in logs. The ratio's weight is the part of the yardstick's variance between processes that captured steps
+have as well, as far as this run tells: the regression of the one on the other (control variates, Lavenberg & Welch
+1981).
 """
 
 import math
@@ -26,32 +27,26 @@ from tuner.stats import log_ratios, median
 CAPTURED_SD: Final = 0.01
 
 Key = frozenset[Item]
+AS_GIVEN: Final[Key] = frozenset()
 
 
 def rankable(trials: Sequence[Trial]) -> list[Trial]:
     """In their order, which is that in which they ended: what a trial was timed beside has ended before it."""
-    share = shared_part(trials)
-    if share == 1.0:
-        return list(trials)
-    by_process = log_times(trials)
-    references = {key: median(logs) for key, logs in by_process.items()}
-    logs: dict[Key, float] = {}
+    share, as_given = shared_part(trials), log_times(trials).get(AS_GIVEN)
+    ranks = {AS_GIVEN: 0.0}  # log speedup of each configuration by its first trial
     found = []
     for trial in trials:
         if trial.measurement is None or not trial.source.is_search or not is_success(trial):
             found.append(trial)
             continue
         yardstick, candidate = trial.measurement.arms[0], trial.measurement.arms[-1]
-        beside, key = key_of(yardstick.knobs), key_of(trial.knobs)
-        if beside == key or (beside and beside not in logs):
-            value = math.log(speedup(trial))
-        else:
-            value = logs.get(beside, 0.0) + median(log_ratios(yardstick.step_ms, candidate.step_ms))
-        if is_captured(trial.knobs) and not is_captured(yardstick.knobs):
-            value -= (1 - share) * (log_ms(yardstick) - references[beside])
-        if key not in logs:
-            logs[key], references[key] = value, log_ms(candidate)
-        found.append(with_speedup(trial, math.exp(value)))
+        rank = math.log(speedup(trial))
+        if (beside := key_of(yardstick.knobs)) in ranks:
+            rank = ranks[beside] + median(log_ratios(yardstick.step_ms, candidate.step_ms))
+        if as_given and is_captured(trial.knobs) and not is_captured(yardstick.knobs):
+            rank = share * rank + (1 - share) * (median(as_given) - log_ms(candidate))
+        ranks.setdefault(key_of(trial.knobs), rank)
+        found.append(with_speedup(trial, math.exp(rank)))
     return found
 
 
@@ -105,9 +100,11 @@ def log_ms(arm: Arm) -> float:
 
 
 def with_speedup(trial: Trial, value: float) -> Trial:
-    """Its interval is as wide as it was."""
+    """Its interval is as wide as it was. The trial itself where that is its speedup, but for rounding."""
     assert trial.comparison is not None
     was = trial.comparison.speedup
     factor = value / was.median
+    if math.isclose(factor, 1.0):
+        return trial
     interval = Interval(median=value, low=was.low * factor, high=was.high * factor)
     return trial.model_copy(update={"comparison": trial.comparison.model_copy(update={"speedup": interval})})

@@ -35,7 +35,7 @@ class Run:
     def add(self, beside: tuple[Knobs, float], candidate: tuple[Knobs, float], source: Source = Source.SEED) -> None:
         arms = (arm(*beside), arm(*candidate))
         measured = Measurement(arms=arms, steps_per_block=(1, 1), numerics=numerics(1e-6), environment=ENVIRONMENT)
-        own = next((speedup(each) for each in self.trials if each.knobs == beside[0]), 1.0)
+        own = next((speedup(each) for each in self.trials if each.knobs == beside[0]), 1.0) if beside[0] else 1.0
         made = trial(len(self.trials), dict(candidate[0]), speedup=own * beside[1] / candidate[1])
         self.trials.append(made.model_copy(update={"measurement": measured, "source": source}))
 
