@@ -29,6 +29,14 @@ from tests.unit.engine.steps import CPU, even_us, recorded
 IMAGES, KERNELS = torch.randn(2, 4, 8, 8), torch.randn(4, 4, 3, 3)
 QUERIES = torch.randn(2, 2, 8, 4)
 MATRIX = torch.randn(8, 8)
+LARGER = torch.randn(16, 8)
+
+
+def without_gradients():
+    with torch.no_grad():
+        return MATRIX.sin()
+
+
 ALIKE = {
     "shape": (lambda: MATRIX[:4] @ MATRIX, lambda: MATRIX @ MATRIX[:, :4]),
     "dtype": (lambda: MATRIX.half().sin(), lambda: MATRIX.bfloat16().sin()),
@@ -37,6 +45,9 @@ ALIKE = {
         lambda: torch.sin(IMAGES.contiguous(memory_format=torch.channels_last)).contiguous(),
     ),
     "number": (lambda: MATRIX * 2.0, lambda: MATRIX * 3.0),
+    "named argument": (lambda: F.gelu(MATRIX), lambda: F.gelu(MATRIX, approximate="tanh")),
+    "whether gradients are on": (MATRIX.sin, without_gradients),
+    "memory that it is part of": (MATRIX.sin, LARGER[:8].sin),
     "dilation": (
         lambda: F.conv2d(IMAGES, KERNELS, padding=1),
         lambda: F.conv2d(IMAGES, KERNELS, padding=2, dilation=2),
@@ -76,6 +87,15 @@ def test_another_torch_other_rules_and_another_precision_have_other_keys(monkeyp
         found.append(key())
     assert len(set(found)) == 4
     assert key() == found[0]
+
+
+def test_so_has_another_gpu(monkeypatch):
+    there = replace(recorded(product), device=torch.device("cuda", 0))
+    keys = set()
+    for name in ("NVIDIA H100", "NVIDIA H200"):
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda _, name=name: name)
+        keys.add(key_of(there))
+    assert len(keys | {key_of(recorded(product))}) == 3
 
 
 def test_another_process_comes_to_the_same_key():
