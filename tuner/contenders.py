@@ -27,8 +27,8 @@ def contenders_of(
 
 
 def ranking_noise(trials: Sequence[Trial], leader: Trial) -> float:
-    """How far speedups near that of the leader may lie apart for nothing: what departures of the yardsticks are, as far
-    as they are in the speedups of steps that are captured as the leader is."""
+    """How far speedups near that of the leader may lie apart for nothing: the spread of the yardsticks. Of those that
+    the host launches only the share counts with which they rank a captured step."""
     share = shared_part(trials) if is_captured(leader.knobs) else 1.0
     return widest(trials, share)
 
@@ -39,8 +39,8 @@ def yardstick_noise(trials: Iterable[Trial]) -> float:
 
 
 def widest(trials: Iterable[Trial], share: float) -> float:
-    """The widest spread of what trials are timed beside, of what the host launches this share; 20 % for a launch-bound
-    MLP on an H200. One that was timed in a single process says nothing."""
+    """The widest spread of a yardstick's times over processes, times `share` where the host launches it; 20 % for a
+    launch-bound MLP on an H200. A yardstick that was timed in a single process says nothing."""
     logs: defaultdict[Key, list[float]] = defaultdict(list)
     for trial in trials:
         if trial.measurement is not None:
