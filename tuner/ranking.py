@@ -43,8 +43,8 @@ def rankable(trials: Sequence[Trial]) -> list[Trial]:
         rank = math.log(speedup(trial))
         if (beside := key_of(yardstick.knobs)) in ranks:
             rank = ranks[beside] + median(log_ratios(yardstick.step_ms, candidate.step_ms))
-        if as_given and is_captured(trial.knobs) and not is_captured(yardstick.knobs):
-            rank = share * rank + (1 - share) * (median(as_given) - log_ms(candidate))
+            if as_given and is_captured(trial.knobs) and not is_captured(yardstick.knobs):
+                rank = share * rank + (1 - share) * (median(as_given) - log_ms(candidate))
         ranks.setdefault(key_of(trial.knobs), rank)
         found.append(with_speedup(trial, math.exp(rank)))
     return found

@@ -77,6 +77,14 @@ def test_intervals_go_along_and_nothing_else_changes() -> None:
         assert now.model_copy(update={"comparison": was.comparison}) == was
 
 
+def test_ranking_them_again_changes_nothing() -> None:
+    run = bert()
+    run.add(({**GRAPH, "streams": 2}, 5.0), (CUDNN, 4.0))  # beside what has no trial of its own
+    once = rankable(run.trials)
+    assert once[-1] == run.trials[-1]
+    assert rankable(once) == once
+
+
 def test_a_clock_that_all_share_cancels() -> None:
     """As exactly as where nothing differs, once the run has shown that captured steps follow it as well."""
     run, slower = Run(), [1.0, 1.2, 1.0, 1.22, 1.1, 1.0, 1.21]
