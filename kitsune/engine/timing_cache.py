@@ -23,6 +23,7 @@ from kitsune.keyed_files import KeyedFiles
 #: measured before says nothing then.
 RULES: Final = 2
 FOLDER: Final = "kitsune-timings"
+KNOWN: Final = "known"
 #: Arguments whose text is the same in every process.
 TOLD: Final = VALUES | {Place, torch.memory_format}
 
@@ -55,10 +56,10 @@ class TimingCache:
 
     def are_kernels_known(self, recording: Recording) -> bool:
         """Whether the step was seen to launch what the recording does, and nothing else."""
-        return self.files.read(f"{key_of(recording)}.kernels") is not None
+        return self.files.read(f"{key_of(recording)}.kernels") == KNOWN
 
     def keep_kernels_known(self, recording: Recording) -> None:
-        self.files.write(f"{key_of(recording)}.kernels", "known")
+        self.files.write(f"{key_of(recording)}.kernels", KNOWN)
 
     def winner(self, key: str, found: Sequence[Planned]) -> Planned | None:
         """The plan among these that won its race before."""
