@@ -10,6 +10,7 @@ has ended (TEARDOWN_CUPTI=1); torch may see no kernels in the next look then, wh
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -35,10 +36,7 @@ def look() -> str:
 
 def timed(arms: Sequence[Arm], when: str, seen: str, rounds: int) -> list[Arm]:
     """The same arms timed once more, under another name."""
-    again = [
-        Arm(f"{arm.name}, {when}", arm.step, arm.first_step_s, arm.peak_bytes, seen, arm.steps_per_block)
-        for arm in arms
-    ]
+    again = [replace(arm, name=f"{arm.name}, {when}", notes=seen, step_ms=[]) for arm in arms]
     interleave(again, rounds)
     return again
 

@@ -275,8 +275,8 @@ class Planner:
     def _check_kernels(self, recording: Recording, step: Step) -> None:
         """Raises CaptureError when the step launches what the recording does not.
 
-        The recorded launches are issued once in any case: what a library sets up on a thread at a first call, as cuDNN
-        its plans, may not come within a capture.
+        Issues the recorded launches once in any case: at its first call on a thread a library sets up what it needs, as
+        cuDNN does, and a capture is no place for that.
         """
         if recording.device.type != "cuda":
             return
