@@ -85,6 +85,12 @@ class Planner:
         The tensors hold what that run gave. `inputs` and `rates` are the static tensors of the batch and of the
         learning rates, which the proof changes from step to step.
         """
+        with on_one_thread():
+            return self._captured_whole(step, inputs, rates)
+
+    def _captured_whole(
+        self, step: Step, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
+    ) -> tuple[Graph | None, Any]:
         recorded = record(step, self._recorder.device)
         self.refusal, self.is_erratic = recorded.refusal, recorded.is_erratic
         if recorded.recording is None:
@@ -114,7 +120,8 @@ class Planner:
         try:
             if are_hidden(parameters):
                 raise CaptureError(HIDDEN)
-            return self._undone_pair(first, second, prepare)
+            with on_one_thread():
+                return self._undone_pair(first, second, prepare)
         except Exception as error:  # noqa: BLE001  (see above)
             self._refuse(error)
             return None
@@ -313,6 +320,15 @@ class Planner:
                 before.restore()
         passing_bytes = peak_bytes(device) - allocated_bytes(device)
         return Captured(plan, graph, static, passing_bytes, recorder.taken_bytes())
+
+
+def on_one_thread() -> torch.autograd.grad_mode.set_multithreading_enabled:
+    """Backwards in here run on this thread, which issues the recorded launches too.
+
+    cuDNN's plans are of a thread, and where cudnn.benchmark is set each thread times its own: on one of autograd's the
+    step would take other algorithms than its launches, and other numbers (GoogLeNet on an H200).
+    """
+    return torch.autograd.set_multithreading_enabled(False)
 
 
 def told(captured: Captured, more: str) -> Captured:

@@ -7,10 +7,12 @@ import torch
 from torch import nn
 from torch.autograd.profiler import profile
 
+from kitsune import Plan, TrainStep
 from kitsune.engine.planner import WON_BEFORE
 from kitsune.graphs import Recorder
 from kitsune.knobs import KNOBS
 from tests.step_cases import OPTIMIZERS, Convnet, Mlp, assert_same, batches, pair, train_both
+from tuner.workloads import load_workload
 
 FUSED = OPTIMIZERS["adamw by hand fused"]
 STEPS = 500
@@ -73,6 +75,19 @@ def test_the_next_step_is_planned_without_the_profiler(device, more_streams_win,
     (first, looks), second = plans
     assert looks > 0
     assert second == (first, 0)
+
+
+@pytest.mark.timeout(120)
+def test_algorithms_that_cudnn_picks_by_timing_are_those_of_the_launches_too(device, monkeypatch):
+    """Each thread times its own: by autograd's, the step had other numbers than its launches, and one stream."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    workload = load_workload("zoo:googlenet", str(device))
+    plan = Plan(knobs={"precision": "bf16", "capture": "step", "streams": 4})
+    step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, plan)
+    for _ in range(8):
+        step(*workload.batch)
+    assert step.report.applied == plan.knobs
+    assert not step.report.declined
 
 
 @pytest.mark.timeout(120)

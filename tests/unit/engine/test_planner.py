@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from kitsune.engine.planned import Planned, plans
 from kitsune.engine.planner import Captured, Planner
@@ -47,6 +48,22 @@ def test_plans_are_told_apart_by_what_they_are_and_not_by_their_names(monkeypatc
     monkeypatch.setattr("kitsune.engine.planner.plans", nameless)
     first, second = refused_once(monkeypatch, Planner(Recorder(CPU), STREAMS))
     assert first.schedule != second.schedule
+
+
+def test_backwards_run_on_the_thread_that_issues_their_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def seen(step):
+        return lambda: threads.append(torch._C._is_multithreading_enabled()) or step()
+
+    step, _ = warmed("branches", sgd)
+    assert Planner(Recorder(CPU), STREAMS).capture(seen(step), step.inputs)[0] is not None
+    whole = len(threads)
+    halves = seen(lambda: torch.ones(1)), seen(lambda: None)
+    assert Planner(Recorder(CPU), STREAMS).capture_pair(*halves, list) is not None
+    assert len(threads) > whole > 1
+    assert not any(threads)
+    assert torch._C._is_multithreading_enabled()
 
 
 def test_plans_share_a_schedule_where_they_differ_in_priorities_only() -> None:
