@@ -47,13 +47,15 @@ def test_only_what_is_called_slow_is_slow() -> None:
 
 
 def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
-    guess, rival, fused, attention, fp16 = resolved(OPENING, EVERYTHING)
+    guess, rival, not_compiled, fused, attention, fp16 = resolved(OPENING, EVERYTHING)
     half = {"layout": "channels_last", "precision": "bf16"}
     assert guess.knobs == {**half, "compile": "default", "update": "kitsune", "capture": "step", "streams": 4}
     assert (rival.name, rival.knobs) == (
         "reduce_overhead",
         {**half, "compile": "reduce-overhead", "update": "fused"},
     )
+    assert {**not_compiled.knobs, "compile": "default"} == guess.knobs
+    assert "compile" not in not_compiled.knobs
     assert fused.knobs == {**guess.knobs, "fusion": "kitsune"}
     assert attention.knobs == {**guess.knobs, "attention": "cudnn"}
     assert fp16.knobs == {**guess.knobs, "precision": "fp16"}

@@ -189,7 +189,7 @@ def by_name(space: Space, count: int) -> list[str]:
 
 
 def test_the_best_guess_comes_first_and_a_rival_beside_it() -> None:
-    assert by_name(EVERYTHING, 6) == ["eager", *(preset.name for preset in resolved(OPENING, EVERYTHING))]
+    assert by_name(EVERYTHING, 7) == ["eager", *(preset.name for preset in resolved(OPENING, EVERYTHING))]
     assert by_name(EVERYTHING, 3) == ["eager", "best guess", "reduce_overhead"]
 
 
@@ -223,7 +223,7 @@ def test_winners_of_earlier_runs_are_tried_first_as_far_as_they_apply() -> None:
         (Source.STOCK, "reduce_overhead"),
         (Source.KNOWN, {"precision": "fp16"}),
     ]
-    assert found[5] == (Source.SEED, "best guess, our kernels")
+    assert found[5:] == [(Source.SEED, "best guess, not compiled"), (Source.SEED, "best guess, our kernels")]
 
 
 @pytest.mark.parametrize("count", [0, 2, 7, 20, 40])
