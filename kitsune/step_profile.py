@@ -2,8 +2,8 @@
 
 A step is what lies between two updates: the loop's own work on batches is in it, as it is in the time that the user
 waits. Nothing waits for the device before somebody asks, but for two steps that torch.profiler looks at: the last one
-as given, and one by the plan. They are not timed. Before CUDA 13 a look leaves CUPTI behind, and launches by the host
-take longer from then on (docs/decisions/0091): so none comes before the steps as given are timed.
+as given, and one by the plan. They are not timed. A look leaves CUPTI behind, and launches by the host take longer from
+then on (docs/decisions/0091): so none comes before the steps as given are timed.
 """
 
 import statistics
