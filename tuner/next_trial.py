@@ -22,21 +22,24 @@ def next_trial(
     *,
     left_s: float,
     compile_s: float,
-    pending: Sequence[Configuration],
+    at_work: Sequence[tuple[Configuration, float]],
     known: Sequence[Configuration],
     is_short: bool = False,
 ) -> Proposal | None:
     """None where there is no time for it. The step as given, without which there is no answer, in any case.
 
-    While nothing is better than that, the first proposal for which there is time; later the very next or none, since
-    what is not compiled does not win any more. `compile_s`: what compiling takes by a guess. `is_short`: whether the
-    run has time for little more than one that compiles, which is then the best guess on one stream.
+    While nothing that is compiled is best, the first proposal for which there is time; later the very next or none,
+    since what is not compiled does not win any more. `compile_s`: what compiling takes by a guess; those `at_work`,
+    each for so many seconds, show when it takes longer. `is_short`: whether the run has time for little more than one
+    that compiles, which is then the best guess on one stream.
     """
     tried, first = searched(trials), leader(trials)
-    patient, is_led = is_patient(tried, space, left_s), first is not None and bool(first.knobs)
+    patient, is_led = is_patient(tried, space, left_s), first is not None and "compile" in first.knobs
+    pending = [knobs for knobs, _ in at_work]
+    compiling_s = max([compile_s, *(since_s for knobs, since_s in at_work if "compile" in knobs)])
 
     def fits(knobs: Configuration) -> bool:
-        return not knobs or left_s > expected_s(knobs, tried, space, compile_s)
+        return not knobs or left_s > expected_s(knobs, tried, space, compiling_s)
 
     def may(knobs: Configuration) -> bool:
         return (patient or not space.is_slow(knobs)) and (is_led or fits(knobs))

@@ -228,14 +228,13 @@ class Tuning:
 
     def _next(self, again: list[Begun]) -> Begun | None:
         """The next trial, at work; None while there is none to begin."""
-        pending = [begun.knobs for begun in self._work.begun.values()]
-        tried = searched(self.trials)
-        if self._is_ended() or is_starved(tried) or len(pending) >= (1 if again else self._at_once):
+        tried, at_work = searched(self.trials), self._work.underway()
+        if self._is_ended() or is_starved(tried) or len(at_work) >= (1 if again else self._at_once):
             return None
         if again:
             self._at_once = max(1, self._at_once - 1)
             return self._work.again(again.pop(), self._search_limits())
-        if self.run.budget_trials is not None and len(tried) + len(pending) >= self.run.budget_trials:
+        if self.run.budget_trials is not None and len(tried) + len(at_work) >= self.run.budget_trials:
             return None
         found = next_trial(
             self._space,
@@ -243,7 +242,7 @@ class Tuning:
             self.run.seed,
             left_s=self._left_s() - self._reserve().confirmation_s() - self._reserve().playoff_s(),
             compile_s=self._compile_s,
-            pending=pending,
+            at_work=at_work,
             known=self._known.winners,
             is_short=self._is_short,
         )

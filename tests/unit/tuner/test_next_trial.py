@@ -1,6 +1,7 @@
 """Which configuration is next, as far as time allows."""
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.unit.tuner.test_space import EVERYTHING
 from tuner.next_trial import next_trial
 from tuner.proposal import Proposal
 from tuner.records import Source, Spent, Trial
+from tuner.space import Configuration
 
 
 def lasting(found: Trial, took_s: float) -> Trial:
@@ -19,8 +21,17 @@ BASELINE = lasting(trial(0, {}, Source.BASELINE), 10)
 COMPILED = lasting(trial(1, {"compile": "default"}, speedup=2.0), 60)
 
 
-def following(*trials: Trial, left_s: float = math.inf, is_short: bool = False) -> Proposal | None:
-    return next_trial(EVERYTHING, trials, 0, left_s=left_s, compile_s=30, pending=(), known=(), is_short=is_short)
+NOT_COMPILED = lasting(trial(1, {"capture": "step"}, speedup=2.0), 15)
+
+
+def following(
+    *trials: Trial,
+    left_s: float = math.inf,
+    is_short: bool = False,
+    at_work: Sequence[tuple[Configuration, float]] = (),
+) -> Proposal | None:
+    more = {"at_work": at_work, "is_short": is_short}
+    return next_trial(EVERYTHING, trials, 0, left_s=left_s, compile_s=30, known=(), **more)
 
 
 @pytest.mark.parametrize("left_s", [-5, 0, 300])
@@ -44,6 +55,31 @@ def test_once_something_compiled_is_best_it_is_the_next_one_or_none():
     assert after is not None
     assert "compile" in after.knobs
     assert following(BASELINE, COMPILED, left_s=15) is None, "what is not compiled would fit, and does not win"
+
+
+def test_where_what_is_best_is_not_compiled_what_there_is_time_for_is_tried():
+    guess, quick = (following(BASELINE, NOT_COMPILED, left_s=left_s) for left_s in (41, 39))
+    assert guess is not None
+    assert "compile" in guess.knobs
+    assert quick is not None
+    assert "compile" not in quick.knobs
+    assert following(BASELINE, NOT_COMPILED, left_s=9) is None
+
+
+def test_what_compiles_for_longer_than_was_guessed_tells_what_the_next_one_takes():
+    first = following(BASELINE, NOT_COMPILED)
+    assert first is not None
+    for since_s, compiles in ((5, True), (32, True), (51, False)):
+        found = following(BASELINE, NOT_COMPILED, left_s=60, at_work=[(first.knobs, since_s)])
+        assert found is not None
+        assert found.knobs != first.knobs
+        assert ("compile" in found.knobs) == compiles
+    plain = following(BASELINE, NOT_COMPILED, left_s=60, at_work=[({"capture": "segments"}, 51)])
+    assert plain is not None
+    assert "compile" in plain.knobs
+    compiled = following(BASELINE, COMPILED, left_s=70, at_work=[(first.knobs, 500)])
+    assert compiled is not None
+    assert "compile" in compiled.knobs, "what one took that has ended is known"
 
 
 def test_a_short_run_begins_with_the_best_guess_on_one_stream():
