@@ -10,9 +10,12 @@ import pytest
 from kitsune.knobs import Choice
 from tests.unit.tuner.machine import ENVIRONMENT, numerics
 from tests.unit.tuner.simulation import trial
+from tuner.contenders import yardstick_noise
 from tuner.outcomes import best, speedup
+from tuner.proposal import Proposal
 from tuner.ranking import is_captured, key_of, rankable, shared_part
 from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Source, Trial
+from tuner.standings import leader, rival, searched, to_beat
 
 Knobs = Mapping[str, Choice]
 STOCK: Knobs = {"precision": "bf16", "compile": "reduce-overhead"}
@@ -75,6 +78,34 @@ def test_intervals_go_along_and_nothing_else_changes() -> None:
         assert after.low / after.median == pytest.approx(before.low / before.median)
         assert after.high / after.median == pytest.approx(before.high / before.median)
         assert now.model_copy(update={"comparison": was.comparison}) == was
+
+
+def test_what_the_host_launches_is_ranked_by_its_ratio() -> None:
+    """It shares with its yardstick what the host does to both."""
+    run = bert()
+    assert shared_part(run.trials) < 0.5
+    run.add(({}, 50.0), ({"compile": "default"}, 25.0))
+    assert run.speedups()[-1] == 2.0
+
+
+def test_those_of_a_search_lead_by_their_rank() -> None:
+    run = bert()
+    first = leader(run.trials)
+    assert first is not None
+    assert first.knobs == FLASH
+    assert searched(run.trials) == rankable(run.trials)
+
+
+def test_to_be_beaten_is_the_leader_less_what_a_yardstick_differs_by() -> None:
+    run = bert()
+    proposal = Proposal({**GRAPH, "streams": 2}, Source.SEED)
+    assert to_beat(run.trials, proposal) == pytest.approx(1 - yardstick_noise(run.trials))
+    assert yardstick_noise(run.trials) > 0.02
+    assert to_beat(run.trials, Proposal(STOCK, Source.STOCK)) is None
+    run.trials = run.trials[:2]
+    alone = to_beat(run.trials, proposal)
+    assert rival(run.trials) == run.trials[1]
+    assert alone == pytest.approx(1 - yardstick_noise(run.trials))
 
 
 def test_ranking_them_again_changes_nothing() -> None:
