@@ -1,10 +1,13 @@
 """The trials of a run and the time that is left in, the next configuration out. Pure; seconds."""
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
 from kitsune.knobs import KNOBS
+from tuner.budget import SHORT, TIGHT
 from tuner.pace import expected_s, is_patient
+from tuner.presets import OPENING, TIGHT_OPENING
 from tuner.proposal import Proposal
 from tuner.records import Trial
 from tuner.search import propose
@@ -24,14 +27,14 @@ def next_trial(
     compile_s: float,
     at_work: Sequence[tuple[Configuration, float]],
     known: Sequence[Configuration],
-    is_short: bool = False,
+    holds: float = math.inf,
 ) -> Proposal | None:
     """None where there is no time for it. The step as given, without which there is no answer, in any case.
 
     While nothing that is compiled is best, the first proposal for which there is time; later the very next or none,
     since what is not compiled does not win any more. `compile_s`: what compiling takes by a guess; those `at_work`,
-    each for so many seconds, show when it takes longer. `is_short`: whether the run has time for little more than one
-    that compiles, which is then the best guess on one stream.
+    each for so many seconds, show when it takes longer. `holds`: how many that compile there was time for. Where these
+    are few, what does not compile comes early; where it is little more than one, that is the best guess on one stream.
     """
     tried, first = searched(trials), leader(trials)
     patient, is_led = is_patient(tried, space, left_s), first is not None and "compile" in first.knobs
@@ -44,6 +47,7 @@ def next_trial(
     def may(knobs: Configuration) -> bool:
         return (patient or not space.is_slow(knobs)) and (is_led or fits(knobs))
 
-    without = SEVERAL_STREAMS if is_short and not is_led else frozenset[Item]()
-    found = propose(space, tried, seed, may=may, pending=pending, known=known, without=without)
+    presets = TIGHT_OPENING if holds < TIGHT else OPENING
+    without = SEVERAL_STREAMS if holds < SHORT and not is_led else frozenset[Item]()
+    found = propose(space, tried, seed, may=may, pending=pending, known=known, presets=presets, without=without)
     return found if found is not None and fits(found.knobs) else None

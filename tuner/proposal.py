@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tuner.outcomes import best_stock
-from tuner.presets import LATER, OPENING, SLOW, Preset, is_stock, resolved, stock_variants
+from tuner.presets import LATER, SLOW, Preset, is_stock, resolved, stock_variants
 from tuner.records import Source, Trial
 from tuner.space import Configuration, Item, Space
 
@@ -18,11 +18,13 @@ class Proposal:
     name: str = ""
 
 
-def opening(space: Space, known: Sequence[Configuration], avoid: frozenset[Item]) -> list[Proposal]:
+def opening(
+    space: Space, presets: Iterable[Preset], known: Sequence[Configuration], avoid: frozenset[Item]
+) -> list[Proposal]:
     """The first trials: the nearest earlier winner, the best guess and a rival; then the other winners and presets."""
     learned = [Proposal(space.repair(knobs), Source.KNOWN) for knobs in known]
-    presets = named(OPENING, space, avoid)
-    return [*learned[:1], *presets[:2], *learned[1:], *presets[2:]]
+    first = named(presets, space, avoid)
+    return [*learned[:1], *first[:2], *learned[1:], *first[2:]]
 
 
 def by_hand(space: Space, trials: Sequence[Trial], avoid: frozenset[Item]) -> Iterator[Proposal]:

@@ -23,6 +23,7 @@ from optuna.trial import create_trial
 from kitsune.knobs import Choice
 from tuner.effects import promising
 from tuner.outcomes import best, blamed, blamed_pairs, is_success, shunned, speedup
+from tuner.presets import OPENING, Preset
 from tuner.proposal import Proposal, by_hand, opening
 from tuner.records import Source, Trial
 from tuner.space import Configuration, Item, Space
@@ -45,17 +46,18 @@ def propose(
     may: Callable[[Configuration], bool] = anything,
     pending: Sequence[Configuration] = (),
     known: Sequence[Configuration] = (),
+    presets: Sequence[Preset] = OPENING,
     without: frozenset[Item] = frozenset(),
 ) -> Proposal | None:
     """The next configuration that is allowed and was not tried yet, or None when there is none left.
 
     `may` tells which configurations there is time for. `seed` is the run's; chance is drawn from it and from the number
     of trials, so nothing needs to be remembered. `pending` are being measured by other processes: tried, without a
-    result. `known` won in earlier runs, the nearest first; what does not apply here is left out of them. Presets do
-    `without` some choices.
+    result. `known` won in earlier runs, the nearest first; what does not apply here is left out of them. A run begins
+    with these `presets`, which do `without` some choices.
     """
     tried = {space.key(knobs) for knobs in (*(trial.knobs for trial in trials), *pending)}
-    for proposal in proposals(space, trials, seed, pending, known, without):
+    for proposal in proposals(space, trials, seed, pending, known, presets, without):
         if space.key(proposal.knobs) not in tried and may(proposal.knobs):
             return proposal
     return None
@@ -67,6 +69,7 @@ def proposals(
     seed: int,
     pending: Sequence[Configuration] = (),
     known: Sequence[Configuration] = (),
+    presets: Sequence[Preset] = OPENING,
     without: frozenset[Item] = frozenset(),
 ) -> Iterator[Proposal]:
     """Everything worth trying, the best guess first, whether or not it was tried already. Lazy."""
@@ -74,7 +77,7 @@ def proposals(
     number = len(trials) + len(pending)
     yield Proposal({}, Source.BASELINE, "eager")
     without |= shunned(space, trials)
-    yield from opening(space, known, without)
+    yield from opening(space, presets, known, without)
     if len(trials) >= MODEL_AFTER and number % OTHERS_TURN:
         yield from modelled(space, trials, pending, avoid)
     yield from by_hand(space, trials, without)

@@ -13,7 +13,7 @@ from kitsune.errors import BaselineError, NoTrialError, UnfitError, WorkloadErro
 from kitsune.plan import Match, Plan
 from kitsune.timeline import Timeline
 from tuner.ablation import Chunk, arms_without, next_chunk
-from tuner.budget import compile_s, is_short, suggested_budget_s, told
+from tuner.budget import SHORT, compile_s, suggested_budget_s, told, trials_within
 from tuner.confirming import Confirmation, Confirmed
 from tuner.crew import Children, Crew, Finished
 from tuner.events import Ablating, Budgeted, Crowded, Event, Inspected, PlayingOff, Recalled, Tried, Trying
@@ -113,7 +113,7 @@ class Tuning:
     _step_s: float = field(init=False, default=0.0)
     _is_random: bool = field(init=False, default=False)
     _compile_s: float = field(init=False, default=0.0)
-    _is_short: bool = field(init=False, default=False)
+    _holds: float = field(init=False, default=math.inf)
     _is_recalled: bool = field(init=False, default=False)
     _folder: str | None = field(init=False, default=None)
     _work: Work = field(init=False)
@@ -142,8 +142,9 @@ class Tuning:
             if self.run.budget_s is None and self.run.budget_trials is None:
                 self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
                 yield Budgeted(self._budget_s, told(self._budget_s, self._space))
-            if is_short(self._left_s() + elapsed_s(self.trials), inspection, self._space):
-                self._is_short, self._at_once = True, min(self._at_once, SHORT_AT_ONCE)
+            self._holds = trials_within(self._left_s() + elapsed_s(self.trials), inspection, self._space)
+            if self._holds < SHORT:
+                self._at_once = min(self._at_once, SHORT_AT_ONCE)
             self._known = self.knows(inspection, self._budget_s)
             again = yield from self._recalled(inspection)
             if again is not None:
@@ -244,7 +245,7 @@ class Tuning:
             compile_s=self._compile_s,
             at_work=at_work,
             known=self._known.winners,
-            is_short=self._is_short,
+            holds=self._holds,
         )
         if found is None:
             return None

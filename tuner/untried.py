@@ -7,7 +7,8 @@ from typing import Final
 from kitsune.plan import Plan
 from tuner.outcomes import is_late, is_success, shunned
 from tuner.pace import expected_s
-from tuner.proposal import opening
+from tuner.presets import OPENING
+from tuner.proposal import named
 from tuner.records import Run, Source, Trial
 from tuner.space import Configuration, Space
 from tuner.standings import searched
@@ -37,7 +38,7 @@ def untried(run: Run, trials: Sequence[Trial], plan: Plan | None = None) -> list
     known = {space.key(trial.knobs) for trial in tried if not is_late(trial)}
     has_compiled = any("compile" in trial.knobs for trial in filter(is_success, tried))
     found = []
-    for proposal in opening(space, (), shunned(space, tried)):
+    for proposal in named(OPENING, space, shunned(space, tried)):
         name = space.key(proposal.knobs)
         if name not in known:
             took_s = LONGER * late[name] if name in late else expected_s(proposal.knobs, tried, space)

@@ -1,7 +1,18 @@
 import pytest
 
 from tests.unit.tuner.machine import ENVIRONMENT, only
-from tuner.budget import LONGEST_S, SHORTEST_S, TRIALS, compile_s, expected_trials, is_short, suggested_budget_s, told
+from tuner.budget import (
+    LONGEST_S,
+    SHORT,
+    SHORTEST_S,
+    TIGHT,
+    TRIALS,
+    compile_s,
+    expected_trials,
+    suggested_budget_s,
+    told,
+    trials_within,
+)
 from tuner.protocol import Inspection
 from tuner.space import Space
 
@@ -67,18 +78,20 @@ def test_the_user_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "step_ms", "budget_s", "short"),
+    ("parameters", "step_ms", "budget_s", "looked_s", "expected"),
     [
-        (124_000_000, 86.0, 120, True),  # GPT-2
-        (124_000_000, 86.0, 300, False),
-        (134_000_000, 164.0, 120, True),  # a Llama
-        (134_000_000, 164.0, 300, False),
-        (25_600_000, 40.0, 120, True),  # ResNet-50
-        (535_000, 2.3, 120, False),  # an MLP
+        (124_000_000, 86.0, 120, 25.0, (True, True)),  # GPT-2
+        (124_000_000, 86.0, 300, 25.0, (False, False)),
+        (134_000_000, 164.0, 120, 25.0, (True, True)),  # a Llama
+        (134_000_000, 164.0, 300, 25.0, (False, False)),
+        (25_600_000, 40.0, 120, 25.0, (True, True)),  # ResNet-50
+        (6_600_000, 17.5, 120, 8.0, (False, True)),  # GoogLeNet
+        (6_600_000, 17.5, 300, 8.0, (False, False)),
+        (535_000, 2.3, 120, 25.0, (False, False)),  # an MLP
     ],
 )
 def test_two_minutes_are_short_for_what_compiles_for_one(
-    parameters: int, step_ms: float, budget_s: float, short: bool
+    parameters: int, step_ms: float, budget_s: float, looked_s: float, expected: tuple[bool, bool]
 ) -> None:
-    looked_s = 25.0
-    assert is_short(budget_s - looked_s, looked_at(parameters, step_ms), EVERYTHING) is short
+    holds = trials_within(budget_s - looked_s, looked_at(parameters, step_ms), EVERYTHING)
+    assert (holds < SHORT, holds < TIGHT) == expected

@@ -27,10 +27,10 @@ NOT_COMPILED = lasting(trial(1, {"capture": "step"}, speedup=2.0), 15)
 def following(
     *trials: Trial,
     left_s: float = math.inf,
-    is_short: bool = False,
+    holds: float = 5.0,
     at_work: Sequence[tuple[Configuration, float]] = (),
 ) -> Proposal | None:
-    more = {"at_work": at_work, "is_short": is_short}
+    more = {"at_work": at_work, "holds": holds}
     return next_trial(EVERYTHING, trials, 0, left_s=left_s, compile_s=30, known=(), **more)
 
 
@@ -83,10 +83,20 @@ def test_what_compiles_for_longer_than_was_guessed_tells_what_the_next_one_takes
 
 
 def test_a_short_run_begins_with_the_best_guess_on_one_stream():
-    usual, short = following(BASELINE), following(BASELINE, is_short=True)
+    usual, short = following(BASELINE), following(BASELINE, holds=2.4)
     assert usual is not None
     assert short is not None
     assert usual.knobs == {**short.knobs, "streams": 4}
-    later = following(BASELINE, COMPILED, left_s=1000, is_short=True)
+    later = following(BASELINE, COMPILED, left_s=1000, holds=2.4)
     assert later is not None
     assert later.knobs["streams"] == 4, "there was time for more than was thought"
+
+
+@pytest.mark.parametrize(("holds", "compiles"), [(5.0, True), (3.0, False), (2.4, False)])
+def test_where_time_is_tight_a_third_is_begun_that_does_not_compile(holds, compiles):
+    at_work = []
+    for _ in range(3):
+        found = following(BASELINE, holds=holds, at_work=at_work)
+        assert found is not None
+        at_work.append((found.knobs, 1.0))
+    assert ["compile" in knobs for knobs, _ in at_work] == [True, True, compiles]

@@ -13,6 +13,7 @@ from tuner.presets import (
     SLOW,
     STOCK,
     STOCK_VARIANTS,
+    TIGHT_OPENING,
     is_stock,
     resolved,
     stock_variants,
@@ -47,7 +48,7 @@ def test_only_what_is_called_slow_is_slow() -> None:
 
 
 def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
-    guess, rival, not_compiled, fused, attention, fp16 = resolved(OPENING, EVERYTHING)
+    guess, rival, fused, attention, not_compiled, fp16 = resolved(OPENING, EVERYTHING)
     half = {"layout": "channels_last", "precision": "bf16"}
     assert guess.knobs == {**half, "compile": "default", "update": "kitsune", "capture": "step", "streams": 4}
     assert (rival.name, rival.knobs) == (
@@ -59,6 +60,12 @@ def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
     assert fused.knobs == {**guess.knobs, "fusion": "kitsune"}
     assert attention.knobs == {**guess.knobs, "attention": "cudnn"}
     assert fp16.knobs == {**guess.knobs, "precision": "fp16"}
+
+
+def test_where_time_is_tight_what_is_not_compiled_comes_before_what_else_is() -> None:
+    usual, tight = (resolved(presets, EVERYTHING) for presets in (OPENING, TIGHT_OPENING))
+    assert [each.name for each in tight[:3]] == ["best guess", "reduce_overhead", "best guess, not compiled"]
+    assert sorted(each.name for each in tight) == sorted(each.name for each in usual)
 
 
 def test_the_rival_is_compiled_without_graphs_where_those_of_torch_do_not_work() -> None:
