@@ -86,12 +86,12 @@ RIVAL: Final = Preset(
     name="rival of plain torch", needs={}, wishes={"compile": ("reduce-overhead", "default"), **AT_ITS_BEST}
 )
 
-# Near the best of recorded spaces our kernels were faster in 9 of 10 pairs (1 to 2 %; an MLP and a DLRM lost 2 to 4),
-# cuDNN's attention in 14 of 15 (2 to 3 %), and fp16 in convolutional models (2 % and more).
 BEST_GUESS: Final = Preset(name="best guess", needs={}, wishes=ON_STREAMS)
 NOT_COMPILED: Final = Preset(
     name="best guess, not compiled", needs={}, wishes={**HALF, **GRAPHS, "streams": ON_STREAMS["streams"]}
 )
+# Near the best of recorded spaces our kernels were faster in 9 of 10 pairs (1 to 2 %; an MLP and a DLRM lost 2 to 4),
+# cuDNN's attention in 14 of 15 (2 to 3 %), and fp16 in convolutional models (2 % and more).
 OPENING: Final = (
     BEST_GUESS,
     RIVAL,
