@@ -1,12 +1,11 @@
 """Trials in, those of them that noise may have put in the wrong order out."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from tuner.outcomes import is_success, speedup
-from tuner.ranking import Key, is_captured, key_of, log_ms, shared_part
+from tuner.ranking import YARDSTICK, is_captured, log_times, shared_part
 from tuner.records import Trial
 
 #: Each has a model of its own in the memory of one process: so many in any case, and more where they are cheap.
@@ -41,10 +40,6 @@ def yardstick_noise(trials: Iterable[Trial]) -> float:
 def widest(trials: Iterable[Trial], share: float) -> float:
     """The widest spread of a yardstick's times over processes, times `share` where the host launches it; 20 % for a
     launch-bound MLP on an H200. A yardstick that was timed in a single process says nothing."""
-    logs: defaultdict[Key, list[float]] = defaultdict(list)
-    for trial in trials:
-        if trial.measurement is not None:
-            yardstick = trial.measurement.arms[0]
-            logs[key_of(yardstick.knobs)].append(log_ms(yardstick))
+    logs = log_times(trials, YARDSTICK)
     spreads = [(1.0 if is_captured(dict(key)) else share) * (max(found) - min(found)) for key, found in logs.items()]
     return min(MAX_RANKING_NOISE, max(map(math.expm1, spreads), default=0.0))

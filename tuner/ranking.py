@@ -28,6 +28,8 @@ CAPTURED_SD: Final = 0.01
 
 Key = frozenset[Item]
 AS_GIVEN: Final[Key] = frozenset()
+ALL: Final = slice(None)
+YARDSTICK: Final = slice(1)
 
 
 def rankable(trials: Sequence[Trial]) -> list[Trial]:
@@ -66,11 +68,11 @@ def shared_part(trials: Sequence[Trial]) -> float:
     return min(1.0, shared * degrees / squares)
 
 
-def log_times(trials: Iterable[Trial]) -> dict[Key, list[float]]:
-    """Of each configuration the log of its step time in every process that timed it."""
+def log_times(trials: Iterable[Trial], which: slice = ALL) -> dict[Key, list[float]]:
+    """Of each configuration the log of its step time in every process that timed it, as one of `which` arms."""
     found: defaultdict[Key, list[float]] = defaultdict(list)
     for trial in trials:
-        arms = () if trial.measurement is None else trial.measurement.arms
+        arms = () if trial.measurement is None else trial.measurement.arms[which]
         for key, arm in {key_of(arm.knobs): arm for arm in arms if arm.step_ms}.items():
             found[key].append(log_ms(arm))
     return dict(found)
