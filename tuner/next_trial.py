@@ -6,7 +6,8 @@ from typing import Final
 
 from kitsune.knobs import KNOBS
 from tuner.budget import SHORT, TIGHT
-from tuner.pace import expected_s, is_patient
+from tuner.outcomes import is_late
+from tuner.pace import expected_s, is_patient, own_s
 from tuner.presets import OPENING, TIGHT_OPENING
 from tuner.proposal import Proposal
 from tuner.records import Trial
@@ -33,21 +34,23 @@ def next_trial(
 
     While nothing that is compiled is best, the first proposal for which there is time; later the very next or none,
     since what is not compiled does not win any more. `compile_s`: what compiling takes by a guess; those `at_work`,
-    each for so many seconds, show when it takes longer. `holds`: how many that compile there was time for. Where these
-    are few, what does not compile comes early; where it is little more than one, that is the best guess on one stream.
+    each for so many seconds, and those that ran out of time show when it takes longer. `holds`: how many that compile
+    there was time for. Where these are few, one that does not compile comes early; where it is little more than one,
+    presets are on one stream until something is better than the step as given.
     """
     tried, first = searched(trials), leader(trials)
-    patient, is_led = is_patient(tried, space, left_s), first is not None and "compile" in first.knobs
-    pending = [knobs for knobs, _ in at_work]
-    compiling_s = max([compile_s, *(since_s for knobs, since_s in at_work if "compile" in knobs)])
+    patient, best = is_patient(tried, space, left_s), {} if first is None else first.knobs
+    late = [(trial.knobs, own_s(trial)) for trial in tried if is_late(trial)]
+    longer_s = [since_s for knobs, since_s in (*at_work, *late) if "compile" in knobs and not space.is_slow(knobs)]
 
     def fits(knobs: Configuration) -> bool:
-        return not knobs or left_s > expected_s(knobs, tried, space, compiling_s)
+        return not knobs or left_s > expected_s(knobs, tried, space, max([compile_s, *longer_s]))
 
     def may(knobs: Configuration) -> bool:
-        return (patient or not space.is_slow(knobs)) and (is_led or fits(knobs))
+        return (patient or not space.is_slow(knobs)) and ("compile" in best or fits(knobs))
 
     presets = TIGHT_OPENING if holds < TIGHT else OPENING
-    without = SEVERAL_STREAMS if holds < SHORT and not is_led else frozenset[Item]()
+    without = SEVERAL_STREAMS if holds < SHORT and not best else frozenset[Item]()
+    pending = [knobs for knobs, _ in at_work]
     found = propose(space, tried, seed, may=may, pending=pending, known=known, presets=presets, without=without)
     return found if found is not None and fits(found.knobs) else None

@@ -100,13 +100,14 @@ OPENING: Final = (
     NOT_COMPILED,
     Preset(name="best guess, fp16", needs={"precision": "fp16"}, wishes=ON_STREAMS),
 )
-#: Where time is for a few trials that compile. A GoogLeNet compiles for 70 to 120 s, and two minutes of it ended with
-#: the step as given; not compiled it takes 3.4 ms after 20 s, where `reduce-overhead` takes 5.6.
+#: Where time is for only a few trials that compile. Of a GoogLeNet none ended within two minutes on an H200; the one
+#: that does not compile took 32 s, and its step 0.62 of `reduce-overhead` (results/search/2026-11-28-h200-12.jsonl).
 TIGHT_OPENING: Final = (BEST_GUESS, RIVAL, NOT_COMPILED, *OPENING[2:])
 LATER: Final = (
     Preset(name="best guess, full precision", needs={}, wishes={**ON_STREAMS, **FULL}),
     COMPILE,
     ONE_GRAPH,
+    Preset(name="one stream, not compiled", needs={}, wishes={**HALF, **GRAPHS}),
     EAGER_BF16,
     Preset(name="full precision, not compiled", needs={}, wishes={**FULL, **GRAPHS}),
 )

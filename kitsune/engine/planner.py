@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from kitsune.device import allocated_bytes, first_line, peak_bytes, release_cached, reset_peak
+from kitsune.engine.calling_thread import on_one_thread
 from kitsune.engine.contest import BY, BY_AMONG, Clock, is_faster, replay_ms
 from kitsune.engine.halves import first_half, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
@@ -320,15 +321,6 @@ class Planner:
                 before.restore()
         passing_bytes = peak_bytes(device) - allocated_bytes(device)
         return Captured(plan, graph, static, passing_bytes, recorder.taken_bytes())
-
-
-def on_one_thread() -> torch.autograd.grad_mode.set_multithreading_enabled:
-    """Backwards in here run on this thread, which issues the recorded launches too.
-
-    cuDNN's plans are of a thread, and where cudnn.benchmark is set each thread times its own: on one of autograd's the
-    step would take other algorithms than its launches, and other numbers (GoogLeNet on an H200).
-    """
-    return torch.autograd.set_multithreading_enabled(False)
 
 
 def told(captured: Captured, more: str) -> Captured:

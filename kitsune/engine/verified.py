@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from kitsune.device import first_line
+from kitsune.engine.calling_thread import on_one_thread
 from kitsune.engine.issue import in_recorded_order
 from kitsune.engine.proof import Untouched, refuted
 from kitsune.engine.record import Recorded, record
@@ -16,6 +17,13 @@ def verified(
     step: Callable[[], Any], device: torch.device, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
 ) -> Recorded:
     """Runs the step once, for real; what proves it leaves no trace. `inputs` and `rates` as for `refuted`."""
+    with on_one_thread():
+        return proven(step, device, inputs, rates)
+
+
+def proven(
+    step: Callable[[], Any], device: torch.device, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
+) -> Recorded:
     found = record(step, device)
     recording = found.recording
     if recording is None:

@@ -37,3 +37,13 @@ def test_what_the_step_raises_in_a_further_run_is_a_reason_and_not_an_error():
     assert found.refusal == "issued again they are not the step: OfTheirOwn: called twice"
     assert torch.equal(found.result[0], expected[0])
     assert equal(step.state(), twin.state())
+
+
+def test_backwards_run_on_the_thread_that_issues_their_launches():
+    step, _ = warmed("branches", sgd)
+    threads: list[bool] = []
+    found = verified(lambda: threads.append(torch._C._is_multithreading_enabled()) or step(), CPU, step.inputs, ())
+    assert found.recording is not None
+    assert len(threads) > 1
+    assert not any(threads)
+    assert torch._C._is_multithreading_enabled()

@@ -9,7 +9,7 @@ from tests.unit.tuner.simulation import trial
 from tests.unit.tuner.test_space import EVERYTHING
 from tuner.next_trial import next_trial
 from tuner.proposal import Proposal
-from tuner.records import Source, Spent, Trial
+from tuner.records import Failure, FailureKind, Phase, Source, Spent, Trial
 from tuner.space import Configuration
 
 
@@ -27,7 +27,7 @@ NOT_COMPILED = lasting(trial(1, {"capture": "step"}, speedup=2.0), 15)
 def following(
     *trials: Trial,
     left_s: float = math.inf,
-    holds: float = 5.0,
+    holds: float = 6.0,
     at_work: Sequence[tuple[Configuration, float]] = (),
 ) -> Proposal | None:
     more = {"at_work": at_work, "holds": holds}
@@ -77,9 +77,31 @@ def test_what_compiles_for_longer_than_was_guessed_tells_what_the_next_one_takes
     plain = following(BASELINE, NOT_COMPILED, left_s=60, at_work=[({"capture": "segments"}, 51)])
     assert plain is not None
     assert "compile" in plain.knobs
+    both = [({**first.knobs, "precision": "fp16"}, 1), (first.knobs, 51)]
+    for at_work in (both, both[::-1]):
+        found = following(BASELINE, NOT_COMPILED, left_s=60, at_work=at_work)
+        assert found is not None
+        assert "compile" not in found.knobs, "the longest tells"
+    slow = following(BASELINE, NOT_COMPILED, left_s=60, at_work=[({"compile": "max-autotune"}, 51)])
+    assert slow is not None
+    assert "compile" in slow.knobs, "what is slow takes several times as long as the others"
+    guessed = following(BASELINE, NOT_COMPILED, left_s=39, at_work=[(first.knobs, 1)])
+    assert guessed is not None
+    assert "compile" not in guessed.knobs, "the guess holds until one takes longer"
     compiled = following(BASELINE, COMPILED, left_s=70, at_work=[(first.knobs, 500)])
     assert compiled is not None
     assert "compile" in compiled.knobs, "what one took that has ended is known"
+
+
+def test_a_compilation_that_ran_out_of_time_tells_what_the_next_one_takes():
+    first = following(BASELINE, NOT_COMPILED)
+    assert first is not None
+    for kind, compiles in ((FailureKind.TIMEOUT, False), (FailureKind.RAISED, True)):
+        failure = Failure(phase=Phase.NUMERICS, kind=kind, reason="it took longer than its limit")
+        failed = lasting(trial(2, dict(first.knobs), failure=failure), 51)
+        found = following(BASELINE, NOT_COMPILED, failed, left_s=60)
+        assert found is not None
+        assert ("compile" in found.knobs) == compiles
 
 
 def test_a_short_run_begins_with_the_best_guess_on_one_stream():
@@ -90,9 +112,12 @@ def test_a_short_run_begins_with_the_best_guess_on_one_stream():
     later = following(BASELINE, COMPILED, left_s=1000, holds=2.4)
     assert later is not None
     assert later.knobs["streams"] == 4, "there was time for more than was thought"
+    late = following(BASELINE, NOT_COMPILED, left_s=39, holds=2.4)
+    assert late is not None
+    assert late.knobs.get("streams") == 4, "something is better than the step as given"
 
 
-@pytest.mark.parametrize(("holds", "compiles"), [(5.0, True), (3.0, False), (2.4, False)])
+@pytest.mark.parametrize(("holds", "compiles"), [(6.0, True), (4.0, False), (2.4, False)])
 def test_where_time_is_tight_a_third_is_begun_that_does_not_compile(holds, compiles):
     at_work = []
     for _ in range(3):

@@ -14,8 +14,10 @@ from tests.unit.tuner.machine import (
     is_confirmation,
     trials_of,
 )
+from tuner.budget import SHORT
 from tuner.confirmation import PROCESSES
 from tuner.events import Crowded
+from tuner.next_trial import next_trial
 from tuner.progress import opening
 from tuner.records import FailureKind
 from tuner.standings import searched
@@ -83,3 +85,33 @@ def test_the_launches_are_told_by_another_process_where_the_first_ran_out_of_mem
     drained(machine.tuning(a_run(budget_trials=6)))
     asked = [job.timeline for job in machine.jobs if is_confirmation(job)]
     assert (len(asked), asked[0], asked[1:].count(True)) == (1 + PROCESSES, True, 1)
+
+
+def test_what_is_at_work_and_for_how_long_is_told_to_what_proposes(monkeypatch):
+    told = []
+
+    def watched(*arguments, at_work, **more):
+        told.append([round(since_s) for _, since_s in at_work])
+        return next_trial(*arguments, at_work=at_work, **more)
+
+    monkeypatch.setattr("tuner.tune.at_once", lambda *_: 3)
+    monkeypatch.setattr("tuner.tune.next_trial", watched)
+    machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
+    events, _ = drained(machine.tuning(a_run(budget_trials=6)))
+    assert told[:4] == [[], [0], [0, 0], [10, 10]]
+    assert len([trial for trial in trials_of(events) if trial.source.is_search]) == 6
+
+
+@pytest.mark.parametrize("budget_s", [60, 50])
+def test_a_short_run_makes_three_at_a_time(monkeypatch, budget_s):
+    most = []
+
+    def watched(*arguments, at_work, holds, **more):
+        most.append(len(at_work) + 1)
+        assert (holds < SHORT) == (budget_s == 50)
+        return next_trial(*arguments, at_work=at_work, holds=holds, **more)
+
+    monkeypatch.setattr("tuner.tune.at_once", lambda *_: 4)
+    monkeypatch.setattr("tuner.tune.next_trial", watched)
+    drained(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=1.0).tuning(a_run(budget_s=budget_s)))
+    assert max(most) == (3 if budget_s == 50 else 4)
