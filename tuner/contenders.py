@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from tuner.outcomes import is_success, speedup
-from tuner.ranking import YARDSTICK, is_captured, log_times, shared_part
+from tuner.ranking import FIRST_ARM, is_captured, log_times, shared_part
 from tuner.records import Trial
 
 #: Each has a model of its own in the memory of one process: so many in any case, and more where they are cheap.
@@ -40,6 +40,6 @@ def yardstick_noise(trials: Iterable[Trial]) -> float:
 def widest(trials: Iterable[Trial], share: float) -> float:
     """The widest spread of a yardstick's times over processes, times `share` where the host launches it; 20 % for a
     launch-bound MLP on an H200. A yardstick that was timed in a single process says nothing."""
-    logs = log_times(trials, YARDSTICK)
+    logs = log_times(trials, FIRST_ARM)
     spreads = [(1.0 if is_captured(dict(key)) else share) * (max(found) - min(found)) for key, found in logs.items()]
     return min(MAX_RANKING_NOISE, max(map(math.expm1, spreads), default=0.0))

@@ -28,29 +28,30 @@ def next_trial(
     compile_s: float,
     at_work: Sequence[tuple[Configuration, float]],
     known: Sequence[Configuration],
-    holds: float = math.inf,
+    trials_within: float = math.inf,
 ) -> Proposal | None:
     """None where there is no time for it. The step as given, without which there is no answer, in any case.
 
     While nothing that is compiled is best, the first proposal for which there is time; later the very next or none,
     since what is not compiled does not win any more. `compile_s`: what compiling takes by a guess; those `at_work`,
-    each for so many seconds, and those that ran out of time show when it takes longer. `holds`: how many that compile
-    there was time for. Where these are few, one that does not compile comes early; where it is little more than one,
-    presets are on one stream until something is better than the step as given.
+    each for so many seconds, and those that ran out of time show when it takes longer. `trials_within`: how many that
+    compile the whole run has time for. Where they are few, one that does not compile comes early; where it is little
+    more than one, presets are on one stream until something is better than the step as given.
     """
     tried, first = searched(trials), leader(trials)
     patient, best = is_patient(tried, space, left_s), {} if first is None else first.knobs
     late = [(trial.knobs, own_s(trial)) for trial in tried if is_late(trial)]
     longer_s = [since_s for knobs, since_s in (*at_work, *late) if "compile" in knobs and not space.is_slow(knobs)]
+    compiling_s = max([compile_s, *longer_s])
 
     def fits(knobs: Configuration) -> bool:
-        return not knobs or left_s > expected_s(knobs, tried, space, max([compile_s, *longer_s]))
+        return not knobs or left_s > expected_s(knobs, tried, space, compiling_s)
 
     def may(knobs: Configuration) -> bool:
         return (patient or not space.is_slow(knobs)) and ("compile" in best or fits(knobs))
 
-    presets = TIGHT_OPENING if holds < TIGHT else OPENING
-    without = SEVERAL_STREAMS if holds < SHORT and not best else frozenset[Item]()
+    presets = TIGHT_OPENING if trials_within < TIGHT else OPENING
+    without = SEVERAL_STREAMS if trials_within < SHORT and not best else frozenset[Item]()
     pending = [knobs for knobs, _ in at_work]
     found = propose(space, tried, seed, may=may, pending=pending, known=known, presets=presets, without=without)
     return found if found is not None and fits(found.knobs) else None

@@ -28,8 +28,8 @@ CAPTURED_SD: Final = 0.01
 
 Key = frozenset[Item]
 AS_GIVEN: Final[Key] = frozenset()
-ALL: Final = slice(None)
-YARDSTICK: Final = slice(1)
+ALL_ARMS: Final = slice(None)
+FIRST_ARM: Final = slice(1)  # the yardstick
 
 
 def rankable(trials: Sequence[Trial]) -> list[Trial]:
@@ -68,7 +68,7 @@ def shared_part(trials: Sequence[Trial]) -> float:
     return min(1.0, shared * degrees / squares)
 
 
-def log_times(trials: Iterable[Trial], which: slice = ALL) -> dict[Key, list[float]]:
+def log_times(trials: Iterable[Trial], which: slice = ALL_ARMS) -> dict[Key, list[float]]:
     """Of each configuration the log of its step time in every process that timed it, as one of `which` arms."""
     found: defaultdict[Key, list[float]] = defaultdict(list)
     for trial in trials:

@@ -113,7 +113,7 @@ class Tuning:
     _step_s: float = field(init=False, default=0.0)
     _is_random: bool = field(init=False, default=False)
     _compile_s: float = field(init=False, default=0.0)
-    _holds: float = field(init=False, default=math.inf)
+    _trials_within: float = field(init=False, default=math.inf)
     _is_recalled: bool = field(init=False, default=False)
     _folder: str | None = field(init=False, default=None)
     _work: Work = field(init=False)
@@ -142,8 +142,8 @@ class Tuning:
             if self.run.budget_s is None and self.run.budget_trials is None:
                 self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
                 yield Budgeted(self._budget_s, told(self._budget_s, self._space))
-            self._holds = trials_within(self._left_s() + elapsed_s(self.trials), inspection, self._space)
-            if self._holds < SHORT:
+            self._trials_within = trials_within(self._left_s() + elapsed_s(self.trials), inspection, self._space)
+            if self._trials_within < SHORT:
                 self._at_once = min(self._at_once, SHORT_AT_ONCE)
             self._known = self.knows(inspection, self._budget_s)
             again = yield from self._recalled(inspection)
@@ -245,7 +245,7 @@ class Tuning:
             compile_s=self._compile_s,
             at_work=at_work,
             known=self._known.winners,
-            holds=self._holds,
+            trials_within=self._trials_within,
         )
         if found is None:
             return None

@@ -4,17 +4,21 @@ Autograd hands backwards on a GPU to a thread of its own and waits.
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 
-def on_one_thread() -> torch.autograd.grad_mode.set_multithreading_enabled:
-    """A context in which a step and its recorded launches, which are issued by this thread, do the same.
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Backwards in here run on the calling thread, which issues the recorded launches of a step as well.
 
-    cuDNN's plans are of a thread, and where cudnn.benchmark is set each thread times its own: on autograd's thread the
-    backward would take other algorithms than its launches, and come to other numbers (GoogLeNet on an H200).
+    cuDNN keeps its plans by thread, and where cudnn.benchmark is set each thread times the algorithms for itself: on
+    autograd's thread the backward would use others than its launches, with other numbers (GoogLeNet on an H200).
     """
-    return torch.autograd.set_multithreading_enabled(False)
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
 
 
 class CallingThread:

@@ -78,6 +78,7 @@ class Planner:
         self.refusal = ""
         self.is_erratic = False
 
+    @on_one_thread()
     def capture(
         self, step: Step, inputs: Sequence[torch.Tensor] = (), rates: Sequence[torch.Tensor] = ()
     ) -> tuple[Graph | None, Any]:
@@ -86,12 +87,6 @@ class Planner:
         The tensors hold what that run gave. `inputs` and `rates` are the static tensors of the batch and of the
         learning rates, which the proof changes from step to step.
         """
-        with on_one_thread():
-            return self._captured_whole(step, inputs, rates)
-
-    def _captured_whole(
-        self, step: Step, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
-    ) -> tuple[Graph | None, Any]:
         recorded = record(step, self._recorder.device)
         self.refusal, self.is_erratic = recorded.refusal, recorded.is_erratic
         if recorded.recording is None:
@@ -106,6 +101,7 @@ class Planner:
         fill(static, recorded.result)
         return graph, static
 
+    @on_one_thread()
     def capture_pair(
         self,
         first: Step,
@@ -121,8 +117,7 @@ class Planner:
         try:
             if are_hidden(parameters):
                 raise CaptureError(HIDDEN)
-            with on_one_thread():
-                return self._undone_pair(first, second, prepare)
+            return self._undone_pair(first, second, prepare)
         except Exception as error:  # noqa: BLE001  (see above)
             self._refuse(error)
             return None

@@ -13,17 +13,11 @@ from kitsune.engine.record import Recorded, record
 from kitsune.errors import ErraticError
 
 
+@on_one_thread()
 def verified(
     step: Callable[[], Any], device: torch.device, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
 ) -> Recorded:
     """Runs the step once, for real; what proves it leaves no trace. `inputs` and `rates` as for `refuted`."""
-    with on_one_thread():
-        return proven(step, device, inputs, rates)
-
-
-def proven(
-    step: Callable[[], Any], device: torch.device, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
-) -> Recorded:
     found = record(step, device)
     recording = found.recording
     if recording is None:

@@ -94,5 +94,5 @@ def test_the_user_is_told() -> None:
 def test_two_minutes_are_short_for_what_compiles_for_one(
     parameters: int, step_ms: float, budget_s: float, looked_s: float, expected: tuple[bool, bool]
 ) -> None:
-    holds = trials_within(budget_s - looked_s, looked_at(parameters, step_ms), EVERYTHING)
-    assert (holds < SHORT, holds < TIGHT) == expected
+    found = trials_within(budget_s - looked_s, looked_at(parameters, step_ms), EVERYTHING)
+    assert (found < SHORT, found < TIGHT) == expected

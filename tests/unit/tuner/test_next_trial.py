@@ -27,10 +27,10 @@ NOT_COMPILED = lasting(trial(1, {"capture": "step"}, speedup=2.0), 15)
 def following(
     *trials: Trial,
     left_s: float = math.inf,
-    holds: float = 6.0,
+    trials_within: float = 6.0,
     at_work: Sequence[tuple[Configuration, float]] = (),
 ) -> Proposal | None:
-    more = {"at_work": at_work, "holds": holds}
+    more = {"at_work": at_work, "trials_within": trials_within}
     return next_trial(EVERYTHING, trials, 0, left_s=left_s, compile_s=30, known=(), **more)
 
 
@@ -87,7 +87,7 @@ def test_what_compiles_for_longer_than_was_guessed_tells_what_the_next_one_takes
     assert "compile" in slow.knobs, "what is slow takes several times as long as the others"
     guessed = following(BASELINE, NOT_COMPILED, left_s=39, at_work=[(first.knobs, 1)])
     assert guessed is not None
-    assert "compile" not in guessed.knobs, "the guess holds until one takes longer"
+    assert "compile" not in guessed.knobs, "the guess trials_within until one takes longer"
     compiled = following(BASELINE, COMPILED, left_s=70, at_work=[(first.knobs, 500)])
     assert compiled is not None
     assert "compile" in compiled.knobs, "what one took that has ended is known"
@@ -105,23 +105,23 @@ def test_a_compilation_that_ran_out_of_time_tells_what_the_next_one_takes():
 
 
 def test_a_short_run_begins_with_the_best_guess_on_one_stream():
-    usual, short = following(BASELINE), following(BASELINE, holds=2.4)
+    usual, short = following(BASELINE), following(BASELINE, trials_within=2.4)
     assert usual is not None
     assert short is not None
     assert usual.knobs == {**short.knobs, "streams": 4}
-    later = following(BASELINE, COMPILED, left_s=1000, holds=2.4)
+    later = following(BASELINE, COMPILED, left_s=1000, trials_within=2.4)
     assert later is not None
     assert later.knobs["streams"] == 4, "there was time for more than was thought"
-    late = following(BASELINE, NOT_COMPILED, left_s=39, holds=2.4)
+    late = following(BASELINE, NOT_COMPILED, left_s=39, trials_within=2.4)
     assert late is not None
     assert late.knobs.get("streams") == 4, "something is better than the step as given"
 
 
-@pytest.mark.parametrize(("holds", "compiles"), [(6.0, True), (4.0, False), (2.4, False)])
-def test_where_time_is_tight_a_third_is_begun_that_does_not_compile(holds, compiles):
+@pytest.mark.parametrize(("trials_within", "compiles"), [(6.0, True), (4.0, False), (2.4, False)])
+def test_where_time_is_tight_a_third_is_begun_that_does_not_compile(trials_within, compiles):
     at_work = []
     for _ in range(3):
-        found = following(BASELINE, holds=holds, at_work=at_work)
+        found = following(BASELINE, trials_within=trials_within, at_work=at_work)
         assert found is not None
         at_work.append((found.knobs, 1.0))
     assert ["compile" in knobs for knobs, _ in at_work] == [True, True, compiles]

@@ -106,10 +106,10 @@ def test_what_is_at_work_and_for_how_long_is_told_to_what_proposes(monkeypatch):
 def test_a_short_run_makes_three_at_a_time(monkeypatch, budget_s):
     most = []
 
-    def watched(*arguments, at_work, holds, **more):
+    def watched(*arguments, at_work, trials_within, **more):
         most.append(len(at_work) + 1)
-        assert (holds < SHORT) == (budget_s == 50)
-        return next_trial(*arguments, at_work=at_work, holds=holds, **more)
+        assert (trials_within < SHORT) == (budget_s == 50)
+        return next_trial(*arguments, at_work=at_work, trials_within=trials_within, **more)
 
     monkeypatch.setattr("tuner.tune.at_once", lambda *_: 4)
     monkeypatch.setattr("tuner.tune.next_trial", watched)
