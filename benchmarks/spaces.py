@@ -4,7 +4,9 @@
 
 Each configuration has a child process of its own, as in kitsune tune: its numbers are proven, and then it is timed
 beside the rival. Children build side by side, and one at a time is timed. What is in the file already is left out, so
-that a space is recorded in pieces.
+that a space is recorded in pieces, and by two GPUs of a host side by side: one of them from the other end.
+
+    CUDA_VISIBLE_DEVICES=1 python -m benchmarks.spaces resnet50/64 --out ... --backwards
 """
 
 import argparse
@@ -48,11 +50,15 @@ class Recorder:
     _begun: dict[int, tuple[Configuration, float]] = field(default_factory=dict)
 
     def record(self, configurations: Sequence[Configuration], end_s: float) -> None:
-        """None is begun after `end_s`, and those that are still at work OVERTIME_S later are not recorded."""
+        """None is begun after `end_s`, and those that are still at work OVERTIME_S later are not recorded.
+
+        Nor is one begun that another process has recorded in the file meanwhile.
+        """
         left = list(configurations)
         while left or self._begun:
             while left and len(self._begun) < self.at_once and self.clock() < end_s:
-                self._begin(left.pop(0), end_s + OVERTIME_S - self.clock())
+                if (knobs := left.pop(0)) not in recorded_in(self.path):
+                    self._begin(knobs, end_s + OVERTIME_S - self.clock())
             if not self._begun:
                 return
             done = self.crew.finished(lambda: None)
@@ -108,6 +114,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=8.0, help="no configuration is begun after these")
     parser.add_argument("--count", type=int, default=COUNT, help="configurations in all")
+    parser.add_argument("--backwards", action="store_true", help="the last of them first")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seed", type=int, default=0, help="of the random ones")
     given = parser.parse_args()
@@ -115,12 +122,11 @@ def main() -> None:
     workload = CASES[given.model].spec if given.model in CASES else given.model
     device = pick_device()
     space, rival = begun(given.out, workload, str(device))
-    done = recorded_in(given.out)
-    left = [knobs for knobs in to_record(space, given.count, given.seed) if knobs not in done]
+    wanted = to_record(space, given.count, given.seed)[:: -1 if given.backwards else 1]
     at_once = max(1, min(AT_ONCE[device.type], cores() // CORES_A_CHILD))
     with Children(workload, str(device), spares=at_once - 1) as crew, scratch() as folder:
         asked = {"workload": workload, "device": str(device), "rounds": given.rounds, "folder": str(folder)}
-        Recorder(given.out, rival, asked, crew, at_once, time.monotonic).record(left, end_s)
+        Recorder(given.out, rival, asked, crew, at_once, time.monotonic).record(wanted, end_s)
     print(f"{len(recorded_in(given.out))} configurations in {given.out}; {given.count} wanted")
 
 

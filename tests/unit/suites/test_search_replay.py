@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import pairs, search, spaces
+from benchmarks import pairs, results_file, search, spaces
 from benchmarks.recorded import Recorded, line_of, outcome_of, rival_of, to_record
 from kitsune.knobs import Choice
 from tests.unit.tuner.machine import Machine, OneByOne, failure
@@ -187,10 +187,28 @@ def test_what_ran_out_of_memory_beside_others_is_recorded_alone(
     crew = OneByOne(machine)
     machine.answer = lambda _, job: failure(kind=FailureKind.OUT_OF_MEMORY) if len(crew.waiting) > 1 else None
     out = tmp_path / "mlp.jsonl"
-    out.touch()
+    spaces.begun(out, "zoo:mlp", "cpu")
     spaces.Recorder(out, {}, {"workload": "zoo:mlp", "device": "cpu"}, crew, 3, machine.clock).record(
         to_record(CPU, 4, 0), 600.0
     )
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines = [json.loads(line) for line in out.read_text().splitlines()][1:]
     assert len(lines) == 4
     assert not any("failure" in line for line in lines)
+
+
+def test_two_processes_record_a_space_from_both_ends(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "mlp.jsonl"
+    wanted = to_record(CPU, 5, 0)
+    recorded_by(monkeypatch, "mlp/64", "--out", str(out), "--count", "1")
+
+    def beside(*_: object) -> None:
+        """What the other one records meanwhile."""
+        if len(spaces.recorded_in(out)) == 1:
+            line = {"kind": "configuration", "knobs": wanted[2], "failure": failure().model_dump(mode="json")}
+            results_file.append(out, line)
+
+    machine.answer = beside
+    recorded_by(monkeypatch, "mlp/64", "--out", str(out), "--count", "5", "--backwards")
+    assert spaces.recorded_in(out) == [wanted[each] for each in (0, 2, 4, 3, 1)]
