@@ -126,7 +126,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 "max-autotune": "Inductor autotuned, with its own CUDA graphs",
             },
             needs="a working compiler (Triton on a GPU, a C++ compiler on a CPU)",
-            slow=("max-autotune-no-cudagraphs", "max-autotune"),
+            slow=("coordinate-descent", "max-autotune-no-cudagraphs", "max-autotune"),
         ),
         Knob(
             name="update",

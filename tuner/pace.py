@@ -15,9 +15,10 @@ from tuner.records import Spent, Trial
 from tuner.space import Configuration, Space
 from tuner.stats import median
 
-SLOW_FACTOR: Final = (
-    4.0  # on an H200, autotuning over compiling: GPT-2 171 s and 40 s, ResNet-50 more than 222 s and 50 s
-)
+#: On H200s, autotuning over compiling: GPT-2 171 s and 40, ResNet-50 more than 222 s and 50. Coordinate descent takes
+#: ResNet-50 320 s over 60, and transformers and an MLP about twice as long as compiling: in five minutes of models of
+#: ordinary size it was begun six times, and ended once.
+SLOW_FACTOR: Final = 4.0
 #: Of what a first compilation took, what it takes with a warm cache. Llama of 125 M on an H100: 9 of 32 s; ResNet-50 on
 #: an H200: 12 of 59 s.
 WARM: Final = 0.3

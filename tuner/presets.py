@@ -91,7 +91,8 @@ NOT_COMPILED: Final = Preset(
     name="best guess, not compiled", needs={}, wishes={**HALF, **GRAPHS, "streams": ON_STREAMS["streams"]}
 )
 # Near the best of recorded spaces our kernels were faster in 9 of 10 pairs (1 to 2 %; an MLP and a DLRM lost 2 to 4),
-# cuDNN's attention in 14 of 15 (2 to 3 %), and fp16 in convolutional models (2 % and more).
+# cuDNN's attention in 14 of 15 (2 to 3 %), and fp16 in convolutional models (2 % and more). Coordinate descent made the
+# best of a ResNet-50 (8 % on an H200, 3 on an H100), in 350 s; of transformers it was never the best.
 OPENING: Final = (
     BEST_GUESS,
     RIVAL,
@@ -99,6 +100,11 @@ OPENING: Final = (
     Preset(name="best guess, cuDNN's attention", needs={"attention": "cudnn"}, wishes=ON_STREAMS),
     NOT_COMPILED,
     Preset(name="best guess, fp16", needs={"precision": "fp16"}, wishes=ON_STREAMS),
+    Preset(
+        name="best guess, coordinate descent",
+        needs={"layout": "channels_last", "compile": "coordinate-descent", "capture": "step"},
+        wishes=ON_STREAMS,
+    ),
 )
 #: Where time is for only a few trials that compile. Of a GoogLeNet none ended within two minutes on an H200; the one
 #: that does not compile took 32 s, and its step 0.62 of `reduce-overhead` (results/search/2026-11-28-h200-12.jsonl).

@@ -131,7 +131,7 @@ def test_what_is_recorded_begins_with_presets_and_is_distinct_and_seeded(space: 
     assert found == to_record(space, 72, 0)
     if space is EVERYTHING:
         assert found != to_record(space, 72, 1)
-        assert sum(map(space.is_slow, found)) == 2
+        assert sum(map(space.is_slow, found)) == 3
 
 
 @pytest.fixture

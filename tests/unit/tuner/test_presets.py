@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given, settings
 
 from kitsune.knobs import KNOBS, Choice
@@ -42,13 +43,15 @@ def test_all_that_plain_torch_offers_is_tried() -> None:
     assert of(EVERYTHING, *STOCK, avoid=avoid).items() <= of(EVERYTHING, *ALL, avoid=avoid).items()
 
 
-def test_only_what_is_called_slow_is_slow() -> None:
-    assert not any(EVERYTHING.is_slow(found.knobs) for found in resolved((*OPENING, *LATER), EVERYTHING))
+def test_only_what_is_called_slow_is_slow_and_the_last_of_the_opening() -> None:
+    *first, last = resolved(OPENING, EVERYTHING)
+    assert not any(EVERYTHING.is_slow(found.knobs) for found in (*first, *resolved(LATER, EVERYTHING)))
+    assert EVERYTHING.is_slow(last.knobs)
     assert all(EVERYTHING.is_slow(found.knobs) for found in resolved(SLOW, EVERYTHING))
 
 
 def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
-    guess, rival, fused, attention, not_compiled, fp16 = resolved(OPENING, EVERYTHING)
+    guess, rival, fused, attention, not_compiled, fp16, descent = resolved(OPENING, EVERYTHING)
     half = {"layout": "channels_last", "precision": "bf16"}
     assert guess.knobs == {**half, "compile": "default", "update": "kitsune", "capture": "step", "streams": 4}
     assert (rival.name, rival.knobs) == (
@@ -60,6 +63,12 @@ def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
     assert fused.knobs == {**guess.knobs, "fusion": "kitsune"}
     assert attention.knobs == {**guess.knobs, "attention": "cudnn"}
     assert fp16.knobs == {**guess.knobs, "precision": "fp16"}
+    assert descent.knobs == {**guess.knobs, "compile": "coordinate-descent"}
+
+
+@pytest.mark.parametrize("lacking", [{"layout=channels_last": "no convolutions"}, CPU.inapplicable])
+def test_coordinate_descent_is_tried_early_for_convolutions_on_a_gpu_alone(lacking: dict[str, str]) -> None:
+    assert "best guess, coordinate descent" not in of(Space.of(lacking), *OPENING)
 
 
 def test_where_time_is_tight_what_is_not_compiled_comes_before_what_else_is() -> None:
@@ -106,6 +115,7 @@ def test_where_the_step_as_given_waits_only_what_is_compiled_is_captured() -> No
         "best guess, our kernels",
         "best guess, cuDNN's attention",
         "best guess, fp16",
+        "best guess, coordinate descent",
         "best guess, full precision",
         "best guess, one stream",
         "best guess, autotuned",
