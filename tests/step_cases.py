@@ -53,15 +53,17 @@ class Convnet(nn.Module):
 class AttentionNet(nn.Module):
     """(batch, length, 4 * width) -> (batch, 4): self-attention of four heads."""
 
-    def __init__(self, width: int = 8) -> None:
+    def __init__(self, width: int = 8, dropout: float = 0.0) -> None:
         super().__init__()
         self.width = width
+        self.dropout = dropout
         self.heads = nn.Linear(4 * width, 12 * width)
         self.last = nn.Linear(4 * width, 4)
 
     def forward(self, x):
         q, k, v = (part.unflatten(-1, (4, self.width)).transpose(1, 2) for part in self.heads(x).chunk(3, -1))
-        return self.last(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).mean(1))
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
+        return self.last(mixed.transpose(1, 2).flatten(2).mean(1))
 
 
 class OwnSgd(torch.optim.Optimizer):

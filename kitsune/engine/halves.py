@@ -34,10 +34,15 @@ def second_half(recording: Recording, cut: int, crossed: Mapping[int, torch.Tens
         replace(each, is_own=each.is_own and number in touched and number not in crossed)
         for number, each in enumerate(recording.graph.storages)
     ]
-    held = {**recording.held, **{number: tensor.untyped_storage() for number, tensor in crossed.items()}}
     _, returned = recording.result
     graph = LaunchGraph.of(launches, storages)
-    return replace(recording, graph=graph, calls=recording.calls[cut:], held=held, result=returned)
+    return held_by(crossed, replace(recording, graph=graph, calls=recording.calls[cut:], result=returned))
+
+
+def held_by(crossed: Mapping[int, torch.Tensor], recording: Recording) -> Recording:
+    """The same, on other memory of what crosses."""
+    storages = {number: tensor.untyped_storage() for number, tensor in crossed.items()}
+    return replace(recording, held={**recording.held, **storages})
 
 
 def crossing_of(recording: Recording, cut: int) -> frozenset[int]:

@@ -14,7 +14,7 @@ import torch
 from kitsune.device import allocated_bytes, first_line, peak_bytes, release_cached, reset_peak
 from kitsune.engine.calling_thread import on_one_thread
 from kitsune.engine.contest import BY, BY_AMONG, Clock, is_faster, replay_ms
-from kitsune.engine.halves import first_half, second_half
+from kitsune.engine.halves import first_half, held_by, second_half
 from kitsune.engine.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
 from kitsune.engine.kernels import difference, kernels_of
 from kitsune.engine.planned import OF_A_HALF, OF_A_STEP, Planned, costs_of, most_taken, plans
@@ -166,8 +166,10 @@ class Planner:
     ) -> Pair:
         self._check_kernels(recording, both)
         first = first_half(recording, cut)
+        found = self._plans_of_second(recording, cut, first)
         one = self._best(first, self._plans(first), OF_A_HALF)
         returned, crossed = one.static
+        found = [replace(plan, recording=held_by(crossed, plan.recording)) for plan in found]
 
         def problem_of(two: Captured) -> str | None:
             def replay() -> Any:
@@ -177,9 +179,23 @@ class Planner:
 
             return self._refuted(recording, both, replay, inputs, (), untouched)
 
-        two = self._accepted(second_half(recording, cut, crossed), OF_A_HALF, problem_of)
+        two = self._accepted(second_half(recording, cut, crossed), found, OF_A_HALF, problem_of)
         self.plan = two.plan
         return one, two
+
+    def _plans_of_second(self, recording: Recording, cut: int, first: Recording) -> list[Planned]:
+        """Those of the second half, without the memory of what crosses, timed on what the first one makes uncaptured.
+
+        In a capture it may lie elsewhere: torch's efficient attention leaves the seed of its dropout on the GPU there,
+        and its backward, where it is not captured, reads it on the host (SIGSEGV).
+        """
+        before = State(first)
+        try:
+            _, crossed = in_recorded_order(first)()
+        finally:
+            before.restore()
+        found = self._plans(second_half(recording, cut, crossed))
+        return [replace(plan, recording=replace(plan.recording, held=recording.held)) for plan in found]
 
     def _proven(
         self,
@@ -194,15 +210,18 @@ class Planner:
         def problem_of(captured: Captured) -> str | None:
             return self._refuted(recording, step, replaying(captured), inputs, rates, untouched)
 
-        found = self._accepted(recording, OF_A_STEP, problem_of)
+        found = self._accepted(recording, self._plans(recording), OF_A_STEP, problem_of)
         self.plan, self.passing_bytes = found.plan, found.passing_bytes
         return found.graph, found.static
 
     def _accepted(
-        self, recording: Recording, workspaces: int, problem_of: Callable[[Captured], str | None]
+        self,
+        recording: Recording,
+        found: Sequence[Planned],
+        workspaces: int,
+        problem_of: Callable[[Captured], str | None],
     ) -> Captured:
-        """The quickest plan of the recording that the proof does not refuse. Raises CaptureError after PROOFS."""
-        found = self._plans(recording)
+        """The quickest of these plans that the proof does not refuse. Raises CaptureError after PROOFS."""
         refused = ""
         for _ in range(PROOFS):
             best = self._best(recording, found, workspaces)

@@ -76,6 +76,20 @@ def pair_of(planner, parts):
     return planner.capture_pair(parts.forward, parts.backward, lambda: inputs, parts.weights)
 
 
+def test_the_backward_is_timed_on_what_the_forward_makes_outside_of_its_graph(monkeypatch):
+    """In a capture operations may leave on the GPU what they read on the host outside of one."""
+    timed = []
+    monkeypatch.setattr(
+        "kitsune.engine.planned.measured_us", lambda recording: timed.append(dict(recording.held)) or even_us(recording)
+    )
+    one, two = pair_of(Planner(Recorder(CPU), 3), Parts("branches"))
+    crossed = {number: tensor.untyped_storage().data_ptr() for number, tensor in one.static[1].items()}
+    held = [(number, each[number].data_ptr()) for each in timed for number in crossed if number in each]
+    assert held
+    assert not crossed.items() & set(held)
+    assert crossed.items() <= {(number, each.data_ptr()) for number, each in two.plan.recording.held.items()}
+
+
 def test_where_the_quickest_backward_is_refused_the_next_one_is_proven_and_says_so(monkeypatch):
     parts, twin = Parts("branches"), Parts("branches")
     first = Planner(Recorder(CPU), 3)
