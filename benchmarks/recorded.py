@@ -47,8 +47,12 @@ class Recorded:
     def load(cls, path: Path) -> "Recorded":
         head, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         space = Space.of(head["inapplicable"])
-        outcomes = [outcome_of(line) for line in lines if line["kind"] == "configuration"]
-        return cls(head["workload"], space, {frozenset(found.knobs.items()): found for found in outcomes})
+        outcomes: dict[Key, Outcome] = {}
+        for found in (outcome_of(line) for line in lines if line["kind"] == "configuration"):
+            key = frozenset(found.knobs.items())
+            if found.failure is None or key not in outcomes:  # two processes may have recorded the same
+                outcomes[key] = found
+        return cls(head["workload"], space, outcomes)
 
     def speedup(self, knobs: Configuration) -> float:
         """Over the step as given."""

@@ -4,9 +4,10 @@
 
 Each configuration has a child process of its own, as in kitsune tune: its numbers are proven, and then it is timed
 beside the rival. Children build side by side, and one at a time is timed. What is in the file already is left out, so
-that a space is recorded in pieces, and by two GPUs of a host side by side: one of them from the other end.
+that a space is recorded in pieces, and by two GPUs of a host side by side: one of them from the other end, and each on
+half of the cores.
 
-    CUDA_VISIBLE_DEVICES=1 python -m benchmarks.spaces resnet50/64 --out ... --backwards
+    CUDA_VISIBLE_DEVICES=1 taskset -c 16-31 python -m benchmarks.spaces resnet50/64 --out ... --backwards
 """
 
 import argparse

@@ -38,7 +38,7 @@ def untried(run: Run, trials: Sequence[Trial], plan: Plan | None = None) -> list
     known = {space.key(trial.knobs) for trial in tried if not is_late(trial)}
     has_compiled = any("compile" in trial.knobs for trial in filter(is_success, tried))
     found = []
-    for proposal in named(OPENING, space, shunned(space, tried)):
+    for proposal in named(OPENING, space, shunned(space, [trial for trial in tried if not is_late(trial)])):
         name = space.key(proposal.knobs)
         if name not in known:
             took_s = LONGER * late[name] if name in late else expected_s(proposal.knobs, tried, space)

@@ -27,7 +27,7 @@ def first_half(recording: Recording, cut: int) -> Recording:
 
 
 def second_half(recording: Recording, cut: int, crossed: Mapping[int, torch.Tensor]) -> Recording:
-    """The launches behind the cut, on the memory in which the first graph leaves what crosses."""
+    """The launches behind the cut, on the memory in which a run of the first half left what crosses."""
     launches = recording.graph.launches[cut:]
     touched = touched_by(launches)
     storages = [

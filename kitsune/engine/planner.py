@@ -168,6 +168,7 @@ class Planner:
         first = first_half(recording, cut)
         found = self._plans_of_second(recording, cut, first)
         one = self._best(first, self._plans(first), OF_A_HALF)
+        self._fill(first, one.graph)
         returned, crossed = one.static
         found = [replace(plan, recording=held_by(crossed, plan.recording)) for plan in found]
 
@@ -196,6 +197,14 @@ class Planner:
             before.restore()
         found = self._plans(second_half(recording, cut, crossed))
         return [replace(plan, recording=replace(plan.recording, held=recording.held)) for plan in found]
+
+    def _fill(self, first: Recording, graph: Graph) -> None:
+        """Replays the first half once: a capture runs nothing, and an index in what crosses would be any number."""
+        before = State(first)
+        try:
+            graph.replay()
+        finally:
+            before.restore()
 
     def _proven(
         self,

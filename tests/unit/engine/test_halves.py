@@ -7,8 +7,9 @@ from kitsune.engine.halves import crossing_of, first_half, second_half
 from kitsune.engine.planner import Planner
 from kitsune.engine.record import record
 from kitsune.engine.undo import HIDDEN
-from kitsune.graphs import Recorder
+from kitsune.graphs import HostGraph, Recorder
 from tests.unit.engine.steps import CASES, CPU, equal, even_us, sgd, warmed
+from tests.unit.engine.test_contest import Graphs
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,19 @@ def test_the_backward_is_timed_on_what_the_forward_makes_outside_of_its_graph(mo
     assert held
     assert not crossed.items() & set(held)
     assert crossed.items() <= {(number, each.data_ptr()) for number, each in two.plan.recording.held.items()}
+
+
+def test_the_plans_of_the_backward_race_on_what_the_forward_has_written(monkeypatch):
+    """A capture runs nothing: before a replay of the forward, an index in what crosses may be any number."""
+    recorder, order, replay = Graphs(), [], HostGraph.replay
+    monkeypatch.setattr(HostGraph, "replay", lambda graph: order.append(graph) or replay(graph))
+    planner = Planner(recorder, 3)
+    planner.clock = lambda graph: order.append(graph) or 10.0
+    assert pair_of(planner, Parts("branches")) is not None
+    forward, _ = recorder.kept
+    of_the_backward = recorder.made[recorder.made.index(forward) + 1 :]
+    first = next(at for at, graph in enumerate(order) if graph in of_the_backward)
+    assert forward in order[:first]
 
 
 def test_where_the_quickest_backward_is_refused_the_next_one_is_proven_and_says_so(monkeypatch):

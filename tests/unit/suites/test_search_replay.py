@@ -120,6 +120,21 @@ def test_a_line_holds_what_was_measured_or_why_not() -> None:
     assert broken.failure == failure(kind=FailureKind.WRONG)
 
 
+def test_of_what_was_recorded_twice_a_measurement_stays(tmp_path: Path) -> None:
+    head, *lines = SMALL.read_text().splitlines()
+    measured = next(line for line in lines if "step_ms" in line)
+    broken = {
+        "kind": "configuration",
+        "knobs": json.loads(measured)["knobs"],
+        "failure": failure().model_dump(mode="json"),
+    }
+    out = tmp_path / "twice.jsonl"
+    for each in ([measured, json.dumps(broken)], [json.dumps(broken), measured]):
+        out.write_text("\n".join([head, *each]) + "\n")
+        (found,) = Recorded.load(out).outcomes.values()
+        assert found == outcome_of(json.loads(measured))
+
+
 @pytest.mark.parametrize("space", [EVERYTHING, CPU])
 def test_what_is_recorded_begins_with_presets_and_is_distinct_and_seeded(space: Space) -> None:
     found = to_record(space, 72, 0)

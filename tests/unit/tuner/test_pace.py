@@ -11,6 +11,7 @@ from tuner.pace import (
     LEAST_WARM_STOCK_S,
     LEAVE_S,
     MOST_AT_ONCE,
+    SLOW_FACTOR,
     WARM,
     WITH_EAGER,
     at_once,
@@ -101,7 +102,7 @@ def test_a_trial_is_expected_to_take_what_those_took_that_compile_as_it_does():
     assert expected_s({"compile": "default"}, trials[:1], space, 30) == 35, "by a guess, before one has ended"
     assert expected_s({"compile": "default", "precision": "bf16"}, trials, space, 30) == 45
     assert expected_s({"precision": "bf16"}, trials[:1], space, 30) == 5
-    assert expected_s({"compile": "max-autotune"}, trials, space) == 4 * 45
+    assert expected_s({"compile": "max-autotune"}, trials, space) == SLOW_FACTOR * 45
     assert expected_s({}, [], space) == 0
 
 

@@ -4,6 +4,8 @@ from datetime import timedelta
 
 from tests.unit.tuner.machine import NOON, a_run, failure
 from tests.unit.tuner.simulation import trial
+from tests.unit.tuner.test_space import EVERYTHING
+from tuner.presets import OPENING, resolved
 from tuner.records import FailureKind, Source, Trial
 from tuner.untried import LONGER, untried
 from tuner.views import untried_screen
@@ -30,6 +32,16 @@ def test_what_was_not_begun_and_what_was_cut_off_is_told_with_its_time():
     fused = found["best guess, our kernels"]
     assert fused.knobs == {**GRAPH, "fusion": "kitsune"}
     assert fused.expected_s == 100, "as long as another that compiles"
+
+
+def test_what_alone_has_a_choice_and_was_cut_off_is_still_told():
+    presets = resolved(OPENING, EVERYTHING)
+    worked = [lasting(trial(at + 1, each.knobs, Source.SEED, 2.0), 60) for at, each in enumerate(presets[:-1])]
+    last = presets[-1]
+    assert last.knobs["compile"] == "coordinate-descent"
+    late = lasting(trial(9, last.knobs, failure=failure("too long", FailureKind.TIMEOUT)), 200)
+    found = untried(a_run(budget_s=300.0), [BASELINE, *worked, late])
+    assert [(each.name, each.expected_s) for each in found] == [(last.name, LONGER * 200)]
 
 
 def test_what_failed_or_cannot_work_here_is_no_matter_of_time():
