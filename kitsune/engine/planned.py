@@ -73,11 +73,8 @@ class Planned:
 
 def costs_of(recording: Recording) -> list[float]:
     """In us, with the state of the step put back."""
-    before = State(recording)
-    try:
+    with State(recording):
         return measured_us(recording)
-    finally:
-        before.restore()
 
 
 def plans(recording: Recording, streams: int, pool_bytes: int | None, costs: Costs = costs_of) -> list[Planned]:

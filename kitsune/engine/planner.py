@@ -6,6 +6,7 @@ record -> rename -> split -> measure -> schedule -> plan memory -> capture -> ra
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -168,7 +169,8 @@ class Planner:
         first = first_half(recording, cut)
         found = self._plans_of_second(recording, cut, first)
         one = self._best(first, self._plans(first), OF_A_HALF)
-        self._fill(first, one.graph)
+        with State(first):
+            one.graph.replay()  # a capture runs nothing, and an index in what crosses would be any number
         returned, crossed = one.static
         found = [replace(plan, recording=held_by(crossed, plan.recording)) for plan in found]
 
@@ -190,21 +192,10 @@ class Planner:
         In a capture it may lie elsewhere: torch's efficient attention leaves the seed of its dropout on the GPU there,
         and its backward, where it is not captured, reads it on the host (SIGSEGV).
         """
-        before = State(first)
-        try:
+        with State(first):
             _, crossed = in_recorded_order(first)()
-        finally:
-            before.restore()
         found = self._plans(second_half(recording, cut, crossed))
         return [replace(plan, recording=replace(plan.recording, held=recording.held)) for plan in found]
-
-    def _fill(self, first: Recording, graph: Graph) -> None:
-        """Replays the first half once: a capture runs nothing, and an index in what crosses would be any number."""
-        before = State(first)
-        try:
-            graph.replay()
-        finally:
-            before.restore()
 
     def _proven(
         self,
@@ -271,13 +262,10 @@ class Planner:
         """The quickest of these plans of the recording, captured."""
         if self._recorder.executes or len(found) == 1:
             return self._captured(min(found, key=lambda plan: plan.schedule.makespan_us), self._recorder)
-        before = State(recording)
-        try:
+        with State(recording):
             plan, said = self._winner(recording, found, workspaces)
             release_cached(recording.device)
             return told(self._captured(plan, self._recorder), said)
-        finally:
-            before.restore()
 
     def _winner(self, recording: Recording, found: Sequence[Planned], workspaces: int) -> tuple[Planned, str]:
         """As `quickest`. Looks up which plan won in earlier processes, and keeps the one that wins now."""
@@ -311,16 +299,14 @@ class Planner:
         """
         if recording.device.type != "cuda":
             return
-        before, again = State(recording), in_recorded_order(recording)
-        try:
+        again = in_recorded_order(recording)
+        with State(recording) as before:
             if self._cache is not None and self._cache.are_kernels_known(recording):
                 again()
                 return
             expected = kernels_of(step)
             before.restore()
             found = kernels_of(again)
-        finally:
-            before.restore()
         if unseen := difference(expected, found):
             raise CaptureError(unseen)
         if self._cache is not None:
@@ -335,13 +321,9 @@ class Planner:
             return issue(plan.recording, plan.schedule, plan.memory, lanes)
 
         device = recorder.device
-        before = State(plan.recording) if recorder.executes else None
         reset_peak(device)
-        try:
+        with State(plan.recording) if recorder.executes else nullcontext():
             graph, static = recorder.capture(issued)
-        finally:
-            if before is not None:
-                before.restore()
         passing_bytes = peak_bytes(device) - allocated_bytes(device)
         return Captured(plan, graph, static, passing_bytes, recorder.taken_bytes())
 

@@ -8,7 +8,10 @@ from kitsune.errors import CaptureError
 
 
 class State:
-    """Copies of the storages that were there before the step and that it writes, and the state of the generators."""
+    """Copies of the storages that were there before the step and that it writes, and the state of the generators.
+
+    Used as a context: put back at its end.
+    """
 
     def __init__(self, recording: Recording) -> None:
         self._device = recording.device
@@ -17,6 +20,12 @@ class State:
         self._copies = [as_bytes(storage).clone() for storage in self._storages]
         self._random = rng_state(recording.device)
         self._generators = [(generator, generator.get_state()) for generator in recording.generators]
+
+    def __enter__(self) -> "State":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
 
     def restore(self) -> None:
         """Raises CaptureError, with all else put back, when the step has changed the size of a storage."""

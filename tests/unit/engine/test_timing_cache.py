@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,7 +198,7 @@ def on_a_gpu(monkeypatch):
         return [1.0] * len(recording.calls)
 
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a GPU")
-    monkeypatch.setattr("kitsune.engine.planner.State", lambda _: SimpleNamespace(restore=lambda: None))
+    monkeypatch.setattr("kitsune.engine.planner.State", lambda _: nullcontext(SimpleNamespace(restore=lambda: None)))
     monkeypatch.setattr("kitsune.engine.planner.in_recorded_order", lambda _: issued)
     monkeypatch.setattr("kitsune.engine.planner.kernels_of", kernels_of)
     monkeypatch.setattr("kitsune.engine.planner.costs_of", costs_of)
