@@ -35,10 +35,11 @@ def untried(run: Run, trials: Sequence[Trial], plan: Plan | None = None) -> list
         return []
     space = Space.of(run.inapplicable)
     late = {space.key(trial.knobs): trial.took_s for trial in tried if is_late(trial)}
-    known = {space.key(trial.knobs) for trial in tried if not is_late(trial)}
+    ended = [trial for trial in tried if not is_late(trial)]
+    known = {space.key(trial.knobs) for trial in ended}
     has_compiled = any("compile" in trial.knobs for trial in filter(is_success, tried))
     found = []
-    for proposal in named(OPENING, space, shunned(space, [trial for trial in tried if not is_late(trial)])):
+    for proposal in named(OPENING, space, shunned(space, ended)):
         name = space.key(proposal.knobs)
         if name not in known:
             took_s = LONGER * late[name] if name in late else expected_s(proposal.knobs, tried, space)

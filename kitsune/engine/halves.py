@@ -40,7 +40,7 @@ def second_half(recording: Recording, cut: int, crossed: Mapping[int, torch.Tens
 
 
 def held_by(crossed: Mapping[int, torch.Tensor], recording: Recording) -> Recording:
-    """The same, on other memory of what crosses."""
+    """The same recording, with what crosses in the memory of these tensors."""
     storages = {number: tensor.untyped_storage() for number, tensor in crossed.items()}
     return replace(recording, held={**recording.held, **storages})
 

@@ -167,12 +167,12 @@ class Planner:
     ) -> Pair:
         self._check_kernels(recording, both)
         first = first_half(recording, cut)
-        found = self._plans_of_second(recording, cut, first)
+        uncaptured = self._plans_of_second(recording, cut, first)
         one = self._best(first, self._plans(first), OF_A_HALF)
         with State(first):
             one.graph.replay()  # a capture runs nothing, and an index in what crosses would be any number
         returned, crossed = one.static
-        found = [replace(plan, recording=held_by(crossed, plan.recording)) for plan in found]
+        found = [replace(plan, recording=held_by(crossed, plan.recording)) for plan in uncaptured]
 
         def problem_of(two: Captured) -> str | None:
             def replay() -> Any:

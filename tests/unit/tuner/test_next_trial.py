@@ -87,7 +87,7 @@ def test_what_compiles_for_longer_than_was_guessed_tells_what_the_next_one_takes
     assert "compile" in slow.knobs, "what is slow takes several times as long as the others"
     guessed = following(BASELINE, NOT_COMPILED, left_s=39, at_work=[(first.knobs, 1)])
     assert guessed is not None
-    assert "compile" not in guessed.knobs, "the guess trials_within until one takes longer"
+    assert "compile" not in guessed.knobs, "the guess counts until one takes longer"
     compiled = following(BASELINE, COMPILED, left_s=70, at_work=[(first.knobs, 500)])
     assert compiled is not None
     assert "compile" in compiled.knobs, "what one took that has ended is known"
