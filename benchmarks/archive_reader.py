@@ -16,8 +16,8 @@ from math import prod
 from typing import BinaryIO, Final
 
 from kitsune.errors import ArchiveError
-from kitsune.submission.archive import Archive
-from kitsune.submission.limits import ITEM_BYTES
+from kitsune.submission.format.archive import Archive
+from kitsune.submission.format.limits import ITEM_BYTES
 
 #: Of all tensors of an archive together; more could not be made for each of thousands.
 SMALL_BYTES: Final = 2**24
@@ -36,7 +36,9 @@ class Outcome:
 def main() -> None:
     rebuild: Callable[[Archive], object] | None = None
     if sys.argv[1:] == ["rebuild"]:
-        rebuild = importlib.import_module("kitsune.submission.rebuild").rebuild  # with torch, which others do without
+        rebuild = importlib.import_module(
+            "kitsune.submission.rebuilding.rebuild"
+        ).rebuild  # with torch, which others do without
     for data in frames(sys.stdin.buffer):
         print(json.dumps(asdict(outcome(data, rebuild))), flush=True)
 

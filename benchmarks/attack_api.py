@@ -28,8 +28,8 @@ from tests.unit.server.pages import stories
 from tests.unit.server.pages.visits import keep
 from tests.unit.submission import hostile
 from tuner.records import Run, RunStatus
-from tuner.store import archives, runs, timelines
 from tuner.store.engine import open_database
+from tuner.store.queries import archives, runs, timelines
 
 SCHEMATHESIS: Final = Path(sysconfig.get_path("scripts")) / "schemathesis"
 RUN: Final = "/api/v1/runs/{run_id}"

@@ -23,13 +23,13 @@ from benchmarks.results_file import Figure
 from benchmarks.serving import Serving, serving
 from kitsune.errors import ArchiveError, KitsuneError, PlanError
 from kitsune.plan import Plan
-from kitsune.submission.archive import Archive
+from kitsune.submission.format.archive import Archive
 from tests.unit.server.pages import stories
 from tests.unit.submission import hostile
-from tuner.depot import archive_file
-from tuner.store import archives, plans
 from tuner.store.database import Database
 from tuner.store.engine import open_database
+from tuner.store.queries import archives, plans
+from tuner.worker.archive_files import archive_file
 
 FOUND_BY: Final = ("fingerprint", "batch", "device", "gpu", "compute_capability", "torch", "triton", "cuda", "driver")
 

@@ -25,9 +25,9 @@ from server.app import create_app
 from server.pages.assets import assets
 from server.settings import ServerSettings
 from tests.unit.server.test_guard import BROKEN_HOSTS, FOREIGN_HOSTS, FOREIGN_ORIGINS, METHODS
-from tuner.store import sessions, tokens
 from tuner.store.engine import open_database
-from tuner.store.tokens import Scope
+from tuner.store.queries import sessions, tokens
+from tuner.store.queries.tokens import Scope
 
 #: How a folder above is written, by those who hope that it is read more than once, or in another way.
 UPWARDS: Final = (

@@ -8,8 +8,9 @@ from typing import Final
 from sqlalchemy import select
 
 from tuner.records import Run, RunStatus, Source, Trial
-from tuner.store import plans, runs, tables, trials
+from tuner.store import tables
 from tuner.store.database import Database
+from tuner.store.queries import plans, runs, trials
 
 #: How a run ends that took down so many workers in a row without one more trial: as it should.
 IN_VAIN: Final = "the worker vanished before the run had ended"

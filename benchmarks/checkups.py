@@ -25,11 +25,11 @@ import torch
 
 from benchmarks import results_file
 from benchmarks.results_file import Figure
-from tuner.checkup import PLANTED, STEP, claims_of, started, told
-from tuner.confirmation import PROCESSES
 from tuner.records import Measurement, Verdict
-from tuner.stats import log_ratios, median
-from tuner.verdicts import CERTAIN
+from tuner.statistics.block_statistics import log_ratios, median
+from tuner.statistics.plan_evidence import CERTAIN
+from tuner.statistics.process_statistics import PROCESSES
+from tuner.timing.checkup import PLANTED, STEP, claims_of, started, told
 
 SUITE: Final = "verdicts"
 ALIKE: Final = 0.001

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from benchmarks import results_file
-from tuner.confinement import Confinement, Means, problem_of
+from tuner.sandbox.confinement import Confinement, Means, problem_of
 
 SUITE = "confinement"
 CALLS = 100_000

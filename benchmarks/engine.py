@@ -21,13 +21,13 @@ import torch
 from benchmarks.cases import CASES, FORWARDS, Case
 from benchmarks.rivals import Step, at_its_best, compiled_forward, compiled_step, graphed
 from benchmarks.training_step import DEVICE, race, workload_of, write
-from kitsune.device import side_stream
-from kitsune.engine.analysis import waits_of
-from kitsune.engine.planned import Planned
-from kitsune.engine.planner import Planner
-from kitsune.engine.schedule import critical_path_us
-from kitsune.engine.trace import idle_shares
-from kitsune.graphs import Recorder
+from kitsune.device.backend import side_stream
+from kitsune.device.cuda_graph import Recorder
+from kitsune.launches.pipeline import Planner
+from kitsune.launches.planning.analysis import waits_of
+from kitsune.launches.planning.schedule import critical_path_us
+from kitsune.launches.planning.trace_export import idle_shares
+from kitsune.launches.plans import Planned
 from kitsune.techniques.streams import APART
 from kitsune.workload import Workload, batch_tensors
 

@@ -22,11 +22,11 @@ import torch
 
 from benchmarks import results_file
 from benchmarks.cases import CASES
-from kitsune.device import pick_device
+from kitsune.device.backend import pick_device
 from kitsune.knobs import Choice
-from tuner.long_gate import prove_long
-from tuner.probe import probe_workload
-from tuner.protocol import ArmSpec, Job
+from tuner.building.probe import probe_workload
+from tuner.measuring.protocol import ArmSpec, Job
+from tuner.numerics.long_gate import prove_long
 from tuner.records import Failure
 
 SUITE: Final = "gate_seeds"

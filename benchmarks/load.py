@@ -29,10 +29,10 @@ from benchmarks.connections import Answer, keep_asking
 from benchmarks.results_file import Figure
 from benchmarks.serving import Serving, serving
 from kitsune.plan import Environment, Evidence, Interval, Numerics, Plan
-from kitsune.submission.export import to_archive
+from kitsune.submission.exporting.export import to_archive
 from kitsune.workload import Workload
-from tuner.store import plans, runs
 from tuner.store.engine import open_database
+from tuner.store.queries import plans, runs
 
 PLANS = 5_000
 READERS = 32

@@ -20,10 +20,10 @@ from benchmarks.engine import ENGINE_CASES, facts, step_of
 from benchmarks.plans import recording_of
 from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, Build, race, write
-from kitsune.engine.planned import OF_A_STEP, Planned, plans
-from kitsune.engine.planner import Planner, replaying
-from kitsune.graphs import Recorder
-from kitsune.memsets import replace_memsets, starts
+from kitsune.device.cuda_graph import Recorder
+from kitsune.device.memset_rewrite import replace_memsets, starts
+from kitsune.launches.pipeline import Planner, replaying
+from kitsune.launches.plans import OF_A_STEP, Planned, plans
 
 STREAMS: Final = 8
 Staying = Callable[[Sequence[int]], Collection[int]]
@@ -40,7 +40,7 @@ def replayed(planner: Planner, plan: Planned, staying: Staying, *, is_waited_for
             replaced.append(replace_memsets(graph, device, staying))
             return replaced[-1]
 
-        with patch("kitsune.graphs.replace_memsets", replace_some):
+        with patch("kitsune.device.cuda_graph.replace_memsets", replace_some):
             replay = replaying(planner.tried(plan))
 
         def waited() -> torch.Tensor:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.neighbours bert_base/16x128 --minutes 8 --out neighbours.jsonl
 
-While one child is timed, the tuner stops the others (tuner/crew.py). Every other measurement here has three such
-neighbours, which compile with cold caches all the time. Each is one fresh process that times the step twice, as two
-arms. Called again with the same file it goes on; the figures are of all of it.
+While one child is timed, the tuner stops the others (tuner/measuring/crew.py). Every other measurement here has three
+such neighbours, which compile with cold caches all the time. Each is one fresh process that times the step twice, as
+two arms. Called again with the same file it goes on; the figures are of all of it.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from typing import Any, Final
 from benchmarks import results_file
 from benchmarks.cases import CASES
 from benchmarks.results_file import Figure
-from kitsune.device import pick_device
-from tuner.crew import Children, Crew
-from tuner.protocol import ArmSpec, Job, Limits
+from kitsune.device.backend import pick_device
+from tuner.measuring.child_process import go_on
+from tuner.measuring.crew import Children, Crew
+from tuner.measuring.protocol import ArmSpec, Job, Limits
 from tuner.records import Measurement
-from tuner.stats import log_ratios, median
-from tuner.supervise import go_on
+from tuner.statistics.block_statistics import log_ratios, median
 
 SUITE: Final = "neighbours"
 NEIGHBOURS: Final = 3

@@ -26,12 +26,12 @@ from benchmarks.engine import ENGINE_CASES, facts, graph_step, step_of
 from benchmarks.plans import recording_of
 from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, race, write
-from kitsune.engine.contest import ratios, replay_ms
-from kitsune.engine.planned import OF_A_STEP, WAIT_US, Planned, budget_of, most_taken, planned, plans, spread
-from kitsune.engine.planner import Captured, Planner, replaying
-from kitsune.engine.recording import Recording
-from kitsune.engine.schedule import Schedule, critical_path, earliest_us, listed, upward_ranks, with_waits
-from kitsune.graphs import Recorder
+from kitsune.device.cuda_graph import Recorder
+from kitsune.launches.execution.graph_benchmark import ratios, replay_ms
+from kitsune.launches.model.recording import Recording
+from kitsune.launches.pipeline import Captured, Planner, replaying
+from kitsune.launches.planning.schedule import Schedule, critical_path, earliest_us, listed, upward_ranks, with_waits
+from kitsune.launches.plans import OF_A_STEP, WAIT_US, Planned, budget_of, most_taken, planned, plans, spread
 from kitsune.workload import Workload
 
 STREAMS: Final = 8

@@ -28,7 +28,7 @@ from benchmarks import results_file
 from benchmarks.cases import CASES, Case
 from benchmarks.results_file import Figure
 from benchmarks.serving import KITSUNE, serving
-from tuner.workloads import load_workload
+from tuner.workloads.loader import load_workload
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS = 100

@@ -18,8 +18,9 @@ from kitsune.plan import Environment, Interval, Plan
 from tests.store.samples import an_environment
 from tests.unit.server.pages import stories
 from tuner.records import Run, RunStatus, Source, Trial, Verdict
-from tuner.store import plans, runs, tables
+from tuner.store import tables
 from tuner.store.database import Database
+from tuner.store.queries import plans, runs
 from tuner.store.rows import to_row
 
 T = TypeVar("T")

@@ -34,10 +34,11 @@ from benchmarks.results_file import Figure
 from benchmarks.serving import Serving, serving
 from tests import postgres
 from tuner.records import DEFAULT_TEAM, Run, RunStatus, Verdict
-from tuner.store import runs, tables
+from tuner.store import tables
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.store.runs import Sort
+from tuner.store.queries import runs
+from tuner.store.queries.runs import Sort
 
 SUITE: Final = "load"
 DATABASES: Final = ("sqlite", "postgresql")

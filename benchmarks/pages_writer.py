@@ -16,21 +16,21 @@ from typing import Any
 
 from benchmarks.pages_database import tried
 from kitsune.plan import Plan
-from tuner.events import Event, Inspected, Tried
-from tuner.patience import rest
-from tuner.progress import Quiet
-from tuner.protocol import Inspection
-from tuner.queue import Stop, Worker
+from tuner.measuring.child_process import Check
+from tuner.measuring.protocol import Inspection
 from tuner.records import Run, Source, Trial, Verdict
 from tuner.store.engine import open_database
-from tuner.supervise import Check
-from tuner.tune import Conclusion
+from tuner.terminal.progress import Quiet
+from tuner.tuning.events import Event, Inspected, Tried
+from tuner.tuning.run import Conclusion
 from tuner.wall_clock import utcnow
+from tuner.worker.backoff import rest
+from tuner.worker.loop import Stop, Worker
 
 
 @dataclass(slots=True)
 class Repeated:
-    """Stands for `tuner.tune.Tuning`: what it measures has been measured before, and takes `pause_s`."""
+    """Stands for `tuner.tuning.run.Tuning`: what it measures has been measured before, and takes `pause_s`."""
 
     run: Run
     check: Check

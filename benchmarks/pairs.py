@@ -17,7 +17,7 @@ from benchmarks import results_file
 from benchmarks.recorded import Recorded
 from benchmarks.search import committed
 from kitsune.knobs import KNOBS, Choice
-from tuner.space import Item
+from tuner.search.space import Item
 
 NEAR: Final = 0.10
 

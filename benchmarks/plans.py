@@ -20,12 +20,12 @@ from benchmarks.cases import Case
 from benchmarks.engine import ENGINE_CASES, WARM_STEPS, facts, graph_step, step_of
 from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, Build, interleave, prepare, write
-from kitsune.device import side_stream
-from kitsune.engine.planned import Planned, plans
-from kitsune.engine.planner import Planner, replaying
-from kitsune.engine.record import record
-from kitsune.engine.recording import Recording
-from kitsune.graphs import Recorder
+from kitsune.device.backend import side_stream
+from kitsune.device.cuda_graph import Recorder
+from kitsune.launches.model.recording import Recording
+from kitsune.launches.pipeline import Planner, replaying
+from kitsune.launches.plans import Planned, plans
+from kitsune.launches.recording.recorder import record
 from kitsune.workload import Workload
 
 ANY_BYTES = 2**50

@@ -19,8 +19,8 @@ import torch
 from benchmarks.cases import CASES
 from benchmarks.training_step import DEVICE, Arm, interleave, race, step_of, write
 from kitsune import Plan
-from kitsune.engine.kernels import kernels_of
 from kitsune.errors import CaptureError
+from kitsune.launches.execution.kernel_trace import kernels_of
 
 ARMS = ("eager_bf16", "compile", "reduce_overhead", "graph")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from kitsune.knobs import Choice
-from tuner.presets import LATER, ONE_GRAPH, OPENING, SLOW, STOCK, Preset, resolved, stock_variants
 from tuner.records import Arm, Failure, Measurement
-from tuner.space import Configuration, Item, Space
-from tuner.stats import median
+from tuner.search.presets import LATER, ONE_GRAPH, OPENING, SLOW, STOCK, Preset, resolved, stock_variants
+from tuner.search.space import Configuration, Item, Space
+from tuner.statistics.block_statistics import median
 
 Key = frozenset[Item]
 

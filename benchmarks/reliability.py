@@ -21,11 +21,11 @@ from typing import Any
 from benchmarks import results_file, server_kills, worker_kills
 from benchmarks.audit import Audit, audited, ids_of
 from benchmarks.results_file import Figure
-from kitsune.submission.archive import Archive
+from kitsune.submission.format.archive import Archive
 from tests.e2e.command import Command
 from tests.unit.submission.steps import archive_of
 from tuner.store.engine import open_database
-from tuner.store.runs import MAX_DEATHS
+from tuner.store.queries.runs import MAX_DEATHS
 
 PARTS = ("workers", "servers")
 

@@ -22,7 +22,7 @@ from benchmarks.engine import ENGINE_CASES, graph_step, planned_step
 from benchmarks.results_file import Figure
 from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE
-from kitsune.engine.kernels import Kernel, timeline
+from kitsune.launches.execution.kernel_trace import Kernel, timeline
 
 STREAMS: Final = 8
 LONGEST: Final = 10

@@ -21,11 +21,11 @@ from statistics import mean, median
 from benchmarks import results_file
 from benchmarks.recorded import Key, Outcome, Recorded
 from kitsune.plan import Interval
-from tuner.outcomes import best
-from tuner.proposal import Proposal
 from tuner.records import Comparison, Source, Trial, Verdict
-from tuner.search import derived_seed, estimated, proposals
-from tuner.space import Configuration, Space
+from tuner.search.outcomes import best
+from tuner.search.proposal import Proposal
+from tuner.search.space import Configuration, Space
+from tuner.search.strategy import derived_seed, estimated, proposals
 
 SPACES = results_file.RESULTS / "spaces"
 LEAST = 20  # configurations; a space with fewer is still being recorded

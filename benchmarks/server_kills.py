@@ -22,13 +22,13 @@ from typing import Any, Final
 import httpx
 
 from benchmarks.audit import unfinished
-from kitsune.submission.archive import Archive
+from kitsune.submission.format.archive import Archive
 from tests.e2e.command import Command
 from tests.unit.tuner.machine import Machine
-from tuner.progress import Quiet
-from tuner.queue import Stop, Worker
 from tuner.store.engine import open_database
-from tuner.tune import Tuning
+from tuner.terminal.progress import Quiet
+from tuner.tuning.run import Tuning
+from tuner.worker.loop import Stop, Worker
 
 READY: Final = "Kitsune serves on "
 #: So many of the kills at most, within so many seconds, are of servers on an empty database: of migrations and tokens.

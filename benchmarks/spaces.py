@@ -21,15 +21,15 @@ from typing import Any
 from benchmarks import results_file
 from benchmarks.cases import CASES
 from benchmarks.recorded import Recorded, line_of, rival_of, to_record
-from kitsune.device import pick_device
-from tuner import measure
-from tuner.crew import Children, Crew, Finished
-from tuner.protocol import ArmSpec, Job, Limits
+from kitsune.device.backend import pick_device
+from tuner.measuring import measure
+from tuner.measuring.crew import Children, Crew, Finished
+from tuner.measuring.protocol import ArmSpec, Job, Limits
+from tuner.measuring.scratch import scratch
 from tuner.records import Failure, Measurement
-from tuner.scratch import scratch
-from tuner.space import Configuration, Space
-from tuner.tune import cores
-from tuner.work import is_for_want_of_room
+from tuner.search.space import Configuration, Space
+from tuner.tuning.run import cores
+from tuner.tuning.trials_in_flight import is_for_want_of_room
 
 COUNT = 72
 ROUNDS = 12

@@ -22,15 +22,15 @@ from typing import Any, Final
 from benchmarks import results_file
 from benchmarks.cases import CASES
 from benchmarks.results_file import Figure
-from kitsune.device import pick_device
+from kitsune.device.backend import pick_device
 from kitsune.plan import Plan
-from tuner import measure
-from tuner.arms import LiveArm, prepare
-from tuner.presets import OPENING, RIVAL, Preset, resolved
-from tuner.protocol import ArmSpec, Job
+from tuner.building.arms import LiveArm, prepare
+from tuner.measuring import measure
+from tuner.measuring.protocol import ArmSpec, Job
 from tuner.records import Failure
-from tuner.space import Configuration, Space
-from tuner.stats import median
+from tuner.search.presets import OPENING, RIVAL, Preset, resolved
+from tuner.search.space import Configuration, Space
+from tuner.statistics.block_statistics import median
 
 SUITE: Final = "starts"
 PROCESSES: Final = 3

@@ -27,9 +27,9 @@ from benchmarks import results_file
 from benchmarks.cases import CASES, Case
 from benchmarks.rivals import COMPILED, Step, at_its_best, compiled_step, eager_step, graphed
 from kitsune import KitsuneOptimizer, Plan, TrainStep, Workload
-from kitsune.device import graph_pool_bytes
+from kitsune.device.backend import graph_pool_bytes
 from kitsune.workload import call_model
-from tuner.workloads import load_workload
+from tuner.workloads.loader import load_workload
 
 Build = Callable[[], tuple[Step, Callable[[], str]]]
 
@@ -196,7 +196,7 @@ def main() -> None:
             prepare(name, build)
         return
     looks = []
-    with patch("kitsune.engine.kernels.profile", lambda **named: looks.append(1) or profile(**named)):
+    with patch("kitsune.launches.execution.kernel_trace.profile", lambda **named: looks.append(1) or profile(**named)):
         arms = race(builds, arguments.rounds)
     note = f"plan {plan.plan_id[:16]}" + (f"; torch.profiler looked {len(looks)} times" if looks else "")
     write("training_step", case, arms, note, arguments.out)

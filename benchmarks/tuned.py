@@ -20,11 +20,11 @@ from typing import Any
 
 from benchmarks import results_file
 from benchmarks.cases import CASES, Case
-from kitsune.duration import seconds_of
+from kitsune.base.durations import seconds_of
 from tuner.records import Source, Trial
-from tuner.store import runs, trials
+from tuner.statistics.plan_evidence import words
 from tuner.store.engine import open_database
-from tuner.verdicts import words
+from tuner.store.queries import runs, trials
 
 RIVALS = ("compile", "reduce_overhead", "graph")
 PLAN = "kitsune"

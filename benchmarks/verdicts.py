@@ -18,9 +18,9 @@ from pathlib import Path
 from benchmarks import results_file
 from benchmarks.results_file import Figure
 from tests.unit.tuner.noise import MODELS, Noise, process, processes
-from tuner.confirmation import PROCESSES, ROUNDS, Confirmed, Prior, confirm
 from tuner.records import Verdict
-from tuner.stats import log_ratios, median
+from tuner.statistics.block_statistics import log_ratios, median
+from tuner.statistics.process_statistics import PROCESSES, ROUNDS, Confirmed, Prior, confirm
 
 GAINS = (1.005, 1.01, 1.02, 1.05, 1.3)
 #: What must hold, in %, by the end of a case: (is it a most?, bound).

@@ -16,14 +16,15 @@ from typing import Final
 from sqlalchemy import select
 
 from benchmarks.audit import unfinished
-from kitsune.submission.archive import Archive
+from kitsune.submission.format.archive import Archive
 from tests.e2e.command import Command
 from tests.processes import children, is_gone
-from tuner.confirmation import PROCESSES
 from tuner.records import RunStatus
-from tuner.store import archives, tables
+from tuner.statistics.process_statistics import PROCESSES
+from tuner.store import tables
 from tuner.store.database import Database
-from tuner.store.submits import Request, submit
+from tuner.store.queries import archives
+from tuner.store.queries.submits import Request, submit
 
 POLL_S: Final = 0.005
 PATIENCE_S: Final = 150.0
@@ -206,6 +207,6 @@ def _confirmed(lines: Iterable[str]) -> int:
 
 def is_ours(process: int) -> bool:
     try:
-        return b"tuner.child" in Path(f"/proc/{process}/cmdline").read_bytes()
+        return b"tuner.child.main" in Path(f"/proc/{process}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False

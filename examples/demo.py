@@ -15,9 +15,9 @@ from train_cnn import batches, make_model, train
 
 import kitsune
 from tuner.api import Result, tune_workload
-from tuner.events import Confirming, Event, PlayingOff, Tried, Trying
 from tuner.records import Source
-from tuner.verdicts import words
+from tuner.statistics.plan_evidence import words
+from tuner.tuning.events import Confirming, Event, PlayingOff, Tried, Trying
 
 STEPS = 50
 BLOCK_S = 0.2

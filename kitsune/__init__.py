@@ -18,24 +18,24 @@ _HOMES = {
     "AMPConfig": "kitsune.amp",
     "FusionConfig": "kitsune.fusion",
     "StreamConfig": "kitsune.streams",
-    "export": "kitsune.submission.export",
-    "fetch_plan": "kitsune.remote",
-    "submit": "kitsune.remote",
+    "export": "kitsune.submission.exporting.export",
+    "fetch_plan": "kitsune.client.remote_tuning",
+    "submit": "kitsune.client.remote_tuning",
     "tune": "tuner.api",
 }
 __all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
     from kitsune.amp import AMPConfig as AMPConfig
+    from kitsune.client.remote_tuning import fetch_plan as fetch_plan
+    from kitsune.client.remote_tuning import submit as submit
     from kitsune.errors import KitsuneError as KitsuneError
     from kitsune.fusion import FusionConfig as FusionConfig
     from kitsune.optimizer import KitsuneOptimizer as KitsuneOptimizer
     from kitsune.plan import Plan as Plan
-    from kitsune.remote import fetch_plan as fetch_plan
-    from kitsune.remote import submit as submit
     from kitsune.step import TrainStep as TrainStep
     from kitsune.streams import StreamConfig as StreamConfig
-    from kitsune.submission.export import export as export
+    from kitsune.submission.exporting.export import export as export
     from kitsune.workload import Workload as Workload
     from tuner.api import tune as tune
 

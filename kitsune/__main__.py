@@ -11,8 +11,8 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # whoever has started us may want it ignored
         signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    cli = importlib.import_module("kitsune.cli")
-    signals = importlib.import_module("kitsune.signals")
+    cli = importlib.import_module("kitsune.cli.main")
+    signals = importlib.import_module("kitsune.cli.signals")
     signal.signal(signal.SIGINT, before)
     if pressed:
         sys.exit(signals.tell_interrupted(as_json="--json" in sys.argv))

@@ -16,20 +16,20 @@ import torch
 from torch.optim import Optimizer
 
 from kitsune.amp import AMPConfig, has_bf16
-from kitsune.assembly import OnDecline
-from kitsune.attach import Attachment
-from kitsune.engine.update import parameters_of
+from kitsune.client.remote_tuning import Auto, plan_of_model
 from kitsune.errors import DeclinedError, SettingsError
 from kitsune.fusion import FusionConfig
-from kitsune.inner import as_given, inner_of
-from kitsune.loop import Loop, is_transformed
-from kitsune.options import Options, Wish, wish_of
 from kitsune.plan import Plan
-from kitsune.remote import Auto, plan_of_model
-from kitsune.report import Report
-from kitsune.stats import Stats, summary_of, unmeasured
-from kitsune.step_profile import CALIBRATION_STEPS, StepProfile
+from kitsune.runtime.drop_in_loop import Loop, is_transformed
+from kitsune.runtime.model_discovery import Attachment
+from kitsune.runtime.plan_application import OnDecline
+from kitsune.runtime.report import Report
+from kitsune.runtime.run_stats import Stats, summary_of, unmeasured
+from kitsune.runtime.step_profile import CALIBRATION_STEPS, StepProfile
+from kitsune.runtime.user_options import Options, Wish, wish_of
+from kitsune.runtime.wrapped_optimizer import as_given, inner_of
 from kitsune.streams import Scheduler, StreamConfig
+from kitsune.update.optimizer_update import parameters_of
 from kitsune.workload import call_of
 
 PATIENCE_STEPS = 3

@@ -10,11 +10,11 @@ from typing import Any, Final, Literal, NoReturn, Self
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
+from kitsune.base.atomic_write import write_whole
+from kitsune.base.base_record import Record, canonical_json
 from kitsune.errors import PlanError
-from kitsune.files import write_whole
 from kitsune.knobs import KNOBS, Choice
-from kitsune.proof import LongProof
-from kitsune.record import Record, canonical_json
+from kitsune.long_proof import LongProof
 
 FORMAT_VERSION: Final = 1
 MAX_PLAN_BYTES = 256 * 1024

@@ -8,25 +8,25 @@ from typing import Any, Self
 
 import torch
 
-from kitsune.assembly import Assembly, OnDecline, show_plan
-from kitsune.device import first_line
-from kitsune.engine.body import Body, entered
-from kitsune.engine.cudagraph import EagerStep, StepGraph
-from kitsune.engine.dispatch import SegmentedForward, autocast_of
-from kitsune.engine.hooks import Hooks
-from kitsune.engine.micro import micro_batches
-from kitsune.engine.scaler import LossScaler
-from kitsune.engine.snapshot import Snapshot, Sums
-from kitsune.engine.static import signature_unless_opaque
-from kitsune.engine.update import Update
-from kitsune.engine.updategraph import UpdateGraph
+from kitsune.autograd.hooks import Hooks
+from kitsune.capture.forward_dispatch import SegmentedForward, autocast_of
+from kitsune.capture.micro_batches import micro_batches
+from kitsune.capture.rollback import Snapshot, Sums
+from kitsune.capture.step_body import Body, entered
+from kitsune.capture.step_graph import EagerStep, StepGraph
+from kitsune.client.remote_tuning import Auto, plan_of_step
+from kitsune.device.backend import first_line
+from kitsune.device.cuda_graph import Recorder
+from kitsune.device.static_batch import signature_unless_opaque
 from kitsune.errors import DeclinedError, SettingsError
-from kitsune.graphs import Recorder
 from kitsune.memory.prefetch import Batch, Prefetcher
 from kitsune.plan import Plan
-from kitsune.remote import Auto, plan_of_step
-from kitsune.report import Report
+from kitsune.runtime.plan_application import Assembly, OnDecline, show_plan
+from kitsune.runtime.report import Report
 from kitsune.techniques import Build, facts_of
+from kitsune.update.loss_scaler import LossScaler
+from kitsune.update.optimizer_update import Update
+from kitsune.update.update_graph import UpdateGraph
 from kitsune.workload import LossFn, call_model, check_optimizer, check_types, device_of, loss_of
 
 OTHER_SHAPE_PATIENCE = 8  # batches of another shape run uncompiled this often before they get a program of their own

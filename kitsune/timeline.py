@@ -4,7 +4,7 @@ from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from kitsune.record import Record
+from kitsune.base.base_record import Record
 
 MAX_STREAMS = 64
 MAX_NAME = 200

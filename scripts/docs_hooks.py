@@ -14,16 +14,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import kernel_table, memory_table, table
 from benchmarks.results_file import RESULTS
-from kitsune import cli, errors, plan
-from kitsune.exits import MEANINGS
-from kitsune.home import PREFIX
+from kitsune import errors, plan
+from kitsune.base.base_record import Record
+from kitsune.base.environment import PREFIX
+from kitsune.cli import main
+from kitsune.cli.exit_codes import MEANINGS
 from kitsune.knobs import KNOBS, Choice, Exclusion, Knob
-from kitsune.record import Record
 from scripts import docs_charts
 from scripts.http_reference import reference as http_markdown
 from server.app import create_app
-from server.openapi import document
-from server.problem_types import TYPES, ProblemType
+from server.http.openapi import document
+from server.payloads.problem_types import TYPES, ProblemType
 from server.settings import BY_OPTION, ServerSettings
 from tuner.store.engine import open_database
 
@@ -73,7 +74,7 @@ def exit_codes() -> str:
 
 def commands() -> str:
     """A section for each command, with its arguments and options."""
-    return "\n\n".join(command_sections("kitsune", typer.main.get_command(cli.full_app())))
+    return "\n\n".join(command_sections("kitsune", typer.main.get_command(main.full_app())))
 
 
 def command_sections(name: str, command: Any) -> Iterator[str]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from server.problem_types import BY_STATUS, TYPES
+from server.payloads.problem_types import BY_STATUS, TYPES
 
 #: In the order of the page; a part that is missing here comes last.
 PARTS: Final = ("archives", "runs", "plans", "health")

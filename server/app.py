@@ -8,20 +8,22 @@ from fastapi.responses import Response
 from starlette.middleware import Middleware
 
 from kitsune import __version__
-from server import archives, compare, events, exports, health, openapi, plans, problems, runs, shares, traces
-from server.admission import Admission
-from server.auth import GuardedRouter
-from server.context import Context
-from server.guard import Guard
-from server.heads import Heads
-from server.lookups import Lookups
-from server.metrics import Counting, Metrics
+from server.api import archives, compare, events, exports, health, plans, runs, shares, traces
+from server.http import openapi
+from server.http.auth import GuardedRouter
+from server.http.context import Context
+from server.http.guard import Guard
+from server.http.heads import Heads
+from server.http.lookups import Lookups
+from server.http.metrics import Counting, Metrics
+from server.http.rate_limit import Rate
+from server.http.token_cache import Admission
 from server.pages import site
-from server.rates import Rate
-from server.schemas import answer, documented
+from server.payloads import problems
+from server.payloads.schemas import answer, documented
 from server.settings import ServerSettings
 from tuner.store.database import Database
-from tuner.store.tokens import Scope
+from tuner.store.queries.tokens import Scope
 
 #: What the guard, the connection or a fault may answer on any route, whatever it is.
 EVERYWHERE: Final = (400, 403, 408, 413, 421, 431, 500)

@@ -5,8 +5,8 @@ from typing import Annotated, Final
 
 import typer
 
-from kitsune.cli import Json, LogFormatOption
-from kitsune.extras import load
+from kitsune.base.optional_imports import load
+from kitsune.cli.main import Json, LogFormatOption
 from tuner.records import DEFAULT_TEAM
 
 #: Packages of the extra, by the name under which they are imported.

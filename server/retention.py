@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Final
 
 from kitsune.errors import StoppedError, StoreError
-from tuner.clearing import clear
 from tuner.store.database import Database
 from tuner.wall_clock import utcnow
+from tuner.worker.purge import clear
 
 EVERY_S: Final = 3600.0
 

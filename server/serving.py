@@ -9,16 +9,17 @@ from typing import Any
 import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 
-from kitsune import logs, screen
+from kitsune.base import json_logging
+from kitsune.cli import output
 from kitsune.errors import SettingsError
 from server.app import create_app
-from server.guard import named_host
-from server.protocol import BoundedProtocol, open_more_files
-from server.request_log import RequestLog
+from server.http.guard import named_host
+from server.http.protocol import BoundedProtocol, open_more_files
+from server.http.request_log import RequestLog
 from server.retention import kept
 from server.settings import ServerSettings
 from server.tokens import ensure_local_token, has_live_token
-from tuner import faults
+from tuner.measuring import fault_injection
 from tuner.settings import Settings
 from tuner.store.database import Database
 from tuner.store.engine import open_database
@@ -35,16 +36,16 @@ def serve(
     names = tuple(named_host(name) for name in allowed_hosts)
     given = {name: value for name, value in options.items() if value is not None}
     settings = ServerSettings.from_environment({**given, "allow_remote": allow_remote, "allowed_hosts": names})
-    logs.set_up(settings.log_format)
+    json_logging.set_up(settings.log_format)
     settings.check_reach()
     open_more_files()
     here = Settings.from_environment()
-    faults.plant(here.faults)
+    fault_injection.plant(here.faults)
     with open_database(database_url or here.database_url) as database:
         check_clock(database)
         welcome = _prepare(settings, database, here)
         with _listen(settings) as listening, kept(database, settings.retention_days):
-            screen.note(f"Kitsune serves on {_address(settings, listening)}; {welcome}")
+            output.note(f"Kitsune serves on {_address(settings, listening)}; {welcome}")
             _Server(settings, database).run(sockets=[listening])
 
 
@@ -55,8 +56,8 @@ class _Server(uvicorn.Server):
         app = create_app(database, settings, is_stopping=lambda: self.should_exit)
         super().__init__(
             uvicorn.Config(
-                RequestLog(app) if logs.is_json() else app,
-                log_config=None if logs.is_json() else LOGGING_CONFIG,
+                RequestLog(app) if json_logging.is_json() else app,
+                log_config=None if json_logging.is_json() else LOGGING_CONFIG,
                 log_level="warning",
                 access_log=False,
                 server_header=False,

@@ -5,13 +5,13 @@ from typing import Any, Final, Self
 
 from pydantic import Field, ValidationError
 
+from kitsune.base.base_record import Record
+from kitsune.base.environment import PREFIX, variable
+from kitsune.base.json_logging import LogFormat
+from kitsune.client.server_address import DEFAULT_HOST, DEFAULT_PORT, is_loopback
 from kitsune.errors import SettingsError
-from kitsune.home import PREFIX, variable
-from kitsune.logs import LogFormat
-from kitsune.record import Record
-from kitsune.server_address import DEFAULT_HOST, DEFAULT_PORT, is_loopback
-from kitsune.submission.limits import MAX_ARCHIVE_BYTES
-from tuner.store.submits import Quota
+from kitsune.submission.format.limits import MAX_ARCHIVE_BYTES
+from tuner.store.queries.submits import Quota
 
 #: By options only. Kubernetes sets KITSUNE_PORT by itself beside a service of that name, to something else.
 BY_OPTION: Final = frozenset({"host", "port", "allow_remote", "allowed_hosts"})

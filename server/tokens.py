@@ -11,17 +11,17 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from kitsune import screen
-from kitsune.duration import seconds_of
+from kitsune.base.durations import seconds_of
+from kitsune.base.environment import private_folder
+from kitsune.cli import output
+from kitsune.client.server_address import TOKEN_FILE
 from kitsune.errors import NotFoundError, SettingsError, StoreError
-from kitsune.home import private_folder
-from kitsune.server_address import TOKEN_FILE
-from server.names import MAX_NAME, is_showable
+from server.payloads.names import MAX_NAME, is_showable
 from tuner.settings import Settings
-from tuner.store import tokens
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.store.tokens import Scope, Token
+from tuner.store.queries import tokens
+from tuner.store.queries.tokens import Scope, Token
 
 LOCAL: Final = "this machine"
 _MAX_BYTES: Final = 200
@@ -39,10 +39,10 @@ def create(
     with _open(database_url) as database, database.begin() as connection:
         token, secret = tokens.create(connection, name, wanted, team=team, expires_at=until)
     if as_json:
-        screen.emit({"token": token.model_dump(mode="json"), "secret": secret})
+        output.emit({"token": token.model_dump(mode="json"), "secret": secret})
     else:
-        screen.stdout().print(secret, soft_wrap=True)
-        screen.note(
+        output.stdout().print(secret, soft_wrap=True)
+        output.note(
             f"Token {token.id} of {name}, team {team}: {_allowed(token)}, {_until(token)}. It is not shown again."
         )
 
@@ -51,15 +51,15 @@ def list_all(database_url: str | None, *, as_json: bool) -> None:
     with _open(database_url) as database, database.read() as connection:
         found = tokens.listed(connection)
     if as_json:
-        screen.emit({"tokens": [token.model_dump(mode="json") for token in found]})
+        output.emit({"tokens": [token.model_dump(mode="json") for token in found]})
     elif found:
         rows = [
             (token.id, token.name, token.team, _allowed(token), f"{token.created_at:%Y-%m-%d}", _until(token))
             for token in found
         ]
-        screen.stdout().print(screen.table("id", "name", "team", "may", "made", "until", rows=rows))
+        output.stdout().print(output.table("id", "name", "team", "may", "made", "until", rows=rows))
     else:
-        screen.note("No tokens yet. A first one: kitsune token create NAME")
+        output.note("No tokens yet. A first one: kitsune token create NAME")
 
 
 def revoke(database_url: str | None, token_id: str, *, as_json: bool) -> None:
@@ -69,9 +69,9 @@ def revoke(database_url: str | None, token_id: str, *, as_json: bool) -> None:
     if token is None:
         raise NotFoundError(f"there is no token {token_id!r}; 'kitsune token list' shows them")
     if as_json:
-        screen.emit({"token": token.model_dump(mode="json")})
+        output.emit({"token": token.model_dump(mode="json")})
     else:
-        screen.note(f"Token {token.id} of {token.name} is revoked.")
+        output.note(f"Token {token.id} of {token.name} is revoked.")
 
 
 def check_name(name: str) -> None:

@@ -10,248 +10,92 @@ from pathlib import Path
 
 PACKAGES = ("kitsune", "tuner", "server", "migrations")
 
-# The house from the ground up. A module may import from its own tier and from those above it in this list.
-# A line stands for a module, or for a folder with all that is in it; package roots stand for themselves only.
-TIERS: tuple[tuple[str, ...], ...] = (
-    ("kitsune", "kitsune.errors", "kitsune.garbage", "kitsune.knobs", "kitsune.record", "kitsune.run_status"),
-    ("kitsune.compile_cache", "kitsune.files", "kitsune.home", "kitsune.kernels", "kitsune.proof", "kitsune.timeline"),
-    ("kitsune.logs", "kitsune.server_address", "kitsune.switch"),
-    (
-        "kitsune.duration",
-        "kitsune.exits",
-        "kitsune.extras",
-        "kitsune.plan",
-        "kitsune.report",
-        "kitsune.screen",
-        "kitsune.signals",
-    ),
-    ("kitsune.amp", "kitsune.fusion.config", "kitsune.options", "kitsune.streams"),
-    ("kitsune.cache", "kitsune.exchange", "kitsune.keyed_files", "kitsune.plan_diff"),
-    (
-        "kitsune.client",
-        "kitsune.device",
-        "kitsune.engine",
-        "kitsune.graphs",
-        "kitsune.memsets",
-        "kitsune.submission",
-        "kitsune.tf32",
-        "kitsune.workload",
-    ),
-    ("kitsune.fusion", "kitsune.lookup", "kitsune.memory", "kitsune.profiler"),
-    ("kitsune.remote_run", "kitsune.techniques"),
-    ("kitsune.assembly", "kitsune.remote"),
-    ("kitsune.attach", "kitsune.inner", "kitsune.loop", "kitsune.stats", "kitsune.step"),
-    ("kitsune.step_profile",),
-    ("kitsune.optimizer",),
-    ("kitsune.doctor",),
-    ("kitsune.cli",),
-    ("kitsune.__main__",),
-    (
-        "tuner",
-        "tuner.bytecode",
-        "tuner.depot",
-        "tuner.faults",
-        "tuner.ids",
-        "tuner.lockdown",
-        "tuner.patience",
-        "tuner.plain_step",
-        "tuner.records",
-        "tuner.scratch",
-        "tuner.self_test",
-        "tuner.student",
-    ),
-    ("tuner.settings", "tuner.time_spent", "tuner.wall_clock"),
-    (
-        "tuner.compiling",
-        "tuner.confinement",
-        "tuner.copies",
-        "tuner.depth",
-        "tuner.protocol",
-        "tuner.ruler",
-        "tuner.space",
-        "tuner.store",
-        "tuner.zoo",
-    ),
-    (
-        "migrations",
-        "tuner.batches",
-        "tuner.dropout",
-        "tuner.effects",
-        "tuner.fitness",
-        "tuner.gpu_watch",
-        "tuner.numerics",
-        "tuner.host_watch",
-        "tuner.presets",
-        "tuner.stats",
-        "tuner.workloads",
-    ),
-    (
-        "tuner.confirmation",
-        "tuner.curves",
-        "tuner.data",
-        "tuner.kept",
-        "tuner.outcomes",
-        "tuner.tensorwise",
-        "tuner.timing",
-    ),
-    ("tuner.arms", "tuner.clock", "tuner.proposal"),
-    ("tuner.ahead", "tuner.probe", "tuner.search", "tuner.tracing"),
-    ("tuner.inspection", "tuner.masks", "tuner.means", "tuner.rehearsal", "tuner.restarts", "tuner.updates"),
-    ("tuner.gate", "tuner.long_training", "tuner.trainings", "tuner.zoo_plans"),
-    ("tuner.long_gate",),
-    ("tuner.bench",),
-    ("tuner.child",),
-    ("tuner.supervise",),
-    ("tuner.measure",),
-    ("tuner.crew",),
-    ("tuner.events", "tuner.ranking", "tuner.verdicts"),
-    (
-        "tuner.ablation",
-        "tuner.checkup",
-        "tuner.contenders",
-        "tuner.interrupts",
-        "tuner.budget",
-        "tuner.knowledge",
-        "tuner.pace",
-        "tuner.room",
-        "tuner.work",
-    ),
-    ("tuner.confirming", "tuner.planted", "tuner.standings"),
-    ("tuner.next_trial", "tuner.recall", "tuner.reserve", "tuner.untried"),
-    ("tuner.tune",),
+# Folders from the ground up. A folder imports from itself and from the rows above its own; files at the root of a package
+# are named one by one, and a package stands for its own `__init__.py` and `__main__.py`.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("kitsune", "kitsune.errors", "kitsune.knobs", "kitsune.run_status", "kitsune.submission"),
+    ("kitsune.amp", "kitsune.base", "kitsune.kernels", "kitsune.streams"),
+    ("kitsune.long_proof", "kitsune.timeline"),
+    ("kitsune.plan",),
+    ("kitsune.cli", "kitsune.device", "kitsune.plan_diff", "kitsune.workload"),
+    ("kitsune.autograd", "kitsune.launches.model", "kitsune.update"),
+    ("kitsune.launches.planning", "kitsune.launches.recording", "kitsune.submission.format"),
+    ("kitsune.launches.execution", "kitsune.launches.transforms", "kitsune.submission.rebuilding"),
+    ("kitsune.launches", "kitsune.profiler", "kitsune.submission.exporting"),
+    ("kitsune.capture", "kitsune.client"),
+    ("kitsune.fusion",),
+    ("kitsune.techniques",),
+    ("kitsune.runtime",),
+    ("kitsune.memory", "kitsune.optimizer"),
+    ("kitsune.step",),
+    ("tuner", "tuner.ids", "tuner.records", "tuner.sandbox", "tuner.zoo"),
+    ("tuner.cli", "tuner.measuring", "tuner.workloads"),
+    ("tuner.building", "tuner.settings", "tuner.statistics", "tuner.wall_clock"),
+    ("tuner.numerics", "tuner.search", "tuner.store", "tuner.timing"),
+    ("tuner.child", "tuner.planning", "tuner.store.queries"),
+    ("tuner.tuning",),
+    ("tuner.terminal",),
     ("tuner.worker",),
-    ("tuner.api", "tuner.views"),
-    ("tuner.clearing", "tuner.history", "tuner.packing", "tuner.progress", "tuner.upkeep"),
-    ("tuner.database_ledger", "tuner.remote_workloads", "tuner.server_ledger"),
-    ("tuner.queue",),
-    ("tuner.duty", "tuner.explain", "tuner.session", "tuner.verify"),
-    ("tuner.cli",),
-    (
-        "server",
-        "server.heads",
-        "server.problem_types",
-        "server.rates",
-        "server.remembered",
-        "server.request_log",
-        "server.retention",
-        "server.settings",
-    ),
-    ("server.admission", "server.cli", "server.metrics", "server.problems", "server.tokens"),
-    ("server.bodies", "server.comparisons", "server.guard", "server.protocol", "server.schemas"),
-    ("server.lookups",),
-    ("server.context",),
-    ("server.auth", "server.openapi"),
-    ("server.direct",),
-    ("server.archives", "server.health", "server.plans", "server.runs"),
-    ("server.compare", "server.events", "server.exports", "server.shares", "server.traces"),
-    ("server.pages", "server.pages.assets", "server.pages.attempts", "server.pages.words"),
-    ("server.charts", "server.pages.frame"),
-    ("server.pages.flash",),
-    (
-        "server.pages.choices_view",
-        "server.pages.compare_view",
-        "server.pages.contributions",
-        "server.pages.facts_view",
-        "server.pages.figures_view",
-        "server.pages.headline_view",
-        "server.pages.model_view",
-        "server.pages.plan_view",
-        "server.pages.progress_view",
-        "server.pages.run_view",
-        "server.pages.snippet_view",
-        "server.pages.spent_view",
-        "server.pages.timeline_view",
-        "server.pages.trials_view",
-    ),
-    ("server.pages.drawn",),
-    ("server.pages.run",),
-    ("server.pages.compare", "server.pages.export", "server.pages.model", "server.pages.plan", "server.pages.shared"),
-    (
-        "server.pages.login",
-        "server.pages.problem",
-        "server.pages.problem_types",
-        "server.pages.runs",
-        "server.pages.submit",
-        "server.pages.tokens",
-    ),
-    ("server.pages.home",),
-    ("server.pages.site",),
+    ("tuner.api",),
+    ("tuner.commands",),
+    ("migrations", "migrations.versions"),
+    ("server", "server.charts.drawing", "server.cli", "server.payloads", "server.retention", "server.settings"),
+    ("server.charts", "server.http", "server.tokens"),
+    ("server.api",),
+    ("server.pages.views",),
+    ("server.pages",),
     ("server.app",),
     ("server.serving",),
 )
 
 TORCH = frozenset({"torch", "torchvision", "triton", "transformers", "functorch"})
-# Rooms that must not load these packages, not even through what they import.
+# Folders and files that must not load these packages, not even through what they import. Planning is pure: it decides on
+# plain data, and what acts on a device stands elsewhere.
 FREE_OF: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
         (
             "kitsune",
-            "kitsune.__main__",
-            "kitsune.cache",
-            "kitsune.cli",
-            "kitsune.client",
-            "kitsune.doctor",
-            "kitsune.duration",
-            "kitsune.engine.analysis",
-            "kitsune.engine.trace",
+            "kitsune.base",
+            "kitsune.client.http_client",
+            "kitsune.client.http_deadline",
+            "kitsune.client.plan_cache",
+            "kitsune.client.plan_lookup",
+            "kitsune.client.remote_run",
+            "kitsune.client.server_address",
             "kitsune.errors",
-            "kitsune.exchange",
-            "kitsune.exits",
-            "kitsune.home",
             "kitsune.knobs",
-            "kitsune.logs",
-            "kitsune.lookup",
+            "kitsune.launches.model.launch_graph",
+            "kitsune.launches.planning",
+            "kitsune.long_proof",
             "kitsune.plan",
             "kitsune.plan_diff",
-            "kitsune.proof",
-            "kitsune.record",
-            "kitsune.remote_run",
-            "kitsune.report",
-            "kitsune.screen",
-            "kitsune.server_address",
-            "kitsune.submission.archive",
-            "kitsune.submission.ops",
-            "kitsune.switch",
+            "kitsune.run_status",
+            "kitsune.runtime.report",
+            "kitsune.submission.format.archive",
+            "kitsune.submission.format.ops",
             "kitsune.timeline",
-            "tuner.ablation",
-            "tuner.checkup",
-            "tuner.clearing",
-            "tuner.confinement",
-            "tuner.confirmation",
-            "tuner.curves",
-            "tuner.depot",
-            "tuner.depth",
-            "tuner.events",
-            "tuner.faults",
-            "tuner.fitness",
-            "tuner.history",
+            "tuner.commands.migrate",
+            "tuner.commands.runs",
+            "tuner.commands.server_runs",
             "tuner.ids",
-            "tuner.lockdown",
-            "tuner.measure",
-            "tuner.patience",
-            "tuner.progress",
-            "tuner.protocol",
-            "tuner.queue",
+            "tuner.measuring",
+            "tuner.numerics.depth",
+            "tuner.planning",
             "tuner.records",
-            "tuner.outcomes",
-            "tuner.proposal",
+            "tuner.sandbox",
             "tuner.search",
-            "tuner.self_test",
-            "tuner.server_ledger",
             "tuner.settings",
-            "tuner.space",
-            "tuner.stats",
+            "tuner.statistics",
             "tuner.store",
-            "tuner.student",
-            "tuner.supervise",
-            "tuner.tune",
-            "tuner.verdicts",
-            "tuner.views",
+            "tuner.terminal",
+            "tuner.timing.checkup",
+            "tuner.tuning",
             "tuner.wall_clock",
             "tuner.worker",
         ),
         TORCH,
     ),
+    "kitsune.cli": TORCH,
     "tuner.cli": TORCH | {"optuna", "sqlalchemy"},
     "server": TORCH | {"optuna"},
     "server.cli": TORCH | {"optuna", "sqlalchemy", "fastapi"},
@@ -262,41 +106,32 @@ LAZY_IMPORTERS = frozenset(
     {
         "kitsune/__init__.py",
         "kitsune/__main__.py",
-        "kitsune/cli.py",
-        "kitsune/doctor.py",
-        "kitsune/engine/triton_launches.py",  # Triton is there with a CUDA build of torch only
-        "kitsune/extras.py",
+        "kitsune/base/optional_imports.py",
+        "kitsune/cli/doctor.py",
+        "kitsune/cli/main.py",
+        "kitsune/launches/recording/triton_adapter.py",  # Triton is there with a CUDA build of torch only
         "kitsune/profiler/__init__.py",
         "kitsune/techniques/__init__.py",
         "kitsune/techniques/compile.py",  # torch's compiler, by what compiles
-        "tuner/child.py",  # torch's compiler, by a process that has nothing to do yet
+        "tuner/child/main.py",  # torch's compiler, by a process that has nothing to do yet
     }
 )
-# The two process borders: whatever a user's model does must become a value there.
-# kitsune/graphs.py: whatever a model raises in a capture, which runs it once more, is a reason not to capture it.
-# kitsune/engine/planner.py, kitsune/engine/verified.py: the step has run once when these run it again to prove a plan;
-# what the user's own code raises in such a run must neither reach them nor have the step run anew.
-# kitsune/lookup.py: training must go on plain whatever a server sends and whatever the export of a model raises.
-# kitsune/loop.py, kitsune/step.py: errors of Triton derive from nothing else; what no technique owns up to is raised.
-# server/retention.py: the thread that deletes old runs must go on, whatever a database says at one of its hours.
-# kitsune/memory/prefetch.py: what a loader raises in the thread that fetches ahead is raised again where it is awaited.
-BROAD_CATCHERS = frozenset(
-    {
-        "kitsune/engine/planner.py",
-        "kitsune/engine/verified.py",
-        "kitsune/graphs.py",
-        "kitsune/lookup.py",
-        "kitsune/loop.py",
-        "kitsune/memory/prefetch.py",
-        "kitsune/step.py",
-        "server/retention.py",
-        "tuner/child.py",
-        "tuner/copies.py",
-        "tuner/worker.py",
-    }
-)
+# Who may catch everything, and why.
+BROAD_CATCHERS: Mapping[str, str] = {
+    "kitsune/client/plan_lookup.py": "training goes on plain whatever a server sends and whatever the export raises",
+    "kitsune/device/cuda_graph.py": "whatever a model raises in a capture is a reason not to capture it",
+    "kitsune/launches/execution/verified_recording.py": "the user's code runs again in a proof; its errors stay there",
+    "kitsune/launches/pipeline.py": "the user's code runs again in a proof; its errors stay there",
+    "kitsune/memory/prefetch.py": "what a loader raises in its thread is raised again where it is awaited",
+    "kitsune/runtime/drop_in_loop.py": "errors of Triton derive from nothing else; what no technique caused is raised",
+    "kitsune/step.py": "errors of Triton derive from nothing else; what no technique caused is raised",
+    "server/retention.py": "the thread that deletes old runs goes on, whatever a database says",
+    "tuner/child/main.py": "whatever a user's model does becomes a value at the border of its process",
+    "tuner/worker/run_execution.py": "whatever a run does becomes a value at the border of its process",
+    "tuner/workloads/copies.py": "whatever the copy of a model raises is a reason not to copy it",
+}
 # Whose product is text on stdout.
-PRINTERS = frozenset({"kitsune/cli.py", "tuner/cli.py", "server/cli.py", "tuner/child.py"})
+PRINTERS = frozenset({"kitsune/cli/main.py", "tuner/cli.py", "server/cli.py", "tuner/child/main.py"})
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80
@@ -499,29 +334,31 @@ def typing_imports(module: Module) -> Iterator[ast.AST]:
             yield from ast.walk(node)
 
 
-def tier_of(name: str, tiers: Iterable[tuple[str, ...]] = TIERS) -> int | None:
-    """The tier of the longest line that stands for `name`."""
-    lines = [
-        (len(line), tier)
-        for tier, group in enumerate(tiers)
-        for line in group
-        if name == line or (name.startswith(f"{line}.") and (line not in PACKAGES or line in ("server", "migrations")))
-    ]
-    return max(lines)[1] if lines else None
+def folder_of(module: Module) -> str:
+    """Its line in FLOORS: the folder that it lies in, or its own name at the root of a package."""
+    folder = module.name if module.is_package else module.name.rpartition(".")[0]
+    is_at_root = folder in PACKAGES and module.name not in PACKAGES and module.name != f"{folder}.__main__"
+    return module.name if is_at_root and folder != "migrations" else folder
+
+
+def floor_of(folder: str, floors: Iterable[tuple[str, ...]] = FLOORS) -> int | None:
+    return next((floor for floor, row in enumerate(floors) if folder in row), None)
 
 
 def climbing_imports(modules: Mapping[str, Module]) -> list[str]:
-    """Arrows that point up, and modules that have no tier."""
+    """Arrows between folders that do not point down, and folders that have no line."""
     found = []
     for module in modules.values():
-        own = tier_of(module.name)
+        folder = folder_of(module)
+        own = floor_of(folder)
         if own is None:
-            found.append(module.found(1, f"{module.name} has no tier; give it a line in TIERS of tests/laws.py"))
+            found.append(module.found(1, f"{folder} has no line in FLOORS of tests/laws.py"))
             continue
         for line, target in imports(module, modules):
-            other = tier_of(target)
-            if target in modules and other is not None and other > own:
-                found.append(module.found(line, f"{module.name} imports {target}, which stands above it"))
+            there = folder_of(modules[target]) if target in modules else folder
+            other = floor_of(there)
+            if there != folder and other is not None and other >= own:
+                found.append(module.found(line, f"{folder} imports {target}, whose folder does not stand below it"))
     return found
 
 
@@ -568,11 +405,7 @@ def loads(module: Module, modules: Mapping[str, Module]) -> Iterator[str]:
         yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
 
 
-def stale_tiers(modules: Mapping[str, Module]) -> list[str]:
-    """Lines of TIERS that stand for nothing any more."""
-    return [
-        f"TIERS names {line}, which does not exist"
-        for group in TIERS
-        for line in group
-        if not any(name == line or name.startswith(f"{line}.") for name in modules)
-    ]
+def stale_floors(modules: Mapping[str, Module]) -> list[str]:
+    """Names in FLOORS that stand for nothing any more."""
+    there = {folder_of(module) for module in modules.values()}
+    return [f"FLOORS names {folder}, which does not exist" for row in FLOORS for folder in row if folder not in there]

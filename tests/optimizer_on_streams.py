@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from kitsune.engine.dispatch import SegmentedForward
+from kitsune.capture.forward_dispatch import SegmentedForward
 from kitsune.optimizer import KitsuneOptimizer
 from kitsune.plan import Plan
 from tests.step_cases import OPTIMIZERS, Convnet, assert_same, batches, pair, train_both

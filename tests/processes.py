@@ -21,7 +21,7 @@ def children(process: int | str = "self") -> set[int]:
 
 def measuring(process: int | str = "self") -> set[int]:
     """Those of them that measure; one that is forked but not yet itself is left out: to stop it would stop us."""
-    return {child for child in children(process) if b"tuner.child" in command_line(child)}
+    return {child for child in children(process) if b"tuner.child.main" in command_line(child)}
 
 
 def command_line(process: int) -> bytes:

@@ -200,8 +200,8 @@ def pair(
 def capturing_cpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A CPU on which capture and update apply for one test as on a GPU.
 
-    Its graphs are `kitsune.graphs.HostGraph`, and the kernel's reference stands in for the kernel: Triton's interpreter
-    takes 40 ms for an update, and cannot run in several threads.
+    Its graphs are `kitsune.device.cuda_graph.HostGraph`, and the kernel's reference stands in for the kernel: Triton's
+    interpreter takes 40 ms for an update, and cannot run in several threads.
     """
     for technique in (Capture, UpdateImplementation):
         apply_as_on_a_gpu(monkeypatch, technique)

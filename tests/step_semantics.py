@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 from torch.utils.checkpoint import checkpoint
 
 from kitsune.amp import ScalerStatistics
-from kitsune.device import rng_state
+from kitsune.device.backend import rng_state
 from kitsune.errors import CaptureError, DeclinedError, SettingsError, WorkloadError
 from kitsune.techniques import TECHNIQUES
 from tests.step_cases import (

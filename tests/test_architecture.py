@@ -35,8 +35,8 @@ def test_the_house_keeps(law):
     assert not findings, report(findings)
 
 
-def test_the_tiers_name_what_is_there():
-    findings = laws.stale_tiers(MODULES)
+def test_the_floors_name_what_is_there():
+    findings = laws.stale_floors(MODULES)
     assert not findings, report(findings)
 
 
@@ -94,11 +94,11 @@ def test_a_law_finds_what_breaks_it(law, path, source):
             "kitsune/a.py",
             "import json\ntry:\n    import a\nexcept ImportError:\n    a = None",
         ),
-        (laws.hidden_imports, "kitsune/doctor.py", "import importlib\nm = importlib.import_module('json')"),
+        (laws.hidden_imports, "kitsune/cli/doctor.py", "import importlib\nm = importlib.import_module('json')"),
         (laws.broad_excepts, "kitsune/a.py", "try:\n    x = 1\nexcept (OSError, ValueError):\n    x = 2"),
-        (laws.broad_excepts, "tuner/child.py", "try:\n    x = 1\nexcept Exception:\n    x = 2"),
+        (laws.broad_excepts, "tuner/child/main.py", "try:\n    x = 1\nexcept Exception:\n    x = 2"),
         (laws.broad_excepts, "kitsune/a.py", "try:\n    x = 1\nexcept BaseException:\n    x = 2\n    raise"),
-        (laws.prints, "kitsune/cli.py", "print('hello')"),
+        (laws.prints, "kitsune/cli/main.py", "print('hello')"),
         (laws.stubs, "kitsune/a.py", "try:\n    x = 1\nexcept NotImplementedError:\n    x = 2"),
         (laws.long_files, "kitsune/a.py", "x = 1\n" * 400),
         (laws.long_functions, "kitsune/a.py", LONG_FUNCTION.removesuffix("    x = 1\n")),
@@ -123,7 +123,7 @@ def house(**sources: str) -> dict[str, laws.Module]:
         house(tuner__records="import server.app", server__app=""),
         house(kitsune__errors="from kitsune.plan import Plan", kitsune__plan=""),
         house(kitsune__techniques__layout="from kitsune.step import TrainStep", kitsune__step=""),
-        house(kitsune__engine__graph="import kitsune.techniques.layout", kitsune__techniques__layout=""),
+        house(kitsune__launches__graph="import kitsune.techniques.layout", kitsune__techniques__layout=""),
         house(kitsune__novelty=""),
     ],
 )
@@ -133,8 +133,8 @@ def test_an_arrow_that_climbs_is_found(modules):
 
 def test_arrows_that_fall_are_accepted():
     modules = house(
-        server__app="from tuner.store import runs",
-        tuner__store__runs="from tuner.records import Run\nfrom kitsune.errors import StoreError",
+        server__app="from tuner.store.queries import runs",
+        tuner__store__queries__runs="from tuner.records import Run\nfrom kitsune.errors import StoreError",
         tuner__records="from kitsune.plan import Plan",
         kitsune__plan="import json\nfrom kitsune.errors import PlanError",
         kitsune__errors="",
@@ -145,34 +145,34 @@ def test_arrows_that_fall_are_accepted():
 
 def test_a_cycle_is_found():
     modules = house(
-        kitsune__engine__a="from kitsune.engine import b",
-        kitsune__engine__b="from kitsune.engine.c import x",
-        kitsune__engine__c="import kitsune.engine.a",
+        kitsune__launches__a="from kitsune.launches import b",
+        kitsune__launches__b="from kitsune.launches.c import x",
+        kitsune__launches__c="import kitsune.launches.a",
     )
     (finding,) = laws.import_cycles(modules)
-    assert all(f"kitsune.engine.{name}" in finding for name in "abc")
+    assert all(f"kitsune.launches.{name}" in finding for name in "abc")
 
 
 def test_torch_is_found_behind_an_import():
     modules = house(
-        kitsune__plan="from kitsune.device import environment",
-        kitsune__device="import torch.cuda",
+        kitsune__plan="from kitsune.device.backend import environment",
+        kitsune__device__backend="import torch.cuda",
     )
     (finding,) = laws.forbidden_loads(modules)
-    assert "kitsune.plan -> kitsune.device -> torch" in finding
+    assert "kitsune.plan -> kitsune.device.backend -> torch" in finding
 
 
 def test_torch_is_found_in_the_package_around_a_module():
-    modules = house(kitsune__submission__archive="import json")
+    modules = house(kitsune__submission__format__archive="import json")
     modules["kitsune.submission"] = laws.module_of("kitsune/submission/__init__.py", "from torch import nn")
     (finding,) = laws.forbidden_loads(modules)
-    assert "kitsune.submission.archive -> kitsune.submission -> torch" in finding
+    assert "kitsune.submission.format.archive -> kitsune.submission -> torch" in finding
 
 
 def test_optuna_is_found_in_the_server():
-    modules = house(server__app="from tuner.search import propose", tuner__search="import optuna")
+    modules = house(server__app="from tuner.search.strategy import propose", tuner__search__strategy="import optuna")
     (finding,) = laws.forbidden_loads(modules)
-    assert "server.app -> tuner.search -> optuna" in finding
+    assert "server.app -> tuner.search.strategy -> optuna" in finding
 
 
 # What only a running interpreter shows --------------------------------------------------------------------------------
@@ -196,7 +196,14 @@ def test_import_kitsune_is_quick_and_leaves_torch_alone():
 
 
 @pytest.mark.parametrize(
-    "module", ["kitsune.plan", "kitsune.submission.archive", "kitsune.doctor", "tuner.store.runs", "tuner.search"]
+    "module",
+    [
+        "kitsune.plan",
+        "kitsune.submission.format.archive",
+        "kitsune.cli.doctor",
+        "tuner.store.queries.runs",
+        "tuner.search.strategy",
+    ],
 )
 def test_a_torch_free_room_loads_no_torch(module):
     code = f"import sys, importlib; importlib.import_module({module!r}); print('torch' in sys.modules)"
@@ -205,7 +212,7 @@ def test_a_torch_free_room_loads_no_torch(module):
 
 def test_what_compiles_is_loaded_by_whoever_compiles():
     """torch.compile's parts take 2 to 5 s to load; training by a plan without it, and every child, would wait."""
-    code = "import sys, kitsune.step, kitsune.optimizer, tuner.child; print(*sys.modules)"
+    code = "import sys, kitsune.step, kitsune.optimizer, tuner.child.main; print(*sys.modules)"
     loaded = set(run_python(code).split())
     assert loaded >= {"torch", "kitsune.techniques.compile"}
     assert not loaded & {"torch._dynamo", "torch._inductor", "sympy"}

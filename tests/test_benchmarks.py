@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.cases import CASES, FORWARDS
 from benchmarks.results_file import command_line
-from tuner.workloads import check_spec
+from tuner.workloads.loader import check_spec
 from tuner.zoo import ZOO
 from tuner.zoo.recipe import Tokens
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 import yaml
 
-from kitsune.cli import full_app
+from kitsune.cli.main import full_app
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

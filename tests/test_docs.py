@@ -17,13 +17,14 @@ import pytest
 import typer
 
 from benchmarks import table
-from kitsune import cli, errors
-from kitsune.exits import MEANINGS
+from kitsune import errors
+from kitsune.cli import main
+from kitsune.cli.exit_codes import MEANINGS
 from kitsune.knobs import KNOBS
 from scripts import docs_hooks
 from server.app import create_app
-from server.openapi import document
-from server.problem_types import slug_of
+from server.http.openapi import document
+from server.payloads.problem_types import slug_of
 from server.settings import BY_OPTION, ServerSettings
 from tuner.store.engine import open_database
 
@@ -201,7 +202,7 @@ def misuse(command: Any, words: list[str]) -> str | None:
 
 
 def test_commands_exist():
-    command = typer.main.get_command(cli.full_app())
+    command = typer.main.get_command(main.full_app())
     wrong = [f"{where}: {problem}" for where, words in kitsune_commands() if (problem := misuse(command, words))]
     assert not wrong, "\n".join(wrong)
 
@@ -265,7 +266,7 @@ def test_the_errors_page_draws_the_whole_tree():
 
 def test_the_command_line_page_shows_every_command_option_and_exit_code():
     page = docs_hooks.on_page_markdown((ROOT / "docs" / "cli.md").read_text("utf-8"))
-    groups = [("kitsune", typer.main.get_command(cli.full_app()))]
+    groups = [("kitsune", typer.main.get_command(main.full_app()))]
     for name, command in groups:
         groups += [(f"{name} {inner}", one) for inner, one in getattr(command, "commands", {}).items()]
     leaves = {name: command for name, command in groups if not getattr(command, "commands", {})}

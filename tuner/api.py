@@ -13,27 +13,27 @@ from typing import Any
 
 import torch
 
-from kitsune.device import pick_device
-from kitsune.duration import seconds_of
+from kitsune.base.base_record import Record
+from kitsune.base.durations import seconds_of
+from kitsune.device.backend import pick_device
 from kitsune.errors import SettingsError, StoreError, UnfitError
 from kitsune.plan import Plan
-from kitsune.record import Record
-from kitsune.submission.export import to_archive
+from kitsune.submission.exporting.export import to_archive
 from kitsune.workload import LossFn, Workload, check_trains, device_of
-from tuner import faults
-from tuner.ablation import Ablation, ablation_of
-from tuner.events import Started
-from tuner.fitness import Fitness
 from tuner.ids import new_id
-from tuner.interrupts import Interrupts, no_interrupts
+from tuner.measuring import fault_injection
+from tuner.measuring.gpu_health import Fitness
+from tuner.planning.ablation import Ablation, ablation_of
+from tuner.planning.untried import Untried, untried
 from tuner.records import Run, Trial
 from tuner.settings import Settings
-from tuner.store import runs, trials
 from tuner.store.engine import open_database
-from tuner.tune import Tuning
-from tuner.untried import Untried, untried
-from tuner.worker import Make, Tell, carry_out, worker_name
-from tuner.workloads import check_spec, located
+from tuner.store.queries import runs, trials
+from tuner.tuning.events import Started
+from tuner.tuning.interrupts import Interrupts, no_interrupts
+from tuner.tuning.run import Tuning
+from tuner.worker.run_execution import Make, Tell, carry_out, worker_name
+from tuner.workloads.loader import check_spec, located
 
 
 class Result(Record):
@@ -183,7 +183,7 @@ def _settings() -> Settings:
     settings = Settings.from_environment()
     if settings.disable:
         raise UnfitError("KITSUNE_DISABLE is set, so nothing is tuned; unset it first")
-    faults.plant(settings.faults)
+    fault_injection.plant(settings.faults)
     return settings
 
 

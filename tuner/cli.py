@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from kitsune.cli import PLAN_GROUP, Device, Json, LogFormatOption, PlanFile, ServerUrl
-from kitsune.extras import load
-from kitsune.home import variable
+from kitsune.base.environment import variable
+from kitsune.base.optional_imports import load
+from kitsune.cli.main import PLAN_GROUP, Device, Json, LogFormatOption, PlanFile, ServerUrl
 from kitsune.plan import Plan
 from tuner.records import RunStatus
 
@@ -86,7 +86,7 @@ def tune(
     """Measure how a training step runs fastest here, and keep the plan. Ctrl-C ends the search and keeps the best."""
     begun_s = time.monotonic()  # before torch is loaded, which takes seconds of the budget
     options = {"trials": trials, "budget": budget, "device": device, "seed": seed, "database": database}
-    code = _load("tuner.session").tune(
+    code = _load("tuner.commands.tune").tune(
         workload,
         options={**options, "ablation": not no_ablation, "begun_s": begun_s},
         out=out,
@@ -124,7 +124,9 @@ def explain(
     pictures = {kind: path.absolute() for kind, path in (("trace", trace), ("svg", svg)) if path is not None}
     if len(set(pictures.values())) < len(pictures):
         raise typer.BadParameter("a trace is written there already", param_hint="--svg")
-    _load("tuner.explain").explain(spec, chosen, streams=streams, device=device, pictures=pictures, as_json=as_json)
+    _load("tuner.commands.explain").explain(
+        spec, chosen, streams=streams, device=device, pictures=pictures, as_json=as_json
+    )
 
 
 def _explained(subject: str, workload: str | None, plan: Path | None) -> tuple[str, Plan | None]:
@@ -157,7 +159,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Train by a plan and plainly on fresh batches, and compare held-out losses; exit code 4 when they differ."""
-    done = _load("tuner.verify").verify
+    done = _load("tuner.commands.verify").verify
     raise typer.Exit(done(plan, workload, steps=steps, seeds=seeds, device=device, out=out, as_json=as_json))
 
 
@@ -171,12 +173,12 @@ def worker(
     log_format: LogFormatOption = None,
 ) -> None:
     """Carry out the runs that were submitted, one after another. Ctrl-C and SIGTERM put the run of the moment back."""
-    raise typer.Exit(_load("tuner.duty").work(device, database, lease, once=once, log_format=log_format))
+    raise typer.Exit(_load("tuner.commands.worker").work(device, database, lease, once=once, log_format=log_format))
 
 
 def migrate(database: Database = None, as_json: Json = False) -> None:
     """Bring the database to the schema of this version. Every command that opens it does so too."""
-    _load("tuner.upkeep").migrate(database, as_json=as_json)
+    _load("tuner.commands.migrate").migrate(database, as_json=as_json)
 
 
 def export(
@@ -185,7 +187,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a training step as an archive: its graph, without weights, code or data."""
-    _load("tuner.packing").export(workload, out, as_json=as_json)
+    _load("tuner.commands.export").export(workload, out, as_json=as_json)
 
 
 def submit(
@@ -204,7 +206,7 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Have a server tune a training step: its graph is sent, no weights, code or data. The token is KITSUNE_TOKEN."""
-    remote = _load("tuner.remote_workloads")
+    remote = _load("tuner.commands.submit")
     options = {"trials": trials, "budget": budget, "device": device or "", "seed": seed, "name": name}
     raise typer.Exit(remote.submit(workload, _server(server), options, wait=wait, as_json=as_json))
 
@@ -215,8 +217,8 @@ def plan_fetch(
     """The plan that a server has for a workload on this machine, as JSON: on stdout, or in a file."""
     if out is not None:
         out = out.absolute()  # code of the user's, which runs in this process, may change to another folder
-        _load("tuner.history").check_writable(out)
-    _load("tuner.remote_workloads").fetch(workload, _server(server), out, device=device, as_json=as_json)
+        _load("tuner.commands.runs").check_writable(out)
+    _load("tuner.commands.submit").fetch(workload, _server(server), out, device=device, as_json=as_json)
 
 
 def runs(
@@ -254,13 +256,13 @@ def runs_list(
 ) -> None:
     """The newest runs."""
     with _ledger(database, server) as ledger:
-        _load("tuner.history").list_runs(ledger, limit=limit, status=status, after=after, as_json=as_json)
+        _load("tuner.commands.runs").list_runs(ledger, limit=limit, status=status, after=after, as_json=as_json)
 
 
 def runs_show(run: RunId, database: Database = None, server: RunsServer = None, as_json: Json = False) -> None:
     """One run: what was tried, what failed and why, what was never tried and why, and the plan."""
     with _ledger(database, server) as ledger:
-        _load("tuner.history").show_run(ledger, run, as_json=as_json)
+        _load("tuner.commands.runs").show_run(ledger, run, as_json=as_json)
 
 
 def runs_plan(
@@ -268,20 +270,20 @@ def runs_plan(
 ) -> None:
     """The plan of a run as JSON: on stdout, or in a file."""
     with _ledger(database, server) as ledger:
-        _load("tuner.history").give_plan(ledger, run, out, as_json=as_json)
+        _load("tuner.commands.runs").give_plan(ledger, run, out, as_json=as_json)
 
 
 def runs_watch(run: RunId, database: Database = None, server: RunsServer = None, as_json: Json = False) -> None:
     """Follow a run to its end; exit code 5 when it fails or is cancelled. Ctrl-C leaves, and the run goes on."""
     with _ledger(database, server) as ledger:
-        code = _load("tuner.history").watch_run(ledger, run, as_json=as_json)
+        code = _load("tuner.commands.runs").watch_run(ledger, run, as_json=as_json)
     raise typer.Exit(code)
 
 
 def runs_cancel(run: RunId, database: Database = None, server: RunsServer = None, as_json: Json = False) -> None:
     """End a run, at the end of the trial that is under way; what was tried is kept."""
     with _ledger(database, server) as ledger:
-        _load("tuner.history").cancel_run(ledger, run, as_json=as_json)
+        _load("tuner.commands.runs").cancel_run(ledger, run, as_json=as_json)
 
 
 def runs_delete(
@@ -301,7 +303,7 @@ def runs_delete(
     if (run is None) == (older_than is None):
         raise typer.BadParameter("give one of them", param_hint=["RUN", "--older-than"])
     with _ledger(database, server) as ledger:
-        history = _load("tuner.history")
+        history = _load("tuner.commands.runs")
         if run is not None:
             history.delete_run(ledger, run, is_meant=yes, with_plan=plans, as_json=as_json)
         else:
@@ -314,11 +316,13 @@ def _ledger(database: str | None, server: str | None) -> Iterator[Any]:
     if database is not None and server is not None:
         raise typer.BadParameter("give one of them", param_hint=["--database", "--server"])
     if server is None and (database is not None or variable("server") is None):
-        with _load("tuner.database_ledger").opened(database) as ledger:
+        with _load("tuner.commands.database_runs").opened(database) as ledger:
             yield ledger
     else:
-        yield _load("tuner.server_ledger").ServerLedger(_load("kitsune.client").Client(_server(server)))
+        yield _load("tuner.commands.server_runs").ServerLedger(
+            _load("kitsune.client.http_client").Client(_server(server))
+        )
 
 
 def _server(url: str | None) -> Any:
-    return _load("kitsune.server_address").server_of(url)
+    return _load("kitsune.client.server_address").server_of(url)

@@ -8,9 +8,9 @@ from typing import Final
 from pydantic import AwareDatetime, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from kitsune.base.base_record import Record
 from kitsune.knobs import Choice
 from kitsune.plan import Environment, Interval, Numerics
-from kitsune.record import Record
 from kitsune.run_status import RunStatus as RunStatus
 from kitsune.timeline import Timeline
 

@@ -7,10 +7,10 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from kitsune.home import home_folder, variable
-from kitsune.record import Record
-from kitsune.switch import is_disabled, is_on
-from tuner.faults import Fault, parsed
+from kitsune.base.base_record import Record
+from kitsune.base.environment import home_folder, variable
+from kitsune.base.switches import is_disabled, is_on
+from tuner.measuring.fault_injection import Fault, parsed
 
 
 class Settings(Record):

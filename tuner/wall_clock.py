@@ -5,8 +5,8 @@ It may be wrong and may jump, so no duration comes from it, and no lease where a
 
 from datetime import UTC, datetime, timedelta
 
-from tuner import faults
+from tuner.measuring import fault_injection
 
 
 def utcnow() -> datetime:
-    return datetime.now(UTC) + timedelta(seconds=faults.seconds("clock-ahead"))
+    return datetime.now(UTC) + timedelta(seconds=fault_injection.seconds("clock-ahead"))

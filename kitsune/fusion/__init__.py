@@ -6,7 +6,7 @@ whoever fuses something. Raises UnfitError where that is not installed.
 
 from typing import TYPE_CHECKING, Any
 
-from kitsune import extras
+from kitsune.base import optional_imports
 
 _HOMES = {
     "FusionConfig": "kitsune.fusion.config",
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'kitsune.fusion' has no attribute {name!r}")
-    value = getattr(extras.load(home, extra="triton", packages=("triton",)), name)
+    value = getattr(optional_imports.load(home, extra="triton", packages=("triton",)), name)
     globals()[name] = value
     return value
 

@@ -13,16 +13,16 @@ from torch._guards import tracing
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from kitsune.device import rng_state, set_rng_state, side_stream
-from kitsune.engine.contest import replay_ms
+from kitsune.device.backend import rng_state, set_rng_state, side_stream
+from kitsune.device.cuda_graph import Graph as Recorded
+from kitsune.device.cuda_graph import Recorder
 from kitsune.errors import CaptureError
 from kitsune.fusion.benefits import Benefits, key_of
 from kitsune.fusion.cache_key import cache_options, named
 from kitsune.fusion.match import Match, surroundings
 from kitsune.fusion.operations import autocasts_at, value_of
 from kitsune.fusion.stats import Benefit
-from kitsune.graphs import Graph as Recorded
-from kitsune.graphs import Recorder
+from kitsune.launches.execution.graph_benchmark import replay_ms
 
 ROUNDS: Final = 11
 #: What one sample should take: 20 us that an event may be off are 1 % of it.

@@ -14,10 +14,10 @@ from typing import Any, Final
 import torch
 import triton
 
-from kitsune.compile_cache import compiled_folder
+from kitsune.base.compile_cache import compiled_folder
+from kitsune.base.file_cache import KeyedFiles
 from kitsune.fusion.cache_key import CODE_KEY, is_ours
 from kitsune.fusion.stats import Benefit
-from kitsune.keyed_files import KeyedFiles
 
 FOLDER: Final = "kitsune-fusion"
 

@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 
 PACKAGE: Final = Path(__file__).parents[1]
 #: What is traced for a call of ours, and how it was timed.
-SOURCES: Final = ("engine/contest.py", "fusion/*.py", "kernels/*.py")
+SOURCES: Final = ("launches/execution/graph_benchmark.py", "fusion/*.py", "kernels/*.py")
 HOMES: Final = ("kitsune.fusion.", "kitsune.kernels.")
 #: Functions in a graph that AOTAutograd's cache does not know, though the graph says all of what they do. Models of
 #: Hugging Face have an autocast of their own in the forward.

@@ -7,8 +7,8 @@ import torch
 from torch.fx import GraphModule
 from triton.errors import TritonError
 
-from kitsune.device import first_line
-from kitsune.engine.own_code import own_code
+from kitsune.capture.compile_isolation import own_code
+from kitsune.device.backend import first_line
 from kitsune.errors import SURPRISES, CaptureError, SettingsError
 from kitsune.fusion.benefit import Clock, backward_at_once, benefit_of, made, side_by_side_ms
 from kitsune.fusion.config import FusionConfig

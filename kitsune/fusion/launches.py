@@ -7,10 +7,10 @@ import torch
 from torch._guards import tracing
 from torch.fx import Graph, GraphModule
 
-from kitsune.engine.kernels import kernels_of
-from kitsune.engine.snapshot import Snapshot
+from kitsune.capture.rollback import Snapshot
 from kitsune.errors import CaptureError
 from kitsune.fusion.benefit import Run, current, run_of, watching_nothing
+from kitsune.launches.execution.kernel_trace import kernels_of
 
 #: A run -> the kernels that one of it launches.
 Counter = Callable[[Run], int]

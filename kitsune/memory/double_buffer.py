@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.device import pick_device
-from kitsune.engine.memory import BLOCK_BYTES
+from kitsune.device.backend import pick_device
+from kitsune.device.cuda_graph import tensors_in
 from kitsune.errors import SettingsError
-from kitsune.graphs import tensors_in
+from kitsune.launches.planning.memory_plan import BLOCK_BYTES
 from kitsune.memory.geometry import bytes_of, rounded_up, tensor_on
 from kitsune.memory.order import Marks, order_of, refuse_capture
 from kitsune.memory.transfer import pinned

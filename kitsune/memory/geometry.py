@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from kitsune.errors import SettingsError
-from kitsune.options import parse_bytes
+from kitsune.runtime.user_options import parse_bytes
 
 
 def bytes_of(option: str, size: int | str) -> int:

@@ -6,16 +6,16 @@ Pure: names, bytes and order numbers, whatever they stand for.
 from bisect import insort
 from typing import Protocol, Self
 
-from kitsune.engine.graph import LaunchGraph
-from kitsune.engine.memory import BLOCK_BYTES
 from kitsune.errors import SettingsError
+from kitsune.launches.model.launch_graph import LaunchGraph
+from kitsune.launches.planning.memory_plan import BLOCK_BYTES
 from kitsune.memory.arena import ReusePlan, plan_arena
 from kitsune.memory.suggestion import Suggestion, suggestions
 from kitsune.memory.timeline import Lifetime, Moment, peak_of, timeline
 
 
 class Recorded(Protocol):
-    """What has a launch graph, as `kitsune.engine.recording.Recording`."""
+    """What has a launch graph, as `kitsune.launches.model.recording.Recording`."""
 
     @property
     def graph(self) -> LaunchGraph: ...

@@ -17,9 +17,9 @@ from typing import Any, SupportsIndex
 
 import torch
 
-from kitsune.device import pick_device
-from kitsune.engine.memory import BLOCK_BYTES
+from kitsune.device.backend import pick_device
 from kitsune.errors import SettingsError
+from kitsune.launches.planning.memory_plan import BLOCK_BYTES
 from kitsune.memory.geometry import bytes_of, tensor_on
 from kitsune.memory.order import Marks, Order, order_of, refuse_capture
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import torch
 
-from kitsune.device import pick_device
+from kitsune.device.backend import pick_device
 from kitsune.errors import SettingsError
 from kitsune.memory.modes import Modes, modes
 from kitsune.memory.transfer import Transfer, transfer_to

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.graphs import tensors_in
+from kitsune.device.cuda_graph import tensors_in
 
 
 class Transfer(Protocol):

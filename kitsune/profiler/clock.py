@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from kitsune.device import pick_device, synchronize
+from kitsune.device.backend import pick_device, synchronize
 from kitsune.errors import CaptureError
 
 Mark = float | torch.cuda.Event

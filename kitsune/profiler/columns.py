@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from kitsune.screen import clean
+from kitsune.cli.output import clean
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import torch
 
-from kitsune import device as devices
+from kitsune.device import backend as devices
 from kitsune.profiler import resident
 
 RESIDENT: Final = "resident memory of this process"

@@ -9,10 +9,10 @@ from typing import Final, Self
 
 import torch
 
-from kitsune import screen
-from kitsune.device import pick_device
+from kitsune.cli import output
+from kitsune.cli.exit_codes import ExitCode
+from kitsune.device.backend import pick_device
 from kitsune.errors import SettingsError, UnfitError
-from kitsune.exits import ExitCode
 from kitsune.profiler.gauge import Gauge, Watch, gauge_of
 from kitsune.profiler.script import read_script, run_script
 
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         source = read_script(arguments[0])
     except SettingsError as error:
-        raise SystemExit(screen.fail("SettingsError", str(error), ExitCode.USAGE, as_json=False)) from error
+        raise SystemExit(output.fail("SettingsError", str(error), ExitCode.USAGE, as_json=False)) from error
     process = os.getpid()
     host = gauge_of(torch.device("cpu"))
     watch = host.begin()
@@ -161,9 +161,9 @@ def _tell(rows: Sequence[tuple[str, ...]]) -> None:
     """A stdout that takes nothing more changes nothing about the script's own exit code."""
     numbers = ("peak", "before the script", "after it")
     try:
-        screen.stdout().print(screen.table("memory", *numbers, rows=rows, right=frozenset(numbers)))
+        output.stdout().print(output.table("memory", *numbers, rows=rows, right=frozenset(numbers)))
     except (UnfitError, ValueError) as error:  # ValueError: the script closed it
-        screen.note(f"the memory of the script cannot be told: {error}")
+        output.note(f"the memory of the script cannot be told: {error}")
 
 
 if __name__ == "__main__":

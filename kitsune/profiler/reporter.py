@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from kitsune.base.atomic_write import write_whole
 from kitsune.errors import SettingsError
-from kitsune.files import write_whole
 from kitsune.profiler.columns import shown
 from kitsune.profiler.metrics import (
     SUMMARY_HEADER,

@@ -11,9 +11,9 @@ from torch._C._autograd import DeviceType, _profiler_enabled
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from kitsune.device import pick_device, synchronize
-from kitsune.engine.kernels import MOVES
+from kitsune.device.backend import pick_device, synchronize
 from kitsune.errors import CaptureError, UnfitError
+from kitsune.launches.execution.kernel_trace import MOVES
 from kitsune.profiler.columns import columns, shown
 
 Span = tuple[float, float]  # begin and end, in us

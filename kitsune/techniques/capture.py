@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from kitsune.engine.flags import Switch
-from kitsune.engine.update import ADAMS
 from kitsune.errors import CaptureError
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique
+from kitsune.update.optimizer_flags import Switch
+from kitsune.update.optimizer_update import ADAMS
 
 
 class Capture(Technique):

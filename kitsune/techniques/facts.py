@@ -9,12 +9,12 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from kitsune.device import watch_syncs
-from kitsune.engine.adamw import why_no_kernel
-from kitsune.engine.hooks import first_hook
-from kitsune.engine.update import parameters_of
+from kitsune.autograd.hooks import first_hook
+from kitsune.device.backend import watch_syncs
 from kitsune.techniques.technique import Facts
 from kitsune.techniques.update import chosen_by_hand, implementations
+from kitsune.update.adamw import why_no_kernel
+from kitsune.update.optimizer_update import parameters_of
 from kitsune.workload import Workload, call_model, loss_of, move_batch
 
 EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 import kitsune.fusion
-from kitsune.engine.hooks import Hooks
-from kitsune.engine.own_code import own_code
+from kitsune.autograd.hooks import Hooks
+from kitsune.capture.compile_isolation import own_code
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique, is_of_dynamo, raised_in
 

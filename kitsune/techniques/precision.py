@@ -2,10 +2,10 @@
 
 import torch
 
-from kitsune.engine.scaler import LossScaler
+from kitsune.device.tf32 import tf32_products
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique, Tolerance, raised_in
-from kitsune.tf32 import tf32_products
+from kitsune.update.loss_scaler import LossScaler
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

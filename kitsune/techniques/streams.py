@@ -2,8 +2,8 @@
 
 import torch
 
-from kitsune.engine.triton_launches import why_unknown
 from kitsune.knobs import Choice
+from kitsune.launches.recording.triton_adapter import why_unknown
 from kitsune.techniques.technique import Build, Facts, Technique
 
 #: Inductor's backward writes a gradient over the activation that it has just read, and waits for whoever reads that

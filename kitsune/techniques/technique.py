@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
-from kitsune.engine.scaler import LossScaler
 from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import Choice
+from kitsune.update.loss_scaler import LossScaler
 
 if TYPE_CHECKING:  # loads Triton, which is not everywhere
     from kitsune.fusion import FusionEngine

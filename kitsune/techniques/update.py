@@ -3,10 +3,10 @@
 import torch
 from torch.optim import Adam
 
-from kitsune.engine.adamw import KernelUpdate
-from kitsune.engine.flags import Switch, given_groups
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique, raised_in
+from kitsune.update.adamw import KernelUpdate
+from kitsune.update.optimizer_flags import Switch, given_groups
 
 
 class UpdateImplementation(Technique):

@@ -8,11 +8,11 @@ from typing import Final
 from markupsafe import Markup
 
 from kitsune.errors import ChartError
-from server.charts import axes
-from server.charts.figures import microseconds
-from server.charts.legend import remark
-from server.charts.scale import Scale, finite, from_zero, span
-from server.charts.svg import WIDE_PX, empty, line, mark, path, picture, responsive, text, together
+from server.charts.drawing import axes
+from server.charts.drawing.figures import microseconds
+from server.charts.drawing.legend import remark
+from server.charts.drawing.scale import Scale, finite, from_zero, span
+from server.charts.drawing.svg import WIDE_PX, empty, line, mark, path, picture, responsive, text, together
 from server.charts.timeline import plot_ends
 
 TITLE: Final = "Memory in use during a step"

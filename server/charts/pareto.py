@@ -7,15 +7,14 @@ from typing import Final
 
 from markupsafe import Markup
 
-from server.charts import axes, figures
-from server.charts.axes import Plot
-from server.charts.labels import Label, labels
-from server.charts.legend import Entry, legend, remark
-from server.charts.marks import shape
-from server.charts.scale import finite, fitting
-from server.charts.svg import WIDE_PX, empty, mark, path, picture, responsive
-from server.charts.thinning import Thinned, thinned
-from server.pages import words
+from server.charts.drawing import axes, figures, words
+from server.charts.drawing.axes import Plot
+from server.charts.drawing.labels import Label, labels
+from server.charts.drawing.legend import Entry, legend, remark
+from server.charts.drawing.marks import shape
+from server.charts.drawing.scale import finite, fitting
+from server.charts.drawing.svg import WIDE_PX, empty, mark, path, picture, responsive
+from server.charts.drawing.thinning import Thinned, thinned
 
 TITLE: Final = "Step time against peak memory; less is better in both"
 MIB: Final = 2**20

@@ -11,14 +11,13 @@ from typing import Final
 
 from markupsafe import Markup
 
-from server.charts import axes, figures
-from server.charts.legend import legend, remark
-from server.charts.marks import shape
-from server.charts.rows import BAND_PX, Rows, rows_of
-from server.charts.scale import Scale, finite, linear
-from server.charts.svg import empty, line, mark, picture, rect, responsive
-from server.charts.thinning import Thinned, thinned
-from server.pages import words
+from server.charts.drawing import axes, figures, words
+from server.charts.drawing.legend import legend, remark
+from server.charts.drawing.marks import shape
+from server.charts.drawing.row_layout import BAND_PX, Rows, rows_of
+from server.charts.drawing.scale import Scale, finite, linear
+from server.charts.drawing.svg import empty, line, mark, picture, rect, responsive
+from server.charts.drawing.thinning import Thinned, thinned
 
 TITLE: Final = "Every measured block, in ms per step"
 DOT_PX: Final = 2.5

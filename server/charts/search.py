@@ -9,14 +9,13 @@ from typing import Final
 
 from markupsafe import Markup
 
-from server.charts import axes, figures
-from server.charts.legend import Entry, legend, remark
-from server.charts.marks import SHAPES, shape
-from server.charts.scale import finite, whole_ticks
+from server.charts.drawing import axes, figures, words
+from server.charts.drawing.legend import Entry, legend, remark
+from server.charts.drawing.marks import SHAPES, shape
+from server.charts.drawing.scale import finite, whole_ticks
+from server.charts.drawing.svg import WIDE_PX, empty, line, mark, path, picture, responsive
+from server.charts.drawing.thinning import Thinned, thinned
 from server.charts.speedups import ground, has_whisker, plot_of, sign_of_no_gain, sign_of_whisker, whisker
-from server.charts.svg import WIDE_PX, empty, line, mark, path, picture, responsive
-from server.charts.thinning import Thinned, thinned
-from server.pages import words
 
 TITLE: Final = "Speedup over the baseline, trial by trial"
 FAILURES_PX: Final = 22.0  # a strip of their own between the plot and the numbers of the trials

@@ -5,11 +5,11 @@ from typing import Final, Protocol
 
 from markupsafe import Markup
 
-from server.charts import axes
-from server.charts.axes import Plot, Tick
-from server.charts.marks import whisker_along_y
-from server.charts.scale import fitting, linear
-from server.charts.svg import line, together
+from server.charts.drawing import axes
+from server.charts.drawing.axes import Plot, Tick
+from server.charts.drawing.marks import whisker_along_y
+from server.charts.drawing.scale import fitting, linear
+from server.charts.drawing.svg import line, together
 
 NO_GAIN: Final = 1.0
 TIMES: Final = "\N{MULTIPLICATION SIGN}"

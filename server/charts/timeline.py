@@ -10,12 +10,11 @@ from typing import Final
 from markupsafe import Markup
 
 from kitsune.errors import ChartError
-from server.charts import axes, figures
-from server.charts.legend import Entry, legend, remark
-from server.charts.lettering import width_px
-from server.charts.scale import Scale, finite, span
-from server.charts.svg import WIDE_PX, empty, mark, picture, rect, responsive, text
-from server.pages import words
+from server.charts.drawing import axes, figures, words
+from server.charts.drawing.legend import Entry, legend, remark
+from server.charts.drawing.scale import Scale, finite, span
+from server.charts.drawing.svg import WIDE_PX, empty, mark, picture, rect, responsive, text
+from server.charts.drawing.text_width import width_px
 
 TITLE: Final = "Launches of a step, stream by stream"
 LANE_PX: Final = 26.0

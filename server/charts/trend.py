@@ -8,15 +8,14 @@ from typing import Final
 
 from markupsafe import Markup
 
-from server.charts import axes, figures
-from server.charts.dates import DAY, date_ticks, in_utc
-from server.charts.legend import Entry, legend, remark
-from server.charts.marks import shape
-from server.charts.scale import finite
+from server.charts.drawing import axes, figures, words
+from server.charts.drawing.dates import DAY, date_ticks, in_utc
+from server.charts.drawing.legend import Entry, legend, remark
+from server.charts.drawing.marks import shape
+from server.charts.drawing.scale import finite
+from server.charts.drawing.svg import WIDE_PX, empty, mark, path, picture, responsive
+from server.charts.drawing.thinning import Thinned, thinned
 from server.charts.speedups import ground, has_whisker, plot_of, sign_of_no_gain, sign_of_whisker, whisker
-from server.charts.svg import WIDE_PX, empty, mark, path, picture, responsive
-from server.charts.thinning import Thinned, thinned
-from server.pages import words
 
 TITLE: Final = "Speedup of the plan, run by run"
 

@@ -12,13 +12,12 @@ from typing import Final, Literal
 from markupsafe import Markup
 
 from kitsune.errors import ChartError
-from server.charts import axes, figures
-from server.charts.legend import Entry, legend
-from server.charts.marks import whisker_along_x
-from server.charts.rows import BAND_PX, Rows, rows_of
-from server.charts.scale import Scale, finite, from_zero
-from server.charts.svg import empty, line, mark, picture, rect, responsive
-from server.pages import words
+from server.charts.drawing import axes, figures, words
+from server.charts.drawing.legend import Entry, legend
+from server.charts.drawing.marks import whisker_along_x
+from server.charts.drawing.row_layout import BAND_PX, Rows, rows_of
+from server.charts.drawing.scale import Scale, finite, from_zero
+from server.charts.drawing.svg import empty, line, mark, picture, rect, responsive
 
 TITLE: Final = "What each change of the step saves"
 CLOSES_WITHIN: Final = 1e-3  # of the first total: what rounding may leave open

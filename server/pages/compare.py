@@ -7,15 +7,15 @@ from fastapi import Query, Request
 from fastapi.responses import Response
 
 from kitsune.errors import SettingsError
-from server.compare import with_plans
-from server.comparisons import MOST
-from server.context import Here
-from server.pages.compare_view import FEWEST, compare_view
+from server.api.compare import with_plans
+from server.api.comparisons import MOST
+from server.http.context import Here
 from server.pages.frame import PageRouter, render, viewer
 from server.pages.run import existing
-from server.schemas import RUN_ID
-from tuner.store import runs
-from tuner.store.tokens import Scope
+from server.pages.views.compare_view import FEWEST, compare_view
+from server.payloads.schemas import RUN_ID
+from tuner.store.queries import runs
+from tuner.store.queries.tokens import Scope
 
 _ID: Final = re.compile(RUN_ID)
 

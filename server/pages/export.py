@@ -12,15 +12,15 @@ from typing import Final
 from fastapi import Request
 from fastapi.responses import Response
 
-from server import exports, traces
-from server.context import Here
+from server.api import exports, traces
+from server.http.context import Here
 from server.pages.assets import assets
-from server.pages.drawn import charts_of
 from server.pages.frame import PageRouter, render, viewer
+from server.pages.render_charts import charts_of
 from server.pages.run import look
-from server.pages.run_view import run_view
-from server.schemas import RunId
-from tuner.store.tokens import Scope
+from server.pages.views.run_view import run_view
+from server.payloads.schemas import RunId
+from tuner.store.queries.tokens import Scope
 from tuner.wall_clock import utcnow
 
 STYLES: Final = ("kitsune.css", "charts.css", "run.css")

@@ -15,7 +15,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from server.pages.frame import is_secure
-from tuner.store.sessions import Session
+from tuner.store.queries.sessions import Session
 
 COOKIE: Final = "kitsune_once"
 #: Browsers take it by https only.

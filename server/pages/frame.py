@@ -1,7 +1,7 @@
 """A request of a browser in, a page in the common frame out, or the way to the sign-in page.
 
-A page is guarded by the router that it stands on, as every route is (`server/auth.py`): by a session that is live, by
-the scope that its token has, and, for whatever is not a mere look, by the token against forgery in its form.
+A page is guarded by the router that it stands on, as every route is (`server/http/auth.py`): by a session that is live,
+by the scope that its token has, and, for whatever is not a mere look, by the token against forgery in its form.
 """
 
 import contextlib
@@ -21,15 +21,16 @@ from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
 from kitsune import __version__
-from server.archives import arriving
-from server.auth import allows, check_rate
-from server.context import context_in
-from server.guard import is_form
-from server.pages import assets, words
-from server.queries import check_query
-from tuner.store import sessions
-from tuner.store.sessions import Session
-from tuner.store.tokens import Scope, Token
+from server.api.archives import arriving
+from server.charts.drawing import words
+from server.http.auth import allows, check_rate
+from server.http.context import context_in
+from server.http.guard import is_form
+from server.pages import assets
+from server.payloads.query_check import check_query
+from tuner.store.queries import sessions
+from tuner.store.queries.sessions import Session
+from tuner.store.queries.tokens import Scope, Token
 from tuner.wall_clock import utcnow
 
 COOKIE: Final = "kitsune_session"

@@ -5,14 +5,14 @@ from typing import Final
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
-from server.auth import allows
-from server.context import Here
+from server.http.auth import allows
+from server.http.context import Here
 from server.pages.frame import PageRouter, address_of, render, viewer
 from server.pages.runs import view_functions
-from server.pages.runs_view import COLUMNS
 from server.pages.submit import PLACE as SUBMIT
-from tuner.store import runs
-from tuner.store.tokens import Scope
+from server.pages.views.runs_view import COLUMNS
+from tuner.store.queries import runs
+from tuner.store.queries.tokens import Scope
 
 NEWEST: Final = 10
 

@@ -10,9 +10,8 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
-from server.context import Context, Here
-from server.guard import is_form
-from server.pages.attempts import Attempts
+from server.http.context import Context, Here
+from server.http.guard import is_form
 from server.pages.frame import (
     COOKIE,
     MAX_FIELDS,
@@ -25,8 +24,9 @@ from server.pages.frame import (
     render,
     session_of,
 )
-from tuner.store import sessions, tokens
-from tuner.store.sessions import Session
+from server.pages.login_throttle import Attempts
+from tuner.store.queries import sessions, tokens
+from tuner.store.queries.sessions import Session
 from tuner.wall_clock import utcnow
 
 #: Why it is so is told to nobody: who tries tokens shall not learn which of them was one.

@@ -7,13 +7,13 @@ from fastapi.responses import Response
 
 from kitsune.errors import NotFoundError
 from server.charts.trend import trend
-from server.context import Here
-from server.pages.drawn import drawn
+from server.http.context import Here
 from server.pages.frame import PageRouter, render, viewer
-from server.pages.model_view import model_view
-from tuner.store import runs
-from tuner.store.tokens import Scope
-from tuner.views import standing
+from server.pages.render_charts import drawn
+from server.pages.views.model_view import model_view
+from tuner.store.queries import runs
+from tuner.store.queries.tokens import Scope
+from tuner.terminal.views import standing
 
 #: The newest ones; older ones are in the list of runs.
 MOST_RUNS: Final = 200

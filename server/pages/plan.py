@@ -8,15 +8,15 @@ from fastapi.responses import Response
 from kitsune.errors import NotFoundError
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
-from server.context import Context, Here
-from server.pages import words
-from server.pages.drawn import timeline_charts
+from server.charts.drawing import words
+from server.http.context import Context, Here
 from server.pages.frame import PageRouter, render, viewer
-from server.pages.plan_view import plan_view
-from server.schemas import PlanId
+from server.pages.render_charts import timeline_charts
+from server.pages.views.plan_view import plan_view
+from server.payloads.schemas import PlanId
 from tuner.records import Run
-from tuner.store import plans, runs, timelines
-from tuner.store.tokens import Scope
+from tuner.store.queries import plans, runs, timelines
+from tuner.store.queries.tokens import Scope
 
 router = PageRouter(Scope.READ, prefix="/plans")
 

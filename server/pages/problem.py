@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from kitsune.errors import KitsuneError
 from server.pages.frame import PageRoute, render
-from server.problems import API, MEDIA_TYPE, SECURITY_HEADERS
+from server.payloads.problems import API, MEDIA_TYPE, SECURITY_HEADERS
 
 Handler = Callable[[Request, Exception], Response | Awaitable[Response]]
 

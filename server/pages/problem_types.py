@@ -5,7 +5,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from server.pages.frame import OpenPageRouter, render
-from server.problem_types import PLACE, TYPES
+from server.payloads.problem_types import PLACE, TYPES
 
 router = OpenPageRouter()
 

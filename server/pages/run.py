@@ -11,19 +11,19 @@ from sqlalchemy import Connection
 from kitsune.errors import NotFoundError, PlanError, SettingsError
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
-from server.auth import also
 from server.charts.search import search_history
-from server.context import Here
+from server.http.auth import also
+from server.http.context import Here
 from server.pages import flash
-from server.pages.drawn import charts_of, drawn
 from server.pages.frame import PageRouter, address_of, form_of, render, viewer
-from server.pages.run_view import news_view, run_view
-from server.schemas import Annotation, RunId
+from server.pages.render_charts import charts_of, drawn
+from server.pages.views.run_view import news_view, run_view
+from server.payloads.schemas import Annotation, RunId
 from tuner.records import Run, Trial
-from tuner.store import plans, retention, runs, shares, submits, timelines, trials
-from tuner.store.runs import ARCHIVE, ZOO
-from tuner.store.shares import Share
-from tuner.store.tokens import Scope
+from tuner.store.queries import plans, retention, runs, shares, submits, timelines, trials
+from tuner.store.queries.runs import ARCHIVE, ZOO
+from tuner.store.queries.shares import Share
+from tuner.store.queries.tokens import Scope
 from tuner.wall_clock import utcnow
 
 reading = PageRouter(Scope.READ, prefix="/runs")

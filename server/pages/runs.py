@@ -8,19 +8,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from pydantic import ValidationError
 
-from kitsune.record import canonical_json
-from server.comparisons import MOST
-from server.context import Context, Here
-from server.pages import runs_view
-from server.pages.compare_view import FEWEST
+from kitsune.base.base_record import canonical_json
+from server.api.comparisons import MOST
+from server.http.context import Context, Here
 from server.pages.frame import PageRouter, address_of, render, viewer
-from server.pages.runs_view import PLACE, Wanted
-from server.schemas import query_of
+from server.pages.views import runs_view
+from server.pages.views.compare_view import FEWEST
+from server.pages.views.runs_view import PLACE, Wanted
+from server.payloads.schemas import query_of
 from tuner.records import Verdict
-from tuner.store import runs
-from tuner.store.runs import Page, label_of
-from tuner.store.tokens import Scope
-from tuner.views import standing
+from tuner.store.queries import runs
+from tuner.store.queries.runs import Page, label_of
+from tuner.store.queries.tokens import Scope
+from tuner.terminal.views import standing
 from tuner.wall_clock import utcnow
 
 #: So many runs on a page: what a screen or two hold.

@@ -4,12 +4,12 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from server.context import Context, Here
-from server.pages.drawn import charts_of
+from server.http.context import Context, Here
 from server.pages.frame import OpenPageRouter, render
+from server.pages.render_charts import charts_of
 from server.pages.run import Found, Seen, look, news
-from server.pages.run_view import run_view
-from tuner.store import shares
+from server.pages.views.run_view import run_view
+from tuner.store.queries import shares
 from tuner.wall_clock import utcnow
 
 router = OpenPageRouter()

@@ -20,7 +20,7 @@ from server.pages import (
     submit,
     tokens,
 )
-from server.pages.attempts import Attempts
+from server.pages.login_throttle import Attempts
 
 PAGES: Final[tuple[APIRouter, ...]] = (
     login.router,

@@ -10,17 +10,17 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
 from kitsune.errors import ArchiveError
-from kitsune.submission.archive import Archive
-from server.archives import CHECKS
-from server.auth import allows
-from server.context import Context, Here
+from kitsune.submission.format.archive import Archive
+from server.api.archives import CHECKS
+from server.http.auth import allows
+from server.http.context import Context, Here
 from server.pages import flash
 from server.pages.frame import PageRouter, form_of, render, viewer
-from server.problems import wrong_fields
-from server.schemas import Submit
+from server.payloads.problems import wrong_fields
+from server.payloads.schemas import Submit
 from tuner.records import Run
-from tuner.store import archives, submits
-from tuner.store.tokens import Scope, Token
+from tuner.store.queries import archives, submits
+from tuner.store.queries.tokens import Scope, Token
 
 PLACE: Final = "/submit"
 #: What the form has, with what it holds at first.

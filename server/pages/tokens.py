@@ -9,14 +9,14 @@ from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
 from kitsune.errors import NotFoundError, SettingsError
-from server.context import Here
+from server.http.context import Here
 from server.pages import flash
 from server.pages.frame import PageRouter, form_of, render, viewer
-from server.schemas import TokenId
+from server.payloads.schemas import TokenId
 from server.tokens import check_name, check_team, expiry, scopes_of
 from tuner.records import DEFAULT_TEAM
-from tuner.store import tokens
-from tuner.store.tokens import Scope, Token
+from tuner.store.queries import tokens
+from tuner.store.queries.tokens import Scope, Token
 
 PLACE: Final = "/tokens"
 #: How long a new one may live; "" for ever.

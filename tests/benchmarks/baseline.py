@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kitsune.device import peak_bytes, pick_device, reset_peak, synchronize
+from kitsune.device.backend import peak_bytes, pick_device, reset_peak, synchronize
 from kitsune.errors import SettingsError
 from tests.benchmarks.models import MODELS
 

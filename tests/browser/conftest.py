@@ -14,13 +14,13 @@ import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
 from server.app import create_app
-from server.protocol import BoundedProtocol
+from server.http.protocol import BoundedProtocol
 from server.settings import ServerSettings
 from tests.store.conftest import empty_database  # noqa: F401
-from tuner.store import tokens
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.store.tokens import Scope
+from tuner.store.queries import tokens
+from tuner.store.queries.tokens import Scope
 
 AXE = (Path(__file__).parent / "axe.min.js").read_text("utf-8")
 _NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -5,8 +5,8 @@ from datetime import timedelta
 from kitsune.plan import Interval
 from tests.store.samples import a_run, an_environment
 from tuner.records import Run, RunStatus, Verdict
-from tuner.store import runs
 from tuner.store.database import Database
+from tuner.store.queries import runs
 from tuner.wall_clock import utcnow
 
 _H200 = an_environment()

@@ -9,8 +9,8 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import NewPage, Site, sign_in, violations
 from tests.browser.runs import some_weeks_of_runs
 from tests.unit.submission import hostile
-from tuner.store import runs, tokens
-from tuner.store.tokens import Scope
+from tuner.store.queries import runs, tokens
+from tuner.store.queries.tokens import Scope
 
 PLACES = ("/", "/runs", "/runs?sort=gain&status=finished", "/runs?status=cancelled", "/submit", "/tokens", "/nowhere",
           "/runs?status=bogus")  # fmt: skip

@@ -7,8 +7,8 @@ import pytest
 from tests.browser.conftest import sign_in, violations
 from tests.unit.server.pages import stories
 from tests.unit.server.pages.visits import keep
-from tuner.store import tokens
-from tuner.store.tokens import Scope
+from tuner.store.queries import tokens
+from tuner.store.queries.tokens import Scope
 
 SECRET = re.compile(r"ksn_[\w-]{43}")
 

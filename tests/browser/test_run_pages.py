@@ -12,8 +12,8 @@ from tests.browser.conftest import sign_in, violations
 from tests.unit.server.pages import stories
 from tests.unit.server.pages.visits import keep, keep_timeline, keep_trials
 from tuner.records import RunStatus
-from tuner.store import runs, shares
-from tuner.store.tokens import Scope
+from tuner.store.queries import runs, shares
+from tuner.store.queries.tokens import Scope
 from tuner.wall_clock import utcnow
 
 PHONE = {"width": 390, "height": 844}

@@ -12,7 +12,7 @@ from tests.browser.conftest import sign_in
 from tests.browser.runs import some_weeks_of_runs
 from tests.unit.server.pages import stories
 from tests.unit.server.pages.visits import keep, keep_timeline
-from tuner.store.tokens import Scope
+from tuner.store.queries.tokens import Scope
 
 ROOT = Path(__file__).parents[2]
 ASSETS = ROOT / "docs" / "assets"

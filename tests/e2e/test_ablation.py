@@ -6,17 +6,17 @@ from functools import partial
 import pytest
 
 from tests.unit.tuner.machine import only
-from tuner.ablation import ablation_of
 from tuner.api import new_run
-from tuner.crew import Children, Finished
-from tuner.protocol import Inspection
+from tuner.measuring.child_process import Check
+from tuner.measuring.crew import Children, Finished
+from tuner.measuring.protocol import Inspection
+from tuner.planning.ablation import ablation_of
 from tuner.records import RunStatus, Source, Verdict
-from tuner.stats import median
-from tuner.store import runs, trials
+from tuner.statistics.block_statistics import median
 from tuner.store.engine import open_database
-from tuner.supervise import Check
-from tuner.tune import ABLATION_ROUNDS, Tuning
-from tuner.worker import carry_out
+from tuner.store.queries import runs, trials
+from tuner.tuning.run import ABLATION_ROUNDS, Tuning
+from tuner.worker.run_execution import carry_out
 
 #: A third of its step is the update of 62 tensors by AdamW, one after another; in one kernel that is a certain gain.
 WORKLOAD = "zoo:resnet18?size=tiny&batch=1"

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.connections import exchange, status_of
 from benchmarks.serving import KITSUNE, Serving, serving
-from server.protocol import MAX_AROUND, MAX_PIPELINED, SMALL_CHUNK
+from server.http.protocol import MAX_AROUND, MAX_PIPELINED, SMALL_CHUNK
 
 FILES = 200
 CLOSING = "Connection: close\r\n"

@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 import kitsune
-from tuner.store import runs
 from tuner.store.engine import open_database
+from tuner.store.queries import runs
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 

@@ -13,8 +13,8 @@ from tests.e2e.command import Command
 from tests.e2e.test_server import send_archive
 from tests.store.samples import a_run, after
 from tuner.records import RunStatus
-from tuner.store import runs
 from tuner.store.engine import open_database
+from tuner.store.queries import runs
 
 
 def lines_of(command: Command) -> list[dict[str, Any]]:

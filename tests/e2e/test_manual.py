@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from kitsune import KitsuneOptimizer
-from kitsune.step_profile import CALIBRATION_STEPS
+from kitsune.runtime.step_profile import CALIBRATION_STEPS
 
 ROOT = Path(__file__).parents[2]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -16,8 +16,8 @@ import pytest
 
 from tests import behaviours
 from tests.processes import is_gone, measuring
-from tuner.measure import inspect, measure
-from tuner.protocol import ArmSpec, Inspection, Job, Limits
+from tuner.measuring.measure import inspect, measure
+from tuner.measuring.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.records import Failure, FailureKind, Measurement, Phase
 
 
@@ -125,7 +125,7 @@ def test_a_child_that_is_killed_from_outside(file):
 
 def test_the_child_dies_with_its_parent(file, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # a parent that is killed cannot clean up
-    code = f"from tuner.measure import inspect; inspect({f'{file}:hangs'!r}, 'cpu')"
+    code = f"from tuner.measuring.measure import inspect; inspect({f'{file}:hangs'!r}, 'cpu')"
     note = Path(f"{file}.pid")
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
         end = time.monotonic() + 120

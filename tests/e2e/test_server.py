@@ -25,8 +25,8 @@ from tests.store.samples import a_plan, a_trial
 from tests.test_docs import blocks
 from tests.unit.submission import hostile
 from tuner.records import Run, RunStatus
-from tuner.store import runs, trials
 from tuner.store.engine import open_database
+from tuner.store.queries import runs, trials
 
 KITSUNE = Path(sysconfig.get_path("scripts")) / "kitsune"
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from kitsune.plan import Plan
-from server.pages.snippet_view import snippets
+from server.pages.views.snippet_view import snippets
 from tests.store.samples import a_run
 
 RUN_ALL = "import runpy, sys\nfor path in sys.argv[1:]:\n    runpy.run_path(path)\n"

@@ -2,19 +2,19 @@
 
 from fastapi.testclient import TestClient
 
-from kitsune.engine.trace import trace_of
+from kitsune.launches.planning.trace_export import trace_of
 from kitsune.timeline import Timeline
 from server.app import create_app
 from server.settings import ServerSettings
 from tests.store.carrying import carried_out, claimed
 from tests.unit.tuner.machine import Machine, only
-from tuner.measure import measure
-from tuner.protocol import ArmSpec, Job
+from tuner.measuring.measure import measure
+from tuner.measuring.protocol import ArmSpec, Job
 from tuner.records import Measurement
-from tuner.store import tokens
+from tuner.statistics.plan_evidence import words
 from tuner.store.engine import open_database
-from tuner.store.tokens import Scope
-from tuner.verdicts import words
+from tuner.store.queries import tokens
+from tuner.store.queries.tokens import Scope
 
 ON_STREAMS = {"capture": "step", "streams": 4}
 #: Techniques of a GPU apply in the process that loads this: its graphs are HostGraphs, its streams threads.

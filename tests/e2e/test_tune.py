@@ -18,12 +18,12 @@ from kitsune.errors import BaselineError
 from kitsune.plan import Plan
 from tests.processes import children
 from tuner.api import tune_workload
-from tuner.confirmation import PROCESSES
-from tuner.events import Inspected
 from tuner.records import RunStatus, Source
-from tuner.stats import samples_digest
-from tuner.store import runs, trials
+from tuner.statistics.block_statistics import samples_digest
+from tuner.statistics.process_statistics import PROCESSES
 from tuner.store.engine import open_database
+from tuner.store.queries import runs, trials
+from tuner.tuning.events import Inspected
 
 Live = tuple[nn.Module, Callable[..., torch.Tensor], torch.optim.Optimizer, tuple[Any, Any]]
 

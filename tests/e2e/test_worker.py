@@ -20,10 +20,11 @@ from tests.e2e.command import Command
 from tests.processes import children, is_gone, measuring, state
 from tests.unit.submission.steps import archive_of
 from tuner.records import Run, RunStatus, Trial
-from tuner.store import archives, runs, tables, trials
+from tuner.store import tables
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.store.submits import Request, submit
+from tuner.store.queries import archives, runs, trials
+from tuner.store.queries.submits import Request, submit
 
 PATIENCE_S = 240.0  # a child loads torch for 3 to 7 s on an idle core, and there are several
 SOON_S = 30.0

@@ -8,11 +8,11 @@ from weakref import WeakKeyDictionary
 import pytest
 import torch
 
-from kitsune.engine.planner import Planner
-from kitsune.engine.timing_cache import TimingCache
+from kitsune.base.file_cache import KeyedFiles
+from kitsune.device.cuda_graph import Graph
 from kitsune.fusion.benefits import Benefits
-from kitsune.graphs import Graph
-from kitsune.keyed_files import KeyedFiles
+from kitsune.launches.pipeline import Planner
+from kitsune.launches.timing_cache import TimingCache
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kitsune.engine.adamw import KernelUpdate
-from kitsune.engine.kernels import kernels_of
 from kitsune.kernels import adamw as kernel
 from kitsune.kernels.adamw import adamw_, reference
+from kitsune.launches.execution.kernel_trace import kernels_of
+from kitsune.update.adamw import KernelUpdate
 
 LR, BETAS, EPS, DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
 LAYER = [(768, 768), (768,)] * 4 + [(3072, 768), (3072,), (768, 3072), (768,)] + [(768,)] * 4

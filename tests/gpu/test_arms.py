@@ -2,11 +2,11 @@
 
 import pytest
 
-from tuner.arms import LiveArm
-from tuner.gate import Proof, prove
-from tuner.probe import Probe, probe_workload
-from tuner.protocol import ArmSpec, Job
-from tuner.tracing import place_for
+from tuner.building.arms import LiveArm
+from tuner.building.probe import Probe, probe_workload
+from tuner.measuring.protocol import ArmSpec, Job
+from tuner.numerics.numerics_gate import Proof, prove
+from tuner.numerics.training_trace import place_for
 
 PLAIN = ArmSpec(name="plain")
 WORKLOAD = "zoo:resnet18?batch=64"  # activations of some 100 MiB

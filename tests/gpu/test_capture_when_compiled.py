@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from kitsune import Plan, TrainStep, Workload
 from kitsune.techniques import inapplicable, observed_facts
 from tests.step_cases import sgd
-from tuner.space import Space
+from tuner.search.space import Space
 
 COMPILED = {"compile": "default", "capture": "step"}
 

@@ -3,10 +3,10 @@ import os
 import pytest
 import torch
 
-from kitsune.device import make_current
-from tuner.checkup import STEP
-from tuner.planted import measured
-from tuner.stats import median
+from kitsune.device.backend import make_current
+from tuner.statistics.block_statistics import median
+from tuner.timing.checkup import STEP
+from tuner.timing.planted_slowdown import measured
 
 SECOND = pytest.param(1, marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"))
 

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kitsune.device import side_stream
-from kitsune.engine.adamw import KernelUpdate
-from kitsune.engine.kernels import kernels_of
-from kitsune.engine.planner import Planner
-from kitsune.engine.record import record
-from kitsune.graphs import Recorder
+from kitsune.device.backend import side_stream
+from kitsune.device.cuda_graph import Recorder
+from kitsune.launches.execution.kernel_trace import kernels_of
+from kitsune.launches.pipeline import Planner
+from kitsune.launches.recording.recorder import record
 from kitsune.techniques import TECHNIQUES, Build
+from kitsune.update.adamw import KernelUpdate
 from tests.unit.engine.steps import CASES, Step, equal, warmed
 
 pytestmark = pytest.mark.usefixtures("more_streams_win")
@@ -121,7 +121,7 @@ def test_several_streams_are_used(device):
 
 
 def test_the_update_by_our_kernel_is_cut_into_buckets_to_the_bit(device, monkeypatch):
-    monkeypatch.setattr("kitsune.engine.split.FIRST_BYTES", 80)
+    monkeypatch.setattr("kitsune.launches.transforms.splitting.FIRST_BYTES", 80)
     planner, graph, (loss, _), step, twin = planned_and_plain(device, "branches", 4, adamw_by_our_kernel)
     assert [launch.name for launch in planner.plan.recording.graph.launches].count("adamw") > 1
     losses, expected = trained(device, graph, loss, twin)

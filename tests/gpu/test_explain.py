@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from kitsune import cli
+from kitsune.cli import main
 from tests.step_cases import OPTIMIZERS, Convnet, batches, pair
 
 
 @pytest.mark.parametrize("words", [[], ["--streams", "3"]])
 def test_a_step_of_the_zoo_is_explained_as_given(device, words, capsys, tmp_path):
-    code = cli.run(["explain", "zoo:googlenet?size=tiny", "--json", "--trace", str(tmp_path / "step.json"), *words])
+    code = main.run(["explain", "zoo:googlenet?size=tiny", "--json", "--trace", str(tmp_path / "step.json"), *words])
     found = json.loads(capsys.readouterr().out)
     assert code == 0, found
     assert found["environment"]["device"] == "cuda"

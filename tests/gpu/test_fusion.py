@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from kitsune.engine.kernels import kernels_of
 from kitsune.fusion import FusionConfig, FusionEngine
+from kitsune.launches.execution.kernel_trace import kernels_of
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from tests.unit.submission.layers import Llama

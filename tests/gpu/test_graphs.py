@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from kitsune import KitsuneOptimizer, Plan, TrainStep
-from kitsune.device import few_multiprocessors, lane_stream, side_stream
-from kitsune.engine.kernels import timeline
+from kitsune.device.backend import few_multiprocessors, lane_stream, side_stream
+from kitsune.device.cuda_graph import Recorder
 from kitsune.errors import CaptureError
-from kitsune.graphs import Recorder
+from kitsune.launches.execution.kernel_trace import timeline
 from tests.kernel_checks import SLOW_CYCLES
 
 

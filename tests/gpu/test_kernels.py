@@ -2,7 +2,7 @@
 
 import torch
 
-from kitsune.engine.kernels import kernels_of
+from kitsune.launches.execution.kernel_trace import kernels_of
 
 LOOKS = 5
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from kitsune.proof import LongProof
-from tuner import long_gate
-from tuner.arms import LiveArm
-from tuner.depth import LEAST_STEPS
-from tuner.long_gate import prove_long
-from tuner.probe import Probe, probe_workload
-from tuner.protocol import ArmSpec, Job
+from kitsune.long_proof import LongProof
+from tuner.building.arms import LiveArm
+from tuner.building.probe import Probe, probe_workload
+from tuner.measuring.protocol import ArmSpec, Job
+from tuner.numerics import long_gate
+from tuner.numerics.depth import LEAST_STEPS
+from tuner.numerics.long_gate import prove_long
 from tuner.records import Failure, FailureKind
 
 RESNET = "zoo:resnet18?batch=32"

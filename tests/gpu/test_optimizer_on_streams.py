@@ -13,7 +13,7 @@ from tests.optimizer_semantics import *  # noqa: F403
 
 @pytest.fixture
 def device(monkeypatch, more_streams_win):
-    monkeypatch.setattr("kitsune.loop.SegmentedForward", OnStreams)
+    monkeypatch.setattr("kitsune.runtime.drop_in_loop.SegmentedForward", OnStreams)
     MADE.clear()
     yield torch.device("cuda", 0)
     torch.cuda.synchronize()

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kitsune.device import rng_state
-from kitsune.engine.kernels import kernels_of as launched_by
+from kitsune.device.backend import rng_state
+from kitsune.device.cuda_graph import Recorder
 from kitsune.errors import CaptureError
-from kitsune.graphs import Recorder
 from kitsune.knobs import KNOBS
+from kitsune.launches.execution.kernel_trace import kernels_of as launched_by
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.techniques import observed_facts

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from kitsune import KitsuneOptimizer
-from kitsune.step_profile import CALIBRATION_STEPS, COLD_STEPS, StepProfile
+from kitsune.runtime.step_profile import CALIBRATION_STEPS, COLD_STEPS, StepProfile
 
 
 @pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="times a GPU of its own: run it with -n 0")

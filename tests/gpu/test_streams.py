@@ -8,11 +8,11 @@ from torch import nn
 from torch.autograd.profiler import profile
 
 from kitsune import Plan, TrainStep
-from kitsune.engine.planner import WON_BEFORE
-from kitsune.graphs import Recorder
+from kitsune.device.cuda_graph import Recorder
 from kitsune.knobs import KNOBS
+from kitsune.launches.pipeline import WON_BEFORE
 from tests.step_cases import OPTIMIZERS, AttentionNet, Convnet, Mlp, assert_same, batches, pair, train_both
-from tuner.workloads import load_workload
+from tuner.workloads.loader import load_workload
 
 FUSED = OPTIMIZERS["adamw by hand fused"]
 STEPS = 500
@@ -75,7 +75,9 @@ def test_the_next_step_races_what_won_against_one_stream_only(device, more_strea
 def test_the_next_step_is_planned_without_the_profiler(device, more_streams_win, monkeypatch, capture):
     """Which would slow down all that the host launches in the rest of its process."""
     profiled, plans = [], []
-    monkeypatch.setattr("kitsune.engine.kernels.profile", lambda **named: profiled.append(1) or profile(**named))
+    monkeypatch.setattr(
+        "kitsune.launches.execution.kernel_trace.profile", lambda **named: profiled.append(1) or profile(**named)
+    )
     for _ in range(2):
         profiled.clear()
         planned, plain = pair(device, {"capture": capture, "streams": 4}, model=Convnet, optimizer=FUSED)

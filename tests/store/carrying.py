@@ -12,14 +12,15 @@ from sqlalchemy import text, update
 
 from tests.store.samples import a_run
 from tests.unit.tuner.machine import Machine
-from tuner.events import Event, Tried, Trying
 from tuner.records import Run, Source, Trial
-from tuner.store import runs, tables, trials
+from tuner.store import tables
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.tune import Conclusion
+from tuner.store.queries import runs, trials
+from tuner.tuning.events import Event, Tried, Trying
+from tuner.tuning.run import Conclusion
 from tuner.wall_clock import utcnow
-from tuner.worker import carry_out
+from tuner.worker.run_execution import carry_out
 
 PATIENCE_S = 60.0
 

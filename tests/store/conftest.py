@@ -8,9 +8,9 @@ from shutil import copy
 import pytest
 
 from tests.postgres import Postgres, is_there, started
-from tuner import queue, worker
 from tuner.store.database import Database
 from tuner.store.engine import open_database
+from tuner.worker import loop, run_execution
 
 
 @pytest.fixture(scope="session")
@@ -34,9 +34,9 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker in this process beats every 0.1 s, not 2, and pauses a tenth of what it would before it tries again."""
-    monkeypatch.setattr(worker, "BEAT_S", 0.1)
-    monkeypatch.setattr(worker, "FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(queue, "AWAY_S", (0.05, 3.0))
+    monkeypatch.setattr(run_execution, "BEAT_S", 0.1)
+    monkeypatch.setattr(run_execution, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(loop, "AWAY_S", (0.05, 3.0))
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -6,10 +6,10 @@ from pathlib import Path
 from kitsune.errors import StoreFullError
 from tests.store.carrying import carried_out, claimed, stored, taken_over
 from tests.unit.tuner.machine import GRAPH_WINS, SMALL, Machine
-from tuner.events import Event, Tried
 from tuner.records import RunStatus
 from tuner.settings import sqlite_url
 from tuner.store.engine import open_database
+from tuner.tuning.events import Event, Tried
 
 
 def main(folder: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Interval, Numerics, Plan
-from kitsune.submission.archive import Archive
+from kitsune.submission.format.archive import Archive
 from kitsune.timeline import Launched, Timeline
 from tests.unit.submission.hostile import put, valid
 from tuner.records import (

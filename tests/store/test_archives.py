@@ -4,11 +4,12 @@ from hashlib import sha256
 
 from sqlalchemy import func, select
 
-from kitsune.submission.archive import Archive
+from kitsune.submission.format.archive import Archive
 from tests.store.samples import OTHER_BATCH, OTHER_LOSS, OTHER_MODEL, START, after, an_archive
-from tuner.store import archives, tables
-from tuner.store.archives import StoredArchive
+from tuner.store import tables
 from tuner.store.database import Database
+from tuner.store.queries import archives
+from tuner.store.queries.archives import StoredArchive
 
 
 class TestArchives:

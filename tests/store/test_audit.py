@@ -8,8 +8,9 @@ from tests.store.carrying import carried_out, claimed
 from tests.store.samples import a_plan, a_run
 from tests.unit.tuner.machine import SMALL, Machine
 from tuner.records import Run, RunStatus, Source
-from tuner.store import plans, runs, tables
+from tuner.store import tables
 from tuner.store.database import Database
+from tuner.store.queries import plans, runs
 
 run_rows, trial_rows, plan_rows = tables.runs, tables.trials, tables.plans
 

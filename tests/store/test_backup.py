@@ -8,8 +8,9 @@ from pathlib import Path
 from sqlalchemy import select
 
 from tests.store.samples import a_run
-from tuner.store import runs, tables
+from tuner.store import tables
 from tuner.store.engine import open_database
+from tuner.store.queries import runs
 
 PAGE = Path(__file__).parents[2] / "docs" / "operating.md"
 

@@ -5,16 +5,16 @@ from datetime import timedelta
 
 import pytest
 
-from kitsune import cli
+from kitsune.cli import main
 from tests.store.carrying import claimed
 from tests.store.conftest import Postgres
-from tuner import faults
+from tuner.measuring import fault_injection
 from tuner.records import Run, RunStatus
-from tuner.store import runs
 from tuner.store.database import Database
 from tuner.store.engine import open_database
 from tuner.store.lease import Vigil
 from tuner.store.moments import MOST_SKEW_S, check_clock, skew_s
+from tuner.store.queries import runs
 from tuner.wall_clock import utcnow
 
 HOUR_S = 3600
@@ -33,11 +33,11 @@ class Clock:
 @pytest.fixture(autouse=True)
 def nothing_planted() -> Iterator[None]:
     yield
-    faults.plant(())
+    fault_injection.plant(())
 
 
 def jump(seconds: float) -> None:
-    faults.plant(faults.parsed(f"clock-ahead={seconds}"))
+    fault_injection.plant(fault_injection.parsed(f"clock-ahead={seconds}"))
 
 
 def taken(database: Database, vigil: Vigil | None) -> Run | None:
@@ -48,7 +48,7 @@ def taken(database: Database, vigil: Vigil | None) -> Run | None:
 def beat(database: Database, run: Run) -> None:
     """By a worker whose clock is right."""
     with database.begin() as connection:
-        runs.heartbeat(connection, run, now=utcnow() - timedelta(seconds=faults.seconds("clock-ahead")))
+        runs.heartbeat(connection, run, now=utcnow() - timedelta(seconds=fault_injection.seconds("clock-ahead")))
 
 
 def test_a_worker_three_minutes_fast_steals_nothing_on_postgresql(postgres: Postgres, caplog) -> None:
@@ -85,7 +85,7 @@ def test_a_clock_that_jumps_has_no_living_worker_lose_its_run(database: Database
 def test_a_host_far_off_the_databases_clock_is_sent_away(url: str, seconds: float, way: str, capsys, monkeypatch):
     is_shared = url.startswith("postgresql")
     monkeypatch.setenv("KITSUNE_FAULTS", f"clock-ahead={seconds}")
-    code = cli.run(["worker", "--once", "--device", "cpu", "--database", url])
+    code = main.run(["worker", "--once", "--device", "cpu", "--database", url])
     said = capsys.readouterr().err
     assert code == (3 if is_shared else 0)
     assert (f"the clock of this machine is {way}" in said) is is_shared

@@ -15,8 +15,9 @@ from kitsune.plan import Plan
 from tests.store import samples
 from tests.store.samples import START, a_plan, a_run, a_trial, after, an_environment
 from tuner.records import Run, RunStatus, Trial, Verdict
-from tuner.store import plans, runs, tables, trials
+from tuner.store import tables
 from tuner.store.database import Database
+from tuner.store.queries import plans, runs, trials
 
 #: Examples share one database; each brings ids of its own.
 on_one_database = settings(

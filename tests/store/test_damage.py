@@ -8,8 +8,9 @@ from sqlalchemy import Connection, update
 from kitsune.errors import PlanError
 from kitsune.plan import Plan
 from tests.store.samples import START, a_plan, an_archive
-from tuner.store import archives, plans, tables
+from tuner.store import tables
 from tuner.store.database import Database
+from tuner.store.queries import archives, plans
 
 #: Each leaves a plan: only its content tells. One is the same number, spelled in another way.
 CHANGES = (('"bf16"', '"fp16"'), ("1.5", "1.7"), ("NVIDIA H200", "NVIDIA H100"), ("0.0001", "1e-04"), ('"f"', '"g"'))

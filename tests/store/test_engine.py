@@ -15,9 +15,10 @@ from kitsune.errors import StoreBusyError, StoreError, StoreFullError
 from tests.store.conftest import Postgres
 from tests.store.samples import START, a_run, a_trial, after
 from tuner.records import Failure, FailureKind, Phase, Run
-from tuner.store import engine, runs, trials
+from tuner.store import engine
 from tuner.store.database import Database
 from tuner.store.engine import open_database
+from tuner.store.queries import runs, trials
 
 
 def stored(database: Database) -> Run:

@@ -3,7 +3,7 @@
 import pytest
 
 from tuner.store.engine import create
-from tuner.store.faults import shown
+from tuner.store.error_translation import shown
 
 
 @pytest.mark.parametrize(

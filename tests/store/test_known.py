@@ -8,8 +8,9 @@ from sqlalchemy import Connection, update
 from kitsune.knobs import Choice
 from kitsune.plan import Plan
 from tests.store.samples import OTHER_LOSS, START, a_plan, a_run, after, an_archive, an_environment
-from tuner.store import archives, known, plans, runs, tables
+from tuner.store import tables
 from tuner.store.database import Database
+from tuner.store.queries import archives, known, plans, runs
 
 H200 = "NVIDIA H200"
 CONVOLVES = {"attention=flash": "no attention", "attention=cudnn": "no attention"}

@@ -8,9 +8,9 @@ from sqlalchemy import Connection, text
 
 from tests.store.samples import START
 from tuner.records import RunStatus, Verdict
-from tuner.store import runs
 from tuner.store.database import Database
-from tuner.store.runs import Sort
+from tuner.store.queries import runs
+from tuner.store.queries.runs import Sort
 
 FILTERS = {
     "status": RunStatus.RUNNING,

@@ -12,11 +12,11 @@ from kitsune.errors import ConflictError, CursorError
 from kitsune.plan import Interval
 from tests.store.samples import START, a_plan, a_run, a_trial, after, an_archive, an_environment
 from tuner.records import Run, RunStatus, Verdict
-from tuner.store import archives, runs, shares, submits, trials
 from tuner.store.database import Database
 from tuner.store.filters import Filters
-from tuner.store.runs import Sort
-from tuner.store.submits import Request
+from tuner.store.queries import archives, runs, shares, submits, trials
+from tuner.store.queries.runs import Sort
+from tuner.store.queries.submits import Request
 
 #: What a run is sorted by.
 KEYS: dict[Sort, Callable[[Run], object]] = {

@@ -7,9 +7,9 @@ from sqlalchemy import Connection, event
 
 from kitsune.plan import Plan
 from tests.store.samples import OTHER_LOSS, OTHER_MODEL, START, a_plan, after, an_archive, an_environment
-from tuner.store import archives, plans
 from tuner.store.database import Database
 from tuner.store.engine import open_database
+from tuner.store.queries import archives, plans
 
 HERE = {"torch": "2.13.0", "triton": "3.7.1", "cuda": "13.0", "driver": "580"}
 

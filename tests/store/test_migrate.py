@@ -20,9 +20,10 @@ from sqlalchemy import Connection, event, inspect, text
 from kitsune.errors import SchemaError, StoreFullError
 from tests.store.samples import a_plan, a_run, an_archive
 from tuner.records import Verdict
-from tuner.store import archives, migrate, plans, runs, submits, tables, tokens, trials
+from tuner.store import migrate, tables
 from tuner.store.database import Database
 from tuner.store.engine import create, open_database
+from tuner.store.queries import archives, plans, runs, submits, tokens, trials
 
 OURS = {*tables.metadata.tables, tables.VERSION_TABLE}
 

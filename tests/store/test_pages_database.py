@@ -2,8 +2,8 @@
 
 from benchmarks.pages_database import GPUS, MODELS, TRIALS, fill
 from tuner.records import RunStatus
-from tuner.store import plans, runs, trials
 from tuner.store.database import Database
+from tuner.store.queries import plans, runs, trials
 
 
 def test_every_run_has_its_trials_and_its_plan(database: Database) -> None:

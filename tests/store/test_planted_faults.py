@@ -12,14 +12,15 @@ import pytest
 from kitsune.errors import GpuError, StoreFullError
 from tests.store.carrying import carried_out, claimed, stored
 from tests.unit.tuner.machine import GRAPH, GRAPH_WINS, SMALL, Machine, failure
-from tuner import faults, worker
-from tuner.confirmation import PROCESSES
-from tuner.fitness import Fitness
-from tuner.protocol import Job
+from tuner.measuring import fault_injection
+from tuner.measuring.gpu_health import Fitness
+from tuner.measuring.protocol import Job
 from tuner.records import Failure, RunStatus
-from tuner.store import runs
+from tuner.statistics.plan_evidence import words
+from tuner.statistics.process_statistics import PROCESSES
 from tuner.store.database import Database
-from tuner.verdicts import words
+from tuner.store.queries import runs
+from tuner.worker import run_execution
 
 ASSERT = "CUDA error: device-side assert triggered"
 SICK = Fitness("cuda:0", (sys.executable, "-c", 'print(\'{"broken": ["the GPU"]}\')'))
@@ -29,7 +30,7 @@ WELL = Fitness("cuda:0", (sys.executable, "-c", "print('{\"broken\": []}')"))
 @pytest.fixture(autouse=True)
 def nothing_planted() -> Iterator[None]:
     yield
-    faults.plant(())
+    fault_injection.plant(())
 
 
 def a_machine(**changes: object) -> Machine:
@@ -41,7 +42,7 @@ def third(child: int, _: Job) -> Failure | None:
 
 
 def plant(text: str) -> None:
-    faults.plant(faults.parsed(text))
+    fault_injection.plant(fault_injection.parsed(text))
 
 
 def test_a_broken_gpu_ends_the_run_here_and_another_worker_goes_on(database: Database) -> None:
@@ -112,10 +113,10 @@ def test_a_database_that_is_away_is_written_again(database: Database, caplog) ->
 
 
 def test_a_heart_that_stops_has_its_run_taken_over_and_writes_nothing_more(database: Database, caplog, monkeypatch):
-    monkeypatch.setattr(worker, "BEAT_S", 0.01)
+    monkeypatch.setattr(run_execution, "BEAT_S", 0.01)
     run = claimed(database)
     plant("heart-stop@1+")
-    with worker.Lease(database, run, 60).kept():
+    with run_execution.Lease(database, run, 60).kept():
         while "planted fault heart-stop strikes" not in caplog.text:
             pass
     assert stored(database, run)[0].heartbeat_at == run.heartbeat_at
@@ -123,7 +124,7 @@ def test_a_heart_that_stops_has_its_run_taken_over_and_writes_nothing_more(datab
 
 def test_a_worker_is_killed_at_an_event() -> None:
     script = (
-        "from tuner import faults, worker\n"
+        "from tuner.measuring import fault_injection as faults; from tuner.worker import run_execution as worker\n"
         "from tests.store.samples import a_run\n"
         "from tests.unit.tuner.machine import Machine\n"
         "faults.plant(faults.parsed('worker-kill=tried@2'))\n"

@@ -15,10 +15,10 @@ import pytest
 
 from tests.store.samples import START, a_run, a_trial, after, an_archive
 from tuner.records import Run, RunStatus
-from tuner.store import archives, runs, submits, trials
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.store.submits import Request
+from tuner.store.queries import archives, runs, submits, trials
+from tuner.store.queries.submits import Request
 
 WORKERS = 8
 RUNS = 96
@@ -27,7 +27,7 @@ PATIENCE_S = 100.0  # where a commit takes 0.1 s, eight that ask SQLite again an
 
 #: One process imports SQLAlchemy and the workers fork from it: 8 workers start in 0.2 s instead of 4 s.
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["tuner.store.engine", "tuner.store.submits", "tests.store.samples"])
+context.set_forkserver_preload(["tuner.store.engine", "tuner.store.queries.submits", "tests.store.samples"])
 
 
 def claim_all(url: str, start: Barrier, claimed: "Queue[list[tuple[str, int]]]") -> None:

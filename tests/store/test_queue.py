@@ -4,8 +4,8 @@ import pytest
 
 from tests.store.samples import START, a_run, a_trial, after, an_archive, an_environment
 from tuner.records import Run, RunStatus
-from tuner.store import archives, runs, trials
 from tuner.store.database import Database
+from tuner.store.queries import archives, runs, trials
 
 #: Stands for the archive that the test has stored.
 STORED = "stored"

@@ -19,20 +19,21 @@ from tests.store.conftest import Postgres
 from tests.store.samples import a_run, after
 from tests.unit.submission.hostile import valid
 from tests.unit.tuner.machine import ENVIRONMENT, GRAPH, GRAPH_WINS, SMALL, Machine, failure
-from tuner import queue
-from tuner.confirmation import PROCESSES
-from tuner.events import Event, Started
-from tuner.progress import Quiet
-from tuner.protocol import Job
-from tuner.queue import Worker
+from tuner.measuring.protocol import Job
 from tuner.records import Run, RunStatus, Source, Trial
-from tuner.store import archives, runs, tables, trials
+from tuner.statistics.plan_evidence import words
+from tuner.statistics.process_statistics import PROCESSES
+from tuner.store import tables
 from tuner.store.database import Database
 from tuner.store.engine import open_database
 from tuner.store.lease import Vigil
-from tuner.verdicts import words
+from tuner.store.queries import archives, runs, trials
+from tuner.terminal.progress import Quiet
+from tuner.tuning.events import Event, Started
 from tuner.wall_clock import utcnow
-from tuner.worker import How
+from tuner.worker import loop
+from tuner.worker.loop import Worker
+from tuner.worker.run_execution import How
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -171,8 +172,8 @@ def held(url: str, is_noticed: Callable[[], bool]) -> Iterator[None]:
 def test_runs_are_carried_out_oldest_first_without_a_pause(database, hired, monkeypatch):
     made = [submitted(database, number) for number in (1, 0, 2)]
     rests: list[float] = []
-    rest = queue.rest
-    monkeypatch.setattr(queue, "rest", lambda seconds, check: (rests.append(seconds), rest(seconds, check)))
+    rest = loop.rest
+    monkeypatch.setattr(loop, "rest", lambda seconds, check: (rests.append(seconds), rest(seconds, check)))
     hired.work_until(lambda: bool(rests))
     found = [stored(database, run)[0] for run in made]
     assert {run.status for run in found} == {RunStatus.FINISHED}, "it rested before the queue was empty"
@@ -190,7 +191,7 @@ def test_an_empty_queue_is_asked_at_longer_and_longer_intervals(hired, monkeypat
             hired.worker.stop.ask()
         check()
 
-    monkeypatch.setattr(queue, "rest", rest)
+    monkeypatch.setattr(loop, "rest", rest)
     hired.worker.work()
     for pause, whole in zip(rests, (0.5, 1, 2, 2, 2, 2), strict=True):
         assert whole / 2 <= pause <= whole

@@ -10,11 +10,11 @@ from sqlalchemy import Connection
 from kitsune.knobs import Choice
 from tests.store.samples import START, a_plan, a_run, after, an_environment
 from tests.unit.tuner.simulation import trial
-from tuner.protocol import Inspection
-from tuner.recall import knowledge_of, proven_before
+from tuner.measuring.protocol import Inspection
 from tuner.records import Run, Source, Trial
-from tuner.store import runs, trials
 from tuner.store.database import Database
+from tuner.store.queries import runs, trials
+from tuner.tuning.recall import knowledge_of, proven_before
 
 COMPILED: dict[str, Choice] = {"precision": "bf16", "compile": "reduce-overhead"}
 GRAPH: dict[str, Choice] = {"precision": "bf16", "compile": "default", "capture": "step"}

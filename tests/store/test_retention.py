@@ -19,14 +19,15 @@ from tests.store.samples import (
     an_archive,
     an_environment,
 )
-from tuner import clearing
-from tuner.clearing import clear
 from tuner.records import Run, RunStatus
-from tuner.store import archives, locks, plans, retention, runs, shares, submits, tables, timelines, trials
+from tuner.store import locks, tables
 from tuner.store.database import Database
 from tuner.store.engine import open_database
+from tuner.store.queries import archives, plans, retention, runs, shares, submits, timelines, trials
+from tuner.store.queries.submits import Quota, Request
 from tuner.store.rows import to_row
-from tuner.store.submits import Quota, Request
+from tuner.worker import purge
+from tuner.worker.purge import clear
 
 DAY = 86400.0
 #: Long after everything in these tests, and after whoever sent an archive might submit a run with it.
@@ -35,7 +36,7 @@ NOW = after(100 * DAY)
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clearing, "PAUSE_S", 0.0)
+    monkeypatch.setattr(purge, "PAUSE_S", 0.0)
 
 
 def kept(database: Database) -> dict[str, int]:
@@ -295,8 +296,8 @@ class TestArchives:
 
 class TestClearing:
     def test_it_goes_on_until_nothing_is_left(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(clearing, "RUNS_AT_ONCE", 2)
-        monkeypatch.setattr(clearing, "ARCHIVES_AT_ONCE", 1)
+        monkeypatch.setattr(purge, "RUNS_AT_ONCE", 2)
+        monkeypatch.setattr(purge, "ARCHIVES_AT_ONCE", 1)
         sent = [send(database, "sizes", "s0", size) for size in (8, 9, 10)]
         for number in range(5):
             finished(database, submit(database, sent[number % 3], key=str(number)), at=10 + number, speedup=1 + number)
@@ -306,8 +307,8 @@ class TestClearing:
     def test_it_ends_between_two_steps_when_that_is_asked_for(
         self, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(clearing, "RUNS_AT_ONCE", 1)
-        monkeypatch.setattr(clearing, "PAUSE_S", 0.01)
+        monkeypatch.setattr(purge, "RUNS_AT_ONCE", 1)
+        monkeypatch.setattr(purge, "PAUSE_S", 0.01)
         with database.begin() as connection:
             for _ in range(3):
                 runs.add(connection, a_run(status=RunStatus.FAILED, finished_at=after(1)))

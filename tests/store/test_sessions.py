@@ -6,10 +6,11 @@ import pytest
 from sqlalchemy import func, select
 
 from tests.store.samples import START, after
-from tuner.store import sessions, tables, tokens
+from tuner.store import tables
 from tuner.store.database import Database
-from tuner.store.sessions import LIFETIME, Session
-from tuner.store.tokens import Scope, Token
+from tuner.store.queries import sessions, tokens
+from tuner.store.queries.sessions import LIFETIME, Session
+from tuner.store.queries.tokens import Scope, Token
 
 HOUR = 3600
 

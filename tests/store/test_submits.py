@@ -7,9 +7,10 @@ from sqlalchemy import func, select
 from kitsune.errors import ConflictError, NotFoundError
 from tests.store.samples import OTHER_BATCH, START, after, an_archive
 from tuner.records import Run, RunStatus
-from tuner.store import archives, runs, submits, tables
+from tuner.store import tables
 from tuner.store.database import Database
-from tuner.store.submits import Request
+from tuner.store.queries import archives, runs, submits
+from tuner.store.queries.submits import Request
 
 
 def stored_archive(database: Database, *change: object) -> str:

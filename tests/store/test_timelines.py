@@ -10,11 +10,12 @@ from kitsune.timeline import Timeline
 from tests.store.carrying import carried_out, claimed, stored
 from tests.store.samples import a_timeline
 from tests.unit.tuner.machine import GRAPH_WINS, SMALL, Machine
-from tuner.confirmation import PROCESSES
-from tuner.protocol import Job
+from tuner.measuring.protocol import Job
 from tuner.records import Measurement, RunStatus, Source
-from tuner.store import retention, runs, tables, timelines
-from tuner.store.timelines import MAX_BYTES
+from tuner.statistics.process_statistics import PROCESSES
+from tuner.store import tables
+from tuner.store.queries import retention, runs, timelines
+from tuner.store.queries.timelines import MAX_BYTES
 
 SMALLEST = Timeline(streams=1, names=(), launches=())
 

@@ -8,9 +8,10 @@ from sqlalchemy import select
 
 from kitsune.errors import StoreError
 from tests.store.samples import START, after
-from tuner.store import tables, tokens
+from tuner.store import tables
 from tuner.store.database import Database
-from tuner.store.tokens import Scope, Token
+from tuner.store.queries import tokens
+from tuner.store.queries.tokens import Scope, Token
 
 SECRET = "ksn_" + "aB3-_" * 8 + "xyz"
 

@@ -9,7 +9,7 @@ import pytest
 from kitsune.errors import StoreBusyError
 from tests.store.carrying import wait_until
 from tuner.store.engine import open_database
-from tuner.store.turns import Turns
+from tuner.store.fair_lock import Turns
 
 
 def test_turns_come_in_the_order_of_asking() -> None:

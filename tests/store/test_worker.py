@@ -24,15 +24,16 @@ from tests.store.carrying import (
 )
 from tests.store.conftest import Postgres
 from tests.unit.tuner.machine import GRAPH, GRAPH_WINS, SMALL, Machine, failure
-from tuner import worker
-from tuner.confirmation import PROCESSES
-from tuner.events import Event, Inspected, Tried
-from tuner.protocol import Job
+from tuner.measuring.protocol import Job
 from tuner.records import Run, RunStatus, Source, Verdict
-from tuner.store import runs, tables
+from tuner.statistics.plan_evidence import words
+from tuner.statistics.process_statistics import PROCESSES
+from tuner.store import tables
 from tuner.store.engine import open_database
-from tuner.verdicts import words
+from tuner.store.queries import runs
+from tuner.tuning.events import Event, Inspected, Tried
 from tuner.wall_clock import utcnow
+from tuner.worker import run_execution
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -285,8 +286,8 @@ def test_a_heartbeat_learns_that_the_run_is_lost(database, machine, how, monkeyp
     """So a worker stops before its next trial begins, even where it has nothing to write."""
     run = claimed(database)
     learnt: list[str] = []
-    beat = worker.Lease._beat
-    monkeypatch.setattr(worker.Lease, "_beat", lambda self: (beat(self), learnt.append(self._lost)))
+    beat = run_execution.Lease._beat
+    monkeypatch.setattr(run_execution.Lease, "_beat", lambda self: (beat(self), learnt.append(self._lost)))
 
     def lose(number: int, _: Job) -> None:
         if number == 1:

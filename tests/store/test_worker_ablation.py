@@ -11,14 +11,15 @@ from benchmarks.audit import audited
 from kitsune.errors import LeaseLostError, StoppedError
 from tests.store.carrying import cancel, carried_out, claimed, on_confirmed, raising, stored, taken_over
 from tests.unit.tuner.machine import ENVIRONMENT, GRAPH, GRAPH_WINS, SMALL, Machine
-from tuner.ablation import UNREACHED, ablation_of
-from tuner.confirmation import PROCESSES
-from tuner.events import Ablating, Event
-from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP
+from tuner.measuring.gpu_health import DEATHS_OF_A_TRIAL, GIVEN_UP
+from tuner.planning.ablation import UNREACHED, ablation_of
 from tuner.records import Run, RunStatus, Source, Trial
-from tuner.store import plans, runs, tables
+from tuner.statistics.plan_evidence import words
+from tuner.statistics.process_statistics import PROCESSES
+from tuner.store import tables
 from tuner.store.database import Database
-from tuner.verdicts import words
+from tuner.store.queries import plans, runs
+from tuner.tuning.events import Ablating, Event
 from tuner.wall_clock import utcnow
 
 

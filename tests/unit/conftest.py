@@ -2,7 +2,7 @@
 
 import pytest
 
-from kitsune import cli
+from kitsune.cli import main
 
 
 @pytest.fixture
@@ -10,7 +10,7 @@ def call(capsys):
     """Runs a command line; gives its exit code, stdout and stderr."""
 
     def run(*words: str) -> tuple[int, str, str]:
-        code = cli.run(words)
+        code = main.run(words)
         return code, *capsys.readouterr()
 
     return run

@@ -8,9 +8,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from kitsune.errors import StoreBusyError, StoreError, StoreFullError
-from tuner import faults
-from tuner.store.faults import FULL, shown
-from tuner.store.turns import Turns
+from tuner.measuring import fault_injection
+from tuner.store.error_translation import FULL, shown
+from tuner.store.fair_lock import Turns
 
 #: 8 processes that claim at once waited 0.57 s at most (2000 runs, SQLite, 2 cores); beyond this something hangs.
 BUSY_TIMEOUT_S: Final = 10.0
@@ -54,9 +54,9 @@ class Database:
 
     def _meet_faults(self) -> None:
         """Before the commit, so that nothing of the transaction is kept."""
-        if faults.struck("database-full"):
+        if fault_injection.struck("database-full"):
             raise StoreFullError(f"the database {shown(self.engine.url)} {FULL}")
-        if faults.struck("database-away"):
+        if fault_injection.struck("database-away"):
             raise StoreError(f"the database {shown(self.engine.url)} lost the connection; try again when it is back")
 
     @contextmanager

@@ -12,10 +12,10 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 from sqlalchemy.exc import ArgumentError
 
+from kitsune.base.environment import private_folder
 from kitsune.errors import StoreError
-from kitsune.home import private_folder
 from tuner.store.database import BUSY_TIMEOUT_S, READ_ONLY, Database
-from tuner.store.faults import store_error
+from tuner.store.error_translation import store_error
 from tuner.store.migrate import bring_up_to_date
 
 CONNECT_TIMEOUT_S = 10

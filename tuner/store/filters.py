@@ -10,7 +10,7 @@ from typing import Any, Final, TypedDict
 
 from sqlalchemy import Column, ColumnElement, Text, func, not_, or_, type_coerce
 
-from kitsune.record import canonical_json
+from kitsune.base.base_record import canonical_json
 from tuner.records import RunStatus, Verdict
 from tuner.store import tables
 from tuner.store.lease import is_abandoned

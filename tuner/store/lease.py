@@ -15,8 +15,8 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, literal, or_, sel
 from kitsune.errors import LeaseLostError
 from tuner.records import Run, RunStatus
 from tuner.store import tables
+from tuner.store.insert_once import insert_selected
 from tuner.store.moments import Instant
-from tuner.store.once import insert_selected
 from tuner.store.rows import from_row
 
 #: A living worker beats every 2 s. Clocks that jump, and machines that wake up, make its lease look ended for so long.

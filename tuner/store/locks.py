@@ -6,7 +6,7 @@ from typing import Final
 
 from sqlalchemy import Connection, func, select
 
-from kitsune.record import canonical_json
+from kitsune.base.base_record import canonical_json
 
 #: Held together by all who refer to an archive, and alone by who deletes some: what was found is still there when a row
 #: is written that refers to it. Taken before any row is locked.

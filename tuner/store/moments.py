@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, DateTime, func, select
 
 from kitsune.errors import UnfitError
 from tuner.store.database import Database
-from tuner.store.faults import shown
+from tuner.store.error_translation import shown
 from tuner.wall_clock import utcnow
 
 #: A moment, or the statement's own.

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Column, Connection, Row, Select, tuple_
 
+from kitsune.base.base_record import canonical_json
 from kitsune.errors import CursorError
-from kitsune.record import canonical_json
 
 Value = datetime | float | str | None  # an int is a float to type checkers
 

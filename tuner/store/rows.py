@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Row, Table
 
+from kitsune.base.base_record import Record
 from kitsune.errors import StoreError
-from kitsune.record import Record
 from tuner.store.tables import JsonText
 
 R = TypeVar("R", bound=Record)

@@ -129,7 +129,7 @@ class Recipe:
         """A model in train mode, AdamW and a batch, all on the device.
 
         Everything is drawn on the CPU from torch's global generator, so that one seed gives the same weights and the
-        same data on every device. Seed it first (`tuner.workloads.load_workload` does).
+        same data on every device. Seed it first (`tuner.workloads.loader.load_workload` does).
         """
         model = self.model().to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate)

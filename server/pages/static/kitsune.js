@@ -10,7 +10,7 @@
   const ahead = told ? Date.parse(told.content) - Date.now() : 0;
   const now = () => Date.now() + ahead;
 
-  // As `ago` in server/pages/words.py; null where that gives a date.
+  // As `ago` in server/charts/drawing/words.py; null where that gives a date.
   function ago(seconds) {
     if (seconds < 1) return "just now";
     const unit = UNITS.find(([most]) => seconds < most);

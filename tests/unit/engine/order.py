@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kitsune.engine.schedule import Schedule, VectorClock
+from kitsune.launches.planning.schedule import Schedule, VectorClock
 
 
 def happens_before(schedule: Schedule, seen: Sequence[VectorClock], first: int, second: int) -> bool:

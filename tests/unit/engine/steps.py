@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import Optimizer
 
-from kitsune.engine.proof import Untouched, refuted
-from kitsune.engine.record import record
-from kitsune.engine.recording import Recording
+from kitsune.launches.execution.equivalence import Untouched, refuted
+from kitsune.launches.model.recording import Recording
+from kitsune.launches.recording.recorder import record
 
 CPU = torch.device("cpu")
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]

@@ -6,13 +6,13 @@ import pickle
 import pytest
 import torch
 
-from kitsune.engine.adamw import KernelUpdate, why_no_kernel
-from kitsune.engine.issue import in_recorded_order
-from kitsune.engine.rename import renamed
-from kitsune.engine.split import split
-from kitsune.engine.update import parameters_of
 from kitsune.kernels import adamw as kernel
 from kitsune.kernels import launch
+from kitsune.launches.execution.issue import in_recorded_order
+from kitsune.launches.transforms.renaming import renamed
+from kitsune.launches.transforms.splitting import split
+from kitsune.update.adamw import KernelUpdate, why_no_kernel
+from kitsune.update.optimizer_update import parameters_of
 from tests.step_cases import OwnSgd
 from tests.unit.engine.steps import equal, names, recorded, warmed, why_refuted
 
@@ -278,7 +278,7 @@ def test_what_it_reads_and_writes_is_known():
 
 @interpreted
 def test_it_is_split_into_buckets_that_come_to_the_same_bits(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.split.FIRST_BYTES", 80)
+    monkeypatch.setattr("kitsune.launches.transforms.splitting.FIRST_BYTES", 80)
     step, twin = warmed("mlp", by_kernel)
     torch.manual_seed(1)
     recording = recorded(step)
@@ -295,7 +295,7 @@ def test_it_is_split_into_buckets_that_come_to_the_same_bits(monkeypatch):
 
 @interpreted
 def test_the_proof_finds_it_to_be_the_step(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.split.FIRST_BYTES", 80)
+    monkeypatch.setattr("kitsune.launches.transforms.splitting.FIRST_BYTES", 80)
     step, _ = warmed("mlp", by_kernel)
     recording = recorded(step)
     replay = in_recorded_order(split(renamed(recording), 300))

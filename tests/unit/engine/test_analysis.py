@@ -6,20 +6,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 
-from kitsune.engine.analysis import (
-    Group,
-    Link,
-    Outlook,
-    analysed,
-    groups,
-    in_ms,
-    in_words,
-    limit,
-    outlook,
-)
-from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
-from kitsune.engine.memory import plan_memory
-from kitsune.engine.schedule import critical_path, critical_path_us, in_order, on_streams
+from kitsune.launches.model.launch_graph import Launch, LaunchGraph, Span, Storage
+from kitsune.launches.planning.analysis import Group, Link, Outlook, analysed, groups, in_ms, in_words, limit, outlook
+from kitsune.launches.planning.memory_plan import plan_memory
+from kitsune.launches.planning.schedule import critical_path, critical_path_us, in_order, on_streams
 from tests.unit.engine.test_schedule import problems, quick
 
 WAIT_US = 1.5

@@ -8,22 +8,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitsune.engine.contest import BY, BY_AMONG, HOPELESS_ROUNDS, ROUNDS, is_faster
-from kitsune.engine.costs import START_US, between_marks
-from kitsune.engine.kernels import Kernel, timeline
-from kitsune.engine.planned import OF_A_STEP, WORKSPACE_BYTES, by_load, most_taken, plans
-from kitsune.engine.planner import WON_BEFORE, Planner
-from kitsune.engine.schedule import Placed, Schedule, critical_path
-from kitsune.engine.timing_cache import TimingCache
+from kitsune.base.file_cache import KeyedFiles
+from kitsune.device.cuda_graph import HostGraph, Recorder
 from kitsune.errors import CaptureError
-from kitsune.graphs import HostGraph, Recorder
-from kitsune.keyed_files import KeyedFiles
+from kitsune.launches.execution.graph_benchmark import BY, BY_AMONG, HOPELESS_ROUNDS, ROUNDS, is_faster
+from kitsune.launches.execution.kernel_trace import Kernel, timeline
+from kitsune.launches.execution.launch_costs import START_US, between_marks
+from kitsune.launches.pipeline import WON_BEFORE, Planner
+from kitsune.launches.planning.schedule import Placed, Schedule, critical_path
+from kitsune.launches.plans import OF_A_STEP, WORKSPACE_BYTES, by_load, most_taken, plans
+from kitsune.launches.timing_cache import TimingCache
 from tests.unit.engine.steps import CPU, equal, even_us, recorded, warmed
 
 
 @pytest.fixture(autouse=True)
 def times(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", even_us)
 
 
 class Graphs(Recorder):
@@ -144,8 +144,8 @@ def test_a_plan_that_cannot_be_captured_is_out_and_takes_no_other_with_it(monkey
 
 @pytest.mark.parametrize(("race_s", "steps", "tried"), [(0.0, 0, 0), (5.0, 0, BUSIEST), (0.0, 10**12, BUSIEST)])
 def test_a_race_ends_when_its_time_is_over(monkeypatch, race_s, steps, tried):
-    monkeypatch.setattr("kitsune.engine.planner.RACE_S", race_s)
-    monkeypatch.setattr("kitsune.engine.planner.RACE_STEPS", steps)
+    monkeypatch.setattr("kitsune.launches.pipeline.RACE_S", race_s)
+    monkeypatch.setattr("kitsune.launches.pipeline.RACE_STEPS", steps)
     plan, raced = contest(lambda at: 5.0 if at == BUSIEST else 10.0)
     assert raced == 1 + tried
     assert ("7 of 8 plans were not tried" in plan.name) == (tried == 0)
@@ -175,10 +175,10 @@ def test_where_it_is_no_longer_faster_all_the_others_race_and_the_new_winner_is_
 @pytest.mark.parametrize("race_s", [0.0, 5.0])
 def test_where_one_stream_won_they_all_race_again(tmp_path, monkeypatch, race_s):
     """Nothing would ever tell that the others only had no time, or no memory."""
-    monkeypatch.setattr("kitsune.engine.planner.RACE_STEPS", 0)
-    monkeypatch.setattr("kitsune.engine.planner.RACE_S", race_s)
+    monkeypatch.setattr("kitsune.launches.pipeline.RACE_STEPS", 0)
+    monkeypatch.setattr("kitsune.launches.pipeline.RACE_S", race_s)
     plan, _ = contest(lambda _: 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
-    monkeypatch.setattr("kitsune.engine.planner.RACE_S", 5.0)
+    monkeypatch.setattr("kitsune.launches.pipeline.RACE_S", 5.0)
     again, raced = contest(lambda at: 5.0 if at == FED else 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
     assert (plan.schedule.streams, raced, again.schedule.streams) == (1, 1 + BUSIEST, 4)
 
@@ -220,7 +220,7 @@ def test_a_name_that_says_nothing_costs_a_race(tmp_path, told):
 
 def test_of_a_winner_that_the_proof_refuses_the_next_one_is_kept(tmp_path, monkeypatch):
     answers = ["not today", None]
-    monkeypatch.setattr("kitsune.engine.planner.refuted", lambda *_: answers.pop(0))
+    monkeypatch.setattr("kitsune.launches.pipeline.refuted", lambda *_: answers.pop(0))
     second_race = BUSIEST + 2  # the winner of the first was captured once more, for the proof
     quickest = (EARLY, second_race + 1)
     plan, raced = contest(

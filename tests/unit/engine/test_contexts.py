@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from kitsune.engine.body import Body
-from kitsune.engine.cudagraph import StepGraph
-from kitsune.engine.dispatch import SegmentedForward
-from kitsune.engine.update import Update
-from kitsune.graphs import Recorder
+from kitsune.capture.forward_dispatch import SegmentedForward
+from kitsune.capture.step_body import Body
+from kitsune.capture.step_graph import StepGraph
+from kitsune.device.cuda_graph import Recorder
+from kitsune.update.optimizer_update import Update
 from tests.unit.engine.steps import CPU, even_us
 
 FACTOR = [1.0]
@@ -61,7 +61,7 @@ def data(count=8):
 
 @pytest.fixture(autouse=True)
 def even_costs(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", even_us)
 
 
 def test_a_step_on_several_streams():

@@ -11,8 +11,8 @@ from torch import nn
 
 import kitsune
 from kitsune import Plan, TrainStep
-from kitsune.engine.flags import Switch, given_groups
 from kitsune.errors import DeclinedError
+from kitsune.update.optimizer_flags import Switch, given_groups
 from tests.step_cases import Mlp, batches
 
 FLAGS = ("foreach", "fused", "capturable")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
+from kitsune.launches.model.launch_graph import Launch, LaunchGraph, Span, Storage
 
 SIZES_BYTES = [0, 4, 4, 512, 516, 1500, 4096]
 QUARTERS = [(0, 4)] * 4 + [(0, 2), (2, 4), (1, 3), (0, 1), (3, 4), (0, 0), (2, 2), (4, 4)]

@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from kitsune.engine.halves import crossing_of, first_half, second_half
-from kitsune.engine.planner import Planner
-from kitsune.engine.record import record
-from kitsune.engine.undo import HIDDEN
-from kitsune.graphs import HostGraph, Recorder
+from kitsune.device.cuda_graph import HostGraph, Recorder
+from kitsune.launches.pipeline import Planner
+from kitsune.launches.recording.copy_on_write import HIDDEN
+from kitsune.launches.recording.recorder import record
+from kitsune.launches.transforms.partition import crossing_of, first_half, second_half
 from tests.unit.engine.steps import CASES, CPU, equal, even_us, sgd, warmed
 from tests.unit.engine.test_contest import Graphs
 
 
 @pytest.fixture(autouse=True)
 def times(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", even_us)
 
 
 class Parts:
@@ -81,7 +81,7 @@ def test_the_backward_is_timed_on_what_the_forward_makes_outside_of_its_graph(mo
     """In a capture operations may leave on the GPU what they read on the host outside of one."""
     timed = []
     monkeypatch.setattr(
-        "kitsune.engine.planned.measured_us", lambda recording: timed.append(dict(recording.held)) or even_us(recording)
+        "kitsune.launches.plans.measured_us", lambda recording: timed.append(dict(recording.held)) or even_us(recording)
     )
     one, two = pair_of(Planner(Recorder(CPU), 3), Parts("branches"))
     crossed = {number: tensor.untyped_storage().data_ptr() for number, tensor in one.static[1].items()}
@@ -109,7 +109,7 @@ def test_where_the_quickest_backward_is_refused_the_next_one_is_proven_and_says_
     first = Planner(Recorder(CPU), 3)
     pair_of(first, parts)
     left = ["not today", None]
-    monkeypatch.setattr("kitsune.engine.planner.refuted", lambda *_: left.pop(0))
+    monkeypatch.setattr("kitsune.launches.pipeline.refuted", lambda *_: left.pop(0))
     planner = Planner(Recorder(CPU), 3)
     one, two = pair_of(planner, parts)
     assert left == []
@@ -123,7 +123,7 @@ def test_where_the_quickest_backward_is_refused_the_next_one_is_proven_and_says_
 
 def test_where_every_backward_is_refused_no_run_leaves_a_trace(monkeypatch):
     parts, twin = Parts("branches"), Parts("branches")
-    monkeypatch.setattr("kitsune.engine.planner.refuted", lambda *_: "not today")
+    monkeypatch.setattr("kitsune.launches.pipeline.refuted", lambda *_: "not today")
     planner = Planner(Recorder(CPU), 3)
     assert pair_of(planner, parts) is None
     assert planner.refusal == "the launches as they were planned are not the step: not today"
@@ -131,7 +131,7 @@ def test_where_every_backward_is_refused_no_run_leaves_a_trace(monkeypatch):
 
 
 def test_what_could_not_be_put_back_is_not_run(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.planner.are_hidden", bool)
+    monkeypatch.setattr("kitsune.launches.pipeline.are_hidden", bool)
     planner = Planner(Recorder(CPU), 3)
     assert planner.capture_pair(lambda: 1 / 0, lambda: 1 / 0, list, [torch.ones(1)]) is None
     assert planner.refusal == HIDDEN

@@ -4,7 +4,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 
-from kitsune.engine.kernels import difference, ran_on
+from kitsune.launches.execution.kernel_trace import difference, ran_on
 
 
 def test_what_ran_is_told_in_order_without_the_names_of_parts():

@@ -6,13 +6,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from kitsune import Plan, TrainStep
-from kitsune.engine.issue import in_recorded_order
-from kitsune.engine.leaves import fresh_leaves
-from kitsune.engine.planner import Planner
-from kitsune.engine.proof import reorder
-from kitsune.engine.record import record
+from kitsune.autograd.leaves import fresh_leaves
+from kitsune.device.cuda_graph import Recorder
 from kitsune.errors import CaptureError
-from kitsune.graphs import Recorder
+from kitsune.launches.execution.equivalence import reorder
+from kitsune.launches.execution.issue import in_recorded_order
+from kitsune.launches.pipeline import Planner
+from kitsune.launches.recording.recorder import record
 from tests.step_cases import batches, capturing_cpu
 from tests.unit.engine.steps import CPU
 

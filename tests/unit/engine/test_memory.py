@@ -4,9 +4,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
-from kitsune.engine.memory import MemoryPlan, plan_memory
-from kitsune.engine.schedule import Placed, Schedule, in_order
+from kitsune.launches.model.launch_graph import Launch, LaunchGraph, Span, Storage
+from kitsune.launches.planning.memory_plan import MemoryPlan, plan_memory
+from kitsune.launches.planning.schedule import Placed, Schedule, in_order
 from tests.unit.engine.test_graph import touchers
 from tests.unit.engine.test_schedule import Case, Problem, ended_before, problems, schedules
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitsune.engine.micro import micro_batches
+from kitsune.capture.micro_batches import micro_batches
 from kitsune.errors import WorkloadError
 
 

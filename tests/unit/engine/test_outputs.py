@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kitsune.engine.outputs import Listeners, Past
+from kitsune.autograd.outputs import Listeners, Past
 
 
 def outputs():

@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch import nn
 
-from kitsune.engine.costs import measured_us
-from kitsune.engine.issue import HostLane, HostLanes, in_recorded_order, issue
-from kitsune.engine.memory import plan_memory
-from kitsune.engine.planned import budget_of, plans
-from kitsune.engine.planner import PROOFS, Planner
-from kitsune.engine.proof import reorder
-from kitsune.engine.record import record
-from kitsune.engine.schedule import in_order, on_streams
-from kitsune.engine.split import split
-from kitsune.engine.state import State
+from kitsune.device.cuda_graph import Recorder
 from kitsune.errors import ErraticError
-from kitsune.graphs import Recorder
+from kitsune.launches.execution.equivalence import reorder
+from kitsune.launches.execution.issue import HostLane, HostLanes, in_recorded_order, issue
+from kitsune.launches.execution.launch_costs import measured_us
+from kitsune.launches.model.step_state import State
+from kitsune.launches.pipeline import PROOFS, Planner
+from kitsune.launches.planning.memory_plan import plan_memory
+from kitsune.launches.planning.schedule import in_order, on_streams
+from kitsune.launches.plans import budget_of, plans
+from kitsune.launches.recording.recorder import record
+from kitsune.launches.transforms.splitting import split
 from kitsune.workload import batch_tensors, call_model, loss_of
 from tests.unit.engine.steps import CASES, CPU, adam, adamw, equal, even_us, recorded, rmsprop, sgd, warmed, why_refuted
-from tuner.workloads import load_workload
+from tuner.workloads.loader import load_workload
 
 STEPS = 20
 
@@ -34,7 +34,7 @@ class OfTheirOwn(Exception):
 @pytest.fixture(autouse=True)
 def even(monkeypatch):
     """Several streams are the quickest by prediction, whatever else this CPU does."""
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", even_us)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -255,7 +255,7 @@ def test_where_nobody_says_how_much_several_streams_take_a_fifth_more_of_all(mon
     held_bytes = sum(storage.nbytes() for storage in alone.recording.held.values())
     assert budget_of(alone, 5) == 5
     assert budget_of(alone, None) == alone.memory.peak_bytes + 2**25
-    monkeypatch.setattr("kitsune.engine.planned.LEAST_MORE_BYTES", 1)
+    monkeypatch.setattr("kitsune.launches.plans.LEAST_MORE_BYTES", 1)
     assert budget_of(alone, None) == alone.memory.peak_bytes + (alone.memory.peak_bytes + held_bytes) // 5
 
 
@@ -543,7 +543,7 @@ NOT_ITS_NUMBERS = "its numbers are not those of the step"
 def proofs(monkeypatch, *answers):
     """Has the proofs of a planner answer so, one after the other; gives the list of those that are left."""
     left = list(answers)
-    monkeypatch.setattr("kitsune.engine.planner.refuted", lambda *_: left.pop(0))
+    monkeypatch.setattr("kitsune.launches.pipeline.refuted", lambda *_: left.pop(0))
     return left
 
 
@@ -592,7 +592,7 @@ def test_whatever_planning_meets_the_step_has_run_once(monkeypatch, error):
     def failing(*_):
         raise error
 
-    monkeypatch.setattr("kitsune.engine.planner.refuted", failing)
+    monkeypatch.setattr("kitsune.launches.pipeline.refuted", failing)
     step, twin = warmed("branches", sgd)
     planner = Planner(Recorder(CPU), 3)
     graph, result = planner.capture(step, step.inputs)

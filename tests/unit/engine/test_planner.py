@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kitsune.engine.planned import Planned, plans
-from kitsune.engine.planner import Captured, Planner
-from kitsune.graphs import Recorder
+from kitsune.device.cuda_graph import Recorder
+from kitsune.launches.pipeline import Captured, Planner
+from kitsune.launches.plans import Planned, plans
 from tests.unit.engine.steps import CPU, even_us, recorded, sgd, warmed
 
 STREAMS = 3
@@ -16,7 +16,7 @@ NO = "its numbers are not those of the step"
 
 @pytest.fixture(autouse=True)
 def even_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", even_us)
 
 
 def refused_once(monkeypatch: pytest.MonkeyPatch, planner: Planner) -> list[Planned]:
@@ -28,8 +28,8 @@ def refused_once(monkeypatch: pytest.MonkeyPatch, planner: Planner) -> list[Plan
         return captured.graph.replay
 
     answers = [NO, None]
-    monkeypatch.setattr("kitsune.engine.planner.replaying", tried)
-    monkeypatch.setattr("kitsune.engine.planner.refuted", lambda *_: answers.pop(0))
+    monkeypatch.setattr("kitsune.launches.pipeline.replaying", tried)
+    monkeypatch.setattr("kitsune.launches.pipeline.refuted", lambda *_: answers.pop(0))
     step, _ = warmed("branches", sgd)
     planner.capture(step, step.inputs)
     assert planner.refusal == ""
@@ -45,7 +45,7 @@ def test_plans_are_told_apart_by_what_they_are_and_not_by_their_names(monkeypatc
     def nameless(*arguments) -> list[Planned]:
         return [replace(plan, name="") for plan in plans(*arguments)]
 
-    monkeypatch.setattr("kitsune.engine.planner.plans", nameless)
+    monkeypatch.setattr("kitsune.launches.pipeline.plans", nameless)
     first, second = refused_once(monkeypatch, Planner(Recorder(CPU), STREAMS))
     assert first.schedule != second.schedule
 
@@ -80,7 +80,7 @@ def test_plans_share_a_schedule_where_they_differ_in_priorities_only() -> None:
 @pytest.mark.parametrize(("streams", "for_ends"), [(4, 1), (7, 2)])
 @pytest.mark.parametrize("few", [0, 48])
 def test_what_ends_the_step_runs_in_a_part_of_the_gpu(monkeypatch, streams, for_ends, few) -> None:
-    monkeypatch.setattr("kitsune.engine.planned.few_multiprocessors", lambda device: few)
+    monkeypatch.setattr("kitsune.launches.plans.few_multiprocessors", lambda device: few)
     step, _ = warmed("branches", sgd)
     found = plans(recorded(step), streams, 2**40)
     apart, fed = (plan for plan in found if plan.schedule.streams == streams and "what ends the step" in plan.name)

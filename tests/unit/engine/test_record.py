@@ -9,11 +9,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import kitsune
 import tuner
-from kitsune.device import NOT_THE_USERS, user_line
-from kitsune.engine.issue import in_recorded_order
-from kitsune.engine.record import HIDDEN_WRITES, Observer, record
-from kitsune.engine.recording import places_of
-from kitsune.engine.triton_launches import TritonLaunch
+from kitsune.device.backend import NOT_THE_USERS, user_line
+from kitsune.launches.execution.issue import in_recorded_order
+from kitsune.launches.model.recording import places_of
+from kitsune.launches.recording.recorder import HIDDEN_WRITES, Observer, record
+from kitsune.launches.recording.triton_adapter import TritonLaunch
 from tests.unit.engine.steps import CPU, adamw, names, recorded, warmed
 
 
@@ -253,7 +253,7 @@ def test_a_copy_for_which_there_is_no_memory_does_not_end_the_step(monkeypatch):
     def none(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("kitsune.engine.record.copies_read", none)
+    monkeypatch.setattr("kitsune.launches.recording.recorder.copies_read", none)
     x = torch.ones(3)
     found = record(lambda: x.add_(1), CPU)
     assert "no memory" in found.refusal

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kitsune.engine.issue import HostLane, HostLanes, issue
-from kitsune.engine.memory import plan_memory
-from kitsune.engine.rename import renamed
-from kitsune.engine.schedule import in_order, on_streams
+from kitsune.launches.execution.issue import HostLane, HostLanes, issue
+from kitsune.launches.planning.memory_plan import plan_memory
+from kitsune.launches.planning.schedule import in_order, on_streams
+from kitsune.launches.transforms.renaming import renamed
 from tests.unit.engine.steps import CASES, equal, recorded, warmed
 
 A, B, C = (torch.rand(4, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
-from kitsune.engine.schedule import (
+from kitsune.launches.model.launch_graph import Launch, LaunchGraph, Span, Storage
+from kitsune.launches.planning.schedule import (
     Placed,
     Schedule,
     along_critical_path,

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitsune.engine.issue import HostLanes, in_recorded_order, issue
-from kitsune.engine.memory import plan_memory
-from kitsune.engine.schedule import on_streams
-from kitsune.engine.split import by_readiness, split
+from kitsune.launches.execution.issue import HostLanes, in_recorded_order, issue
+from kitsune.launches.planning.memory_plan import plan_memory
+from kitsune.launches.planning.schedule import on_streams
+from kitsune.launches.transforms.splitting import by_readiness, split
 from tests.unit.engine.steps import equal, names, recorded, sgd, warmed
 
 BUCKET_BYTES = 300
@@ -38,7 +38,7 @@ def on_threads(recording):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Buckets as small as the tensors here."""
-    monkeypatch.setattr("kitsune.engine.split.FIRST_BYTES", 80)
+    monkeypatch.setattr("kitsune.launches.transforms.splitting.FIRST_BYTES", 80)
 
 
 def test_the_norms_for_clipping_are_taken_in_pieces_and_what_follows_is_not():
@@ -193,7 +193,7 @@ def training(make, prepare):
 @pytest.mark.parametrize("prepare", [lambda model: model, in_channels_last])
 @pytest.mark.parametrize("make", UPDATES.values(), ids=UPDATES)
 def test_a_small_update_is_handed_over_in_parts_and_its_bits_stay_the_same(make, prepare, monkeypatch):
-    monkeypatch.setattr("kitsune.engine.split.PART_ELEMENTS", (64, 64))
+    monkeypatch.setattr("kitsune.launches.transforms.splitting.PART_ELEMENTS", (64, 64))
 
     step, ours = training(make, prepare)
     recording = recorded(step)
@@ -236,7 +236,7 @@ def test_parts_are_of_whole_vectors_whatever_the_size_of_the_update(make, width)
 @pytest.mark.parametrize("prepare", [lambda model: model, in_channels_last])
 @pytest.mark.parametrize("make", UPDATES.values(), ids=UPDATES)
 def test_a_tensor_larger_than_a_bucket_is_updated_by_several_launches_to_the_bit(make, prepare, monkeypatch):
-    monkeypatch.setattr("kitsune.engine.split.PARTED_BYTES", 0)
+    monkeypatch.setattr("kitsune.launches.transforms.splitting.PARTED_BYTES", 0)
     step, ours = training(make, prepare)
     smaller = split(recorded(step), 6144)
     updates = [call for call in smaller.calls if tensors_updated(call)]
@@ -252,7 +252,7 @@ def test_a_tensor_larger_than_a_bucket_is_updated_by_several_launches_to_the_bit
 
 
 def test_an_update_of_tensors_with_gaps_is_handed_over_whole(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.split.PART_ELEMENTS", (8, 8))
+    monkeypatch.setattr("kitsune.launches.transforms.splitting.PART_ELEMENTS", (8, 8))
     parameter = torch.nn.Parameter(torch.randn(8, 8)[:, ::2])
     parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.SGD([parameter], fused=True, lr=0.1)
@@ -262,7 +262,7 @@ def test_an_update_of_tensors_with_gaps_is_handed_over_whole(monkeypatch):
 
 
 def test_a_bucket_that_holds_everything_changes_nothing(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.split.FIRST_BYTES", 2**40)
+    monkeypatch.setattr("kitsune.launches.transforms.splitting.FIRST_BYTES", 2**40)
     step, _ = warmed("branches")
     recording = recorded(step)
     updates = names(split(recording, 2**40)).count("_fused_adamw_")

@@ -14,17 +14,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kitsune.compile_cache import compiled_folder, usual_folder
-from kitsune.engine.body import Body
-from kitsune.engine.cudagraph import StepGraph
-from kitsune.engine.dispatch import SegmentedForward
-from kitsune.engine.planner import Planner
-from kitsune.engine.timing_cache import FOLDER, TimingCache, in_words, key_of
-from kitsune.engine.update import Update
+from kitsune.base.compile_cache import compiled_folder, usual_folder
+from kitsune.base.file_cache import KeyedFiles
+from kitsune.capture.forward_dispatch import SegmentedForward
+from kitsune.capture.step_body import Body
+from kitsune.capture.step_graph import StepGraph
+from kitsune.device.cuda_graph import Recorder
+from kitsune.device.tf32 import tf32_products
 from kitsune.errors import CaptureError
-from kitsune.graphs import Recorder
-from kitsune.keyed_files import KeyedFiles
-from kitsune.tf32 import tf32_products
+from kitsune.launches.pipeline import Planner
+from kitsune.launches.timing_cache import FOLDER, TimingCache, in_words, key_of
+from kitsune.update.optimizer_update import Update
 from tests.unit.engine.steps import CPU, even_us, recorded
 
 IMAGES, KERNELS = torch.randn(2, 4, 8, 8), torch.randn(4, 4, 3, 3)
@@ -80,7 +80,7 @@ def test_so_have_other_limits():
 
 def test_another_torch_other_rules_and_another_precision_have_other_keys(monkeypatch):
     found = [key()]
-    for name, value in (("torch.__version__", "1.0"), ("kitsune.engine.timing_cache.RULES", 0)):
+    for name, value in (("torch.__version__", "1.0"), ("kitsune.launches.timing_cache.RULES", 0)):
         with monkeypatch.context() as patch:
             patch.setattr(name, value)
             found.append(key())
@@ -198,10 +198,10 @@ def on_a_gpu(monkeypatch):
         return [1.0] * len(recording.calls)
 
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a GPU")
-    monkeypatch.setattr("kitsune.engine.planner.State", lambda _: nullcontext(SimpleNamespace(restore=lambda: None)))
-    monkeypatch.setattr("kitsune.engine.planner.in_recorded_order", lambda _: issued)
-    monkeypatch.setattr("kitsune.engine.planner.kernels_of", kernels_of)
-    monkeypatch.setattr("kitsune.engine.planner.costs_of", costs_of)
+    monkeypatch.setattr("kitsune.launches.pipeline.State", lambda _: nullcontext(SimpleNamespace(restore=lambda: None)))
+    monkeypatch.setattr("kitsune.launches.pipeline.in_recorded_order", lambda _: issued)
+    monkeypatch.setattr("kitsune.launches.pipeline.kernels_of", kernels_of)
+    monkeypatch.setattr("kitsune.launches.pipeline.costs_of", costs_of)
     return replace(recorded(product), device=torch.device("cuda", 0)), looks
 
 
@@ -247,13 +247,13 @@ def planners(monkeypatch, where):
         made.append(arguments)
         raise RuntimeError("that is all")
 
-    monkeypatch.setattr(f"kitsune.engine.{where}.Planner", planner)
+    monkeypatch.setattr(f"kitsune.capture.{where}.Planner", planner)
     return made
 
 
-@pytest.mark.parametrize("where", ["cudagraph", "dispatch"])
+@pytest.mark.parametrize("where", ["step_graph", "forward_dispatch"])
 def test_a_training_asks_for_it(monkeypatch, where):
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", even_us)
     made = planners(monkeypatch, where)
     model = torch.nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)

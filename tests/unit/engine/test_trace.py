@@ -3,12 +3,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from kitsune.engine.memory import in_use_bytes, plan_memory
-from kitsune.engine.planner import Planner
-from kitsune.engine.record import record
-from kitsune.engine.schedule import in_order
-from kitsune.engine.trace import idle_shares, trace_of
-from kitsune.graphs import Recorder
+from kitsune.device.cuda_graph import Recorder
+from kitsune.launches.pipeline import Planner
+from kitsune.launches.planning.memory_plan import in_use_bytes, plan_memory
+from kitsune.launches.planning.schedule import in_order
+from kitsune.launches.planning.trace_export import idle_shares, trace_of
+from kitsune.launches.recording.recorder import record
 from tests.unit.engine.steps import CPU, even_us, warmed
 
 
@@ -17,7 +17,7 @@ def plan():
     step, _ = warmed("branches")
     planner = Planner(Recorder(CPU), 3)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kitsune.engine.planned.measured_us", even_us)
+        patched.setattr("kitsune.launches.plans.measured_us", even_us)
         planner.capture(step, step.inputs)
     return planner.plan
 

@@ -5,16 +5,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kitsune.engine.dispatch import SegmentedForward
-from kitsune.engine.planner import Planner
-from kitsune.engine.proof import distance, distances, is_as_near, mark_of
-from kitsune.graphs import Recorder
+from kitsune.capture.forward_dispatch import SegmentedForward
+from kitsune.device.cuda_graph import Recorder
+from kitsune.launches.execution.equivalence import distance, distances, is_as_near, mark_of
+from kitsune.launches.pipeline import Planner
 from tests.unit.engine.steps import CPU, even_us
 
 
 @pytest.fixture(autouse=True)
 def _even(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", even_us)
 
 
 def planned(step, *inputs):
@@ -104,7 +104,7 @@ def test_capturing_that_fails_leaves_the_state_as_it_was(monkeypatch):
         total.add_(100)
         raise KeyError(2)
 
-    monkeypatch.setattr("kitsune.engine.planner.issue", fails)
+    monkeypatch.setattr("kitsune.launches.pipeline.issue", fails)
     assert "KeyError" in planned(step, x)[0]
     assert total.tolist() == [1, 1, 1]
 

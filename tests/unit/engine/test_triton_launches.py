@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._inductor.runtime.hints import HeuristicType
 
-from kitsune.engine.triton_launches import _inductors
+from kitsune.launches.recording.triton_adapter import _inductors
 
 NAMES = ["in_ptr0", "arg_A", "out_ptr0", "in_out_ptr0", "xnumel"]
 

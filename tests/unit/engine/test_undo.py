@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from kitsune.engine.record import record
-from kitsune.engine.undo import Undo
+from kitsune.launches.recording.copy_on_write import Undo
+from kitsune.launches.recording.recorder import record
 from tests.unit.engine.steps import CPU
 
 
@@ -122,7 +122,7 @@ def test_a_storage_that_was_emptied_is_filled_again():
 
 FREEZES = """
 import gc, torch
-from kitsune.engine.undo import are_hidden
+from kitsune.launches.recording.copy_on_write import are_hidden
 old = torch.zeros(2)
 print(are_hidden([old]))
 gc.freeze()

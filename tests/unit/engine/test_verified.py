@@ -2,7 +2,7 @@
 
 import torch
 
-from kitsune.engine.verified import verified
+from kitsune.launches.execution.verified_recording import verified
 from tests.unit.engine.steps import CPU, equal, sgd, warmed
 
 

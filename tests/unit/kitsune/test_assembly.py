@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._dynamo.exc import TorchRuntimeError
 
-from kitsune.assembly import Assembly
-from kitsune.device import environment
+from kitsune.device.backend import environment
 from kitsune.errors import CaptureError, DeclinedError
 from kitsune.knobs import KNOBS, clashes
 from kitsune.plan import Plan
-from kitsune.report import Report
+from kitsune.runtime.plan_application import Assembly
+from kitsune.runtime.report import Report
 from kitsune.techniques import TECHNIQUES, Facts, why_not
 from tests.step_cases import assert_same, batches, pair, train_both
 

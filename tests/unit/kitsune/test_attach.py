@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as modules
 
-from kitsune.attach import Attachment, Route, is_routed
-from kitsune.engine.hooks import has_global_hooks
+from kitsune.autograd.hooks import has_global_hooks
+from kitsune.runtime.model_discovery import Attachment, Route, is_routed
 
 
 def attach(parameters: Any, forward: Any = lambda *_: "routed", lost: Any = lambda: None) -> Attachment:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kitsune.cache import PlanCache
+from kitsune.client.plan_cache import PlanCache
 from kitsune.plan import Asked, Environment, Plan
 
 HERE = Environment(device="cpu", gpu="Some CPU", memory_bytes=2**34, torch="2.13.0", python="3.11.7", kitsune="0.1.0")

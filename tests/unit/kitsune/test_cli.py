@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitsune import __version__, cli, errors, screen
-from kitsune.device import environment, pick_device
-from kitsune.doctor import Check, Status
+from kitsune import __version__, errors
+from kitsune.cli import main, output
+from kitsune.cli.doctor import Check, Status
+from kitsune.cli.exit_codes import MEANINGS, ExitCode, code_of
+from kitsune.device.backend import environment, pick_device
 from kitsune.errors import KitsuneError
-from kitsune.exits import MEANINGS, ExitCode, code_of
 from kitsune.plan import Evidence, Interval, Numerics, Plan
 
 
@@ -36,8 +37,8 @@ def evidence(**changes: object) -> Evidence:
         "speedup": interval(2.31),
         "eager_step_ms": 11.2,
         "speedup_over_eager": interval(11.2),
-        "baseline_peak_bytes": 2 * screen.GIB,
-        "peak_bytes": screen.GIB,
+        "baseline_peak_bytes": 2 * output.GIB,
+        "peak_bytes": output.GIB,
         "first_step_s": 20.4,
         "blocks": 30,
         "samples_sha256": "0" * 64,
@@ -121,7 +122,7 @@ def test_an_error_is_one_line_and_one_object(kind, call, monkeypatch):
     def fails() -> list[Check]:
         raise instance(kind)
 
-    monkeypatch.setattr(cli.doctor, "checks", fails)
+    monkeypatch.setattr(main.doctor, "checks", fails)
     code, out, err = call("doctor", "--json")
     assert code == code_of(instance(kind))
     message = str(instance(kind))
@@ -233,7 +234,7 @@ def test_show_says_in_words_what_was_found(call, plan_file):
     ],
 )
 def test_the_headline_fits_the_verdict(plan, sentence):
-    assert screen.headline(plan) == sentence
+    assert output.headline(plan) == sentence
 
 
 def test_a_plan_that_was_tampered_with_is_refused(call, plan_file, tmp_path):
@@ -283,7 +284,7 @@ BAD = Check(name="torch", status=Status.FAIL, detail="cannot be imported", fix="
 
 @pytest.mark.parametrize(("found", "code"), [([FINE, POOR], 0), ([FINE, POOR, BAD], 3)])
 def test_doctor_fails_only_where_a_main_job_cannot_work(found, code, call, monkeypatch):
-    monkeypatch.setattr(cli.doctor, "checks", lambda: found)
+    monkeypatch.setattr(main.doctor, "checks", lambda: found)
     assert call("doctor", "--json")[:2] == (
         code,
         json.dumps({"fits": code == 0, "checks": [check.model_dump(mode="json") for check in found]}) + "\n",
@@ -298,25 +299,25 @@ def test_doctor_fails_only_where_a_main_job_cannot_work(found, code, call, monke
 
 @given(st.text())
 def test_no_text_steers_a_terminal(text):
-    cleaned = screen.clean(text)
+    cleaned = output.clean(text)
     assert len(cleaned) == len(text)
     assert all(c.isprintable() or c in "\n\t" for c in cleaned)
-    assert screen.clean(cleaned) == cleaned
+    assert output.clean(cleaned) == cleaned
 
 
 @given(st.floats(min_value=0, max_value=1e5))
 def test_a_duration_reads_as_the_seconds_that_it_was(seconds):
-    parts = [int(part) for part in screen.duration(seconds).split(":")]
+    parts = [int(part) for part in output.duration(seconds).split(":")]
     assert sum(part * 60**power for power, part in enumerate(reversed(parts))) == round(seconds)
     assert all(part < 60 for part in parts[1:])
 
 
 def test_colours_follow_the_environment(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    screen.fail("X", "no [red]luck[/red]", 1, as_json=False)
+    output.fail("X", "no [red]luck[/red]", 1, as_json=False)
     assert "\x1b[1;31mError: " in capsys.readouterr().err
     monkeypatch.setenv("NO_COLOR", "1")
-    screen.fail("X", "no [red]luck[/red]", 1, as_json=False)
+    output.fail("X", "no [red]luck[/red]", 1, as_json=False)
     err = capsys.readouterr().err
     assert "31m" not in err
     assert "no [red]luck[/red]" in err
@@ -326,9 +327,9 @@ def test_colours_follow_the_environment(capsys, monkeypatch):
 
 
 def test_commands_of_a_package_that_does_not_load_are_left_out(call, monkeypatch, caplog):
-    broken = EntryPoint(name="server", value="kitsune.no_such_module:register", group=cli.GROUP)
-    monkeypatch.setattr(cli, "entry_points", lambda group: [broken])
-    monkeypatch.setattr(cli.doctor, "checks", lambda: [FINE])
+    broken = EntryPoint(name="server", value="kitsune.no_such_module:register", group=main.GROUP)
+    monkeypatch.setattr(main, "entry_points", lambda group: [broken])
+    monkeypatch.setattr(main.doctor, "checks", lambda: [FINE])
     assert call("doctor")[0] == 0
     assert "the commands of server are left out" in caplog.text
     assert call("tune")[0] == 2
@@ -349,7 +350,7 @@ def cpu_s(code: str) -> tuple[float, subprocess.CompletedProcess[str]]:
 def test_help_is_quick_and_loads_nothing_heavy():
     """Within four times what its libraries take to load, which is 0.4 s on one machine and 0.7 on another."""
     code = (
-        "import sys; from kitsune import cli; done = cli.run(['tune', '--help']);"
+        "import sys; from kitsune.cli import main as cli; done = cli.run(['tune', '--help']);"
         "heavy = {'torch', 'numpy', 'optuna', 'sqlalchemy', 'alembic'} & set(sys.modules); sys.exit(f'{done} {heavy}')"
     )
     ratios: list[float] = []
@@ -363,7 +364,7 @@ def test_help_is_quick_and_loads_nothing_heavy():
 
 
 BOOM = """
-from kitsune import cli
+from kitsune.cli import main as cli
 def boom(words): raise ZeroDivisionError("by zero\\nand more")
 cli.run = boom
 cli.main()
@@ -371,7 +372,7 @@ cli.main()
 
 WAIT = """
 import os, signal
-from kitsune import cli
+from kitsune.cli import main as cli
 def wait(words):
     try:
         os.kill(os.getpid(), signal.SIGNAME)
@@ -401,7 +402,7 @@ def test_debug_shows_the_traceback_wherever_it_stands():
 
 CALLS = """
 import sys
-from kitsune import cli, screen
+from kitsune.cli import main as cli, output as screen
 from kitsune.errors import NotFoundError
 def shows(words): screen.emit({"a": "b" * 20_000})
 def prints(words): screen.stdout().print("b" * 20_000)
@@ -443,7 +444,7 @@ def test_a_reader_that_left_is_one_line_and_a_code():
 
 def test_a_help_on_a_full_disk_is_one_line_and_a_code():
     with open("/dev/full", "wb") as full:
-        done = python("from kitsune import cli; cli.main()", "plan", "--help", stdout=full)
+        done = python("from kitsune.cli import main as cli; cli.main()", "plan", "--help", stdout=full)
     told = "the help cannot be written to stdout: No space left on device"
     assert (done.returncode, done.stderr) == (3, f"Error: {told}\n")
 
@@ -468,7 +469,7 @@ def test_a_stderr_that_was_closed_takes_nothing_away_from_the_result():
 STOPPED = {"error": {"type": "Interrupted", "message": "stopped by Ctrl-C", "exit_code": 130}}
 PRESSED = """
 import os, signal, sys
-from kitsune import cli
+from kitsune.cli import main as cli
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 def press(): os.kill(os.getpid(), signal.SIGINT)
 cli.doctor.checks = lambda: PRESS or []
@@ -524,7 +525,7 @@ def test_ctrl_c_while_the_commands_are_put_together_is_told_of(call, monkeypatch
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "full_app", interrupted)
+    monkeypatch.setattr(main, "full_app", interrupted)
     code, out, err = call("doctor", "--json")
     assert (code, err, json.loads(out)) == (130, "Error: stopped by Ctrl-C\n", STOPPED)
 

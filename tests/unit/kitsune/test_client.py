@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from kitsune.client import MACHINE, Client, Found
+from kitsune.client.http_client import MACHINE, Client, Found
+from kitsune.client.server_address import Server
 from kitsune.errors import RefusedError, UnreachableError
 from kitsune.plan import MAX_PLAN_BYTES, Asked, Environment, Plan
-from kitsune.server_address import Server
 from tests.scripted_server import (
     Play,
     ScriptedServer,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kitsune import device as devices
-from kitsune.device import environment, first_line, make_current, pick_device
+from kitsune.device import backend as devices
+from kitsune.device.backend import environment, first_line, make_current, pick_device
 from kitsune.errors import UnfitError
 from kitsune.plan import Match
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kitsune import doctor
-from kitsune.doctor import Status
+from kitsune.cli import doctor
+from kitsune.cli.doctor import Status
 from kitsune.errors import SchemaError
-from tuner import confinement
-from tuner.confinement import Confinement, Means, confinement_here
+from tuner.sandbox import confinement
+from tuner.sandbox.confinement import Confinement, Means, confinement_here
 from tuner.store import migrate
 from tuner.store.engine import open_database
 from tuner.store.tables import VERSION_TABLE

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from kitsune import exchange
+from kitsune.client import http_deadline
+from kitsune.client.http_deadline import Question
 from kitsune.errors import UnreachableError
-from kitsune.exchange import Question
 from tests.scripted_server import absent
 
 PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
@@ -24,7 +24,7 @@ def reason(url: str, *, direct: bool = False) -> str:
     """Why nothing came, which must be known long before the deadline."""
     began = time.monotonic()
     with pytest.raises(UnreachableError) as caught:
-        exchange.exchange(Question("GET", url, {}, {}, None, 1024), 20, direct=direct)
+        http_deadline.exchange(Question("GET", url, {}, {}, None, 1024), 20, direct=direct)
     assert time.monotonic() - began < 10
     return str(caught.value)
 
@@ -33,7 +33,7 @@ def test_a_proxy_that_needs_a_package_is_told_of_at_once(monkeypatch):
     def demands(*_: object, **__: object) -> None:
         raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed.")
 
-    monkeypatch.setattr(exchange.httpx, "Client", demands)
+    monkeypatch.setattr(http_deadline.httpx, "Client", demands)
     assert "socksio" in reason("http://tuner.example:8537")
 
 
@@ -44,7 +44,7 @@ def test_what_nobody_foresaw_is_told_of_at_once_and_not_hidden(monkeypatch):
     def breaks(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(exchange._Attempt, "_answer", breaks)
+    monkeypatch.setattr(http_deadline._Attempt, "_answer", breaks)
     assert "a bug" in reason("http://tuner.example:8537")
     assert unhandled.get(timeout=60) is KeyError
 

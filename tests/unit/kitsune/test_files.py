@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kitsune.files import write_whole
+from kitsune.base.atomic_write import write_whole
 
 
 def test_what_is_there_is_replaced_and_nothing_else_is_left(tmp_path):

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from kitsune.garbage import are_tracked, live_tensors
+from kitsune.device.gc_control import are_tracked, live_tensors
 
 
 def slowly():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kitsune.graphs import HostGraph, Recorder
+from kitsune.device.cuda_graph import HostGraph, Recorder
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from kitsune.errors import SettingsError
-from kitsune.inner import as_given, inner_of
+from kitsune.runtime.wrapped_optimizer import as_given, inner_of
 
 
 def parameters():

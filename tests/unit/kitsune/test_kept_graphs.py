@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kitsune.engine.segments import Segments
-from kitsune.engine.watch import HostState, Watch, keeps_graph, newest_node, roots_of
+from kitsune.capture.guards import HostState, Watch, keeps_graph, newest_node, roots_of
+from kitsune.capture.segment_graphs import Segments
+from kitsune.device.cuda_graph import HostGraph, Recorder
 from kitsune.errors import CaptureError
-from kitsune.graphs import HostGraph, Recorder
 from tests.unit.engine.steps import CASES, CPU, warmed
 
 KEPT = []

@@ -3,7 +3,7 @@ import torch
 import torch._dynamo.testing
 from torch import nn
 
-from kitsune.engine.leaves import fresh_leaves, joined
+from kitsune.autograd.leaves import fresh_leaves, joined
 
 
 class Tied(nn.Module):

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from kitsune import logs
+from kitsune.base import json_logging
+from kitsune.base.json_logging import HIDDEN, JsonLines, LogFormat, without_secrets
 from kitsune.errors import SettingsError
-from kitsune.logs import HIDDEN, JsonLines, LogFormat, without_secrets
 
 SECRET = "Zx3vKq2mY8sJ1tRw0bNf5uLh7cGd4eAiPoQy6kTjWlE"
 DIGEST = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -39,8 +39,8 @@ def test_a_line_has_what_is_known():
 
 
 def test_what_a_line_is_about_is_said_around_it():
-    with logs.concerning(run_id="r1"):
-        with logs.concerning(request_id="q"):
+    with json_logging.concerning(run_id="r1"):
+        with json_logging.concerning(request_id="q"):
             assert {"run_id": "r1", "request_id": "q"}.items() <= line().items()
         assert "request_id" not in line()
         assert line(run_id="r2")["run_id"] == "r2"
@@ -81,9 +81,9 @@ def test_names_are_not(text):
     ],
 )
 def test_the_option_goes_before_the_variable(option, variable, found):
-    assert logs.chosen(option, {"KITSUNE_LOG_FORMAT": variable}) == found
+    assert json_logging.chosen(option, {"KITSUNE_LOG_FORMAT": variable}) == found
 
 
 def test_a_variable_that_is_no_format_is_refused():
     with pytest.raises(SettingsError, match="KITSUNE_LOG_FORMAT is 'xml'; it can be text or json"):
-        logs.chosen(None, {"KITSUNE_LOG_FORMAT": "xml"})
+        json_logging.chosen(None, {"KITSUNE_LOG_FORMAT": "xml"})

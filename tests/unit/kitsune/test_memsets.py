@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitsune import memsets
-from kitsune.errors import CaptureError
-from kitsune.memsets import (
+from kitsune.device import memset_rewrite
+from kitsune.device.memset_rewrite import (
     FIRST_NODES,
     KERNEL_NODE,
     MEMSET_NODE,
@@ -23,6 +22,7 @@ from kitsune.memsets import (
     replace_memsets,
     starts,
 )
+from kitsune.errors import CaptureError
 
 AT = 4096
 
@@ -133,10 +133,10 @@ def replaced(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
-    monkeypatch.setattr(memsets, "fill_function", lambda index: 99)
+    monkeypatch.setattr(memset_rewrite, "fill_function", lambda index: 99)
 
     def replaced(driver, **options):
-        monkeypatch.setattr(memsets, "driver", lambda: driver)
+        monkeypatch.setattr(memset_rewrite, "driver", lambda: driver)
         return replace_memsets(Captured(), torch.device("cuda", 0), **options)
 
     return replaced
@@ -188,12 +188,12 @@ def test_a_graph_that_is_half_changed_is_no_graph(replaced):
 
 
 def test_without_a_driver_that_loads_kernels_all_stay(replaced, monkeypatch):
-    monkeypatch.setattr(memsets, "fill_function", refusing)
+    monkeypatch.setattr(memset_rewrite, "fill_function", refusing)
     assert replaced(Driver({1: memset(), 2: 1}, {(1, 2)}), staying=none) == 0
 
 
 def test_without_memsets_no_kernel_is_loaded(replaced, monkeypatch):
-    monkeypatch.setattr(memsets, "fill_function", refusing)
+    monkeypatch.setattr(memset_rewrite, "fill_function", refusing)
     assert replaced(Driver({1: 1, 2: 1}, {(1, 2)}), staying=none) == 0
 
 

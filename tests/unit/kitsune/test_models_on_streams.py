@@ -11,6 +11,6 @@ from tests.unit.engine.steps import even_us
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    monkeypatch.setattr("kitsune.loop.SegmentedForward", OnStreams)
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    monkeypatch.setattr("kitsune.runtime.drop_in_loop.SegmentedForward", OnStreams)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", even_us)
     return capturing_cpu(monkeypatch)

@@ -10,12 +10,12 @@ from torch import nn
 
 import kitsune
 from kitsune.amp import AMPConfig
-from kitsune.device import environment
+from kitsune.device.backend import environment
 from kitsune.errors import DeclinedError, SettingsError
 from kitsune.fusion import FusionConfig
 from kitsune.optimizer import KitsuneOptimizer
 from kitsune.plan import Plan
-from kitsune.step_profile import CALIBRATION_STEPS
+from kitsune.runtime.step_profile import CALIBRATION_STEPS
 from kitsune.streams import StreamConfig
 from tests.optimizer_models import *  # noqa: F403
 from tests.optimizer_semantics import *  # noqa: F403

@@ -17,8 +17,8 @@ from tests.unit.engine.steps import even_us
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    monkeypatch.setattr("kitsune.loop.SegmentedForward", OnStreams)
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    monkeypatch.setattr("kitsune.runtime.drop_in_loop.SegmentedForward", OnStreams)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", even_us)
     MADE.clear()
     return capturing_cpu(monkeypatch)
 
@@ -27,7 +27,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 def knob(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     for name in ("streams", "pool_bytes"):
         monkeypatch.setattr(TECHNIQUES[name], "why_not", lambda choice, facts: None)
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", even_us)
     return capturing_cpu(monkeypatch)
 
 

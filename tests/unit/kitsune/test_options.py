@@ -11,8 +11,18 @@ from kitsune.amp import AMPConfig
 from kitsune.errors import SettingsError
 from kitsune.fusion import FusionConfig
 from kitsune.knobs import KNOBS
-from kitsune.options import NO_AMP, NO_FUSION, NOT_SCALED, OWN_LOADER, POOL_NOTE, Options, Wish, parse_bytes, wish_of
 from kitsune.plan import Plan
+from kitsune.runtime.user_options import (
+    NO_AMP,
+    NO_FUSION,
+    NOT_SCALED,
+    OWN_LOADER,
+    POOL_NOTE,
+    Options,
+    Wish,
+    parse_bytes,
+    wish_of,
+)
 from kitsune.streams import StreamConfig
 
 

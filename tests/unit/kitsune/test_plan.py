@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kitsune.errors import PlanError
 from kitsune.knobs import KNOBS
+from kitsune.long_proof import LongProof, Margin
 from kitsune.plan import (
     LATER_EVIDENCE,
     MAX_PLAN_BYTES,
@@ -23,7 +24,6 @@ from kitsune.plan import (
     checked_knobs,
     knobs_id,
 )
-from kitsune.proof import LongProof, Margin
 
 KNOB_CHOICES = st.fixed_dictionaries(
     {}, optional={name: st.sampled_from(list(knob.choices)) for name, knob in KNOBS.items()}

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import kitsune
-from kitsune import lookup, remote_run
-from kitsune.device import environment
+from kitsune.client import plan_lookup, remote_run
+from kitsune.client.plan_lookup import NOBODYS
+from kitsune.device.backend import environment
 from kitsune.errors import ExportError, RefusedError, SettingsError, TuneError, UnfitError, UnreachableError
-from kitsune.lookup import NOBODYS
 from kitsune.plan import Plan
-from kitsune.submission.archive import Archive
-from kitsune.submission.export import fingerprint_of, model_fingerprint_of
+from kitsune.submission.exporting.export import fingerprint_of, model_fingerprint_of
+from kitsune.submission.format.archive import Archive
 from kitsune.workload import Workload
 from tests.scripted_server import (
     Play,
@@ -40,7 +40,7 @@ from tests.step_cases import Mlp
 #: What the network may cost a training script is 2 s; the rest is for a machine that is busy with other tests. A
 #: server that hangs would hold it for 30 s.
 LIMIT_S = 7.0
-LIMITS_S = {name: getattr(lookup, name) for name in ("CALL_S", "NETWORK_S")}
+LIMITS_S = {name: getattr(plan_lookup, name) for name in ("CALL_S", "NETWORK_S")}
 PLANS = "GET /api/v1/plans"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 CPU = environment(torch.device("cpu"))
@@ -49,28 +49,28 @@ NO_PLAN = {"match": "none", "reason": "it was never tuned here", "plan": None}
 
 @pytest.fixture(autouse=True)
 def fresh_warnings(monkeypatch):
-    monkeypatch.setattr(lookup, "_told", set())
+    monkeypatch.setattr(plan_lookup, "_told", set())
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """A busy machine may take longer for an answer than a training script would wait."""
     for name in LIMITS_S:
-        monkeypatch.setattr(lookup, name, 20.0)
+        monkeypatch.setattr(plan_lookup, name, 20.0)
 
 
 @pytest.fixture
 def limited(patience, monkeypatch):
     """As long as a training script waits."""
     for name, limit_s in LIMITS_S.items():
-        monkeypatch.setattr(lookup, name, limit_s)
+        monkeypatch.setattr(plan_lookup, name, limit_s)
 
 
 @pytest.fixture
 def soon_limited(patience, monkeypatch):
     """A quarter of that: what is waited out is the same, only shorter."""
     for name, limit_s in LIMITS_S.items():
-        monkeypatch.setattr(lookup, name, limit_s / 4)
+        monkeypatch.setattr(plan_lookup, name, limit_s / 4)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -178,7 +178,9 @@ TROUBLE = {
 @pytest.mark.parametrize("name", TROUBLE)
 @pytest.mark.usefixtures("soon_limited")
 def test_trouble_costs_little_and_is_told_once(name, caplog, monkeypatch):
-    monkeypatch.setattr("kitsune.remote.model_fingerprint_of", lambda *_: "e" * 64)  # seconds on a busy machine
+    monkeypatch.setattr(
+        "kitsune.client.remote_tuning.model_fingerprint_of", lambda *_: "e" * 64
+    )  # seconds on a busy machine
     with ScriptedServer(TROUBLE[name]).running() as server:
         began = time.monotonic()
         assert fetch(server.url) is None
@@ -189,7 +191,9 @@ def test_trouble_costs_little_and_is_told_once(name, caplog, monkeypatch):
 
 
 def test_nobody_listens_and_nothing_is_exported(monkeypatch):
-    monkeypatch.setattr("kitsune.remote.model_fingerprint_of", lambda *_: pytest.fail("seconds for nothing"))
+    monkeypatch.setattr(
+        "kitsune.client.remote_tuning.model_fingerprint_of", lambda *_: pytest.fail("seconds for nothing")
+    )
     began = time.monotonic()
     assert fetch(absent()) is None
     assert time.monotonic() - began < LIMIT_S
@@ -246,7 +250,7 @@ def test_an_error_in_the_export(monkeypatch, error, caplog):
     def fails(*_: object) -> str:
         raise error
 
-    monkeypatch.setattr("kitsune.remote.model_fingerprint_of", fails)
+    monkeypatch.setattr("kitsune.client.remote_tuning.model_fingerprint_of", fails)
     with serves(plan_for()).running() as server:
         assert fetch(server.url) is None
     assert type(error).__name__ in caplog.text
@@ -268,7 +272,7 @@ def test_ctrl_c_is_not_swallowed(monkeypatch):
     def interrupted(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kitsune.remote.model_fingerprint_of", interrupted)
+    monkeypatch.setattr("kitsune.client.remote_tuning.model_fingerprint_of", interrupted)
     with serves(plan_for()).running() as server, pytest.raises(KeyboardInterrupt):
         fetch(server.url)
 
@@ -324,7 +328,7 @@ def test_a_kept_plan_that_was_altered_is_ignored(monkeypatch, kitsune_home):
 def test_a_server_that_forgot_is_believed(monkeypatch, kitsune_home):
     outlived(monkeypatch)
     play = answers({PLANS: of_json({"match": "none", "reason": "not yet", "plan": None})})
-    outlived_url = lookup.server_of().url
+    outlived_url = plan_lookup.server_of().url
     port = int(outlived_url.rpartition(":")[2])
     with ScriptedServer(play).running(port):
         assert fetch(None) is None
@@ -602,7 +606,7 @@ def test_a_run_without_an_id(answer):
 
 
 def test_submitting_without_a_server_says_so_before_exporting(monkeypatch):
-    monkeypatch.setattr("kitsune.remote.to_archive", lambda *_: pytest.fail("seconds for nothing"))
+    monkeypatch.setattr("kitsune.client.remote_tuning.to_archive", lambda *_: pytest.fail("seconds for nothing"))
     url = absent()
     with pytest.raises(UnreachableError, match=url):
         submit(url)

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from kitsune import remote_run
-from kitsune.client import Client
+from kitsune.client import remote_run
+from kitsune.client.http_client import Client
+from kitsune.client.remote_run import RemoteRun, check_budget, send
+from kitsune.client.server_address import Server
 from kitsune.errors import RefusedError, SettingsError, UnreachableError
-from kitsune.remote_run import RemoteRun, check_budget, send
-from kitsune.server_address import Server
 from tests.scripted_server import ScriptedServer, of_json, problem
 from tests.unit.submission.hostile import valid
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kitsune.errors import UnplannedError
-from kitsune.report import Report
+from kitsune.runtime.report import Report
 from kitsune.techniques import TECHNIQUES
 from tests.step_cases import OPTIMIZERS, Convnet, Planned, batches, capturing_cpu, pair
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kitsune.engine.scaler import LossScaler
+from kitsune.update.loss_scaler import LossScaler
 
 CPU = torch.device("cpu")
 

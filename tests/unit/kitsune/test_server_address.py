@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from kitsune.client.server_address import Server, checked_url, is_loopback, server_of
 from kitsune.errors import SettingsError
-from kitsune.server_address import Server, checked_url, is_loopback, server_of
 
 KEPT = "ksn_kept_by_serve"
 

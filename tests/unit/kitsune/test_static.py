@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kitsune.engine.static import StaticBatch, place, signature_of, signature_unless_opaque, tensors_of, why_not_static
+from kitsune.device.static_batch import (
+    StaticBatch,
+    place,
+    signature_of,
+    signature_unless_opaque,
+    tensors_of,
+    why_not_static,
+)
 
 CPU = torch.device("cpu")
 Point = namedtuple("Point", ["a", "b"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kitsune.engine.cudagraph import StepGraph
+from kitsune.capture.step_graph import StepGraph
 from tests.step_cases import (
     OPTIMIZERS,
     assert_same,
@@ -62,7 +62,7 @@ class OnStreams(StepGraph):
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     monkeypatch.setattr("kitsune.step.StepGraph", OnStreams)
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", even_us)
     MADE.clear()
     return capturing_cpu(monkeypatch)
 

@@ -17,9 +17,9 @@ from kitsune.optimizer import CLOSED, NO_PLAN, NO_PROFILE, UNFOUND
 from kitsune.profiler.gauge import Gauge
 from kitsune.profiler.step_counter import StepCount
 from kitsune.profiler.streams import StreamProfile, StreamUse
-from kitsune.report import Report
-from kitsune.stats import summary_of, unmeasured
-from kitsune.step_profile import (
+from kitsune.runtime.report import Report
+from kitsune.runtime.run_stats import summary_of, unmeasured
+from kitsune.runtime.step_profile import (
     CALIBRATION_STEPS,
     COLD_STEPS,
     GIVEN,
@@ -121,10 +121,10 @@ class Counting:
         self.counted = []
         self.found = {}
         self.refusal = None
-        monkeypatch.setattr("kitsune.step_profile.Clock", self.clock)
-        monkeypatch.setattr("kitsune.step_profile.gauge_of", lambda device: Gauge(Level(), "a level"))
-        monkeypatch.setattr("kitsune.step_profile.graph_pool_bytes", lambda device: 0)
-        monkeypatch.setattr("kitsune.step_profile.StepCounter", self.counter)
+        monkeypatch.setattr("kitsune.runtime.step_profile.Clock", self.clock)
+        monkeypatch.setattr("kitsune.runtime.step_profile.gauge_of", lambda device: Gauge(Level(), "a level"))
+        monkeypatch.setattr("kitsune.runtime.step_profile.graph_pool_bytes", lambda device: 0)
+        monkeypatch.setattr("kitsune.runtime.step_profile.StepCounter", self.counter)
 
     def clock(self, device):
         """A step takes 1 ms, one that is counted 100, and one after that 1.25: CUPTI stays attached."""

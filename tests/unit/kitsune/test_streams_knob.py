@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kitsune import Plan, TrainStep
-from kitsune.engine.triton_launches import why_unknown
 from kitsune.errors import DeclinedError
 from kitsune.knobs import KNOBS
+from kitsune.launches.recording.triton_adapter import why_unknown
 from kitsune.techniques import TECHNIQUES, Facts, why_not
 from tests.step_cases import OPTIMIZERS, assert_same, batches, capturing_cpu, is_captured, pair, train_both
 

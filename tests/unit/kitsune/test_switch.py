@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from kitsune.base.switches import is_disabled
 from kitsune.errors import SettingsError
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
-from kitsune.switch import is_disabled
 from tests.step_cases import assert_same, batches, pair, train_both
 
 

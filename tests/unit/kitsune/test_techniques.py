@@ -8,15 +8,15 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from kitsune.engine.own_code import own_code
+from kitsune.capture.compile_isolation import own_code
+from kitsune.device.tf32 import full_precision, tf32_products
 from kitsune.knobs import KNOBS
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.techniques import TECHNIQUES, Build, Facts, facts_of, inapplicable, observed_facts, tolerance, why_not
-from kitsune.tf32 import full_precision, tf32_products
 from kitsune.workload import Workload
 from tests.step_cases import AttentionNet, Convnet, Mlp, OwnSgd, adamw, assert_same, batches, pair, sgd, train_both
-from tuner.space import Space
+from tuner.search.space import Space
 
 CPU = torch.device("cpu")
 H200 = Facts(

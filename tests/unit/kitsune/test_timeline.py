@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
-from kitsune.engine.memory import in_use_bytes, plan_memory
-from kitsune.engine.schedule import on_streams
-from kitsune.engine.trace import timeline_of, trace_of
+from kitsune.launches.model.launch_graph import Launch, LaunchGraph, Span, Storage
+from kitsune.launches.planning.memory_plan import in_use_bytes, plan_memory
+from kitsune.launches.planning.schedule import on_streams
+from kitsune.launches.planning.trace_export import timeline_of, trace_of
 from kitsune.timeline import MAX_NAME, MAX_STREAMS, MAX_TOLD, Launched, Timeline
 from tests.store.samples import a_timeline
 

@@ -5,8 +5,8 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from kitsune.engine.scaler import LossScaler
-from kitsune.engine.update import Update, is_starting, parameters_of
+from kitsune.update.loss_scaler import LossScaler
+from kitsune.update.optimizer_update import Update, is_starting, parameters_of
 from tests.step_cases import OPTIMIZERS, OwnSgd, adamw, sgd
 
 CPU = torch.device("cpu")

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
-from kitsune.engine.update import HOOKED, Update
-from kitsune.engine.updategraph import FOREIGN, PATIENCE_UPDATES, WARM_UPDATES, UpdateGraph
+from kitsune.device.cuda_graph import Graph, Recorder
 from kitsune.errors import CaptureError
-from kitsune.graphs import Graph, Recorder
+from kitsune.update.optimizer_update import HOOKED, Update
+from kitsune.update.update_graph import FOREIGN, PATIENCE_UPDATES, WARM_UPDATES, UpdateGraph
 
 
 class Counting(Recorder):

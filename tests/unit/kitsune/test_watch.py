@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from kitsune.engine.hooks import Hooks, first_hook
-from kitsune.engine.watch import HostState, Watch
+from kitsune.autograd.hooks import Hooks, first_hook
+from kitsune.capture.guards import HostState, Watch
 from tests.step_cases import Convnet, adamw
 
 X = torch.ones(2, 3, 8, 8)

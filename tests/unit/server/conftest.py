@@ -14,11 +14,11 @@ from server.settings import ServerSettings
 from tests.store.conftest import empty_database  # noqa: F401
 from tests.store.samples import after
 from tests.unit.submission import hostile
-from tuner.store import archives, tokens
-from tuner.store.archives import StoredArchive
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.store.tokens import Scope, Token
+from tuner.store.queries import archives, tokens
+from tuner.store.queries.archives import StoredArchive
+from tuner.store.queries.tokens import Scope, Token
 
 HERE = "http://localhost:8537"
 ALL = (Scope.READ, Scope.SUBMIT)

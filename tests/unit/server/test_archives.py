@@ -9,12 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select
 
-from kitsune.submission.archive import Archive
-from server import archives as archives_route
+from kitsune.submission.format.archive import Archive
+from server.api import archives as archives_route
 from tests.unit.server.conftest import assert_problem
 from tests.unit.submission import hostile
 from tests.unit.submission.hostile_archives import CANARY, HOSTILE
-from tuner.store import archives, tables
+from tuner.store import tables
+from tuner.store.queries import archives
 
 GOOD = hostile.valid().to_bytes()
 

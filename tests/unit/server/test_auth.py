@@ -8,16 +8,16 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 
-from server import admission, remembered
 from server.app import EVERYWHERE, GUARDED, create_app
-from server.auth import GuardedRouter
+from server.http import token_cache, ttl_cache
+from server.http.auth import GuardedRouter
 from server.pages.frame import PageRoute
 from server.settings import ServerSettings
 from tests.store.samples import after
 from tests.unit.server.conftest import HERE, assert_problem, bearer, expired, revoked, secret
-from tuner.store import tokens
 from tuner.store.database import Database
-from tuner.store.tokens import Scope, new_secret
+from tuner.store.queries import tokens
+from tuner.store.queries.tokens import Scope, new_secret
 
 #: All that may be asked without a token, on this machine.
 OPEN = {("GET", path) for path in ("/healthz", "/readyz", "/openapi.json", "/static/{digest}/{name}")}
@@ -125,21 +125,21 @@ def test_a_token_in_the_address_is_none(stranger, database):
 
 def test_a_token_ends_a_second_after_it_is_revoked_at_the_latest(client, database, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(remembered, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(ttl_cache, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     assert client.get("/api/v1/runs").status_code == 200
     with database.begin() as connection:
         for token in tokens.listed(connection):
             tokens.revoke(connection, token.id)
-    clock[0] += admission.REMEMBERED_S
+    clock[0] += token_cache.REMEMBERED_S
     assert_problem(client.get("/api/v1/runs"), 401)
 
 
 def test_a_token_ends_the_moment_it_expires(stranger, database, monkeypatch):
     given = bearer(secret(database, expires_at=after(60), now=after(0)))
     monkeypatch.setattr(tokens, "utcnow", lambda: after(59))
-    monkeypatch.setattr(admission, "utcnow", lambda: after(59))
+    monkeypatch.setattr(token_cache, "utcnow", lambda: after(59))
     assert stranger.get("/api/v1/runs", headers=given).status_code == 200
-    monkeypatch.setattr(admission, "utcnow", lambda: after(60))
+    monkeypatch.setattr(token_cache, "utcnow", lambda: after(60))
     assert_problem(stranger.get("/api/v1/runs", headers=given), 401)
 
 

@@ -5,10 +5,10 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 from fastapi.testclient import TestClient
 
-from server.auth import GuardedRouter
-from server.direct import DirectRoute
+from server.http.auth import GuardedRouter
+from server.http.direct_route import DirectRoute
 from tests.unit.server.conftest import assert_problem
-from tuner.store.tokens import Scope
+from tuner.store.queries.tokens import Scope
 
 PLANS = "/api/v1/plans"
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from server import admission
 from server.app import create_app
+from server.http import token_cache
 from server.settings import ServerSettings
 from tests.store.samples import a_plan, a_run, a_trial, after
 from tests.unit.server.conftest import assert_problem, made, secret
 from tests.unit.server.wire import Wire
-from tuner.store import runs, tokens, trials
-from tuner.store.tokens import Scope, Token
+from tuner.store.queries import runs, tokens, trials
+from tuner.store.queries.tokens import Scope, Token
 
 PATIENCE_S = 60.0  # for what takes milliseconds, on a machine that is busy
 
@@ -126,7 +126,7 @@ def test_a_cancelled_run_ends_its_streams(app, database, claimed):
 def test_a_stream_ends_with_its_token(app, database, claimed, ending, monkeypatch):
     """A second later at the latest, and with nothing that happened after it."""
     monkeypatch.setattr(tokens, "utcnow", lambda: after(59))
-    monkeypatch.setattr(admission, "utcnow", lambda: after(59))
+    monkeypatch.setattr(token_cache, "utcnow", lambda: after(59))
     token, given = made(database, Scope.READ, expires_at=after(60), now=after(0))
     wire = Wire(app, ("authorization", f"Bearer {given}"), method="GET", path=f"/api/v1/runs/{claimed.id}/events")
     door = app.state.context.admission
@@ -144,7 +144,7 @@ def test_a_stream_ends_with_its_token(app, database, claimed, ending, monkeypatc
             with database.begin() as connection:
                 tokens.revoke(connection, token.id)
         else:
-            monkeypatch.setattr(admission, "utcnow", lambda: after(60))
+            monkeypatch.setattr(token_cache, "utcnow", lambda: after(60))
         await asyncio.sleep(PATIENCE_S)
 
     monkeypatch.setattr(door, "token_of", overtaken)

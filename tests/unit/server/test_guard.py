@@ -7,10 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
+from kitsune.client.server_address import is_loopback
 from kitsune.errors import SettingsError
-from kitsune.server_address import is_loopback
 from server.app import create_app
-from server.guard import host_of, is_ours, is_same, named_host
+from server.http.guard import host_of, is_ours, is_same, named_host
 from server.settings import ServerSettings
 from tests.unit.server.conftest import HERE, assert_problem, secret
 from tests.unit.server.wire import Wire

@@ -8,8 +8,8 @@ from fastapi.routing import iter_route_contexts
 from tests.store.samples import a_run
 from tests.unit.server.conftest import bearer
 from tests.unit.server.pages.conftest import HTML, signed_in
-from tuner.store import runs, tokens
-from tuner.store.tokens import Scope
+from tuner.store.queries import runs, tokens
+from tuner.store.queries.tokens import Scope
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kitsune.plan import Plan
-from server.comparisons import Side, compare
-from server.exports import harmless
+from server.api.comparisons import Side, compare
+from server.api.exports import harmless
 from tests.store.samples import START, a_plan, a_run, a_trial, after, an_environment
 from tests.unit.server.conftest import assert_problem
 from tuner.records import Arm, Comparison, Failure, FailureKind, Measurement, Phase, Run, RunStatus, Source, Verdict
-from tuner.store import runs, shares, trials
+from tuner.store.queries import runs, shares, trials
 
 PLACE = "/api/v1/runs"
 

@@ -6,10 +6,10 @@ import io
 import pytest
 
 from kitsune.plan import Interval
-from server.comparisons import Side, compare
+from server.api.comparisons import Side, compare
 from tests.store.samples import a_plan, a_run, a_trial, an_environment
 from tuner.records import Arm, Comparison, Measurement, Verdict
-from tuner.store import runs, trials
+from tuner.store.queries import runs, trials
 
 ITSELF = Interval(median=1, low=1, high=1)
 MEASURED = Interval(median=1.5, low=1.4, high=1.6)

@@ -7,13 +7,13 @@ import anyio.to_thread
 import pytest
 from fastapi.exceptions import RequestValidationError
 
-from server import lookups, remembered
-from server.lookups import Lookups
+from server.http import lookups, ttl_cache
+from server.http.lookups import Lookups
 from tests.store.samples import a_plan, after
 from tests.unit.server.conftest import assert_problem, bearer, expired, made, revoked, secret
 from tests.unit.submission import hostile
-from tuner.store import archives, plans, tokens
-from tuner.store.tokens import Scope, new_secret
+from tuner.store.queries import archives, plans, tokens
+from tuner.store.queries.tokens import Scope, new_secret
 
 ASKED = {"fingerprint": "f" * 64, "gpu": "NVIDIA H200", "torch": "2.13.0"}
 QUERY = b"fingerprint=" + b"f" * 64 + b"&gpu=NVIDIA+H200&torch=2.13.0"
@@ -23,7 +23,7 @@ PLACE = "/api/v1/plans"
 @pytest.fixture
 def clock(monkeypatch):
     seen = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(remembered, "time", SimpleNamespace(monotonic=lambda: seen.now))
+    monkeypatch.setattr(ttl_cache, "time", SimpleNamespace(monotonic=lambda: seen.now))
     return seen
 
 
@@ -37,7 +37,7 @@ def refuse_threads(monkeypatch) -> None:
         raise AssertionError("a thread was asked")
 
     monkeypatch.setattr(anyio.to_thread, "run_sync", refuse)
-    monkeypatch.setattr(remembered, "to_thread", SimpleNamespace(run_sync=refuse))
+    monkeypatch.setattr(ttl_cache, "to_thread", SimpleNamespace(run_sync=refuse))
 
 
 @pytest.mark.parametrize("changes", [{}, {"gpu": "NVIDIA A100"}, {"torch": "2.14.0"}], ids=str)

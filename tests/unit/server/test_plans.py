@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from kitsune.plan import Plan
-from server import lookups, remembered
+from server.http import lookups, ttl_cache
 from tests.store.samples import a_plan, after, an_environment
 from tests.unit.server.conftest import assert_problem
 from tests.unit.submission import hostile
-from tuner.store import archives, plans
+from tuner.store.queries import archives, plans
 
 PLACE = "/api/v1/plans"
 FINGERPRINT = "f" * 64
@@ -90,7 +90,7 @@ def test_an_etag_spares_the_answer_until_it_changes(client, keep, monkeypatch):
         again = client.get(PLACE, params=HERE, headers={"If-None-Match": given})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
     keep(ours(1.4))
-    monkeypatch.setattr(remembered, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + lookups.UNSEEN_S))
+    monkeypatch.setattr(ttl_cache, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + lookups.UNSEEN_S))
     changed = client.get(PLACE, params=HERE, headers={"If-None-Match": tag})
     assert (changed.status_code, changed.headers["etag"] != tag) == (200, True)
 

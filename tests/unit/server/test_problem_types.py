@@ -10,10 +10,10 @@ import pytest
 import typer
 
 import server
-from kitsune import cli
+from kitsune.cli import main
 from scripts import docs_hooks
-from server.problem_types import BY_STATUS, PLACE, TYPES, slug_of
-from server.problems import KINDS, refusal
+from server.payloads.problem_types import BY_STATUS, PLACE, TYPES, slug_of
+from server.payloads.problems import KINDS, refusal
 from server.settings import ServerSettings
 from tests.test_docs import misuse
 from tests.unit.server.pages.conftest import HTML, assert_page
@@ -46,7 +46,7 @@ def test_what_the_texts_name_exists():
     assert {name.lower() for name in variables - {"TOKEN"}} <= set(ServerSettings.model_fields)
     commands = re.findall(r"`kitsune ([^`]+)`", text)
     assert {words.split()[0] for words in commands} == {"export", "migrate", "runs", "token"}
-    app = typer.main.get_command(cli.full_app())
+    app = typer.main.get_command(main.full_app())
     assert [
         words for words in commands if misuse(app, words.split()) not in (None, "an argument of export is missing")
     ] == []

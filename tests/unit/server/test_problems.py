@@ -9,10 +9,10 @@ from fastapi.testclient import TestClient
 from kitsune import errors
 from kitsune.errors import KitsuneError
 from server.app import create_app
-from server.problems import KINDS, kind_of
+from server.payloads.problems import KINDS, kind_of
 from server.settings import ServerSettings
 from tests.unit.server.conftest import assert_problem
-from tuner.store import runs
+from tuner.store.queries import runs
 
 SECRET = "sqlite:////home/somebody/kitsune.db"
 

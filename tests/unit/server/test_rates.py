@@ -5,17 +5,17 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from server import rates
 from server.app import create_app
-from server.rates import Rate
+from server.http import rate_limit
+from server.http.rate_limit import Rate
 from server.settings import ServerSettings
 from tests.unit.server.conftest import HERE, assert_problem, bearer, secret
 from tests.unit.server.pages.conftest import HTML, csrf_of, signed_in
 from tests.unit.server.test_archives import GOOD, put
 from tests.unit.server.test_runs import count, submit
 from tests.unit.submission import hostile
-from tuner.store import tokens
-from tuner.store.tokens import Scope
+from tuner.store.queries import tokens
+from tuner.store.queries.tokens import Scope
 
 RUNS, LOOKUP = "/api/v1/runs", "/api/v1/plans?gpu=G&torch=2&fingerprint=" + "0" * 64
 
@@ -24,7 +24,7 @@ RUNS, LOOKUP = "/api/v1/runs", "/api/v1/plans?gpu=G&torch=2&fingerprint=" + "0" 
 def clock(monkeypatch):
     """The time in seconds, in a list of one."""
     now = [100.0]
-    monkeypatch.setattr(rates, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(rate_limit, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -63,7 +63,7 @@ def test_what_was_saved_up_may_come_at_once_and_comes_back(clock):
 
 
 def test_any_number_of_names_takes_a_bounded_memory(clock, monkeypatch):
-    monkeypatch.setattr(rates, "MOST_NAMES", 3)
+    monkeypatch.setattr(rate_limit, "MOST_NAMES", 3)
     rate = Rate(1)
     for name in "abca":
         rate.wait_s(name)

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from server import remembered
-from server.remembered import Remembered
+from server.http import ttl_cache
+from server.http.ttl_cache import Remembered
 
 
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(remembered, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(ttl_cache, "time", SimpleNamespace(monotonic=lambda: self.now))
 
 
 @pytest.fixture

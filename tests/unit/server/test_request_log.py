@@ -6,13 +6,13 @@ import logging
 import pytest
 from fastapi.testclient import TestClient
 
-from kitsune.logs import JsonLines
+from kitsune.base.json_logging import JsonLines
 from server.app import create_app
-from server.request_log import RequestLog
+from server.http.request_log import RequestLog
 from server.settings import ServerSettings
 from tests.store.samples import a_run
 from tests.unit.server.conftest import HERE, bearer, secret
-from tuner.store import runs, shares
+from tuner.store.queries import runs, shares
 
 
 class Lines(logging.Handler):

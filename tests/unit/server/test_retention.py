@@ -9,10 +9,10 @@ from kitsune.errors import StoreBusyError
 from server import retention
 from tests.store.carrying import wait_until
 from tests.store.samples import a_run
-from tuner import clearing
 from tuner.records import RunStatus
-from tuner.store import runs
+from tuner.store.queries import runs
 from tuner.wall_clock import utcnow
+from tuner.worker import purge
 
 
 def add_old(database, days: float) -> str:
@@ -34,7 +34,7 @@ def fail_once(monkeypatch, error: Exception) -> None:
     def clear(*given, **options):
         if errors:
             raise errors.pop()
-        return clearing.clear(*given, **options)
+        return purge.clear(*given, **options)
 
     monkeypatch.setattr(retention, "EVERY_S", 0.01)
     monkeypatch.setattr(retention, "clear", clear)
@@ -77,8 +77,8 @@ def test_what_nobody_foresaw_is_logged_and_does_not_end_it(database, monkeypatch
 
 @pytest.mark.timeout(50)
 def test_a_server_that_ends_does_not_wait_for_it(database, monkeypatch):
-    monkeypatch.setattr(clearing, "RUNS_AT_ONCE", 1)
-    monkeypatch.setattr(clearing, "PAUSE_S", 60.0)
+    monkeypatch.setattr(purge, "RUNS_AT_ONCE", 1)
+    monkeypatch.setattr(purge, "PAUSE_S", 60.0)
     for _ in range(3):
         add_old(database, 2)
     with retention.kept(database, 1):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.store.samples import a_plan, a_run, a_trial, after
 from tests.unit.server.conftest import assert_problem
 from tuner.records import RunStatus, Verdict
-from tuner.store import runs, trials
+from tuner.store.queries import runs, trials
 
 PLACE = "/api/v1/runs"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kitsune import cli
+from kitsune.base.json_logging import LogFormat
+from kitsune.cli import main
 from kitsune.errors import SettingsError
-from kitsune.logs import LogFormat
 from server.settings import ServerSettings
 
 
@@ -48,5 +48,5 @@ def test_a_variable_that_makes_no_sense_is_named(name, value):
 
 
 def test_an_option_that_makes_no_sense_is_named(capsys):
-    assert cli.run(["serve", "--retention-days", "0"]) == 2
+    assert main.run(["serve", "--retention-days", "0"]) == 2
     assert "--retention-days is 0.0; " in capsys.readouterr().err

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from server import lookups, remembered
+from server.http import lookups, ttl_cache
 from tests.store.samples import a_plan, a_run, a_timeline, a_trial, after
 from tests.unit.server.conftest import HERE, assert_problem, bearer, secret
 from tests.unit.server.test_auth import NEEDS
 from tests.unit.submission import hostile
 from tuner.records import RunStatus
-from tuner.store import archives, runs, tables, timelines, trials
-from tuner.store.tokens import Scope
+from tuner.store import tables
+from tuner.store.queries import archives, runs, timelines, trials
+from tuner.store.queries.tokens import Scope
 
 ASKED = {"fingerprint": "f" * 64, "gpu": "NVIDIA H200", "torch": "2.13.0"}
 #: Names of the same form that nothing has.
@@ -171,7 +172,7 @@ def test_a_key_of_another_team_is_free(red, blue, theirs, database):
 
 def test_a_plan_of_another_team_is_not_found(red, blue, database, theirs, monkeypatch):
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(remembered, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(ttl_cache, "time", SimpleNamespace(monotonic=lambda: clock.now))
     found = red.get("/api/v1/plans", params=ASKED)
     assert found.json()["match"] == "exact"
     tag = {"If-None-Match": found.headers["etag"]}

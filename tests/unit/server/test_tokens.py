@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from kitsune.client.server_address import TOKEN_FILE
 from kitsune.errors import SettingsError
-from kitsune.server_address import TOKEN_FILE
 from server.tokens import ensure_local_token
 from tuner.settings import Settings
-from tuner.store import tokens
 from tuner.store.engine import open_database
-from tuner.store.tokens import Scope
+from tuner.store.queries import tokens
+from tuner.store.queries.tokens import Scope
 
 
 @pytest.fixture

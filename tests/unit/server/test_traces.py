@@ -3,14 +3,15 @@
 import pytest
 from sqlalchemy import update
 
-from kitsune.engine.trace import trace_of
+from kitsune.launches.planning.trace_export import trace_of
 from kitsune.timeline import Timeline
-from server.traces import Trace
+from server.api.traces import Trace
 from tests.store.samples import a_plan, a_run, a_timeline, a_trial, after
 from tests.unit.server.conftest import assert_problem
 from tuner.records import Run, RunStatus, Trial
-from tuner.store import runs, tables, timelines, trials
+from tuner.store import tables
 from tuner.store.database import Database
+from tuner.store.queries import runs, timelines, trials
 
 PLACE = "/api/v1/runs"
 ON_STREAMS = {"capture": "step", "streams": 4}

@@ -8,9 +8,9 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-from kitsune.submission.archive import Archive
-from kitsune.submission.document import Document
-from kitsune.submission.npy import npy_header
+from kitsune.submission.format.archive import Archive
+from kitsune.submission.format.document import Document
+from kitsune.submission.format.npy import npy_header
 
 NORMAL = {"kind": "normal", "mean": 0.0, "std": 1.0, "low": -3.0, "high": 3.0}
 DOCUMENT: dict[str, Any] = {

@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, Final
 
-from kitsune.submission.limits import (
+from kitsune.submission.format.limits import (
     MAX_ARCHIVE_BYTES,
     MAX_COMMAS,
     MAX_CONTAINERS,
@@ -22,7 +22,7 @@ from kitsune.submission.limits import (
     MAX_NODES,
     MAX_TENSORS,
 )
-from kitsune.submission.npy import npy_header
+from kitsune.submission.format.npy import npy_header
 from tests.unit.submission.hostile import DOCUMENT, NORMAL, NPY, edited, node, put, valid, with_graph, zipped
 
 CANARY: Final = Path(tempfile.gettempdir(), f"kitsune-canary-{os.getpid()}")

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kitsune.submission.archive import Archive
-from kitsune.submission.export import to_archive
+from kitsune.submission.exporting.export import to_archive
+from kitsune.submission.format.archive import Archive
 from kitsune.workload import Workload
 from tests.unit.submission import layers
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kitsune.errors import ArchiveError
-from kitsune.submission.archive import Archive
+from kitsune.submission.format.archive import Archive
 from tests.unit.submission.hostile import DOCUMENT, edited, put, valid
 from tests.unit.submission.hostile_archives import CANARY, GOOD, HOSTILE, PICKLE
 
@@ -129,7 +129,7 @@ def test_save_and_load(tmp_path: Path):
 
 def test_archives_are_read_without_torch():
     code = (
-        "import sys; from pathlib import Path; from kitsune.submission.archive import Archive;"
+        "import sys; from pathlib import Path; from kitsune.submission.format.archive import Archive;"
         "a = Archive.from_bytes(Path(sys.argv[1]).read_bytes()); a.fingerprint;"
         "print(sorted(m for m in ('torch', 'numpy') if m in sys.modules))"
     )

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from kitsune.errors import ExportError, WorkloadError
-from kitsune.submission.archive import Archive
-from kitsune.submission.export import export, fingerprint_of, to_archive
-from kitsune.submission.rebuild import load_weights, rebuild
+from kitsune.submission.exporting.export import export, fingerprint_of, to_archive
+from kitsune.submission.format.archive import Archive
+from kitsune.submission.rebuilding.rebuild import load_weights, rebuild
 from kitsune.workload import Workload, call_model, loss_of
 from tests.unit.submission.hf_steps import TRACED_OTHERWISE, bert
 from tests.unit.submission.layers import MLP
@@ -431,7 +431,7 @@ def test_a_copy_of_the_users_stays_a_copy():
 
 PRINTING = """
 import sys
-from kitsune.submission.export import to_archive
+from kitsune.submission.exporting.export import to_archive
 from tests.unit.submission.hf_steps import TRACED_OTHERWISE, bert
 from tests.unit.submission.steps import FIXED, STEPS, archive_of, lenet, llama, make, mlp, resnet
 for name in sys.argv[2:]:

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kitsune.submission.archive import Archive
-from kitsune.submission.export import model_fingerprint_of, to_archive
+from kitsune.submission.exporting.export import model_fingerprint_of, to_archive
+from kitsune.submission.format.archive import Archive
 from kitsune.workload import Workload
 from tests.unit.submission import hf_steps, layers
 from tests.unit.submission.hostile import edited, put, valid

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from kitsune.errors import ArchiveError
-from kitsune.submission.blocks import Block, Node
-from kitsune.submission.decode import Decoder
-from kitsune.submission.guards import GUARDS
-from kitsune.submission.targets import target
+from kitsune.submission.format.blocks import Block, Node
+from kitsune.submission.format.targets import target
+from kitsune.submission.rebuilding.decode import Decoder
+from kitsune.submission.rebuilding.guards import GUARDS
 
 
 def run(op: str, *args, **kwargs):

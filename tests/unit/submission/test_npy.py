@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import ArchiveError
-from kitsune.submission.limits import ITEM_BYTES
-from kitsune.submission.npy import npy_header, read_npy
+from kitsune.submission.format.limits import ITEM_BYTES
+from kitsune.submission.format.npy import npy_header, read_npy
 
 DTYPES = [dtype for dtype in ITEM_BYTES if dtype != "bfloat16"]
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kitsune.submission.ops import ATEN, DROPOUT, PYTHON, is_allowed
-from kitsune.submission.targets import target, target_name
+from kitsune.submission.format.ops import ATEN, DROPOUT, PYTHON, is_allowed
+from kitsune.submission.format.targets import target, target_name
 
 FORBIDDEN = [
     "save",

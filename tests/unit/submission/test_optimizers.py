@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from kitsune.errors import ArchiveError, ExportError
-from kitsune.submission.document import Group, OptimizerEntry, OptimizerName
-from kitsune.submission.optimizers import build_optimizer, describe_optimizer
+from kitsune.submission.format.document import Group, OptimizerEntry, OptimizerName
+from kitsune.submission.format.optimizers import build_optimizer, describe_optimizer
 
 
 def described(optimizer, tensors):

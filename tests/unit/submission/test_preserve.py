@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from kitsune.submission.preserve import preserved, quiet
+from kitsune.submission.exporting.preserve import preserved, quiet
 
 CPU = torch.device("cpu")
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from kitsune.errors import ArchiveError
-from kitsune.submission.archive import Archive
-from kitsune.submission.blocks import Node, walk
-from kitsune.submission.export import to_archive
-from kitsune.submission.ops import DROPOUT
-from kitsune.submission.rebuild import RebuiltModel, load_weights, named_tensors, rebuild
+from kitsune.submission.exporting.export import to_archive
+from kitsune.submission.format.archive import Archive
+from kitsune.submission.format.blocks import Node, walk
+from kitsune.submission.format.ops import DROPOUT
+from kitsune.submission.rebuilding.rebuild import RebuiltModel, load_weights, named_tensors, rebuild
 from kitsune.workload import Workload, call_model, loss_of
 from tests.unit.submission.hostile import node, put, valid
 from tests.unit.submission.steps import archive_of, make

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kitsune.errors import ArchiveError
-from kitsune.submission.archive import Archive
-from kitsune.submission.rebuild import rebuild
+from kitsune.submission.format.archive import Archive
+from kitsune.submission.rebuilding.rebuild import rebuild
 from kitsune.workload import call_model
 from tests.unit.submission.hostile import zipped
 from tests.unit.submission.steps import archive_of

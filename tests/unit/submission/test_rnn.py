@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from kitsune.submission.rnn import flatten_rnn_weights, layer_around
+from kitsune.submission.format.rnn import flatten_rnn_weights, layer_around
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kitsune.submission.sampling import sample, spread_of
+from kitsune.submission.rebuilding.value_statistics import sample, spread_of
 
 
 def twin(tensor: torch.Tensor, seed: int = 0) -> torch.Tensor:

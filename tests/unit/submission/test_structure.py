@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitsune.submission.structure import assemble, checked_structure, describe, leaf_paths, substitute
+from kitsune.submission.format.structure import assemble, checked_structure, describe, leaf_paths, substitute
 
 
 class Leaf:

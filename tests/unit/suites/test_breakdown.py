@@ -9,7 +9,7 @@ from benchmarks import waterfall
 from benchmarks.breakdown import ADDED, BASELINE, BREAKDOWN_CASES, builds_of, plans
 from benchmarks.cases import CASES
 from benchmarks.waterfall import bars_of, svg_of
-from tuner.space import Space
+from tuner.search.space import Space
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 WHOLE = {BASELINE: [9.0, 10.0, 90.0], "+ graphs": [5.0], "+ streams": [4.0], "+ fusion": [6.0], "+ amp": [2.0]}

@@ -9,9 +9,9 @@ import pytest
 from benchmarks import checkups
 from tests.unit.tuner.machine import ENVIRONMENT
 from tests.unit.tuner.noise import iid
-from tuner.checkup import PLANTED, STEP
 from tuner.records import Arm, Measurement
-from tuner.stats import order
+from tuner.statistics.block_statistics import order
+from tuner.timing.checkup import PLANTED, STEP
 
 ARMS = (STEP, *PLANTED)
 

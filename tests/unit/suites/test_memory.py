@@ -7,8 +7,8 @@ import torch
 
 from benchmarks import memory
 from benchmarks.memory import ARMS, GIVEN, MEMORY_CASES, builds_of, figures_of, make_mlp_wide
-from tuner.space import Space
-from tuner.workloads import check_spec
+from tuner.search.space import Space
+from tuner.workloads.loader import check_spec
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from benchmarks.neighbours import NEIGHBOURS, ROUNDS, TIMED, Measurer, figures, line_of
 from tests.unit.tuner.machine import Machine, OneByOne
-from tuner.crew import Finished
-from tuner.protocol import Job, Limits
+from tuner.measuring.crew import Finished
+from tuner.measuring.protocol import Job, Limits
 
 
 def a_line(neighbours: int, step_ms: float, again_ms: float) -> dict[str, object]:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from benchmarks.orders import BANDS, STREAMS, banded, slacks_us
-from kitsune.engine.schedule import clocks, critical_path, critical_path_us
+from kitsune.launches.planning.schedule import clocks, critical_path, critical_path_us
 from tests.unit.engine.order import happens_before
 from tests.unit.engine.steps import adamw, recorded, warmed
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.replays import LONGEST, at_once_us, figures, longest
-from kitsune.engine.kernels import Kernel
+from kitsune.launches.execution.kernel_trace import Kernel
 
 many = st.lists(
     st.builds(Kernel, st.sampled_from("abc"), st.integers(0, 100).map(float), st.integers(0, 30).map(float)),

@@ -15,10 +15,10 @@ from benchmarks.recorded import Recorded, line_of, outcome_of, rival_of, to_reco
 from kitsune.knobs import Choice
 from tests.unit.tuner.machine import Machine, OneByOne, failure
 from tests.unit.tuner.test_space import CPU, EVERYTHING
-from tuner.proposal import Proposal
-from tuner.protocol import ArmSpec, Job
+from tuner.measuring.protocol import ArmSpec, Job
 from tuner.records import FailureKind, Trial
-from tuner.space import Configuration, Space
+from tuner.search.proposal import Proposal
+from tuner.search.space import Configuration, Space
 
 COMMITTED = search.committed()
 SMALL = next(path for path in COMMITTED if path.name == "lenet5-xeon.jsonl")

@@ -7,7 +7,7 @@ from benchmarks import starts
 from benchmarks.starts import arms_of, figures, in_a_process, started
 from kitsune.plan import Plan
 from tests.unit.tuner.machine import ENVIRONMENT
-from tuner.protocol import Inspection
+from tuner.measuring.protocol import Inspection
 
 
 def a_line(arm, *calls_s):

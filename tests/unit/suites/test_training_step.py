@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import training_step
 from kitsune import Plan
-from kitsune.engine import kernels
+from kitsune.launches.execution import kernel_trace
 
 
 @pytest.fixture
@@ -45,5 +45,5 @@ def test_rivals_alone_need_none(call):
 
 def test_a_look_of_the_profiler_is_told(call, monkeypatch):
     monkeypatch.setattr(training_step, "profile", lambda **named: None)
-    note = call("--arms", "graph", race=lambda *_: [kernels.profile(use_cpu=False) for _ in range(3)])[-1]
+    note = call("--arms", "graph", race=lambda *_: [kernel_trace.profile(use_cpu=False) for _ in range(3)])[-1]
     assert note.endswith("; torch.profiler looked 3 times")

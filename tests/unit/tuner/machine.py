@@ -1,4 +1,4 @@
-"""A machine of made-up speed with a clock of its own: its children answer as those of tuner.measure do, at once."""
+"""A machine of made-up speed with a clock of its own: its children answer as real ones do, at once."""
 
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from kitsune.knobs import KNOBS
+from kitsune.long_proof import LongProof, Margin
 from kitsune.plan import Environment, Numerics
-from kitsune.proof import LongProof, Margin
-from tuner.confirmation import ROUNDS
-from tuner.crew import Finished
-from tuner.events import Event, Tried
-from tuner.protocol import Inspection, Job, Limits, Outcome, misfit
+from tuner.measuring.child_process import Check, go_on
+from tuner.measuring.crew import Finished
+from tuner.measuring.protocol import Inspection, Job, Limits, Outcome, misfit
 from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Run, Source, Spent, Trial
-from tuner.supervise import Check, go_on
-from tuner.tune import Conclusion, Tuning
-from tuner.verdicts import words
+from tuner.statistics.plan_evidence import words
+from tuner.statistics.process_statistics import ROUNDS
+from tuner.tuning.events import Event, Tried
+from tuner.tuning.run import Conclusion, Tuning
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ENVIRONMENT = Environment(device="cpu", gpu="a CPU", memory_bytes=1, torch="2.13.0", python="3.11.7", kitsune="0.1.0")

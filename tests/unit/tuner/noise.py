@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Final
 
-from tuner.stats import order
+from tuner.statistics.block_statistics import order
 
 Order = Sequence[Sequence[int]]
 Noise = Callable[[Random, Order], list[list[float]]]

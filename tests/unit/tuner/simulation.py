@@ -14,9 +14,9 @@ from itertools import combinations
 
 from kitsune.knobs import Choice
 from kitsune.plan import Interval
-from tuner.proposal import Proposal
 from tuner.records import Comparison, Failure, FailureKind, Phase, Source, Trial, Verdict
-from tuner.space import Space
+from tuner.search.proposal import Proposal
+from tuner.search.space import Space
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -2,12 +2,12 @@
 
 from kitsune.plan import Plan
 from tests.store.samples import a_plan, a_run, after, an_environment
-from tuner.ablation import arms_without, chunks
-from tuner.events import Confirming, Event, Inspected, Started, Tried, Trying
-from tuner.proposal import Proposal
-from tuner.protocol import Inspection
+from tuner.measuring.protocol import Inspection
+from tuner.planning.ablation import arms_without, chunks
 from tuner.records import Arm, Comparison, Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
-from tuner.space import Space
+from tuner.search.proposal import Proposal
+from tuner.search.space import Space
+from tuner.tuning.events import Confirming, Event, Inspected, Started, Tried, Trying
 
 BF16 = {"precision": "bf16"}
 

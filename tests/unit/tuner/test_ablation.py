@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from kitsune.knobs import KNOBS, Choice
 from tests.unit.tuner.machine import ENVIRONMENT, NOON, failure, only
-from tuner.ablation import (
+from tuner.measuring.protocol import ArmSpec, Job
+from tuner.planning.ablation import (
     MOST_LEFT_OUT,
     TOO_FEW,
     UNREACHED,
@@ -26,11 +27,10 @@ from tuner.ablation import (
     refusals,
     without,
 )
-from tuner.protocol import ArmSpec, Job
 from tuner.records import Arm, Failure, FailureKind, Measurement, Source, Trial
-from tuner.space import Space
-from tuner.stats import MIN_BLOCKS, bootstrap_interval, median
-from tuner.verdicts import CANDIDATE, EAGER, STOCK, confirmation_arms
+from tuner.search.space import Space
+from tuner.statistics.block_statistics import MIN_BLOCKS, bootstrap_interval, median
+from tuner.statistics.plan_evidence import CANDIDATE, EAGER, STOCK, confirmation_arms
 
 Knobs = Mapping[str, Choice]
 StepMs = Callable[[Knobs], float]

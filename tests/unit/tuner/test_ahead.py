@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.processes import is_gone
-from tuner import ahead
-from tuner.ahead import compiled_ahead
-from tuner.compiling import code_of, sharing
-from tuner.protocol import ArmSpec, Job
+from tuner.building import compile_ahead
+from tuner.building.compile_ahead import compiled_ahead
+from tuner.measuring.compile_lock import code_of, sharing
+from tuner.measuring.protocol import ArmSpec, Job
 from tuner.records import Phase
 
 KNOBS = {"compile": "default"}
 #: In place of the process: says who it is and what it was given, and takes its time.
 STANDS_IN = """
 import os, pathlib, sys, time
-from tuner.protocol import Job
+from tuner.measuring.protocol import Job
 job = Job.model_validate_json(sys.stdin.buffer.readline())
 folder = pathlib.Path(job.folder)
 (folder / "new").write_text(f"{os.getpid()} {os.getpgid(0)} {job.workload}")
@@ -36,7 +36,7 @@ def a_job(folder: Path, lasts_s: float = 0.5, **given: object) -> Job:
 
 @pytest.fixture(autouse=True)
 def stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "START", STANDS_IN)
+    monkeypatch.setattr(compile_ahead, "START", STANDS_IN)
 
 
 def begun(folder: Path) -> list[str]:
@@ -82,7 +82,7 @@ def test_where_there_is_nothing_to_do_no_process_is_started(tmp_path, monkeypatc
     def never(_: Job) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(ahead, "_started", never)
+    monkeypatch.setattr(compile_ahead, "_started", never)
     job, folder = a_job(tmp_path), str(tmp_path)
     if why == "not asked for":
         job = a_job(tmp_path, ahead=False)

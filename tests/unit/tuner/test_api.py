@@ -18,10 +18,10 @@ from kitsune.errors import BaselineError, ExportError, SettingsError, UnfitError
 from tests.unit.tuner.machine import GRAPH, GRAPH_WINS, SMALL, Machine, failure
 from tuner import api
 from tuner.api import new_run, parse_budget, tune, tune_workload
-from tuner.events import Started, Tried
 from tuner.records import FailureKind, RunStatus
-from tuner.store import plans, runs, trials
 from tuner.store.engine import open_database
+from tuner.store.queries import plans, runs, trials
+from tuner.tuning.events import Started, Tried
 
 
 @pytest.fixture

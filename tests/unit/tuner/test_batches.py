@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from tuner.batches import doubled, varied
-from tuner.dropout import dropout_off, silence
+from tuner.building.dropout import dropout_off, silence
+from tuner.workloads.batches import doubled, varied
 
 ROWS = st.integers(1, 6)
 SEEDS = st.integers(0, 2**31)

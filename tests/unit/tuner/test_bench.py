@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from tuner.bench import LEFT_SHARE, _budget_s
-from tuner.protocol import ArmSpec, Job
+from tuner.child.measure_job import LEFT_SHARE, _budget_s
+from tuner.measuring.protocol import ArmSpec, Job
 
 JOB = Job(workload="zoo:mlp", device="cpu", arms=(ArmSpec(name="baseline"), ArmSpec(name="candidate")))
 

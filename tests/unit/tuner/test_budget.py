@@ -1,7 +1,8 @@
 import pytest
 
 from tests.unit.tuner.machine import ENVIRONMENT, only
-from tuner.budget import (
+from tuner.measuring.protocol import Inspection
+from tuner.planning.budget import (
     LONGEST_S,
     SHORT,
     SHORTEST_S,
@@ -13,8 +14,7 @@ from tuner.budget import (
     told,
     trials_within,
 )
-from tuner.protocol import Inspection
-from tuner.space import Space
+from tuner.search.space import Space
 
 EVERYTHING = Space.of()
 GPU = ENVIRONMENT.model_copy(update={"device": "cuda", "gpu": "NVIDIA H200"})

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner import bytecode
-from tuner.bytecode import FOLDER, bytecode_variables, lacks_bytecode, module_of
+from tuner.measuring import bytecode
+from tuner.measuring.bytecode import FOLDER, bytecode_variables, lacks_bytecode, module_of
 
 
 @pytest.fixture(autouse=True)

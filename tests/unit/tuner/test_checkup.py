@@ -7,15 +7,15 @@ from random import Random
 import pytest
 import torch
 
-from kitsune import cli
+from kitsune.cli import main
 from kitsune.errors import MeasureError, UnfitError
 from tests.unit.tuner.machine import ENVIRONMENT
 from tests.unit.tuner.noise import MODELS, Noise
-from tuner import checkup, planted
-from tuner.checkup import PLANTED, STEP
-from tuner.planted import measured, spin, waits
 from tuner.records import Arm, Measurement, Verdict
-from tuner.stats import median, order
+from tuner.statistics.block_statistics import median, order
+from tuner.timing import checkup, planted_slowdown
+from tuner.timing.checkup import PLANTED, STEP
+from tuner.timing.planted_slowdown import measured, spin, waits
 
 
 def machine(noise: Noise, *, bias: float = 0.0, sleepless: bool = False, run: int = 0):
@@ -75,7 +75,7 @@ def test_a_restless_machine_is_told_of_with_the_way_out(capsys, monkeypatch):
 
 def call(monkeypatch, capsys, measure, *words):
     monkeypatch.setattr(checkup.checkup, "__defaults__", (measure,))
-    code = cli.run(["doctor", "--measure", *words])
+    code = main.run(["doctor", "--measure", *words])
     return code, *capsys.readouterr()
 
 
@@ -101,7 +101,7 @@ def test_a_false_claim_is_a_machine_that_does_not_fit(monkeypatch, capsys):
 
 
 def test_a_device_stands_with_measure_only(capsys):
-    assert cli.run(["doctor", "--device", "cpu"]) == 2
+    assert main.run(["doctor", "--device", "cpu"]) == 2
     assert "--measure only" in capsys.readouterr().err
 
 
@@ -123,9 +123,9 @@ def test_a_measuring_process_that_talks_nonsense(said):
 
 
 def test_a_process_times_the_step_and_what_is_planted(monkeypatch):
-    monkeypatch.setitem(planted.WIDTH, "cpu", 64)
-    monkeypatch.setitem(planted.WARM_S, "cpu", 0.01)
-    monkeypatch.setitem(planted.BLOCK_MS, "cpu", 2.0)
+    monkeypatch.setitem(planted_slowdown.WIDTH, "cpu", 64)
+    monkeypatch.setitem(planted_slowdown.WARM_S, "cpu", 0.01)
+    monkeypatch.setitem(planted_slowdown.BLOCK_MS, "cpu", 2.0)
     found = measured(torch.device("cpu"))
     assert [arm.name for arm in found.arms] == [STEP, *PLANTED]
     assert {len(arm.step_ms) for arm in found.arms} == {10}
@@ -142,7 +142,7 @@ def test_a_process_of_its_own_measures_when_it_is_told_to():
 
 
 def test_a_wait_on_the_host_takes_as_long_as_it_says():
-    clock = planted.clock_of(torch.device("cpu"))
+    clock = planted_slowdown.clock_of(torch.device("cpu"))
     wait = waits(torch.device("cpu"), clock, lambda: None, 1.0)
     assert wait is spin
     took = [clock.block_ms(wait(2.0), 1) for _ in range(9)]

@@ -5,16 +5,16 @@ import subprocess
 import sys
 
 from kitsune.errors import DeclinedError
-from tuner.child import kind_of
-from tuner.confinement import MEMORY_SHARE, memory_bytes
-from tuner.lockdown import FIRST_TO_GO
+from tuner.child.main import kind_of
 from tuner.records import FailureKind
+from tuner.sandbox.confinement import MEMORY_SHARE, memory_bytes
+from tuner.sandbox.lockdown import FIRST_TO_GO
 
 #: The process itself, but for what it would measure: it tells of its bounds instead. The bound is for good: last.
 SCRIPT = """
 import os, resource
-from tuner import child
-from tuner.protocol import Job
+from tuner.child import main as child
+from tuner.measuring.protocol import Job
 from tuner.records import Failure, FailureKind, Phase
 def told(job):
     score = open("/proc/self/oom_score_adj").read().strip()

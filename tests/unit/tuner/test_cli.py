@@ -8,17 +8,16 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kitsune import cli, extras, screen
+from kitsune.base import optional_imports
+from kitsune.cli import main, output
 from kitsune.errors import BaselineError, NoTrialError
 from kitsune.plan import Plan
-from kitsune.submission.archive import Archive
+from kitsune.submission.format.archive import Archive
 from tests.store.samples import a_plan, a_run, after, an_environment
 from tests.unit.tuner.terminal import BF16, INSPECTED, RUN, STREAMED, TRIALS, a_failure, a_trial, ablations
-from tuner import session
-from tuner.ablation import Ablation
 from tuner.api import Result
-from tuner.events import Ablating, Confirming, Started, Tried, Trying
-from tuner.proposal import Proposal
+from tuner.commands import tune
+from tuner.planning.ablation import Ablation
 from tuner.records import (
     Run,
     RunStatus,
@@ -26,9 +25,12 @@ from tuner.records import (
     Trial,
     Verdict,
 )
+from tuner.search.proposal import Proposal
 from tuner.settings import Settings
-from tuner.store import runs, tables, trials
+from tuner.store import tables
 from tuner.store.engine import open_database
+from tuner.store.queries import runs, trials
+from tuner.tuning.events import Ablating, Confirming, Started, Tried, Trying
 
 
 @pytest.fixture
@@ -261,7 +263,7 @@ def test_what_a_workload_prints_is_not_data(call, tmp_path):
 def test_what_goes_to_stdout_past_python_is_not_data_either(tmp_path, capfd):
     file = tmp_path / "loud.py"
     file.write_text("import os\nos.write(1, b'loading')\ndef make():\n    os.write(1, b'making')\n")
-    assert cli.run(["export", f"{file}:make", "--out", str(tmp_path / "x.ksn"), "--json"]) == 4
+    assert main.run(["export", f"{file}:make", "--out", str(tmp_path / "x.ksn"), "--json"]) == 4
     out, err = capfd.readouterr()
     assert json.loads(out)["error"]["type"] == "WorkloadError"
     assert "loadingmaking" in err
@@ -365,7 +367,7 @@ def tuning(monkeypatch):
             tell(Started(RUN))
             return function(tell)
 
-        monkeypatch.setattr(session, "tune_workload", tune_workload)
+        monkeypatch.setattr(tune, "tune_workload", tune_workload)
         return given
 
     return replace
@@ -550,7 +552,7 @@ def test_ctrl_c_where_no_run_is_under_way_yet_is_an_error_too(call, monkeypatch)
     def opening(spec, **_):
         press_ctrl_c()
 
-    monkeypatch.setattr(session, "tune_workload", opening)
+    monkeypatch.setattr(tune, "tune_workload", opening)
     code, out, err = call("tune", "zoo:mlp", "--json")
     message = "stopped before there was a result"
     assert json.loads(out) == {"error": {"type": "Interrupted", "message": message, "exit_code": 130}}
@@ -575,7 +577,7 @@ def test_a_terminal_that_went_away_does_not_change_the_code(call, tuning, monkey
             raise OSError(5, "Input/output error")
 
     def hung_up(tell):
-        monkeypatch.setattr(screen, "stderr", Gone)
+        monkeypatch.setattr(output, "stderr", Gone)
         raise SystemExit(129)
 
     tuning(hung_up)
@@ -598,7 +600,7 @@ def test_a_missing_extra_is_told_with_the_way_out(call, monkeypatch):
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name="optuna.samplers")
 
-    monkeypatch.setattr(extras.importlib, "import_module", missing)
+    monkeypatch.setattr(optional_imports.importlib, "import_module", missing)
     code, _, err = call("tune", "zoo:mlp")
     assert code == 3
     assert "pip install 'kitsune-torch[tuner]'" in err

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from kitsune.knobs import KNOBS
-from tuner.compiling import code_of, sharing, turn_for
+from tuner.measuring.compile_lock import code_of, sharing, turn_for
 from tuner.records import Phase
 
 KNOBS_A = {"precision": "bf16", "compile": "default"}
 #: Says when it compiles and when it has, and takes a second for it.
 CHILD = """
 import sys, time
-from tuner.compiling import sharing, turn_for
+from tuner.measuring.compile_lock import sharing, turn_for
 from tuner.records import Phase
 with sharing(sys.argv[1], lambda: Phase.NUMERICS) as queued:
     with turn_for({"compile": sys.argv[2]}, randomness=True):

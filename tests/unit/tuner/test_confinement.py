@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import SettingsError
-from tuner import confinement, self_test
-from tuner.confinement import (
+from tuner.sandbox import confinement, self_test
+from tuner.sandbox.confinement import (
     FREE,
     Confinement,
     Means,
@@ -74,7 +74,7 @@ def test_secrets_are_seen_by_nobody_and_nothing_is_made_up(given, workload):
 
 
 def test_a_process_that_crashes_leaves_no_core():
-    script = "from tuner.confinement import leave_no_core; leave_no_core(); import resource as r; "
+    script = "from tuner.sandbox.confinement import leave_no_core; leave_no_core(); import resource as r; "
     script += "print(*r.getrlimit(r.RLIMIT_CORE))"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["0", "0"]
@@ -82,7 +82,7 @@ def test_a_process_that_crashes_leaves_no_core():
 
 def test_the_memory_of_a_process_on_the_cpu_is_bounded_and_torch_says_what_it_lacked(monkeypatch):
     """A sixteenth of a GiB here, on top of what the process has: torch itself would take half a minute to fill 3/4."""
-    script = "import numpy; from tuner import confinement; "
+    script = "import numpy; from tuner.sandbox import confinement; "
     script += "held = int(next(l for l in open('/proc/self/status') if l.startswith('VmData')).split()[1]) * 1024; "
     script += (
         "confinement.memory_bytes = lambda: (held + 2**26) / confinement.MEMORY_SHARE; confinement.bound_memory(); "
@@ -118,7 +118,7 @@ def untested(monkeypatch):
 @pytest.mark.parametrize("workload", ["train.py:make", "/home/ada/a.ksn.py:make"])
 def test_code_of_the_users_own_is_started_as_it_is(workload):
     assert confinement_of(workload, "cpu") is FREE
-    assert FREE.command(["python", "-m", "tuner.child"]) == ["python", "-m", "tuner.child"]
+    assert FREE.command(["python", "-m", "tuner.child.main"]) == ["python", "-m", "tuner.child.main"]
 
 
 def test_a_stranger_is_started_by_the_best_means_that_work_here(untested):

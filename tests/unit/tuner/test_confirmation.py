@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from kitsune.errors import MeasureError
 from tests.unit.tuner.noise import MODELS, iid, offset, process, processes
-from tuner.confirmation import (
+from tuner.records import Verdict
+from tuner.statistics.block_statistics import MIN_BLOCKS, log_ratios, median
+from tuner.statistics.process_statistics import (
     LEAST_DEVIATION,
     PROCESSES,
     ROUNDS,
@@ -20,8 +22,6 @@ from tuner.confirmation import (
     pooled,
     scatter,
 )
-from tuner.records import Verdict
-from tuner.stats import MIN_BLOCKS, log_ratios, median
 
 RUNS = 300
 MIRRORED = {

@@ -3,7 +3,7 @@ import pytest
 from kitsune.knobs import Choice
 from tests.unit.tuner.machine import ENVIRONMENT, numerics
 from tests.unit.tuner.simulation import trial
-from tuner.contenders import FEW, MANY, MAX_RANKING_NOISE, contenders_of, ranking_noise, yardstick_noise
+from tuner.planning.playoff import FEW, MANY, MAX_RANKING_NOISE, contenders_of, ranking_noise, yardstick_noise
 from tuner.records import Arm, Measurement, Trial
 
 COMPILED: dict[str, Choice] = {"compile": "default"}

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from kitsune.workload import Workload
-from tuner.copies import Copies, copied, copies_here, copying
-from tuner.plain_step import plain_step
-from tuner.workloads import load_workload
+from tuner.workloads.copies import Copies, copied, copies_here, copying
+from tuner.workloads.loader import load_workload
+from tuner.workloads.plain_step import plain_step
 from tuner.zoo import ZOO
 from tuner.zoo.recipe import Recipe
 

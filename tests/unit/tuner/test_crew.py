@@ -12,10 +12,10 @@ import pytest
 
 from kitsune.errors import StoppedError
 from tests.processes import is_gone
-from tuner.crew import Children
-from tuner.protocol import ArmSpec, Job, Limits, Message
+from tuner.measuring.child_process import go_on
+from tuner.measuring.crew import Children
+from tuner.measuring.protocol import ArmSpec, Job, Limits, Message
 from tuner.records import Failure, FailureKind, Phase
-from tuner.supervise import go_on
 
 #: Counts ticks of 10 ms of its own life into a file named by its seed, says that it is ready, and is timed for 0.5 s.
 SCRIPT = """

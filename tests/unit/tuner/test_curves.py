@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tuner.curves import Curve, Learned, judge
+from tuner.statistics.loss_curves import Curve, Learned, judge
 
 
 def curves(plain, plan, start=2.0):

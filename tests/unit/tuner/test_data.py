@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from kitsune.errors import WorkloadError
 from kitsune.workload import Workload
-from tuner.data import HELD_OUT, Data
+from tuner.workloads.data import HELD_OUT, Data
 
 
 def workload(batches):

@@ -5,23 +5,23 @@ from datetime import timedelta
 
 import pytest
 
-from kitsune.client import Client
+from kitsune.client.http_client import Client
+from kitsune.client.server_address import Server
 from kitsune.errors import RefusedError
-from kitsune.server_address import Server
 from tests.store.samples import START, a_plan, a_run, a_trial, after
-from tuner import clearing
+from tuner.commands.server_runs import ServerLedger
 from tuner.records import RunStatus
-from tuner.server_ledger import ServerLedger
 from tuner.settings import Settings
-from tuner.store import plans, runs, trials
 from tuner.store.engine import open_database
+from tuner.store.queries import plans, runs, trials
 from tuner.wall_clock import utcnow
+from tuner.worker import purge
 
 
 @pytest.fixture
 def store(monkeypatch):
     """The database that the commands open by default."""
-    monkeypatch.setattr(clearing, "PAUSE_S", 0.0)
+    monkeypatch.setattr(purge, "PAUSE_S", 0.0)
     with open_database(Settings.from_environment().database_url) as database:
         yield database
 

@@ -4,7 +4,7 @@ import stat
 import pytest
 
 from kitsune.errors import ArchiveError, UnfitError
-from tuner.depot import archive_file
+from tuner.worker.archive_files import archive_file
 
 CONTENT = b"an archive"
 NAME = hashlib.sha256(CONTENT).hexdigest()

@@ -7,19 +7,19 @@ import time
 
 import pytest
 
-from kitsune import cli
+from kitsune.cli import main
+from kitsune.cli.exit_codes import ExitCode
 from kitsune.errors import SchemaError, StoreBusyError, StoreError
-from kitsune.exits import ExitCode
-from tuner import duty
-from tuner.duty import CODES, ENDS, Signals
-from tuner.scratch import OWNER, PREFIX
+from tuner.commands import worker
+from tuner.commands.worker import CODES, ENDS, Signals
+from tuner.measuring.scratch import OWNER, PREFIX
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.worker import How
+from tuner.worker.run_execution import How
 
 
 def test_once_waits_for_no_run(capsys, kitsune_home):
-    assert cli.run(["worker", "--once", "--device", "cpu"]) == 0
+    assert main.run(["worker", "--once", "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
     assert out == ""
     first, second = err.splitlines()
@@ -34,7 +34,7 @@ def test_a_worker_sweeps_what_others_left(tmp_path, monkeypatch):
     stale.mkdir()
     (stale / OWNER).touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert cli.run(["worker", "--once", "--device", "cpu"]) == 0
+    assert main.run(["worker", "--once", "--device", "cpu"]) == 0
     assert not stale.exists()
 
 
@@ -51,7 +51,7 @@ def test_a_worker_sweeps_what_others_left(tmp_path, monkeypatch):
 def test_what_makes_no_sense_is_told_at_once(words, variables, code, message, capsys, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert cli.run(["worker", *words]) == code
+    assert main.run(["worker", *words]) == code
     assert message in capsys.readouterr().err
 
 
@@ -69,8 +69,8 @@ def away(monkeypatch):
                 raise left.pop(0)
             return open_database("sqlite://")
 
-        monkeypatch.setattr(duty, "open_database", opened)
-        monkeypatch.setattr(duty, "AWAY_S", (0.01, 0.02))
+        monkeypatch.setattr(worker, "open_database", opened)
+        monkeypatch.setattr(worker, "AWAY_S", (0.01, 0.02))
         return asked
 
     return replace
@@ -82,8 +82,8 @@ GONE = StoreError("the database cannot be reached")
 
 def test_a_database_that_is_away_at_the_start_is_asked_again(away, capsys, monkeypatch):
     asked = away(GONE, StoreBusyError("the database has no connection left"))
-    monkeypatch.setattr(duty.Worker, "work", lambda self: None)
-    assert cli.run(["worker", "--device", "cpu", "--database", TEAM]) == 0
+    monkeypatch.setattr(worker.Worker, "work", lambda self: None)
+    assert main.run(["worker", "--device", "cpu", "--database", TEAM]) == 0
     first, second, third = capsys.readouterr().err.splitlines()
     assert asked == [TEAM] * 3
     assert first == "The database cannot be opened, will try again: the database cannot be reached"
@@ -101,7 +101,7 @@ def test_a_worker_that_waits_for_its_database_can_be_ended(away, capsys, heard):
 
     ending = threading.Thread(target=end, daemon=True)
     ending.start()
-    assert cli.run(["worker", "--device", "cpu", "--database", TEAM]) == 0
+    assert main.run(["worker", "--device", "cpu", "--database", TEAM]) == 0
     ending.join()
 
 
@@ -115,15 +115,15 @@ def test_a_worker_that_waits_for_its_database_can_be_ended(away, capsys, heard):
 )
 def test_where_waiting_does_not_help_a_worker_does_not_wait(words, error, away, capsys):
     asked = away(error)
-    assert cli.run(["worker", "--device", "cpu", *words]) == 11
+    assert main.run(["worker", "--device", "cpu", *words]) == 11
     assert len(asked) == 1
     assert capsys.readouterr().err == f"Error: {error}\n"
 
 
 def test_a_locked_file_is_waited_for(away, monkeypatch):
     asked = away(StoreBusyError("the database stayed locked"))
-    monkeypatch.setattr(duty.Worker, "work", lambda self: None)
-    assert cli.run(["worker", "--device", "cpu", "--database", "sqlite:///x"]) == 0
+    monkeypatch.setattr(worker.Worker, "work", lambda self: None)
+    assert main.run(["worker", "--device", "cpu", "--database", "sqlite:///x"]) == 0
     assert len(asked) == 2
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 
 from kitsune.knobs import Choice
 from tests.unit.tuner.test_space import EVERYTHING, configurations, spaces
-from tuner.effects import WORTH, Grid, improvement, promising
-from tuner.space import Configuration, Space
+from tuner.search.main_effects import WORTH, Grid, improvement, promising
+from tuner.search.space import Configuration, Space
 
 TRUE = {("precision", "bf16"): -0.5, ("compile", "default"): -0.2, ("layout", "channels_last"): 0.1}
 

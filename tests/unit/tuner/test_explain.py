@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from kitsune.assembly import Assembly
-from kitsune.device import environment
-from kitsune.engine.schedule import Schedule, in_order
+from kitsune.device.backend import environment
 from kitsune.errors import CaptureError, DeclinedError, UnfitError
+from kitsune.launches.planning.schedule import Schedule, in_order
 from kitsune.plan import Plan
-from kitsune.report import Report
+from kitsune.runtime.plan_application import Assembly
+from kitsune.runtime.report import Report
 from tests.store.samples import an_environment
 from tests.unit.engine.steps import even_us
-from tuner import rehearsal
-from tuner.explain import add_notes, analysis_of
-from tuner.rehearsal import check_plannable, recordable, rehearse
-from tuner.workloads import load_workload
+from tuner.child import stream_forecast
+from tuner.child.stream_forecast import check_plannable, recordable, rehearse
+from tuner.commands.explain import add_notes, analysis_of
+from tuner.workloads.loader import load_workload
 
 MLP = "zoo:mlp?size=tiny"
 CPU = torch.device("cpu")
@@ -171,7 +171,7 @@ def test_where_no_plan_of_one_stream_fits_the_pool_that_of_the_fewest_is_shown()
 
 
 def test_what_no_number_of_streams_can_change_does_not_depend_on_how_many_were_asked_for(monkeypatch):
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", even_us)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", even_us)
     one, several = (rehearse(load_workload("zoo:lenet5?size=tiny", "cpu"), {}, streams) for streams in (1, 4))
     assert {plan.schedule.streams for plan in one.plans} == {1}
     ours, theirs = analysis_of(one.plans, one.finest, (1,)), analysis_of(several.plans, several.finest, (1, 4))
@@ -200,8 +200,8 @@ def test_launches_are_timed_by_what_is_set_in_the_step(monkeypatch):
             super().apply(build)
             build.step_contexts.append(counted)
 
-    monkeypatch.setattr("tuner.rehearsal.Assembly", Counted)
-    monkeypatch.setattr("kitsune.engine.planned.measured_us", measured_us)
+    monkeypatch.setattr("tuner.child.stream_forecast.Assembly", Counted)
+    monkeypatch.setattr("kitsune.launches.plans.measured_us", measured_us)
     rehearse(load_workload(MLP, "cpu"), {}, 2)
     assert seen and min(seen) == 1
     assert inside == [0]
@@ -275,7 +275,7 @@ def test_a_picture_that_cannot_be_written_is_told_of_before_anything_is_built(op
 
 
 def test_a_picture_that_becomes_unwritable_is_an_error_and_one_object(call, monkeypatch):
-    monkeypatch.setattr("tuner.explain.check_writable", lambda *_: None)
+    monkeypatch.setattr("tuner.commands.explain.check_writable", lambda *_: None)
     code, out, _ = call("explain", MLP, "--streams", "1", "--svg", "/dev/null/x", "--json")
     assert (code, refusal(out)) == (2, ("SettingsError", "--svg /dev/null/x cannot be written: Not a directory"))
 
@@ -323,14 +323,14 @@ def test_what_fails_under_the_choices_is_told_by_what_is_to_blame(raised, kind, 
     def fails(*_):
         raise raised
 
-    monkeypatch.setattr(rehearsal, "recorded", fails)
+    monkeypatch.setattr(stream_forecast, "recorded", fails)
     with pytest.raises(kind, match=said):
         rehearse(load_workload(MLP, "cpu"), {"attention": "math"}, 2)
 
 
 def test_an_optimizer_that_never_starts_is_not_waited_for(monkeypatch):
     calls = []
-    monkeypatch.setattr("kitsune.engine.cudagraph.is_starting", lambda optimizer: calls.append(optimizer) or True)
+    monkeypatch.setattr("kitsune.capture.step_graph.is_starting", lambda optimizer: calls.append(optimizer) or True)
     assert rehearse(load_workload(MLP, "cpu"), {}, 1).plans
     assert 20 < len(calls) < 40
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kitsune import cli
+from kitsune.cli import main
 from kitsune.errors import SettingsError
-from tuner import faults
-from tuner.faults import Fault, parsed
-from tuner.measure import checked
-from tuner.protocol import Job, Limits, Message
+from tuner.measuring import fault_injection
+from tuner.measuring.child_process import supervise
+from tuner.measuring.fault_injection import Fault, parsed
+from tuner.measuring.measure import checked
+from tuner.measuring.protocol import Job, Limits, Message
 from tuner.records import Failure, FailureKind, Phase
-from tuner.supervise import supervise
 
 JOB = Job(kind="inspect", workload="zoo:mlp", device="cpu")
 ANSWER = Message(failure=Failure(kind=FailureKind.RAISED, phase=Phase.BUILD, reason="as it says")).line()
@@ -24,11 +24,11 @@ PHASE = Message(phase=Phase.NUMERICS).line()
 @pytest.fixture(autouse=True)
 def nothing_planted() -> Iterator[None]:
     yield
-    faults.plant(())
+    fault_injection.plant(())
 
 
 def plant(text: str) -> None:
-    faults.plant(parsed(text))
+    fault_injection.plant(parsed(text))
 
 
 @pytest.mark.parametrize(
@@ -56,19 +56,19 @@ def test_what_is_spelled_otherwise_is_refused_with_the_way_out(text):
 
 def test_a_command_says_so(capsys, monkeypatch):
     monkeypatch.setenv("KITSUNE_FAULTS", "disk-on-fire")
-    assert cli.run(["worker", "--once", "--device", "cpu"]) == 2
+    assert main.run(["worker", "--once", "--device", "cpu"]) == 2
     assert "a fault is NAME" in capsys.readouterr().err
 
 
 def test_each_strikes_when_its_place_is_passed_for_that_time_and_says_so(caplog):
     plant("gpu-sick@2, heart-stop@2+")
-    assert [bool(faults.struck("gpu-sick")) for _ in range(4)] == [False, True, False, False]
-    assert [bool(faults.struck("heart-stop")) for _ in range(4)] == [False, True, True, True]
-    assert not faults.struck("database-full")
+    assert [bool(fault_injection.struck("gpu-sick")) for _ in range(4)] == [False, True, False, False]
+    assert [bool(fault_injection.struck("heart-stop")) for _ in range(4)] == [False, True, True, True]
+    assert not fault_injection.struck("database-full")
     told = [record.getMessage() for record in caplog.records]
     assert told[0] == "planted fault gpu-sick strikes, at the 2. time"
-    faults.plant(())
-    assert not faults.struck("heart-stop")
+    fault_injection.plant(())
+    assert not fault_injection.struck("heart-stop")
 
 
 def run(script: str = f"os.write(out, {ANSWER!r})") -> Failure:
@@ -131,4 +131,4 @@ def test_a_sticky_error_is_the_answer_of_a_child(caplog):
 
 def test_each_is_told_of_on_the_page():
     page = Path("docs/reliability.md").read_text()
-    assert [name for name in faults.KINDS if f"| `{name}" not in page] == []
+    assert [name for name in fault_injection.KINDS if f"| `{name}" not in page] == []

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tuner import faults
-from tuner.fitness import Blame, Fitness, blame, is_starved
+from tuner.measuring import fault_injection
+from tuner.measuring.gpu_health import Blame, Fitness, blame, is_starved
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
 
 ASSERT = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
@@ -86,11 +86,11 @@ def test_other_failures_are_no_reason_to_ask(device):
 
 
 def test_a_planted_sick_gpu_is_one(caplog):
-    faults.plant(faults.parsed("gpu-sick"))
+    fault_injection.plant(fault_injection.parsed("gpu-sick"))
     try:
         assert "planted" in (says(WELL).why_unfit(ASSERT) or "")
     finally:
-        faults.plant(())
+        fault_injection.plant(())
     assert "planted fault gpu-sick strikes" in caplog.text
 
 

@@ -5,17 +5,19 @@ from pathlib import Path
 import pytest
 
 from tests.unit.tuner import overflowing_step
-from tuner import gate
-from tuner.gate import Proof, prove
-from tuner.numerics import EARLY_STEPS, Trace
-from tuner.probe import Probe
-from tuner.protocol import ArmSpec, Job
+from tuner.building.probe import Probe
+from tuner.measuring.protocol import ArmSpec, Job
+from tuner.numerics import numerics_gate
+from tuner.numerics.numerics_gate import Proof, prove
+from tuner.numerics.trace_errors import EARLY_STEPS, Trace
 
 
 def test_a_right_candidate_whose_first_steps_overflow_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     traces: list[Trace] = []
-    finite = gate._finite
-    monkeypatch.setattr(gate, "_finite", lambda trace, *given: (traces.append(trace), finite(trace, *given))[1])
+    finite = numerics_gate._finite
+    monkeypatch.setattr(
+        numerics_gate, "_finite", lambda trace, *given: (traces.append(trace), finite(trace, *given))[1]
+    )
     knobs = {"precision": "fp16", "update": "fused"}
     arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs=knobs))
     job = Job(workload=f"{Path(overflowing_step.__file__)}:make_workload", device="cpu", arms=arms)

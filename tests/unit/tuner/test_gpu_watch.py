@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tuner.gpu_watch import GpuState, GpuWatch, NoWatch, watch_gpu, what_disturbed
+from tuner.measuring.gpu_watch import GpuState, GpuWatch, NoWatch, watch_gpu, what_disturbed
 from tuner.records import CauseKind
 
 QUIET = GpuState(sm_mhz=1900, reasons=0, processes=frozenset({1, 2}))
@@ -79,7 +79,7 @@ def test_what_disturbed_is_told_in_the_end(monkeypatch):
 
 
 def test_without_nvml_nothing_is_watched_and_that_is_said(monkeypatch):
-    monkeypatch.setattr("tuner.gpu_watch.pynvml", None)
+    monkeypatch.setattr("tuner.measuring.gpu_watch.pynvml", None)
     watch = watch_gpu("GPU-0")
     assert isinstance(watch, NoWatch)
     assert watch.disturbance() is None
@@ -90,10 +90,10 @@ def test_without_nvml_nothing_is_watched_and_that_is_said(monkeypatch):
 
 NIECE = """
 import os, subprocess, sys
-from tuner.gpu_watch import family
+from tuner.measuring.gpu_watch import family
 aunt = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
 niece = int(aunt.stdout.readline())
-script = "import sys; from tuner.gpu_watch import family; print(*family())"
+script = "import sys; from tuner.measuring.gpu_watch import family; print(*family())"
 found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
 print({os.getpid(), aunt.pid, niece} <= set(map(int, found)), os.getppid() in map(int, found))
 os.kill(niece, 9)

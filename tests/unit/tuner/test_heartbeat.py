@@ -5,9 +5,9 @@ import threading
 
 from kitsune.errors import StoreError
 from tests.store.samples import a_run
-from tuner import worker
 from tuner.records import RunStatus
-from tuner.worker import Lease
+from tuner.worker import run_execution
+from tuner.worker.run_execution import Lease
 
 RUN = a_run(id="r1", status=RunStatus.RUNNING)
 
@@ -30,8 +30,8 @@ class Unsteady:
 
 
 def test_an_outage_is_told_of_once_and_its_end_too(monkeypatch, caplog):
-    monkeypatch.setattr(worker, "BEAT_S", 0.01)
-    monkeypatch.setattr(worker.runs, "heartbeat", lambda *_, **__: RUN)
+    monkeypatch.setattr(run_execution, "BEAT_S", 0.01)
+    monkeypatch.setattr(run_execution.runs, "heartbeat", lambda *_, **__: RUN)
     database = Unsteady(True, False, False, False, True, True, False, False, True, True)
     with Lease(database, RUN, 60).kept() as lease:
         assert database.all_asked.wait(10)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.host_watch import TICKS_PER_S, HostState, HostWatch, what_disturbed
+from tuner.measuring.host_watch import TICKS_PER_S, HostState, HostWatch, what_disturbed
 from tuner.records import CauseKind
 
 FIRST = HostState(at_s=100.0, busy_s=50.0, idle_s=700.0, steal_s=1.0, own_s=2.0, throttled_s=0.0)
@@ -48,7 +48,7 @@ def test_what_is_one(now, kind, words):
 def test_the_files_of_the_kernel(tmp_path, monkeypatch):
     cores = os.cpu_count()
     clock = iter([100.0, 110.0])
-    monkeypatch.setattr("tuner.host_watch.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("tuner.measuring.host_watch.time.monotonic", lambda: next(clock))
 
     def write(busy_s: float, idle_s: float, steal_s: float, throttled_us: int) -> None:
         ticks = [round(seconds * TICKS_PER_S) for seconds in (busy_s / 2, 0, busy_s / 2, idle_s, 0, 0, 0, steal_s)]

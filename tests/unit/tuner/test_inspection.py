@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.inspection import fingerprints_of, local_fingerprint
-from tuner.workloads import load_workload
+from tuner.child.inspection import fingerprints_of, local_fingerprint
+from tuner.workloads.loader import load_workload
 
 CODE = """
 import torch

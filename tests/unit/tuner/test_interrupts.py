@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 import pytest
 
-from kitsune import signals
+from kitsune.cli import signals
 from kitsune.errors import NoTrialError
 from tests.unit.tuner.machine import CLOSE, GRAPH_WINS, SMALL, Machine, a_run, is_playoff
 from tests.unit.tuner.terminal import BF16, INSPECTED, RUN, TRIALS
 from tuner import api
 from tuner.api import tune_workload
-from tuner.confirmation import PROCESSES
-from tuner.events import Ablating, Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
-from tuner.interrupts import AFRESH, NOTHING, STAYS, Interrupts
-from tuner.proposal import Proposal
 from tuner.records import RunStatus, Source
-from tuner.search import propose
-from tuner.store import runs, trials
+from tuner.search.proposal import Proposal
+from tuner.search.strategy import propose
+from tuner.statistics.plan_evidence import words
+from tuner.statistics.process_statistics import PROCESSES
 from tuner.store.engine import open_database
-from tuner.tune import Tuning
-from tuner.verdicts import words
+from tuner.store.queries import runs, trials
+from tuner.tuning.events import Ablating, Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
+from tuner.tuning.interrupts import AFRESH, NOTHING, STAYS, Interrupts
+from tuner.tuning.run import Tuning
 
 SEARCHING = Trying(0, 2, Proposal({}, Source.BASELINE))
 
@@ -99,7 +99,7 @@ def test_an_interrupt_while_the_next_trial_is_chosen(url, machine, monkeypatch):
             press()
         return propose(space, tried, *rest, **options)
 
-    monkeypatch.setattr("tuner.next_trial.propose", interrupted)
+    monkeypatch.setattr("tuner.planning.next_trial.propose", interrupted)
     result, said = tuned(url, lambda _: None)
     assert (said, result.interrupted, result.run.status) == ([AFRESH], True, RunStatus.FINISHED)
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import torch
 
 from tests.processes import is_gone
-from tuner.kept import Keep, digest_of, keep_of
-from tuner.numerics import Errors, Snapshot, Start, Trace
+from tuner.numerics.reference_cache import Keep, digest_of, keep_of
+from tuner.numerics.trace_errors import Errors, Snapshot, Start, Trace
 
 ERRORS = Errors(
     loss={0: 0.1, 9: 0.25}, gradient={0: 1e-7}, singles=[0.5], size=1.0, sizes=[1.5], parameter=0.1, buffer=0
@@ -66,7 +66,7 @@ def test_where_there_is_no_room_nothing_is_kept(tmp_path, monkeypatch):
         asked.append(path)
         return SimpleNamespace(free=10)
 
-    monkeypatch.setattr("tuner.kept.shutil.disk_usage", almost_full)
+    monkeypatch.setattr("tuner.numerics.reference_cache.shutil.disk_usage", almost_full)
     keep = Keep(tmp_path, "d")
     for _ in range(2):
         assert keep.trace("reference", lambda: (a_trace(), ""))[0].steps == 10
@@ -78,7 +78,7 @@ HOLDING = """
 import sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from tuner.kept import Keep
+from tuner.numerics.reference_cache import Keep
 def make():
     print("computing", flush=True)
     time.sleep(60)

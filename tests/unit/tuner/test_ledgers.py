@@ -7,23 +7,24 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from kitsune import cli
-from kitsune.client import Client
+from kitsune.cli import main
+from kitsune.cli.output import duration
+from kitsune.client.http_client import Client
+from kitsune.client.server_address import Server
 from kitsune.errors import CursorError, RefusedError, UnreachableError
 from kitsune.plan import Plan
 from kitsune.plan_diff import differences
-from kitsune.screen import duration
-from kitsune.server_address import Server
-from kitsune.submission.archive import Archive
+from kitsune.submission.format.archive import Archive
 from tests.scripted_server import ScriptedServer, absent, of_json, problem, raw
 from tests.store.samples import a_plan, a_run
 from tests.unit.server.pages import stories
 from tests.unit.submission.hostile import valid
 from tests.unit.tuner.terminal import TRIALS
-from tuner import history, views
+from tuner.commands import runs
+from tuner.commands.server_runs import ServerLedger
+from tuner.planning.time_spent import PARTS
 from tuner.records import Run, RunStatus
-from tuner.server_ledger import ServerLedger
-from tuner.time_spent import PARTS
+from tuner.terminal import views
 
 PLAN = a_plan()
 RUN = a_run(id="06g0t3n8", name="mine", status=RunStatus.FINISHED, plan_id=PLAN.plan_id)
@@ -84,7 +85,7 @@ def call(capsys, team):
     """Runs a command line against the server; gives its exit code, stdout and stderr."""
 
     def run(*words: str) -> tuple[int, str, str]:
-        code = cli.run([*words, "--server", team.server.url])
+        code = main.run([*words, "--server", team.server.url])
         return code, *capsys.readouterr()
 
     return run
@@ -104,7 +105,7 @@ def test_the_list(call):
 def test_what_is_no_page_of_runs_is_not_taken_for_an_empty_one(capsys, page, words):
     server = ScriptedServer(lambda request, connection, _: connection.sendall(of_json(page)))
     with server.running():
-        assert cli.run([*words, "--server", server.url]) == 6
+        assert main.run([*words, "--server", server.url]) == 6
     assert "the answer holds no list of runs" in capsys.readouterr().err
 
 
@@ -112,7 +113,7 @@ def test_a_server_without_runs_is_told_how_to_get_one(capsys):
     empty = {"runs": [], "after": None}
     server = ScriptedServer(lambda request, connection, _: connection.sendall(of_json(empty)))
     with server.running():
-        assert cli.run(["runs", "list", "--server", server.url]) == 0
+        assert main.run(["runs", "list", "--server", server.url]) == 0
     assert f"kitsune submit 'zoo:lenet5?batch=64' --trials 12 --server {server.url}" in capsys.readouterr().err
 
 
@@ -193,11 +194,11 @@ def test_a_run_tells_where_its_time_went():
 
 def test_the_variable_names_a_server_and_a_database_goes_over_it(monkeypatch, team, capsys, tmp_path):
     monkeypatch.setenv("KITSUNE_SERVER", team.server.url)
-    assert cli.run(["runs"]) == 0
+    assert main.run(["runs"]) == 0
     assert RUN.id in capsys.readouterr().out
-    assert cli.run(["runs", "--database", f"sqlite:///{tmp_path}/k.db"]) == 0
+    assert main.run(["runs", "--database", f"sqlite:///{tmp_path}/k.db"]) == 0
     assert capsys.readouterr().out == ""
-    assert cli.run(["runs", "list", "--database", "sqlite:///x", "--server", team.server.url]) == 2
+    assert main.run(["runs", "list", "--database", "sqlite:///x", "--server", team.server.url]) == 2
 
 
 def test_one_run_with_all_pages_of_its_trials(call):
@@ -231,7 +232,7 @@ def test_watching_a_run_that_ended(call):
 
 
 def test_watching_a_run_to_its_end(call, team, monkeypatch):
-    monkeypatch.setattr("tuner.history.PAUSE_S", 0.01)
+    monkeypatch.setattr("tuner.commands.runs.PAUSE_S", 0.01)
     team.statuses = ["queued", "running", "running", "failed"]
     assert call("runs", "watch", WAITING.id, "--json")[0] == 5
     assert len(team.statuses) == 1
@@ -255,7 +256,7 @@ class Disturbed(Team):
 
 @pytest.fixture
 def disturbed(monkeypatch):
-    monkeypatch.setattr("tuner.history.PAUSE_S", 0.01)
+    monkeypatch.setattr("tuner.commands.runs.PAUSE_S", 0.01)
     team = Disturbed()
     with team.server.running():
         yield team
@@ -264,7 +265,7 @@ def disturbed(monkeypatch):
 def test_watching_outlasts_a_server_that_starts_anew(disturbed, capsys):
     disturbed.troubles = [AWAY, b"", AWAY]
     disturbed.statuses = ["queued", "running", "finished"]
-    assert cli.run(["runs", "watch", WAITING.id, "--server", disturbed.server.url, "--json"]) == 0
+    assert main.run(["runs", "watch", WAITING.id, "--server", disturbed.server.url, "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["run"]["status"] == "finished"
     away, back = err.splitlines()
@@ -278,14 +279,14 @@ def test_submitting_and_waiting_outlasts_it_too(disturbed, capsys, tmp_path):
     disturbed.troubles = [AWAY] * 3
     disturbed.statuses = ["running", "finished"]
     words = ["submit", str(tmp_path / "model.ksn"), "--wait", "--server", disturbed.server.url]
-    assert cli.run(words) == 0
+    assert main.run(words) == 0
     assert capsys.readouterr().err.count("The server is away") == 1
 
 
 def test_watching_a_server_that_stays_away_ends(disturbed, capsys, monkeypatch):
-    monkeypatch.setattr("tuner.history.PATIENCE_S", 0.2)
+    monkeypatch.setattr("tuner.commands.runs.PATIENCE_S", 0.2)
     disturbed.troubles = [AWAY] * 1000
-    assert cli.run(["runs", "watch", WAITING.id, "--server", disturbed.server.url]) == 6
+    assert main.run(["runs", "watch", WAITING.id, "--server", disturbed.server.url]) == 6
     assert "Error: " in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -299,7 +300,7 @@ def seconds(monkeypatch):
         clock.now += pause_s
 
     clock.sleep = sleep
-    monkeypatch.setattr(history, "time", clock)
+    monkeypatch.setattr(runs, "time", clock)
     return clock
 
 
@@ -314,7 +315,7 @@ def test_a_run_that_nobody_takes_is_told_of_once(call, team):
 def test_the_wait_begins_anew_for_a_run_that_was_put_back(call, team, seconds):
     team.statuses = ["running"] * 20 + ["queued"] * 9 + ["running", "finished"]
     assert call("runs", "watch", WAITING.id)[2] == ""
-    assert seconds.now > 2 * history.QUEUE_S
+    assert seconds.now > 2 * runs.QUEUE_S
 
 
 @pytest.mark.usefixtures("seconds")
@@ -348,7 +349,7 @@ def test_submitting_an_archive(call, team, tmp_path):
 
 
 def test_submitting_and_waiting(call, team, tmp_path, monkeypatch):
-    monkeypatch.setattr("tuner.history.PAUSE_S", 0.01)
+    monkeypatch.setattr("tuner.commands.runs.PAUSE_S", 0.01)
     path = tmp_path / "model.ksn"
     valid().save(path)
     team.statuses = ["running", "finished"]
@@ -370,7 +371,7 @@ def test_no_plan_on_the_server(call, tmp_path):
     "words", [("runs",), ("runs", "cancel", "x"), ("submit", "zoo:mlp"), ("plan", "diff", "0" * 64, "1" * 64)]
 )
 def test_no_server(words, capsys):
-    code = cli.run([*words, "--server", absent(), "--json"])
+    code = main.run([*words, "--server", absent(), "--json"])
     assert code == 6
     assert json.loads(capsys.readouterr().out)["error"]["type"] == "UnreachableError"
 
@@ -395,7 +396,7 @@ def test_what_keeps_a_plan_that_cannot_be_saved_is_told(call, tmp_path):
 def test_a_token_that_is_missing_is_asked_for(capsys):
     refused = problem(401, "send one header 'Authorization: Bearer TOKEN'")
     with ScriptedServer(lambda _, connection, __: connection.sendall(refused)).running() as server:
-        assert cli.run(["runs", "--server", server.url]) == 6
+        assert main.run(["runs", "--server", server.url]) == 6
     assert "set KITSUNE_TOKEN to a token of this server" in capsys.readouterr().err
 
 

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner import confinement, lockdown
-from tuner.confinement import FREE, Confinement, Means, confinement_here, problem_of
-from tuner.lockdown import MACHINES, Machine, instructions
+from tuner.sandbox import confinement, lockdown
+from tuner.sandbox.confinement import FREE, Confinement, Means, confinement_here, problem_of
+from tuner.sandbox.lockdown import MACHINES, Machine, instructions
 
 KEPT_OUT = (Means.NAMESPACES, Means.FILTER)
 PYTHON = (sys.executable, "-I")

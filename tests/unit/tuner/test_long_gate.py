@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from kitsune.proof import LongProof, Margin
+from kitsune.long_proof import LongProof, Margin
 from tests.unit.tuner import faulty_steps
-from tuner import long_training
-from tuner.bench import measure_job
-from tuner.depth import DEPTHS, LEAST_STEPS, depth_of
-from tuner.long_gate import prove_job, prove_long
-from tuner.measure import measure, prove, within
-from tuner.probe import Probe
-from tuner.protocol import ArmSpec, Job, Limits, misfit
+from tuner.building.probe import Probe
+from tuner.child.measure_job import measure_job
+from tuner.measuring.measure import measure, prove, within
+from tuner.measuring.protocol import ArmSpec, Job, Limits, misfit
+from tuner.numerics import long_training
+from tuner.numerics.depth import DEPTHS, LEAST_STEPS, depth_of
+from tuner.numerics.long_gate import prove_job, prove_long
 from tuner.records import Failure, FailureKind, Measurement, Phase
 
 FAULTY = Path(faulty_steps.__file__)

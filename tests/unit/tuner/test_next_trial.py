@@ -7,10 +7,10 @@ import pytest
 
 from tests.unit.tuner.simulation import trial
 from tests.unit.tuner.test_space import EVERYTHING
-from tuner.next_trial import next_trial
-from tuner.proposal import Proposal
+from tuner.planning.next_trial import next_trial
 from tuner.records import Failure, FailureKind, Phase, Source, Spent, Trial
-from tuner.space import Configuration
+from tuner.search.proposal import Proposal
+from tuner.search.space import Configuration
 
 
 def lasting(found: Trial, took_s: float) -> Trial:

@@ -7,17 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.techniques.technique import Tolerance
-from tuner.numerics import (
-    LARGEST_ERROR,
-    Errors,
-    Snapshot,
-    Start,
-    Trace,
-    allowed,
-    errors_between,
-    judge,
-)
-from tuner.tracing import remember
+from tuner.numerics.trace_errors import LARGEST_ERROR, Errors, Snapshot, Start, Trace, allowed, errors_between, judge
+from tuner.numerics.training_trace import remember
 
 FLOOR = Tolerance(loss=1e-4, gradient=1e-3, parameter=1e-2)
 NAMES = ("weight", "bias")

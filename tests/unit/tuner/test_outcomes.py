@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests import behaviours
-from tuner.child import outcome_of
-from tuner.protocol import ArmSpec, Inspection, Job, Outcome
+from tuner.child.main import outcome_of
+from tuner.measuring.protocol import ArmSpec, Inspection, Job, Outcome
 from tuner.records import Failure, FailureKind, Measurement, Phase
 
 

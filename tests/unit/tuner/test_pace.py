@@ -6,7 +6,8 @@ import pytest
 
 from tests.unit.tuner.machine import ENVIRONMENT, NOON
 from tests.unit.tuner.simulation import trial
-from tuner.pace import (
+from tuner.measuring.protocol import Inspection
+from tuner.planning.pace import (
     LEAST_WARM_S,
     LEAST_WARM_STOCK_S,
     LEAVE_S,
@@ -26,9 +27,8 @@ from tuner.pace import (
     timing_s,
     warm_s,
 )
-from tuner.protocol import Inspection
 from tuner.records import Spent, Trial
-from tuner.space import Space
+from tuner.search.space import Space
 
 GB = 10**9
 GRAPH = {"precision": "bf16", "compile": "default", "capture": "step"}

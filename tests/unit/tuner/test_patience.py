@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.patience import pauses, rest
+from tuner.worker.backoff import pauses, rest
 
 SECONDS = st.floats(min_value=1e-3, max_value=1e3)
 

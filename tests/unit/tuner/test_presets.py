@@ -3,7 +3,7 @@ from hypothesis import given, settings
 
 from kitsune.knobs import KNOBS, Choice
 from tests.unit.tuner.test_space import CPU, EVERYTHING, WAITS, configurations, differing, spaces
-from tuner.presets import (
+from tuner.search.presets import (
     COMPILE,
     EAGER_BF16,
     LATER,
@@ -19,7 +19,7 @@ from tuner.presets import (
     resolved,
     stock_variants,
 )
-from tuner.space import Item, Space
+from tuner.search.space import Item, Space
 
 ALL = (*OPENING, *LATER, *SLOW)
 quick = settings(max_examples=80)

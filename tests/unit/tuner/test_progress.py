@@ -12,11 +12,11 @@ from kitsune.knobs import KNOBS
 from kitsune.plan import Interval
 from tests.store.samples import a_run
 from tests.unit.tuner.terminal import BF16, RUN, STREAMED, TRIALS, a_course, a_failure, a_trial, ablations
-from tuner import progress, views
-from tuner.events import Ablating, Started, Tried
-from tuner.progress import Lines, Live, Quiet, Standing, telling
 from tuner.records import Comparison, Source, Verdict
-from tuner.verdicts import words
+from tuner.statistics.plan_evidence import words
+from tuner.terminal import progress, views
+from tuner.terminal.progress import Lines, Live, Quiet, Standing, telling
+from tuner.tuning.events import Ablating, Started, Tried
 
 
 class Clock:

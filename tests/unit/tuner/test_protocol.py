@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from kitsune.errors import MeasureError, PlanError
 from kitsune.plan import Environment, Numerics
 from tests.store.samples import a_timeline
-from tuner.protocol import (
+from tuner.measuring.protocol import (
     MAX_LAUNCHES,
     MAX_LINE_BYTES,
     ArmSpec,

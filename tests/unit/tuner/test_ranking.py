@@ -10,12 +10,12 @@ import pytest
 from kitsune.knobs import Choice
 from tests.unit.tuner.machine import ENVIRONMENT, numerics
 from tests.unit.tuner.simulation import trial
-from tuner.contenders import yardstick_noise
-from tuner.outcomes import best, speedup
-from tuner.proposal import Proposal
-from tuner.ranking import is_captured, key_of, rankable, shared_part
+from tuner.planning.playoff import yardstick_noise
+from tuner.planning.standings import leader, rival, searched, to_beat
 from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Source, Trial
-from tuner.standings import leader, rival, searched, to_beat
+from tuner.search.outcomes import best, speedup
+from tuner.search.proposal import Proposal
+from tuner.search.ranking import is_captured, key_of, rankable, shared_part
 
 Knobs = Mapping[str, Choice]
 STOCK: Knobs = {"precision": "bf16", "compile": "reduce-overhead"}

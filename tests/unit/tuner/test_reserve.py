@@ -6,11 +6,11 @@ import pytest
 
 from tests.unit.tuner.machine import PROOF
 from tests.unit.tuner.test_pace import lasting
-from tuner.confirmation import LEAST_PROCESSES, PROCESSES, Prior
-from tuner.knowledge import AGAIN, Knowledge, Proven
-from tuner.pace import LEAVE_S, WARM
+from tuner.planning.pace import LEAVE_S, WARM
+from tuner.planning.prior_runs import AGAIN, Knowledge, Proven
+from tuner.planning.reserve import LATE_S, LEAST_PROOF_STEPS, PLAYOFF_SHARE, PROOF_S, Reserve
 from tuner.records import Source, Spent, Trial
-from tuner.reserve import LATE_S, LEAST_PROOF_STEPS, PLAYOFF_SHARE, PROOF_S, Reserve
+from tuner.statistics.process_statistics import LEAST_PROCESSES, PROCESSES, Prior
 
 GRAPH = {"precision": "bf16", "compile": "default", "capture": "step"}
 

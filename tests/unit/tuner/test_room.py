@@ -3,9 +3,9 @@
 import pytest
 
 from tests.unit.tuner.test_pace import inspection
-from tuner.protocol import ArmSpec, Job
-from tuner.room import Room
-from tuner.verdicts import CANDIDATE, EAGER, STOCK
+from tuner.measuring.protocol import ArmSpec, Job
+from tuner.planning.memory_fit import Room
+from tuner.statistics.plan_evidence import CANDIDATE, EAGER, STOCK
 
 GB = 10**9
 H100 = 85 * GB

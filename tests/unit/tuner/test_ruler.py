@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.ruler import HOST, Lengths
+from tuner.numerics.distance import HOST, Lengths
 
 sizes = st.lists(st.integers(0, 5), max_size=6)
 

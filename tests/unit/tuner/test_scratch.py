@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tuner.scratch import OWNER, scratch_beside, sweep
+from tuner.measuring.scratch import OWNER, scratch_beside, sweep
 
 OWNING = """
 import sys, tempfile, time
 from pathlib import Path
-from tuner.scratch import scratch_beside
+from tuner.measuring.scratch import scratch_beside
 tempfile.tempdir = sys.argv[1]
 with scratch_beside(Path(sys.argv[1]) / "compiled") as folder:
     (folder / "job.json").write_text("{}")

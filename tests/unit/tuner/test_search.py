@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from kitsune.knobs import KNOBS, Choice, Knob
 from tests.unit.tuner.simulation import Surface, replay, trial
-from tuner.outcomes import best, best_stock, blamed, blamed_pairs, failed_graphs, outgrown, suspected
-from tuner.presets import LATER, OPENING, SLOW, resolved
-from tuner.proposal import Proposal
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
-from tuner.search import costs, descent, modelled, proposals, propose
-from tuner.space import Configuration, Item, Space
+from tuner.search.outcomes import best, best_stock, blamed, blamed_pairs, failed_graphs, outgrown, suspected
+from tuner.search.presets import LATER, OPENING, SLOW, resolved
+from tuner.search.proposal import Proposal
+from tuner.search.space import Configuration, Item, Space
+from tuner.search.strategy import costs, descent, modelled, proposals, propose
 
 EVERYTHING = Space.of()
 SMALL = Space.of(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kitsune.knobs import KNOBS, Choice, Exclusion, Knob, clashes
-from tuner.space import Space, item_of
+from tuner.search.space import Space, item_of
 
 ITEMS = [(name, choice) for name, knob in KNOBS.items() for choice in knob.choices]
 EVERYTHING = Space.of()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kitsune.errors import MeasureError
 from kitsune.plan import Environment
 from tuner.records import Arm, Measurement, Verdict
-from tuner.stats import (
+from tuner.statistics.block_statistics import (
     bootstrap_interval,
     compare,
     exact_p,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.student import quantile, two_sided_p, within
+from tuner.statistics.student_t import quantile, two_sided_p, within
 
 # Every table has these: 95 % and 99 %, two-sided.
 TABLE = {

@@ -13,10 +13,10 @@ import pytest
 
 from kitsune.errors import StoppedError
 from tests.processes import is_gone
-from tuner.confinement import confinement_here
-from tuner.protocol import Job, Limits, Message
+from tuner.measuring.child_process import supervise
+from tuner.measuring.protocol import Job, Limits, Message
 from tuner.records import Failure, FailureKind, Phase
-from tuner.supervise import supervise
+from tuner.sandbox.confinement import confinement_here
 
 JOB = Job(kind="inspect", workload="zoo:mlp", device="cpu")
 PRELUDE = """

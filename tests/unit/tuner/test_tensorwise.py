@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from kitsune.proof import Margin
+from kitsune.long_proof import Margin
 from kitsune.techniques import tolerance
-from tuner.tensorwise import Parts, Reading, Readings, judge_readings
+from tuner.numerics.tensor_errors import Parts, Reading, Readings, judge_readings
 
 BF16 = tolerance({"precision": "bf16"})
 #: Of the last norm of a right nanoGPT at 6 moments of 20 steps on an H100 (bf16, reduce-overhead): how far its share

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.records import Cause, CauseKind
-from tuner.timing import MAX_STEPS_PER_BLOCK, Schedule, Watches, hopeless, steps_per_block, time_arms
+from tuner.timing.interleaved_rounds import MAX_STEPS_PER_BLOCK, Schedule, Watches, hopeless, steps_per_block, time_arms
 
 
 class FakeClock:

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from tuner import tracing
-from tuner.tracing import COPIES, CPU, SHARE, place_for
+from tuner.numerics import training_trace
+from tuner.numerics.training_trace import COPIES, CPU, SHARE, place_for
 
 GPU = torch.device("cuda", 0)
 MODEL = torch.nn.Linear(1023, 256)  # 1 MiB
@@ -14,7 +14,7 @@ def test_a_trace_stays_on_the_gpu_where_two_steps_find_room_beside_it(
     monkeypatch: pytest.MonkeyPatch, spare_bytes: int, place: torch.device
 ) -> None:
     needed_bytes = 2 * STEP_BYTES + int(COPIES * 2**20 / SHARE)
-    monkeypatch.setattr(tracing, "free_bytes", lambda device: needed_bytes + spare_bytes)
+    monkeypatch.setattr(training_trace, "free_bytes", lambda device: needed_bytes + spare_bytes)
     assert place_for(MODEL, GPU, STEP_BYTES) == place
 
 

@@ -31,17 +31,17 @@ from tests.unit.tuner.machine import (
     trials_of,
     until_it_raises,
 )
-from tuner.confirmation import PROCESSES
-from tuner.events import Confirming, Inspected, Tried, Trying
-from tuner.fitness import DEATHS_OF_A_TRIAL, GIVEN_UP
-from tuner.knowledge import AGAIN
-from tuner.outcomes import best, speedup
-from tuner.pace import MIN_CHILD_S, elapsed_s, limits_within
-from tuner.protocol import Job, Limits
+from tuner.measuring.gpu_health import DEATHS_OF_A_TRIAL, GIVEN_UP
+from tuner.measuring.protocol import Job, Limits
+from tuner.planning.pace import MIN_CHILD_S, elapsed_s, limits_within
+from tuner.planning.prior_runs import AGAIN
+from tuner.planning.standings import searched
 from tuner.records import Failure, FailureKind, Phase, Source, Verdict
-from tuner.standings import searched
-from tuner.tune import ENDED_EARLY, OVERTIME, SEARCH_ROUNDS, UNSEARCHED
-from tuner.verdicts import CANDIDATE, EAGER, RIVAL, words
+from tuner.search.outcomes import best, speedup
+from tuner.statistics.plan_evidence import CANDIDATE, EAGER, RIVAL, words
+from tuner.statistics.process_statistics import PROCESSES
+from tuner.tuning.events import Confirming, Inspected, Tried, Trying
+from tuner.tuning.run import ENDED_EARLY, OVERTIME, SEARCH_ROUNDS, UNSEARCHED
 
 # What happens, in which order -----------------------------------------------------------------------------------------
 

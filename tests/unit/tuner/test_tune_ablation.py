@@ -17,13 +17,13 @@ from tests.unit.tuner.machine import (
     sources,
     trials_of,
 )
-from tuner.ablation import UNREACHED, ablation_of
-from tuner.events import Ablating, Event, Tried
-from tuner.fitness import GIVEN_UP
-from tuner.protocol import Job
+from tuner.measuring.gpu_health import GIVEN_UP
+from tuner.measuring.protocol import Job
+from tuner.planning.ablation import UNREACHED, ablation_of
 from tuner.records import Failure, FailureKind, Run, Source, Trial
-from tuner.tune import ABLATION_ROUNDS, Tuning
-from tuner.verdicts import CANDIDATE, EAGER, words
+from tuner.statistics.plan_evidence import CANDIDATE, EAGER, words
+from tuner.tuning.events import Ablating, Event, Tried
+from tuner.tuning.run import ABLATION_ROUNDS, Tuning
 
 TIMES = {
     **GRAPH_WINS,

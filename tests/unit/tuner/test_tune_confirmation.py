@@ -27,18 +27,18 @@ from tests.unit.tuner.machine import (
     trials_of,
     until_it_raises,
 )
-from tuner.ablation import ablation_of
-from tuner.confirmation import LEAST_PROCESSES, PROCESSES, ROUNDS
-from tuner.confirming import OUT_OF_TIME
-from tuner.events import Confirming, Tried
-from tuner.knowledge import AGAIN
-from tuner.pace import WITH_EAGER
-from tuner.protocol import Job
+from tuner.measuring.protocol import Job
+from tuner.planning.ablation import ablation_of
+from tuner.planning.pace import WITH_EAGER
+from tuner.planning.prior_runs import AGAIN
+from tuner.planning.standings import searched
 from tuner.records import Failure, FailureKind, Source, Verdict
-from tuner.standings import searched
-from tuner.stats import samples_digest
-from tuner.tune import UNSEARCHED
-from tuner.verdicts import CANDIDATE, EAGER, STOCK, words
+from tuner.statistics.block_statistics import samples_digest
+from tuner.statistics.plan_evidence import CANDIDATE, EAGER, STOCK, words
+from tuner.statistics.process_statistics import LEAST_PROCESSES, PROCESSES, ROUNDS
+from tuner.tuning.confirmation import OUT_OF_TIME
+from tuner.tuning.events import Confirming, Tried
+from tuner.tuning.run import UNSEARCHED
 
 
 def test_the_winner_is_measured_afresh_and_only_those_samples_are_the_evidence():
@@ -221,7 +221,7 @@ def test_what_is_at_work_is_given_up_for_the_confirmation_of_what_was_found():
 
 def test_what_cannot_end_in_time_is_not_waited_for(monkeypatch):
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=20)
-    monkeypatch.setattr("tuner.tune.is_in_vain", lambda at_work, *_: any(seconds > 30 for _, seconds in at_work))
+    monkeypatch.setattr("tuner.tuning.run.is_in_vain", lambda at_work, *_: any(seconds > 30 for _, seconds in at_work))
 
     machine.answer = endless(machine)
     trials, conclusion = run_out(machine, a_run(budget_s=300))
@@ -307,7 +307,7 @@ def test_where_time_ended_before_the_step_as_given_was_timed_the_candidate_has_n
 
     machine = Machine(step_ms=STRONG, inapplicable=SMALL, child_s=5, answer=late)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tuner.tune.at_once", lambda *_: 3)
+        patched.setattr("tuner.tuning.run.at_once", lambda *_: 3)
         trials, conclusion = run_out(machine, a_run(budget_s=300))
     (given_up,) = [trial for trial in confirmations(trials) if trial.failure == OUT_OF_TIME]
     assert words(given_up.knobs) == GRAPH
@@ -328,8 +328,8 @@ def test_however_processes_end_the_answer_knows_the_step_as_given(seed, at_once,
     machine = Machine(step_ms=STRONG, inapplicable=SMALL, child_s=chance.choice([1, 20]), answer=answer)
     run = a_run(budget_s=budget_s) if budget_s else a_run(budget_trials=6)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tuner.tune.at_once", lambda *_: at_once)
-        patched.setattr("tuner.room.Room.fits", lambda *_: chance.random() < 0.5)
+        patched.setattr("tuner.tuning.run.at_once", lambda *_: at_once)
+        patched.setattr("tuner.planning.memory_fit.Room.fits", lambda *_: chance.random() < 0.5)
         try:
             trials, conclusion = run_out(machine, run)
         except NoTrialError:

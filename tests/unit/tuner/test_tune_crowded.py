@@ -14,19 +14,19 @@ from tests.unit.tuner.machine import (
     is_confirmation,
     trials_of,
 )
-from tuner.budget import SHORT
-from tuner.confirmation import PROCESSES
-from tuner.events import Crowded
-from tuner.next_trial import next_trial
-from tuner.progress import opening
+from tuner.planning.budget import SHORT
+from tuner.planning.next_trial import next_trial
+from tuner.planning.standings import searched
 from tuner.records import FailureKind
-from tuner.standings import searched
-from tuner.verdicts import words
+from tuner.statistics.plan_evidence import words
+from tuner.statistics.process_statistics import PROCESSES
+from tuner.terminal.progress import opening
+from tuner.tuning.events import Crowded
 
 
 @pytest.fixture(autouse=True)
 def two_at_a_time(monkeypatch):
-    monkeypatch.setattr("tuner.tune.at_once", lambda *_: 2)
+    monkeypatch.setattr("tuner.tuning.run.at_once", lambda *_: 2)
 
 
 def crowded(at, of=lambda job: True):
@@ -61,7 +61,7 @@ def test_processes_that_confirm_are_begun_as_they_have_room(monkeypatch):
         asked.append((job.kind, [each.kind for each in beside]))
         return job.kind == "prove"
 
-    monkeypatch.setattr("tuner.room.Room.fits", alone)
+    monkeypatch.setattr("tuner.planning.memory_fit.Room.fits", alone)
     _, conclusion = drained(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL).tuning(a_run(budget_trials=6)))
     assert conclusion.plan.evidence.processes == PROCESSES
     assert conclusion.plan.evidence.proof is not None
@@ -80,7 +80,7 @@ def test_so_is_a_process_that_confirms():
 
 
 def test_the_launches_are_told_by_another_process_where_the_first_ran_out_of_memory(monkeypatch):
-    monkeypatch.setattr("tuner.tune.at_once", lambda *_: 3)
+    monkeypatch.setattr("tuner.tuning.run.at_once", lambda *_: 3)
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, answer=crowded(1, is_confirmation))
     drained(machine.tuning(a_run(budget_trials=6)))
     asked = [job.timeline for job in machine.jobs if is_confirmation(job)]
@@ -94,8 +94,8 @@ def test_what_is_at_work_and_for_how_long_is_told_to_what_proposes(monkeypatch):
         told.append([round(since_s) for _, since_s in at_work])
         return next_trial(*arguments, at_work=at_work, **more)
 
-    monkeypatch.setattr("tuner.tune.at_once", lambda *_: 3)
-    monkeypatch.setattr("tuner.tune.next_trial", watched)
+    monkeypatch.setattr("tuner.tuning.run.at_once", lambda *_: 3)
+    monkeypatch.setattr("tuner.tuning.run.next_trial", watched)
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
     events, _ = drained(machine.tuning(a_run(budget_trials=6)))
     assert told[:4] == [[], [0], [0, 0], [10, 10]]
@@ -111,7 +111,7 @@ def test_a_short_run_makes_three_at_a_time(monkeypatch, budget_s):
         assert (trials_within < SHORT) == (budget_s == 50)
         return next_trial(*arguments, at_work=at_work, trials_within=trials_within, **more)
 
-    monkeypatch.setattr("tuner.tune.at_once", lambda *_: 4)
-    monkeypatch.setattr("tuner.tune.next_trial", watched)
+    monkeypatch.setattr("tuner.tuning.run.at_once", lambda *_: 4)
+    monkeypatch.setattr("tuner.tuning.run.next_trial", watched)
     drained(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, child_s=1.0).tuning(a_run(budget_s=budget_s)))
     assert max(most) == (3 if budget_s == 50 else 4)

@@ -20,13 +20,13 @@ from tests.unit.tuner.machine import (
     sources,
     trials_of,
 )
-from tuner.confirmation import PROCESSES
-from tuner.events import Recalled
-from tuner.knowledge import AGAIN, Knowledge, Proven
-from tuner.outcomes import best_stock
+from tuner.planning.prior_runs import AGAIN, Knowledge, Proven
+from tuner.planning.standings import searched
 from tuner.records import FailureKind, Source, Verdict
-from tuner.standings import searched
-from tuner.verdicts import prior_of, words
+from tuner.search.outcomes import best_stock
+from tuner.statistics.plan_evidence import prior_of, words
+from tuner.statistics.process_statistics import PROCESSES
+from tuner.tuning.events import Recalled
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from datetime import timedelta
 from tests.unit.tuner.machine import NOON, a_run, failure
 from tests.unit.tuner.simulation import trial
 from tests.unit.tuner.test_space import EVERYTHING
-from tuner.presets import OPENING, resolved
+from tuner.planning.untried import LONGER, untried
 from tuner.records import FailureKind, Source, Trial
-from tuner.untried import LONGER, untried
-from tuner.views import untried_screen
+from tuner.search.presets import OPENING, resolved
+from tuner.terminal.views import untried_screen
 
 HALF = {"layout": "channels_last", "precision": "bf16"}
 GRAPH = {**HALF, "compile": "default", "update": "kitsune", "capture": "step", "streams": 4}

@@ -5,17 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kitsune.cli.output import ITSELF, spread
 from kitsune.knobs import KNOBS
 from kitsune.plan import Plan
-from kitsune.screen import ITSELF, spread
 from tests.unit.tuner.machine import ENVIRONMENT, numerics
 from tests.unit.tuner.noise import MODELS
 from tests.unit.tuner.noise import processes as noisy
-from tuner.confirmation import PROCESSES, ROUNDS, Prior, confirm
-from tuner.protocol import Inspection
+from tuner.measuring.protocol import Inspection
 from tuner.records import Arm, Cause, CauseKind, Measurement, Verdict
-from tuner.stats import THRESHOLD, compare, median, samples_digest
-from tuner.verdicts import (
+from tuner.statistics.block_statistics import THRESHOLD, compare, median, samples_digest
+from tuner.statistics.plan_evidence import (
     CANDIDATE,
     EAGER,
     PROVEN_BEFORE,
@@ -29,6 +28,7 @@ from tuner.verdicts import (
     prior_of,
     words,
 )
+from tuner.statistics.process_statistics import PROCESSES, ROUNDS, Prior, confirm
 
 Confirmation = tuple[Measurement, ...]
 

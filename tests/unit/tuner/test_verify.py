@@ -7,10 +7,10 @@ import pytest
 
 from kitsune.plan import Environment, Plan
 from tests.unit.tuner import faulty_steps
-from tuner.curves import Verification
-from tuner.inspection import fingerprints_of
-from tuner.workloads import load_workload
-from tuner.zoo_plans import zoo_workload
+from tuner.child.inspection import fingerprints_of
+from tuner.child.zoo_plans import zoo_workload
+from tuner.statistics.loss_curves import Verification
+from tuner.workloads.loader import load_workload
 
 FAULTY = Path(faulty_steps.__file__)
 MLP = "zoo:mlp?size=tiny&batch=24"

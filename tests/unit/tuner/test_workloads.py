@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import ArchiveError, KitsuneError, UnfitError, WorkloadError
-from kitsune.submission.export import export
+from kitsune.submission.exporting.export import export
 from kitsune.workload import Workload, call_model, loss_of
-from tuner.workloads import WorkloadSource, load_workload, located, workload_source
+from tuner.workloads.loader import WorkloadSource, load_workload, located, workload_source
 from tuner.zoo import ZOO
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_cnn.py"

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from kitsune.submission.export import to_archive
-from kitsune.submission.rebuild import rebuild
+from kitsune.submission.exporting.export import to_archive
+from kitsune.submission.rebuilding.rebuild import rebuild
 from kitsune.workload import Workload, batch_tensors, call_model, loss_of
 from tuner.zoo import ZOO
 from tuner.zoo.attention import SelfAttention

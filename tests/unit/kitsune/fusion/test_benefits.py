@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from kitsune.base.file_cache import KeyedFiles
 from kitsune.fusion import benefit, benefits
 from kitsune.fusion.benefits import FOLDER, Benefits
 from kitsune.fusion.stats import Benefit
-from kitsune.keyed_files import KeyedFiles
 from tests.unit.kitsune.fusion.fused import ROWS, AddNorm, Norm, stats_of
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kitsune.engine.graph import Launch, LaunchGraph, Span, Storage
 from kitsune.errors import SettingsError
+from kitsune.launches.model.launch_graph import Launch, LaunchGraph, Span, Storage
 from kitsune.memory import Lifetime, LifetimeAnalyzer, Moment
 
 quick = settings(max_examples=120)

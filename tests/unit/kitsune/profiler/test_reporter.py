@@ -96,7 +96,7 @@ def test_a_file_is_replaced_whole_and_a_failure_leaves_the_old_one(metrics, tmp_
         assert path.read_text("utf-8") == "old"
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kitsune.files.os.replace", fail)
+    monkeypatch.setattr("kitsune.base.atomic_write.os.replace", fail)
     with pytest.raises(SettingsError, match=r"run\.json cannot be written: No space left"):
         Reporter(metrics).save_json(path)
     assert path.read_text("utf-8") == "old"

@@ -7,8 +7,8 @@ from xml.etree import ElementTree as ET
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from server.charts.lettering import width_px
-from server.charts.svg import NARROW_PX, WIDE_PX, legal
+from server.charts.drawing.svg import NARROW_PX, WIDE_PX, legal
+from server.charts.drawing.text_width import width_px
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 HOSTILE = ["<script>alert(1)</script>", '" onload="alert(1)', "]]>", "&amp;", "\x00\x1b[2J", "\ud800", "a" * 500, ""]

@@ -1,11 +1,11 @@
-"""server/charts/figures.py: neighbours on an axis are told apart, changes have their sign."""
+"""server/charts/drawing/figures.py: neighbours on an axis are told apart, changes have their sign."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.charts.figures import change_ms, change_percent, interval, joined, listed, round_numbers
-from server.charts.scale import LARGEST, linear
+from server.charts.drawing.figures import change_ms, change_percent, interval, joined, listed, round_numbers
+from server.charts.drawing.scale import LARGEST, linear
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""server/charts/lettering.py: what is cut fits, and nothing is cut that fits."""
+"""server/charts/drawing/text_width.py: what is cut fits, and nothing is cut that fits."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.charts.lettering import ELLIPSIS, cut, width_px
+from server.charts.drawing.text_width import ELLIPSIS, cut, width_px
 
 
 @given(st.text(), st.floats(20, 500))

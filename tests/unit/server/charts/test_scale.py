@@ -1,4 +1,4 @@
-"""server/charts/scale.py: ticks are round and few, values keep their order, and what has no place is refused."""
+"""drawing/scale.py: ticks are round and few, values keep their order, and what has no place is refused."""
 
 import math
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import ChartError, KitsuneError
-from server.charts.scale import (
+from server.charts.drawing.scale import (
     LARGEST,
     finite,
     fitting,

@@ -1,4 +1,4 @@
-"""server/charts/svg.py: everything is escaped, XML stays XML, and links lead to addresses only."""
+"""server/charts/drawing/svg.py: everything is escaped, XML stays XML, and links lead to addresses only."""
 
 from xml.etree import ElementTree as ET
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import ChartError
-from server.charts.svg import element, empty, legal, mark, number, rect, text
+from server.charts.drawing.svg import element, empty, legal, mark, number, rect, text
 from tests.unit.server.charts.drawings import check_chart, texts, widest
 
 

@@ -1,11 +1,11 @@
-"""server/charts/thinning.py: few marks remain, those that matter among them, and what is said of the others is true."""
+"""drawing/thinning.py: few marks remain, those that matter among them, and what is said of the others is true."""
 
 from math import dist
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.charts.thinning import thinned
+from server.charts.drawing.thinning import thinned
 
 PLACES = st.lists(st.tuples(st.floats(0, 720), st.floats(0, 300)), min_size=1, max_size=120)
 

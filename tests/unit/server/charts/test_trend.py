@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import ChartError
-from server.charts.dates import date_ticks, in_utc
+from server.charts.drawing.dates import date_ticks, in_utc
 from server.charts.trend import Moment, trend
 from tests.unit.server.charts.drawings import LABELS, check_chart, check_told, found, texts, titles, widest
 

@@ -8,10 +8,10 @@ from fastapi.testclient import TestClient
 
 from tests.store.conftest import empty_database  # noqa: F401
 from tests.unit.server.conftest import HERE, app, archive, database, made, settings  # noqa: F401
-from tuner.store import sessions
 from tuner.store.database import Database
-from tuner.store.sessions import Session
-from tuner.store.tokens import Scope, Token
+from tuner.store.queries import sessions
+from tuner.store.queries.sessions import Session
+from tuner.store.queries.tokens import Scope, Token
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 

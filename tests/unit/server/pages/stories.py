@@ -12,9 +12,9 @@ from kitsune.knobs import Choice
 from kitsune.plan import Numerics, Plan
 from kitsune.timeline import Timeline
 from tests.store.samples import START, a_run, an_environment
-from tuner.ablation import WITHOUT, arms_without, chunks
-from tuner.pace import WITH_EAGER
-from tuner.protocol import Inspection
+from tuner.measuring.protocol import Inspection
+from tuner.planning.ablation import WITHOUT, arms_without, chunks
+from tuner.planning.pace import WITH_EAGER
 from tuner.records import (
     Arm,
     Cause,
@@ -30,8 +30,8 @@ from tuner.records import (
     Spent,
     Trial,
 )
-from tuner.space import Space
-from tuner.verdicts import CANDIDATE, EAGER, STOCK, compare_arms, decide, plan_from
+from tuner.search.space import Space
+from tuner.statistics.plan_evidence import CANDIDATE, EAGER, STOCK, compare_arms, decide, plan_from
 
 Story = tuple[Run, list[Trial], Plan | None]
 

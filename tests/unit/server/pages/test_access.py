@@ -10,8 +10,8 @@ from server.pages.frame import PageRoute
 from tests.store.samples import a_plan, a_run, after
 from tests.unit.server.conftest import bearer, made, secret
 from tests.unit.server.pages.conftest import assert_page, csrf_of, signed_in
-from tuner.store import archives, plans, runs, sessions, tokens
-from tuner.store.tokens import Scope
+from tuner.store.queries import archives, plans, runs, sessions, tokens
+from tuner.store.queries.tokens import Scope
 from tuner.wall_clock import utcnow
 
 #: All that may be looked at without a session.

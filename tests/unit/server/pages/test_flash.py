@@ -8,7 +8,7 @@ from server.pages import flash
 from tests.unit.server.conftest import HERE, made
 from tests.unit.server.pages.conftest import csrf_of, signed_in
 from tests.unit.server.pages.test_tokens_page import GIVEN
-from tuner.store.tokens import Scope
+from tuner.store.queries.tokens import Scope
 
 SECRET = r"ksn_"
 PLACE = "/tokens"

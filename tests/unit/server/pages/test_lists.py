@@ -8,14 +8,14 @@ from pydantic import ValidationError
 
 from kitsune.plan import Interval
 from server.pages.runs import LIMIT
-from server.pages.runs_view import COLUMNS, Wanted
+from server.pages.views.runs_view import COLUMNS, Wanted
 from tests.store.samples import a_run, after, an_environment
 from tests.unit.server.conftest import made
 from tests.unit.server.pages.conftest import assert_page
 from tuner.records import RunStatus, Verdict
-from tuner.store import runs
-from tuner.store.runs import Sort
-from tuner.store.tokens import Scope
+from tuner.store.queries import runs
+from tuner.store.queries.runs import Sort
+from tuner.store.queries.tokens import Scope
 from tuner.wall_clock import utcnow
 
 H200 = an_environment()

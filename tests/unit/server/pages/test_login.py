@@ -7,13 +7,13 @@ from urllib.parse import quote
 
 import pytest
 
-from server.pages import attempts
-from server.pages.attempts import MOST, WITHIN_S, Attempts, network_of
+from server.pages import login_throttle
 from server.pages.login import own_path
+from server.pages.login_throttle import MOST, WITHIN_S, Attempts, network_of
 from tests.unit.server.conftest import bearer, expired, made, revoked, secret
 from tests.unit.server.pages.conftest import assert_page, csrf_of, signed_in
-from tuner.store import tokens
-from tuner.store.tokens import Scope, new_secret
+from tuner.store.queries import tokens
+from tuner.store.queries.tokens import Scope, new_secret
 from tuner.wall_clock import utcnow
 
 
@@ -102,7 +102,7 @@ def test_a_form_with_files_signs_nobody_in(stranger, database):
 
 def test_tries_that_fail_are_counted_by_address_and_a_good_token_never_waits(stranger, database, monkeypatch):
     clock = [1000.0]
-    monkeypatch.setattr(attempts, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(login_throttle, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     for _ in range(MOST):
         assert sign_in(stranger, "x").status_code == 422
     refused = sign_in(stranger, "x")
@@ -123,7 +123,7 @@ def test_addresses_are_taken_by_network_and_forgotten(monkeypatch):
     assert network_of("2001:db8::1") == network_of("2001:db8::ffff:2") != network_of("2001:db8:0:1::1")
     assert network_of("10.0.0.1") != network_of("10.0.0.2")
     assert network_of("testclient") == "testclient"
-    monkeypatch.setattr(attempts, "_ADDRESSES", 3)
+    monkeypatch.setattr(login_throttle, "_ADDRESSES", 3)
     known = Attempts()
     for number in range(10):
         for _ in range(MOST):

@@ -7,8 +7,8 @@ import pytest
 from kitsune.errors import StoreBusyError, StoreError
 from tests.unit.server.conftest import assert_problem
 from tests.unit.server.pages.conftest import HTML, assert_page
-from tuner.store import runs
-from tuner.store.tokens import Scope
+from tuner.store.queries import runs
+from tuner.store.queries.tokens import Scope
 
 
 def test_a_browser_that_finds_nothing_gets_a_page(stranger):

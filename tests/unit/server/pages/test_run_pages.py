@@ -5,17 +5,17 @@ from collections.abc import Iterator
 import pytest
 from fastapi import FastAPI
 
-from kitsune.engine.trace import trace_of
+from kitsune.launches.planning.trace_export import trace_of
 from kitsune.timeline import Timeline
-from server.traces import why_none
+from server.api.traces import why_none
 from tests.store.samples import a_run, a_timeline, an_environment
 from tests.unit.server.conftest import HERE, bearer, secret
 from tests.unit.server.pages import stories
 from tests.unit.server.pages.visits import Visit, keep, keep_timeline, visit
 from tuner.records import Run, RunStatus
-from tuner.store import runs
 from tuner.store.database import Database
-from tuner.store.tokens import Scope
+from tuner.store.queries import runs
+from tuner.store.queries.tokens import Scope
 
 ALL = [
     stories.measured_on_a_cpu,

@@ -6,10 +6,12 @@ from datetime import timedelta
 import pytest
 import typer
 
-from kitsune import cli
+from kitsune.cli import main
 from kitsune.knobs import KNOBS
 from kitsune.plan import Plan
-from server.pages import (
+from server.charts.drawing import words
+from server.pages.render_charts import charts_of
+from server.pages.views import (
     choices_view,
     contributions,
     facts_view,
@@ -17,24 +19,22 @@ from server.pages import (
     headline_view,
     snippet_view,
     trials_view,
-    words,
 )
-from server.pages.choices_view import Outcome
-from server.pages.drawn import charts_of
-from server.pages.headline_view import Mood
-from server.pages.run_view import RunView, run_view
-from server.pages.spent_view import spent_view
-from server.pages.untried_view import untried_view
+from server.pages.views.choices_view import Outcome
+from server.pages.views.headline_view import Mood
+from server.pages.views.run_view import RunView, run_view
+from server.pages.views.spent_view import spent_view
+from server.pages.views.untried_view import untried_view
 from tests.store.samples import a_run
 from tests.test_docs import misuse
 from tests.unit.server.pages import stories
 from tests.unit.server.pages.stories import Story
-from tuner.ablation import UNREACHED
+from tuner.planning.ablation import UNREACHED
+from tuner.planning.time_spent import PARTS
 from tuner.records import Failure, FailureKind, Phase, RunStatus, Source, Spent
-from tuner.store import runs
-from tuner.time_spent import PARTS
-from tuner.verdicts import EAGER
-from tuner.verdicts import words as words_of_knobs
+from tuner.statistics.plan_evidence import EAGER
+from tuner.statistics.plan_evidence import words as words_of_knobs
+from tuner.store.queries import runs
 
 SERVER = "http://localhost:8537"
 STORIES = {
@@ -477,7 +477,7 @@ def test_the_command_that_does_it_again_is_one(changes):
     run = a_run(**changes)
     line = shlex.split(facts_view.again(run))
     assert line[0] == "kitsune"
-    assert misuse(typer.main.get_command(cli.full_app()), line[1:]) is None
+    assert misuse(typer.main.get_command(main.full_app()), line[1:]) is None
     options = dict(zip(line[3::2], line[4::2], strict=True))
     assert options["--seed"] == str(run.seed)
     assert options.get("--device", "") == run.device.partition(":")[0] or run.workload != "archive"
@@ -513,7 +513,7 @@ def test_every_snippet_is_a_program(workload):
 
 @pytest.mark.parametrize("server", [SERVER, None])
 def test_the_commands_of_a_snippet_exist(server):
-    command = typer.main.get_command(cli.full_app())
+    command = typer.main.get_command(main.full_app())
     shell = snippet_view.snippets(a_run(workload="zoo:mlp"), a_plan({}), server)[-1]
     for line in shell.code.splitlines():
         words = shlex.split(line)

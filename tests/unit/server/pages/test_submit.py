@@ -6,13 +6,13 @@ import threading
 import pytest
 from anyio import CapacityLimiter
 
-from kitsune.submission.limits import MAX_ARCHIVE_BYTES
-from server import archives as archives_route
+from kitsune.submission.format.limits import MAX_ARCHIVE_BYTES
+from server.api import archives as archives_route
 from tests.unit.server.pages.conftest import assert_page, csrf_of
 from tests.unit.server.wire import Wire
 from tests.unit.submission import hostile
-from tuner.store import archives, runs
-from tuner.store.tokens import Scope
+from tuner.store.queries import archives, runs
+from tuner.store.queries.tokens import Scope
 
 FIELDS = {"name": "", "device": "", "budget": "10m", "trials": ""}
 

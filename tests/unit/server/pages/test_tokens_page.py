@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.server.conftest import made
 from tests.unit.server.pages.conftest import assert_page, csrf_of
-from tuner.store import tokens
-from tuner.store.tokens import Scope
+from tuner.store.queries import tokens
+from tuner.store.queries.tokens import Scope
 from tuner.wall_clock import utcnow
 
 GIVEN = {"name": "ci", "scope": ["read"], "expires": "90d"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.plan import Interval
-from server.pages import words
+from server.charts.drawing import words
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 

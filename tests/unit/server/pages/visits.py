@@ -13,10 +13,11 @@ from kitsune.timeline import Timeline
 from tests.unit.server.conftest import HERE
 from tests.unit.server.pages.stories import Story
 from tuner.records import Run, Trial
-from tuner.store import plans, runs, sessions, tables, tokens
+from tuner.store import tables
 from tuner.store.database import Database
+from tuner.store.queries import plans, runs, sessions, tokens
+from tuner.store.queries.tokens import Scope
 from tuner.store.rows import to_row
-from tuner.store.tokens import Scope
 
 
 @dataclass(frozen=True)

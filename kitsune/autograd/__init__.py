@@ -1,0 +1,1 @@
+"""What the engine reads and changes of an autograd graph: leaves, outputs, hooks, the thread of a backward."""

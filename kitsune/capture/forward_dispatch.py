@@ -1,0 +1,272 @@
+"""Dispatch: which forwards of a model run by captured segments, and which run eagerly, with the reason."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from kitsune.autograd.hooks import why_not_heard
+from kitsune.autograd.leaves import tensors_there, why_not_ours
+from kitsune.autograd.outputs import PARTIAL, Listeners, Past
+from kitsune.capture.autograd_node import enclosed
+from kitsune.capture.guards import Attributes, HostState, why_not_replayed
+from kitsune.capture.segment_graphs import Segments, why_not_joined
+from kitsune.capture.step_body import Context, entered
+from kitsune.device.backend import Sync, watch_syncs
+from kitsune.device.cuda_graph import Recorder, tensors_in
+from kitsune.device.static_batch import opaque_type, restrided, signature_of
+from kitsune.errors import CaptureError
+from kitsune.launches.pipeline import Planner
+from kitsune.launches.plans import Planned
+from kitsune.launches.timing_cache import TimingCache
+from kitsune.update.loss_scaler import LossScaler
+from kitsune.update.optimizer_update import parameters_of
+
+WARM_FORWARDS = 3
+OTHER_SHAPE_PATIENCE = 8
+MAX_SIGNATURES = 2
+MAX_SEEN = 64
+HALF = (torch.float16, torch.bfloat16)
+NOTES = {
+    "other_shape": "forwards of other shapes, or with other values of plain arguments, ran as given until frequent",
+    "in_flight": "a forward before the backward of the last one of its shape ran as given",
+    "differentiable": "forwards whose inputs require gradients ran uncaptured",
+    "one_stream": "a batch of another shape runs on one stream: its launches could not be planned",
+    "kept": "forwards ran uncaptured while the loop kept gradients of an earlier step",
+}
+
+
+class SegmentedForward:
+    """A model's forward for training, by a plan: `forward` may be compiled, `plain` is the model as given.
+
+    The first forwards of a batch signature are real and uncaptured; then forward and backward become two graphs.
+    With `capture=False` nothing is ever captured and only contexts, layout and loss scaling apply. `step_contexts`
+    are entered around the backward as well. `single_outputs` makes half-precision outputs fp32, as autocast itself does
+    before a loss. `retain_graph` keeps activations to the end of the backward, so that there may be another.
+    `refusal` says why nothing is captured any more; `counts` how the forwards ran. `streams_refusal` says why launches
+    are not planned for several `streams`; `plan` is that of the last backward that was.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        forward: Callable[..., Any],
+        plain: Callable[..., Any],
+        device: torch.device,
+        *,
+        capture: bool,
+        forward_contexts: Sequence[Context] = (),
+        step_contexts: Sequence[Context] = (),
+        memory_format: torch.memory_format | None = None,
+        scaler: LossScaler | None = None,
+        single_outputs: bool = False,
+        retain_graph: bool = False,
+        streams: int = 1,
+        pool_bytes: int | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.device = device
+        self.capture = capture
+        self.step_contexts = step_contexts
+        self.contexts = [*step_contexts, *forward_contexts]
+        self.memory_format = memory_format
+        self.scaler = scaler
+        self.single_outputs = single_outputs
+        self.retain_graph = retain_graph
+        self.streams = streams
+        self.pool_bytes = pool_bytes
+        self.streams_refusal = ""
+        self.plan: Planned | None = None
+        self.refusal: str | None = None
+        self.counts: dict[str, int] = {}
+        self._last: Segments | None = None
+        self._forward = forward
+        self._plain = plain
+        self._captured: dict[Any, Segments] = {}
+        self._seen: dict[Any, int] = {}
+        self._has_enclosed = False
+
+    @property
+    def is_settled(self) -> bool:
+        return not self.capture or bool(self._captured) or self.refusal is not None
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the last forward was a replay, whose backward is one too."""
+        return self._last is not None
+
+    def owner(self) -> Segments | None:
+        """The segments whose static tensors all gradients are now, or None when they are anybody's."""
+        return self._last if self._last is not None and self._last.owns_gradients() else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._last = None
+        try:
+            key = signature_of((args, kwargs)), autocast_of(self.device.type)
+            segments = self._captured.get(key)
+        except TypeError:  # an argument without a hash: nothing can be known of the next one
+            return self._eager("eager", self._forward, args, kwargs)
+        if segments is not None and not segments.unchanged():
+            self._captured.clear()
+            self._seen.clear()
+            segments = None
+        if segments is not None and segments.has_listeners:
+            self.refusal = PARTIAL
+            self._captured.clear()
+            segments = None
+        if segments is not None:
+            return self._replay(segments, args, kwargs)
+        seen, other = self._look_at(key)
+        if other and seen <= OTHER_SHAPE_PATIENCE:
+            return self._eager("other_shape", self._plain, args, kwargs)
+        if not self.capture or self.refusal is not None or len(self._captured) == MAX_SIGNATURES:
+            return self._eager("eager", self._forward, args, kwargs)
+        if any(leaf.requires_grad for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
+            return self._eager("differentiable", self._forward, args, kwargs)
+        warm = seen - OTHER_SHAPE_PATIENCE * other
+        if warm > WARM_FORWARDS:
+            return self._first_replay(key, args, kwargs)
+        try:
+            return self._warm(warm, args, kwargs)
+        except BaseException:
+            self._seen[key] -= 1  # what it would have found out is left for the next one
+            raise
+
+    def _look_at(self, key: Any) -> tuple[int, bool]:
+        """How often this signature was seen, this time included, and whether it is another than the usual one."""
+        if key not in self._seen and len(self._seen) == MAX_SEEN:
+            usual = next(iter(self._seen))
+            self._seen = {usual: self._seen[usual]}
+        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        return seen, key != next(iter(self._seen))
+
+    def _count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def _warm(self, warm: int, args: Any, kwargs: Any) -> Any:
+        if warm < WARM_FORWARDS:  # compiling and autotuning wait for the device as they please
+            output = self._eager("warm", self._forward, args, kwargs)
+            self._attributes = Attributes(self.model)
+            return output
+        self.refusal = self._attributes.why_replaced()
+        if self.refusal is not None:
+            return self._eager("eager", self._forward, args, kwargs)
+        syncs: list[Sync] = []
+        host, before = HostState(self.model, self.device, given=(args, kwargs)), tensors_there()
+        with watch_syncs(self.device, syncs):
+            output = self._eager("warm", self._forward, args, kwargs)
+        tensors = tensors_in(output)
+        past = Past(tensors)
+        self._listeners = Listeners([tensors[at] for at in past.sources()], in_backward=True)
+        self.refusal = (
+            why_not_replayed("the forward", syncs, host)
+            or why_not_joined(pytree.tree_leaves(output))
+            or past.why_not_grad()
+            or why_not_ours("the forward", tensors, self._parameters(), "the model", before)
+        )
+        return output
+
+    def _parameters(self) -> list[torch.Tensor]:
+        """The model's; under `functional_call`, which puts others in their place, the optimizer's besides."""
+        own: list[torch.Tensor] = list(self.model.parameters())
+        is_swapped = not all(each.is_leaf for each in own)
+        return [*own, *parameters_of(self.optimizer)] if is_swapped else own
+
+    def _first_replay(self, key: Any, args: Any, kwargs: Any) -> Any:
+        self.refusal = self._why_not_capturable((args, kwargs))
+        if self.refusal is None:
+            try:
+                self._captured[key] = self._segments(args, kwargs)
+            except CaptureError as error:
+                self.refusal = str(error)
+        if self.refusal is not None:
+            return self._eager("eager", self._forward, args, kwargs)
+        return self._replay(self._captured[key], args, kwargs)
+
+    def _why_not_capturable(self, arguments: Any) -> str | None:
+        if self._listeners.are_there():
+            return PARTIAL
+        unheard = why_not_heard(self.model)
+        if unheard is not None:
+            return unheard
+        opaque = opaque_type(arguments)
+        if opaque is not None:
+            return f"the model is called with a {opaque}, whose tensors cannot be told"
+        devices = {leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)}
+        others = sorted(str(device) for device in devices if device.type != self.device.type)
+        return f"the model is called with a tensor on {others[0]}" if others else None
+
+    def _segments(self, args: Any, kwargs: Any) -> Segments:
+        # A pool for each signature: what one graph keeps may not lie where another one scribbles.
+        recorder = Recorder(self.device)
+        planner = None
+        if self.streams > 1 and not self.streams_refusal:
+            planner = Planner(recorder, self.streams, self.pool_bytes, TimingCache.of_this_machine())
+        segments = Segments(
+            self.model,
+            self.optimizer,
+            self._in_contexts(self._forward),
+            recorder,
+            (args, kwargs),
+            contexts=self.step_contexts,
+            memory_format=self.memory_format,
+            scaler=self.scaler,
+            retain_graph=self.retain_graph,
+            planner=planner,
+        )
+        if planner is not None:
+            self._learn(planner)
+        return segments
+
+    def _learn(self, planner: Planner) -> None:
+        """One shape that cannot be planned takes nothing from another that is."""
+        if planner.plan is not None:
+            self.plan = planner.plan
+        elif self.plan is None:
+            self.streams_refusal = planner.refusal
+        else:
+            self._count("one_stream")
+
+    def _replay(self, segments: Segments, args: Any, kwargs: Any) -> Any:
+        if segments.is_waiting:
+            return self._eager("in_flight", self._plain, args, kwargs)
+        if segments.gradients_are_kept():
+            return self._eager("kept", self._plain, args, kwargs)
+        self._count("captured")
+        self._last = segments
+        return segments(*args, **kwargs)
+
+    def _eager(self, what: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._count(what)
+        if self.memory_format is not None:
+            args, kwargs = restrided((args, kwargs), self.memory_format)
+        run = self._in_contexts(forward)
+        if self.scaler is None and not self.step_contexts:
+            return run(*args, **kwargs)
+        before, self._has_enclosed = None if self._has_enclosed else tensors_there(), True
+        return enclosed(run, self.model, args, kwargs, contexts=self.step_contexts, scaler=self.scaler, before=before)
+
+    def _in_contexts(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        if not (self.contexts or self.single_outputs):
+            return forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with entered(self.contexts):
+                output = forward(*args, **kwargs)
+            return pytree.tree_map(to_single, output) if self.single_outputs else output
+
+        return run
+
+
+def autocast_of(kind: str) -> tuple[Any, ...] | None:
+    """The user's own autocast, which decides what a forward launches."""
+    if not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
+
+
+def to_single(leaf: Any) -> Any:
+    return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype in HALF else leaf

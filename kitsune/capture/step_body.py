@@ -1,0 +1,109 @@
+"""Body: the launches of one training step, in order, with no decision about how they are issued."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+from kitsune.autograd.leaves import fresh_leaves, joined
+from kitsune.capture.micro_batches import micro_batches
+from kitsune.update.optimizer_update import Update, parameters_of
+
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+Look = Callable[[torch.Tensor], None]
+NOTHING: Final = contextlib.nullcontext()
+
+
+class Body:
+    """zero_grad -> forward and loss -> backward -> unscale, clip -> update.
+
+    `forward(x, y)` gives the loss with its autograd graph; `loss_fn`, which may be a module, is what it calls for that;
+    `finish` is the optimizer's update. The result is the detached loss. With `accumulation_steps`, forward and backward
+    run so often, on as many parts of the batch, and the loss is their mean over all rows.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        forward: Callable[[Any, Any], torch.Tensor],
+        update: Update,
+        *,
+        forward_contexts: Sequence[Context] = (),
+        step_contexts: Sequence[Context] = (),
+        finish: Callable[[], None] | None = None,
+        accumulation_steps: int = 1,
+        loss_fn: Any = None,
+    ) -> None:
+        self.model = model
+        self.loss_fn = loss_fn
+        self.forward = forward
+        self.update = update
+        self.finish = finish or update.step
+        self.forward_contexts = forward_contexts
+        self.step_contexts = step_contexts
+        self.accumulation_steps = accumulation_steps
+        self._known = list(model.parameters())
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The model's and the optimizer's as they are now: layers are replaced in mid-run. 60 us for an MLP."""
+        return list(dict.fromkeys([*self.model.parameters(), *parameters_of(self.update.optimizer)]))
+
+    def step(self, batch: tuple[Any, Any], *, fresh: bool = False) -> torch.Tensor:
+        """One whole training step; `fresh` under capture (kitsune/autograd/leaves.py)."""
+        loss = self.gradients(batch, fresh=fresh)
+        self.finish()
+        return loss
+
+    def gradients(self, batch: tuple[Any, Any], *, fresh: bool = False, look: Look | None = None) -> torch.Tensor:
+        """All of a step but the optimizer's own update. `look` is called with each loss before its backward."""
+        with entered(self.step_contexts):
+            self.clear()
+            loss = self._fresh_backward(batch) if fresh else self._backward(batch, look)
+            self.update.prepare_gradients()
+        return loss
+
+    def _fresh_backward(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        with fresh_leaves(self.model) as leaves:
+            loss = self._backward(batch)
+        for parameter, alias in leaves.items():
+            parameter.grad = joined(parameter.grad, alias.grad)
+        return loss
+
+    def _backward(self, batch: tuple[Any, Any], look: Look | None = None) -> torch.Tensor:
+        parts = micro_batches(batch, self.accumulation_steps)
+        losses = [self._accumulate(part, share, look) for part, share in parts]
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _accumulate(self, batch: tuple[Any, Any], share: float, look: Look | None) -> torch.Tensor:
+        with entered(self.forward_contexts):
+            loss = self.forward(*batch)
+        if look is not None:
+            look(loss)
+        if share != 1.0:
+            loss = loss * share
+        scaler = self.update.scaler
+        (loss if scaler is None else loss * scaler.scale).backward()
+        return loss.detach()
+
+    def clear(self) -> None:
+        for parameter in self._known:
+            parameter.grad = None
+        for parameter in parameters_of(self.update.optimizer):
+            parameter.grad = None
+
+
+def entered(contexts: Sequence[Context]) -> contextlib.AbstractContextManager[Any]:
+    """All contexts in order; nothing at all when there are none."""
+    if len(contexts) == 1:
+        return contexts[0]()
+    return _all_of(contexts) if contexts else NOTHING
+
+
+@contextlib.contextmanager
+def _all_of(contexts: Sequence[Context]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context())
+        yield

@@ -1,0 +1,246 @@
+"""Whole-step capture: a few real steps to warm up, one capture, then a replay a step.
+
+Nothing is run twice: the warming steps are the first steps of the training itself, and a capture on CUDA executes
+nothing, so parameters, statistics and generators see every step exactly once.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+
+from kitsune.autograd.hooks import Hooks, why_not_heard
+from kitsune.autograd.leaves import tensors_there, why_not_ours
+from kitsune.capture.guards import Attributes, HostState, Watch, why_not_filled, why_not_replayed
+from kitsune.capture.step_body import Body, entered
+from kitsune.device.backend import Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
+from kitsune.device.cuda_graph import Graph, Recorder
+from kitsune.device.static_batch import StaticBatch, place, tensors_of, why_not_static
+from kitsune.errors import CaptureError
+from kitsune.launches.execution.verified_recording import verified
+from kitsune.launches.pipeline import Planner
+from kitsune.launches.plans import Planned
+from kitsune.launches.recording.recorder import Recorded
+from kitsune.launches.timing_cache import TimingCache
+from kitsune.update.optimizer_update import is_starting
+
+WARM_STEPS = 3
+GRADIENT = attrgetter("grad")
+MAX_WARM_STEPS = 32  # an optimizer that starts late (see `is_starting`) is waited for no longer in order to be recorded
+
+
+class EagerStep:
+    """Runs the body launch by launch; `hooks` when it is compiled, and would not see hooks come and go."""
+
+    settled_after = 2  # a compiled forward compiles in the first call and may specialise once more in the second
+
+    def __init__(
+        self,
+        body: Body,
+        device: torch.device,
+        memory_format: torch.memory_format | None,
+        hooks: Hooks | None = None,
+    ) -> None:
+        self._body = body
+        self._device = device
+        self._memory_format = memory_format
+        self._hooks = hooks
+        self.calls = 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self.calls >= self.settled_after
+
+    def is_stale(self) -> bool:
+        return self._hooks is not None and not self._hooks.unchanged()
+
+    def refresh(self) -> None:
+        """Nothing is baked in."""
+
+    def __call__(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        loss = self._body.step(place(batch, self._device, self._memory_format))
+        self.calls += 1
+        return loss
+
+
+class StepGraph:
+    """The body for one batch signature, in one CUDA graph.
+
+    `refusal` says why the step cannot be captured, once that is known; the step that found out has been run.
+    `update_outside` says why the optimizer's update is not part of the graph, `streams_refusal` why its launches cannot
+    be planned for several `streams`.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        recorder: Recorder,
+        device: torch.device,
+        memory_format: torch.memory_format | None,
+        streams: int = 1,
+        pool_bytes: int | None = None,
+    ) -> None:
+        self._body = body
+        self._recorder = recorder
+        self._device = device
+        self._memory_format = memory_format
+        self._streams = streams
+        self._pool_bytes = pool_bytes
+        self._graph: Graph | None = None
+        self._planner: Planner | None = None
+        self.calls = 0
+        self.refusal: str | None = None
+        self.streams_refusal = ""
+        self.update_outside: str | None = None
+        self.peak_bytes = 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self._graph is not None
+
+    @property
+    def plan(self) -> Planned | None:
+        """How the launches of the graph are issued, where they were planned."""
+        return self._planner.plan if self._planner is not None and self.is_settled else None
+
+    def __call__(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        if self._graph is not None:
+            self._static.load(batch)
+            loss = self._issue(replay=True)
+        elif self._is_cold():
+            loss = self._warm(batch)
+        else:
+            loss = self._capture(batch)
+        self.calls += 1
+        return loss
+
+    def recorded(self, batch: tuple[Any, Any]) -> Recorded:
+        """Runs the steps that warm up, and records the one that would be captured, which runs too. On a CPU as well."""
+        while self._is_cold() and self.calls < MAX_WARM_STEPS:
+            self._warm(batch)
+            self.calls += 1
+        if self.refusal:
+            return Recorded(None, self.refusal, None)
+        with self._static_step(batch) as launches, side_stream(self._device), entered(self._body.step_contexts):
+            return verified(launches, self._device, tensors_of(self._static.batch), self._body.update.rates)
+
+    def is_stale(self) -> bool:
+        """Whether something that the graph has baked in has changed since."""
+        return self._graph is not None and not self._watch.unchanged()
+
+    def refresh(self) -> None:
+        """Takes over learning rates; gives the graph up when another hyperparameter that it has baked in changed."""
+        update = self._body.update
+        if self._graph is not None and not self.update_outside and not update.refresh():
+            changed = "a hyperparameter other than the learning rate changes between steps"
+            self.update_outside = update.why_not_capturable() or changed
+            self._graph = None
+
+    def _is_cold(self) -> bool:
+        return self.calls < WARM_STEPS or is_starting(self._body.update.optimizer)
+
+    def _warm(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        with side_stream(self._device):
+            placed = place(batch, self._device, self._memory_format)
+            if self.calls < WARM_STEPS - 1:
+                loss = self._body.step(placed)
+                self._attributes = Attributes(self._body.model, self._body.loss_fn)
+                return loss
+            loss = self._watched(batch, placed)
+            self._body.update.step()
+        return loss
+
+    def _watched(self, batch: tuple[Any, Any], placed: tuple[Any, Any]) -> torch.Tensor:
+        """The last warming step, which finds out what a capture would fail at or leave behind.
+
+        A capture that fails for a host sync costs a pool of memory, and poisons the generator (graphs.Recorder mends
+        that).
+        """
+        syncs: list[Sync] = []
+        replaced = self._attributes.why_replaced() or why_not_heard(self._body.model, self._body.loss_fn)
+        host = HostState(self._body.model, self._device, self._body.loss_fn, given=batch)
+        foreign: list[str | None] = []
+        parameters, before = self._body.parameters, tensors_there()
+
+        def look(loss: torch.Tensor) -> None:
+            foreign.append(why_not_ours("the loss", [loss], parameters, "the model or the optimizer", before))
+
+        with watch_syncs(self._device, syncs):
+            loss = self._body.gradients(placed, look=look)
+        gradients = [parameter.grad for parameter in self._body.parameters]
+        self.refusal = (
+            replaced
+            or why_not_replayed("the step", syncs, host)
+            or why_not_filled(gradients)
+            or why_not_static(batch)
+            or next(filter(None, foreign), None)
+        )
+        return loss
+
+    def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:
+        if reason := why_not_heard(self._body.model, self._body.loss_fn):  # what came after the last warming step
+            raise CaptureError(reason)
+        with self._static_step(batch) as launches:
+            graph, result, has_run = self._captured(launches)
+        self._watch = Watch(self._body.model, self._body.update.optimizer, self._body.loss_fn)
+        self._graph, (self._loss, self._gradients) = graph, result
+        self._parameters = self._body.parameters
+        self.peak_bytes = self._needed_bytes()
+        return self._issue(replay=not has_run)
+
+    @contextlib.contextmanager
+    def _static_step(self, batch: tuple[Any, Any]) -> Iterator[Callable[[], Any]]:
+        """The step as a function of nothing: on static tensors of the batch, and of the learning rates in the block."""
+        update = self._body.update
+        self.update_outside = self.update_outside or update.why_not_capturable()
+        self._static = StaticBatch(batch, self._device, self._memory_format)
+        self._body.clear()
+        reset_peak(self._device)
+        function = self._body.gradients if self.update_outside else self._body.step
+
+        def launches() -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+            loss = function(self._static.batch, fresh=True)
+            return loss, [parameter.grad for parameter in self._body.parameters]
+
+        update.begin_capture()
+        try:
+            yield launches
+        finally:
+            update.end_capture()
+
+    def _captured(self, launches: Callable[[], Any]) -> tuple[Graph | None, Any, bool]:
+        """(the graph, what it writes, whether that holds the results of a real run by now)."""
+        if self._streams == 1 or self.streams_refusal:
+            return *self._recorder.capture(launches), self._recorder.executes
+        planner = Planner(self._recorder, self._streams, self._pool_bytes, TimingCache.of_this_machine())
+        # What it issues again must run as it ran in the step: TF32 is on in there only. The update runs with it, too;
+        # those that may be captured (Adam, AdamW, SGD) have no products.
+        with side_stream(self._device), entered(self._body.step_contexts):
+            graph, result = planner.capture(launches, tensors_of(self._static.batch), self._body.update.rates)
+        self.streams_refusal = planner.refusal
+        if planner.is_erratic:
+            self.refusal = planner.refusal
+        self._planner = planner  # holds the constants that the graph reads by address
+        return graph, result, True
+
+    def _needed_bytes(self) -> int:
+        """The most in tensors while the graph runs; what recording, racing and proving took is over by now."""
+        if self._graph is None:
+            return 0
+        if self._planner is None or self._planner.plan is None:
+            return peak_bytes(self._device)
+        return allocated_bytes(self._device) + self._planner.passing_bytes
+
+    def _issue(self, *, replay: bool) -> torch.Tensor:
+        if replay:
+            assert self._graph is not None
+            self._graph.replay()
+        if not all(map(is_, map(GRADIENT, self._parameters), self._gradients)):  # as after zero_grad
+            for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+                parameter.grad = gradient
+        if self.update_outside:
+            self._body.update.step()
+        # A copy: the next replay overwrites the graph's own loss, and users keep losses.
+        return self._loss.clone()

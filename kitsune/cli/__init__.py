@@ -1,0 +1,1 @@
+"""The command line: words in, an exit code out."""

@@ -1,0 +1,283 @@
+"""Records in, text for people or one JSON object out: stdout carries data, stderr all the rest."""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kitsune.base import json_logging
+from kitsune.cli.exit_codes import ExitCode
+from kitsune.errors import UnfitError
+from kitsune.knobs import KNOBS
+from kitsune.long_proof import LongProof
+from kitsune.plan import Environment, Evidence, Interval, Plan
+
+PIPED_WIDTH: Final = 140  # where no terminal says how wide it is
+GIB: Final = 1024**3
+#: In place of an interval, where a plan is its own baseline.
+ITSELF: Final = "is the baseline"
+#: Of verdicts that tell nothing: how the sentence with the reason begins.
+UNTOLD: Final[Mapping[str, str]] = {"ambiguous": "Undecided", "too_noisy": "Too noisy to tell"}
+
+log = logging.getLogger("kitsune")
+
+
+class Stdout(Console):
+    """Its `print` raises UnfitError when stdout takes nothing more."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with _written():
+            super().print(*objects, **options)
+
+
+def stdout() -> Console:
+    return _console(Stdout, is_stderr=False)
+
+
+def stderr() -> Console:
+    return _console(Console, is_stderr=True)
+
+
+def _console(kind: type[Console], *, is_stderr: bool) -> Console:
+    """rich leaves colours out by itself for NO_COLOR, for TERM=dumb and where there is no terminal."""
+    stream = sys.stderr if is_stderr else sys.stdout
+    width = None if stream.isatty() else PIPED_WIDTH
+    return kind(stderr=is_stderr, markup=False, highlight=False, emoji=False, width=width)
+
+
+def emit(value: dict[str, Any]) -> None:
+    """The one JSON object of a command, on stdout: on one line for a program, indented for a terminal.
+
+    Raises UnfitError when stdout takes nothing more.
+    """
+    with _written():
+        sys.stdout.write(json.dumps(value, indent=2 if sys.stdout.isatty() else None, allow_nan=False) + "\n")
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[None]:
+    """A full disk or a closed pipe is told of once: what is still to be written to stdout is then thrown away."""
+    try:
+        yield
+    except OSError as error:
+        _abandon_stdout()
+        raise UnfitError(_untold("the result", error)) from error
+
+
+def fail_help(error: OSError) -> int:
+    """Tells of a help that could not be written to stdout; returns the exit code."""
+    _abandon_stdout()
+    return fail(UnfitError.__name__, _untold("the help", error), ExitCode.UNFIT, as_json=False)
+
+
+def _untold(what: str, error: OSError) -> str:
+    return f"{what} cannot be written to stdout: {error.strerror or error}"
+
+
+def _abandon_stdout() -> None:
+    """Python writes what is left in the buffer once more at its end, and complains: so it goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def ensure_streams() -> None:
+    """Opens the streams that the caller has closed (`>&-`): stdout as one that takes nothing, stderr as one for naught.
+
+    So they can be asked as any others, and no file that is opened later, a database, becomes what a child prints into.
+    """
+    if sys.stdout is None:
+        sys.stdout = _opened_as(1, os.O_RDONLY)
+    if sys.stderr is None:
+        sys.stderr = _opened_as(2, os.O_WRONLY)
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """What the user's code prints in the block is no result of ours: it goes to stderr, from C as well."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def _opened_as(descriptor: int, flags: int) -> TextIO:
+    nowhere = os.open(os.devnull, flags)
+    if nowhere != descriptor:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    os.set_inheritable(descriptor, True)
+    return open(descriptor, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def note(text: str) -> None:
+    """A line on stderr that belongs to no result."""
+    if json_logging.is_json():
+        log.info(text)
+        return
+    stderr().print(clean(text), soft_wrap=True)
+
+
+def fail(kind: str, message: str, code: int, *, as_json: bool) -> int:
+    """Tells of an error on stderr, with `as_json` also as the object on stdout; returns the code."""
+    if as_json:
+        with contextlib.suppress(UnfitError):  # where there is no stdout, this error must still be told of
+            emit({"error": {"type": kind, "message": message, "exit_code": int(code)}})
+    if json_logging.is_json():
+        log.error("%s: %s", kind, message)
+        return int(code)
+    stderr().print(Text("Error: ", style="bold red") + Text(clean(message)), soft_wrap=True)
+    return int(code)
+
+
+def clean(text: str) -> str:
+    """Text that a terminal cannot be steered with: escape sequences and their like become a replacement character."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def table(*columns: str, rows: Iterable[Iterable[str]], right: frozenset[str] = frozenset()) -> Table:
+    """A table without frame; columns named in `right` hold numbers."""
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
+    for column in columns:
+        made.add_column(
+            column, justify="right" if column in right else "left", no_wrap=column in right, overflow="fold"
+        )
+    for row in rows:
+        made.add_row(*map(clean, row))
+    return made
+
+
+def facts(rows: Iterable[Iterable[str]]) -> Table:
+    """Names and their values, without a header."""
+    made = table("name", "value", rows=rows)
+    made.show_header = False
+    return made
+
+
+def factor(value: float) -> str:
+    return f"{value:.2f}x" if value < 10 else f"{value:.1f}x"
+
+
+def spread(interval: Interval, to: str = "-") -> str:
+    return ITSELF if interval.is_itself else f"{interval.low:.2f}{to}{interval.high:.2f}"
+
+
+def step_time(ms: float) -> str:
+    """Milliseconds with three digits that mean something."""
+    return f"{ms:.3f}" if ms < 10 else f"{ms:.2f}" if ms < 100 else f"{ms:.1f}"
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def headline(plan: Plan) -> str:
+    """The result in one sentence."""
+    found = plan.evidence
+    if found is None:
+        return "Written by hand: nothing about it was measured."
+    if found.verdict == "faster":
+        over_eager = "" if found.baseline == "eager" else f"; {factor(found.speedup_over_eager.median)} over eager"
+        return (
+            f"{factor(found.speedup.median)} faster than the best stock configuration ({_stock(found)}), "
+            f"95 % interval {spread(found.speedup)}{over_eager}.{_noted(found)}"
+        )
+    if found.verdict in UNTOLD:
+        return f"{UNTOLD[found.verdict]}: {found.note}. {_kept(plan, found)}"
+    if plan.knobs:
+        return (
+            f"No gain found over the best stock configuration ({found.baseline}): the plan is that configuration, "
+            f"{factor(found.speedup_over_eager.median)} faster than the step as given.{_noted(found)}"
+        )
+    return f"No gain found: keep your baseline.{_noted(found)}"
+
+
+def _noted(found: Evidence) -> str:
+    return f" Note: {found.note}." if found.note else ""
+
+
+def _kept(plan: Plan, found: Evidence) -> str:
+    if plan.knobs:
+        return f"Until then the plan is the best stock configuration ({found.baseline})."
+    return "Until then the plan changes nothing."
+
+
+def _stock(found: Evidence) -> str:
+    return "the step as given, eager" if found.baseline == "eager" else found.baseline
+
+
+def plan_screen(plan: Plan) -> list[Any]:
+    """What a plan chooses, where it holds and why, for `Console.print`."""
+    parts: list[Any] = [headline(plan), ""]
+    if plan.knobs:
+        chosen = [(knob, plan.knobs[name]) for name, knob in KNOBS.items() if name in plan.knobs]
+        rows = [(knob.name, str(choice), knob.choices[choice]) for knob, choice in chosen]
+        parts.append(table("knob", "choice", "what it does", rows=rows))
+    else:
+        parts.append("The plan changes nothing: by it, the step runs as given.")
+    parts += ["", facts([*_facts(plan), ("plan", plan.plan_id)])]
+    return parts
+
+
+def _facts(plan: Plan) -> Iterable[tuple[str, str]]:
+    if plan.evidence is not None:
+        yield from _measured(plan.evidence)
+    if plan.environment is not None:
+        yield "holds for", machine(plan.environment)
+    if plan.fingerprint:
+        yield "workload", plan.fingerprint
+
+
+def _measured(found: Evidence) -> Iterable[tuple[str, str]]:
+    times = f"{step_time(found.step_ms)} ms; best stock configuration {step_time(found.baseline_step_ms)} ms"
+    blocks = f"{found.blocks} blocks each, in {found.processes} process{'' if found.processes == 1 else 'es'}"
+    yield "step", f"{times} ({blocks}); as given {step_time(found.eager_step_ms)} ms"
+    if found.prediction is not None:
+        again = f"{factor(found.prediction.low)} to {factor(found.prediction.high)}"
+        yield "measured again", f"between {again} as fast 95 % of the time, in one more process of this machine"
+    if found.peak_bytes or found.baseline_peak_bytes:
+        memory = f"{found.peak_bytes / GIB:.2f} GiB at peak; best stock configuration"
+        yield "memory", f"{memory} {found.baseline_peak_bytes / GIB:.2f} GiB"
+    else:
+        yield "memory", "not counted on a CPU"
+    numbers = found.numerics
+    yield (
+        "numbers",
+        numbers.note
+        or f"gradients off by {numbers.gradient_error:.1e} ({numbers.gradient_allowed:.1e} allowed), "
+        f"parameters by {numbers.parameter_error:.1e} ({numbers.parameter_allowed:.1e})",
+    )
+    if found.proof is not None:
+        yield "proof", _told(found.proof)
+    yield "first step", f"{found.first_step_s:.1f} s{_break_even(found)}"
+
+
+def _told(proof: LongProof) -> str:
+    steps = f"{proof.steps} settled steps, {proof.restarts} beside a reference, {proof.updates} updates in float64"
+    return f"{steps}; nearest to its limit: {proof.nearest}" if proof.nearest else steps
+
+
+def _break_even(found: Evidence) -> str:
+    saved_ms = found.eager_step_ms - found.step_ms
+    return f", earned back after {found.first_step_s * 1000 / saved_ms:,.0f} steps" if saved_ms > 0 else ""
+
+
+def machine(environment: Environment) -> str:
+    software = [f"torch {environment.torch}"]
+    software += [f"{name} {value}" for name in ("cuda", "triton", "driver") if (value := getattr(environment, name))]
+    return f"{environment.gpu} ({', '.join(software)})"

@@ -1,0 +1,70 @@
+"""Plans that a server gave, kept in the home folder for the times when it does not answer. No torch.
+
+A file is believed only when its content still has the digest that it was written with. A folder that cannot be written
+to costs the cache, never the plan.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from kitsune.base.base_record import canonical_json
+from kitsune.base.environment import home_folder, private_folder
+from kitsune.errors import PlanError
+from kitsune.plan import Asked, Environment, Match, Plan
+
+log = logging.getLogger("kitsune")
+
+
+class PlanCache:
+    """The plans of one server. `folder` is not made before something is kept in it."""
+
+    def __init__(self, server_url: str, home: Path | None = None) -> None:
+        name = hashlib.sha256(server_url.encode()).hexdigest()[:16]
+        self.folder = (home or home_folder()) / "plans" / name
+
+    @property
+    def is_empty(self) -> bool:
+        try:
+            return next(self.folder.glob("*.json"), None) is None
+        except OSError:
+            return True
+
+    def get(self, asked: Asked, environment: Environment) -> Plan | None:
+        """The plan that was kept under this question, if it is whole and may be applied here."""
+        file = self._file(asked, environment)
+        try:
+            if not file.is_file():  # what is no file might never end
+                return None
+            plan = Plan.load(file)
+        except (OSError, PlanError):
+            return None
+        fits = plan.environment is not None and plan.environment.match(environment)[0] is not Match.REFUSED
+        return plan if fits and plan.is_of(asked.fingerprint) else None
+
+    def keep(self, asked: Asked, environment: Environment, plan: Plan) -> None:
+        """Whole or not at all, also when others write at the same time or the machine dies."""
+        try:
+            private_folder(self.folder)
+            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
+                part = Path(file.name)
+            try:
+                plan.save(part)
+                os.replace(part, self._file(asked, environment))
+            finally:
+                part.unlink(missing_ok=True)
+        except OSError as error:
+            log.info("the plan is not kept in %s: %s", self.folder, error)
+
+    def forget(self, asked: Asked, environment: Environment) -> None:
+        """For a server that no longer knows the plan."""
+        with contextlib.suppress(OSError):
+            self._file(asked, environment).unlink(missing_ok=True)
+
+    def _file(self, asked: Asked, environment: Environment) -> Path:
+        question = {**asdict(asked), **environment.model_dump(mode="json", exclude={"python", "kitsune"})}
+        return self.folder / f"{hashlib.sha256(canonical_json(question).encode()).hexdigest()}.json"

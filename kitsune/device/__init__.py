@@ -1,0 +1,1 @@
+"""What the runtime asks a device, answered for CUDA and for the CPU."""

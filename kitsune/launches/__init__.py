@@ -1,0 +1,1 @@
+"""The launches of a step on several streams: record, transform, plan, time, prove, capture."""

@@ -1,0 +1,1 @@
+"""One step runs, and every launch of it is written down."""

@@ -1,0 +1,52 @@
+"""Draws: where the generators of random numbers stand, from one launch of a step that draws from them to the next."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+
+from kitsune.device.backend import default_generator
+from kitsune.errors import CaptureError
+from kitsune.launches.recording.storages import at_line
+
+SET: Final = (
+    "the step sets a random number generator, as a checkpoint of layers with dropout does, "
+    "or another thread draws from it"
+)
+
+
+States = dict[torch.Generator, torch.Tensor]
+
+
+class Draws:
+    """The states that the last draw has left: that of the default generator, and of the user's own, once they are seen.
+
+    A graph draws on from there, whatever the step sets in between.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        generator = default_generator(device)
+        self._left: States = {generator: generator.get_state()}
+
+    def check(self, own: Iterable[torch.Generator] = ()) -> None:
+        """To be called before every draw, and at the end. Raises CaptureError when a state was set since the last one.
+
+        `own`: generators of the user's that are about to be drawn from.
+        """
+        for generator in own:
+            self._left.setdefault(generator, generator.get_state())
+        if self._differ(self._now()):
+            raise CaptureError(f"{SET}{at_line()}")
+
+    def have_moved(self) -> bool:
+        """To be called after what may have drawn: whether it has."""
+        now = self._now()
+        moved = self._differ(now)
+        self._left = now
+        return moved
+
+    def _now(self) -> States:
+        return {generator: generator.get_state() for generator in self._left}
+
+    def _differ(self, now: States) -> bool:
+        return any(not torch.equal(state, self._left[generator]) for generator, state in now.items())

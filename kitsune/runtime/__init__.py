@@ -1,0 +1,1 @@
+"""A plan, applied to a training loop: what `TrainStep` and `KitsuneOptimizer` share."""

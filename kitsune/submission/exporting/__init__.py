@@ -1,0 +1,1 @@
+"""From a live training step to an archive: no weights, no code."""

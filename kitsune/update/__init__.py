@@ -1,0 +1,1 @@
+"""The update of an optimizer, as launches and as a graph."""

@@ -1,0 +1,168 @@
+"""The optimizer's update as launches: unscale, clip, step, rescale, with the learning rate in a tensor.
+
+A captured update reads its learning rate from a static tensor that `refresh` fills, so schedulers are honoured at every
+step; every other hyperparameter is baked into the launches, and `refresh` says when one has changed.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from kitsune.update.loss_scaler import LossScaler
+
+ADAMS = (Adam, AdamW)
+NOT_BAKED = frozenset({"params", "lr", "initial_lr"})
+HOOKED = "a hook on optimizer.step would not run in a replayed graph"
+
+
+@dataclass(frozen=True, slots=True)
+class Baked:
+    """The hyperparameters of a group that its launches have baked in. Compared before every replay, by calls into C."""
+
+    names: tuple[str, ...]
+    values: list[Any]
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> "Baked":
+        names = tuple(name for name in group if name not in NOT_BAKED)
+        return cls(names, [_value(group[name]) for name in names])
+
+    def holds(self, group: Mapping[str, Any]) -> bool:
+        others = sum(map(group.__contains__, NOT_BAKED))
+        return len(group) - others == len(self.names) and list(map(group.get, self.names)) == self.values
+
+
+def _value(value: Any) -> Any:
+    """A list may be changed in place."""
+    return list(value) if isinstance(value, list) else value
+
+
+class Update:
+    """unscale -> clip -> optimizer.step -> rescale."""
+
+    def __init__(
+        self, optimizer: Optimizer, *, scaler: LossScaler | None = None, clip_grad_norm: float | None = None
+    ) -> None:
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.clip_grad_norm = clip_grad_norm
+        self._given: list[Any] = []
+        self._rates: list[torch.Tensor] = []
+        self._baked: list[Baked] = []
+        self._shown: list[float] = []
+
+    def prepare_gradients(self) -> None:
+        """Unscales and clips. Launches only."""
+        if self.scaler is not None:
+            self.scaler.unscale([p.grad for p in parameters_of(self.optimizer) if p.grad is not None])
+        if self.clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer), self.clip_grad_norm, foreach=True)
+
+    def step(self) -> None:
+        """The optimizer's step, skipped when the scaler found an overflow, and the scaler's update.
+
+        Without an optimizer that skips on the device, the check for an overflow waits for it.
+        """
+        if self.scaler is None:
+            self.optimizer.step()
+            return
+        skip_overflows(self.optimizer, self.scaler)
+        self.scaler.update()
+
+    def why_not_capturable(self) -> str | None:
+        """Why the update must stay outside a graph, or None."""
+        kind = type(self.optimizer)
+        if kind not in (*ADAMS, SGD):
+            return f"{kind.__name__} cannot take its learning rate from a tensor"
+        if has_step_hooks(self.optimizer):
+            return HOOKED
+        fused = all(group.get("fused") for group in self.optimizer.param_groups)
+        if kind is SGD and not fused:
+            return "SGD takes its learning rate from a tensor only when it is fused"
+        if self.scaler is not None and not fused:
+            return "skipping an overflowed step on the device needs a fused optimizer"
+        return None
+
+    def begin_capture(self) -> None:
+        """Puts static learning-rate tensors into the groups; `end_capture` puts the user's values back.
+
+        To be called before the capture starts: tensors made inside it would live in the pool of the graph.
+        """
+        groups = self.optimizer.param_groups
+        device = parameters_of(self.optimizer)[0].device
+        self._given = [group["lr"] for group in groups]
+        self._shown = [float(rate) for rate in self._given]
+        self._baked = [Baked.of(group) for group in groups]
+        # fp32 is what the fused CUDA kernels read; the CPU computes with a double, as it does with a number
+        dtype = torch.float32 if device.type == "cuda" else torch.float64
+        self._rates = [torch.full((), rate, dtype=dtype, device=device) for rate in self._shown]
+        for group, tensor in zip(groups, self._rates, strict=True):
+            group["lr"] = tensor
+
+    def end_capture(self) -> None:
+        for group, given in zip(self.optimizer.param_groups, self._given, strict=True):
+            group["lr"] = given
+
+    @property
+    def rates(self) -> list[torch.Tensor]:
+        """The static learning rates of the capture that was begun last."""
+        return self._rates
+
+    def refresh(self) -> bool:
+        """Copies changed learning rates to the device. False when something that is baked in has changed."""
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._baked) or has_step_hooks(self.optimizer):
+            return False
+        for index, group in enumerate(groups):
+            if not self._baked[index].holds(group):
+                return False
+            rate = group["lr"]
+            if isinstance(rate, torch.Tensor):
+                self._rates[index].copy_(rate, non_blocking=True)
+                self._shown[index] = math.nan  # whatever number comes next is another one
+            elif rate != self._shown[index]:
+                self._rates[index].fill_(rate)
+                self._shown[index] = rate
+        # what a scheduler's wrapper around optimizer.step notes, which a replay does not call
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        return True
+
+
+def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether somebody wants to see every step of this optimizer, or of all optimizers."""
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+
+
+def skip_overflows(optimizer: Optimizer, scaler: LossScaler) -> None:
+    """Runs optimizer.step unless the scaler found an overflow: on the device when the optimizer can, else by a sync."""
+    if getattr(optimizer, "_step_supports_amp_scaling", False) and not is_starting(optimizer):
+        scaled: Any = optimizer
+        scaled.grad_scale, scaled.found_inf = None, scaler.found_inf
+        try:
+            optimizer.step()
+        finally:
+            del scaled.grad_scale, scaled.found_inf
+    elif not scaler.found_inf.item():
+        optimizer.step()
+
+
+def is_starting(optimizer: Optimizer) -> bool:
+    """Whether a momentum buffer is still to come: torch's fused SGD leaves it uninitialised by a skipped step."""
+    if not isinstance(optimizer, SGD):
+        return False
+    return any(
+        parameter.grad is not None and optimizer.state.get(parameter, {}).get("momentum_buffer") is None
+        for group in optimizer.param_groups
+        if group["momentum"]
+        for parameter in group["params"]
+    )

@@ -1,0 +1,1 @@
+"""The routes that answer programs with JSON."""

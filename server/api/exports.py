@@ -1,0 +1,154 @@
+"""A run in, all that is known of it as one file out: JSON, or CSV with a line for each raw sample.
+
+A file is sent in parts, each read by itself: no connection to the database waits for a slow client. Trials never
+change once they are stored, so the parts fit.
+"""
+
+import csv
+import io
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Final, Literal
+
+from fastapi import Query, Request
+from fastapi.responses import StreamingResponse
+
+from kitsune.base.base_record import canonical_json
+from kitsune.plan import Interval
+from server.api.runs import existing
+from server.http.auth import GuardedRouter, caller
+from server.http.context import Here
+from server.http.lookups import spliced
+from server.payloads.schemas import RunExport, RunId, documented, run_json
+from tuner.records import Arm, Trial
+from tuner.store.database import Database
+from tuner.store.queries import plans, runs, timelines, trials
+from tuner.store.queries.tokens import Scope
+
+#: How a formula begins, also in full width.
+_FORMULA: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
+_CONTROL: Final = frozenset("\t\r\n")
+_BATCH: Final = 50
+_CSV: Final = "text/csv"
+_COLUMNS: Final = (
+    "run",
+    "trial",
+    "source",
+    "knobs",
+    "verdict",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "failure",
+    "reason",
+    "arm",
+    "arm_knobs",
+    "peak_bytes",
+    "block",
+    "step_ms",
+)
+_FILES: Final = {
+    "model": RunExport,
+    "description": "The file. As CSV it has a line for each sample, and one for each trial without any",
+    "content": {
+        _CSV: {
+            "schema": {"type": "string"},
+            "example": f"{','.join(_COLUMNS)}\r\nr1,0,baseline,{{}},same,1,0.99,1.01,,,eager,{{}},1048576,0,12.5\r\n",
+        }
+    },
+}
+
+router = GuardedRouter(Scope.READ, prefix="/api/v1/runs", tag="runs")
+
+
+@router.get("/{run_id}/export", response_class=StreamingResponse, responses={200: _FILES, **documented(404)})
+def export(
+    request: Request,
+    here: Here,
+    run_id: RunId,
+    kind: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
+) -> StreamingResponse:
+    """A run, its plan, the launches of a step by it, and its trials with every raw sample, as a file."""
+    team = caller(request).team
+    with here.database.read() as connection:
+        run = existing(runs.get(connection, run_id, team=team), run_id)
+        document = plans.get_document(connection, run.plan_id, team=team) if run.plan_id else None
+        timeline = timelines.readable(connection, run.id)
+    tried = _trials(here.database, run.id)
+    if kind == "csv":
+        parts, media_type = csv_of(tried), _CSV
+    else:
+        plan = spliced(run.plan_id, document) if run.plan_id and document else "null"
+        launches = timeline.model_dump_json() if timeline else "null"
+        parts, media_type = _json_of(canonical_json(run_json(run)), plan, launches, tried), "application/json"
+    name = {"content-disposition": f'attachment; filename="kitsune-{run.id}.{kind}"'}
+    return StreamingResponse(parts, headers=name, media_type=media_type)
+
+
+def csv_of(tried: Iterable[Trial]) -> Iterator[str]:
+    """The lines of the file, a trial at a time."""
+    yield _lines([_COLUMNS])
+    for trial in tried:
+        yield _lines(_of_trial(trial))
+
+
+def _json_of(run: str, plan: str, timeline: str, tried: Iterable[Trial]) -> Iterator[str]:
+    yield f'{{"run":{run},"plan":{plan},"timeline":{timeline},"trials":['
+    for position, trial in enumerate(tried):
+        yield f"{',' if position else ''}{trial.canonical_json()}"
+    yield "]}"
+
+
+def _trials(database: Database, run_id: str) -> Iterator[Trial]:
+    last = -1
+    while True:
+        with database.read() as connection:
+            part = trials.list_of(connection, run_id, after=last, limit=_BATCH)
+        yield from part
+        if len(part) < _BATCH:
+            return
+        last = part[-1].number
+
+
+def _cells(gain: Interval | None) -> tuple[object, object, object]:
+    if gain is None:
+        return "", "", ""
+    return (gain.median, "", "") if gain.is_itself else (gain.median, gain.low, gain.high)
+
+
+def _of_trial(trial: Trial) -> list[tuple[object, ...]]:
+    compared, failure = trial.comparison, trial.failure
+    gain = compared.speedup if compared else None
+    head = (
+        trial.run_id,
+        trial.number,
+        trial.source.value,
+        canonical_json(dict(trial.knobs)),
+        compared.verdict.value if compared else "",
+        *_cells(gain),
+        *((failure.kind.value, harmless(failure.reason)) if failure else ("", "")),
+    )
+    arms = trial.measurement.arms if trial.measurement else ()
+    return [(*head, *sample) for arm in arms for sample in _of_arm(arm)] or [(*head, *[""] * 5)]
+
+
+def _of_arm(arm: Arm) -> Iterator[tuple[object, ...]]:
+    for block, step_ms in enumerate(arm.step_ms):
+        yield harmless(arm.name), canonical_json(dict(arm.knobs)), arm.peak_bytes, block, step_ms
+
+
+def harmless(text: str) -> str:
+    """A cell that a spreadsheet takes for text: what begins so would be a formula, and the text may be anybody's."""
+    first = next((letter for letter in text if not is_unseen(letter)), "")
+    return f"'{text}" if first in _FORMULA or text[:1] in _CONTROL else text
+
+
+def is_unseen(letter: str) -> bool:
+    """Blanks, and characters that control or format: a spreadsheet may pass over them."""
+    return letter.isspace() or unicodedata.category(letter) in ("Cc", "Cf")
+
+
+def _lines(rows: Iterable[tuple[object, ...]]) -> str:
+    file = io.StringIO()
+    csv.writer(file).writerows(rows)
+    return file.getvalue()

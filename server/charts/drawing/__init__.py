@@ -1,0 +1,1 @@
+"""What charts are made of: axes, marks, labels, SVG."""

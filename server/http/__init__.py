@@ -1,0 +1,1 @@
+"""What every request passes: guard, authentication, limits, problems, metrics."""

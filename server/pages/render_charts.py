@@ -1,0 +1,61 @@
+"""The page of a run, or what it shows of launches, in; its charts, drawn, out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+from markupsafe import Markup
+
+from kitsune.errors import ChartError
+from server.charts.in_use import in_use
+from server.charts.pareto import pareto
+from server.charts.samples import samples
+from server.charts.search import search_history
+from server.charts.timeline import timeline
+from server.charts.waterfall import waterfall
+from server.pages.views.run_view import RunView
+from server.pages.views.timeline_view import TimelineView
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """SVG; empty where there is nothing to draw."""
+
+    waterfall: Markup
+    search: Markup
+    pareto: Markup
+    confirmation: Markup
+    baseline: Markup
+    timeline: Markup
+    in_use: Markup
+
+
+def charts_of(view: RunView) -> Charts:
+    return Charts(
+        waterfall=drawn(waterfall, view.bars),
+        search=drawn(search_history, view.tried),
+        pareto=drawn(pareto, view.points),
+        confirmation=drawn(samples, view.strips),
+        baseline=drawn(samples, view.same_strips),
+        **timeline_charts(view.timeline),
+    )
+
+
+@lru_cache(maxsize=32)  # a timeline never changes, and one of 800 launches takes 0.1 s
+def timeline_charts(view: TimelineView | None) -> dict[str, Markup]:
+    """Under the names of `Charts`, for whatever page shows them."""
+    return {
+        "timeline": drawn(timeline, view.spans if view else ()),
+        "in_use": drawn(in_use, view.used if view else ()),
+    }
+
+
+def drawn(draw: Callable[[Sequence[T]], Markup], data: Sequence[T]) -> Markup:
+    """A chart that cannot be drawn must not hide the rest of its page."""
+    try:
+        return draw(data) if data else Markup("")
+    except ChartError as error:
+        return Markup('<p class="muted">This chart cannot be drawn: {}.</p>').format(str(error))

@@ -1,0 +1,1 @@
+"""What a page shows, from records: plain data for the templates."""

@@ -1,0 +1,194 @@
+"""A run, its trials and its plan in; what came of it, in plain words, out. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from kitsune.cli.output import UNTOLD, clean
+from kitsune.plan import Evidence, Interval, Plan
+from server.charts.drawing import words
+from tuner.records import Comparison, Run, RunStatus, Source, Trial
+from tuner.statistics.plan_evidence import EAGER
+from tuner.statistics.plan_evidence import words as in_words
+from tuner.store.queries.runs import label_of
+from tuner.terminal.views import is_lost
+
+#: A change of memory below half a per cent is none.
+_SAME_MEMORY: Final = 0.005
+
+
+class Mood(StrEnum):
+    """How good the news is: a class of the page."""
+
+    GOOD = "good"
+    PLAIN = "plain"
+    BAD = "bad"
+    WAITING = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The news in one sentence, and what is to be known beside it."""
+
+    mood: Mood
+    sentence: str
+    details: tuple[str, ...] = ()
+
+
+def headline(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetime) -> Headline:
+    """What came of a run, or how far it is."""
+    if plan is not None and plan.evidence is not None:
+        return of_evidence(subject(run), plan, plan.evidence, trials)
+    if run.status is RunStatus.FAILED:
+        reason = run.error or "the worker left no reason"
+        return Headline(Mood.BAD, f"{subject(run)}: the run failed, {reason}", so_far(trials))
+    if run.status is RunStatus.CANCELLED:
+        return Headline(Mood.PLAIN, f"{subject(run)}: cancelled after {_tried(trials)}, without a plan", so_far(trials))
+    if run.status is RunStatus.FINISHED:
+        return Headline(Mood.PLAIN, f"{subject(run)}: the run ended without a plan", so_far(trials))
+    return _unfinished(run, trials, now)
+
+
+def of_evidence(what: str, plan: Plan, found: Evidence, trials: Sequence[Trial] = ()) -> Headline:
+    """The sentence of a plan that was measured; `what` is what was tuned, and where."""
+    if found.verdict == "faster":
+        return Headline(Mood.GOOD, _faster(what, found), tuple(_details(found)))
+    if found.verdict in UNTOLD:
+        sentence = f"{what}: {UNTOLD[found.verdict].lower()}: {found.note}"
+        numbers_off = (f"Numbers: {numbers(found)}.",) if plan.knobs else ()
+        return Headline(Mood.PLAIN, sentence, (_kept(plan, found), *_runner_up(trials), *numbers_off))
+    if plan.knobs:
+        sentence = (
+            f"{what}: no gain over plain torch. The plan is its best stock configuration ({found.baseline}): "
+            f"{words.ms(found.step_ms)} against {words.ms(found.eager_step_ms)} as given, "
+            f"{times_as_fast(found.speedup_over_eager)}{memory_words(found)}"
+        )
+        return Headline(Mood.PLAIN, sentence, (*_runner_up(trials), *_details(found)))
+    sentence = f"{what}: no gain. Keep the step as it is: {words.ms(found.step_ms)}, and nothing tried was faster"
+    return Headline(Mood.PLAIN, f"{sentence} beyond doubt", tuple(_runner_up(trials)))
+
+
+def subject(run: Run) -> str:
+    """ "Training step of resnet18 on NVIDIA H200"."""
+    where = clean(run.environment.gpu) if run.environment else ""
+    return f"Training step of {label_of(run)}{f' on {where}' if where else ''}"
+
+
+def times_as_fast(speedup: Interval) -> str:
+    """ "1.32 times as fast (1.30 to 1.34)"."""
+    return f"{speedup.median:.2f} times as fast ({words.spread(speedup)})"
+
+
+def memory_words(found: Evidence) -> str:
+    """ ", 12 % less memory"; nothing where memory is not counted, as on a CPU."""
+    if not found.peak_bytes or not found.baseline_peak_bytes:
+        return ""
+    change = found.peak_bytes / found.baseline_peak_bytes - 1
+    if abs(change) < _SAME_MEMORY:
+        return ", as much memory"
+    return f", {words.percent(abs(change))} {'less' if change < 0 else 'more'} memory"
+
+
+def leader(trials: Iterable[Trial]) -> Trial | None:
+    """The trial of the search with the highest median speedup over the step as given."""
+    found = [trial for trial in trials if trial.source.is_search and trial.comparison is not None]
+    return max(found, key=_median, default=None)
+
+
+def so_far(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """The best of what was tried, where anything is faster than the step as given."""
+    best = leader(trials)
+    if best is None or best.comparison is None or not best.knobs:
+        return ()
+    fast = times_as_fast(best.comparison.speedup)
+    return (f"Best so far: {in_words(best.knobs)}, {fast} as the step as given; not confirmed yet.",)
+
+
+def _median(trial: Trial) -> float:
+    assert trial.comparison is not None
+    return trial.comparison.speedup.median
+
+
+def _faster(what: str, found: Evidence) -> str:
+    times = f"{words.ms(found.step_ms)} with the plan against {words.ms(found.baseline_step_ms)} {_baseline(found)}"
+    return f"{what}: {times}: {times_as_fast(found.speedup)}{memory_words(found)}"
+
+
+def _baseline(found: Evidence) -> str:
+    if found.baseline == EAGER:
+        return "as given, which no stock configuration of torch beats"
+    what = "mode of torch.compile" if "compile=" in found.baseline else "stock configuration of torch"
+    return f"with the best {what} ({found.baseline})"
+
+
+def _kept(plan: Plan, found: Evidence) -> str:
+    if not plan.knobs:
+        return f"Until that is known the plan changes nothing: {words.ms(found.step_ms)} as given."
+    return (
+        f"Until that is known the plan is the best stock configuration ({found.baseline}): {words.ms(found.step_ms)} "
+        f"against {words.ms(found.eager_step_ms)} as given, {times_as_fast(found.speedup_over_eager)}."
+    )
+
+
+def _details(found: Evidence) -> Iterator[str]:
+    if found.prediction is not None:
+        again = f"{found.prediction.low:.2f} to {found.prediction.high:.2f} times"
+        yield (
+            f"Measured in {words.count(found.processes, 'fresh process', 'fresh processes')}. Measured in one more on "
+            f"this machine, the gain lies within {again} 95 % of the time."
+        )
+    if found.verdict == "faster" and found.baseline != EAGER:
+        fast = times_as_fast(found.speedup_over_eager)
+        yield f"Over the step as given, which takes {words.ms(found.eager_step_ms)}: {fast}."
+    saved_ms = found.eager_step_ms - found.step_ms
+    if saved_ms > 0:
+        steps = f"{found.first_step_s * 1000 / saved_ms:,.0f}"
+        first = words.lasted(found.first_step_s)
+        yield f"The first step by the plan takes {first} to compile and capture; {steps} steps earn that back."
+    yield f"Numbers: {numbers(found)}."
+
+
+def numbers(found: Evidence) -> str:
+    """How far the plan's numbers are off, and how far they may be."""
+    said = found.numerics
+    if not said.gradient_allowed:
+        return said.note or "those of the step as given"
+    off = (
+        f"loss off by {said.loss_error:.1e} ({said.loss_allowed:.1e} allowed), "
+        f"gradients by {said.gradient_error:.1e} ({said.gradient_allowed:.1e}), "
+        f"parameters by {said.parameter_error:.1e} ({said.parameter_allowed:.1e})"
+    )
+    return f"{off}; {said.note}" if said.note else off
+
+
+def _runner_up(trials: Sequence[Trial]) -> Iterator[str]:
+    """What was measured afresh and did not win."""
+    confirmed = [trial for trial in trials if trial.source is Source.CONFIRM and trial.comparison is not None]
+    last = confirmed[-1] if confirmed else None
+    if last is not None and last.knobs and last.comparison is not None:
+        fast = times_as_fast(last.comparison.speedup)
+        yield (
+            f"The best of the search ({in_words(last.knobs)}) was measured afresh: {fast} as the best stock "
+            f"configuration, {_why_not_better(last.comparison)}."
+        )
+
+
+def _why_not_better(found: Comparison) -> str:
+    return "which is not faster beyond doubt" if found.speedup.low <= 1 else "which is less than a verdict needs"
+
+
+def _unfinished(run: Run, trials: Sequence[Trial], now: datetime) -> Headline:
+    if run.status is RunStatus.QUEUED:
+        waited = words.lasted(max(0.0, (now - run.created_at).total_seconds()))
+        sentence = f"{subject(run)}: waiting for a worker for {waited}"
+        return Headline(Mood.WAITING, sentence, so_far(trials))
+    if is_lost(run, now):
+        sentence = f"{subject(run)}: its worker has fallen silent; the next worker of its kind goes on with it"
+        return Headline(Mood.BAD, sentence, so_far(trials))
+    return Headline(Mood.WAITING, f"{subject(run)}: being tuned, {_tried(trials)} done", so_far(trials))
+
+
+def _tried(trials: Sequence[Trial]) -> str:
+    return words.count(len(trials), "trial")

@@ -1,0 +1,56 @@
+"""All runs of one training step in; how its gain went over time, GPU by GPU, out. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.charts.drawing import words
+from server.charts.trend import Moment
+from tuner.records import Run
+from tuner.store.queries.runs import label_of
+
+NO_GPU = "not looked at yet"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """What was tuned on one kind of GPU: its runs newest first, the gains of several plans oldest first."""
+
+    gpu: str
+    best: Run | None
+    runs: tuple[Run, ...]
+    moments: tuple[Moment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """The page of a training step."""
+
+    title: str
+    other_names: tuple[str, ...]
+    gpus: tuple[GpuView, ...]
+
+
+def model_view(runs: Sequence[Run]) -> ModelView:
+    """`runs`: newest first, at least one."""
+    names = list(dict.fromkeys(map(label_of, runs)))
+    gpus = dict.fromkeys(gpu_of(run) for run in runs)
+    return ModelView(names[0], tuple(names[1:]), tuple(_gpu(gpu, runs) for gpu in gpus))
+
+
+def gpu_of(run: Run) -> str:
+    return run.environment.gpu if run.environment else NO_GPU
+
+
+def _gpu(gpu: str, runs: Sequence[Run]) -> GpuView:
+    here = tuple(run for run in runs if gpu_of(run) == gpu)
+    gained = [run for run in here if run.speedup is not None]
+    best = max(gained, key=lambda run: run.speedup.median if run.speedup else 0.0, default=None)
+    moments = tuple(map(_moment, reversed(gained)))
+    return GpuView(gpu, best, here, moments if len(moments) > 1 else ())
+
+
+def _moment(run: Run) -> Moment:
+    gain = run.speedup
+    assert gain is not None
+    label = f"{words.gain(gain)} by run {words.short(run.id)}"
+    return Moment(run.finished_at or run.created_at, gain.median, gain.low, gain.high, label, f"/runs/{run.id}")

@@ -1,0 +1,160 @@
+"""A run, its trials and its plan in; everything that the page of the run shows out. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from kitsune.plan import Plan
+from kitsune.timeline import Timeline
+from server.api.traces import why_none
+from server.charts.pareto import Point
+from server.charts.samples import Strip
+from server.charts.search import Tried
+from server.charts.waterfall import Bar
+from server.pages.views import (
+    choices_view,
+    facts_view,
+    figures_view,
+    headline_view,
+    progress_view,
+    snippet_view,
+    trials_view,
+)
+from server.pages.views.choices_view import ChoiceRow
+from server.pages.views.contributions import contributions_of
+from server.pages.views.headline_view import Headline
+from server.pages.views.progress_view import Progress
+from server.pages.views.snippet_view import Snippet
+from server.pages.views.spent_view import SpentView, spent_view
+from server.pages.views.timeline_view import TimelineView, timeline_view
+from server.pages.views.trials_view import Noise, TrialRow
+from server.pages.views.untried_view import UntriedView, untried_view
+from tuner.planning.ablation import UNREACHED, Ablation, in_order, reasons_of
+from tuner.records import Run, RunStatus, Trial
+from tuner.store.queries.runs import label_of
+from tuner.terminal.views import standing
+
+
+@dataclass(frozen=True, slots=True)
+class NewsView:
+    """The part of the page that changes while the run goes on."""
+
+    headline: Headline
+    standing: str
+    progress: Progress | None
+    tried: tuple[Tried, ...]
+    trials: tuple[TrialRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """The page of a run, part by part, from its top to its end."""
+
+    title: str
+    headline: Headline
+    standing: str
+    progress: Progress | None
+    bars: tuple[Bar, ...]
+    bars_note: str
+    unmeasured: tuple[tuple[str, str], ...]
+    choices: tuple[ChoiceRow, ...]
+    choices_note: str
+    outcomes: tuple[str, ...]
+    points: tuple[Point, ...]
+    tried: tuple[Tried, ...]
+    strips: tuple[Strip, ...]
+    same_strips: tuple[Strip, ...]
+    noise: Noise | None
+    trials: tuple[TrialRow, ...]
+    untried: UntriedView | None
+    spent: SpentView | None
+    facts: tuple[tuple[str, str], ...]
+    again: str
+    again_note: str
+    snippets: tuple[Snippet, ...]
+    timeline: TimelineView | None
+    timeline_note: str
+
+
+def run_view(
+    run: Run,
+    trials: Sequence[Trial],
+    plan: Plan | None,
+    now: datetime,
+    server: str | None,
+    timeline: Timeline | None = None,
+) -> RunView:
+    """`server`: the address under which whoever looks may ask for the plan; None for those who may not."""
+    ablation = contributions_of(run, trials, plan)
+    choices = choices_view.choice_rows(run, trials, plan) if run.environment is not None else ()
+    return RunView(
+        title=label_of(run),
+        headline=headline_view.headline(run, trials, plan, now),
+        standing=standing(run, now),
+        progress=progress_view.progress(run, trials, now),
+        bars=figures_view.bars(plan, ablation),
+        bars_note=bars_note(run, trials, plan, ablation),
+        unmeasured=tuple(unmeasured(run, ablation)),
+        choices=choices,
+        choices_note=choices_view.said_of_plan(trials, plan),
+        outcomes=tuple(choices_view.by_outcome(choices)),
+        points=figures_view.points(trials, plan),
+        tried=figures_view.tried(trials),
+        strips=figures_view.strips(trials),
+        same_strips=figures_view.same_strips(trials),
+        noise=trials_view.noise(trials),
+        trials=trials_view.trial_rows(trials, plan.knobs if plan else None),
+        untried=untried_view(run, trials, plan),
+        spent=spent_view(trials),
+        facts=facts_view.provenance(run),
+        again=facts_view.again(run),
+        again_note=facts_view.again_note(run),
+        snippets=snippet_view.snippets(run, plan, server) if plan is not None else (),
+        timeline=timeline_view(timeline) if timeline is not None else None,
+        timeline_note=why_none(run, trials, plan) if plan is not None and timeline is None else "",
+    )
+
+
+def news_view(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetime) -> NewsView:
+    """In a tenth of the time that the whole page takes."""
+    return NewsView(
+        headline=headline_view.headline(run, trials, plan, now),
+        standing=standing(run, now),
+        progress=progress_view.progress(run, trials, now),
+        tried=figures_view.tried(trials),
+        trials=trials_view.trial_rows(trials, plan.knobs if plan else None),
+    )
+
+
+def bars_note(run: Run, trials: Sequence[Trial], plan: Plan | None, ablation: Ablation | None) -> str:
+    """How the waterfall came to be."""
+    if ablation is not None:
+        return (
+            f"Each choice was taken out of the plan alone, in {ablation.blocks} blocks interleaved with the plan and "
+            "the step as given; one that others need with those, beside the plan without them. The whiskers are 95 % "
+            "intervals. Choices work together: what they give is no sum, and the interaction is what is left of the "
+            "gain. Measured apart from the verdict above."
+        )
+    if plan is None or not plan.knobs:
+        return ""
+    if run.status is RunStatus.RUNNING:
+        return "What each choice gives is being measured."
+    known = reasons_of(plan.knobs, trials, run.inapplicable)
+    reasons = {knob: known.get(knob, UNREACHED) for knob in in_order(plan.knobs)}
+    if set(reasons.values()) == {UNREACHED}:
+        return "What each choice gives was not measured: the run ended before that."
+    return f"What each choice gives was not measured. {'; '.join(_by_reason(reasons))}."
+
+
+def unmeasured(run: Run, ablation: Ablation | None) -> Iterator[tuple[str, str]]:
+    """Each knob of the plan that was not measured alone, and why."""
+    for knob, reason in ablation.unmeasured.items() if ablation else ():
+        is_coming = reason == UNREACHED and run.status is RunStatus.RUNNING
+        yield knob, "its turn has not come" if is_coming else reason
+
+
+def _by_reason(reasons: Mapping[str, str]) -> Iterator[str]:
+    """ "precision, compile: out of memory"."""
+    for reason in dict.fromkeys(reasons.values()):
+        knobs = ", ".join(knob for knob, why in reasons.items() if why == reason)
+        yield f"{knobs}: {reason.removesuffix('.')}"

@@ -1,0 +1,98 @@
+"""The launches of a step as they were planned in; what a page shows of them out. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Final
+
+from kitsune.timeline import Launched, Timeline
+from server.charts.drawing import words
+from server.charts.drawing.figures import microseconds
+from server.charts.in_use import Used
+from server.charts.timeline import Span
+
+TOP: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRow:
+    """All launches of one name."""
+
+    name: str
+    count: int
+    total: str
+    share: str
+    longest: str
+    streams: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineView:
+    """What the charts draw, and the same in words and as a table. `more`: names that do not stand in it."""
+
+    told: str
+    left_out: str
+    spans: tuple[Span, ...]
+    used: tuple[Used, ...]
+    rows: tuple[LaunchRow, ...]
+    more: int
+
+
+@lru_cache(maxsize=32)
+def timeline_view(timeline: Timeline) -> TimelineView | None:
+    """None where nothing was launched."""
+    if not timeline.launches:
+        return None
+    rows = tuple(launch_rows(timeline))
+    return TimelineView(
+        told=timeline.told,
+        left_out=left_out(timeline),
+        spans=tuple(spans(timeline)),
+        used=tuple(used(timeline)),
+        rows=rows[:TOP],
+        more=max(0, len(rows) - TOP),
+    )
+
+
+def left_out(timeline: Timeline) -> str:
+    if not timeline.left_out:
+        return ""
+    whole = len(timeline.launches) + timeline.left_out
+    return f"Of {whole:,} launches the {timeline.left_out:,} shortest were not kept, nor what waited for them."
+
+
+def spans(timeline: Timeline) -> Iterator[Span]:
+    for launch in timeline.launches:
+        yield Span(launch.stream, launch.begin_us, launch.end_us, timeline.name_of(launch))
+
+
+def used(timeline: Timeline) -> Iterator[Used]:
+    """As the host issues one launch after the other, the next not before the one before it begins."""
+    at_us = accumulate((launch.begin_us for launch in timeline.launches), max)
+    for launch, moment in zip(timeline.launches, at_us, strict=True):
+        yield Used(moment, launch.used_bytes)
+    yield Used(timeline.makespan_us, timeline.launches[-1].used_bytes)
+
+
+def launch_rows(timeline: Timeline) -> Iterator[LaunchRow]:
+    """Those that take longest together first."""
+    alike: defaultdict[str, list[Launched]] = defaultdict(list)
+    for launch in timeline.launches:
+        alike[timeline.name_of(launch)].append(launch)
+    total_us = {name: sum(map(took_us, launches)) for name, launches in alike.items()}
+    all_us = sum(total_us.values()) or 1.0
+    for name, launches in sorted(alike.items(), key=lambda item: (-total_us[item[0]], item[0])):
+        yield LaunchRow(
+            name=name,
+            count=len(launches),
+            total=microseconds(total_us[name]),
+            share=words.percent(total_us[name] / all_us),
+            longest=microseconds(max(map(took_us, launches))),
+            streams=", ".join(map(str, sorted({launch.stream for launch in launches}))),
+        )
+
+
+def took_us(launch: Launched) -> float:
+    return launch.end_us - launch.begin_us

@@ -1,0 +1,35 @@
+"""The JSON body of a request in, a checked record out; and what the description says of it."""
+
+from typing import Any, Generic, TypeVar
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from kitsune.base.base_record import Record
+
+_Kind = TypeVar("_Kind", bound=Record)
+
+
+class JsonBody(Generic[_Kind]):
+    """The dependency that reads the body as a record of this kind, only after the token was checked."""
+
+    def __init__(self, kind: type[_Kind]) -> None:
+        self.kind = kind
+
+    async def __call__(self, request: Request) -> _Kind:
+        """Raises HTTPException or RequestValidationError."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise HTTPException(415, "send JSON, with the header 'Content-Type: application/json'")
+        try:
+            return self.kind.model_validate_json(await request.body())
+        except ValidationError as error:
+            raise RequestValidationError(error.errors(include_url=False, include_input=False)) from error
+
+
+def body_of(kind: type[Record]) -> dict[str, Any]:
+    """The documentation of a body that `JsonBody` reads; `server/http/openapi.py` adds the schema."""
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

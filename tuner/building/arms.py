@@ -1,0 +1,157 @@
+"""A job and one of its arms in, a live step with its own copy of the workload out."""
+
+import contextlib
+import gc
+import time
+from collections.abc import Iterator
+
+import torch
+
+from kitsune.base.switches import is_on
+from kitsune.device.backend import (
+    allocated_bytes,
+    graph_pool_bytes,
+    make_current,
+    peak_bytes,
+    pick_device,
+    release_cached,
+    reset_peak,
+    synchronize,
+)
+from kitsune.plan import Plan
+from kitsune.step import TrainStep
+from kitsune.timeline import Timeline
+from kitsune.workload import Workload
+from tuner.building.dropout import silence
+from tuner.measuring.compile_lock import turn_for
+from tuner.measuring.protocol import MAX_LAUNCHES, ArmSpec, Job
+from tuner.records import Arm
+from tuner.sandbox.confinement import bound_memory, runs_code
+from tuner.workloads.loader import load_workload
+
+MAX_SETTLING_STEPS = 32
+
+
+def prepare(job: Job) -> None:
+    """What every process that runs the job's step does first: its device, its share of memory, its seed."""
+    device = pick_device(job.device)
+    make_current(device)
+    if device.type == "cpu" and is_on("confine", default=True) and not runs_code(job.workload):
+        bound_memory()
+    torch.manual_seed(job.seed)
+
+
+def fresh_workload(job: Job, *, randomness: bool = True) -> Workload:
+    """The job's workload with the weights of its seed; without randomness, all its dropouts have p = 0."""
+    workload = load_workload(job.workload, job.device, job.seed, randomness=randomness)
+    if not randomness:
+        silence(workload.model)
+    return workload
+
+
+class Rates:
+    """The learning rates of an optimizer, which tests and timing change and give back."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = [group for group in optimizer.param_groups if "lr" in group]
+        self._given = [float(group["lr"]) for group in self._groups]
+
+    def scale(self, factor: float) -> None:
+        """Sets every learning rate to `factor` times the given one, as a scheduler would."""
+        for group, given in zip(self._groups, self._given, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(given * factor)
+            else:
+                group["lr"] = given * factor
+
+
+class LiveArm:
+    """A step run by an arm's choices, on its own model and optimizer, and what it took to get there."""
+
+    def __init__(self, job: Job, spec: ArmSpec, *, randomness: bool = True) -> None:
+        """Raises DeclinedError when a choice cannot be applied, and whatever the workload raises."""
+        self.spec = spec
+        self.device = pick_device(job.device)
+        synchronize(self.device)
+        gc.collect()  # what dies while this arm lives, a step in a cycle with its hooks, would be taken off its peak
+        release_cached(self.device)  # what an earlier arm's graphs have left is not there before this one
+        self._before_bytes = allocated_bytes(self.device) + graph_pool_bytes(self.device)
+        self.workload = fresh_workload(job, randomness=randomness)
+        begin = time.perf_counter()
+        plan = Plan.by_hand(**spec.knobs) if spec.knobs else None
+        model, optimizer = self.workload.model, self.workload.optimizer
+        self.step = TrainStep(model, self.workload.loss_fn, optimizer, plan, on_decline="raise")
+        self.first_step_s = time.perf_counter() - begin
+        self.peak_bytes = 0
+        self._first = turn_for(spec.knobs, randomness=randomness)
+        self.rates = Rates(optimizer)
+
+    def __call__(self, x: object, y: object) -> torch.Tensor:
+        """One step, timed for as long as the arm is compiling, warming up and capturing."""
+        if self.step.is_settled:
+            return self.step(x, y)
+        first, self._first = self._first, contextlib.nullcontext()
+        with first:
+            begin = time.perf_counter()
+            loss = self.step(x, y)
+            synchronize(self.device)
+            self.first_step_s += time.perf_counter() - begin
+        return loss
+
+    def run(self) -> torch.Tensor:
+        """One step on the example batch."""
+        return self.step(*self.workload.batch)
+
+    def settle(self) -> bool:
+        """Steps on the example batch until nothing more will be compiled or captured; False when it never ends."""
+        for _ in range(MAX_SETTLING_STEPS):
+            if self.step.is_settled:
+                break
+            self(*self.workload.batch)
+        return self.step.is_settled
+
+    def weigh(self) -> None:
+        """Finds the peak memory of the settled arm, to be called before another one is built.
+
+        What compiling and warming up needed once does not count; what graphs keep for themselves, Inductor's too, does.
+        """
+        gc.collect()
+        release_cached(self.device)
+        reset_peak(self.device)
+        for _ in range(2):
+            self.run()
+        synchronize(self.device)
+        self.peak_bytes = max(0, peak_bytes(self.device) + graph_pool_bytes(self.device) - self._before_bytes)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is allocated in the block and stays is not the arm's: its peak is without it."""
+        before_bytes = allocated_bytes(self.device)
+        yield
+        self._before_bytes += allocated_bytes(self.device) - before_bytes
+
+    def is_random(self) -> bool:
+        """Whether the loss of one and the same batch differs from step to step while the weights stand still."""
+        self.rates.scale(0.0)
+        losses = {float(self.run()) for _ in range(4)}
+        self.rates.scale(1.0)
+        return len(losses) > 1
+
+    def record(self, step_ms: tuple[float, ...]) -> Arm:
+        report = self.step.report
+        return Arm(
+            name=self.spec.name,
+            knobs=self.spec.knobs,
+            step_ms=step_ms,
+            peak_bytes=self.peak_bytes,
+            first_step_s=self.first_step_s,
+            applied=tuple(f"{knob}={choice}" for knob, choice in report.applied.items()),
+            declined=report.declined,
+        )
+
+    def timeline(self) -> Timeline | None:
+        """The launches of the step as they were planned, where they were; the longest of too many."""
+        return self.step.report.timeline(MAX_LAUNCHES)
+
+    def close(self) -> None:
+        self.step.close()

@@ -1,0 +1,99 @@
+"""A workload in, an Inspection out: what it is, and which choices do not apply to it here."""
+
+import ast
+import contextlib
+import hashlib
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from kitsune.base.base_record import canonical_json
+from kitsune.device.backend import environment, pick_device
+from kitsune.errors import SubmissionError
+from kitsune.submission.exporting.export import to_archive
+from kitsune.submission.format.archive import Archive
+from kitsune.techniques import inapplicable, observed_facts
+from kitsune.workload import Workload, shapes_of
+from tuner.building.arms import fresh_workload
+from tuner.building.probe import probe_workload
+from tuner.measuring.protocol import Inspection, Job, one_line
+from tuner.records import Failure
+from tuner.workloads.loader import WorkloadSource, workload_source
+
+
+def inspect_workload(job: Job) -> Inspection | Failure:
+    """Raises whatever the workload raises when it is run as given."""
+    probe = probe_workload(job)
+    if isinstance(probe, Failure):
+        return probe
+    device = pick_device(job.device)
+    workload = fresh_workload(job)  # steps have changed the buffers of the probed one, which are part of its identity
+    fingerprint, model_fingerprint, note = fingerprints_of(job.workload, workload)
+    return Inspection(
+        environment=environment(device),
+        fingerprint=fingerprint,
+        model_fingerprint=model_fingerprint,
+        batch=shapes_of(workload.batch[0]),
+        inapplicable=inapplicable(observed_facts(workload, device)),
+        random=probe.random,
+        step_ms=probe.step_ms,
+        peak_bytes=probe.peak_bytes,
+        parameters=probe.parameters,
+        notes=(*probe.notes, *filter(None, [note])),
+    )
+
+
+def fingerprints_of(spec: str, workload: Workload) -> tuple[str, str, str]:
+    """(of the step, of its model, note): of the workload's graph, or one that holds on this machine only, and why."""
+    try:
+        is_archive = workload_source(spec) is WorkloadSource.ARCHIVE
+        archive = Archive.load(spec) if is_archive else to_archive(workload)
+        return archive.fingerprint, archive.model_fingerprint, ""
+    except SubmissionError as error:
+        note = one_line(f"not exportable, so its plan holds for this code only: {error}")
+        return local_fingerprint(workload, spec.rpartition(":")[2]), "", note
+
+
+def local_fingerprint(workload: Workload, built_by: str) -> str:
+    """Of what a graph would hold: the model, the code of it and of its loss, and what the optimizer was given.
+
+    `built_by`: the function that makes the workload. It may change, to give batches for `kitsune verify`, say.
+    """
+    model, loss_fn, optimizer = workload.model, workload.loss_fn, workload.optimizer
+    code = {code_in(path, built_by) for path in files_of([*map(type, model.modules()), loss_fn])}
+    identity = [
+        f"{type(model).__module__}.{type(model).__qualname__}",
+        [[name, list(value.shape), str(value.dtype)] for name, value in model.named_parameters()],
+        repr(model),
+        repr(loss_fn) if isinstance(loss_fn, torch.nn.Module) else source_of(loss_fn),
+        type(optimizer).__name__,
+        [{name: repr(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups],
+        sorted(code),
+    ]
+    return "local-" + hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+
+
+def files_of(objects: Iterable[object]) -> Iterator[Path]:
+    """The Python files that define them, but torch's own."""
+    names = {str(getattr(each, "__module__", "")) for each in objects}
+    for module in [sys.modules.get(name) for name in names if name.partition(".")[0] != "torch"]:
+        path = Path(getattr(module, "__file__", None) or "")
+        if path.suffix == ".py" and path.is_file():
+            yield path
+
+
+def code_in(path: Path, built_by: str) -> str:
+    """Digest of what is in a file, but for comments and one function."""
+    nodes = [node for node in ast.parse(path.read_bytes()).body if getattr(node, "name", "") != built_by]
+    return hashlib.sha256("\n".join(map(ast.dump, nodes)).encode()).hexdigest()
+
+
+def source_of(loss_fn: object) -> str:
+    """Of a function its source, since `code_in` leaves out what the workload's function defines; else the name."""
+    with contextlib.suppress(OSError):
+        if inspect.isfunction(loss_fn):
+            return inspect.getsource(loss_fn)
+    return getattr(loss_fn, "__qualname__", "")

@@ -1,0 +1,129 @@
+"""A job in, its Measurement or the Failure that came instead out: probe, numerics gate, warm-up, interleaved timing."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kitsune.device.backend import environment, gpu_uuid, pick_device
+from kitsune.plan import Numerics
+from tuner.building.arms import LiveArm
+from tuner.building.probe import not_finite, probe_workload
+from tuner.measuring.gpu_watch import watch_gpu
+from tuner.measuring.host_watch import HostWatch
+from tuner.measuring.protocol import ArmSpec, Job
+from tuner.numerics.numerics_gate import prove
+from tuner.records import Failure, FailureKind, Measurement, Phase
+from tuner.timing.clock import clock_of
+from tuner.timing.interleaved_rounds import Schedule, Timing, Watches, hopeless, time_arms
+
+BLOCK_MS = {"cpu": 20.0, "cuda": 50.0}
+WARM_S = {"cpu": 0.2, "cuda": 1.0}
+# Thousands of steps on one batch at the given rate would diverge, or fit it until gradients are denormal numbers.
+TIMED_RATE = 1e-3
+LEFT_SHARE = 0.8  # of the time until the process is ended; the rest is for the round that is under way, and to answer
+
+Enter = Callable[[Phase], None]
+
+
+def measure_job(job: Job, enter: Enter) -> Measurement | Failure:
+    """`enter` is told when a phase begins. Raises whatever the workload or a technique raises."""
+    probe = probe_workload(job)
+    if isinstance(probe, Failure):
+        return probe
+    numerics: Numerics | None = None
+    candidate: LiveArm | None = None
+    if job.numerics:
+        enter(Phase.NUMERICS)
+        proof = prove(job, probe)
+        if isinstance(proof, Failure):
+            return proof
+        numerics, candidate = proof.numerics, proof.arm
+    enter(Phase.WARMUP)
+    arms = _arms(job, candidate)
+    notes = [f"{arm.spec.name} was still compiling after many steps" for arm in arms if not arm.settle()]
+    if probe.random and (frozen := _frozen(arms)):
+        return frozen
+    enter(Phase.TIMING)
+    timing = _time(job, arms)
+    if failure := _broken(arms):
+        return failure
+    return Measurement(
+        arms=tuple(arm.record(times) for arm, times in zip(arms, timing.step_ms, strict=True)),
+        steps_per_block=timing.steps_per_block,
+        dropped_rounds=timing.dropped_rounds,
+        disturbed=timing.disturbed,
+        causes=timing.causes,
+        notes=(*notes, *timing.notes),
+        numerics=numerics,
+        environment=environment(pick_device(job.device)),
+        timeline=arms[-1].timeline() if job.timeline else None,
+    )
+
+
+def _arms(job: Job, candidate: LiveArm | None) -> list[LiveArm]:
+    """Every arm settled; the candidate is the one whose numbers were proven, when it can be used."""
+    arms = []
+    for spec in job.arms:
+        is_proven = candidate is not None and spec is job.arms[-1]
+        arm = candidate if is_proven and candidate is not None else _settled(job, spec)
+        arms.append(arm)
+    return arms
+
+
+def _settled(job: Job, spec: ArmSpec) -> LiveArm:
+    """Settled before the next arm is built, so that its peak memory is its own."""
+    torch.manual_seed(job.seed)
+    arm = LiveArm(job, spec)
+    arm.settle()
+    arm.weigh()
+    return arm
+
+
+def _frozen(arms: list[LiveArm]) -> Failure | None:
+    """A candidate whose losses repeat while the baseline's are random has its dropout masks compiled or captured in."""
+    if not arms[0].is_random() or arms[-1].is_random():
+        return None
+    reason = "dropout mask is frozen: the loss of one batch repeats from step to step, and does not as given"
+    return Failure(kind=FailureKind.WRONG, phase=Phase.WARMUP, reason=reason)
+
+
+def _broken(arms: list[LiveArm]) -> Failure | None:
+    """A candidate whose parameters are not finite after all the steps that were timed, where the baseline's are.
+
+    Gradients are not looked at: fp16 may have skipped the last step for theirs.
+    """
+    found = [not_finite(arm.workload, gradients=False) for arm in (arms[0], arms[-1])]
+    if found[0] is not None or found[1] is None:
+        return None
+    reason = f"after the steps that were timed {found[1]}"
+    return Failure(kind=FailureKind.NOT_FINITE, phase=Phase.TIMING, reason=reason)
+
+
+def _time(job: Job, arms: list[LiveArm]) -> Timing:
+    device = pick_device(job.device)
+    for arm in arms:
+        arm.rates.scale(TIMED_RATE)
+    schedule = Schedule(
+        rounds=job.rounds,
+        block_ms=job.block_ms or BLOCK_MS[device.type],
+        warm_s=WARM_S[device.type],
+        budget_s=_budget_s(job),
+        seed=job.seed,
+    )
+    watch = Watches(HostWatch(), *([watch_gpu(gpu_uuid(device))] if device.type == "cuda" else []))
+    cannot_win = partial(hopeless, best_speedup=job.best_speedup) if job.best_speedup else _never
+    return time_arms([arm.run for arm in arms], clock_of(device), watch, schedule, cannot_win)
+
+
+def _budget_s(job: Job) -> float | None:
+    """Seconds that timing may take: no more than a share of those that are left until the process is ended."""
+    if job.end_s is None:
+        return job.budget_s
+    left_s = max(0.0, LEFT_SHARE * (job.end_s - time.monotonic()))
+    return left_s if job.budget_s is None else min(job.budget_s, left_s)
+
+
+def _never(*_: object) -> bool:
+    return False

@@ -1,0 +1,133 @@
+"""A workload and a plan's choices in, plans for the launches of one of its steps out: what `streams` would decide."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from kitsune.capture.step_body import Body, entered
+from kitsune.capture.step_graph import StepGraph
+from kitsune.device.backend import first_line, side_stream
+from kitsune.device.cuda_graph import Recorder
+from kitsune.errors import SURPRISES, CaptureError, DeclinedError, UnfitError, WorkloadError
+from kitsune.knobs import KNOBS, Choice
+from kitsune.launches.model.recording import Recording
+from kitsune.launches.plans import Planned, candidates, fitting
+from kitsune.plan import Plan
+from kitsune.runtime.plan_application import Assembly
+from kitsune.runtime.report import Report
+from kitsune.techniques import Build, facts_of
+from kitsune.update.optimizer_update import Update
+from kitsune.workload import Workload, call_model, device_of, loss_of
+from tuner.search.space import Space
+from tuner.workloads.plain_step import plain_step
+
+#: What is looked at here, whatever the plan says.
+LOOKED_AT: Final = ("capture", "streams")
+#: What a CPU does not have, and what torch.compile makes for one: no launch of that is seen.
+OF_A_GPU: Final = (*LOOKED_AT, "pool_bytes", "compile")
+UNSEEN: Final = "without compile, whose launches are seen on a GPU only"
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """`plans`: of the launches of one step, the quickest first; `finest`: the quickest on several streams, whatever
+    memory it needs and however few were asked for; `report`: what became of the choices."""
+
+    plans: list[Planned]
+    finest: Planned
+    report: Report
+
+
+def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> Rehearsal:
+    """Runs a few steps by the choices, records one, and plans its launches for 1 to `streams` streams.
+
+    The recording is proven to be the step; nothing is captured, and the streams are not tried out. Weights and
+    optimizer are changed. Raises CaptureError with the reason when the launches cannot be followed, WorkloadError when
+    the step fails as given, DeclinedError when it fails by one of the choices, UnfitError for want of memory.
+    """
+    check_runs(workload)
+    model, optimizer, device = workload.model, workload.optimizer, device_of(workload.model)
+    chosen = Plan.by_hand(**recordable(knobs, device))
+    assembly = Assembly(chosen, facts_of(model, optimizer, device), device, "eager")
+    with contextlib.ExitStack() as undo:
+        build = Build(model=model, optimizer=optimizer, device=device, forward=forward_of(workload), undo=undo)
+        assembly.apply(build)
+        check_plannable(assembly.report)
+        if device.type != "cuda" and knobs.get("compile", "off") != "off":
+            assembly.report.note(UNSEEN)
+        try:
+            recording = recorded(build, workload.batch, assembly.report)
+            with side_stream(device), entered(build.step_contexts):  # launches are timed as they run in the step
+                found = candidates(recording, max(streams, 2))
+            several = [plan for plan in found if plan.schedule.streams > 1]
+            asked = [plan for plan in found if plan.schedule.streams <= streams]
+            finest = min(several or found, key=predicted_us)
+            return Rehearsal(sorted(fitting(asked, build.pool_bytes), key=predicted_us), finest, assembly.report)
+        except torch.OutOfMemoryError as error:
+            raise UnfitError(
+                f"a step that is recorded keeps all of its memory to its end: {first_line(error)}"
+            ) from error
+        except RuntimeError as error:
+            knob = assembly.culprit(error)
+            if knob is None:
+                raise CaptureError(f"the launches of this step cannot be recorded: {first_line(error)}") from error
+            raise DeclinedError(knob, first_line(error)) from error
+
+
+def predicted_us(plan: Planned) -> float:
+    return plan.schedule.makespan_us
+
+
+def check_runs(workload: Workload) -> None:
+    """Raises WorkloadError when the step fails in plain torch, which is then no choice's fault."""
+    try:
+        plain_step(workload, *workload.batch, update=False)
+    except SURPRISES as error:
+        raise WorkloadError(f"the step fails as given: {type(error).__name__}: {first_line(error)}") from error
+
+
+def recordable(knobs: Mapping[str, Choice], device: torch.device) -> dict[str, Choice]:
+    """The choices with the whole step in one graph; where a compile mode has graphs of its own, the same without.
+
+    Nothing is captured or compiled on a CPU. There the fused update stands for all of them: the others ask the host for
+    their step, and what the host reads cannot be recorded.
+    """
+    if device.type != "cuda":
+        return {**{name: choice for name, choice in knobs.items() if name not in OF_A_GPU}, "update": "fused"}
+    several: dict[str, Choice] = {"capture": "step", "streams": max(map(int, KNOBS["streams"].choices))}
+    return Space.of().repair({**knobs, **several}, keep="streams")
+
+
+def check_plannable(report: Report) -> None:
+    """Raises CaptureError when the launches of this step cannot be planned here."""
+    for name in LOOKED_AT:
+        if name in report.declined:
+            raise CaptureError(f"the launches of this step cannot be planned here: {report.declined[name]}")
+
+
+def recorded(build: Build, batch: tuple[Any, Any], report: Report) -> Recording:
+    """Raises CaptureError with the refusal."""
+    body = Body(
+        build.model,
+        build.forward,
+        Update(build.optimizer, scaler=build.scaler),
+        forward_contexts=build.forward_contexts,
+        step_contexts=build.step_contexts,
+    )
+    graph = StepGraph(body, Recorder(build.device), build.device, build.memory_format)
+    found = graph.recorded(batch)
+    if found.recording is None:
+        raise CaptureError(f"the launches of this step cannot be followed: {found.refusal}")
+    if graph.update_outside:
+        report.note(f"the optimizer's update is not among the launches: {graph.update_outside}")
+    return found.recording
+
+
+def forward_of(workload: Workload) -> Any:
+    def forward(x: Any, y: Any) -> torch.Tensor:
+        return loss_of(call_model(workload.model, x), workload.loss_fn, y)
+
+    return forward

@@ -1,0 +1,166 @@
+"""A workload in, where the time of its step goes and what streams can do about it on the terminal out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from kitsune.cli import output
+from kitsune.cli.output import factor, facts, machine, table
+from kitsune.device.backend import environment, make_current, pick_device
+from kitsune.errors import SettingsError
+from kitsune.launches.planning.analysis import Analysis, Outlook, analysed, counted, in_ms, outlook
+from kitsune.launches.plans import WAIT_US, Planned
+from kitsune.plan import Environment, Match, Plan
+from kitsune.runtime.report import Report
+from tuner.child.stream_forecast import LOOKED_AT, rehearse
+from tuner.commands.runs import check_writable
+from tuner.workloads.loader import load_workload
+
+STREAMS: Final = (1, 2, 4, 8)
+MIB: Final = 1024**2
+ON_CPU: Final = "streams need a GPU: these times are of this CPU, and show the form of the step, not its speed there"
+PLAN_COLUMNS: Final = ("up to", "streams", "launches", "predicted", "gain", "waits", "memory", "idle")
+NUMBERS: Final = frozenset((*PLAN_COLUMNS[:-1], "#", "count", "us", "share"))
+LEGEND: Final = (
+    "predicted: from the time that each launch takes alone, as if launches side by side did not slow each other; gain: "
+    "over one stream; idle: of each stream, the share of the time in which nothing runs on it"
+)
+
+
+def explain(
+    spec: str,
+    plan: Plan | None,
+    *,
+    streams: int | None,
+    device: str | None,
+    pictures: Mapping[str, Path],
+    as_json: bool,
+) -> None:
+    """`streams`: the one count to look at; `pictures`: "trace" or "svg" -> where to write it.
+
+    Raises SettingsError when a picture cannot be written, and the errors of `load_workload` and of `rehearse`.
+    """
+    for kind, path in pictures.items():
+        check_writable(path, f"--{kind}")
+    place = pick_device(device)
+    make_current(place)
+    asked = STREAMS if streams is None else (streams,)
+    with output.aside():
+        found = rehearse(load_workload(spec, str(place)), plan.knobs if plan else {}, max(asked))
+    here = environment(place)
+    add_notes(found.report, plan, here)
+    analysis = analysis_of(found.plans, found.finest, asked)
+    for kind, path in pictures.items():
+        draw(found.plans[0], kind, path)
+    if as_json:
+        output.emit(as_object(spec, here, found.report, analysis))
+    else:
+        show(spec, here, found.report, analysis)
+
+
+def add_notes(report: Report, plan: Plan | None, here: Environment) -> None:
+    if plan is not None and plan.environment is not None:
+        match, reason = plan.environment.match(here)
+        if match is not Match.EXACT:
+            report.note(f"the plan was {reason}")
+    if here.device == "cpu":
+        report.note(ON_CPU)
+
+
+def analysis_of(plans: Sequence[Planned], finest: Planned, asked: Sequence[int]) -> Analysis:
+    """`plans`: the quickest first. Looked at are the launches as several streams run them, those of `finest`: as they
+    were recorded, more of them wait for each other."""
+    fewest = min(plans, key=lambda plan: plan.schedule.streams)  # where the pool is too small for one stream
+    quickest = {count: next((plan for plan in plans if plan.schedule.streams <= count), fewest) for count in asked}
+    outlooks = [outlook(count, plan.schedule, plan.memory) for count, plan in quickest.items()]
+    return analysed(finest.recording.graph, finest.costs_us, outlooks, WAIT_US)
+
+
+def draw(plan: Planned, kind: str, path: Path) -> None:
+    """Raises SettingsError when the file cannot be written."""
+    save = plan.save_trace if kind == "trace" else plan.save_svg
+    try:
+        save(path)
+    except OSError as error:
+        raise SettingsError(f"--{kind} {path} cannot be written: {error.strerror}") from error
+    where = counted(len(plan.schedule.used), "stream", "streams")
+    output.note(f"The quickest plan by prediction, on {where}, is in {path}")
+
+
+# On the terminal ------------------------------------------------------------------------------------------------------
+
+
+def as_object(spec: str, here: Environment, report: Report, analysis: Analysis) -> dict[str, Any]:
+    return {
+        "workload": spec,
+        "environment": here.model_dump(mode="json"),
+        "applied": others(report.applied),
+        "declined": others(report.declined),
+        "notes": report.notes,
+        **asdict(analysis),
+    }
+
+
+def others(knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Without those that are looked at here, whatever the plan says."""
+    return {name: value for name, value in knobs.items() if name not in LOOKED_AT}
+
+
+def show(spec: str, here: Environment, report: Report, analysis: Analysis) -> None:
+    console = output.stdout()
+    for part in explain_screen(spec, here, report, analysis):
+        console.print(output.clean(part) if isinstance(part, str) else part)
+
+
+def explain_screen(spec: str, here: Environment, report: Report, analysis: Analysis) -> list[Any]:
+    """Everything that was found, for `Console.print`."""
+    one_us = next((each.predicted_us for each in analysis.outlooks if each.streams == 1), analysis.sum_us)
+    plans = [outlook_row(each, one_us) for each in analysis.outlooks]
+    path_us = analysis.critical_us
+    links = [
+        (str(one.launch), one.name, f"{one.took_us:.1f}", share(one.took_us, path_us)) for one in analysis.critical
+    ]
+    groups = [(each.name, str(each.count), f"{each.total_us:.1f}", f"{each.share:.0%}") for each in analysis.groups]
+    return [
+        facts(explain_facts(spec, here, report, analysis)),
+        "",
+        table(*PLAN_COLUMNS, rows=plans, right=NUMBERS),
+        LEGEND,
+        "",
+        "The launches that take most of the time, by name:",
+        table("launch", "count", "us", "share", rows=groups, right=NUMBERS),
+        "",
+        "The longest launches of the critical path:",
+        table("#", "launch", "us", "share", rows=links, right=NUMBERS),
+        "",
+        analysis.limit,
+    ]
+
+
+def explain_facts(spec: str, here: Environment, report: Report, analysis: Analysis) -> Iterator[tuple[str, str]]:
+    yield "workload", spec
+    yield "device", machine(here)
+    yield from (("applied", f"{name}={choice}") for name, choice in others(report.applied).items())
+    yield from (("declined", f"{name}: {reason}") for name, reason in others(report.declined).items())
+    yield from (("note", note) for note in report.notes)
+    yield "launches", f"{analysis.launches}, {in_ms(analysis.sum_us)} one after the other"
+    path = f"{in_ms(analysis.critical_us)} in {analysis.critical_launches} launches"
+    yield "critical path", f"{path}, {share(analysis.critical_us, analysis.sum_us)} of all"
+    naive_bytes = max(each.naive_bytes for each in analysis.outlooks)
+    yield "memory", f"{in_mib(naive_bytes)} of the step's own, if nothing were used again"
+
+
+def outlook_row(each: Outlook, one_us: float) -> tuple[str, ...]:
+    gain = one_us / each.predicted_us if each.predicted_us else 1.0
+    idle = ", ".join(f"{one:.0%}" for one in each.idle)
+    times = in_ms(each.predicted_us), factor(gain), str(each.waits)
+    return str(each.asked), str(each.streams), str(each.launches), *times, in_mib(each.pool_bytes), idle
+
+
+def share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "0%"
+
+
+def in_mib(nbytes: int) -> str:
+    return f"{nbytes / MIB:.1f} MiB"

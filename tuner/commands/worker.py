@@ -1,0 +1,146 @@
+"""Options and signals in, a worker on duty and its exit code out: `kitsune worker`."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Final
+
+from kitsune.base import json_logging
+from kitsune.base.durations import seconds_of
+from kitsune.base.json_logging import LogFormat
+from kitsune.cli import output
+from kitsune.cli.exit_codes import ExitCode
+from kitsune.device.backend import environment, pick_device
+from kitsune.errors import GpuError, SchemaError, SettingsError, StoppedError, StoreBusyError, StoreError, UnfitError
+from tuner.measuring import fault_injection
+from tuner.measuring.gpu_health import Fitness
+from tuner.measuring.scratch import sweep
+from tuner.settings import Settings
+from tuner.store.database import Database
+from tuner.store.engine import create, open_database
+from tuner.store.error_translation import shown
+from tuner.store.moments import check_clock
+from tuner.terminal.progress import Lines, Logged
+from tuner.worker.backoff import pauses, rest
+from tuner.worker.loop import AWAY_S, Stop, Worker
+from tuner.worker.run_execution import How
+
+#: Shorter ones are lost to a moment's load.
+MIN_LEASE_S: Final = 2.0
+#: The signals that ask a worker to end, and the code it then leaves with: to be ended is the usual end of a worker.
+CODES: Final = {signal.SIGTERM: ExitCode.OK, signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGHUP: ExitCode.HUNG_UP}
+#: What one run came to, for --once.
+ENDS: Final = {
+    How.FINISHED: ExitCode.OK,
+    How.FAILED: ExitCode.NO_RESULT,
+    How.LOST: ExitCode.NO_RESULT,
+    How.RETURNED: ExitCode.OK,
+    How.UNWRITTEN: ExitCode.STORE,
+}
+
+
+def work(
+    device: str | None, database_url: str | None, lease: str, *, once: bool, log_format: LogFormat | None = None
+) -> int:
+    """Carries out runs until a signal comes, or one of them with `once`; the exit code.
+
+    Raises UnfitError when this machine cannot carry out runs, SettingsError for a lease that makes no sense, and
+    StoreError when the database can never be opened, or with `once` not now.
+    """
+    json_logging.set_up(json_logging.chosen(log_format))
+    lease_s = _lease_s(lease)
+    settings = Settings.from_environment()
+    if settings.disable:
+        raise UnfitError("KITSUNE_DISABLE is set, so nothing is tuned; unset it first")
+    fault_injection.plant(settings.faults)
+    place = pick_device(device)
+    sweep()
+    fitness = Fitness(str(place))
+    if place.type == "cuda" and (trouble := fitness.trouble()):
+        raise GpuError(f"{place} takes no runs: {trouble}")
+    with Signals().heard() as signals:
+        code = ExitCode.OK
+        with (
+            contextlib.suppress(StoppedError),
+            _opened(database_url or settings.database_url, None if once else signals.stop) as database,
+        ):
+            check_clock(database)
+            worker = Worker(
+                database,
+                str(place),
+                environment(place).gpu,
+                settings.home,
+                lambda: Logged(output.stderr()) if json_logging.is_json() else Lines(output.stderr()),
+                stop=signals.stop,
+                lease_s=lease_s,
+                diagnose=fitness.why_unfit,
+            )
+            output.note(f"worker {worker.name} on {place}: {worker.gpu}; it serves {shown(database.engine.url)}")
+            if once:
+                code = _work_once(worker)
+            else:
+                worker.work()
+        return code if signals.first is None else CODES[signals.first]
+
+
+def _opened(url: str, stop: Stop | None) -> Database:
+    """With `stop`, a database that is away is asked for again until it is there, or StoppedError.
+
+    Raises StoreError when waiting does not help, or without `stop` at once.
+    """
+    engine = create(url)  # an address that cannot be read stays so, and a driver that is missing too
+    engine.dispose()
+    is_file = engine.dialect.name == "sqlite"  # which no other host takes away: it is locked, or it is wrong
+    away = pauses(*AWAY_S)
+    while True:
+        try:
+            return open_database(url)
+        except SchemaError:
+            raise
+        except StoreError as error:
+            if stop is None or (is_file and not isinstance(error, StoreBusyError)):
+                raise
+            output.note(f"The database cannot be opened, will try again: {error}")
+            rest(next(away), stop.check)
+
+
+def _work_once(worker: Worker) -> ExitCode:
+    ending = worker.work_once()
+    if ending is None:
+        output.note("The queue holds no run for this device.")
+        return ExitCode.OK
+    return ENDS[ending.how]
+
+
+def _lease_s(lease: str) -> float:
+    lease_s = seconds_of(lease, "lease")
+    if lease_s < MIN_LEASE_S:
+        raise SettingsError(f"lease is {lease!r}; a worker needs at least {MIN_LEASE_S:g} s between signs of life")
+    return lease_s
+
+
+class Signals:
+    """The first one asks the worker to stop, which takes it a moment; the second one ends the process."""
+
+    def __init__(self) -> None:
+        self.stop = Stop()
+        self.first: signal.Signals | None = None
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator["Signals"]:
+        before = {number: signal.getsignal(number) for number in CODES}
+        caught = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # as under nohup
+        for number in caught:
+            signal.signal(number, self._hear)
+        try:
+            yield self
+        finally:
+            for number in caught:
+                signal.signal(number, before[number])
+
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        if self.first is not None:
+            raise SystemExit(128 + number)
+        self.first = signal.Signals(number)
+        self.stop.ask()

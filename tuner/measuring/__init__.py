@@ -1,0 +1,1 @@
+"""Measuring processes, as the tuner sees them: started, bounded, killed, read."""

@@ -1,0 +1,216 @@
+"""Numbers before the clock: a job's candidate in, the proof that it still trains the model, or a Failure, out.
+
+The candidate trains for some steps with changing data and learning rates, until after it has settled, so that replays
+of a captured graph are among what is compared. The reference (plain torch in float64 where that is affordable, else
+in fp32 without TF32) and the yardstick (eager with the candidate's precision only) follow from the same weights. They
+are the same for all candidates that have settled in time, so the first child of a run keeps them for the others.
+"""
+
+import contextlib
+import gc
+import time
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+
+from kitsune.device.backend import pick_device, synchronize
+from kitsune.device.tf32 import full_precision
+from kitsune.plan import Numerics
+from kitsune.techniques import tolerance
+from tuner.building.arms import LiveArm, fresh_workload
+from tuner.building.compile_ahead import compiled_ahead
+from tuner.building.dropout import dropout_off
+from tuner.building.probe import Probe, draws_random
+from tuner.measuring.protocol import ArmSpec, Job
+from tuner.numerics.distance import Ruler
+from tuner.numerics.reference_cache import Keep, keep_of
+from tuner.numerics.stochastic_gate import means_gate
+from tuner.numerics.trace_errors import LATE_STEPS, Errors, Start, Trace, errors_between, judge
+from tuner.numerics.training_trace import (
+    RATES,
+    BatchAt,
+    batches_of,
+    begin,
+    follow,
+    perturb,
+    place_for,
+    remember,
+    snapshot,
+    start_of,
+    state,
+)
+from tuner.records import Failure, FailureKind, Phase
+from tuner.workloads.batches import doubled
+from tuner.workloads.plain_step import plain_step
+
+STEPS = 10  # a compiled and captured step has settled after 5
+MAX_STEPS = 40
+REFERENCE_S = 60.0  # that the reference may take where the job does not say
+DOUBLE_AT_LEAST = 1.5  # times as slow as fp32 is float64, on the GPUs that are best at it
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was found, and the settled candidate when it can be timed as it is (it was not built without dropout)."""
+
+    numerics: Numerics
+    arm: LiveArm | None
+
+
+def prove(job: Job, probe: Probe) -> Proof | Failure:
+    """Raises DeclinedError when a choice cannot be applied, and whatever the candidate raises."""
+    if not probe.random:
+        return _prove(job, probe)
+    with dropout_off():
+        is_silent = not draws_random(fresh_workload(job, randomness=False), pick_device(job.device))
+        if is_silent:
+            with compiled_ahead(job):
+                proof = _prove(job, probe)
+    if not is_silent:
+        numerics = means_gate(job)
+        return numerics if isinstance(numerics, Failure) else Proof(numerics, None)
+    if isinstance(proof, Failure):
+        return proof
+    if proof.arm is not None:
+        proof.arm.close()
+    torch.compiler.reset()  # what was compiled has no dropout
+    return Proof(proof.numerics, None)
+
+
+def _prove(job: Job, probe: Probe) -> Proof | Failure:
+    arm = LiveArm(job, job.arms[-1], randomness=not probe.random)
+    place = place_for(arm.workload.model, arm.device, probe.peak_bytes)
+    with arm.aside():
+        start = start_of(arm.workload, place)
+    batches = batches_of(arm.workload.batch, job.seed, vary=probe.vary)
+    torch.manual_seed(job.seed)
+    traced = _trace_candidate(arm, start, batches, place)
+    arm.rates.scale(1.0)
+    if isinstance(traced, Failure):
+        return traced
+    arm.weigh()
+    keep = keep_of(job.folder, start, arm.workload.batch) if _is_usual(traced) else Keep(None)
+    reference, note = keep.trace("reference", lambda: _trace_reference(job, probe, start, batches, traced))
+    ruler = Ruler(pick_device(job.device))
+
+    def yardstick() -> Errors:
+        found = _trace_yardstick(job, probe, start, batches, traced, perturbed=bool(note))
+        return errors_between(found, reference, start, ruler)
+
+    numerics, wrong = judge(
+        errors_between(traced, reference, start, ruler),
+        keep.errors(f"yardstick-{job.arms[-1].knobs.get('precision', 'as-given')}", yardstick),
+        tolerance(job.arms[-1].knobs),
+        start.names,
+        traced.steps,
+        "; ".join(filter(None, [note, *probe.notes])),
+    )
+    return Proof(numerics, arm) if wrong is None else _failed(FailureKind.WRONG, wrong)
+
+
+def _is_usual(trace: Trace) -> bool:
+    """Whether other candidates train just so."""
+    return trace.steps == STEPS and not trace.skipped
+
+
+def _trace_candidate(arm: LiveArm, start: Start, batch_at: BatchAt, place: torch.device) -> Trace | Failure:
+    """Steps until some have followed the last one that compiled, captured or overflowed."""
+    trace = Trace()
+    scaled = arm.spec.knobs.get("precision") == "fp16"
+    quiet = 0  # steps since something was special about one
+    for index in count():
+        arm.rates.scale(RATES[index % len(RATES)])
+        settled = arm.step.is_settled
+        loss = arm(*batch_at(index))
+        with arm.aside():
+            taken = snapshot(arm.workload, loss, place)
+            remember(trace, index, taken)
+        problem = taken.first_not_finite(start.names)
+        overflowed = problem is not None and scaled
+        if overflowed:
+            trace.skipped.add(index)
+        elif problem is not None:
+            return _failed(FailureKind.NOT_FINITE, f"{problem} at step {index}")
+        quiet = 0 if overflowed or not settled else quiet + 1
+        if quiet >= LATE_STEPS and trace.steps >= STEPS:
+            break
+        if trace.steps >= MAX_STEPS:
+            if overflowed:
+                return _failed(FailureKind.NOT_FINITE, f"fp16 still overflows after {MAX_STEPS} steps: {problem}")
+            break
+    with arm.aside():
+        trace.parameters, trace.buffers = state(arm.workload, place)
+    return _finite(trace, start)
+
+
+def _finite(trace: Trace, start: Start) -> Trace | Failure:
+    for name, tensor in zip(start.names, trace.parameters, strict=True):
+        if not torch.isfinite(tensor).all():
+            return _failed(FailureKind.NOT_FINITE, f"{name} is not finite after {trace.steps} steps")
+    return trace
+
+
+def _trace_reference(job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace) -> tuple[Trace, str]:
+    """The reference's trace, and a note when it is not in float64."""
+    within_s = job.reference_s or REFERENCE_S
+    step_s = min(probe.step_ms, job.step_ms or probe.step_ms) / 1e3
+    if DOUBLE_AT_LEAST * step_s * candidate.steps <= within_s:
+        # What a model with a dtype written into its code says to float64 is not ours to foresee.
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError, SlowError):
+            return _trace_plain(job, probe, start, batches, candidate, within_s=within_s), ""
+    gc.collect()
+    return _trace_plain(job, probe, start, batches, candidate), "the reference is fp32"
+
+
+class SlowError(Exception):
+    """The first step in float64 took so long that all of them would take too long."""
+
+
+def _trace_plain(
+    job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace, *, within_s: float | None = None
+) -> Trace:
+    """In float64 when that must be `within_s`, by what its second step takes: raises SlowError. Else in fp32."""
+    workload = fresh_workload(job, randomness=not probe.random)
+    begin(workload, start)
+    if within_s is not None:
+        workload.model.double()
+        if isinstance(workload.loss_fn, torch.nn.Module):
+            workload.loss_fn.double()
+    began = time.perf_counter()
+
+    def step(index: int, x: Any, y: Any) -> torch.Tensor:
+        nonlocal began
+        if within_s is None:
+            return plain_step(workload, x, y, update=index not in candidate.skipped)
+        if index == 2 and (time.perf_counter() - began) * (candidate.steps - 1) > within_s:
+            raise SlowError
+        if index == 1:  # the first loads libraries
+            synchronize(pick_device(job.device))
+            began = time.perf_counter()
+        return plain_step(workload, *doubled((x, y)), update=index not in candidate.skipped)
+
+    with full_precision():
+        return follow(workload, step, job.seed, batches, candidate)
+
+
+def _trace_yardstick(
+    job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace, *, perturbed: bool
+) -> Trace:
+    """Eager with the candidate's precision. Against a reference of the same precision it would have no error at all,
+    so there its weights start a few units in the last place away."""
+    precision = job.arms[-1].knobs.get("precision")
+    knobs = {} if precision is None else {"precision": precision}
+    arm = LiveArm(job, ArmSpec(name="yardstick", knobs=knobs), randomness=not probe.random)
+    try:
+        begin(arm.workload, start)
+        if perturbed:
+            perturb(arm.workload, job.seed)
+        return follow(arm.workload, lambda _, x, y: arm(x, y), job.seed, batches, candidate)
+    finally:
+        arm.close()
+
+
+def _failed(kind: FailureKind, reason: str) -> Failure:
+    return Failure(kind=kind, phase=Phase.NUMERICS, reason=reason)

@@ -1,0 +1,1 @@
+"""What to try next and what a budget still holds. Pure: trials and seconds in, decisions out."""

@@ -1,0 +1,57 @@
+"""The trials of a run and the time that is left in, the next configuration out. Pure; seconds."""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from kitsune.knobs import KNOBS
+from tuner.planning.budget import SHORT, TIGHT
+from tuner.planning.pace import expected_s, is_patient, own_s
+from tuner.planning.standings import leader, searched
+from tuner.records import Trial
+from tuner.search.outcomes import is_late
+from tuner.search.presets import OPENING, TIGHT_OPENING
+from tuner.search.proposal import Proposal
+from tuner.search.space import Configuration, Item, Space
+from tuner.search.strategy import propose
+
+_STREAMS: Final = KNOBS["streams"]
+SEVERAL_STREAMS: Final = frozenset(("streams", count) for count in _STREAMS.choices if count != _STREAMS.default)
+
+
+def next_trial(
+    space: Space,
+    trials: Sequence[Trial],
+    seed: int,
+    *,
+    left_s: float,
+    compile_s: float,
+    at_work: Sequence[tuple[Configuration, float]],
+    known: Sequence[Configuration],
+    trials_within: float = math.inf,
+) -> Proposal | None:
+    """None where there is no time for it. The step as given, without which there is no answer, in any case.
+
+    While nothing that is compiled is best, the first proposal for which there is time; later the very next or none,
+    since what is not compiled does not win any more. `compile_s`: what compiling takes by a guess; those `at_work`,
+    each for so many seconds, and those that ran out of time show when it takes longer. `trials_within`: how many that
+    compile the whole run has time for. Where they are few, one that does not compile comes early; where it is little
+    more than one, presets are on one stream until something is better than the step as given.
+    """
+    tried, first = searched(trials), leader(trials)
+    patient, best = is_patient(tried, space, left_s), {} if first is None else first.knobs
+    late = [(trial.knobs, own_s(trial)) for trial in tried if is_late(trial)]
+    longer_s = [since_s for knobs, since_s in (*at_work, *late) if "compile" in knobs and not space.is_slow(knobs)]
+    compiling_s = max([compile_s, *longer_s])
+
+    def fits(knobs: Configuration) -> bool:
+        return not knobs or left_s > expected_s(knobs, tried, space, compiling_s)
+
+    def may(knobs: Configuration) -> bool:
+        return (patient or not space.is_slow(knobs)) and ("compile" in best or fits(knobs))
+
+    presets = TIGHT_OPENING if trials_within < TIGHT else OPENING
+    without = SEVERAL_STREAMS if trials_within < SHORT and not best else frozenset[Item]()
+    pending = [knobs for knobs, _ in at_work]
+    found = propose(space, tried, seed, may=may, pending=pending, known=known, presets=presets, without=without)
+    return found if found is not None and fits(found.knobs) else None

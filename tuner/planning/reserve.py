@@ -1,0 +1,146 @@
+"""The trials so far in, what of a budget a search must leave for what follows it, out. Pure; seconds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.planning.pace import confirmation_s, own_s, playoff_s, proof_s, warm_s
+from tuner.planning.playoff import contenders_of
+from tuner.planning.prior_runs import AGAIN, Knowledge
+from tuner.planning.standings import leader, unrefused
+from tuner.records import Trial
+from tuner.search.outcomes import best_stock, speedup
+from tuner.search.space import Configuration
+from tuner.statistics.process_statistics import FAR_APART, LEAST_PROCESSES, PROCESSES, Extent
+
+PLAYOFF_SHARE: Final = 0.15  # of the budget
+PROOF_SHARE: Final = 0.2  # of the budget, for the long look at the numbers of the winner
+PROOF_S: Final = 60.0
+LEAST_PROOF_STEPS: Final = (
+    150  # eager ones, which the long look takes as many as at its least depth (tuner/numerics/depth.py)
+)
+LATE_S: Final = 2.0  # by which a search may notice late that it must end
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """For a run with these trials. `budget_s` None: trials are counted. `step_s`: of a step as given, which `is_random`
+    where it draws random numbers."""
+
+    trials: Sequence[Trial]
+    known: Knowledge
+    at_once: int
+    budget_s: float | None
+    step_s: float
+    is_random: bool = False
+
+    def confirmation_s(self) -> float:
+        """What confirming the leader may take. While that is the step as given, the least that a winner will need that
+        may still come: more would keep it from being tried."""
+        first = leader(self.trials)
+        knobs: Configuration = {} if first is None else first.knobs
+        processes = self.processes(knobs) if knobs else AGAIN
+        confirmed_s = self._confirmed_s(first, processes)
+        if first is None or not knobs or self.known.proof_for(knobs) is not None:
+            return confirmed_s
+        look_s = max(proof_s(self.proof_s(), self.step_s), self._reserved_look_s())
+        return self._confirmed_s(first, processes, look_s + self._compiling_s(first))
+
+    def least_s(self) -> float:
+        """What confirming the leader takes at the least, with the shortest long look at its numbers beside it where
+        that is no more than its part of the budget."""
+        first = leader(self.trials)
+        if first is None or not first.knobs:
+            return 0.0
+        least = self.least(first)
+        confirmed_s = self._confirmed_s(first, least)
+        look_s = self._reserved_look_s()
+        is_short = look_s + warm_s(own_s(first)) > self._proof_share_s()
+        if is_short or self.known.proof_for(first.knobs) is not None:
+            return confirmed_s
+        return self._confirmed_s(first, least, look_s + self._compiling_s(first))
+
+    def extent(self, first: Trial, left_s: float) -> Extent:
+        """How much confirming it comes to within this time."""
+        knobs = first.knobs
+        return Extent(
+            self.processes_within(first, left_s),
+            self.least(first),
+            self.processes(knobs),
+            self.known.prior_for(knobs),
+            self.proof_within(first, left_s),
+            self.known.proof_for(knobs),
+        )
+
+    def least(self, first: Trial) -> int:
+        """How many processes decide on it at the least: two where its gain is more than noise explains (decision
+        0088)."""
+        rival = best_stock(unrefused(self.trials))
+        gain = speedup(first) if rival is None or rival.knobs == first.knobs else speedup(first) / speedup(rival)
+        return min(AGAIN if gain > FAR_APART else LEAST_PROCESSES, self.processes(first.knobs))
+
+    def processes_within(self, first: Trial, left_s: float) -> int:
+        """How many processes confirm its choices: as many as fit into this time, at least as many as decide."""
+        least = self.least(first)
+        wanted = range(self.processes(first.knobs), least, -1)
+        return next((count for count in wanted if self._confirmed_s(first, count) <= left_s), least)
+
+    def proof_within(self, first: Trial, left_s: float) -> float:
+        """What of this time the long look at the leader's numbers may take, beside the least processes and without what
+        compiling does; 0 where that is too little for any. Compiled twice where that fits, else once."""
+        least, shortest_s, longest_s = self.least(first), self._least_look_s(), self.proof_s()
+        if longest_s < shortest_s:
+            return 0.0
+        looks = [shortest_s + (longest_s - shortest_s) * tenths / 10 for tenths in range(10, -1, -1)]
+        for compiling_s in (self._compiling_s(first), warm_s(own_s(first))):
+            for look_s in looks:
+                if self._confirmed_s(first, least, look_s + compiling_s) <= left_s:
+                    return look_s
+        return 0.0
+
+    def _least_look_s(self) -> float:
+        return LEAST_PROOF_STEPS * self.step_s
+
+    def _reserved_look_s(self) -> float:
+        """The shortest look, and by how much a search may end late."""
+        return self._least_look_s() + LATE_S
+
+    def _compiling_s(self, first: Trial) -> float:
+        """What compiling takes for a long look: once more for what the step does with random numbers, where all of the
+        shortest look is no more than its part of the budget."""
+        once_s = warm_s(own_s(first))
+        is_twice = self.is_random and self._reserved_look_s() + 2 * once_s <= self._proof_share_s()
+        return 2 * once_s if is_twice else once_s
+
+    def _proof_share_s(self) -> float:
+        return PROOF_SHARE * (self.budget_s or math.inf)
+
+    def _confirmed_s(self, first: Trial | None, processes: int, proven_s: float = 0.0) -> float:
+        """What confirming takes. `proven_s`: of a long look and its compiling, where there is one."""
+        return confirmation_s(first, best_stock(unrefused(self.trials)), processes, self.at_once, proven_s)
+
+    def contenders(self, left_s: float = math.inf) -> list[Trial]:
+        """Trials to be ranked anew in one process, best first: as many as fit into `left_s`."""
+        share_s = 0.0 if self.budget_s is None else min(left_s, PLAYOFF_SHARE * self.budget_s)
+        found = contenders_of(unrefused(self.trials), playoff_s, share_s)
+        while len(found) > 1 and playoff_s(found) > left_s:
+            found.pop()
+        return found
+
+    def playoff_s(self) -> float:
+        """What ranking the best few anew may take, where a part of the budget is enough for it; else it is left out."""
+        contenders = self.contenders()
+        longest_s = playoff_s(contenders) if len(contenders) > 1 else 0.0
+        return longest_s if self.budget_s is not None and longest_s <= PLAYOFF_SHARE * self.budget_s else 0.0
+
+    def processes(self, knobs: Configuration) -> int:
+        """That confirm these choices: one for the step as given, which is surely as fast as itself; fewer where it is
+        known how far they lie apart."""
+        if not knobs:
+            return 1
+        return PROCESSES if self.known.prior_for(knobs) is None else AGAIN
+
+    def proof_s(self) -> float:
+        """What the long look at the numbers may take, without what compiling does."""
+        return min(PROOF_S, self._proof_share_s())

@@ -1,0 +1,1 @@
+"""What a measuring process is denied."""

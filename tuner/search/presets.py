@@ -1,0 +1,172 @@
+"""What one would try by hand, in the order in which it is tried, and which of it plain torch offers.
+
+The order: the best guess for the device, half precision, compiled, captured, on streams; the strongest rival of plain
+torch beside it, so that a search that is cut short has one; what most often adds to the best guess. Where a device has
+no graphs, or a model no convolutions, a preset comes to less, and of two that come to the same the first stays.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kitsune.knobs import Choice
+from tuner.search.space import Configuration, Item, Space
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A configuration with the name under which it is reported."""
+
+    name: str
+    knobs: Configuration
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """A configuration as one would write it by hand, before it is known what applies.
+
+    It is dropped when something it needs does not apply; of each wish the first choice that applies is taken, where
+    its knob is not needed otherwise.
+    """
+
+    name: str
+    needs: Mapping[str, Choice]
+    wishes: Mapping[str, tuple[Choice, ...]]
+
+    def resolve(self, space: Space, avoid: Iterable[Item] = ()) -> dict[str, Choice] | None:
+        """The configuration on this space without the choices to avoid, or None."""
+        avoided = frozenset(avoid)
+        if avoided & set(self.needs.items()):
+            return None
+        knobs = dict(self.needs)
+        for knob, choices in self.wishes.items():
+            if knob not in self.needs:
+                knobs |= first_allowed(space, knobs, knob, choices, avoided)
+        return space.canonical(knobs) if space.allows(knobs) is None else None
+
+
+def first_allowed(
+    space: Space, knobs: Configuration, knob: str, choices: Iterable[Choice], avoid: frozenset[Item]
+) -> dict[str, Choice]:
+    """{knob: the first choice that adds no objection to the configuration}, or {}."""
+    before = set(space.objections(knobs))
+    allowed = (c for c in choices if (knob, c) not in avoid and before.issuperset(space.objections({**knobs, knob: c})))
+    choice = next(allowed, None)
+    return {} if choice is None else {knob: choice}
+
+
+HALF: Final[Mapping[str, tuple[Choice, ...]]] = {
+    "layout": ("channels_last",),
+    "precision": ("bf16", "fp16", "tf32"),
+    "update": ("kitsune", "fused"),
+}
+FULL: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, "precision": ("tf32",)}
+INDUCTOR: Final[Mapping[str, tuple[Choice, ...]]] = {"compile": ("default",)}
+GRAPHS: Final[Mapping[str, tuple[Choice, ...]]] = {"capture": ("step", "segments")}
+#: Recorded spaces hold 25 pairs of five models that differ in nothing but four streams and of which one is near the
+#: best: four were faster in all of them, by 4 to 26 % in the median of a space (python -m benchmarks.pairs). An MLP
+#: gained nothing; its race of plans keeps one stream.
+ON_STREAMS: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, **INDUCTOR, **GRAPHS, "streams": (4,)}
+AT_ITS_BEST: Final[Mapping[str, tuple[Choice, ...]]] = {
+    "layout": ("channels_last",),
+    "precision": ("bf16", "tf32"),
+    "update": ("fused",),
+}
+
+REDUCE_OVERHEAD: Final = Preset(name="reduce_overhead", needs={"compile": "reduce-overhead"}, wishes=AT_ITS_BEST)
+COMPILE: Final = Preset(name="compile", needs={"compile": "default"}, wishes=AT_ITS_BEST)
+EAGER_BF16: Final = Preset(name="eager_bf16", needs={"precision": "bf16"}, wishes={})
+MAX_AUTOTUNE: Final = Preset(name="max_autotune", needs={"compile": "max-autotune"}, wishes=AT_ITS_BEST)
+ONE_GRAPH: Final = Preset(name="best guess, one stream", needs={}, wishes={**HALF, **INDUCTOR, **GRAPHS})
+STOCK: Final = (REDUCE_OVERHEAD, COMPILE, EAGER_BF16, MAX_AUTOTUNE)
+
+#: The strongest that plain torch has here. Without graphs, `compile` took 1.01 to 5 times as long in each of 47 runs of
+#: eight models on H100s and H200s, and compiled for 20 to 180 s of their five minutes.
+RIVAL: Final = Preset(
+    name="rival of plain torch", needs={}, wishes={"compile": ("reduce-overhead", "default"), **AT_ITS_BEST}
+)
+
+BEST_GUESS: Final = Preset(name="best guess", needs={}, wishes=ON_STREAMS)
+NOT_COMPILED: Final = Preset(
+    name="best guess, not compiled", needs={}, wishes={**HALF, **GRAPHS, "streams": ON_STREAMS["streams"]}
+)
+# Near the best of recorded spaces our kernels were faster in 9 of 10 pairs (1 to 2 %; an MLP and a DLRM lost 2 to 4),
+# cuDNN's attention in 14 of 15 (2 to 3 %), and fp16 in convolutional models (2 % and more). With coordinate descent a
+# ResNet-50 is 8 % (H200) and 3 % (H100) faster than without, and 5 and 0.1 % faster than the best without; it compiles
+# for 345 and 413 s. Transformers, an MLP, a DLRM and a LeNet-5 gained nothing by it.
+OPENING: Final = (
+    BEST_GUESS,
+    RIVAL,
+    Preset(name="best guess, our kernels", needs={"fusion": "kitsune", "compile": "default"}, wishes=ON_STREAMS),
+    Preset(name="best guess, cuDNN's attention", needs={"attention": "cudnn"}, wishes=ON_STREAMS),
+    NOT_COMPILED,
+    Preset(name="best guess, fp16", needs={"precision": "fp16"}, wishes=ON_STREAMS),
+    Preset(
+        name="best guess, coordinate descent",
+        needs={"layout": "channels_last", "compile": "coordinate-descent", "capture": "step"},
+        wishes=ON_STREAMS,
+    ),
+)
+#: Where time is for only a few trials that compile. Of a GoogLeNet none ended within two minutes on an H200; the one
+#: that does not compile took 32 s, and its step 0.62 of `reduce-overhead` (results/search/2026-11-28-h200-12.jsonl).
+TIGHT_OPENING: Final = (BEST_GUESS, RIVAL, NOT_COMPILED, *OPENING[2:])
+LATER: Final = (
+    Preset(name="best guess, full precision", needs={}, wishes={**ON_STREAMS, **FULL}),
+    COMPILE,
+    ONE_GRAPH,
+    Preset(name="one stream, not compiled", needs={}, wishes={**HALF, **GRAPHS}),
+    EAGER_BF16,
+    Preset(name="full precision, not compiled", needs={}, wishes={**FULL, **GRAPHS}),
+)
+SLOW: Final = (
+    MAX_AUTOTUNE,
+    Preset(
+        name="best guess, autotuned",
+        needs={"compile": "max-autotune-no-cudagraphs"},
+        wishes={**HALF, **GRAPHS},
+    ),
+)
+# The other precisions and the other layout of the best rival. AMP alone makes launch-bound steps slower (eager MLP on
+# an H200: 1.08 ms in fp32, 1.28 ms in bf16), so a rival in bf16 only would not be at its best.
+STOCK_VARIANTS: Final[Mapping[str, tuple[tuple[Choice, ...], ...]]] = {
+    "precision": (("bf16",), ("tf32", "fp32")),
+    "layout": (("channels_last",), ("contiguous",)),
+}
+#: All that a user of plain torch would choose by hand.
+STOCK_ITEMS: Final = frozenset(
+    item
+    for preset in STOCK
+    for item in (*preset.needs.items(), *((knob, c) for knob, choices in preset.wishes.items() for c in choices))
+)
+
+
+def is_stock(knobs: Configuration) -> bool:
+    """Whether a configuration without defaults is one that plain torch offers."""
+    return STOCK_ITEMS.issuperset(knobs.items())
+
+
+def resolved(presets: Iterable[Preset], space: Space, avoid: Iterable[Item] = ()) -> tuple[Named, ...]:
+    """The presets on this space; of those that come to the same the first, under the name of plain torch if it has one.
+
+    Choices in `avoid` (known to fail here) are left out where there is another one.
+    """
+    avoided = frozenset(avoid)
+    rivals = [(preset.name, preset.resolve(space, avoided)) for preset in STOCK]
+    found: list[Named] = []
+    for preset in presets:
+        knobs = preset.resolve(space, avoided)
+        if knobs is not None and all(knobs != other.knobs for other in found):
+            found.append(Named(next((name for name, rival in rivals if rival == knobs), preset.name), knobs))
+    return tuple(found)
+
+
+def stock_variants(space: Space, knobs: Configuration, avoid: Iterable[Item] = ()) -> tuple[dict[str, Choice], ...]:
+    """A stock rival in the other precision and in the other layout, where they apply."""
+    avoided = frozenset(avoid)
+    variants: list[dict[str, Choice]] = []
+    for knob, alternatives in STOCK_VARIANTS.items():
+        for choices in alternatives:
+            variant = space.canonical({**knobs, **first_allowed(space, knobs, knob, choices, avoided)})
+            if variant != space.canonical(knobs):
+                variants.append(variant)
+    return tuple(variants)

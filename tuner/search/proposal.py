@@ -1,0 +1,43 @@
+"""Presets and winners of earlier runs in, what is tried without a model of anything, out. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tuner.records import Source, Trial
+from tuner.search.outcomes import best_stock
+from tuner.search.presets import LATER, SLOW, Preset, is_stock, resolved, stock_variants
+from tuner.search.space import Configuration, Item, Space
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What to try next, who says so, and the name of the configuration if it has one."""
+
+    knobs: Configuration
+    source: Source
+    name: str = ""
+
+
+def opening(
+    space: Space, presets: Iterable[Preset], known: Sequence[Configuration], avoid: frozenset[Item]
+) -> list[Proposal]:
+    """The first trials: the nearest earlier winner, the best guess and a rival; then the other winners and presets."""
+    learned = [Proposal(space.repair(knobs), Source.KNOWN) for knobs in known]
+    first = named(presets, space, avoid)
+    return [*learned[:1], *first[:2], *learned[1:], *first[2:]]
+
+
+def by_hand(space: Space, trials: Sequence[Trial], avoid: frozenset[Item]) -> Iterator[Proposal]:
+    """What else one would try: quick presets, the best rival in its other variants, and last what compiles slowly."""
+    yield from named(LATER, space, avoid)
+    leader = best_stock(trials)
+    for variant in stock_variants(space, leader.knobs if leader else {}, avoid):
+        yield Proposal(variant, Source.STOCK)
+    yield from named(SLOW, space, avoid)
+
+
+def named(presets: Iterable[Preset], space: Space, avoid: frozenset[Item]) -> list[Proposal]:
+    return [
+        Proposal(found.knobs, Source.STOCK if is_stock(found.knobs) else Source.SEED, found.name)
+        for found in resolved(presets, space, avoid)
+    ]

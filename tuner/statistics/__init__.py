@@ -1,0 +1,1 @@
+"""Raw times to intervals, verdicts and evidence. Pure: no clock, no device."""

@@ -1,0 +1,188 @@
+"""Raw block times in, a Comparison with interval and verdict out. Pure Python, no clock, no device."""
+
+import hashlib
+import math
+import random
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
+
+from kitsune.base.base_record import canonical_json
+from kitsune.errors import MeasureError
+from kitsune.plan import Interval
+from tuner.records import Comparison, Measurement, Verdict
+
+THRESHOLD: Final = 0.005  # a difference below 0.5 % is not worth a claim
+SAME_WITHIN: Final = 0.01  # one that is surely below 1 % is none
+ALPHA: Final = 0.01
+MIN_BLOCKS: Final = 6  # below this no verdict; the exact test cannot reach p < 0.01 with fewer than 8
+RESAMPLES: Final = 2000
+EXACT_UP_TO: Final = 25  # pairs for which the exact distribution of the signed-rank sum is used
+
+
+def compare(
+    baseline_ms: Sequence[float],
+    candidate_ms: Sequence[float],
+    seed: int = 0,
+    *,
+    threshold: float = THRESHOLD,
+    resamples: int = RESAMPLES,
+) -> Comparison:
+    """A candidate against a baseline, both in ms per step; element i of both was timed within the same round.
+
+    The estimate is the median of the paired log-ratios, the interval its 95 % percentile bootstrap (Efron 1979), the
+    p-value a two-sided Wilcoxon signed-rank test. Swapping the arguments inverts the speedup and mirrors the verdict.
+    `threshold` is relative (0.005 = 0.5 %). What holds for these blocks holds for their process alone: another one may
+    lie elsewhere, so a claim about the step takes `tuner.statistics.process_statistics`.
+    Raises MeasureError when the blocks are not pairs of positive finite times, or when there are none.
+    """
+    ratios = log_ratios(baseline_ms, candidate_ms)
+    low, high = bootstrap_interval(ratios, resamples, seed)
+    p_value = wilcoxon_p(ratios)
+    return Comparison(
+        speedup=Interval(median=math.exp(median(ratios)), low=math.exp(low), high=math.exp(high)),
+        p_value=p_value,
+        verdict=verdict(low, high, p_value, threshold) if len(ratios) >= MIN_BLOCKS else Verdict.AMBIGUOUS,
+        blocks=len(ratios),
+    )
+
+
+def verdict(low: float, high: float, p_value: float, threshold: float = THRESHOLD) -> Verdict:
+    """What the 95 % interval [low, high] of the log speedup and the p-value allow us to say.
+
+    FASTER: p < 0.01 and the whole interval above +threshold. SLOWER: the mirror image. SAME: the whole interval within
+    1 % of 1, whatever p is. AMBIGUOUS: everything else; more samples would decide. How noisy the step is against
+    itself is no part of it: the interval has that noise in it already.
+    """
+    margin, same = math.log1p(threshold), math.log1p(SAME_WITHIN)
+    if p_value < ALPHA and low > margin:
+        return Verdict.FASTER
+    if p_value < ALPHA and high < -margin:
+        return Verdict.SLOWER
+    if -same <= low and high <= same:
+        return Verdict.SAME
+    return Verdict.AMBIGUOUS
+
+
+def noise_floor(same: Comparison) -> float:
+    """The largest relative difference that a comparison of the baseline with itself (A/A) leaves possible.
+
+    0.004 when the interval of its speedup is [0.997, 1.004]; infinite where the interval begins at 0, which excludes no
+    difference at all. It tells people how quiet a machine is, and decides nothing.
+    """
+    slowest = 1.0 / same.speedup.low if same.speedup.low > 0 else math.inf
+    return max(same.speedup.high, slowest, 1.0) - 1.0
+
+
+def log_ratios(baseline_ms: Sequence[float], candidate_ms: Sequence[float]) -> list[float]:
+    """ln(baseline / candidate) of each pair: positive where the candidate is faster. Raises MeasureError."""
+    if len(baseline_ms) != len(candidate_ms):
+        raise MeasureError(
+            f"{len(baseline_ms)} blocks of the baseline against {len(candidate_ms)} of the candidate: "
+            "blocks are compared in pairs, so both arms must be timed in every round"
+        )
+    if not baseline_ms:
+        raise MeasureError("no block was timed, so there is nothing to compare; give the trial more time")
+    for time_ms in (*baseline_ms, *candidate_ms):
+        if not (math.isfinite(time_ms) and time_ms > 0):
+            raise MeasureError(f"a block took {time_ms} ms per step: a time must be positive and finite")
+    # A difference of logs, not the log of a quotient: swapping the arguments then negates it to the last bit.
+    return [math.log(slow) - math.log(fast) for slow, fast in zip(baseline_ms, candidate_ms, strict=True)]
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value, or the mean of the two middle ones."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def bootstrap_interval(values: Sequence[float], resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the median (Efron 1979; Efron & Tibshirani 1993, §13.3).
+
+    The same number of resampled medians is cut off at both ends, so that negated values give the negated interval.
+    """
+    size = len(values)
+    drawn = random.Random(seed).choices(values, k=size * resamples)  # noqa: S311 - statistics, not secrets
+    medians = sorted(median(drawn[start : start + size]) for start in range(0, len(drawn), size))
+    cut = resamples // 40
+    return medians[cut], medians[-1 - cut]
+
+
+def wilcoxon_p(differences: Sequence[float]) -> float:
+    """Two-sided p-value of the signed-rank test that the differences are symmetric around zero.
+
+    Wilcoxon 1945, as in Hollander, Wolfe & Chicken, Nonparametric Statistical Methods (3rd ed.), §3.1: zeros are left
+    out; the exact distribution up to 25 differences without ties in size, otherwise the normal approximation with
+    correction for ties and for continuity.
+    """
+    nonzero = [value for value in differences if value != 0]
+    if not nonzero:
+        return 1.0
+    ranks, ties = ranked([abs(value) for value in nonzero])
+    rank_sum = sum(rank for rank, value in zip(ranks, nonzero, strict=True) if value > 0)
+    if len(nonzero) <= EXACT_UP_TO and not ties:
+        return exact_p(len(nonzero), round(rank_sum))
+    return normal_p(len(nonzero), rank_sum, ties)
+
+
+def ranked(sizes: Sequence[float]) -> tuple[list[float], list[int]]:
+    """Rank of each size (1 = smallest, ties share their mean rank), and the length of each group of ties."""
+    order = sorted(range(len(sizes)), key=lambda index: sizes[index])
+    ranks = [0.0] * len(sizes)
+    ties = []
+    start = 1
+    for _, group in groupby(order, key=lambda index: sizes[index]):
+        members = list(group)
+        for index in members:
+            ranks[index] = start + (len(members) - 1) / 2
+        if len(members) > 1:
+            ties.append(len(members))
+        start += len(members)
+    return ranks, ties
+
+
+def exact_p(n: int, rank_sum: int) -> float:
+    """P(a signed-rank sum at least as far from its mean as `rank_sum`), by counting all 2**n signs."""
+    total = n * (n + 1) // 2
+    counts = [1] + [0] * total  # counts[s] = subsets of the ranks so far whose sum is s
+    for rank in range(1, n + 1):
+        for value in range(total, rank - 1, -1):
+            counts[value] += counts[value - rank]
+    tail = sum(counts[: min(rank_sum, total - rank_sum) + 1])
+    return min(1.0, math.ldexp(tail, 1 - n))
+
+
+def normal_p(n: int, rank_sum: float, ties: Sequence[int]) -> float:
+    """The same for many differences or with ties, by the normal approximation."""
+    variance = n * (n + 1) * (2 * n + 1) / 24 - sum(size**3 - size for size in ties) / 48
+    distance = abs(rank_sum - n * (n + 1) / 4) - 0.5
+    return min(1.0, math.erfc(max(0.0, distance) / math.sqrt(2 * variance)))
+
+
+def order(rounds: int, arms: int, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+    """In which order the arms 0..arms-1 run in each round.
+
+    Rounds come in pairs, a random permutation and its reverse (ABBA for two arms): over a pair every arm has the same
+    mean position, so a linear drift of the clock hits all arms alike, and no arm always follows the same other one.
+    """
+    rng = random.Random(seed)  # noqa: S311 - statistics, not secrets
+    plan: list[tuple[int, ...]] = []
+    while len(plan) < rounds:
+        first = tuple(rng.sample(range(arms), arms))
+        plan += [first, first[::-1]]
+    return tuple(plan[:rounds])
+
+
+def samples_digest(processes: Sequence[Measurement]) -> str:
+    """SHA-256 (hex) of the canonical JSON of the raw samples: of each process its arms, choices and blocks' times.
+
+    Of one process alone it is that of its object, not of a list of one, as in plans of before several were measured.
+    """
+    raw = [_raw(measurement) for measurement in processes]
+    return hashlib.sha256(canonical_json(raw if len(raw) > 1 else raw[0]).encode()).hexdigest()
+
+
+def _raw(measurement: Measurement) -> dict[str, object]:
+    arms = [{"name": arm.name, "knobs": dict(arm.knobs), "step_ms": list(arm.step_ms)} for arm in measurement.arms]
+    return {"arms": arms, "steps_per_block": list(measurement.steps_per_block)}

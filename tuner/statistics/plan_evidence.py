@@ -1,0 +1,353 @@
+"""Measurements in, the plan with its evidence out. Pure."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final, cast
+
+from kitsune.knobs import KNOBS, Choice
+from kitsune.plan import Evidence, Interval, Numerics, Plan, Said
+from tuner.measuring.protocol import ArmSpec, Inspection
+from tuner.records import Arm, CauseKind, Comparison, Measurement, Verdict
+from tuner.statistics.block_statistics import SAME_WITHIN, compare, median, samples_digest, verdict
+from tuner.statistics.process_statistics import (
+    FAR_APART,
+    Confirmed,
+    Prior,
+    apart,
+    confirm,
+    is_plainly_faster,
+    is_restless,
+    scatter,
+)
+
+EAGER, STOCK, CANDIDATE = "eager", "stock", "candidate"
+#: The best so far, which a trial is timed against.
+RIVAL: Final = "rival"
+
+#: The step as given is its own reference.
+UNCHANGED = Numerics(
+    steps=1,
+    loss_error=0.0,
+    gradient_error=0.0,
+    parameter_error=0.0,
+    loss_allowed=0.0,
+    gradient_allowed=0.0,
+    parameter_allowed=0.0,
+    note="the step as given",
+)
+PROVEN_BEFORE = "proven when it was first tried"
+CALLED: Final = {EAGER: "the step as given", STOCK: "the best stock configuration"}
+CERTAIN: Final = (Verdict.FASTER, Verdict.SLOWER)
+WAYS_OUT: Final[Mapping[CauseKind, str]] = {
+    CauseKind.LOAD: "end what else runs here, or tune when this machine is idle",
+    CauseKind.STEAL: "tune at another hour, or on a machine whose cores are not shared",
+    CauseKind.QUOTA: "give this container more CPU time",
+    CauseKind.GPU_PROCESS: "end the other processes on the GPU, or choose another one",
+    CauseKind.GPU_CLOCK: "let the GPU cool, or lock its clocks (nvidia-smi --lock-gpu-clocks)",
+}
+WAY_OUT_UNSEEN: Final = (
+    "no cause of it was seen: close what else runs here and tune again; kitsune doctor --measure shows what this "
+    "machine can tell"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which arm becomes the plan, which arm its gain is quoted against, and what decided.
+
+    They are one and the same arm unless the verdict is FASTER. The verdict: FASTER (the candidate over the best stock
+    configuration), SAME (it is surely no gain of 1 %), AMBIGUOUS or TOO_NOISY (these samples do not tell; `note` says
+    why, and the way out). `found` is of the candidate over the best stock configuration.
+    """
+
+    chosen: str
+    baseline: str
+    verdict: Verdict
+    found: Confirmed
+    note: str = ""
+
+    @property
+    def comparison(self) -> Comparison:
+        return self.found.comparison
+
+
+def compare_arms(measurement: Measurement, baseline: str, candidate: str) -> Comparison:
+    """The candidate arm against the baseline arm, paired by round: what one process says, which is no proof.
+
+    AMBIGUOUS where disturbed rounds had to be kept.
+    """
+    first, second = _arm(measurement, baseline), _arm(measurement, candidate)
+    compared = compare(first.step_ms, second.step_ms)
+    return compared.model_copy(update={"verdict": Verdict.AMBIGUOUS}) if measurement.disturbed else compared
+
+
+def over(found: Comparison, rival: Comparison) -> Comparison:
+    """What was found over a rival, over what that rival was compared with: speedups are multiplied.
+
+    The rival's own interval is left out: trials of one rival are ranked, and it is the same in all of them.
+    """
+    factor = rival.speedup.median
+    low, middle, high = (factor * each for each in (found.speedup.low, found.speedup.median, found.speedup.high))
+    is_clear = low > 1 or high < 1
+    said = verdict(math.log(low), math.log(high), 0.0 if is_clear else 1.0)
+    return found.model_copy(
+        update={
+            "speedup": Interval(median=middle, low=low, high=high),
+            "verdict": found.verdict if found.verdict is Verdict.AMBIGUOUS and not is_clear else said,
+        }
+    )
+
+
+def words(knobs: Mapping[str, Choice]) -> str:
+    """A configuration in words, in the order of the knobs table: "eager" when nothing is changed."""
+    return ", ".join(f"{name}={knobs[name]}" for name in KNOBS if name in knobs) or EAGER
+
+
+def confirmation_arms(
+    candidate: Mapping[str, Choice], stock: Mapping[str, Choice] | None, *, with_eager: bool = True
+) -> tuple[ArmSpec, ...]:
+    """The step as given, the best stock configuration and the candidate, none of them twice; the last one is proven."""
+    arms = [ArmSpec(name=EAGER)] if with_eager else []
+    if stock:
+        arms.append(ArmSpec(name=STOCK, knobs=stock))
+    if not stock or candidate != stock:
+        arms.append(ArmSpec(name=CANDIDATE, knobs=candidate))
+    return tuple(arms)
+
+
+def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Decision:
+    """What a confirmation allows: one Measurement for each fresh process, the candidate its last arm.
+
+    All have the same arms, but for the step as given, which some may lack and not all. A speedup is of the processes
+    that have both arms.
+    The candidate becomes the plan when it is FASTER than the best stock configuration: the better one, by these very
+    samples, of the step as given and of what was the best in the search. Otherwise the plan is the best stock
+    configuration itself; the step as given, unless the other is FASTER than it or seems so by more than 1 %. That is
+    settled, however few processes have timed both, where most rounds of each show a gain that no noise makes.
+    `prior`: from `prior_of` the evidence of an equal plan, where torch, driver and model are the same; two processes
+    then decide nearly as well as five.
+    """
+    used = undisturbed(processes)
+    stock = _best_stock(used)
+    candidate = used[0].arms[-1].name if used[0].arms[-1].knobs else EAGER
+    is_known = prior is not None and prior.baseline == words(arms_of(used, stock)[0].knobs)
+    over_stock, noise = judged(used, stock, candidate, prior if is_known else None)
+    left_out = _left_out(len(processes) - len(used), len(processes))
+    if over_stock.comparison.verdict is Verdict.FASTER:
+        note = "; ".join(filter(None, (_throttled(used), left_out)))
+        return Decision(candidate, stock, Verdict.FASTER, over_stock, note)
+    over_eager, noise_of_eager = judged(used, EAGER, stock)
+    kept = stock if _seems_faster(over_eager.comparison) else EAGER
+    is_settled = len(used) > 1 and _is_plainly_faster(used, EAGER, stock)
+    said = _said_of((over_stock,) if is_settled else (over_stock, over_eager))
+    note = ""
+    if said is Verdict.TOO_NOISY:
+        note = too_noisy(noise or noise_of_eager, used)
+    elif said is Verdict.AMBIGUOUS:
+        note = _undecided(over_stock, over_eager)
+    return Decision(kept, kept, said, over_stock, "; ".join(filter(None, (note, left_out))))
+
+
+def judged(
+    processes: Sequence[Measurement], baseline: str, candidate: str, prior: Prior | None = None
+) -> tuple[Confirmed, str]:
+    """What the samples say of two arms, and what makes them too noisy to say it. What is certain stays certain.
+
+    An arm is surely as fast as itself, by one process too, where its own times do not lie far apart.
+    """
+    processes = _of_both(processes, baseline, candidate)
+    found = confirm(_times(processes, baseline), _times(processes, candidate), prior)
+    if baseline == candidate:
+        found = replace(found, comparison=found.comparison.model_copy(update={"verdict": Verdict.SAME}))
+    disturbed = any(measurement.disturbed for measurement in processes)
+    if found.comparison.verdict in CERTAIN and not disturbed:
+        return found, ""
+    noise = next(_noises(processes, baseline, found), "")
+    if not noise:
+        return found, ""
+    comparison = found.comparison.model_copy(update={"verdict": Verdict.TOO_NOISY})
+    return replace(found, comparison=comparison), noise
+
+
+def too_noisy(noise: str, processes: Sequence[Measurement]) -> str:
+    """What lay apart, the causes that were seen, one of a kind, and the way out."""
+    causes = {cause.kind: cause.seen for cause in chain.from_iterable(each.causes for each in processes)}
+    if not causes:
+        return f"{noise}; {WAY_OUT_UNSEEN}"
+    ways = dict.fromkeys(WAYS_OUT[kind] for kind in causes)
+    return f"{noise}, while {' and '.join(causes.values())}; {'; '.join(ways)}"
+
+
+def undisturbed(processes: Sequence[Measurement]) -> Sequence[Measurement]:
+    """Without those that kept disturbed rounds, where at least two others are left, one with the step as given."""
+    quiet = [measurement for measurement in processes if not measurement.disturbed]
+    return quiet if len(quiet) > 1 and has_eager(quiet) else processes
+
+
+def has_eager(processes: Sequence[Measurement]) -> bool:
+    """Whether one of them has timed the step as given, without which nothing can be said."""
+    return bool(arms_of(processes, EAGER))
+
+
+def arms_of(processes: Sequence[Measurement], name: str) -> list[Arm]:
+    """Those of this name, of all processes that have timed it."""
+    return [arm for measurement in processes for arm in measurement.arms if arm.name == name]
+
+
+def prior_of(evidence: Evidence) -> Prior | None:
+    """What a plan's evidence says of how far processes lie apart, for `decide`; None where it says nothing."""
+    if evidence.process_spread is None:
+        return None
+    return Prior(evidence.process_spread, evidence.process_degrees, evidence.baseline)
+
+
+def plan_from(
+    processes: Sequence[Measurement],
+    decision: Decision,
+    run_id: str,
+    inspection: Inspection,
+    numerics: Mapping[str, Numerics],
+) -> Plan:
+    """The plan that was decided on. `numerics`: of the best stock configuration and of the candidate, by arm."""
+    used = undisturbed(processes)
+    return Plan(
+        knobs=dict(arms_of(used, decision.chosen)[0].knobs),
+        fingerprint=inspection.fingerprint,
+        model_fingerprint=inspection.model_fingerprint,
+        batch=inspection.batch,
+        environment=used[0].environment,
+        evidence=evidence(used, decision, run_id, numerics),
+    )
+
+
+def evidence(
+    processes: Sequence[Measurement], decision: Decision, run_id: str, proven: Mapping[str, Numerics]
+) -> Evidence:
+    """What the samples say of the chosen arm; a speedup of an arm over itself is exactly 1."""
+    is_gain = decision.chosen != decision.baseline
+    spread = decision.found.spread
+    both = _of_both(processes, decision.baseline, decision.chosen)
+    winners, baselines = arms_of(both, decision.chosen), arms_of(both, decision.baseline)
+    return Evidence(
+        run_id=run_id,
+        verdict=cast("Said", decision.verdict.value),
+        note=decision.note,
+        baseline=words(baselines[0].knobs),
+        baseline_step_ms=_step_ms(baselines),
+        step_ms=_step_ms(winners),
+        speedup=decision.comparison.speedup if is_gain else _itself(),
+        prediction=decision.found.prediction if is_gain else None,
+        process_spread=spread.deviation if is_gain and spread.degrees else None,
+        process_degrees=spread.degrees if is_gain else 0,
+        eager_step_ms=_step_ms(arms_of(processes, EAGER)),
+        speedup_over_eager=_speedup(processes, EAGER, decision.chosen),
+        baseline_peak_bytes=max(arm.peak_bytes for arm in baselines),
+        peak_bytes=max(arm.peak_bytes for arm in winners),
+        first_step_s=median([arm.first_step_s for arm in winners]),
+        blocks=sum(len(arm.step_ms) for arm in winners),
+        processes=len(both),
+        samples_sha256=samples_digest(processes),
+        numerics=_numerics(processes, decision.chosen, proven),
+    )
+
+
+def _arm(measurement: Measurement, name: str) -> Arm:
+    return next(arm for arm in measurement.arms if arm.name == name)
+
+
+def _of_both(processes: Sequence[Measurement], *names: str) -> Sequence[Measurement]:
+    """Those that have timed both."""
+    return [each for each in processes if set(names) <= {arm.name for arm in each.arms}]
+
+
+def _times(processes: Sequence[Measurement], name: str) -> list[tuple[float, ...]]:
+    return [arm.step_ms for arm in arms_of(processes, name)]
+
+
+def _step_ms(arms: Sequence[Arm]) -> float:
+    """Median of the medians of the processes."""
+    return median([median(arm.step_ms) for arm in arms])
+
+
+def _best_stock(processes: Sequence[Measurement]) -> str:
+    if not arms_of(processes, STOCK):
+        return EAGER
+    return STOCK if _speedup(processes, EAGER, STOCK).median > 1 else EAGER
+
+
+def _noises(processes: Sequence[Measurement], baseline: str, found: Confirmed) -> Iterator[str]:
+    """Each sign that this machine was too restless for an answer, in words."""
+    times = _times(processes, baseline)
+    what = CALLED.get(baseline, f"the {baseline}")
+    if any(measurement.disturbed for measurement in processes):
+        yield "the machine was disturbed in nearly every round"
+    if apart(times) > FAR_APART:
+        yield f"{what} took {apart(times):.1f} times as long in one process as in another"
+    if scatter(times) > FAR_APART:
+        yield f"blocks of {what} lay {scatter(times):.1f} times apart in one process"
+    if is_restless(found):
+        speedup = found.comparison.speedup
+        yield f"the gain lies anywhere between {speedup.low:.2f} and {speedup.high:.2f} times"
+
+
+def _undecided(over_stock: Confirmed, over_eager: Confirmed) -> str:
+    """Of the candidate over the best stock configuration, and of that over the step as given: what is left open."""
+    is_open = over_stock.comparison.verdict is Verdict.AMBIGUOUS
+    what = "the best candidate" if is_open else "the best stock configuration, over the step as given,"
+    found = over_stock if is_open else over_eager
+    if found.processes == 1:
+        return "one process alone cannot tell; give the run more time"
+    speedup = found.comparison.speedup
+    return (
+        f"{what} is {speedup.low:.3f} to {speedup.high:.3f} times as fast in {found.processes} processes; more may tell"
+    )
+
+
+def _throttled(processes: Sequence[Measurement]) -> str:
+    """That the GPU was slowed down in more than half of the processes, which hits all arms."""
+    seen = [cause.seen for each in processes for cause in each.causes if cause.kind is CauseKind.GPU_CLOCK]
+    return f"measured while {seen[0]}" if 2 * len(seen) > len(processes) else ""
+
+
+def _left_out(count: int, of: int) -> str:
+    return f"{count} of {of} processes left out, as the machine was disturbed" if count else ""
+
+
+def _said_of(compared: Sequence[Confirmed]) -> Verdict:
+    """Of a run that found no certain gain: the least that any comparison allows to be said."""
+    said = {found.comparison.verdict for found in compared}
+    return next((unclear for unclear in (Verdict.TOO_NOISY, Verdict.AMBIGUOUS) if unclear in said), Verdict.SAME)
+
+
+def _is_plainly_faster(processes: Sequence[Measurement], baseline: str, candidate: str) -> bool:
+    both = _of_both(processes, baseline, candidate)
+    return is_plainly_faster(_times(both, baseline), _times(both, candidate))
+
+
+def _seems_faster(comparison: Comparison) -> bool:
+    return comparison.verdict is Verdict.FASTER or comparison.speedup.median > 1 + SAME_WITHIN
+
+
+def _numerics(processes: Sequence[Measurement], chosen: str, proven: Mapping[str, Numerics]) -> Numerics:
+    """The newest proof of this arm: a process proves its last arm only, and must not be told of another one."""
+    if not arms_of(processes, chosen)[0].knobs:
+        return UNCHANGED
+    if chosen == processes[0].arms[-1].name:
+        afresh = next((found.numerics for found in processes if found.numerics is not None), None)
+        if afresh is not None:
+            return afresh
+    note = "; ".join(filter(None, [proven[chosen].note, PROVEN_BEFORE]))
+    return proven[chosen].model_copy(update={"note": note})
+
+
+def _speedup(processes: Sequence[Measurement], baseline: str, chosen: str) -> Interval:
+    if baseline == chosen:
+        return _itself()
+    processes = _of_both(processes, baseline, chosen)
+    return confirm(_times(processes, baseline), _times(processes, chosen)).comparison.speedup
+
+
+def _itself() -> Interval:
+    return Interval(median=1.0, low=1.0, high=1.0)

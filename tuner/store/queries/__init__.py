@@ -1,0 +1,1 @@
+"""One file a table: the questions that the tuner and the server ask the database."""

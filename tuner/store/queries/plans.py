@@ -1,0 +1,291 @@
+"""Plans: content-addressed by plan_id, written once, found by workload and machine.
+
+A workload is named by the fingerprint of its step, or by the `model_fingerprint` of an archive that was sent: then
+plans for that model and optimizer are found, whatever the loss, and also when the archive is no longer kept.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    union_all,
+)
+
+from kitsune.errors import PlanError
+from kitsune.plan import Environment, Plan
+from tuner.records import DEFAULT_TEAM, Run
+from tuner.store import tables
+from tuner.store.insert_once import insert_once
+from tuner.store.lease import insert_if_held
+from tuner.store.rows import to_row
+from tuner.wall_clock import utcnow
+
+_log = logging.getLogger(__name__)
+_plans = tables.plans
+
+#: The columns that tell a plan for exactly this machine from one for its like (see Environment.match).
+_EXACT = ("compute_capability", "memory_bytes", "torch", "triton", "cuda", "driver")
+#: Those of the plan's document, and of the environment in it, by which it is found.
+_OF_PLAN = ("fingerprint", "batch")
+_OF_ENVIRONMENT = ("device", "gpu", *_EXACT)
+#: Beyond those that were asked for: looked at where one of them was damaged.
+_IN_RESERVE = 20
+
+
+class Extent(NamedTuple):
+    """What there is to be found. While it is the same, so is every find: one plan in the place of another is newer.
+
+    The models are those that the steps of a team are of, and are only ever added.
+    """
+
+    plans: int
+    models: int
+    newest: datetime | None
+
+
+class StoredPlan(NamedTuple):
+    """A plan as its stored text, and the columns that tell for which workload and which machine it holds."""
+
+    plan_id: str
+    fingerprint: str
+    batch: str
+    device: str
+    gpu: str
+    compute_capability: str
+    memory_bytes: int
+    torch: str
+    triton: str
+    cuda: str
+    driver: str
+    document: str
+
+
+def _given(name: str) -> BindParameter[Any]:
+    return bindparam(name, type_=_plans.c[name].type)
+
+
+def _agrees(name: str) -> ColumnElement[bool]:
+    """Whether the plan holds for what is given of the machine; what is not given agrees with everything."""
+    return or_(_given(name).is_(None), _plans.c[name] == _given(name))
+
+
+def _best_first() -> Select[Any]:
+    """One statement for all searches, made once: making it took longer than running it."""
+    models = tables.models
+    named = union_all(
+        select(_given("fingerprint")),
+        select(models.c.fingerprint).where(
+            models.c.model_fingerprint == _given("fingerprint"),
+            or_(_given("team").is_(None), models.c.team == _given("team")),
+        ),
+    )
+    is_exact = and_(*(_agrees(name) for name in _EXACT))
+    is_of_this_size = or_(_agrees("batch"), _plans.c.batch == "")
+    is_near = and_(_agrees("torch"), _agrees("triton"))
+    return (
+        select(*(_plans.c[name] for name in StoredPlan._fields))
+        .where(
+            _plans.c.fingerprint.in_(named),
+            _plans.c.gpu.is_not(None),  # a plan made by hand names no machine
+            _agrees("team"),
+            _agrees("device"),
+            _agrees("gpu"),
+        )
+        .order_by(
+            case((is_of_this_size, 1), else_=0).desc(),
+            case((is_exact, 2), (is_near, 1), else_=0).desc(),
+            _plans.c.speedup_over_eager.desc().nulls_last(),
+            _plans.c.created_at.desc(),
+            _plans.c.plan_id,
+        )
+        .limit(bindparam("limit", type_=Integer))
+    )
+
+
+_BEST_FIRST = _best_first()
+_DOCUMENT = select(_plans.c.document).where(_plans.c.plan_id == bindparam("plan_id"), _agrees("team"))
+_EXTENT = select(
+    *(select(func.count()).select_from(table).scalar_subquery() for table in (_plans, tables.models)),
+    select(func.max(_plans.c.created_at)).scalar_subquery(),
+)
+
+
+def put(connection: Connection, plan: Plan, run: Run | None = None, *, now: datetime | None = None) -> bool:
+    """Stores the plan unless it is there already (then False): a plan never changes once written.
+
+    `run` is the claim under which a worker writes, and its team gets the plan: LeaseLostError when it no longer holds.
+    Without it the plan comes from outside, such as from a file on this machine.
+    """
+    row = _to_row(plan, run.team if run else DEFAULT_TEAM, now or utcnow())
+    return insert_once(connection, _plans, row) if run is None else insert_if_held(connection, run, _plans, row)
+
+
+def get(connection: Connection, plan_id: str, *, team: str | None = None) -> Plan | None:
+    """The plan, if it is of this team; without one, whosever it is, as for this machine.
+
+    Raises PlanError when the stored plan is not what was written under this id.
+    """
+    whose = [] if team is None else [_plans.c.team == team]
+    row = connection.execute(select(_plans).where(_plans.c.plan_id == plan_id, *whose)).one_or_none()
+    return None if row is None else _from_row(row)
+
+
+def get_readable(connection: Connection, plan_ids: Sequence[str], *, team: str | None = None) -> dict[str, Plan]:
+    """As `get`, several at once, by their ids; those that are not there or cannot be read are left out."""
+    whose = [] if team is None else [_plans.c.team == team]
+    rows = connection.execute(select(_plans).where(_plans.c.plan_id.in_(plan_ids), *whose))
+    return {row.plan_id: plan for row in rows if (plan := _readable(row)) is not None}
+
+
+def get_document(connection: Connection, plan_id: str, *, team: str | None = None) -> str | None:
+    """The stored canonical JSON of a plan, unread. Raises PlanError when it is not what was written under this id."""
+    found: str | None = connection.scalar(_DOCUMENT, {"plan_id": plan_id, "team": team})
+    if found is not None:
+        _check_text(plan_id, found)
+    return found
+
+
+def delete_of(connection: Connection, plan_ids: Sequence[str]) -> int:
+    """Deletes those of these plans that no run has; returns how many."""
+    is_had = exists().where(tables.runs.c.plan_id == _plans.c.plan_id)
+    gone = delete(_plans).where(_plans.c.plan_id.in_(plan_ids), ~is_had).returning(_plans.c.plan_id)
+    return len(connection.execute(gone).all())
+
+
+def extent(connection: Connection) -> Extent:
+    return Extent._make(connection.execute(_EXTENT).one())
+
+
+def find(
+    connection: Connection,
+    fingerprint: str,
+    environment: Environment,
+    *,
+    team: str | None = None,
+    batch: str | None = None,
+    limit: int = 20,
+) -> list[Plan]:
+    """Plans of a workload for this type of device, best first.
+
+    Those that were measured with `batch` (Plan.batch) come before those of other sizes; then those of exactly this
+    environment, those of the same torch and triton, and the rest. Among equals the largest measured gain over the step
+    as given comes first (that baseline is the same in every run), then the newest. Plans that this version cannot read
+    are left out with a warning.
+    """
+    software = {name: getattr(environment, name) for name in _EXACT}
+    rows = _found(connection, fingerprint, team, batch, environment.device, environment.gpu, software, limit)
+    return [plan for plan in map(_readable, rows) if plan is not None]
+
+
+def find_documents(
+    connection: Connection,
+    fingerprint: str,
+    *,
+    team: str | None = None,
+    batch: str | None = None,
+    device: str | None = None,
+    gpu: str | None = None,
+    software: Mapping[str, str | int] | None = None,
+    limit: int = 20,
+) -> list[StoredPlan]:
+    """As `find`, unread, and for a caller who may not know everything: None is any batch, any device, any GPU.
+
+    `software` names what is known of compute_capability, memory_bytes, torch, triton, cuda and driver.
+    """
+
+    def sound(most: int) -> tuple[int, list[StoredPlan]]:
+        rows = _found(connection, fingerprint, team, batch, device, gpu, software or {}, most)
+        return len(rows), [StoredPlan._make(row) for row in rows if _is_sound(row)]
+
+    number, plans = sound(limit)
+    return plans if len(plans) == number else sound(limit + _IN_RESERVE)[1][:limit]
+
+
+def _found(
+    connection: Connection,
+    fingerprint: str,
+    team: str | None,
+    batch: str | None,
+    device: str | None,
+    gpu: str | None,
+    software: Mapping[str, str | int],
+    limit: int,
+) -> Sequence[Row[Any]]:
+    machine = {"device": device, "gpu": gpu, **{name: software.get(name) for name in _EXACT}}
+    asked = {"fingerprint": fingerprint, "team": team, "batch": batch, **machine, "limit": limit}
+    return connection.execute(_BEST_FIRST, asked).all()
+
+
+def _to_row(plan: Plan, team: str, now: datetime) -> dict[str, Any]:
+    machine = to_row(plan.environment) if plan.environment else {}
+    evidence = plan.evidence
+    return {
+        "plan_id": plan.plan_id,
+        "team": team,
+        "fingerprint": plan.fingerprint,
+        "batch": plan.batch,
+        **{name: machine.get(name) for name in _OF_ENVIRONMENT},
+        "run_id": evidence.run_id if evidence else None,
+        "verdict": evidence.verdict if evidence else None,
+        "speedup": evidence.speedup.median if evidence else None,
+        "speedup_over_eager": evidence.speedup_over_eager.median if evidence else None,
+        "created_at": now,
+        "document": plan,
+    }
+
+
+def _check_text(plan_id: str, document: str) -> None:
+    """Raises PlanError. To the byte: another spelling of the same number is damage as well."""
+    if hashlib.sha256(document.encode()).hexdigest() != plan_id:
+        raise PlanError("plan", f"{plan_id} was altered after it was written; restore the database from a backup")
+
+
+def _is_sound(row: Row[Any]) -> bool:
+    """Whether the text of the plan is as it was written, and the columns by which it is found say what it says."""
+    try:
+        _check_text(row.plan_id, row.document)
+    except PlanError as error:
+        _log.warning("plan %s is left out: %s", row.plan_id, error)
+        return False
+    content = json.loads(row.document)
+    environment = content["environment"] or {}
+    said = {name: content[name] for name in _OF_PLAN} | {name: environment.get(name) for name in _OF_ENVIRONMENT}
+    wrong = [name for name, value in said.items() if getattr(row, name) != value]
+    if wrong:
+        _log.warning("plan %s is left out: its row has another %s than it has", row.plan_id, ", ".join(wrong))
+    return not wrong
+
+
+def _from_row(row: Row[Any]) -> Plan:
+    _check_text(row.plan_id, row.document)
+    try:
+        content = json.loads(row.document)
+    except (ValueError, RecursionError) as error:
+        raise PlanError("plan", f"{row.plan_id} is stored as something that is not JSON") from error
+    return Plan.from_json({**content, "plan_id": row.plan_id} if isinstance(content, dict) else content)
+
+
+def _readable(row: Row[Any]) -> Plan | None:
+    try:
+        return _from_row(row)
+    except PlanError as error:
+        _log.warning("plan %s is left out: %s", row.plan_id, error)
+        return None

@@ -1,0 +1,389 @@
+"""Runs: the queue and its history. Every function takes a connection and gives records; the caller commits.
+
+Time is an argument (`now`, by default the database's clock, see `tuner/store/moments.py`), so that tests use a clock of
+their own and never sleep. Who may write is decided by the fence (`tuner/store/lease.py`), whatever the clocks say.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final, Unpack
+
+from sqlalchemy import ColumnElement, Connection, Update, and_, case, func, insert, not_, or_, select, update
+
+from kitsune.base.base_record import Record
+from kitsune.cli.output import clean
+from kitsune.plan import Environment, Evidence, Plan
+from tuner.records import Run, RunStatus, Verdict
+from tuner.store import tables
+from tuner.store.filters import Filters, conditions
+from tuner.store.lease import Vigil, is_abandoned, is_claimable, is_in_vain, lost, try_update, update_if_held
+from tuner.store.moments import Instant, current
+from tuner.store.paging import Order, rows_after
+from tuner.store.queries import plans
+from tuner.store.rows import from_row, to_row
+
+#: A worker that died is replaced after it; a living one renews it every 2 s, or at a third of it.
+LEASE_S = 60.0
+#: So many workers in a row vanished without one more trial, not even one that was given up: the run is the cause.
+MAX_DEATHS = 10
+#: A model in the memory of the process that tunes it: no other process can take it over.
+LIVE = "live"
+#: An archive that the database holds, see `Run.archive`: any worker can do it.
+ARCHIVE = "archive"
+#: How the name of a workload begins that every installation has.
+ZOO = "zoo:"
+#: So much of a digest tells it from its like.
+SHORT: Final = 12
+
+UNFINISHED: Final = tuple(status for status in RunStatus if not status.is_finished)
+ENDED: Final = tuple(status for status in RunStatus if status.is_finished)
+
+_runs = tables.runs
+
+
+class Sort(StrEnum):
+    """What a list of runs can be in the order of. Runs without such a value come last, whichever way it goes."""
+
+    CREATED = "created"
+    NAME = "name"  #: as lists show it
+    GAIN = "gain"  #: of the plan over the best stock configuration
+    INTERVAL = "interval"  #: the low end of that gain's
+    MEMORY = "memory"  #: peak of the plan, as a part of that configuration's
+    VERDICT = "verdict"
+    TRIALS = "trials"
+    GPU = "gpu"
+    STATUS = "status"
+
+
+_COLUMNS: Final[Mapping[Sort, str]] = {
+    Sort.CREATED: "created_at",
+    Sort.NAME: "label",
+    Sort.INTERVAL: "gain_low",
+    Sort.MEMORY: "memory_ratio",
+}
+
+
+class Page(Record):
+    """Some runs in the order that was asked for; `after` is the cursor of the next page, None on the last."""
+
+    runs: tuple[Run, ...]
+    after: str | None
+
+
+def add(connection: Connection, run: Run, *, content: str | None = None, owner: str | None = None) -> Run:
+    """Stores a new run as it is. Raises StoreError when its id is taken.
+
+    `content` is the digest of the request that it answers, by which a submit finds it; `owner` who sent that.
+    """
+    derived = {
+        "label": label_of(run).casefold(),
+        "gpu": run.environment.gpu if run.environment else None,
+        "gain": run.speedup.median if run.speedup else None,
+        "gain_low": run.speedup.low if run.speedup else None,
+    }
+    connection.execute(insert(_runs).values(to_row(run, content=content, owner=owner, **derived)))
+    return run
+
+
+def get(connection: Connection, run_id: str, *, team: str | None = None) -> Run | None:
+    """The run, if it is of this team; without one, whosever it is, as for those who tune."""
+    row = connection.execute(select(_runs).where(is_of(run_id, team))).one_or_none()
+    return None if row is None else from_row(Run, _runs, row)
+
+
+def get_all(connection: Connection, run_ids: Sequence[str], *, team: str | None = None) -> dict[str, Run]:
+    """As `get`, several at once, by their ids; those that are not there are left out."""
+    whose = [] if team is None else [_runs.c.team == team]
+    rows = connection.execute(select(_runs).where(_runs.c.id.in_(run_ids), *whose))
+    return {row.id: from_row(Run, _runs, row) for row in rows}
+
+
+def page(
+    connection: Connection,
+    *,
+    team: str | None = None,
+    sort: Sort = Sort.CREATED,
+    is_descending: bool = True,
+    after: str | None = None,
+    limit: int = 50,
+    now: datetime | None = None,
+    **filters: Unpack[Filters],
+) -> Page:
+    """Up to `limit` (>= 1) runs that match every filter, in this order, beginning after the cursor.
+
+    Raises CursorError for a cursor that is not ours, or of a list in another order.
+    """
+    whose = [] if team is None else [_runs.c.team == team]
+    statement = select(_runs).where(*whose, *conditions(filters, now or current(connection)))
+    order = Order(_runs.c[_COLUMNS.get(sort, sort.value)], _runs.c.id, is_descending)
+    rows, end = rows_after(connection, statement, order, after, limit)
+    return Page(runs=tuple(from_row(Run, _runs, row) for row in rows), after=end)
+
+
+def count(connection: Connection, *, team: str | None = None) -> Mapping[RunStatus, int]:
+    """How many runs of the team stand so, for every status; without one, how many of all."""
+    whose = [] if team is None else [_runs.c.team == team]
+    rows = connection.execute(select(_runs.c.status, func.count()).where(*whose).group_by(_runs.c.status)).all()
+    found: dict[str, int] = {row[0]: row[1] for row in rows}
+    return {status: found.get(status, 0) for status in RunStatus}
+
+
+def count_lost(connection: Connection, *, team: str, now: datetime | None = None) -> int:
+    """How many of those that `count` has as running have lost their worker."""
+    statement = select(func.count()).where(_runs.c.team == team, is_abandoned(now or current(connection)))
+    return connection.scalar(statement) or 0
+
+
+def label_of(run: Run) -> str:
+    """What a person calls the workload: the name of the run, or what can be told of the workload.
+
+    Characters that turn the direction of the text around them are taken out.
+    """
+    return clean(run.name or _named_by_itself(run))
+
+
+def _named_by_itself(run: Run) -> str:
+    if run.workload.startswith(ZOO):
+        name, _, options = run.workload.removeprefix(ZOO).partition("?")
+        return f"{name} ({options.replace('&', ', ').replace('=', ' ')})" if options else name
+    if run.workload == ARCHIVE:
+        return f"a submitted model ({(run.archive or run.fingerprint)[:SHORT]})"
+    return "a live model" if run.workload == LIVE else run.workload
+
+
+def claim(
+    connection: Connection,
+    worker: str,
+    *,
+    device: str,
+    gpu: str | None = None,
+    lease_s: float = LEASE_S,
+    vigil: Vigil | None = None,
+    max_deaths: int = MAX_DEATHS,
+    now: datetime | None = None,
+) -> Run | None:
+    """The oldest run for such a worker that is queued or whose worker vanished, now its own; None when there is none.
+
+    `device` is the worker's ("cuda:1", "cpu"): it takes runs for any device or for its kind, and the run then names it.
+    With `gpu`, the model that it is, a run that was begun on another one is left for its like: its trials were measured
+    there.
+    Only data is taken, an archive or a name of the zoo: never a live model, nor code in somebody's file.
+    With a `vigil`, a run whose worker vanished is taken over once that has confirmed it.
+
+    One conditional UPDATE. `= (scalar subquery)`, not IN: PostgreSQL may run the subquery of IN again and claim more
+    than one. Rivals skip locked rows instead of waiting for each other.
+    """
+    at = now or current(connection)
+    settled = None if vigil is None else vigil.settled(connection, at)
+    fail_abandoned(connection, settled, max_deaths=max_deaths, now=at)
+    oldest = (
+        select(_runs.c.id)
+        .where(is_claimable(at, settled), is_data(), _suits(device, gpu))
+        .order_by(_runs.c.created_at, _runs.c.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    statement = update(_runs).where(_runs.c.id == oldest.scalar_subquery()).values(device=device)
+    return _taken(connection, statement, worker, lease_s, at)
+
+
+def claim_one(
+    connection: Connection, run_id: str, worker: str, *, lease_s: float = LEASE_S, now: datetime | None = None
+) -> Run | None:
+    """This very run, if it is queued or its worker vanished; else None. A local run claims its own."""
+    at = now or current(connection)
+    return _taken(connection, update(_runs).where(_runs.c.id == run_id, is_claimable(at)), worker, lease_s, at)
+
+
+def fail_abandoned(
+    connection: Connection,
+    settled: Collection[str] | None = None,
+    *,
+    max_deaths: int = MAX_DEATHS,
+    now: Instant | None = None,
+) -> int:
+    """Ends runs whose worker vanished and that nobody takes over; returns how many. `settled`: only of these.
+
+    A run of which no trial more was stored while `max_deaths` workers in a row vanished, or had their GPU break, would
+    take down the next one too; a live model is gone with its process, and the code of a local run is nobody else's to
+    start. What has its plan already has finished.
+    """
+    at = current(connection) if now is None else now
+    error = "the worker vanished before the run had ended; read the worker's log, then start the run again"
+    ended = (
+        update(_runs)
+        .where(or_(is_in_vain(at, settled, max_deaths), and_(is_abandoned(at, settled), not_(is_data()))))
+        .values(
+            status=_ended_as(RunStatus.FAILED),
+            deaths=_runs.c.deaths + case((_runs.c.status == RunStatus.RUNNING, 1), else_=0),
+            error=case((_runs.c.plan_id.is_(None), error)),
+            finished_at=at,
+            lease_until=None,
+        )
+        .returning(_runs.c.id)
+    )
+    return len(connection.execute(ended).all())
+
+
+def heartbeat(connection: Connection, run: Run, *, lease_s: float = LEASE_S, now: datetime | None = None) -> Run:
+    """Extends the lease and returns the run as it stands.
+
+    A run that was cancelled meanwhile comes back as such, with nothing extended: the worker stops. Raises
+    LeaseLostError when the run is another worker's or has ended.
+    """
+    at = now or current(connection)
+    extended = try_update(connection, run, heartbeat_at=at, lease_until=at + timedelta(seconds=lease_s))
+    if extended is not None:
+        return extended
+    found = get(connection, run.id)
+    if found is None or found.attempt != run.attempt or found.status is not RunStatus.CANCELLED:
+        raise lost(connection, run)
+    return found
+
+
+def note_inspection(
+    connection: Connection, run: Run, *, fingerprint: str, environment: Environment, inapplicable: dict[str, str]
+) -> Run:
+    """Writes down what looking at the workload on this machine told. Raises LeaseLostError."""
+    return update_if_held(
+        connection,
+        run,
+        fingerprint=fingerprint,
+        environment=environment,
+        gpu=environment.gpu,
+        inapplicable=inapplicable,
+    )
+
+
+def release(connection: Connection, run: Run, *, is_death: bool = False) -> Run:
+    """Puts the run back into the queue for anybody. Raises LeaseLostError.
+
+    `is_death`: something broke under it, which counts as if its worker had vanished.
+    """
+    free = {"status": RunStatus.QUEUED, "worker": None, "heartbeat_at": None, "lease_until": None}
+    return update_if_held(connection, run, **free, deaths=_runs.c.deaths + int(is_death))
+
+
+def keep(connection: Connection, run: Run, plan: Plan, verdict: Verdict) -> Run:
+    """Stores the plan of a run that goes on: whoever asks for it gets it from now on. Deaths are counted anew.
+
+    Raises LeaseLostError.
+    """
+    plans.put(connection, plan, run)
+    return update_if_held(connection, run, **_result(plan, verdict), deaths=0)
+
+
+def finish(
+    connection: Connection,
+    run: Run,
+    *,
+    plan: Plan | None = None,
+    verdict: Verdict | None = None,
+    now: datetime | None = None,
+) -> Run:
+    """Ends the run well, and stores its plan if it has one. Raises LeaseLostError, and then stores neither."""
+    if plan is not None:
+        plans.put(connection, plan, run, now=now)
+    return _ended(connection, run, now or current(connection), RunStatus.FINISHED, **_result(plan, verdict))
+
+
+def fail(connection: Connection, run: Run, error: str, *, now: datetime | None = None) -> Run:
+    """Ends the run with the reason why it has no result. Raises LeaseLostError."""
+    told = error.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    return _ended(connection, run, now or current(connection), RunStatus.FAILED, error=told)
+
+
+def cancel(connection: Connection, run_id: str, *, team: str | None = None, now: datetime | None = None) -> Run | None:
+    """Ends a queued or running run, whoever works on it; one that has ended stays as it is. None when there is none.
+
+    One that has its plan, and is measured choice by choice, has finished: what was not measured, the ablation tells.
+    Its worker learns of it from its next heartbeat, and can write nothing more.
+    """
+    ended = (
+        update(_runs)
+        .where(is_of(run_id, team), _runs.c.status.in_(UNFINISHED))
+        .values(status=_ended_as(RunStatus.CANCELLED), finished_at=now or current(connection), lease_until=None)
+        .returning(_runs)
+    )
+    row = connection.execute(ended).one_or_none()
+    return get(connection, run_id, team=team) if row is None else from_row(Run, _runs, row)
+
+
+def annotate(
+    connection: Connection,
+    run_id: str,
+    *,
+    team: str | None = None,
+    tags: Sequence[str] | None = None,
+    note: str | None = None,
+) -> Run | None:
+    """Writes down what people say of a run; None leaves it as it is. None when there is no such run."""
+    said = {"tags": tags, "note": note}
+    given = {name: value for name, value in said.items() if value is not None}
+    if not given:
+        return get(connection, run_id, team=team)
+    row = connection.execute(update(_runs).where(is_of(run_id, team)).values(**given).returning(_runs)).one_or_none()
+    return None if row is None else from_row(Run, _runs, row)
+
+
+def is_of(run_id: str, team: str | None) -> ColumnElement[bool]:
+    return _runs.c.id == run_id if team is None else and_(_runs.c.id == run_id, _runs.c.team == team)
+
+
+def _result(plan: Plan | None, verdict: Verdict | None) -> dict[str, Any]:
+    """What a run says of its plan."""
+    told = _told(plan.evidence) if plan and plan.evidence else {}
+    return {"plan_id": plan.plan_id if plan else None, "verdict": verdict, **told}
+
+
+def _told(evidence: Evidence) -> dict[str, Any]:
+    """What a list shows of a plan."""
+    before = evidence.baseline_peak_bytes
+    return {
+        "speedup": evidence.speedup,
+        "gain": evidence.speedup.median,
+        "gain_low": evidence.speedup.low,
+        "memory_ratio": evidence.peak_bytes / before if before else None,
+    }
+
+
+def is_data() -> ColumnElement[bool]:
+    """Runs that need nothing of the machine where they were asked for."""
+    is_archive = and_(_runs.c.workload == ARCHIVE, _runs.c.archive.is_not(None))
+    return or_(is_archive, _begins(_runs.c.workload, ZOO))
+
+
+def _suits(device: str, gpu: str | None) -> ColumnElement[bool]:
+    kind = device.partition(":")[0]
+    is_of_kind = or_(_runs.c.device.in_(("", kind)), _begins(_runs.c.device, f"{kind}:"))
+    return is_of_kind if gpu is None else and_(is_of_kind, or_(_runs.c.gpu.is_(None), _runs.c.gpu == gpu))
+
+
+def _begins(column: ColumnElement[str], word: str) -> ColumnElement[bool]:
+    """Not LIKE, to which on SQLite "ZOO:" is "zoo:": a file of code may lie in a folder of that name."""
+    return func.substr(column, 1, len(word)) == word
+
+
+def _taken(connection: Connection, statement: Update, worker: str, lease_s: float, at: Instant) -> Run | None:
+    row = connection.execute(
+        statement.values(
+            status=RunStatus.RUNNING,
+            worker=worker,
+            attempt=_runs.c.attempt + 1,
+            deaths=_runs.c.deaths + case((is_abandoned(at), 1), else_=0),
+            started_at=func.coalesce(_runs.c.started_at, at, type_=_runs.c.started_at.type),
+            heartbeat_at=at,
+            lease_until=at + timedelta(seconds=lease_s),
+        ).returning(_runs)
+    ).one_or_none()
+    return None if row is None else from_row(Run, _runs, row)
+
+
+def _ended_as(status: RunStatus) -> ColumnElement[str]:
+    """How a run stands that somebody ends: well if it has its plan, else so."""
+    return case((_runs.c.plan_id.is_not(None), RunStatus.FINISHED.value), else_=status.value)
+
+
+def _ended(connection: Connection, run: Run, at: Instant, status: RunStatus, **changes: Any) -> Run:
+    return update_if_held(connection, run, status=status, finished_at=at, lease_until=None, **changes)

@@ -1,0 +1,1 @@
+"""Blocks of steps, timed side by side on a device."""

@@ -1,0 +1,48 @@
+"""A device in, a clock for blocks of steps on it out: events on a GPU, the host's clock on a CPU."""
+
+import time
+
+import torch
+
+from kitsune.device.backend import synchronize
+from tuner.timing.interleaved_rounds import Clock, Step
+
+
+class GpuClock:
+    """Time between two events in the stream. A block begins behind a step that is not timed, so the GPU is busy."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def block_ms(self, step: Step, steps: int) -> float:
+        begin, end = (torch.Event(device=self.device, enable_timing=True) for _ in range(2))
+        synchronize(self.device)
+        step()
+        begin.record()
+        for _ in range(steps):
+            step()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end))
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+
+class HostClock:
+    """Wall-clock time of a CPU; blocks of several steps begin behind one that is not timed, which fills the caches."""
+
+    def block_ms(self, step: Step, steps: int) -> float:
+        if steps > 1:
+            step()
+        begin = time.perf_counter_ns()
+        for _ in range(steps):
+            step()
+        return (time.perf_counter_ns() - begin) / 1e6
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+
+def clock_of(device: torch.device) -> Clock:
+    return GpuClock(device) if device.type == "cuda" else HostClock()

@@ -1,0 +1,119 @@
+"""A process of `kitsune doctor --measure`: times a step of its own, the same again, and slower by what is planted.
+
+`python -m tuner.timing.planted_slowdown DEVICE SEED` imports torch, waits for a line on stdin, and writes one
+Measurement as JSON to stdout. Clock, rounds and watches are those of a trial. The step keeps the device busy, so that a
+wait on it lengthens the step by just as much.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from kitsune.device.backend import environment, gpu_uuid, make_current, pick_device
+from tuner.measuring.gpu_watch import watch_gpu
+from tuner.measuring.host_watch import HostWatch
+from tuner.records import Arm, Measurement
+from tuner.statistics.block_statistics import median
+from tuner.statistics.process_statistics import ROUNDS
+from tuner.timing.checkup import PLANTED, STEP
+from tuner.timing.clock import clock_of
+from tuner.timing.interleaved_rounds import Clock, Schedule, Step, Watches, one_round, time_arms, warm_up
+
+BLOCK_MS = {"cpu": 20.0, "cuda": 20.0}
+WARM_S = {"cpu": 0.5, "cuda": 0.5}
+WIDTH = {"cpu": 512, "cuda": 2048}  # some 10 ms a step on two cores; on a GPU two waves of 128x128 tiles on 132 SMs
+LAYERS = 3
+CALIBRATION_CYCLES = 20_000_000  # 11 ms at 1.8 GHz
+CALIBRATIONS = 5
+
+Wait = Callable[[float], Step]
+
+
+def measured(device: torch.device, seed: int = 0) -> Measurement:
+    """The step and every arm of PLANTED, interleaved."""
+    make_current(device)
+    torch.manual_seed(seed)
+    clock, step = clock_of(device), a_step(device)
+    schedule = Schedule(rounds=ROUNDS, block_ms=BLOCK_MS[device.type], warm_s=WARM_S[device.type], seed=seed)
+    watch = Watches(HostWatch(), *([watch_gpu(gpu_uuid(device))] if device.type == "cuda" else []))
+    begin_s = clock.now_s()
+    clock.block_ms(step, 1)
+    first_step_s = clock.now_s() - begin_s
+    step_ms = as_given_ms(step, clock, schedule)
+    wait = waits(device, clock, step, step_ms)
+    slower = [both(step, wait(share * step_ms)) if share else step for share in PLANTED.values()]
+    timing = time_arms([step, *slower], clock, watch, replace(schedule, warm_s=0), lambda *_: False)
+    return Measurement(
+        arms=tuple(
+            Arm(name=name, knobs={}, step_ms=times, peak_bytes=0, first_step_s=first_step_s)
+            for name, times in zip((STEP, *PLANTED), timing.step_ms, strict=True)
+        ),
+        steps_per_block=timing.steps_per_block,
+        dropped_rounds=timing.dropped_rounds,
+        disturbed=timing.disturbed,
+        causes=timing.causes,
+        notes=timing.notes,
+        environment=environment(device),
+    )
+
+
+def a_step(device: torch.device) -> Step:
+    """Forward, backward and update of a few square layers: products that keep the whole device busy."""
+    width = WIDTH[device.type]
+    layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+    model = torch.nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    batch = torch.randn(width, width, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def as_given_ms(step: Step, clock: Clock, schedule: Schedule) -> float:
+    """Median of as many blocks as there are rounds, once the device is warm."""
+    counts = warm_up([step], clock, schedule)
+    return median([one_round([0], [step], counts, clock)[0] for _ in range(schedule.rounds)])
+
+
+def waits(device: torch.device, clock: Clock, step: Step, step_ms: float) -> Wait:
+    """From milliseconds to what lets the device wait for so long: a kernel on a GPU, a spinning host on a CPU.
+
+    The kernel counts cycles, and a GPU under load has fewer in a millisecond than an idle one. So it is calibrated
+    behind the step.
+    """
+    if device.type != "cuda":
+        return spin
+    sleep: Callable[[int], None] = torch.cuda._sleep
+    waiting = both(step, lambda: sleep(CALIBRATION_CYCLES))
+    took_ms = median([clock.block_ms(waiting, 1) for _ in range(CALIBRATIONS)]) - step_ms
+    return lambda wait_ms: lambda: sleep(round(wait_ms * CALIBRATION_CYCLES / took_ms))
+
+
+def spin(wait_ms: float) -> Step:
+    def wait() -> None:
+        end_ns = time.perf_counter_ns() + wait_ms * 1e6
+        while time.perf_counter_ns() < end_ns:
+            pass
+
+    return wait
+
+
+def both(first: Step, second: Step) -> Step:
+    def step() -> None:
+        first()
+        second()
+
+    return step
+
+
+if __name__ == "__main__":
+    sys.stdin.readline()
+    found = measured(pick_device(sys.argv[1] or None), int(sys.argv[2]))
+    sys.stdout.write(found.model_dump_json())

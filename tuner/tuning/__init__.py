@@ -1,0 +1,1 @@
+"""One tuning run, from a first look to a confirmed plan."""

@@ -1,0 +1,69 @@
+"""Ctrl-C while a run is carried out: a signal in; a count, of which the run asks where it can end well, out."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Final
+
+from kitsune.cli import signals
+from tuner.tuning.events import Ablating, Confirming, Event, PlayingOff, Tried, Trying
+
+AFRESH: Final = "Stopping: the best so far is measured afresh. Ctrl-C once more stops at once."
+NOTHING: Final = "Stopping: nothing was measured yet."
+STAYS: Final = "Stopping: the plan stays as it was measured."
+#: What the first Ctrl-C leads to, by the event that was told last.
+_WORDS: Final[Mapping[type[Event], str]] = {PlayingOff: AFRESH, Confirming: AFRESH, Ablating: STAYS}
+
+
+def no_interrupts() -> int:
+    return 0
+
+
+class Interrupts:
+    """Ctrl-C, counted. The first one raises nothing while a run is under way: what it found must not be lost between
+    two trials, where nobody expects it. Before that, and from the second one on, it raises KeyboardInterrupt.
+    """
+
+    def __init__(self, tell: Callable[[Event], None], say: Callable[[str], None]) -> None:
+        self.count = 0
+        self._tell = tell
+        self._say = say
+        self._is_under_way = False
+        self._has_measured = False
+        self._words = ""
+
+    def tell(self, event: Event) -> None:
+        """Hands the event on."""
+        self._is_under_way = True
+        self._has_measured |= isinstance(event, Tried) and event.trial.measurement is not None
+        if isinstance(event, Trying) or self._words == NOTHING:
+            self._words = AFRESH if self._has_measured else NOTHING
+        self._words = _WORDS.get(type(event), self._words)
+        self._tell(event)
+
+    def counted(self) -> int:
+        return self.count
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator["Interrupts"]:
+        """Hears nothing where SIGINT is ignored, as in a shell's background job, or handled by the caller."""
+        before = signal.getsignal(signal.SIGINT)
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or before not in (signal.default_int_handler, signals.interrupt):
+            yield self
+            return
+        signal.signal(signal.SIGINT, self._hear)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 1 or not self._is_under_way:
+            raise KeyboardInterrupt
+        if self._words:
+            with contextlib.suppress(OSError, RuntimeError):  # stderr is gone, or was being written when this came
+                self._say(self._words)

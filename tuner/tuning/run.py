@@ -1,0 +1,400 @@
+"""A run in, trials out as they come, and in the end the plan. Knows children and search, but no database."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from kitsune.errors import BaselineError, NoTrialError, UnfitError, WorkloadError
+from kitsune.plan import Match, Plan
+from kitsune.timeline import Timeline
+from tuner.measuring.child_process import Check, go_on
+from tuner.measuring.crew import Children, Crew, Finished
+from tuner.measuring.gpu_health import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
+from tuner.measuring.protocol import ArmSpec, Inspection, Job, Limits
+from tuner.measuring.scratch import scratch
+from tuner.planning.ablation import Chunk, arms_without, next_chunk
+from tuner.planning.budget import SHORT, compile_s, suggested_budget_s, told, trials_within
+from tuner.planning.memory_fit import Room
+from tuner.planning.next_trial import next_trial
+from tuner.planning.pace import at_once, elapsed_s, is_in_vain, limits_within, own_s, spares, timing_s
+from tuner.planning.prior_runs import Knowledge, nothing_known
+from tuner.planning.reserve import Reserve
+from tuner.planning.standings import (
+    MAX_CONFIRMATIONS,
+    failed_confirmations,
+    is_played_off,
+    is_unsearched,
+    leader,
+    rival,
+    searched,
+    stock_beside,
+    to_beat,
+    why_nothing,
+)
+from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
+from tuner.search.space import Space
+from tuner.statistics.plan_evidence import CANDIDATE, EAGER, RIVAL, compare_arms, decide, over
+from tuner.tuning.confirmation import Confirmation, Confirmed
+from tuner.tuning.events import Ablating, Budgeted, Crowded, Event, Inspected, PlayingOff, Recalled, Tried, Trying
+from tuner.tuning.interrupts import no_interrupts
+from tuner.tuning.trials_in_flight import Begun, Work, is_for_want_of_room
+from tuner.wall_clock import utcnow
+
+SEARCH_ROUNDS = 10
+PLAYOFF_ROUNDS = 30
+SHORT_AT_ONCE = 3  # the step as given, the best guess and a rival: each one more slows them down
+ABLATION_ROUNDS = 20
+OVERTIME = 0.03  # of the budget: what a confirmation may take longer than was expected
+SEARCH_SHARE = 0.5  # of the budget: stays for a search where what was proven before may not hold
+REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
+UNSEARCHED = "nothing but the step as given could be measured in this time; give the run more"
+ENDED_EARLY = "the search was ended before anything but the step as given was measured"
+#: A step that fails like this against itself does so in every other trial too.
+FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
+
+Steps = Generator[Event, None, "Conclusion"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What a run came to. `interrupted` when the user ended the search early.
+
+    `timeline`: the launches of a step by the plan, where the plan has them scheduled.
+    """
+
+    plan: Plan
+    verdict: Verdict
+    interrupted: bool
+    timeline: Timeline | None = None
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+class OutOfTime(Exception):  # noqa: N818 - it ends a search, and is no error
+    """No more of the budget is left than confirming the leader takes."""
+
+
+@dataclass(slots=True)
+class Tuning:
+    """One run on its way. `trials` are those that were stored before, so that a run goes on where it stopped.
+
+    `spec` is what the children load: the run's workload, or the archive that stands for a live model. `crew` makes
+    those who measure, for a workload, a device and a number of idle children to keep. What `check` raises kills the
+    children of the moment and propagates. `ablates`: whether `ablation` measures anything. `interrupts`: how often the
+    user has pressed Ctrl-C; it is asked between trials, and while one is waited for. `knows`: what earlier runs tell,
+    given the inspection and the budget in seconds. `begun_s`: since when the budget counts, by `clock`; now without it.
+    """
+
+    run: Run
+    spec: str
+    trials: list[Trial] = field(default_factory=list)
+    crew: Callable[[str, str, int], Crew] = Children
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = utcnow
+    check: Check = go_on
+    ablates: bool = True
+    interrupts: Callable[[], int] = no_interrupts
+    knows: Callable[[Inspection, float | None], Knowledge] = nothing_known
+    begun_s: float | None = None
+    interrupted: bool = False
+    _begin_s: float = field(init=False)
+    _budget_s: float | None = field(init=False)
+    _deaths: int = field(init=False)
+    _space: Space = field(init=False)
+    _known: Knowledge = field(init=False, default_factory=Knowledge)
+    _at_once: int = field(init=False, default=1)
+    _step_s: float = field(init=False, default=0.0)
+    _is_random: bool = field(init=False, default=False)
+    _compile_s: float = field(init=False, default=0.0)
+    _trials_within: float = field(init=False, default=math.inf)
+    _is_recalled: bool = field(init=False, default=False)
+    _folder: str | None = field(init=False, default=None)
+    _work: Work = field(init=False)
+
+    def __post_init__(self) -> None:
+        begun_s = self.clock() if self.begun_s is None else self.begun_s
+        self._begin_s = begun_s - elapsed_s(self.trials)
+        self._budget_s, self._deaths = self.run.budget_s, self.run.deaths
+        self._space = Space.of(self.run.inapplicable)
+
+    def steps(self) -> Steps:
+        """Yields events; the Conclusion is the generator's return value.
+
+        Raises BaselineError when the step fails as given, NoTrialError when nothing at all could be measured, and
+        WorkloadError when the stored trials are of another workload or machine. An interrupt ends the search, and what
+        is best so far is confirmed. KeyboardInterrupt does so too where a trial is waited for; elsewhere it propagates.
+        """
+        idle = spares(self.run.device, cores())
+        with closing(self.crew(self.spec, self.run.device, idle)) as crew, scratch() as folder:
+            self._work, self._folder = Work(self.run, self.trials, crew, self.now), str(folder)
+            inspection = self._inspected(crew)
+            yield Inspected(inspection)
+            self._space = Space.of(inspection.inapplicable)
+            self._at_once, self._step_s = at_once(inspection, cores()), inspection.step_ms / 1e3
+            self._is_random, self._compile_s = inspection.random, compile_s(inspection, self._space)
+            if self.run.budget_s is None and self.run.budget_trials is None:
+                self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
+                yield Budgeted(self._budget_s, told(self._budget_s, self._space))
+            self._trials_within = trials_within(self._left_s() + elapsed_s(self.trials), inspection, self._space)
+            if self._trials_within < SHORT:
+                self._at_once = min(self._at_once, SHORT_AT_ONCE)
+            self._known = self.knows(inspection, self._budget_s)
+            again = yield from self._recalled(inspection)
+            if again is not None:
+                return again
+            yield from self._search()
+            yield from self._play_off()
+            return (yield from self._conclude(inspection))
+
+    def ablation(self, plan: Plan, *, is_taken_over: bool = False) -> Generator[Event, None, None]:
+        """Measures what each choice of the confirmed plan gives, in what is left of the budget; may follow `steps`.
+
+        One trial for each process; none of a plan that was recalled, as the earlier run has them. `is_taken_over`: by a
+        run whose worker vanished when the plan was stored already. What it may have been about is given up, so each
+        attempt comes forward. An interrupt, or KeyboardInterrupt where a trial is waited for, ends this, and the plan
+        stays as it is.
+        """
+        if not self.ablates or self._is_recalled or self._is_ended() or self._chunk(plan) is None:
+            return
+        with closing(self.crew(self.spec, self.run.device, 1)) as crew:
+            self._work, self._folder = Work(self.run, self.trials, crew, self.now), None
+            if is_taken_over:
+                yield Tried(self._work.give_up(Source.ABLATION, plan.knobs, GIVEN_UP))
+            while (chunk := self._chunk(plan)) is not None and self._left_s() >= self._ablation_s(plan, chunk):
+                if self._is_ended():
+                    return
+                yield Ablating(chunk)
+                job = self._job(arms_without(plan.knobs, chunk, self._space), ABLATION_ROUNDS, numerics=False)
+                self._work.begin(Source.ABLATION, plan.knobs, job, limits_within(self._left_s()))
+                done = self._waited()
+                if done is None:
+                    return
+                yield Tried(self._work.keep(*done))
+
+    def _inspected(self, crew: Crew) -> Inspection:
+        job = Job(kind="inspect", workload=self.spec, device=self.run.device, seed=self.run.seed)
+        crew.begin(job, limits_within(self._left_s()))
+        found = crew.finished(self._ask).outcome
+        if isinstance(found, Failure):
+            if found.phase is Phase.START:  # nothing of the workload has run
+                raise UnfitError(f"this machine cannot look at the workload: {found.reason}")
+            raise BaselineError(f"the workload fails as given: {found.reason}")
+        assert isinstance(found, Inspection)
+        if self.trials and (change := self._change(found)):
+            raise WorkloadError(
+                f"{change} since {len(self.trials)} trials of run {self.run.id} were made, so they say nothing about "
+                "it; start a new run"
+            )
+        return found
+
+    def _change(self, found: Inspection) -> str | None:
+        """What is no longer as it was when the run was last worked on, in words."""
+        before = self.run.environment
+        if self.run.fingerprint not in ("", found.fingerprint):
+            return f"{self.run.workload} has changed"
+        if before is not None and before.match(found.environment)[0] is Match.REFUSED:
+            return f"the run has moved from {before.gpu} to {found.environment.gpu}"
+        return None
+
+    def _search(self) -> Iterator[Event]:
+        """Keeps as many trials at work as may be; what ran out of memory beside others is tried again alone."""
+        again: list[Begun] = []
+        while True:
+            while (begun := self._next(again)) is not None:
+                assert begun.proposal is not None
+                number = self._work.next_number + len(self._work.begun) - 1
+                yield Trying(number, self.run.budget_trials, begun.proposal)
+                if begun.job is None:
+                    yield Tried(self._work.give_up(begun.source, begun.knobs, GIVEN_UP))
+            if not self._work.begun:
+                return
+            done = self._waited(self._ask_in_time)
+            if done is None:
+                return
+            if is_for_want_of_room(done[1]):
+                again.append(done[0])
+                yield Crowded(done[0].knobs)
+                continue
+            trial = self._work.keep(*done)
+            yield Tried(trial)
+            if trial.source is Source.BASELINE and trial.failure is not None and trial.failure.kind in FAILS_ALWAYS:
+                raise BaselineError(f"the step as given fails against itself: {trial.failure.reason}")
+
+    def _next(self, again: list[Begun]) -> Begun | None:
+        """The next trial, at work; None while there is none to begin."""
+        tried, at_work = searched(self.trials), self._work.underway()
+        if self._is_ended() or is_starved(tried) or len(at_work) >= (1 if again else self._at_once):
+            return None
+        if again:
+            self._at_once = max(1, self._at_once - 1)
+            return self._work.again(again.pop(), self._search_limits())
+        if self.run.budget_trials is not None and len(tried) + len(at_work) >= self.run.budget_trials:
+            return None
+        found = next_trial(
+            self._space,
+            self.trials,
+            self.run.seed,
+            left_s=self._left_s() - self._reserve().confirmation_s() - self._reserve().playoff_s(),
+            compile_s=self._compile_s,
+            at_work=at_work,
+            known=self._known.winners,
+            trials_within=self._trials_within,
+        )
+        if found is None:
+            return None
+        if self._deaths >= DEATHS_OF_A_TRIAL and found.source is not Source.BASELINE:
+            self._deaths = 0  # workers in a row vanished over it
+            return Begun(found.source, found.knobs, None, self.now(), proposal=found)
+        against = rival(self.trials)
+        base = ArmSpec(name=EAGER) if against is None else ArmSpec(name=RIVAL, knobs=against.knobs)
+        arms = (base, ArmSpec(name=CANDIDATE, knobs=found.knobs))
+        budget_s = timing_s(self._step_s) if against is None else None
+        more = {"ahead": self._is_random and self._at_once > 1, "budget_s": budget_s}
+        job = self._job(arms, SEARCH_ROUNDS, best_speedup=to_beat(self.trials, found), **more)
+        limits = self._search_limits()
+        return self._work.begin(found.source, found.knobs, job, limits, rival=against, proposal=found)
+
+    def _play_off(self) -> Iterator[Event]:
+        """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""
+        contenders = self._reserve().contenders(self._left_s() - self._reserve().confirmation_s())
+        if len(contenders) < 2 or self._is_ended() or is_played_off(self.trials):
+            return
+        yield PlayingOff(tuple(trial.knobs for trial in contenders))
+        names = [f"contender {number}" for number in range(1, len(contenders) + 1)]
+        arms = [ArmSpec(name=name, knobs=trial.knobs) for name, trial in zip(names, contenders, strict=True)]
+        job = self._job(tuple(arms), PLAYOFF_ROUNDS, numerics=False)
+        self._work.begin(Source.PLAYOFF, contenders[0].knobs, job, self._search_limits())
+        done = self._waited()
+        if done is not None:
+            yield Tried(self._ranked(contenders, names, *done))
+
+    def _ranked(self, contenders: Sequence[Trial], names: Sequence[str], begun: Begun, done: Finished) -> Trial:
+        """The play-off, as the trial of its winner. The first contender is the baseline of the others."""
+        first = contenders[0].comparison
+        if not isinstance(done.outcome, Measurement) or first is None:
+            return self._work.keep(begun, done)
+        compared = [first] + [over(compare_arms(done.outcome, names[0], name), first) for name in names[1:]]
+        place = max(range(len(names)), key=lambda each: compared[each].speedup.median)
+        return self._work.keep(replace(begun, knobs=contenders[place].knobs), done, compared[place])
+
+    def _recalled(self, inspection: Inspection) -> Generator[Event, None, Conclusion | None]:
+        """What was proven before, measured again at once. None where it does not hold, or this run has begun before."""
+        proven = self._known.proven
+        if proven is None or self.trials or self._deaths:
+            return None
+        yield Recalled(proven.run_id)
+        kept_s = SEARCH_SHARE * (self._budget_s or 0.0)
+        confirmed = yield from self._confirmation(inspection, proven.first, proven.stock, kept_s).steps()
+        self._is_recalled = confirmed is not None and confirmed.is_for(proven.first.knobs)
+        self._known = replace(self._known, proven=replace(proven, prior=None))  # a search confirms without it
+        return self._concluded(confirmed, inspection) if confirmed is not None and self._is_recalled else None
+
+    def _conclude(self, inspection: Inspection) -> Steps:
+        """Measures the best again in fresh processes, against eager and the best stock configuration.
+
+        What is left open stays open: to look again until something shows would widen every interval (decision 0060).
+        Where nothing but the step as given was measured there is no choice that other samples would have to bear out.
+        """
+        alone = leader(self.trials)
+        if alone is not None and is_unsearched(self.trials, self._space):
+            return self._concluded(self._unsearched(alone), inspection)
+        while len(failed_confirmations(self.trials)) < MAX_CONFIRMATIONS:
+            first = leader(self.trials)
+            if first is None:
+                break
+            confirmed = yield from self._confirmation(inspection, first, stock_beside(first, self.trials)).steps()
+            if confirmed is not None:
+                return self._concluded(confirmed, inspection)
+        raise NoTrialError(why_nothing(self.trials, is_interrupted=self._is_ended()))
+
+    def _confirmation(
+        self, inspection: Inspection, first: Trial, stock: Trial | None, kept_s: float = 0.0
+    ) -> Confirmation:
+        return Confirmation(
+            self._work,
+            first,
+            stock,
+            self._job,
+            lambda: limits_within(self._left_s() + OVERTIME * (self._budget_s or 0.0)),
+            lambda: self._left_s() - kept_s,
+            self.check,
+            self._at_once,
+            Room.of(inspection, first, stock),
+            self._reserve().extent(first, self._left_s()),
+        )
+
+    def _unsearched(self, alone: Trial) -> Confirmed:
+        """What the trial of the step as given allows to be said."""
+        assert alone.measurement is not None
+        note = ENDED_EARLY if self._is_ended() else UNSEARCHED
+        decision = replace(decide([alone.measurement]), verdict=Verdict.AMBIGUOUS, note=note)
+        return Confirmed([alone.measurement], decision, {}, None, "")
+
+    def _concluded(self, confirmed: Confirmed, inspection: Inspection) -> Conclusion:
+        plan = confirmed.plan(self.run.id, inspection, budget_s=self._budget_s, interrupted=self._is_ended())
+        return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
+
+    def _waited(self, ask: Check | None = None) -> tuple[Begun, Finished] | None:
+        """The first trial that has ended; None when the user or `ask` ends it, and then nothing is at work any more."""
+        try:
+            return self._work.finished(ask or self._ask)
+        except OutOfTime:
+            self._work.drop()
+            return None
+        except KeyboardInterrupt:
+            self._work.drop()
+            if self.interrupts() > 1:
+                raise
+            self.interrupted = True
+            return None
+
+    def _ask(self) -> None:
+        """The `check` of what an interrupt ends at once; to a confirmation that one begins, it does not matter."""
+        self.check()
+        if self.interrupts():
+            raise KeyboardInterrupt
+
+    def _ask_in_time(self) -> None:
+        """The `check` of a search: ends it when no more time is left than confirming the leader takes, or nothing that
+        is at work can end before that. Not before the step as given has been measured, without which there is no
+        answer."""
+        self._ask()
+        tried = searched(self.trials)
+        left_s = self._left_s() - self._reserve().least_s()
+        if tried and (left_s < 0 or is_in_vain(self._work.underway(), tried, self._space, left_s)):
+            raise OutOfTime
+
+    def _is_ended(self) -> bool:
+        self.interrupted = self.interrupted or self.interrupts() > 0
+        return self.interrupted
+
+    def _chunk(self, plan: Plan) -> Chunk | None:
+        return next_chunk(plan.knobs, self.trials, self._space)
+
+    def _ablation_s(self, plan: Plan, chunk: Chunk) -> float:
+        """What measuring it may take: for each step but the one as given the time of the plan's own trial."""
+        of_plan = [own_s(trial) for trial in searched(self.trials) if trial.knobs == plan.knobs]
+        return (len(arms_without(plan.knobs, chunk, self._space)) - 1) * max(of_plan, default=0.0)
+
+    def _job(self, arms: tuple[ArmSpec, ...], rounds: int, **more: object) -> Job:
+        reference_s = None if self._budget_s is None else REFERENCE_SHARE * self._budget_s
+        given: dict[str, Any] = {"workload": self.spec, "device": self.run.device, "seed": self.run.seed}
+        given |= {"folder": self._folder, "reference_s": reference_s, "step_ms": 1e3 * self._step_s or None}
+        return Job.model_validate({**given, "arms": arms, "rounds": rounds, **more})
+
+    def _left_s(self) -> float:
+        """Seconds of the budget that are left; infinite when only trials are counted."""
+        return math.inf if self._budget_s is None else self._budget_s - (self.clock() - self._begin_s)
+
+    def _reserve(self) -> Reserve:
+        return Reserve(self.trials, self._known, self._at_once, self._budget_s, self._step_s, self._is_random)
+
+    def _search_limits(self) -> Limits:
+        return limits_within(self._left_s() - self._reserve().confirmation_s())

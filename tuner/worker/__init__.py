@@ -1,0 +1,1 @@
+"""Runs of the queue, claimed and carried out."""

@@ -1,0 +1,45 @@
+"""A moment in, the runs that ended before it gone, step by step: no step holds the database for long."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from tuner.store.database import Database
+from tuner.store.queries import retention
+from tuner.worker.backoff import rest
+
+#: Runs, and archives, of one step.
+RUNS_AT_ONCE: Final = 10
+ARCHIVES_AT_ONCE: Final = 4
+#: After each step: SQLite has one writer at a time, and those who wait ask again after up to 0.1 s.
+PAUSE_S: Final = 0.1
+
+
+def clear(
+    database: Database, before: datetime, *, with_plans: bool = False, check: Callable[[], None] = lambda: None
+) -> int:
+    """Deletes runs that ended before then, and archives that nobody uses; returns how many runs.
+
+    What `check` raises between two steps ends it. Several processes may do it at the same time. Raises StoreError.
+    """
+    cleared = 0
+    while deleted := _clear_runs(database, before, with_plans=with_plans):
+        cleared += deleted
+        rest(PAUSE_S, check)
+    while _clear_archives(database, retention.latest_unused(before)):
+        rest(PAUSE_S, check)
+    return cleared
+
+
+def _clear_runs(database: Database, before: datetime, *, with_plans: bool) -> int:
+    with database.begin() as connection:
+        return retention.delete_ended(connection, before, limit=RUNS_AT_ONCE, with_plans=with_plans)
+
+
+def _clear_archives(database: Database, before: datetime) -> int:
+    with database.read() as connection:
+        unused = retention.unused_archives(connection, before, limit=ARCHIVES_AT_ONCE)
+    if not unused:
+        return 0
+    with database.begin() as connection:
+        return retention.delete_archives(connection, unused, before)

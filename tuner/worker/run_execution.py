@@ -1,0 +1,345 @@
+"""Worker: carries out a run that it has claimed, and stores every trial as it comes."""
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from kitsune.cli.output import headline
+from kitsune.errors import (
+    GpuError,
+    KitsuneError,
+    LeaseLostError,
+    NotFoundError,
+    SchemaError,
+    StoppedError,
+    StoreError,
+    TuneError,
+    UnfitError,
+)
+from tuner.measuring import fault_injection
+from tuner.measuring.child_process import Check, go_on
+from tuner.measuring.protocol import Inspection
+from tuner.planning.prior_runs import Knowledge
+from tuner.records import Run, RunStatus, Verdict
+from tuner.store.database import Database
+from tuner.store.queries import plans, runs, timelines, trials
+from tuner.tuning.events import Event, Inspected, Tried
+from tuner.tuning.recall import knowledge_of
+from tuner.tuning.run import Conclusion, Tuning
+from tuner.worker.backoff import pauses, rest
+
+log = logging.getLogger("kitsune")
+
+Tell = Callable[[Event], None]
+#: Called with `run`, `trials` (those that are stored already) and `check`.
+Make = Callable[..., Tuning]
+#: The reason of a failure in; why this machine is to measure nothing more out, None where it may go on.
+Diagnose = Callable[[str], str | None]
+Written = TypeVar("Written")
+Ended = TypeVar("Ended")
+
+#: How soon a worker learns that its run was cancelled, where a third of the lease is not sooner.
+BEAT_S = 2.0
+FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
+#: The run is as good as before, so it goes back into the queue.
+NOT_ITS_FAULT = (KeyboardInterrupt, SystemExit, StoppedError, UnfitError)
+
+
+def fit(_: str) -> None:
+    """The Diagnose that finds nothing."""
+
+
+class How(StrEnum):
+    """What became of a run that a worker had claimed."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    LOST = "lost"  #: cancelled, or another worker's
+    RETURNED = "returned"  #: to the queue, since the worker was asked to end
+    UNWRITTEN = "unwritten"  #: the database is away; back in the queue at the latest when the lease ends
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What became of a run, and why in a sentence."""
+
+    how: How
+    words: str
+
+
+def worker_name() -> str:
+    """Another one at each call: a host that starts again, and every container, gives the same numbers again."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+def ending_of(carry: Callable[[], tuple[Run, Conclusion]]) -> Ending:
+    """The border between a worker and its runs: what `carry_out` raises over a run becomes a value.
+
+    UnfitError passes: it is about the machine, so the next run would end like this one.
+    """
+    try:
+        _, conclusion = carry()
+    except UnfitError:
+        raise
+    except StoppedError as error:
+        return Ending(How.RETURNED, str(error))
+    except LeaseLostError as error:
+        return Ending(How.LOST, str(error))
+    except StoreError as error:
+        return Ending(How.UNWRITTEN, str(error))
+    except KitsuneError as error:
+        return Ending(How.FAILED, str(error))
+    except Exception as error:
+        log.warning("an error that nobody foresaw", exc_info=True)
+        return Ending(How.FAILED, _reason(error))
+    return Ending(How.FINISHED, headline(conclusion.plan))
+
+
+def carry_out(
+    database: Database,
+    run: Run,
+    make: Make,
+    tell: Tell,
+    *,
+    lease_s: float = runs.LEASE_S,
+    patience_s: float = 0.0,
+    stop: Check = go_on,
+    diagnose: Diagnose = fit,
+) -> tuple[Run, Conclusion]:
+    """Tunes the claimed run to its end; trials that are stored already are not tried again.
+
+    The plan is stored as soon as it is confirmed; then it is measured what each of its choices gives, and whatever ends
+    that early ends the run well.
+
+    A run that cannot be tuned is stored as failed with the reason, and the error raised. What ends the trial of the
+    moment within seconds and propagates: LeaseLostError, when the run was cancelled or taken over, and what others
+    wrote stays; what `stop` raises, and KeyboardInterrupt that no trial has caught, which put the run back into the
+    queue. Where `diagnose` finds after a failure that the GPU is broken, the run goes back as after a death, with all
+    its trials, and GpuError is raised. A database that refuses is asked again for `patience_s`; after that the
+    StoreError propagates, and a run that came through the queue is put back, if that can be written.
+    """
+    with Lease(database, run, lease_s).kept() as lease:
+
+        def check() -> None:
+            stop()
+            lease.check()
+
+        ledger = Ledger(database, run, check, patience_s)
+        try:
+            known = ledger.write(lambda connection, run: trials.list_of(connection, run.id))
+            tuning = make(run=run, trials=known, check=check, knows=partial(_knowledge, ledger))
+            kept = ledger.write(_kept)
+            conclusion = kept or _follow(tuning.steps(), ledger, tell, diagnose)
+            ledger.write(partial(runs.keep, plan=conclusion.plan, verdict=conclusion.verdict))
+            if conclusion.timeline is not None:
+                ledger.write(partial(timelines.put, timeline=conclusion.timeline))
+        except LeaseLostError:
+            raise
+        except GpuError:
+            ledger.write_end(partial(_give_back, is_death=True))
+            raise
+        except NOT_ITS_FAULT:
+            ledger.write_end(_give_back)
+            raise
+        except Exception as error:
+            if isinstance(error, StoreError) and run.archive is not None:
+                ledger.write_end(_give_back)
+            else:
+                reason = _reason(error)
+                ledger.write_end(lambda connection, run: runs.fail(connection, run, reason))
+            raise
+        finish = partial(runs.finish, plan=conclusion.plan, verdict=conclusion.verdict)
+        try:
+            is_whole = _ablate(tuning.ablation(conclusion.plan, is_taken_over=kept is not None), ledger, tell)
+        except LeaseLostError:
+            raise
+        except (SystemExit, StoreError):
+            ledger.write_end(finish)
+            raise
+        is_interrupted = conclusion.interrupted or tuning.interrupted or not is_whole
+        return ledger.write(finish), replace(conclusion, interrupted=is_interrupted)
+
+
+def _ablate(steps: Generator[Event, None, None], ledger: "Ledger", tell: Tell) -> bool:
+    """Whether nobody has interrupted it. The plan is stored, so no error in this is worth failing the run."""
+    try:
+        _follow(steps, ledger, tell)
+    except (KeyboardInterrupt, StoppedError):
+        return False
+    except StoreError:
+        raise
+    except Exception:
+        log.warning("what each choice gives could not be measured to the end", exc_info=True)
+    return True
+
+
+def _follow(steps: Generator[Event, None, Ended], ledger: "Ledger", tell: Tell, diagnose: Diagnose = fit) -> Ended:
+    with closing(steps):
+        while True:
+            try:
+                event = next(steps)
+            except StopIteration as end:
+                ended: Ended = end.value
+                return ended
+            except TuneError as error:
+                _examine(str(error), diagnose)
+                raise
+            ledger.check()
+            _store(event, ledger)
+            if fault_injection.struck("worker-kill", type(event).__name__.lower()):
+                os.kill(os.getpid(), signal.SIGKILL)
+            tell(event)
+            if isinstance(event, Tried) and event.trial.failure is not None:
+                _examine(event.trial.failure.reason, diagnose)
+
+
+def _examine(reason: str, diagnose: Diagnose) -> None:
+    """Raises GpuError where the device is no longer to be measured on."""
+    why = diagnose(reason)
+    if why is not None:
+        raise GpuError(why)
+
+
+def _store(event: Event, ledger: "Ledger") -> None:
+    if isinstance(event, Inspected):
+        found = event.inspection
+        ledger.write(
+            lambda connection, run: runs.note_inspection(
+                connection,
+                run,
+                fingerprint=found.fingerprint,
+                environment=found.environment,
+                inapplicable=dict(found.inapplicable),
+            )
+        )
+    elif isinstance(event, Tried):
+        trial = event.trial
+        ledger.write(lambda connection, run: trials.add(connection, run, trial))
+
+
+def _knowledge(ledger: "Ledger", inspection: Inspection, budget_s: float | None) -> Knowledge:
+    """What the store tells of earlier runs of this team."""
+    return ledger.write(lambda connection, run: knowledge_of(connection, run, inspection, budget_s))
+
+
+def _kept(connection: Connection, run: Run) -> Conclusion | None:
+    """What a worker that vanished afterwards had come to. Raises PlanError when the plan was damaged."""
+    plan = plans.get(connection, run.plan_id) if run.plan_id else None
+    if plan is None or plan.evidence is None:
+        return None
+    return Conclusion(plan, Verdict(plan.evidence.verdict), interrupted=False)
+
+
+def _give_back(connection: Connection, run: Run, *, is_death: bool = False) -> None:
+    if run.workload == runs.LIVE:
+        runs.fail(connection, run, "interrupted; a live model is gone with its process, so nobody else can go on")
+    else:
+        runs.release(connection, run, is_death=is_death)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What a worker writes about its run: each time in a transaction, again and again while the database refuses."""
+
+    database: Database
+    run: Run
+    check: Check
+    patience_s: float
+
+    def write(self, entry: Callable[[Connection, Run], Written]) -> Written:
+        """Raises StoreError when patience has ended, LeaseLostError at once, and what `check` raises while it waits.
+
+        An entry may be written twice, where the answer to a commit was lost: what is written here allows that.
+        """
+        end = time.monotonic() + self.patience_s
+        waits = pauses(FIRST_PAUSE_S, MOST_PAUSE_S)
+        while True:
+            try:
+                with self.database.begin() as connection:
+                    return entry(connection, self.run)
+            except (LeaseLostError, SchemaError, NotFoundError):
+                raise
+            except StoreError as error:
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    raise
+                log.warning("run %s will be written again: %s", self.run.id, error)
+                rest(min(left_s, next(waits)), self.check)
+
+    def write_end(self, entry: Callable[[Connection, Run], object]) -> None:
+        """How the run ended, if the database can take it; the error that ended it is what the caller must see."""
+        try:
+            with self.database.begin() as connection:
+                entry(connection, self.run)
+        except StoreError as trouble:
+            log.warning("how run %s ended could not be stored: %s", self.run.id, trouble)
+
+
+class Lease:
+    """Heartbeats of a run from a thread of their own, since a trial may take minutes.
+
+    They are more frequent than the lease asks for: their answer is how a worker learns that its run was cancelled.
+    """
+
+    def __init__(self, database: Database, run: Run, lease_s: float) -> None:
+        self._database = database
+        self._run = run
+        self._lease_s = lease_s
+        self._done = threading.Event()
+        self._lost: str | None = None
+        context = copy_context()  # of the log
+        self._thread = threading.Thread(target=context.run, args=(self._beat,), name="kitsune-heartbeat", daemon=True)
+
+    @contextmanager
+    def kept(self) -> Iterator["Lease"]:
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._done.set()
+            self._thread.join()
+
+    def check(self) -> None:
+        """Raises LeaseLostError when the run is no longer ours to go on with."""
+        if self._lost is not None:
+            raise LeaseLostError(self._lost)
+
+    def _beat(self) -> None:
+        is_away = False
+        while not self._done.wait(min(self._lease_s / 3, BEAT_S)):
+            if fault_injection.struck("heart-stop"):
+                continue
+            try:
+                with self._database.begin() as connection:
+                    current = runs.heartbeat(connection, self._run, lease_s=self._lease_s)
+            except LeaseLostError as error:
+                self._lost = str(error)
+                return
+            except StoreError as error:
+                if not is_away:  # an outage may last for hours
+                    log.warning("heartbeat of run %s failed, will try again: %s", self._run.id, error)
+                is_away = True
+                continue
+            if is_away:
+                log.warning("heartbeats of run %s are stored again", self._run.id)
+            is_away = False
+            if current.status is RunStatus.CANCELLED:
+                self._lost = f"run {self._run.id} was cancelled"
+                return

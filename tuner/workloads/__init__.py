@@ -1,0 +1,1 @@
+"""Workloads: found by name, copied, fed with batches."""
