@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kitsune.device import environment, pick_device
+from kitsune.device.backend import environment, pick_device
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 PACKAGES = ("kitsune", "tuner", "server", "migrations")
 
-# Folders from the ground up. A folder imports from itself and from the rows above its own; files at the root of a package
-# are named one by one, and a package stands for its own `__init__.py` and `__main__.py`.
+# Folders from the ground up. A folder imports from itself and from the rows above its own. Files at the root of a
+# package are named one by one, and a package stands for its own `__init__.py` and `__main__.py`.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("kitsune", "kitsune.errors", "kitsune.knobs", "kitsune.run_status", "kitsune.submission"),
     ("kitsune.amp", "kitsune.base", "kitsune.kernels", "kitsune.streams"),
@@ -49,8 +49,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 
 TORCH = frozenset({"torch", "torchvision", "triton", "transformers", "functorch"})
-# Folders and files that must not load these packages, not even through what they import. Planning is pure: it decides on
-# plain data, and what acts on a device stands elsewhere.
+# Folders and files that must not load these packages, not even through what they import. Planning is pure: it decides
+# on plain data, and what acts on a device stands elsewhere.
 FREE_OF: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(
         (

@@ -264,7 +264,7 @@ def test_a_training_asks_for_it(monkeypatch, where):
     def train():
         for _ in range(6):
             x, y = torch.randn(2, 8), torch.randn(2, 4)
-            if where == "cudagraph":
+            if where == "step_graph":
                 step((x, y))
             else:
                 optimizer.zero_grad()
