@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kitsune.submission.format.container import pack, unpack
 from kitsune.submission.format.limits import MAX_COMMAS, MAX_CONTAINERS, MAX_NODES, MAX_TENSORS
-from tests.unit.submission.hostile_archives import CODE, OBJECTS, PICKLE
+from tests.unit.kitsune.submission.hostile_archives import CODE, OBJECTS, PICKLE
 
 #: Of every place in a document, and of every header of a zip: where parsers are known to slip.
 NUMBERS: Final = (

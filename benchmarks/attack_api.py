@@ -24,9 +24,9 @@ from sqlalchemy import Connection
 from benchmarks.results_file import Figure
 from benchmarks.serving import Serving, serving
 from tests.store.samples import a_plan, a_run, a_timeline
+from tests.unit.kitsune.submission import hostile
 from tests.unit.server.pages import stories
 from tests.unit.server.pages.visits import keep
-from tests.unit.submission import hostile
 from tuner.records import Run, RunStatus
 from tuner.store.engine import open_database
 from tuner.store.queries import archives, runs, timelines

@@ -27,7 +27,7 @@ from benchmarks.results_file import Figure
 from benchmarks.serving import Serving, serving
 from benchmarks.watched import events_since
 from kitsune.submission.format.archive import Archive
-from tests.unit.submission.hostile_archives import CANARY, GOOD, HOSTILE, large
+from tests.unit.kitsune.submission.hostile_archives import CANARY, GOOD, HOSTILE, large
 from tuner.store import tables
 from tuner.store.engine import open_database
 

@@ -24,8 +24,8 @@ from benchmarks.serving import Serving, serving
 from kitsune.errors import ArchiveError, KitsuneError, PlanError
 from kitsune.plan import Plan
 from kitsune.submission.format.archive import Archive
+from tests.unit.kitsune.submission import hostile
 from tests.unit.server.pages import stories
-from tests.unit.submission import hostile
 from tuner.store.database import Database
 from tuner.store.engine import open_database
 from tuner.store.queries import archives, plans

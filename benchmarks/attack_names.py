@@ -24,7 +24,7 @@ from benchmarks.watched import events_since
 from server.app import create_app
 from server.pages.assets import assets
 from server.settings import ServerSettings
-from tests.unit.server.test_guard import BROKEN_HOSTS, FOREIGN_HOSTS, FOREIGN_ORIGINS, METHODS
+from tests.unit.server.http.test_guard import BROKEN_HOSTS, FOREIGN_HOSTS, FOREIGN_ORIGINS, METHODS
 from tuner.store.engine import open_database
 from tuner.store.queries import sessions, tokens
 from tuner.store.queries.tokens import Scope

@@ -29,8 +29,8 @@ from benchmarks import (
 )
 from benchmarks.attack_uploads import Samples
 from benchmarks.results_file import Figure
-from tests.unit.submission import hostile
-from tests.unit.submission.steps import archive_of
+from tests.unit.kitsune.submission import hostile
+from tests.unit.kitsune.submission.steps import archive_of
 
 SUITE: Final = "attacks"
 #: Steps whose archives are broken by chance, beside the one that the hostile ones are made of.

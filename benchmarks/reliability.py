@@ -23,7 +23,7 @@ from benchmarks.audit import Audit, audited, ids_of
 from benchmarks.results_file import Figure
 from kitsune.submission.format.archive import Archive
 from tests.e2e.command import Command
-from tests.unit.submission.steps import archive_of
+from tests.unit.kitsune.submission.steps import archive_of
 from tuner.store.engine import open_database
 from tuner.store.queries.runs import MAX_DEATHS
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from benchmarks.connections import status_of
-from tests.unit.submission.hostile_archives import large
+from tests.unit.kitsune.submission.hostile_archives import large
 
 NAME: Final = "0" * 64
 _BLOCK: Final = bytes(2**16)

@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import NewPage, Site, sign_in, violations
 from tests.browser.runs import some_weeks_of_runs
-from tests.unit.submission import hostile
+from tests.unit.kitsune.submission import hostile
 from tuner.store.queries import runs, tokens
 from tuner.store.queries.tokens import Scope
 

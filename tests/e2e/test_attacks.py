@@ -12,7 +12,7 @@ from benchmarks.attack_uploads import Samples
 from benchmarks.attacks import is_fault
 from benchmarks.results_file import Figure
 from benchmarks.watched import events_since
-from tests.unit.submission.hostile_archives import CANARY, GOOD, HOSTILE, PICKLE
+from tests.unit.kitsune.submission.hostile_archives import CANARY, GOOD, HOSTILE, PICKLE
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ import pytest
 from kitsune.plan import Plan
 from tests.store.samples import a_plan, a_trial
 from tests.test_docs import blocks
-from tests.unit.submission import hostile
+from tests.unit.kitsune.submission import hostile
 from tuner.records import Run, RunStatus
 from tuner.store.engine import open_database
 from tuner.store.queries import runs, trials

@@ -18,7 +18,7 @@ from sqlalchemy import select
 from kitsune.errors import StoreBusyError
 from tests.e2e.command import Command
 from tests.processes import children, is_gone, measuring, state
-from tests.unit.submission.steps import archive_of
+from tests.unit.kitsune.submission.steps import archive_of
 from tuner.records import Run, RunStatus, Trial
 from tuner.store import tables
 from tuner.store.database import Database

@@ -14,7 +14,7 @@ from kitsune.launches.pipeline import Planner
 from kitsune.launches.recording.recorder import record
 from kitsune.techniques import TECHNIQUES, Build
 from kitsune.update.adamw import KernelUpdate
-from tests.unit.engine.steps import CASES, Step, equal, warmed
+from tests.unit.kitsune.launches.steps import CASES, Step, equal, warmed
 
 pytestmark = pytest.mark.usefixtures("more_streams_win")
 triton = pytest.importorskip("triton")

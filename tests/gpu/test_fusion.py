@@ -12,7 +12,7 @@ from kitsune.fusion import FusionConfig, FusionEngine
 from kitsune.launches.execution.kernel_trace import kernels_of
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
-from tests.unit.submission.layers import Llama
+from tests.unit.kitsune.submission.layers import Llama
 
 STEPS = 5
 VOCABULARY, WIDTH, SEQ, BATCH = 1000, 128, 64, 8

@@ -10,7 +10,7 @@ from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Interval, Numerics, Plan
 from kitsune.submission.format.archive import Archive
 from kitsune.timeline import Launched, Timeline
-from tests.unit.submission.hostile import put, valid
+from tests.unit.kitsune.submission.hostile import put, valid
 from tuner.records import (
     Arm,
     Comparison,

@@ -17,7 +17,7 @@ from kitsune.errors import StoppedError, StoreBusyError, StoreError, UnfitError
 from tests.store.carrying import cancel, locked, raising, stored, taken_over, wait_until
 from tests.store.conftest import Postgres
 from tests.store.samples import a_run, after
-from tests.unit.submission.hostile import valid
+from tests.unit.kitsune.submission.hostile import valid
 from tests.unit.tuner.machine import ENVIRONMENT, GRAPH, GRAPH_WINS, SMALL, Machine, failure
 from tuner.measuring.protocol import Job
 from tuner.records import Run, RunStatus, Source, Trial

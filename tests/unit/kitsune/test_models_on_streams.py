@@ -6,7 +6,7 @@ import torch
 from tests.optimizer_models import *  # noqa: F403
 from tests.optimizer_on_streams import OnStreams
 from tests.step_cases import capturing_cpu
-from tests.unit.engine.steps import even_us
+from tests.unit.kitsune.launches.steps import even_us
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.optimizer_on_streams import *  # noqa: F403
 from tests.optimizer_on_streams import MADE, OnStreams, towers, trained
 from tests.optimizer_semantics import *  # noqa: F403
 from tests.step_cases import capturing_cpu
-from tests.unit.engine.steps import even_us
+from tests.unit.kitsune.launches.steps import even_us
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ from tests.step_semantics import (  # noqa: F401
     test_weight_decay_may_change_in_mid_run,
     test_what_happens_on_the_host_is_not_captured,
 )
-from tests.unit.engine.steps import even_us
+from tests.unit.kitsune.launches.steps import even_us
 
 MADE: list[StepGraph] = []
 

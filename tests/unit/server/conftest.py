@@ -13,7 +13,7 @@ from server.app import create_app
 from server.settings import ServerSettings
 from tests.store.conftest import empty_database  # noqa: F401
 from tests.store.samples import after
-from tests.unit.submission import hostile
+from tests.unit.kitsune.submission import hostile
 from tuner.store.database import Database
 from tuner.store.engine import open_database
 from tuner.store.queries import archives, tokens

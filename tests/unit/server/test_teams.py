@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 
 from server.http import lookups, ttl_cache
 from tests.store.samples import a_plan, a_run, a_timeline, a_trial, after
+from tests.unit.kitsune.submission import hostile
 from tests.unit.server.conftest import HERE, assert_problem, bearer, secret
-from tests.unit.server.test_auth import NEEDS
-from tests.unit.submission import hostile
+from tests.unit.server.http.test_auth import NEEDS
 from tuner.records import RunStatus
 from tuner.store import tables
 from tuner.store.queries import archives, runs, timelines, trials

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.orders import BANDS, STREAMS, banded, slacks_us
 from kitsune.launches.planning.schedule import clocks, critical_path, critical_path_us
-from tests.unit.engine.order import happens_before
-from tests.unit.engine.steps import adamw, recorded, warmed
+from tests.unit.kitsune.launches.order import happens_before
+from tests.unit.kitsune.launches.steps import adamw, recorded, warmed
 
 
 @pytest.fixture

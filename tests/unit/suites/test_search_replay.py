@@ -14,7 +14,7 @@ from benchmarks import pairs, results_file, search, spaces
 from benchmarks.recorded import Recorded, line_of, outcome_of, rival_of, to_record
 from kitsune.knobs import Choice
 from tests.unit.tuner.machine import Machine, OneByOne, failure
-from tests.unit.tuner.test_space import CPU, EVERYTHING
+from tests.unit.tuner.search.test_space import CPU, EVERYTHING
 from tuner.measuring.protocol import ArmSpec, Job
 from tuner.records import FailureKind, Trial
 from tuner.search.proposal import Proposal

@@ -14,7 +14,7 @@ from kitsune.errors import BaselineError, NoTrialError
 from kitsune.plan import Plan
 from kitsune.submission.format.archive import Archive
 from tests.store.samples import a_plan, a_run, after, an_environment
-from tests.unit.tuner.terminal import BF16, INSPECTED, RUN, STREAMED, TRIALS, a_failure, a_trial, ablations
+from tests.unit.tuner.sample_run import BF16, INSPECTED, RUN, STREAMED, TRIALS, a_failure, a_trial, ablations
 from tuner.api import Result
 from tuner.commands import tune
 from tuner.planning.ablation import Ablation

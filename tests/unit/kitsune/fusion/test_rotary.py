@@ -6,7 +6,7 @@ from torch import nn
 
 from kitsune.fusion import FusionEngine
 from tests.unit.kitsune.fusion.fused import WIDTH, Rotary, always_faster, engine, llama_heads, normal, stats_of, step
-from tests.unit.submission.layers import Llama
+from tests.unit.kitsune.submission.layers import Llama
 
 HEADS = normal(2, 2, 3, WIDTH)
 

@@ -8,9 +8,9 @@ from anyio import CapacityLimiter
 
 from kitsune.submission.format.limits import MAX_ARCHIVE_BYTES
 from server.api import archives as archives_route
+from tests.unit.kitsune.submission import hostile
 from tests.unit.server.pages.conftest import assert_page, csrf_of
 from tests.unit.server.wire import Wire
-from tests.unit.submission import hostile
 from tuner.store.queries import archives, runs
 from tuner.store.queries.tokens import Scope
 
