@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from numbers import Real
 from types import TracebackType
 from typing import Any, Self
@@ -9,34 +10,30 @@ from typing import Any, Self
 import torch
 
 from kitsune.autograd.hooks import Hooks
-from kitsune.capture.forward_dispatch import SegmentedForward, autocast_of
+from kitsune.capture.forward_dispatch import SegmentedForward
+from kitsune.capture.guards import StepGuards
 from kitsune.capture.micro_batches import micro_batches
-from kitsune.capture.rollback import Snapshot, Sums
+from kitsune.capture.program_cache import ProgramCache
 from kitsune.capture.step_body import Body, entered
 from kitsune.capture.step_graph import EagerStep, StepGraph
 from kitsune.client.remote_tuning import Auto, plan_of_step
-from kitsune.device.backend import first_line
 from kitsune.device.cuda_graph import Recorder
-from kitsune.device.static_batch import signature_unless_opaque
-from kitsune.errors import DeclinedError, SettingsError
+from kitsune.errors import SettingsError
 from kitsune.memory.prefetch import Batch, Prefetcher
 from kitsune.plan import Plan
-from kitsune.runtime.plan_application import Assembly, OnDecline, show_plan
+from kitsune.runtime.applied_plan import AppliedPlan
+from kitsune.runtime.plan_application import Assembly, OnDecline
 from kitsune.runtime.report import Report
 from kitsune.techniques import Build, facts_of
-from kitsune.update.loss_scaler import LossScaler
 from kitsune.update.optimizer_update import Update
 from kitsune.update.update_graph import UpdateGraph
 from kitsune.workload import LossFn, call_model, check_optimizer, check_types, device_of, loss_of
 
-OTHER_SHAPE_PATIENCE = 8  # batches of another shape run uncompiled this often before they get a program of their own
-MAX_PROGRAMS = 4
-MAX_OTHER_SHAPES = 256
-
-NO_LOADER = "prefetch waits for a loader: for x, y in step.batches(loader)"
-HALF_UPDATED = "some parameters were updated by then, so the step is not repeated: the next one runs without it"
-
 Program = EagerStep | StepGraph
+
+MAX_PROGRAMS = 4
+OTHER_BATCHES = "batches of other shapes, or with other values of what is no tensor, run uncompiled and uncaptured"
+UPDATE_OUTSIDE = "the optimizer's update runs outside of"
 
 
 class TrainStep:
@@ -78,45 +75,38 @@ class TrainStep:
         self.clip_grad_norm = clip_grad_norm
         self.accumulation_steps = accumulation_steps
         self.device = device_of(model)
-        self._assembly = self._planned()
-        self._undo = contextlib.ExitStack()
-        self._scaler: LossScaler | None = None
         self._has_loader = False
-        self._assemble()
+        self._apply()
+
+    def _apply(self) -> None:
+        facts = facts_of(self.model, self.optimizer, self.device)
+        assembly = Assembly(self.plan, facts, self.device, self._on_decline)
+        self._applied = AppliedPlan(assembly, self.model, self.optimizer, begin=self._begin, finish=self._finish)
+        self._applied.apply()
 
     @property
     def report(self) -> Report:
         """What was applied and what was declined, and how launches were planned."""
-        self._assembly.show_fusion()
-        report = self._assembly.report
-        report.scaler = None if self._build.scaler is None else self._build.scaler.statistics
-        if self._update_graph is not None and self._update_graph.refusal:
-            report.note(f"the optimizer's update runs outside of the graphs: {self._update_graph.refusal}")
-        if self._segmented is not None:
-            show_plan(report, self._segmented.plan, "backward: ")
-        else:
-            plans = [program.plan for program in self._programs.values() if isinstance(program, StepGraph)]
-            show_plan(report, next(filter(None, reversed(plans)), None))
-        return report
+        if self._segments is None:
+            plans = [program.plan for program in self._programs if isinstance(program, StepGraph)]
+            return self._applied.report(next(filter(None, reversed(plans)), None))
+        refusal = self._segments.update.refusal
+        notes = [f"{UPDATE_OUTSIDE} the graphs: {refusal}"] if refusal else []
+        return self._applied.report(self._segments.forward.plan, "backward: ", notes)
 
     @property
     def is_settled(self) -> bool:
         """True once nothing more will be compiled or captured for batches like the last one that came by the plan."""
-        waiting = self._segmented is not None and not self._segmented.is_settled
-        return not waiting and self._current is not None and self._current.is_settled
+        waiting = self._segments is not None and not self._segments.forward.is_settled
+        current = self._programs.current
+        return not waiting and current is not None and current.is_settled
 
     def __call__(self, x: Any, y: Any = None) -> torch.Tensor:
         """Runs one step on a batch, on any device, and returns the detached loss, a scalar on the model's device."""
         batch = (x, y)
-        if self._is_seeking:
-            self._seek(batch)
-        program = self._program(batch)
-        if program.is_stale() or len(self.optimizer.param_groups) != self._groups:
-            self._undo.close()  # first, lest the plan's own flags be taken for the user's
-            self._assembly.check(facts_of(self.model, self.optimizer, self.device))
-            self._assemble()
-            program = self._program(batch)
-        program.refresh()
+        program = self._guards.check(batch)
+        if program is None:
+            program = self._prepare(batch)
         return program(batch) if self.is_settled else self._settle(program, batch)
 
     def batches(self, loader: Iterable[Batch]) -> Iterable[Batch]:
@@ -124,17 +114,17 @@ class TrainStep:
 
         Without it, and before `plan="auto"` has found a plan, the loader itself.
         """
-        ahead = self._build.prefetch
-        if not ahead:
+        build = self._applied.build
+        if not build.prefetch:
             return loader
         self._has_loader = True
-        self._tell_prefetch(ahead)
-        return Prefetcher(self.device, ahead).wrap(loader)
+        build.waiting.clear()
+        return Prefetcher(self.device, build.prefetch).wrap(loader)
 
     def close(self) -> None:
         """Gives model, optimizer and flags back as they were; the step must not be called afterwards."""
         self._programs.clear()
-        self._undo.close()
+        self._applied.undo()
 
     def __enter__(self) -> Self:
         return self
@@ -142,9 +132,49 @@ class TrainStep:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
 
-    def _planned(self) -> Assembly:
-        facts = facts_of(self.model, self.optimizer, self.device)
-        return Assembly(self.plan, facts, self.device, self._on_decline)
+    def _prepare(self, batch: tuple[Any, Any]) -> Program:
+        """The program of a batch that no program fits as it is: a new one, or the plain step while it is too rare."""
+        if self._is_seeking:
+            self._seek(batch)
+        if self._guards.is_stale(batch):
+            self._applied.reapply()
+        program = self._guards.admit(batch)
+        if program is not None:
+            return program
+        build = self._applied.build
+        if build.is_specialised:
+            self._applied.assembly.report.note(OTHER_BATCHES)
+        return EagerStep(self._plain, self.device, build.memory_format)
+
+    def _settle(self, program: Program, batch: tuple[Any, Any]) -> torch.Tensor:
+        """A step that may compile or capture."""
+        return self._applied.run(
+            lambda: self._first(program, batch),
+            again=lambda: self(*batch),
+            rollback=self._applied.rollback(repeats_update=True),
+            learn=lambda: self._learn_from(program),
+        )
+
+    def _first(self, program: Program, batch: tuple[Any, Any]) -> torch.Tensor:
+        try:
+            return program(batch)
+        except Exception:
+            if not program.calls:  # what failed in its first call is not waited for
+                self._programs.forget(program)
+            raise
+
+    def _learn_from(self, program: Program) -> None:
+        source: StepGraph | SegmentedForward | None = None
+        if isinstance(program, StepGraph):
+            source = program
+            report = self._applied.assembly.report
+            report.peak_bytes = max(report.peak_bytes, program.peak_bytes)
+            if program.update_outside:
+                report.note(f"{UPDATE_OUTSIDE} the graph: {program.update_outside}")
+        elif self._segments is not None:
+            source = self._segments.forward
+        if source is not None:
+            self._applied.heed(source.refusal, source.streams_refusal)
 
     def _seek(self, batch: tuple[Any, Any]) -> None:
         """Asks for the plan of this very step, once."""
@@ -153,69 +183,56 @@ class TrainStep:
         found = plan_of_step(self.model, self.loss_fn, self.optimizer, part)
         if found.plan is not None:
             self.plan = found.plan
-            self._assembly = self._planned()
-            self._assemble()
-        self._assembly.report.note(f"plan='auto': {found.reason}")
+            self._applied.undo()
+            self._apply()
+        self._applied.assembly.report.note(f"plan='auto': {found.reason}")
 
-    def _assemble(self) -> None:
-        """Builds the step anew from what is left of the plan."""
-        self._undo.close()
-        self._programs: dict[Any, Program] = {}
-        self._current: Program | None = None
-        self._other_shapes: dict[Any, int] = {}
-        self._groups = len(self.optimizer.param_groups)  # one that is added has none of the plan's flags
-        segments = self._assembly.knobs.get("capture") == "segments"
-        self._build = build = Build(
-            model=self.model,
-            optimizer=self.optimizer,
-            device=self.device,
-            forward=self._call if segments else self._loss,
-            undo=self._undo,
-        )
-        self._assembly.apply(build)
-        if build.prefetch:
-            self._tell_prefetch(build.prefetch)
-        if build.scaler is not None:  # the scale that training has found outlives a new assembly
-            build.scaler = self._scaler = self._scaler or build.scaler
-        self._recorder = Recorder(self.device)
-        self._segmented: SegmentedForward | None = None
-        self._update_graph: UpdateGraph | None = None
-        self._plain = self._body(self._loss)
-        self._tuned = self._segments() if segments else self._body(build.forward)
+    def _begin(self, undo: contextlib.ExitStack) -> Build:
+        forward = self._call if self._applied.assembly.splits_loss() else self._loss
+        return Build(model=self.model, optimizer=self.optimizer, device=self.device, forward=forward, undo=undo)
 
-    def _tell_prefetch(self, ahead: int) -> None:
-        """It is applied by whoever gives their loader to `batches`."""
-        report = self._assembly.report
+    def _finish(self, build: Build) -> None:
+        """Makes the programs of the plan; those of another plan are gone."""
         if self._has_loader:
-            report.applied["prefetch"] = ahead
-            report.notes = [note for note in report.notes if note != NO_LOADER]
-        else:
-            del report.applied["prefetch"]
-            report.note(NO_LOADER)
+            build.waiting.clear()
+        self._recorder = Recorder(self.device)
+        self._plain = self._body(self._loss)
+        self._segments = self._segmented(build) if build.capture == "segments" else None
+        eager = self._body(build.forward) if self._segments is None else self._segments.body
+        self._programs: ProgramCache[Program] = ProgramCache(MAX_PROGRAMS, lambda: self._new_program(build, eager))
+        self._guards = StepGuards(self._programs, self.model, self.device, self._applied.has_other_groups)
+
+    def _new_program(self, build: Build, eager: Body) -> Program:
+        if build.capture == "step":
+            # A body of its own: each graph reads the learning-rate tensors that it was captured with.
+            how = build.memory_format, build.streams, build.pool_bytes
+            return StepGraph(self._body(build.forward), self._recorder, self.device, *how)
+        hooks = Hooks(self.model) if build.hides_hooks else None
+        return EagerStep(eager, self.device, build.memory_format, hooks)
 
     def _update(self) -> Update:
-        return Update(self.optimizer, scaler=self._build.scaler, clip_grad_norm=self.clip_grad_norm)
+        return Update(self.optimizer, scaler=self._applied.build.scaler, clip_grad_norm=self.clip_grad_norm)
 
     def _body(self, forward: Any) -> Body:
+        build = self._applied.build
         return Body(
             self.model,
             forward,
             self._update(),
-            forward_contexts=self._build.forward_contexts,
-            step_contexts=self._build.step_contexts,
+            forward_contexts=build.forward_contexts,
+            step_contexts=build.step_contexts,
             accumulation_steps=self.accumulation_steps,
             loss_fn=self.loss_fn,
         )
 
-    def _segments(self) -> Body:
+    def _segmented(self, build: Build) -> "SegmentedStep":
         """Forward, backward and update as three graphs. Loss scaling is the body's.
 
         Forward contexts are entered around forward and loss apart: a backward captured within would inherit them.
         """
-        build, model, optimizer, update = self._build, self.model, self.optimizer, self._update()
         segmented = SegmentedForward(
-            model,
-            optimizer,
+            self.model,
+            self.optimizer,
             build.forward,
             self._call,
             self.device,
@@ -225,8 +242,8 @@ class TrainStep:
             streams=build.streams,
             pool_bytes=build.pool_bytes,
         )
+        update = self._update()
         graph = UpdateGraph(update, self._recorder)
-        self._segmented, self._update_graph = segmented, graph
 
         def forward(x: Any, y: Any) -> torch.Tensor:
             output = call_model(segmented, x)
@@ -236,14 +253,15 @@ class TrainStep:
         def finish() -> None:
             graph(segmented.owner())
 
-        return Body(
-            model,
+        body = Body(
+            self.model,
             forward,
             update,
             step_contexts=build.step_contexts,
             finish=finish,
             accumulation_steps=self.accumulation_steps,
         )
+        return SegmentedStep(segmented, graph, body)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -251,89 +269,14 @@ class TrainStep:
     def _loss(self, x: Any, y: Any) -> torch.Tensor:
         return loss_of(call_model(self.model, x), self.loss_fn, y)
 
-    def _program(self, batch: tuple[Any, Any]) -> Program:
-        key = self._key_of(batch)
-        program = self._programs.get(key)
-        if program is not None:
-            self._current = program
-            return program
-        if self._programs and not self._deserves_program(key):
-            if self._assembly.knobs.keys() & {"compile", "capture"}:
-                self._assembly.report.note(
-                    "batches of other shapes, or with other values of what is no tensor, run uncompiled and uncaptured"
-                )
-            return EagerStep(self._plain, self.device, self._build.memory_format)
-        self._programs[key] = self._current = program = self._new_program()
-        return program
 
-    def _key_of(self, batch: tuple[Any, Any]) -> Any:
-        # Objects that may hide tensors compare by identity, or not at all: None is the signature of them all.
-        return signature_unless_opaque(batch), self.model.training, autocast_of(self.device.type)
+@dataclass(frozen=True, slots=True)
+class SegmentedStep:
+    """A step as three graphs."""
 
-    def _deserves_program(self, key: Any) -> bool:
-        if len(self._other_shapes) >= MAX_OTHER_SHAPES:
-            self._other_shapes.clear()
-        seen = self._other_shapes[key] = self._other_shapes.get(key, 0) + 1
-        return seen > OTHER_SHAPE_PATIENCE and len(self._programs) < MAX_PROGRAMS
-
-    def _new_program(self) -> Program:
-        build = self._build
-        if build.capture == "step":
-            # A body of its own: each graph reads the learning-rate tensors that it was captured with.
-            body = self._body(build.forward)
-            how = build.memory_format, build.streams, build.pool_bytes
-            return StepGraph(body, self._recorder, self.device, *how)
-        hooks = Hooks(self.model) if "compile" in self._assembly.knobs else None
-        return EagerStep(self._tuned, self.device, build.memory_format, hooks)
-
-    def _settle(self, program: Program, batch: tuple[Any, Any]) -> torch.Tensor:
-        """A call that may compile or capture; when a technique fails in it, the same step without that technique."""
-        snapshot = Snapshot(self.model, self.device)
-        sums = Sums(self.optimizer) if "update" in self._assembly.knobs else None
-        try:
-            loss = program(batch)
-        except Exception as error:  # those of Triton derive from nothing else; what no technique owns up to goes on
-            knob = self._assembly.culprit(error)
-            if knob is None:
-                self._forget(program)
-                raise
-            reason = first_line(error)
-            if knob == "update" and sums is not None and sums.changed():
-                self._assembly.go_on_without(knob, reason, self._assemble)
-                raise DeclinedError(knob, f"{reason}; {HALF_UPDATED}") from error
-        else:
-            self._learn_from(program)
-            return loss
-        snapshot.restore()
-        with self._assembly.unless_blameless(self._assemble):
-            self._assembly.go_on_without(knob, reason, self._assemble)
-            return self(*batch)
-
-    def _forget(self, program: Program) -> None:
-        """What failed in its first call is not waited for."""
-        self._programs = {key: one for key, one in self._programs.items() if one is not program or one.calls}
-        if not program.calls:
-            self._current = None
-
-    def _learn_from(self, program: Program) -> None:
-        refusal, streams_refusal = None, ""
-        if self._segmented is not None:
-            refusal, streams_refusal = self._segmented.refusal, self._segmented.streams_refusal
-        if isinstance(program, StepGraph):
-            refusal, streams_refusal = program.refusal, program.streams_refusal
-            report = self._assembly.report
-            report.peak_bytes = max(report.peak_bytes, program.peak_bytes)
-            if program.update_outside:
-                report.note(f"the optimizer's update runs outside of the graph: {program.update_outside}")
-        if refusal:
-            self._assembly.go_on_without("capture", refusal, self._assemble)
-        elif streams_refusal and self._build.streams > 1:
-            self._one_stream(streams_refusal)
-
-    def _one_stream(self, reason: str) -> None:
-        """The programs go on as they are: each that was refused captures its step plainly next time."""
-        self._build.streams = 1
-        self._assembly.decline("streams", reason)
+    forward: SegmentedForward
+    update: UpdateGraph
+    body: Body
 
 
 def check_arguments(

@@ -248,6 +248,6 @@ def assert_same(planned: Run, plain: Run, **tolerance: float) -> None:
 
 def is_captured(step: TrainStep) -> bool:
     """Whether the step, or its forward and backward, come from graphs by now."""
-    if step._segmented is not None:
-        return step.is_settled and step._segmented.counts.get("captured", 0) > 0
-    return step.is_settled and all(getattr(program, "_graph", None) is not None for program in step._programs.values())
+    if step._segments is not None:
+        return step.is_settled and step._segments.forward.counts.get("captured", 0) > 0
+    return step.is_settled and all(getattr(program, "_graph", None) is not None for program in step._programs)

@@ -318,7 +318,7 @@ def test_an_overflow_skips_one_step_and_halves_the_scale(device, capture, update
         planned.train([(x * 1e30 if index == overflow else x, y)])
         changed = any(not torch.equal(before[key], value) for key, value in planned.model.state_dict().items())
         assert changed == (index != overflow)
-    scaler = planned.step._scaler
+    scaler = planned.step._applied.build.scaler
     assert scaler.skipped.item() == 1
     assert scaler.scale.item() == 32768.0
     assert planned.step.report.scaler == ScalerStatistics(steps=10, skipped=1, scale=32768.0)
@@ -334,8 +334,8 @@ def test_the_scale_outlives_a_new_assembly(device):
     planned.train([(x * 1e30, y), *rest])
     planned.model.first.requires_grad_(False)
     planned.train(rest)
-    assert planned.step._scaler.scale.item() == 32768.0
-    assert planned.step._scaler.skipped.item() == 1
+    assert planned.step._applied.build.scaler.scale.item() == 32768.0
+    assert planned.step._applied.build.scaler.skipped.item() == 1
 
 
 # Accumulation ---------------------------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def test_an_overflow_in_one_part_skips_the_whole_step(device, capture):
         planned.train([(x, y)])
         changed = any(not torch.equal(before[key], value) for key, value in planned.model.state_dict().items())
         assert changed == (index != 6)
-    assert planned.step._scaler.skipped.item() == 1
+    assert planned.step._applied.build.scaler.skipped.item() == 1
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.0, "2"])

@@ -1,6 +1,7 @@
 """Dispatch: which forwards of a model run by captured segments, and which run eagerly, with the reason."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from kitsune.autograd.leaves import tensors_there, why_not_ours
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
 from kitsune.capture.autograd_node import enclosed
 from kitsune.capture.guards import Attributes, HostState, why_not_replayed
+from kitsune.capture.program_cache import ProgramCache, autocast_of
 from kitsune.capture.segment_graphs import Segments, why_not_joined
 from kitsune.capture.step_body import Context, entered
 from kitsune.device.backend import Sync, watch_syncs
-from kitsune.device.cuda_graph import Recorder, tensors_in
+from kitsune.device.cuda_graph import WARM_RUNS, Recorder, tensors_in
 from kitsune.device.static_batch import opaque_type, restrided, signature_of
 from kitsune.errors import CaptureError
 from kitsune.launches.pipeline import Planner
@@ -23,10 +25,7 @@ from kitsune.launches.timing_cache import TimingCache
 from kitsune.update.loss_scaler import LossScaler
 from kitsune.update.optimizer_update import parameters_of
 
-WARM_FORWARDS = 3
-OTHER_SHAPE_PATIENCE = 8
-MAX_SIGNATURES = 2
-MAX_SEEN = 64
+MAX_PROGRAMS = 2
 HALF = (torch.float16, torch.bfloat16)
 NOTES = {
     "other_shape": "forwards of other shapes, or with other values of plain arguments, ran as given until frequent",
@@ -35,6 +34,14 @@ NOTES = {
     "one_stream": "a batch of another shape runs on one stream: its launches could not be planned",
     "kept": "forwards ran uncaptured while the loop kept gradients of an earlier step",
 }
+
+
+@dataclass(slots=True)
+class Program:
+    """The forwards of one batch signature: `runs` that warm up, then what was captured."""
+
+    runs: int = 0
+    segments: Segments | None = None
 
 
 class SegmentedForward:
@@ -85,13 +92,12 @@ class SegmentedForward:
         self._last: Segments | None = None
         self._forward = forward
         self._plain = plain
-        self._captured: dict[Any, Segments] = {}
-        self._seen: dict[Any, int] = {}
+        self._programs = ProgramCache(MAX_PROGRAMS, Program)
         self._has_enclosed = False
 
     @property
     def is_settled(self) -> bool:
-        return not self.capture or bool(self._captured) or self.refusal is not None
+        return not self.capture or self.refusal is not None or any(one.segments for one in self._programs)
 
     @property
     def is_replayed(self) -> bool:
@@ -106,48 +112,42 @@ class SegmentedForward:
         self._last = None
         try:
             key = signature_of((args, kwargs)), autocast_of(self.device.type)
-            segments = self._captured.get(key)
+            found = self._programs.find(key)
         except TypeError:  # an argument without a hash: nothing can be known of the next one
             return self._eager("eager", self._forward, args, kwargs)
-        if segments is not None and not segments.unchanged():
-            self._captured.clear()
-            self._seen.clear()
-            segments = None
-        if segments is not None and segments.has_listeners:
-            self.refusal = PARTIAL
-            self._captured.clear()
-            segments = None
-        if segments is not None:
-            return self._replay(segments, args, kwargs)
-        seen, other = self._look_at(key)
-        if other and seen <= OTHER_SHAPE_PATIENCE:
+        program = self._checked(found)
+        if program is not None and program.segments is not None:
+            return self._replay(program.segments, args, kwargs)
+        program = program or self._programs.admit(key)
+        if program is None and self._programs.is_rare(key):
             return self._eager("other_shape", self._plain, args, kwargs)
-        if not self.capture or self.refusal is not None or len(self._captured) == MAX_SIGNATURES:
+        if program is None or not self.capture or self.refusal is not None:
             return self._eager("eager", self._forward, args, kwargs)
         if any(leaf.requires_grad for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
             return self._eager("differentiable", self._forward, args, kwargs)
-        warm = seen - OTHER_SHAPE_PATIENCE * other
-        if warm > WARM_FORWARDS:
-            return self._first_replay(key, args, kwargs)
-        try:
-            return self._warm(warm, args, kwargs)
-        except BaseException:
-            self._seen[key] -= 1  # what it would have found out is left for the next one
-            raise
+        if program.runs >= WARM_RUNS:
+            return self._first_replay(program, args, kwargs)
+        output = self._warm(program, args, kwargs)
+        program.runs += 1
+        return output
 
-    def _look_at(self, key: Any) -> tuple[int, bool]:
-        """How often this signature was seen, this time included, and whether it is another than the usual one."""
-        if key not in self._seen and len(self._seen) == MAX_SEEN:
-            usual = next(iter(self._seen))
-            self._seen = {usual: self._seen[usual]}
-        seen = self._seen[key] = self._seen.get(key, 0) + 1
-        return seen, key != next(iter(self._seen))
+    def _checked(self, program: Program | None) -> Program | None:
+        """The program, or None where what it has captured does not hold any more."""
+        if program is None or program.segments is None:
+            return program
+        if program.segments.unchanged():
+            if not program.segments.has_listeners:
+                return program
+            self.refusal = PARTIAL
+        self._programs.clear()
+        return None
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def _warm(self, warm: int, args: Any, kwargs: Any) -> Any:
-        if warm < WARM_FORWARDS:  # compiling and autotuning wait for the device as they please
+    def _warm(self, program: Program, args: Any, kwargs: Any) -> Any:
+        """A run before the capture. The last one finds out what the capture would fail at or leave behind."""
+        if program.runs < WARM_RUNS - 1:  # compiling and autotuning wait for the device as they please
             output = self._eager("warm", self._forward, args, kwargs)
             self._attributes = Attributes(self.model)
             return output
@@ -175,16 +175,16 @@ class SegmentedForward:
         is_swapped = not all(each.is_leaf for each in own)
         return [*own, *parameters_of(self.optimizer)] if is_swapped else own
 
-    def _first_replay(self, key: Any, args: Any, kwargs: Any) -> Any:
+    def _first_replay(self, program: Program, args: Any, kwargs: Any) -> Any:
         self.refusal = self._why_not_capturable((args, kwargs))
         if self.refusal is None:
             try:
-                self._captured[key] = self._segments(args, kwargs)
+                program.segments = self._segments(args, kwargs)
             except CaptureError as error:
                 self.refusal = str(error)
-        if self.refusal is not None:
+        if program.segments is None:
             return self._eager("eager", self._forward, args, kwargs)
-        return self._replay(self._captured[key], args, kwargs)
+        return self._replay(program.segments, args, kwargs)
 
     def _why_not_capturable(self, arguments: Any) -> str | None:
         if self._listeners.are_there():
@@ -259,13 +259,6 @@ class SegmentedForward:
             return pytree.tree_map(to_single, output) if self.single_outputs else output
 
         return run
-
-
-def autocast_of(kind: str) -> tuple[Any, ...] | None:
-    """The user's own autocast, which decides what a forward launches."""
-    if not torch.is_autocast_enabled(kind):
-        return None
-    return torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
 
 
 def to_single(leaf: Any) -> Any:

@@ -1,22 +1,23 @@
-"""Watch: has anything changed that a captured graph has baked in? Cheap enough to ask before every replay."""
+"""Has anything changed that a captured graph has baked in? Cheap enough to be asked before every replay."""
 
 import gc
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_
 from types import NoneType
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from kitsune.autograd.hooks import HOOKS, are_hooked, has_global_hooks, named_modules, roots_of
+from kitsune.capture.program_cache import ProgramCache, autocast_of
 from kitsune.device.backend import Sync
 from kitsune.device.gc_control import live_tensors
-from kitsune.device.static_batch import versions_of
+from kitsune.device.static_batch import signature_unless_opaque, versions_of
 
 MEMBERS = ("_modules", "_parameters", "_buffers")
 PLAIN = (bool, int, float, str, NoneType)
@@ -24,6 +25,53 @@ CONTAINERS = (list, tuple, dict, deque)
 DEEPEST = 4  # containers within containers
 IS_TRAINING = attrgetter("training")
 NEEDS_GRADIENT = attrgetter("requires_grad")
+
+
+class Program(Protocol):
+    """A step, prepared for batches of one signature."""
+
+    def is_stale(self) -> bool: ...
+
+    def refresh(self) -> None: ...
+
+
+Prepared = TypeVar("Prepared", bound=Program)
+
+
+class StepGuards(Generic[Prepared]):
+    """What must hold before a program may run a batch: its signature, its model and optimizer, its hyperparameters."""
+
+    def __init__(
+        self,
+        programs: ProgramCache[Prepared],
+        model: torch.nn.Module,
+        device: torch.device,
+        has_other_groups: Callable[[], bool],
+    ) -> None:
+        self._programs = programs
+        self._model = model
+        self._device = device
+        self._has_other_groups = has_other_groups
+
+    def check(self, batch: Any) -> Prepared | None:
+        """The program that runs this batch as it is, with learning rates taken over; None where one has to be made."""
+        program = self._programs.find(self._key_of(batch))
+        if program is None or self._has_other_groups() or program.is_stale():
+            return None
+        program.refresh()
+        return program
+
+    def is_stale(self, batch: Any) -> bool:
+        """Whether something has changed to which the plan was not applied."""
+        program = self._programs.find(self._key_of(batch))
+        return self._has_other_groups() or (program is not None and program.is_stale())
+
+    def admit(self, batch: Any) -> Prepared | None:
+        return self._programs.admit(self._key_of(batch))
+
+    def _key_of(self, batch: Any) -> Any:
+        # Objects that may hide tensors compare by identity, or not at all: None is the signature of them all.
+        return signature_unless_opaque(batch), self._model.training, autocast_of(self._device.type)
 
 
 class Watch:

@@ -1,4 +1,4 @@
-"""Snapshot: what a failed forward has touched and a second try must find as it was: generators and buffers."""
+"""What a failed run has changed, put back before the run is repeated."""
 
 import torch
 
@@ -6,14 +6,25 @@ from kitsune.device.backend import rng_state, set_rng_state
 from kitsune.update.optimizer_update import parameters_of
 
 
-class Snapshot:
-    """The state of the generators and copies of a model's buffers."""
+class Rollback:
+    """The state of the generators, copies of a model's buffers, and whether an optimizer has updated anything since.
 
-    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+    Parameters are not copied: without `optimizer` nobody may have updated them, with it `is_spoilt` tells.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, device: torch.device, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
         self._model = model
         self._device = device
         self._random = rng_state(device)
         self._buffers = [buffer.clone() for buffer in model.buffers()]
+        self._updated = [] if optimizer is None else parameters_of(optimizer)
+        self._sums = sums(self._updated)
+
+    def is_spoilt(self) -> bool:
+        """Whether parameters were updated, so that the run cannot be repeated. Waits for the device."""
+        return not all(map(torch.equal, self._sums, sums(self._updated)))
 
     def restore(self) -> None:
         set_rng_state(self._device, self._random)
@@ -22,20 +33,7 @@ class Snapshot:
                 buffer.copy_(value)
 
 
-class Sums:
-    """By which one sees that an optimizer has updated something: fused updates leave a parameter's version as it was.
-
-    Launches only; `changed` waits for the device.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._sums = self._look()
-
-    def changed(self) -> bool:
-        return not all(map(torch.equal, self._sums, self._look()))
-
-    def _look(self) -> list[torch.Tensor]:
-        parameters = [parameter.detach() for parameter in parameters_of(self._optimizer)]
-        # In bf16 the sum of many may stay where each of them moves.
-        return [each.sum(dtype=torch.float64 if each.is_floating_point() else None) for each in parameters]
+def sums(parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """Fused updates leave the version of a parameter as it was. In float64: a sum in bf16 may hide small changes."""
+    detached = [parameter.detach() for parameter in parameters]
+    return [each.sum(dtype=torch.float64 if each.is_floating_point() else None) for each in detached]

@@ -16,7 +16,7 @@ from kitsune.autograd.leaves import tensors_there, why_not_ours
 from kitsune.capture.guards import Attributes, HostState, Watch, why_not_filled, why_not_replayed
 from kitsune.capture.step_body import Body, entered
 from kitsune.device.backend import Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
-from kitsune.device.cuda_graph import Graph, Recorder
+from kitsune.device.cuda_graph import WARM_RUNS, Graph, Recorder
 from kitsune.device.static_batch import StaticBatch, place, tensors_of, why_not_static
 from kitsune.errors import CaptureError
 from kitsune.launches.execution.verified_recording import verified
@@ -26,7 +26,6 @@ from kitsune.launches.recording.recorder import Recorded
 from kitsune.launches.timing_cache import TimingCache
 from kitsune.update.optimizer_update import is_starting
 
-WARM_STEPS = 3
 GRADIENT = attrgetter("grad")
 MAX_WARM_STEPS = 32  # an optimizer that starts late (see `is_starting`) is waited for no longer in order to be recorded
 
@@ -107,8 +106,7 @@ class StepGraph:
 
     def __call__(self, batch: tuple[Any, Any]) -> torch.Tensor:
         if self._graph is not None:
-            self._static.load(batch)
-            loss = self._issue(replay=True)
+            loss = self._replay(self._graph, batch)
         elif self._is_cold():
             loss = self._warm(batch)
         else:
@@ -139,12 +137,12 @@ class StepGraph:
             self._graph = None
 
     def _is_cold(self) -> bool:
-        return self.calls < WARM_STEPS or is_starting(self._body.update.optimizer)
+        return self.calls < WARM_RUNS or is_starting(self._body.update.optimizer)
 
     def _warm(self, batch: tuple[Any, Any]) -> torch.Tensor:
         with side_stream(self._device):
             placed = place(batch, self._device, self._memory_format)
-            if self.calls < WARM_STEPS - 1:
+            if self.calls < WARM_RUNS - 1:
                 loss = self._body.step(placed)
                 self._attributes = Attributes(self._body.model, self._body.loss_fn)
                 return loss
@@ -188,7 +186,9 @@ class StepGraph:
         self._graph, (self._loss, self._gradients) = graph, result
         self._parameters = self._body.parameters
         self.peak_bytes = self._needed_bytes()
-        return self._issue(replay=not has_run)
+        if graph is not None and not has_run:
+            graph.replay()
+        return self._results()
 
     @contextlib.contextmanager
     def _static_step(self, batch: tuple[Any, Any]) -> Iterator[Callable[[], Any]]:
@@ -233,10 +233,13 @@ class StepGraph:
             return peak_bytes(self._device)
         return allocated_bytes(self._device) + self._planner.passing_bytes
 
-    def _issue(self, *, replay: bool) -> torch.Tensor:
-        if replay:
-            assert self._graph is not None
-            self._graph.replay()
+    def _replay(self, graph: Graph, batch: tuple[Any, Any]) -> torch.Tensor:
+        self._static.load(batch)
+        graph.replay()
+        return self._results()
+
+    def _results(self) -> torch.Tensor:
+        """Puts the graph's gradients into place, updates where the graph does not, and copies the loss."""
         if not all(map(is_, map(GRADIENT, self._parameters), self._gradients)):  # as after zero_grad
             for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
                 parameter.grad = gradient

@@ -8,7 +8,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,6 +17,9 @@ from kitsune.device.backend import capture_stream, first_line
 from kitsune.device.gc_control import uncollected
 from kitsune.device.memset_rewrite import replace_memsets
 from kitsune.errors import CaptureError
+
+#: Real runs before a capture. Compiling, autotuning and state that is made at first use are over after them.
+WARM_RUNS: Final = 3
 
 
 class Graph(Protocol):

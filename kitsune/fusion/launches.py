@@ -7,7 +7,7 @@ import torch
 from torch._guards import tracing
 from torch.fx import Graph, GraphModule
 
-from kitsune.capture.rollback import Snapshot
+from kitsune.capture.rollback import Rollback
 from kitsune.errors import CaptureError
 from kitsune.fusion.benefit import Run, current, run_of, watching_nothing
 from kitsune.launches.execution.kernel_trace import kernels_of
@@ -49,7 +49,7 @@ def launches_of(
 
     The backward goes from all results to all inputs that ask for a gradient, as that of a step does.
     """
-    before = Snapshot(given, device)
+    before = Rollback(given, device)
     try:
         with tracing(None), current(device):  # not part of what is being compiled around it
             counts = [counter(run_of(function, [copy_of(one) for one in inputs])) for function in (given, fused)]

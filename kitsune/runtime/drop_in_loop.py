@@ -1,4 +1,4 @@
-"""Loop: a user's training loop around one model, run by a plan: its forwards, their backwards, and the update."""
+"""The drop-in: forwards and backwards of one model in a user's own loop, and the update, by a plan."""
 
 import contextlib
 import sys
@@ -12,16 +12,15 @@ from kitsune.autograd.backward_thread import CallingThread
 from kitsune.autograd.hooks import Hooks, has_global_hooks
 from kitsune.base.switches import is_disabled
 from kitsune.capture.forward_dispatch import NOTES, SegmentedForward
-from kitsune.capture.rollback import Snapshot
-from kitsune.device.backend import first_line
 from kitsune.device.cuda_graph import Recorder
-from kitsune.errors import DeclinedError
 from kitsune.plan import Plan
+from kitsune.runtime.applied_plan import AppliedPlan
 from kitsune.runtime.model_discovery import is_looked_for, is_routed
-from kitsune.runtime.plan_application import Assembly, OnDecline, refused, show_plan
+from kitsune.runtime.plan_application import Assembly, OnDecline, refused
 from kitsune.runtime.report import Report
-from kitsune.runtime.user_options import HALF, Wish
+from kitsune.runtime.user_options import Wish
 from kitsune.techniques import Build, Facts, facts_of
+from kitsune.techniques.precision import TECHNIQUE as PRECISION
 from kitsune.update.loss_scaler import LossScaler
 from kitsune.update.optimizer_update import Update, parameters_of
 from kitsune.update.update_graph import UpdateGraph
@@ -41,22 +40,25 @@ class Loop:
         self.model = model
         self.optimizer = optimizer
         self.device = parameters_of(optimizer)[0].device
-        self.scaler: LossScaler | None = None
         self.forward: SegmentedForward | None = None
         self._graph: UpdateGraph | None = None
         self._hooks: Hooks | None = None
         self._earlier: dict[str, int] = {}
         self._unsettled = CAREFUL_FORWARDS
         self._wish = wish
-        self._undo = contextlib.ExitStack()
         self._thread = CallingThread()
         facts = facts_of(model, optimizer, self.device)
-        self._assembly = assembly_of(wish, facts, self.device, on_decline)
+        assembly = assembly_of(wish, facts, self.device, on_decline)
         reason = why_not_route(model, facts)
         if reason is not None:
-            for knob in list(self._assembly.knobs):
-                self._assembly.decline(knob, reason)
-        self._assemble()
+            for knob in list(assembly.knobs):
+                assembly.decline(knob, reason)
+        self._applied = AppliedPlan(assembly, model, optimizer, begin=self._begin, finish=self._finish)
+        self._applied.apply()
+
+    @property
+    def scaler(self) -> LossScaler | None:
+        return self._applied.build.scaler
 
     @property
     def is_plain(self) -> bool:
@@ -80,31 +82,23 @@ class Loop:
         return dict(counts)
 
     def report(self) -> Report:
-        self._assembly.show_fusion()
-        report = self._assembly.report
-        report.scaler = None if self.scaler is None else self.scaler.statistics
-        for what, text in NOTES.items():
-            if self.counts.get(what):
-                report.note(text)
+        notes = [text for what, text in NOTES.items() if self.counts.get(what)]
         if self._graph is not None and self._graph.refusal:
-            report.note(f"the update is not captured: {self._graph.refusal}")
-        show_plan(report, self.forward.plan if self.forward is not None else None, "backward: ")
-        return report
+            notes.append(f"the update is not captured: {self._graph.refusal}")
+        return self._applied.report(self.forward.plan if self.forward is not None else None, "backward: ", notes)
 
     def close(self) -> None:
         self._thread.leave()
-        self._undo.close()
+        self._applied.undo()
 
     def rebuild(self) -> None:
         """To be called when the optimizer has changed in a way that the plan's changes to it do not cover."""
-        self._undo.close()  # first, lest the plan's own flags be taken for the user's
-        self._assembly.check(facts_of(self.model, self.optimizer, self.device))
-        self._assemble()
+        self._applied.reapply()
 
     def leave_scaling(self) -> None:
         """The loop scales its loss by itself: two scales would multiply."""
         if self.scaler is not None:
-            self._assembly.go_on_without("precision", SCALED_BY_LOOP, self._assemble)
+            self._applied.go_on_without(PRECISION.name, SCALED_BY_LOOP)
 
     def resume_scaling(self, state: Mapping[str, float] | None) -> None:
         """From what a checkpoint holds, if anything."""
@@ -120,28 +114,28 @@ class Loop:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._thread.leave()
-        if self._is_as_given():
+        if self._must_run_as_given():
             return self.model._call_impl(*args, **kwargs)
         return self._run(args, kwargs)
 
-    def _is_as_given(self) -> bool:
-        """Whether this forward is none of the plan's business."""
+    def _must_run_as_given(self) -> bool:
+        """Whether this forward must run without the plan."""
         if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and self.model.training):
             return True
         if self.forward is None or is_transformed() or is_looked_for(self.model):
             return True
-        if self._assembly.knobs.get("precision") in HALF and torch.is_autocast_enabled(self.device.type):
-            self._assembly.report.note(AUTOCAST_NOTE)
+        if self._applied.build.computes_in_half and torch.is_autocast_enabled(self.device.type):
+            self._applied.assembly.report.note(AUTOCAST_NOTE)
             return True
         if has_global_hooks():
-            self._assembly.report.note(HOOK_NOTE)
+            self._applied.assembly.report.note(HOOK_NOTE)
             return True
         return False
 
     def _is_stale(self) -> bool:
         """Whether something has come that the plan was not applied to: a hook, a group of parameters."""
         has_hooks = self._hooks is not None and not self._hooks.unchanged()
-        return has_hooks or len(self.optimizer.param_groups) != self._groups
+        return has_hooks or self._applied.has_other_groups()
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         """A forward by the plan; when a technique fails in it, the same forward without that technique."""
@@ -150,59 +144,42 @@ class Loop:
         forward = self.forward
         if forward is None:
             return self.model._call_impl(*args, **kwargs)
-        snapshot = Snapshot(self.model, self.device) if self._unsettled else None
+        rollback = self._applied.rollback(repeats_update=False) if self._unsettled else None
         self._unsettled = max(0, self._unsettled - 1)
-        try:
-            output = forward(*args, **kwargs)
-        except DeclinedError as error:
-            knob, reason = error.knob, error.reason
-        except Exception as error:  # as in kitsune/step.py
-            culprit = self._assembly.culprit(error)
-            if culprit is None:
-                raise
-            knob, reason = culprit, first_line(error)
-        else:
-            if forward.refusal is not None and forward.capture:
-                self._assembly.go_on_without("capture", forward.refusal, self._assemble)
-            elif forward.streams_refusal and "streams" in self._assembly.knobs:
-                self._assembly.decline("streams", forward.streams_refusal)
-            if forward.is_replayed:
-                self._thread.take()
-            return output
-        if snapshot is not None:
-            snapshot.restore()
-        with self._assembly.unless_blameless(self._assemble):
-            self._assembly.go_on_without(knob, reason, self._assemble)
-            return self._run(args, kwargs)
+        return self._applied.run(
+            lambda: forward(*args, **kwargs),
+            again=lambda: self._run(args, kwargs),
+            rollback=rollback,
+            learn=lambda: self._learn_from(forward),
+        )
 
-    def _assemble(self) -> None:
-        """Builds forward and update anew from what is left of the plan."""
-        self._undo.close()
+    def _learn_from(self, forward: SegmentedForward) -> None:
+        self._applied.heed(forward.refusal if forward.capture else None, forward.streams_refusal)
+        if forward.is_replayed:
+            self._thread.take()
+
+    def _begin(self, undo: contextlib.ExitStack) -> Build:
         self._earlier, self._unsettled = self.counts, CAREFUL_FORWARDS
-        self._groups = len(self.optimizer.param_groups)
         self.forward = self._graph = None
-        build = Build(
+        return Build(
             model=self.model,
             optimizer=self.optimizer,
             device=self.device,
             forward=self.model._call_impl,
-            undo=self._undo,
+            undo=undo,
             in_loop=True,
             loss_scaling=self._wish.loss_scaling,
             fusion_config=self._wish.fusion_config,
         )
-        self._assembly.apply(build)
-        # A scale that was found stays: micro-batches that are under way refer to it.
-        self.scaler = build.scaler if build.scaler is None or self.scaler is None else self.scaler
-        self._update = Update(self.optimizer, scaler=self.scaler)
-        self._hooks = Hooks(self.model) if "compile" in self._assembly.knobs else None
-        if self._assembly.knobs:
-            self.forward = self._forward_of(build)
-        if build.capture != "none":
-            self._graph = UpdateGraph(self._update, Recorder(self.device))
+
+    def _finish(self, build: Build) -> None:
+        """Makes forward and update of what is left of the plan."""
+        self._update = Update(self.optimizer, scaler=build.scaler)
+        self._hooks = Hooks(self.model) if build.hides_hooks else None
+        self.forward = self._forward_of(build) if self._applied.assembly.knobs else None
+        self._graph = UpdateGraph(self._update, Recorder(self.device)) if build.capture != "none" else None
 
     def _forward_of(self, build: Build) -> SegmentedForward:
-        knobs = self._assembly.knobs
         return SegmentedForward(
             self.model,
             self.optimizer,
@@ -213,10 +190,9 @@ class Loop:
             forward_contexts=build.forward_contexts,
             step_contexts=build.step_contexts,
             memory_format=build.memory_format,
-            scaler=self.scaler,
-            single_outputs=knobs.get("precision") in HALF,
-            # What torch.compile makes gives up its activations in the first backward.
-            retain_graph="compile" not in knobs,
+            scaler=build.scaler,
+            single_outputs=build.computes_in_half,
+            retain_graph=not build.frees_activations,
             streams=build.streams,
             pool_bytes=build.pool_bytes,
         )

@@ -29,10 +29,14 @@ class Capture(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         build.capture = choice
+        build.is_specialised = True
         # Every other optimizer updates outside of the graph, where capturable only costs launches.
         if build.device.type == "cuda" and type(build.optimizer) in ADAMS:
             switch = Switch(build.optimizer, {"capturable": True})
             build.undo.callback(switch.undo)
+
+    def splits_loss(self, choice: Choice) -> bool:
+        return choice == "segments"
 
     def blames(self, error: BaseException) -> bool:
         return isinstance(error, CaptureError)

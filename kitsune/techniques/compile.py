@@ -34,6 +34,7 @@ class Compile(Technique):
         return facts.compiler
 
     def apply(self, choice: Choice, build: Build) -> None:
+        build.hides_hooks = build.frees_activations = build.is_specialised = True
         forward, rewrite = build.forward, None
         if build.fusion is not None and build.unfused is not None:
             build.fusion = kitsune.fusion.FusionEngine(build.fusion.config, compiler="inductor")

@@ -32,6 +32,7 @@ class Precision(Technique):
         if choice == "tf32":
             build.step_contexts.append(tf32_products)
             return
+        build.computes_in_half = True
         dtype = AUTOCAST[str(choice)]
         kind = build.device.type
         # No cache of casts: a cast that lives outside of a captured segment would be read after it is gone.

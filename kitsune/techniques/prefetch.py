@@ -3,6 +3,8 @@
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique
 
+NO_LOADER = "prefetch waits for a loader: for x, y in step.batches(loader)"
+
 
 class Prefetch(Technique):
     name = "prefetch"
@@ -12,6 +14,7 @@ class Prefetch(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         build.prefetch = int(choice)
+        build.waiting[self.name] = NO_LOADER
 
 
 TECHNIQUE = Prefetch()

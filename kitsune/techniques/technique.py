@@ -64,6 +64,11 @@ class Build:
     fusion: "FusionEngine | None" = None  # what puts kernels of ours into the graphs that are captured
     unfused: Callable[..., Any] | None = None  # the forward as it was before that
     inductor: dict[str, Any] = field(default_factory=dict)  # options that other choices ask of Inductor
+    computes_in_half: bool = False  # outputs of the forward may be in half precision
+    hides_hooks: bool = False  # hooks on modules that come later are not seen
+    frees_activations: bool = False  # a second backward through one forward is not possible
+    is_specialised: bool = False  # to the shapes of a batch, and to the values of what is no tensor
+    waiting: dict[str, str] = field(default_factory=dict)  # knob -> what has to happen before it has an effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,8 @@ class Technique(ABC):
     """One optimisation. Its name is a row of the knobs table, and of this folder."""
 
     name: ClassVar[str]
+    #: Whether it may fail when some parameters have been updated, so that the step cannot be repeated.
+    fails_half_updated: ClassVar[bool] = False
 
     @abstractmethod
     def why_not(self, choice: Choice, facts: Facts) -> str | None:
@@ -113,6 +120,10 @@ class Technique(ABC):
     @abstractmethod
     def apply(self, choice: Choice, build: Build) -> None:
         """Changes the build and pushes the way back onto `build.undo`."""
+
+    def splits_loss(self, choice: Choice) -> bool:
+        """Whether this choice takes the forward of the model by itself, with the loss outside of it."""
+        return False
 
     def blames(self, error: BaseException) -> bool:
         """Whether an error of the first step is this technique's fault, so that the step works without it."""

@@ -11,6 +11,7 @@ from kitsune.update.optimizer_flags import Switch, given_groups
 
 class UpdateImplementation(Technique):
     name = "update"
+    fails_half_updated = True
 
     def why_not(self, choice: Choice, facts: Facts) -> str | None:
         if choice != "kitsune" and choice not in facts.optimizer_options:

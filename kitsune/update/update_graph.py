@@ -3,11 +3,10 @@
 import copy
 from dataclasses import dataclass
 
-from kitsune.device.cuda_graph import Graph, Recorder
+from kitsune.device.cuda_graph import WARM_RUNS, Graph, Recorder
 from kitsune.errors import CaptureError
 from kitsune.update.optimizer_update import HOOKED, Update, has_step_hooks, parameters_of
 
-WARM_UPDATES = 3
 PATIENCE_UPDATES = 16
 FOREIGN = "its gradients are not those of one captured backward, as where several are added up"
 
@@ -52,7 +51,7 @@ class UpdateGraph:
         self._calls += 1
         self._why = HOOKED if has_step_hooks(self._update.optimizer) else FOREIGN if owner is None else ""
         self._missed = self._missed + 1 if self._why else 0
-        if self._why or self._calls <= WARM_UPDATES or self._refusal is not None:
+        if self._why or self._calls <= WARM_RUNS or self._refusal is not None:
             self._update.step()
             return
         held = self._held.get(owner)

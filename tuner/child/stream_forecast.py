@@ -71,10 +71,10 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
                 f"a step that is recorded keeps all of its memory to its end: {first_line(error)}"
             ) from error
         except RuntimeError as error:
-            knob = assembly.culprit(error)
-            if knob is None:
+            blamed = assembly.blamed(error)
+            if blamed is None:
                 raise CaptureError(f"the launches of this step cannot be recorded: {first_line(error)}") from error
-            raise DeclinedError(knob, first_line(error)) from error
+            raise DeclinedError(*blamed) from error
 
 
 def predicted_us(plan: Planned) -> float:

@@ -7,7 +7,7 @@ import torch
 
 from kitsune import Plan, TrainStep
 from kitsune.errors import SettingsError, WorkloadError
-from kitsune.step import NO_LOADER
+from kitsune.techniques.prefetch import NO_LOADER
 from tests.step_cases import capturing_cpu
 from tests.step_semantics import *  # noqa: F403
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
-from kitsune.device.cuda_graph import Graph, Recorder
+from kitsune.device.cuda_graph import WARM_RUNS, Graph, Recorder
 from kitsune.errors import CaptureError
 from kitsune.update.optimizer_update import HOOKED, Update
-from kitsune.update.update_graph import FOREIGN, PATIENCE_UPDATES, WARM_UPDATES, UpdateGraph
+from kitsune.update.update_graph import FOREIGN, PATIENCE_UPDATES, UpdateGraph
 
 
 class Counting(Recorder):
@@ -54,7 +54,7 @@ class Case:
         return self.recorder.captures, self.graph.replays
 
 
-READY = WARM_UPDATES + 2  # one eager step for this owner, and the one that is captured
+READY = WARM_RUNS + 2  # one eager step for this owner, and the one that is captured
 
 
 def test_a_few_eager_steps_then_replays() -> None:
@@ -69,7 +69,7 @@ def test_gradients_of_anybody_are_stepped_eagerly() -> None:
 
 
 def test_each_owner_has_a_graph() -> None:
-    case = Case().step(WARM_UPDATES)
+    case = Case().step(WARM_RUNS)
     for _ in range(5):
         case.step(owner="one").step(owner="two")
     assert case.issued == (2, 6)
@@ -128,7 +128,7 @@ def test_learning_rates_are_honoured_at_every_step() -> None:
 
 
 def test_each_graph_gets_the_learning_rate() -> None:
-    case = Case().step(WARM_UPDATES)
+    case = Case().step(WARM_RUNS)
     for index in range(8):
         for optimizer in (case.optimizer, case.plain):
             optimizer.param_groups[0]["lr"] = 0.1 / (1 + index)
@@ -143,7 +143,7 @@ def test_what_keeps_an_update_from_being_captured_is_told_until_it_ends() -> Non
     hook = case.optimizer.register_step_post_hook(lambda *_: None)
     assert case.step().graph.refusal == HOOKED
     hook.remove()
-    assert case.step(READY - WARM_UPDATES + 1).graph.refusal is None
+    assert case.step(READY - WARM_RUNS + 1).graph.refusal is None
     assert case.step(PATIENCE_UPDATES, owner=None).issued == (1, 1)
     assert case.graph.refusal is None, "it was captured, and will be replayed when its gradients come back"
 
