@@ -119,7 +119,7 @@ class KitsuneOptimizer(Optimizer):
     ) -> None:
         self.base_optimizer = inner
         self._wish = wish
-        self._seeking = seeking  # what goes over the plan that is still to be asked for
+        self._seeking = seeking  # options that override the plan that is still to be fetched
         self._on_decline = on_decline
         for name in STATE_HOOKS:
             setattr(self, name, getattr(inner, name))
@@ -138,7 +138,7 @@ class KitsuneOptimizer(Optimizer):
         if not wish.profile:
             self._attachment.start()
 
-    # What the wrapped optimizer owns
+    # Of the wrapped optimizer
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -161,7 +161,7 @@ class KitsuneOptimizer(Optimizer):
         return self.base_optimizer.defaults
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's own: a checkpoint loads with and without Kitsune. "loss_scaling" is ours, if any."""
+        """Of the wrapped optimizer: a checkpoint loads with and without Kitsune. With fp16, "loss_scaling" is added."""
         scaling = self._scaling_state()
         return self.base_optimizer.state_dict() | ({} if scaling is None else {SCALING: scaling})
 
@@ -176,7 +176,7 @@ class KitsuneOptimizer(Optimizer):
             self._loop.resume_scaling(self._scaling)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """To the wrapped optimizer; what is captured is captured anew."""
+        """Adds it to the wrapped optimizer, and captures anew."""
         self.base_optimizer.add_param_group(param_group)
         if self._loop is not None:
             self._loop.rebuild()
@@ -191,7 +191,7 @@ class KitsuneOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What a GradScaler asks before it steps an optimizer, and nobody else."""
+        """Only a GradScaler reads it, before it steps an optimizer."""
         if self._loop is not None:
             self._loop.leave_scaling()
         return bool(getattr(self.base_optimizer, "_step_supports_amp_scaling", False))
@@ -217,7 +217,7 @@ class KitsuneOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._start(**state)
 
-    # What Kitsune adds
+    # Of Kitsune
 
     @property
     def report(self) -> Report:
@@ -322,7 +322,7 @@ class KitsuneOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        # A closure may hold the forward by which the model is found, or lost.
+        # The closure may have run the forward by which the model is found or lost.
         if self._loop is None:
             self.base_optimizer.step()
         else:
@@ -336,12 +336,12 @@ class KitsuneOptimizer(Optimizer):
             self._attachment.start()
 
     def _steps_by_itself(self, closure: Any) -> bool:
-        """Optimizers from elsewhere may evaluate a closure several times, or not at first."""
+        """Optimizers that are not torch's may evaluate a closure several times, or late."""
         foreign = not type(self.base_optimizer).__module__.startswith("torch.optim")
         return foreign and closure is not None and self._loop is not None and self._loop.scaler is None
 
     def _step_for_scaler(self) -> None:
-        """The user's own GradScaler handed its tensors over: pass them on."""
+        """Passes the tensors of the user's GradScaler on to the wrapped optimizer."""
         inner: Any = self.base_optimizer
         inner.grad_scale, inner.found_inf = self.grad_scale, self.found_inf
         try:
@@ -350,7 +350,7 @@ class KitsuneOptimizer(Optimizer):
             del inner.grad_scale, inner.found_inf
 
     def _look_no_longer_than_needed(self) -> None:
-        """Watching every forward of the process costs time: the model should have run before these many steps."""
+        """Stops watching every forward of the process, which costs time, if no model has been found by now."""
         self._steps_unfound += 1
         if self._steps_unfound < PATIENCE_STEPS:
             return
@@ -380,7 +380,7 @@ class KitsuneOptimizer(Optimizer):
         return loop
 
     def _seek(self, model: torch.nn.Module, options: Options, *args: Any, **kwargs: Any) -> Any:
-        """A forward that, when it is one of training, tells how the model is called: so the plan is asked for, once."""
+        """Asks for the plan at the first training forward, whose arguments the server has to know."""
         if not (torch.is_grad_enabled() and model.training) or torch.compiler.is_compiling() or is_transformed():
             return model._call_impl(*args, **kwargs)
         self._attachment.detach()  # the export calls the model too

@@ -4,6 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from kitsune.base.environment import PREFIX
 from kitsune.cli import main
 from kitsune.cli.exit_codes import MEANINGS
 from kitsune.knobs import KNOBS, Choice, Exclusion, Knob
-from scripts import docs_charts
+from scripts import docs_architecture, docs_charts
 from scripts.http_reference import reference as http_markdown
 from server.app import create_app
 from server.http.openapi import document
@@ -219,6 +220,9 @@ def relinked(markdown: str) -> str:
 
 
 GENERATED = {
+    **{f"arrows_{one}": partial(docs_architecture.arrows, one) for one in docs_architecture.PACKAGES},
+    "code_size": docs_architecture.figures,
+    "tree": docs_architecture.tree,
     "commands": commands,
     "contributing": contributing,
     "engine_chart": engine_chart,

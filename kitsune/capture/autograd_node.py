@@ -1,4 +1,4 @@
-"""Enclosed: an uncaptured forward as one autograd node, whose backward runs in contexts and loss scaling of ours."""
+"""An uncaptured forward as one autograd node, so that its backward runs in our contexts and loss scaling."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,11 +30,11 @@ def enclosed(
     scaler: LossScaler | None,
     before: There | None = None,
 ) -> Any:
-    """run(*args, **kwargs), whose backward enters `contexts` and is scaled; all gradients come out true-scale.
+    """run(*args, **kwargs), whose backward enters `contexts` and is scaled; all gradients come out unscaled.
 
-    Raises DeclinedError where that cannot be: the output hides tensors that would have to be scaled, a parameter has a
-    hook on its gradient, the forward has re-entrant checkpoints, or, if told of the tensors that were there `before`,
-    it needs the gradient of one that is no parameter.
+    Raises DeclinedError where that is not possible: the output hides tensors that would have to be scaled, a parameter
+    has a hook on its gradient, the forward has re-entrant checkpoints, or, where the tensors of `before` are given, it
+    needs the gradient of one that is no parameter.
     """
     enclosure = Enclosure(run, (args, kwargs), contexts, scaler, before)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

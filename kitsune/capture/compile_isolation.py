@@ -1,4 +1,4 @@
-"""A function behind a code object of its own: what torch.compile keeps of it is kept apart from all else."""
+"""Gives a function a code object of its own, so that torch.compile shares none of its cache with other functions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,10 @@ import torch
 
 
 def own_code(function: Callable[..., Any], otherwise: Callable[[], None] | None = None) -> Callable[..., Any]:
-    """The function as torch.compile is to be given it; `otherwise` is called in each call that it does not compile.
+    """The function to pass to torch.compile; `otherwise` is called in each call that is not compiled.
 
-    torch.compile keeps what it compiled by code object: eight plans or models later (`recompile_limit`) it would
-    silently stop compiling, and it would hand one plan the code of another.
+    torch.compile caches by code object: after eight plans or models (`recompile_limit`) it would silently stop
+    compiling, and one plan could run the code of another.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Dispatch: which forwards of a model run by captured segments, and which run eagerly, with the reason."""
+"""Decides for each forward of a model whether captured graphs or eager code run it, and counts the reasons."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Program:
 
 
 class SegmentedForward:
-    """A model's forward for training, by a plan: `forward` may be compiled, `plain` is the model as given.
+    """A model's training forward by a plan: `forward` may be compiled, `plain` is the model as given.
 
     The first forwards of a batch signature are real and uncaptured; then forward and backward become two graphs.
     With `capture=False` nothing is ever captured and only contexts, layout and loss scaling apply. `step_contexts`
@@ -101,11 +101,11 @@ class SegmentedForward:
 
     @property
     def is_replayed(self) -> bool:
-        """Whether the last forward was a replay, whose backward is one too."""
+        """Whether the last forward was a replay; its backward is a replay too."""
         return self._last is not None
 
     def owner(self) -> Segments | None:
-        """The segments whose static tensors all gradients are now, or None when they are anybody's."""
+        """The segments in whose static tensors all gradients lie now, or None."""
         return self._last if self._last is not None and self._last.owns_gradients() else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +113,7 @@ class SegmentedForward:
         try:
             key = signature_of((args, kwargs)), autocast_of(self.device.type)
             found = self._programs.find(key)
-        except TypeError:  # an argument without a hash: nothing can be known of the next one
+        except TypeError:  # an argument without a hash has no signature
             return self._eager("eager", self._forward, args, kwargs)
         program = self._checked(found)
         if program is not None and program.segments is not None:
@@ -132,7 +132,7 @@ class SegmentedForward:
         return output
 
     def _checked(self, program: Program | None) -> Program | None:
-        """The program, or None where what it has captured does not hold any more."""
+        """The program, or None where its graphs are stale."""
         if program is None or program.segments is None:
             return program
         if program.segments.unchanged():
@@ -147,7 +147,7 @@ class SegmentedForward:
 
     def _warm(self, program: Program, args: Any, kwargs: Any) -> Any:
         """A run before the capture. The last one finds out what the capture would fail at or leave behind."""
-        if program.runs < WARM_RUNS - 1:  # compiling and autotuning wait for the device as they please
+        if program.runs < WARM_RUNS - 1:  # compiling and autotuning synchronise with the device
             output = self._eager("warm", self._forward, args, kwargs)
             self._attributes = Attributes(self.model)
             return output
@@ -170,7 +170,7 @@ class SegmentedForward:
         return output
 
     def _parameters(self) -> list[torch.Tensor]:
-        """The model's; under `functional_call`, which puts others in their place, the optimizer's besides."""
+        """The model's; under `functional_call`, which replaces them, also the optimizer's."""
         own: list[torch.Tensor] = list(self.model.parameters())
         is_swapped = not all(each.is_leaf for each in own)
         return [*own, *parameters_of(self.optimizer)] if is_swapped else own
@@ -200,7 +200,7 @@ class SegmentedForward:
         return f"the model is called with a tensor on {others[0]}" if others else None
 
     def _segments(self, args: Any, kwargs: Any) -> Segments:
-        # A pool for each signature: what one graph keeps may not lie where another one scribbles.
+        # A pool for each signature: graphs that share one overwrite each other's activations.
         recorder = Recorder(self.device)
         planner = None
         if self.streams > 1 and not self.streams_refusal:
@@ -222,7 +222,7 @@ class SegmentedForward:
         return segments
 
     def _learn(self, planner: Planner) -> None:
-        """One shape that cannot be planned takes nothing from another that is."""
+        """A shape that cannot be planned does not change the plan of another one."""
         if planner.plan is not None:
             self.plan = planner.plan
         elif self.plan is None:

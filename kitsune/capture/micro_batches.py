@@ -1,4 +1,4 @@
-"""Micro-batches: a batch in, equal parts of its rows out, each with its share of them: gradients of a mean add up."""
+"""Splits a batch into micro-batches of equal size, each with its share of the rows, for gradient accumulation."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,10 +14,10 @@ Batch = tuple[Any, Any]
 
 
 def micro_batches(batch: Batch, count: int) -> Iterator[tuple[Batch, float]]:
-    """`count` parts, the first ones a row longer where that does not come out even; fewer for fewer rows.
+    """`count` parts; where the rows do not divide evenly, the first parts have one more. Fewer for fewer rows.
 
-    Rows are the first dimension of the first tensor; what has another one goes with every part. Raises WorkloadError
-    for a batch without.
+    Rows are the first dimension of the first tensor; what has another first dimension goes with every part. Raises
+    WorkloadError for a batch without rows.
     """
     if count == 1:
         yield batch, 1.0

@@ -1,7 +1,7 @@
-"""Segments: a model's forward and its backward as two graphs, joined by one autograd node.
+"""A model's forward and its backward as two graphs, joined by one autograd node.
 
-Around them everything stays the user's: the loss, accumulation, clipping, several losses. Outputs are copies, since
-users keep and change them; gradients are the graph's own tensors, which AccumulateGrad steals.
+The rest of the loop is the user's: loss, accumulation, clipping, several losses. Outputs are copies, since users keep
+and change them; gradients are the graph's own tensors, which AccumulateGrad takes over without a copy.
 """
 
 import weakref
@@ -32,7 +32,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Token:
-    """Alive as long as a forward waits for its backward."""
+    """Lives as long as a forward waits for its backward."""
 
 
 class Segments:
@@ -70,7 +70,7 @@ class Segments:
         self._forward = forward
         self._contexts = contexts
         self._static = StaticBatch(arguments, recorder.device, memory_format)
-        # Where the warm forwards were nodes of ours, nobody has seen yet what they need the gradients of.
+        # Where warm-up forwards ran as enclosed nodes, it is still unknown of which tensors they need gradients.
         self._there = tensors_there() if contexts or scaler is not None else None
         self._planned = self._capture_planned(planner) if planner is not None else None
         if self._planned is None:
@@ -93,8 +93,10 @@ class Segments:
                 raise CaptureError(reason)
 
     def _capture_planned(self, planner: Planner) -> Pair | None:
-        """Leaves no trace of the runs that it takes. None: `planner.refusal` says why, and one stream will do. Raises
-        CaptureError where that would not."""
+        """Undoes the runs that it takes. None where one stream has to do, for the reason in `planner.refusal`.
+
+        Raises CaptureError where one stream would not do either.
+        """
         self._ran, self._retain = False, self.retain_graph
         with side_stream(self._device), entered(self._contexts):
             pair = planner.capture_pair(
@@ -130,7 +132,7 @@ class Segments:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a forward is outstanding, whose activations another replay would overwrite."""
+        """Whether a forward waits for its backward; another replay would overwrite its activations."""
         return self.in_flight is not None and self.in_flight() is not None
 
     def unchanged(self) -> bool:
@@ -149,7 +151,7 @@ class Segments:
 
     def _run_forward(self) -> list[torch.Tensor]:
         args, kwargs = self._static.batch
-        # The user's autocast must neither give us casts that it kept from before nor keep those of the graph.
+        # The cast cache of the user's autocast must not mix casts from before with those of the graph.
         torch.clear_autocast_cache()
         with torch.enable_grad(), fresh_leaves(self._model) as aliases:
             output = self._forward(*args, **kwargs)
@@ -164,11 +166,11 @@ class Segments:
         return [output.detach() for output in self._live]
 
     def _forget_graph(self) -> None:
-        """Replays need no autograd graph, and what it holds is memory of the pool."""
+        """Replays need no autograd graph, and it holds memory of the pool."""
         self._live = []
 
     def _run_backward(self) -> list[torch.Tensor | None]:
-        # Captured from within a forward, under the user's autocast perhaps; their backward is not.
+        # The capture may run under the user's autocast, within a forward; a backward runs outside of it.
         with entered(self._contexts), torch.autocast(self._device.type, enabled=False):
             both = torch.autograd.grad(
                 [output for output in self._live if output.requires_grad],
@@ -190,7 +192,7 @@ class Segments:
         return own
 
     def _run_last_backward(self) -> list[torch.Tensor | None]:
-        """Lets go of the activations, so that what is still alive of the step is held by somebody else."""
+        """Frees the activations: what is still alive of the step then is held by others."""
         gradients = self._run_backward()
         self._forget_graph()
         return gradients
@@ -240,7 +242,7 @@ class Segments:
         self._own = [p for p, gradient in zip(self.parameters, self._gradients, strict=True) if gradient is not None]
 
     def gradients_are_kept(self) -> bool:
-        """Whether the loop still holds gradients of an earlier step, other than as `p.grad`. 10 us for 200 of them."""
+        """Whether the loop holds gradients of an earlier step elsewhere than in `p.grad`. 10 us for 200 of them."""
         now = [holders(storage) for storage in self._storages]
         if now == self._holders:
             return False

@@ -1,4 +1,4 @@
-"""Body: the launches of one training step, in order, with no decision about how they are issued."""
+"""One training step as a plain function: which operations run, in which order."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,9 @@ NOTHING: Final = contextlib.nullcontext()
 class Body:
     """zero_grad -> forward and loss -> backward -> unscale, clip -> update.
 
-    `forward(x, y)` gives the loss with its autograd graph; `loss_fn`, which may be a module, is what it calls for that;
-    `finish` is the optimizer's update. The result is the detached loss. With `accumulation_steps`, forward and backward
-    run so often, on as many parts of the batch, and the loss is their mean over all rows.
+    `forward(x, y)` returns the loss with its autograd graph, and calls `loss_fn`, which may be a module; `finish` is
+    the optimizer's update. The result is the detached loss. With `accumulation_steps`, forward and backward run that
+    often, each on a part of the batch, and the loss is the mean over all rows.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Body:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The model's and the optimizer's as they are now: layers are replaced in mid-run. 60 us for an MLP."""
+        """Of the model and the optimizer, as they are now: layers may be replaced in mid-run. 60 us for an MLP."""
         return list(dict.fromkeys([*self.model.parameters(), *parameters_of(self.update.optimizer)]))
 
     def step(self, batch: tuple[Any, Any], *, fresh: bool = False) -> torch.Tensor:
@@ -57,7 +57,7 @@ class Body:
         return loss
 
     def gradients(self, batch: tuple[Any, Any], *, fresh: bool = False, look: Look | None = None) -> torch.Tensor:
-        """All of a step but the optimizer's own update. `look` is called with each loss before its backward."""
+        """The step without the optimizer's update. `look` is called with each loss before its backward."""
         with entered(self.step_contexts):
             self.clear()
             loss = self._fresh_backward(batch) if fresh else self._backward(batch, look)
@@ -95,7 +95,7 @@ class Body:
 
 
 def entered(contexts: Sequence[Context]) -> contextlib.AbstractContextManager[Any]:
-    """All contexts in order; nothing at all when there are none."""
+    """Enters all contexts in order."""
     if len(contexts) == 1:
         return contexts[0]()
     return _all_of(contexts) if contexts else NOTHING

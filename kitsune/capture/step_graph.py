@@ -1,7 +1,7 @@
-"""Whole-step capture: a few real steps to warm up, one capture, then a replay a step.
+"""The whole step in one CUDA graph: a few real steps to warm up, one capture, then one replay a step.
 
-Nothing is run twice: the warming steps are the first steps of the training itself, and a capture on CUDA executes
-nothing, so parameters, statistics and generators see every step exactly once.
+Nothing runs twice: the warm-up steps are the first steps of the training, and a capture on CUDA executes nothing, so
+parameters, statistics and generators see every step exactly once.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from kitsune.launches.timing_cache import TimingCache
 from kitsune.update.optimizer_update import is_starting
 
 GRADIENT = attrgetter("grad")
-MAX_WARM_STEPS = 32  # an optimizer that starts late (see `is_starting`) is waited for no longer in order to be recorded
+MAX_WARM_STEPS = 32  # before a recording gives up on an optimizer that starts late (see `is_starting`)
 
 
 class EagerStep:
-    """Runs the body launch by launch; `hooks` when it is compiled, and would not see hooks come and go."""
+    """Runs the body eagerly. `hooks` are watched when it is compiled: compiled code does not look for new ones."""
 
-    settled_after = 2  # a compiled forward compiles in the first call and may specialise once more in the second
+    settled_after = 2  # a compiled forward compiles in its first call, and may recompile in the second
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class EagerStep:
         return self._hooks is not None and not self._hooks.unchanged()
 
     def refresh(self) -> None:
-        """Nothing is baked in."""
+        """Eager code reads its hyperparameters in every step."""
 
     def __call__(self, batch: tuple[Any, Any]) -> torch.Tensor:
         loss = self._body.step(place(batch, self._device, self._memory_format))
@@ -67,9 +67,9 @@ class EagerStep:
 class StepGraph:
     """The body for one batch signature, in one CUDA graph.
 
-    `refusal` says why the step cannot be captured, once that is known; the step that found out has been run.
-    `update_outside` says why the optimizer's update is not part of the graph, `streams_refusal` why its launches cannot
-    be planned for several `streams`.
+    `refusal` says why the step cannot be captured, once that is known; the step in which it was found has run.
+    `update_outside` says why the optimizer's update is not part of the graph, `streams_refusal` why launches cannot be
+    planned for several `streams`.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StepGraph:
 
     @property
     def plan(self) -> Planned | None:
-        """How the launches of the graph are issued, where they were planned."""
+        """The schedule of the graph's launches; None where none was planned."""
         return self._planner.plan if self._planner is not None and self.is_settled else None
 
     def __call__(self, batch: tuple[Any, Any]) -> torch.Tensor:
@@ -115,7 +115,7 @@ class StepGraph:
         return loss
 
     def recorded(self, batch: tuple[Any, Any]) -> Recorded:
-        """Runs the steps that warm up, and records the one that would be captured, which runs too. On a CPU as well."""
+        """Runs the warm-up steps, then records the step that would be captured, which runs too. Also on a CPU."""
         while self._is_cold() and self.calls < MAX_WARM_STEPS:
             self._warm(batch)
             self.calls += 1
@@ -125,11 +125,11 @@ class StepGraph:
             return verified(launches, self._device, tensors_of(self._static.batch), self._body.update.rates)
 
     def is_stale(self) -> bool:
-        """Whether something that the graph has baked in has changed since."""
+        """Whether something that the graph has baked in has changed."""
         return self._graph is not None and not self._watch.unchanged()
 
     def refresh(self) -> None:
-        """Takes over learning rates; gives the graph up when another hyperparameter that it has baked in changed."""
+        """Takes over learning rates; drops the graph when another hyperparameter that it has baked in has changed."""
         update = self._body.update
         if self._graph is not None and not self.update_outside and not update.refresh():
             changed = "a hyperparameter other than the learning rate changes between steps"
@@ -151,10 +151,9 @@ class StepGraph:
         return loss
 
     def _watched(self, batch: tuple[Any, Any], placed: tuple[Any, Any]) -> torch.Tensor:
-        """The last warming step, which finds out what a capture would fail at or leave behind.
+        """The last warm-up step, in which what a capture would fail at, or leave out, is looked for.
 
-        A capture that fails for a host sync costs a pool of memory, and poisons the generator (graphs.Recorder mends
-        that).
+        A capture that fails on a host sync costs a pool of memory, and breaks the generator (`Recorder` repairs it).
         """
         syncs: list[Sync] = []
         replaced = self._attributes.why_replaced() or why_not_heard(self._body.model, self._body.loss_fn)
@@ -178,7 +177,7 @@ class StepGraph:
         return loss
 
     def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:
-        if reason := why_not_heard(self._body.model, self._body.loss_fn):  # what came after the last warming step
+        if reason := why_not_heard(self._body.model, self._body.loss_fn):  # hooks that came after the last warm-up step
             raise CaptureError(reason)
         with self._static_step(batch) as launches:
             graph, result, has_run = self._captured(launches)
@@ -192,7 +191,7 @@ class StepGraph:
 
     @contextlib.contextmanager
     def _static_step(self, batch: tuple[Any, Any]) -> Iterator[Callable[[], Any]]:
-        """The step as a function of nothing: on static tensors of the batch, and of the learning rates in the block."""
+        """The step without arguments: on static tensors of the batch, and, within the block, of the learning rates."""
         update = self._body.update
         self.update_outside = self.update_outside or update.why_not_capturable()
         self._static = StaticBatch(batch, self._device, self._memory_format)
@@ -211,12 +210,12 @@ class StepGraph:
             update.end_capture()
 
     def _captured(self, launches: Callable[[], Any]) -> tuple[Graph | None, Any, bool]:
-        """(the graph, what it writes, whether that holds the results of a real run by now)."""
+        """(the graph, its result tensors, whether these hold the results of a real run)."""
         if self._streams == 1 or self.streams_refusal:
             return *self._recorder.capture(launches), self._recorder.executes
         planner = Planner(self._recorder, self._streams, self._pool_bytes, TimingCache.of_this_machine())
-        # What it issues again must run as it ran in the step: TF32 is on in there only. The update runs with it, too;
-        # those that may be captured (Adam, AdamW, SGD) have no products.
+        # Launches are issued again in the contexts of the step: TF32 is on only there. The update runs in them, too;
+        # the optimizers that may be captured (Adam, AdamW, SGD) have no matrix products.
         with side_stream(self._device), entered(self._body.step_contexts):
             graph, result = planner.capture(launches, tensors_of(self._static.batch), self._body.update.rates)
         self.streams_refusal = planner.refusal
@@ -226,7 +225,7 @@ class StepGraph:
         return graph, result, True
 
     def _needed_bytes(self) -> int:
-        """The most in tensors while the graph runs; what recording, racing and proving took is over by now."""
+        """Peak bytes in tensors while the graph runs, without what recording, timing and proving took."""
         if self._graph is None:
             return 0
         if self._planner is None or self._planner.plan is None:
@@ -240,7 +239,7 @@ class StepGraph:
 
     def _results(self) -> torch.Tensor:
         """Puts the graph's gradients into place, updates where the graph does not, and copies the loss."""
-        if not all(map(is_, map(GRADIENT, self._parameters), self._gradients)):  # as after zero_grad
+        if not all(map(is_, map(GRADIENT, self._parameters), self._gradients)):  # after zero_grad, say
             for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
                 parameter.grad = gradient
         if self.update_outside:

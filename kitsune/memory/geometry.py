@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from kitsune.base.byte_sizes import parse_bytes
 from kitsune.errors import SettingsError
-from kitsune.runtime.user_options import parse_bytes
 
 
 def bytes_of(option: str, size: int | str) -> int:

@@ -32,7 +32,7 @@ HOOK_NOTE = "forwards ran as given while a hook on all modules was there to see 
 
 
 class Loop:
-    """Call it in the place of the model. `step` is the update; `close` gives model and optimizer back as they were."""
+    """Called in place of the model. `step` is the update; `close` gives model and optimizer back as they were."""
 
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, wish: Wish, on_decline: OnDecline
@@ -62,7 +62,7 @@ class Loop:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing of the plan is left to apply."""
+        """Whether nothing of the plan could be applied."""
         return self.forward is None
 
     @property
@@ -92,16 +92,16 @@ class Loop:
         self._applied.undo()
 
     def rebuild(self) -> None:
-        """To be called when the optimizer has changed in a way that the plan's changes to it do not cover."""
+        """Applies the plan anew; to be called when the optimizer has got other groups of parameters."""
         self._applied.reapply()
 
     def leave_scaling(self) -> None:
-        """The loop scales its loss by itself: two scales would multiply."""
+        """To be called when the loop scales its loss itself: two scales would multiply."""
         if self.scaler is not None:
             self._applied.go_on_without(PRECISION.name, SCALED_BY_LOOP)
 
     def resume_scaling(self, state: Mapping[str, float] | None) -> None:
-        """From what a checkpoint holds, if anything."""
+        """Takes over the scale of a checkpoint, if it has one."""
         if state is not None and self.scaler is not None:
             self.scaler.load_state_dict(state)
 
@@ -133,7 +133,7 @@ class Loop:
         return False
 
     def _is_stale(self) -> bool:
-        """Whether something has come that the plan was not applied to: a hook, a group of parameters."""
+        """Whether there are hooks or groups of parameters to which the plan was not applied."""
         has_hooks = self._hooks is not None and not self._hooks.unchanged()
         return has_hooks or self._applied.has_other_groups()
 
@@ -199,7 +199,7 @@ class Loop:
 
 
 def assembly_of(wish: Wish, facts: Facts, device: torch.device, on_decline: OnDecline) -> Assembly:
-    """The plan on this machine. What a plan of another machine holds is refused, what was chosen by hand is not."""
+    """The plan on this machine. The plan of another machine is refused, but for what the user chose by hand."""
     reason = None if is_disabled() else refused(wish.plan, device, Report())
     if reason is None:
         assembly = Assembly(wish.plan, facts, device, on_decline)
@@ -230,12 +230,12 @@ def why_not_route(model: torch.nn.Module, facts: Facts) -> str | None:
 
 
 def is_compiled(model: torch.nn.Module) -> bool:
-    """Whether it came out of torch.compile, which is not loaded in order to ask."""
+    """Whether torch.compile made it. Does not load torch's compiler."""
     return "torch._dynamo" in sys.modules and isinstance(model, torch._dynamo.OptimizedModule)
 
 
 def is_transformed() -> bool:
-    """Whether a transform of torch.func, a dispatch mode or a tracer wants to see the operations of a forward."""
+    """Whether a transform of torch.func, a dispatch mode or a tracer observes the operations of a forward."""
     return bool(
         torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()

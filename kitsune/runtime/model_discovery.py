@@ -1,4 +1,4 @@
-"""Attach: finds the model that an optimizer trains, by its first forward, and routes the later ones.
+"""Finds the model that an optimizer trains, by its first forward, and routes its later forwards.
 
 The root is the outermost module whose parameters cover the optimizer's. Its `_compiled_call_impl` is set, as public
 `Module.compile()` does: class, hooks, names and `state_dict` keys stay, and copies and pickles of the model are plain.
@@ -17,12 +17,12 @@ from torch.utils.hooks import RemovableHandle
 Forward = Callable[..., Any]
 
 
-# torch.compile warns that a hook on all modules fires once more for the module it makes, which is what we look for.
+# torch.compile warns that a hook on all modules fires again for the module that it makes. That is intended here.
 TOLD_TWICE = "Using `torch.compile\\(module\\)` when there are global hooks on modules"
 
 
 class Route:
-    """What takes the place of a routed model's call; `owner` is the attachment that put it there."""
+    """Replaces the call of a routed model; `owner` is the attachment that set it."""
 
     __slots__ = ("owner", "run")
 
@@ -35,7 +35,7 @@ class Route:
 
 
 class Lookout:
-    """A hook on all forwards of the process. It holds its attachment weakly: an optimizer may die without a model."""
+    """A hook on all forwards of the process. It holds its attachment weakly: the optimizer may be deleted before."""
 
     is_ours = True  # see `kitsune.autograd.hooks.has_global_hooks`
 
@@ -97,16 +97,16 @@ class Attachment:
         return self._root() if self._root is not None else None
 
     def detach(self) -> None:
-        """Every forward of the model is plain again, and none is looked at any more."""
+        """Stops routing and watching: every forward of the model is plain again."""
         self._stop_looking()
         root, self._root = self.root, None
         if root is not None and is_routed(root) and root._compiled_call_impl.owner is self:  # type: ignore[union-attr]
             del root._compiled_call_impl
 
     def look(self, module: torch.nn.Module) -> None:
-        """Takes the module for the root when it covers: outermost modules are called first.
+        """Takes the module as the root if its parameters cover the optimizer's: outermost modules are called first.
 
-        The forward that is under way stays plain: a route takes effect with the next call.
+        The current forward stays plain: a route takes effect with the next call.
         """
         wanted = {id(parameter) for parameter in self._parameters()}
         if not wanted <= {id(parameter) for parameter in module.parameters()}:
@@ -128,7 +128,7 @@ class Attachment:
             self._lookout = None
 
     def _take_over(self, module: torch.nn.Module, wanted: set[int]) -> None:
-        """The newest optimizer of the same parameters wins, as when a notebook's cell is run again."""
+        """The newest optimizer of the same parameters wins: a notebook cell may run again."""
         route = module._compiled_call_impl
         if isinstance(route, Route) and wanted & {id(parameter) for parameter in route.owner._parameters()}:
             route.owner._lost()
@@ -140,7 +140,7 @@ def is_routed(model: torch.nn.Module) -> bool:
 
 
 def is_looked_for(model: torch.nn.Module) -> bool:
-    """Whether another optimizer still looks for this very model, whose forward a replay would not show it."""
+    """Whether another optimizer still looks for this model: a replay would hide its forward."""
     lookouts = [hook for hook in modules._global_forward_pre_hooks.values() if isinstance(hook, Lookout)]
     if not lookouts:
         return False

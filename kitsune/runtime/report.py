@@ -1,4 +1,4 @@
-"""Report: what became of a plan: applied, or declined with its reason; and a picture of the launches as planned."""
+"""What was applied of a plan, what was declined and why, and the schedule of its launches."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +21,13 @@ class Picture(Protocol):
 
 @dataclass(slots=True)
 class Report:
-    """What became of a plan.
+    """What was applied of a plan, as it is when it is asked for.
 
-    `applied`: knob -> choice; `declined`: knob -> reason; `notes`: what else is worth knowing.
+    `applied`: knob -> choice; `declined`: knob -> reason; `notes`: other facts, as text.
 
-    `peak_bytes` is the most device memory in tensors while the step was captured, 0 when it was not. `picture` shows
-    the launches as they were planned and `planned` says in words what the plan came to; of several batch shapes that of
-    the last. Where nothing is planned they are None and "". `fusion` is a `kitsune.fusion.FusionStats`: what was fused
+    `peak_bytes` is the peak of device memory in tensors while the step was captured, 0 when it was not. `picture` has
+    the launches as planned and `planned` summarises them; of several batch shapes, those of the last. Where nothing is
+    planned they are None and "". `fusion` is a `kitsune.fusion.FusionStats`: what was fused
     so far, and what was not and why; None without the knob. `scaler` is a `kitsune.amp.ScalerStatistics`: how often the
     gradients were scaled and how many of these steps were skipped; None where Kitsune scales no loss.
     """

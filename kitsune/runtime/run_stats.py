@@ -1,4 +1,4 @@
-"""Stats: what a plan came to on a run, measured, or the reason why not; and all that is known of it in words."""
+"""What a plan gained in a run: measured, or the reason why not; and its summary as text."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -12,7 +12,7 @@ from kitsune.runtime.report import Report
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stats:
-    """What the plan came to on this run. What was not measured is nan or None, with the reason in `missing`.
+    """What the plan gained in this run. What was not measured is nan or None, with the reason in `missing`.
 
     `given_ms` and `planned_ms` are medians of the steps as given and by the plan, `speedup` their ratio. Peaks are
     bytes in tensors, with what graphs keep for themselves; `memory_saved_mb` is in MiB, and negative where the plan

@@ -1,9 +1,9 @@
-"""StepProfile: how long the steps of a user's loop took as given, and how long they take by the plan.
+"""Times the steps of a user's loop as given, and then by the plan.
 
-A step is what lies between two updates: the loop's own work on batches is in it, as it is in the time that the user
-waits. Nothing waits for the device before somebody asks, but for two steps that torch.profiler looks at: the last one
-as given, and one by the plan. They are not timed. A look leaves CUPTI behind, and launches by the host take longer from
-then on (docs/decisions/0091): so none comes before the steps as given are timed.
+A step lasts from one update to the next, the loop's own work on batches included. Nothing waits for the device before
+the results are asked for, except two steps under torch.profiler: the last one as given, and one by the plan. They are
+not timed. The profiler leaves CUPTI attached, which makes launches by the host slower from then on
+(docs/decisions/0091), so it is not used before the steps as given are timed.
 """
 
 import statistics
@@ -91,7 +91,7 @@ class StepProfile:
         return list(self._steps[kind])
 
     def stats(self) -> Stats:
-        """What all of it comes to until now. Waits for the device."""
+        """The result so far. Waits for the device."""
         given, planned = self.samples_ms(GIVEN), self.samples_ms(PLANNED)
         given_ms, planned_ms = median(given), median(planned)
         planned_peak_bytes = self._peak_bytes() if planned else nan

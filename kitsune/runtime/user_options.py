@@ -1,23 +1,19 @@
-"""Options given by hand are a plan written by hand: the drop-in's documented options in, knobs out."""
+"""Translates the drop-in's documented options into knobs of a plan."""
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 import torch
 
 from kitsune.amp import SCALING, AMPConfig
+from kitsune.base.byte_sizes import parse_bytes
 from kitsune.errors import SettingsError
 from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Plan
 from kitsune.streams import ROLES, StreamConfig, check_count
 
-SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([KMG]?B)?", re.ASCII)
-UNITS = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 HALF = ("bf16", "fp16")
 STEP_NOTE = "capture=step became segments: the loop is yours, so its step cannot be one graph; TrainStep makes it one"
 POOL_NOTE = "memory_pool_size limits what launches on several streams need: on one it has nothing to limit"
@@ -45,7 +41,7 @@ KINDS: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What the user said in so many words; `None` means that they did not say. Raises SettingsError."""
+    """The options that the user gave; `None` where they gave none. Raises SettingsError."""
 
     num_streams: int | None = None
     enable_fusion: bool | None = None
@@ -83,9 +79,9 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """Options as a plan, and what goes along with it.
+    """The options as a plan, with what a plan cannot hold.
 
-    `by_hand` are the knobs that the user chose in so many words; `overruled` those of the plan that gave way to them
+    `by_hand` are the knobs that the user chose explicitly; `overruled` those of the plan that they replaced
     (knob -> reason); `declined` what cannot be honoured (option -> reason).
     """
 
@@ -205,18 +201,3 @@ def _declined_fusion(options: Options, plan: Plan) -> dict[str, str]:
 def pool_of(size: int) -> int:
     """The largest pool of the knobs table that takes no more than so many bytes; the smallest where all take more."""
     return max((each for each in POOL_SIZES if each <= size), default=POOL_SIZES[0]) if size else 0
-
-
-def parse_bytes(size: int | str) -> int:
-    """512, '512MB' or '2GB' (binary units) in bytes. Raises SettingsError, also for a part of a single byte."""
-    if isinstance(size, Integral) and not isinstance(size, bool) and size >= 0:
-        return int(size)
-    said = SIZE.fullmatch(size.strip().upper()) if isinstance(size, str) else None
-    if said is None:
-        raise SettingsError(f"memory_pool_size is {size!r:.100}; use bytes or a string as '512MB' or '2GB'")
-    number, unit = said.groups(default="")
-    nbytes = float(number) * UNITS[unit]
-    is_nothing = not number.strip("0.")
-    if nbytes == math.inf or (nbytes < 1 and not is_nothing):
-        raise SettingsError(f"memory_pool_size is {size!r:.100}; no memory has that size")
-    return int(nbytes)

@@ -1,4 +1,4 @@
-"""Inner: the optimizer that a KitsuneOptimizer wraps, built if need be, and as a checkpoint shows it."""
+"""The optimizer that a KitsuneOptimizer wraps: built if need be, and copied as a checkpoint shows it."""
 
 import copy
 from collections import defaultdict
