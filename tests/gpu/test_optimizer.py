@@ -11,9 +11,6 @@ from torch.optim import Optimizer
 from kitsune.amp import AMPConfig
 from kitsune.optimizer import KitsuneOptimizer
 from kitsune.plan import Plan
-from tests.optimizer_models import *  # noqa: F403
-from tests.optimizer_semantics import *  # noqa: F403
-from tests.optimizer_semantics import KERNEL
 from tests.training_pairs import (
     Batch,
     Net,
@@ -28,6 +25,7 @@ from tests.training_pairs import (
 )
 
 STEPS, WARM = 12, 4
+KERNEL = Plan.by_hand(capture="segments", update="kitsune")
 
 
 @pytest.mark.parametrize("by_kernel", [False, True])

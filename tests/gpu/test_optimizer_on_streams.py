@@ -1,4 +1,4 @@
-"""The drop-in on a GPU with planned launches: the same semantics as on the CPU's twin, on real streams."""
+"""The drop-in on several streams of a GPU: what Inductor's kernels and checkpoints add to tests/contracts/drop_in."""
 
 import pytest
 import torch
@@ -6,24 +6,13 @@ from torch.utils.checkpoint import checkpoint
 
 from kitsune.optimizer import KitsuneOptimizer
 from kitsune.plan import Plan
-from tests.optimizer_on_streams import *  # noqa: F403
-from tests.optimizer_on_streams import MADE, OnStreams, Stats, Towers, trained
-from tests.optimizer_semantics import *  # noqa: F403
+from tests.contracts.towers import Stats, Towers, trained
+from tests.contracts.worlds import streams_device_of
 
 
 @pytest.fixture
-def device(monkeypatch, more_streams_win):
-    monkeypatch.setattr("kitsune.runtime.drop_in_loop.SegmentedForward", OnStreams)
-    MADE.clear()
-    yield torch.device("cuda", 0)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-
-
-@pytest.fixture
-def knob(more_streams_win):
-    yield torch.device("cuda", 0)
-    torch.cuda.synchronize()
+def streams_device(monkeypatch, tmp_path):
+    yield from streams_device_of("gpu", monkeypatch, tmp_path)
 
 
 class Compiled(Towers):
@@ -39,11 +28,11 @@ class Compiled(Towers):
         return self.last(hidden)
 
 
-def test_planning_leaves_no_trace_in_what_compiled_code_writes(knob):
+def test_planning_leaves_no_trace_in_what_compiled_code_writes(streams_device):
     found = []
     for streams in (1, 3):
         torch.manual_seed(0)
-        model = Compiled(knob).to(knob)
+        model = Compiled(streams_device).to(streams_device)
         plan = Plan.by_hand(capture="segments", compile="default", **({"streams": streams} if streams > 1 else {}))
         optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), plan=plan)
         parameters = trained(model, optimizer)
@@ -63,11 +52,11 @@ class Checkpointed(Towers):
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_a_backward_that_cannot_run_apart_leaves_the_training_alone(knob, streams):
+def test_a_backward_that_cannot_run_apart_leaves_the_training_alone(streams_device, streams):
     found = []
     for ours in (False, True):
         torch.manual_seed(0)
-        model = Checkpointed().to(knob)
+        model = Checkpointed().to(streams_device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if ours:
             optimizer = KitsuneOptimizer(optimizer, num_streams=streams, capture_graph=True)

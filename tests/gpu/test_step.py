@@ -33,7 +33,6 @@ from tests.step_cases import (
     sgd,
     train_both,
 )
-from tests.step_semantics import *  # noqa: F403
 from tuner.zoo import gpt, resnet
 from tuner.zoo.recipe import next_token_loss
 

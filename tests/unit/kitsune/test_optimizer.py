@@ -17,8 +17,6 @@ from kitsune.optimizer import KitsuneOptimizer
 from kitsune.plan import Plan
 from kitsune.runtime.step_profile import CALIBRATION_STEPS
 from kitsune.streams import StreamConfig
-from tests.optimizer_models import *  # noqa: F403
-from tests.optimizer_semantics import *  # noqa: F403
 from tests.step_cases import capturing_cpu
 from tests.training_pairs import STEPS, check
 

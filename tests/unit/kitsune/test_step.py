@@ -9,7 +9,6 @@ from kitsune import Plan, TrainStep
 from kitsune.errors import SettingsError, WorkloadError
 from kitsune.techniques.prefetch import NO_LOADER
 from tests.step_cases import capturing_cpu
-from tests.step_semantics import *  # noqa: F403
 
 
 @pytest.fixture

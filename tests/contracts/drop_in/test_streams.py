@@ -1,56 +1,20 @@
-"""The drop-in, and segments of a TrainStep, with planned launches; `knob` and `device` are fixtures of the importer.
-
-`knob`: a device on which the knobs `streams` and `pool_bytes` apply. `device`: one on which all is planned anyway.
-"""
+"""The drop-in, and segments of a TrainStep, with launches on several streams."""
 
 import pytest
 import torch
 from torch import nn
 
-from kitsune.capture.forward_dispatch import SegmentedForward
 from kitsune.optimizer import KitsuneOptimizer
 from kitsune.plan import Plan
+from tests.contracts.towers import Stats, Towers, towers, trained
+from tests.contracts.worlds import FORWARDS
 from tests.step_cases import OPTIMIZERS, Convnet, assert_same, batches, pair, train_both
 
-MADE: list[SegmentedForward] = []
+pytestmark = pytest.mark.only_on_streams
 
 
-class OnStreams(SegmentedForward):
-    def __init__(self, *arguments, **named):
-        super().__init__(*arguments, **{**named, "streams": 3})
-        MADE.append(self)
-
-
-class Towers(nn.Module):
-    """Two branches beside each other; `asks`: it reads a number of its own on the host in every forward."""
-
-    def __init__(self, asks: bool = False) -> None:
-        super().__init__()
-        self.left, self.right, self.last = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 4)
-        self.register_buffer("scale", torch.ones(()))
-        self.asks = asks
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scale = float(self.scale) if self.asks else 1.0
-        return self.last(torch.tanh(self.left(x)) * torch.relu(self.right(x)) * scale)
-
-
-def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 12) -> list[torch.Tensor]:
-    device = next(model.parameters()).device
-    for x, y in batches(steps):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x.to(device)), y.to(device)).backward()
-        optimizer.step()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def towers(device: torch.device, **options) -> Towers:
-    torch.manual_seed(0)
-    return Towers(**options).to(device)
-
-
-def test_num_streams_by_hand(knob):
-    plain, model = towers(knob), towers(knob)
+def test_num_streams_by_hand(streams_device):
+    plain, model = towers(streams_device), towers(streams_device)
     optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), num_streams=3, memory_pool_size="1GB")
     expected = trained(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
     assert all(map(torch.equal, trained(model, optimizer), expected))
@@ -77,17 +41,17 @@ class Out(nn.Module):
 
 
 @pytest.mark.parametrize("capture", ["segments", "step"])
-def test_a_step_that_the_proof_finds_erratic_is_not_captured_at_all(knob, capture):
-    planned, _ = pair(knob, {"capture": capture, "streams": 2}, model=Out, optimizer=OPTIMIZERS["sgd"])
+def test_a_step_that_the_proof_finds_erratic_is_not_captured_at_all(streams_device, capture):
+    planned, _ = pair(streams_device, {"capture": capture, "streams": 2}, model=Out, optimizer=OPTIMIZERS["sgd"])
     planned.train(batches(10))
     assert "something on the host decides what it does" in planned.step.report.declined["capture"]
     assert planned.step.report.applied == {}
 
 
-def test_a_loss_that_replaces_what_it_reads_is_not_captured_at_all(knob):
-    planned, plain = pair(knob, {"capture": "step", "streams": 2}, optimizer=OPTIMIZERS["sgd"])
+def test_a_loss_that_replaces_what_it_reads_is_not_captured_at_all(streams_device):
+    planned, plain = pair(streams_device, {"capture": "step", "streams": 2}, optimizer=OPTIMIZERS["sgd"])
     for run in (planned, plain):
-        kept = {"mean": torch.zeros((), device=knob)}
+        kept = {"mean": torch.zeros((), device=streams_device)}
 
         def loss_fn(output, y, kept=kept):
             loss = nn.functional.mse_loss(output, y)
@@ -101,16 +65,16 @@ def test_a_loss_that_replaces_what_it_reads_is_not_captured_at_all(knob):
     assert "reads a tensor that the step lets go of" in planned.step.report.declined["capture"]
 
 
-def test_before_anything_is_decided_there_is_one_stream(knob):
-    optimizer = KitsuneOptimizer(torch.optim.SGD(towers(knob).parameters(), lr=0.1), num_streams=3)
+def test_before_anything_is_decided_there_is_one_stream(streams_device):
+    optimizer = KitsuneOptimizer(torch.optim.SGD(towers(streams_device).parameters(), lr=0.1), num_streams=3)
     assert optimizer.scheduler.num_streams == 1
     optimizer.close()
 
 
 @pytest.mark.parametrize("model", [Towers, Convnet])
-def test_segments_of_a_train_step_are_planned_too(knob, model):
+def test_segments_of_a_train_step_are_planned_too(streams_device, model):
     knobs = {"capture": "segments", "streams": 2}
-    planned, plain = pair(knob, knobs, model=model)
+    planned, plain = pair(streams_device, knobs, model=model)
     shape = (6, 3, 8, 8) if model is Convnet else (6, 8)
     train_both(planned, plain, batches(10, *shape))
     assert_same(planned, plain)
@@ -118,8 +82,8 @@ def test_segments_of_a_train_step_are_planned_too(knob, model):
     assert planned.step.report.picture is not None
 
 
-def test_a_plan_of_a_whole_step_keeps_its_streams_in_the_loop(knob):
-    model = towers(knob)
+def test_a_plan_of_a_whole_step_keeps_its_streams_in_the_loop(streams_device):
+    model = towers(streams_device)
     plan = Plan.by_hand(capture="step", streams=2)
     optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), plan=plan)
     trained(model, optimizer)
@@ -131,21 +95,11 @@ def test_everything_that_was_captured_was_planned(device):
     model = towers(device)
     optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), capture_graph=True)
     trained(model, optimizer)
-    (forward,) = MADE
+    (forward,) = FORWARDS
     assert forward.streams_refusal == ""
     assert forward.plan is not None
     assert forward.plan.schedule.streams > 1
     optimizer.close()
-
-
-class Stats:
-    """A running mean of the user's own, which no module knows of."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.means = [{"hidden": torch.zeros(16, device=device)}]
-
-    def see(self, hidden: torch.Tensor) -> None:
-        self.means[0]["hidden"].mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
 
 
 class Scaled(torch.autograd.Function):
@@ -178,11 +132,11 @@ class Watched(Towers):
         return [self.stats.means[0]["hidden"], self.backward_stats.means[0]["hidden"]]
 
 
-def test_planning_leaves_no_trace_in_what_only_the_user_knows_of(knob):
+def test_planning_leaves_no_trace_in_what_only_the_user_knows_of(streams_device):
     models = []
     for _ in range(2):
         torch.manual_seed(0)
-        models.append(Watched(knob).to(knob))
+        models.append(Watched(streams_device).to(streams_device))
     plain, model = models
     optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), num_streams=3)
     expected = trained(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
@@ -202,11 +156,11 @@ class ReturnsWeights(Towers):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])
-def test_outputs_that_are_parameters(knob, share):
+def test_outputs_that_are_parameters(streams_device, share):
     def weights_after(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         for x, y in batches(12):
-            output, *terms = model(x.to(knob))
-            loss = nn.functional.mse_loss(output, y.to(knob))
+            output, *terms = model(x.to(streams_device))
+            loss = nn.functional.mse_loss(output, y.to(streams_device))
             if share:
                 loss = loss + share * sum(term.square().mean() for term in terms)
             optimizer.zero_grad()
@@ -217,7 +171,7 @@ def test_outputs_that_are_parameters(knob, share):
     models = []
     for _ in range(2):
         torch.manual_seed(0)
-        models.append(ReturnsWeights().to(knob))
+        models.append(ReturnsWeights().to(streams_device))
     plain, model = models
     optimizer = KitsuneOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), num_streams=3)
     expected = weights_after(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
