@@ -82,7 +82,7 @@ async def _stream(here: Context, secret: str, look: tuple[Run, list[Trial]], see
                 spoke = time.monotonic()
                 yield KEEPALIVE_COMMENT
             await anyio.sleep(here.settings.events_poll_s)
-        if await here.admission.token_of(secret) is None:
+        if await here.token_cache.token_of(secret) is None:
             return
         look = await to_thread.run_sync(_look, here, run.id, run.team, seen)
 

@@ -17,7 +17,7 @@ from tuner.store.queries.tokens import Scope
 
 _UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {304: {"description": "It is as If-None-Match says"}}
 
-router = GuardedRouter(Scope.READ, prefix="/api/v1/plans", tag="plans", is_of_lookups=True)
+router = GuardedRouter(Scope.READ, prefix="/api/v1/plans", tag="plans", is_lookup=True)
 
 
 async def find_plan(request: Request) -> Response:

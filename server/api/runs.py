@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from kitsune.errors import NotFoundError
-from server.http.auth import GuardedRouter, also, caller
+from server.http.auth import GuardedRouter, caller, requires
 from server.http.context import Context, Here
 from server.payloads.problems import API
 from server.payloads.request_bodies import JsonBody, body_of
@@ -203,7 +203,7 @@ def delete(
 
 @submitting.patch(
     "/{run_id}",
-    dependencies=[also(Scope.READ)],
+    dependencies=[requires(Scope.READ)],
     responses={200: {"model": RunView}, **documented(404, 415, 507)},
     openapi_extra=body_of(Annotation),
 )

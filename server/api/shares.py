@@ -6,7 +6,7 @@ from fastapi import Query, Request
 from fastapi.responses import Response
 
 from server.api.runs import existing, no_run
-from server.http.auth import GuardedRouter, also, caller
+from server.http.auth import GuardedRouter, caller, requires
 from server.http.context import Here
 from server.payloads.schemas import RunId, SharesEnded, ShareView, answer, documented
 from server.tokens import expiry
@@ -22,7 +22,7 @@ router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/runs", tag="runs")
 @router.post(
     "/{run_id}/share",
     status_code=201,
-    dependencies=[also(Scope.READ)],  # what may not be seen may not be shown
+    dependencies=[requires(Scope.READ)],  # what may not be seen may not be shown
     responses={201: {"model": ShareView, "description": "A new link; it is not shown again"}, **documented(404, 507)},
 )
 def share(

@@ -12,7 +12,7 @@ from kitsune.errors import NotFoundError, PlanError, SettingsError
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
 from server.charts.search import search_history
-from server.http.auth import also
+from server.http.auth import requires
 from server.http.context import Here
 from server.pages import flash
 from server.pages.frame import PageRouter, address_of, form_of, render, viewer
@@ -91,7 +91,7 @@ def delete(request: Request, here: Here, run_id: RunId) -> Response:
     return RedirectResponse("/runs", 303)
 
 
-@changing.post("/{run_id}/note", dependencies=[also(Scope.READ)])
+@changing.post("/{run_id}/note", dependencies=[requires(Scope.READ)])
 def note(request: Request, here: Here, run_id: RunId) -> Response:
     """What people say of the run."""
     form = form_of(request)
@@ -102,7 +102,7 @@ def note(request: Request, here: Here, run_id: RunId) -> Response:
     return back_to(run_id, "notes")
 
 
-@changing.post("/{run_id}/share", dependencies=[also(Scope.READ)])
+@changing.post("/{run_id}/share", dependencies=[requires(Scope.READ)])
 def share(request: Request, here: Here, run_id: RunId) -> Response:
     """Has the page of the run show the new link once: the store has no more than its digest."""
     with here.database.begin() as connection:

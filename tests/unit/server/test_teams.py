@@ -187,7 +187,7 @@ def test_a_plan_of_another_team_is_not_found(red, blue, database, theirs, monkey
     with database.begin() as connection:
         run = runs.claim_one(connection, runs.add(connection, a_run(team="blue")).id, "w")
         runs.finish(connection, run, plan=a_plan(1.2, fingerprint="f" * 64), now=after(9))
-    clock.now += lookups.UNSEEN_S
+    clock.now += lookups.EXTENT_TTL_S
     assert blue.get("/api/v1/plans", params=ASKED).json()["plan"]["evidence"]["speedup"]["median"] == 1.2
     assert red.get("/api/v1/plans", params=ASKED, headers=tag).status_code == 304
 

@@ -129,7 +129,7 @@ def test_a_stream_ends_with_its_token(app, database, claimed, ending, monkeypatc
     monkeypatch.setattr(token_cache, "utcnow", lambda: after(59))
     token, given = made(database, Scope.READ, expires_at=after(60), now=after(0))
     wire = Wire(app, ("authorization", f"Bearer {given}"), method="GET", path=f"/api/v1/runs/{claimed.id}/events")
-    door = app.state.context.admission
+    door = app.state.context.token_cache
     token_of = door.token_of
 
     async def overtaken(given: str) -> Token | None:

@@ -130,7 +130,7 @@ def test_a_token_ends_a_second_after_it_is_revoked_at_the_latest(client, databas
     with database.begin() as connection:
         for token in tokens.listed(connection):
             tokens.revoke(connection, token.id)
-    clock[0] += token_cache.REMEMBERED_S
+    clock[0] += token_cache.TTL_S
     assert_problem(client.get("/api/v1/runs"), 401)
 
 
@@ -144,7 +144,7 @@ def test_a_token_ends_the_moment_it_expires(stranger, database, monkeypatch):
 
 
 def test_any_number_of_tokens_takes_a_bounded_memory(app, stranger, database, monkeypatch):
-    known = app.state.context.admission._known
+    known = app.state.context.token_cache._known
     monkeypatch.setattr(known, "most", 3)
     for _ in range(10):
         assert stranger.get("/api/v1/runs", headers=bearer(secret(database))).status_code == 200
