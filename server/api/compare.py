@@ -1,4 +1,4 @@
-"""Ids of runs in, what they differ in out."""
+"""The route that compares runs side by side."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -28,11 +28,11 @@ def compare_runs(
         str,
         Query(
             pattern=r"^[A-Za-z0-9_-]{1,64}(,[A-Za-z0-9_-]{1,64}){1,19}$",
-            description=f"2 to {MOST} runs, by commas",
+            description=f"2 to {MOST} runs, separated by commas",
             examples=["06g0t3n8q4v0e4b6k1m2z5y7xc,06g0t3n8q4v0e4b6k1m2z5y7xd"],
         ),
     ],
-    is_whole: Annotated[bool, Query(alias="all", description="also what is the same")] = False,
+    is_whole: Annotated[bool, Query(alias="all", description="also rows that are the same for all runs")] = False,
 ) -> Response:
     """Runs side by side: what differs, and warnings where GPUs or versions do."""
     names = ids.split(",")
@@ -45,6 +45,6 @@ def compare_runs(
 
 
 def with_plans(connection: Connection, chosen: Sequence[Run], team: str) -> list[Side]:
-    """One plan that this version cannot read must not hide the other runs."""
+    """The runs with their plans. A plan that this version cannot read is left out, and the run stays."""
     readable = plans.get_readable(connection, [run.plan_id for run in chosen if run.plan_id], team=team)
     return [Side(run, readable.get(run.plan_id or "")) for run in chosen]

@@ -1,4 +1,4 @@
-"""Runs and their plans in, what they differ in and how far they can be compared out. Pure."""
+"""Compares runs and their plans: the rows that differ, and warnings where figures are not comparable."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -11,7 +11,7 @@ from kitsune.plan import Environment, Evidence, Interval, Plan
 from kitsune.run_status import RunStatus
 from tuner.records import Run
 
-#: A page has no room for more, and nobody reads it.
+#: Most runs in a comparison; more do not fit on a page.
 MOST: Final = 20
 
 Group = Literal["request", "result", "plan", "environment"]
@@ -19,7 +19,7 @@ Value = str | int | float | bool | None
 
 
 class Row(Record):
-    """One thing that is known of every run; `values` in the order of the runs, null where it is not known."""
+    """One property; `values` in the order of the runs, null where it is unknown."""
 
     group: Group
     name: str = Field(examples=["gain"])
@@ -28,7 +28,7 @@ class Row(Record):
 
 
 class SideBySide(Record):
-    """Runs side by side. A warning says why numbers of two of them do not compare."""
+    """Runs side by side. A warning says why figures of some of them are not comparable."""
 
     ids: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -38,14 +38,14 @@ class SideBySide(Record):
 
 
 class Side(NamedTuple):
-    """A run and its plan, None where it has none, or none that this version reads."""
+    """A run and its plan; None if it has none, or none that this version can read."""
 
     run: Run
     plan: Plan | None
 
 
 def compare(sides: Sequence[Side], *, is_whole: bool = False) -> SideBySide:
-    """What differs between the runs; with `is_whole` also what is the same."""
+    """The rows that differ between the runs; with `is_whole` all rows."""
     rows = [row for row in _rows(sides) if is_whole or row.differs]
     return SideBySide(ids=tuple(side.run.id for side in sides), rows=tuple(rows), warnings=tuple(warnings(sides)))
 
@@ -103,7 +103,7 @@ def _row(group: Group, name: str, values: Iterable[Value]) -> Row:
 
 
 def warnings(sides: Sequence[Side]) -> Iterable[str]:
-    """Why figures of these runs should not be held against each other, for programs and for the page alike."""
+    """Reasons why figures of these runs are not comparable; used by the API and by the page."""
     unlike = {name: sorted({str(value) for value in _known(sides, name)}) for name in Environment.model_fields}
     if len(unlike["gpu"]) > 1:
         yield f"measured on different GPUs ({', '.join(unlike['gpu'])}): times do not compare, gains only with care"
@@ -136,5 +136,5 @@ def _said(record: Record | None, name: str) -> Any:
 
 
 def _interval(run: Run) -> Interval | None:
-    """Of the gain, where one was measured."""
+    """The interval of the gain, if one was measured."""
     return None if run.speedup is None or run.speedup.is_itself else run.speedup

@@ -1,7 +1,7 @@
-"""A run in, all that is known of it as one file out: JSON, or CSV with a line for each raw sample.
+"""The route that exports a run as one file: JSON, or CSV with a line for each raw sample.
 
-A file is sent in parts, each read by itself: no connection to the database waits for a slow client. Trials never
-change once they are stored, so the parts fit.
+The file is streamed, and each part is a query of its own, so that a slow client does not hold a database connection.
+Stored trials never change, so the parts are consistent.
 """
 
 import csv
@@ -25,7 +25,7 @@ from tuner.store.database import Database
 from tuner.store.queries import plans, runs, timelines, trials
 from tuner.store.queries.tokens import Scope
 
-#: How a formula begins, also in full width.
+#: Characters that begin a formula in a spreadsheet, with their full-width forms.
 _FORMULA: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
 _CONTROL: Final = frozenset("\t\r\n")
 _BATCH: Final = 50
@@ -86,7 +86,7 @@ def export(
 
 
 def csv_of(tried: Iterable[Trial]) -> Iterator[str]:
-    """The lines of the file, a trial at a time."""
+    """The lines of the CSV file, one trial at a time."""
     yield _lines([_COLUMNS])
     for trial in tried:
         yield _lines(_of_trial(trial))
@@ -138,13 +138,13 @@ def _of_arm(arm: Arm) -> Iterator[tuple[object, ...]]:
 
 
 def harmless(text: str) -> str:
-    """A cell that a spreadsheet takes for text: what begins so would be a formula, and the text may be anybody's."""
+    """The text, quoted if a spreadsheet would run it as a formula (CSV injection): anybody may have written it."""
     first = next((letter for letter in text if not is_unseen(letter)), "")
     return f"'{text}" if first in _FORMULA or text[:1] in _CONTROL else text
 
 
 def is_unseen(letter: str) -> bool:
-    """Blanks, and characters that control or format: a spreadsheet may pass over them."""
+    """Whether it is white space, or a control or format character, which a spreadsheet may skip."""
     return letter.isspace() or unicodedata.category(letter) in ("Cc", "Cf")
 
 

@@ -1,4 +1,4 @@
-"""A run in, a link that shows it without a token out; and the end of its links."""
+"""The routes that create and revoke share links, which show a run without a token."""
 
 from typing import Annotated, Final
 
@@ -13,7 +13,7 @@ from server.tokens import expiry
 from tuner.store.queries import runs, shares
 from tuner.store.queries.tokens import Scope
 
-#: Where the page of a link is, before its secret.
+#: Path of the page of a link, followed by its secret.
 SHARED: Final = "/shared"
 
 router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/runs", tag="runs")
@@ -22,7 +22,7 @@ router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/runs", tag="runs")
 @router.post(
     "/{run_id}/share",
     status_code=201,
-    dependencies=[requires(Scope.READ)],  # what may not be seen may not be shown
+    dependencies=[requires(Scope.READ)],  # sharing discloses the run, so it needs the right to read it
     responses={201: {"model": ShareView, "description": "A new link; it is not shown again"}, **documented(404, 507)},
 )
 def share(
@@ -30,10 +30,10 @@ def share(
     here: Here,
     run_id: RunId,
     expires: Annotated[
-        str | None, Query(max_length=40, description='"12h", "30d"; for good without', examples=["30d"])
+        str | None, Query(max_length=40, description='"12h", "30d"; without: never', examples=["30d"])
     ] = None,
 ) -> Response:
-    """A link that shows this run, and nothing else, to whoever has it. It is told once; only its SHA-256 is kept."""
+    """Create a link that shows this run, and nothing else. It is returned once; only its SHA-256 is stored."""
     until = expiry(expires, "expires")
     with here.database.begin() as connection:
         made = shares.create(connection, run_id, team=caller(request).team, expires_at=until)
@@ -46,7 +46,7 @@ def share(
 
 @router.delete("/{run_id}/share", responses={200: {"model": SharesEnded}, **documented(404, 507)})
 def unshare(request: Request, here: Here, run_id: RunId) -> Response:
-    """Make every link to this run worthless, at once."""
+    """Revoke all links to this run, with immediate effect."""
     team = caller(request).team
     with here.database.begin() as connection:
         existing(runs.get(connection, run_id, team=team), run_id)

@@ -1,4 +1,4 @@
-"""A run in; the launches of a step by its plan out, as a trace that Perfetto opens, or the reason why there is none."""
+"""The route that returns the launches of a step by the plan of a run, as a trace file for Perfetto."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,7 @@ def as_file(run: Run, timeline: Timeline) -> Response:
 
 
 def why_none(run: Run, tried: Sequence[Trial], plan: Plan | None) -> str:
-    """Why nothing is known of launches on streams, as the end of a sentence."""
+    """Why there is no timeline of launches on streams, as the end of a sentence."""
     if plan is None:
         return "it has no plan" if run.status.is_finished else "it has no plan yet"
     if plan.choice(_STREAMS.name) != _STREAMS.default:

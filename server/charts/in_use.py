@@ -1,4 +1,4 @@
-"""Moments of a step and the memory in use then in, a curve below its timeline out, on the same scale of time."""
+"""The chart of the memory in use during a step, on the time axis of the timeline above it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """From this moment on so much is in use."""
+    """The memory in use from this moment on."""
 
     at_us: float
     used_bytes: int
 
 
 def in_use(moments: Sequence[Used]) -> Markup:
-    """The last one is the end of the step. Raises ChartError for numbers that have no place, and if time goes back."""
+    """The chart. The last moment is the end of the step. Raises ChartError for out-of-range or unsorted values."""
     if not moments:
         return empty(TITLE, "No launches of this step were recorded.")
     before_us = moments[0].at_us
@@ -56,7 +56,7 @@ def drawn(moments: Sequence[Used], width: int) -> Markup:
 
 
 def upwards(x: Scale, y: Scale, title: str, width: int) -> Markup:
-    """Words beside the lines; on a narrow drawing, whose time begins at its edge, above them."""
+    """The vertical axis. Tick labels are beside the grid lines, or above them on a narrow drawing without margin."""
     ticks = axes.ticks_up(y)
     if width >= WIDE_PX:
         return axes.along_left(y, x.start_px, x.end_px, ticks, title)
@@ -69,7 +69,7 @@ def upwards(x: Scale, y: Scale, title: str, width: int) -> Markup:
 
 
 def seen(places: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """Of what lies within one pixel the highest, so that no peak is lost; and the last."""
+    """The highest point of each pixel column, so that no peak is lost, and the last point."""
     highest = places[0]
     for place in places[1:]:
         if int(place[0]) != int(highest[0]):
@@ -83,7 +83,7 @@ def seen(places: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]
 
 
 def steps(places: Iterator[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """What is in use stays so until the next moment."""
+    """Corners of a step curve: a value holds until the next moment."""
     last: float | None = None
     for x, y in places:
         if last is not None:

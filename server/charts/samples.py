@@ -1,6 +1,6 @@
-"""The blocks of each arm in, a row an arm out: every block a dot, the first at the top of its row, the last below all.
+"""The chart of all measured blocks: a row for each arm, a dot for each block, the first block at the top of its row.
 
-So noise shows as a cloud, and what drifts while it is measured as a slope.
+Noise shows as a cloud, and drift during the measurement as a slope.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ NO_BLOCKS: Final = "no blocks"
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """An arm, and what a step took in each of its blocks, in the order in which they were measured."""
+    """An arm, and the time of a step in each of its blocks, in the order of measurement."""
 
     label: str
     values_ms: Sequence[float]
@@ -34,7 +34,7 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Quartiles:
-    """Of one arm. By linear interpolation between the values (method 7 of Hyndman & Fan 1996)."""
+    """Quartiles of an arm, by linear interpolation (method 7 of Hyndman & Fan 1996)."""
 
     low_ms: float
     median_ms: float
@@ -42,7 +42,7 @@ class Quartiles:
 
 
 def samples(strips: Sequence[Strip]) -> Markup:
-    """Raises ChartError for numbers that have no place."""
+    """The chart. Raises ChartError for numbers out of range."""
     if not any(strip.values_ms for strip in strips):
         return empty(TITLE, "No block was measured yet.")
     for strip in strips:
@@ -52,7 +52,7 @@ def samples(strips: Sequence[Strip]) -> Markup:
 
 
 def quartiles(values_ms: Sequence[float]) -> Quartiles | None:
-    """None of nothing."""
+    """None without values."""
     if not values_ms:
         return None
     if len(values_ms) == 1:
@@ -84,7 +84,7 @@ def drawn(strips: Sequence[Strip], width: int) -> Markup:
 
 
 def dots(strips: Sequence[Strip], rows: Rows, scale: Scale) -> list[tuple[str, tuple[float, float]]]:
-    """What each block is, and where: across by its time, down by its turn."""
+    """The text and the place of each block: x by its time, y by its order."""
     found = []
     for row, strip in enumerate(strips):
         top, room = rows.band(row) + DOT_PX, BAND_PX - 2 * DOT_PX
@@ -96,7 +96,7 @@ def dots(strips: Sequence[Strip], rows: Rows, scale: Scale) -> list[tuple[str, t
 
 
 def row_of(strip: Strip, found: Quartiles | None, row: int, rows: Rows, scale: Scale) -> Markup:
-    """The words, and the middle half of the blocks as a box behind the dots."""
+    """The labels of a row, and the interquartile range as a box behind the dots."""
     if found is None:
         return mark(told(strip, found), rows.words(row, strip.label, NO_BLOCKS))
     low, high = scale.place(found.low_ms), scale.place(found.high_ms)

@@ -1,4 +1,4 @@
-"""Trials in the order in which they were made in, the history of a search out: how the best so far came about."""
+"""The chart of a search: the speedup of each trial, and the best so far."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,14 +18,14 @@ from server.charts.drawing.thinning import Thinned, thinned
 from server.charts.speedups import ground, has_whisker, plot_of, sign_of_no_gain, sign_of_whisker, whisker
 
 TITLE: Final = "Speedup over the baseline, trial by trial"
-FAILURES_PX: Final = 22.0  # a strip of their own between the plot and the numbers of the trials
-CROSS_PX: Final = 14.0  # a cross and some air; more of them run into each other
+FAILURES_PX: Final = 22.0  # height of the strip for failed trials, below the plot
+CROSS_PX: Final = 14.0  # width for one cross with a margin; closer ones overlap
 NO_NUMBER: Final = "no measurement"
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A trial; without a speedup it failed. `source` is who proposed it."""
+    """A trial; a failed one has no speedup. `source`: what proposed it."""
 
     number: int
     speedup: float | None
@@ -38,7 +38,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The trials by number, those of them with a speedup, and the shape and colour of each source."""
+    """All trials by number, those with a speedup, and the shape and colour of each source."""
 
     every: tuple[Tried, ...]
     measured: tuple[tuple[Tried, float], ...]
@@ -46,7 +46,7 @@ class History:
 
 
 def search_history(tried: Sequence[Tried]) -> Markup:
-    """Raises ChartError for numbers that have no place."""
+    """The chart. Raises ChartError for numbers out of range."""
     if not tried:
         return empty(TITLE, "No trial has ended yet.")
     for trial in tried:
@@ -64,13 +64,13 @@ def history_of(tried: Sequence[Tried]) -> History:
 
 
 def look(index: int) -> tuple[str, str]:
-    """A shape and a colour; when all were given once, they are given again with an outline alone."""
+    """A shape and a colour; after the last shape, they repeat as outlines."""
     kind = "series" if index < len(SHAPES) else "outline"
     return SHAPES[index % len(SHAPES)], f"{kind}-{index % len(SHAPES) + 1}"
 
 
 def best_so_far(history: History) -> list[Tried]:
-    """The trials that were better than all before them."""
+    """The trials that were better than all earlier ones."""
     found: list[Tried] = []
     best = -math.inf
     for trial, speedup in history.measured:
@@ -111,7 +111,7 @@ def drawn(history: History, width: int) -> Markup:
 
 
 def steps(best_px: Sequence[tuple[float, float]], end_px: float) -> list[tuple[float, float]]:
-    """Level until something better comes, then up."""
+    """Corners of the step curve of the best so far."""
     if not best_px:
         return []
     corners = [best_px[0]]
@@ -130,7 +130,7 @@ def drawn_failure(trial: Tried, x: float, bottom: float) -> Markup:
 
 
 def told(trial: Tried) -> str:
-    """Who proposed it, what it is, and what came of it."""
+    """The trial in words: number, source, configuration and result."""
     begin = f"trial {trial.number} ({trial.source}), {trial.label}"
     if trial.speedup is None:
         return f"{begin}: {trial.failure or NO_NUMBER}"

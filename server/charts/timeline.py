@@ -1,4 +1,4 @@
-"""Launches of a step on streams in, a lane a stream out: what runs beside what, and where a stream waits."""
+"""The chart of the launches of a step: a lane for each stream, so that overlap and waits are visible."""
 
 import string
 from collections import defaultdict
@@ -23,16 +23,16 @@ TOP_PX: Final = 4.0
 EDGE_PX: Final = 8.0
 LANE_WORDS_PX: Final = 156.0
 ABOVE_PX: Final = 18.0
-VISIBLE_PX: Final = 1.0  # what is narrower is joined with its neighbours
+VISIBLE_PX: Final = 1.0  # narrower boxes are merged with their neighbours
 LETTER_PX: Final = 12.0
-RIMMED_PX: Final = 4.0  # from here on a box has a rim; on a narrower one the rim would hide it
-KINDS: Final = 6  # names with a colour and a letter of their own
+RIMMED_PX: Final = 4.0  # narrower boxes have no border: it would cover them
+KINDS: Final = 6  # kernel names with their own colour and letter
 NAMED_AT_MOST: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A launch on a stream, from its beginning to its end."""
+    """A launch on a stream."""
 
     stream: int
     start_us: float
@@ -42,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What is drawn as one: a launch, or several neighbours that are too narrow to be seen alone."""
+    """A rectangle: one launch, or several neighbours that are too narrow to be visible alone."""
 
     spans: tuple[Span, ...]
 
@@ -66,7 +66,7 @@ class Box:
 
 
 def timeline(spans: Sequence[Span]) -> Markup:
-    """Raises ChartError for numbers that have no place, and for a launch that ends before it begins."""
+    """The chart. Raises ChartError for numbers out of range, and for a launch that ends before it begins."""
     if not spans:
         return empty(TITLE, "No launches of this step were recorded.")
     for each in spans:
@@ -89,7 +89,7 @@ def by_stream(spans: Iterable[Span]) -> dict[int, list[Span]]:
 
 
 def key_of(spans: Iterable[Span]) -> dict[str, float]:
-    """The names that take the most time, with their share of all that runs."""
+    """The names that take the most time, with their share of the total time of all launches."""
     took: dict[str, float] = defaultdict(float)
     for each in spans:
         took[each.name] += each.end_us - each.start_us
@@ -123,12 +123,12 @@ def drawn(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float], width: 
 
 
 def plot_ends(width: int) -> tuple[float, float]:
-    """From where to where time goes, in whatever is drawn below this."""
+    """Start and end of the time axis in px; the memory chart below uses the same."""
     return (LANE_WORDS_PX if width >= WIDE_PX else EDGE_PX), width - EDGE_PX
 
 
 def boxes_of(spans: Sequence[Span], scale: Scale) -> list[Box]:
-    """Neighbours that are both too narrow to be seen, with too little between them to be seen, become one."""
+    """Merges neighbours that are too narrow to be visible, with an invisible gap between them."""
     found: list[list[Span]] = []
     for each in spans:
         if found and is_tiny(each, scale) and all(map(partial(is_tiny, scale=scale), found[-1][-1:])):
@@ -152,7 +152,7 @@ def lane(stream: int, spans: Sequence[Span], top: float, scale: Scale, is_wide: 
 
 
 def busy_us(spans: Sequence[Span]) -> float:
-    """How long anything runs; what overlaps counts once."""
+    """The time in which anything runs; overlaps count once."""
     busy, reached = 0.0, spans[0].start_us
     for each in spans:
         busy += max(0.0, each.end_us - max(reached, each.start_us))
@@ -161,7 +161,7 @@ def busy_us(spans: Sequence[Span]) -> float:
 
 
 def kind_of(box: Box, key: Mapping[str, float]) -> int | None:
-    """Which of the named ones it is, if it is one of them alone."""
+    """The index of its name in the legend, if all launches of the box have that name."""
     names = {each.name for each in box.spans}
     return list(key).index(box.spans[0].name) if len(names) == 1 and names <= key.keys() else None
 
@@ -176,7 +176,7 @@ def drawn_box(box: Box, top: float, scale: Scale, key: Mapping[str, float]) -> M
 
 
 def inside(box: Box, kind: int | None, middle: float, base: float, room_px: float) -> Iterator[Markup]:
-    """The whole name where it has room, else the letter of its kind where that has."""
+    """The name if it fits, else the letter of its kind if that fits."""
     name = box.spans[0].name if len(box.spans) == 1 else ""
     if name and width_px(name) + 4 <= room_px:
         yield text(middle, base, name, "inside", "middle")

@@ -1,4 +1,4 @@
-"""Runs of a model in, how many times as fast their plans are over time out."""
+"""The chart of the speedups of a model's plans over time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ TITLE: Final = "Speedup of the plan, run by run"
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A run that ended at a time; `value` is how many times as fast its plan is, within `low` and `high`."""
+    """A run that ended at `at`; `value` is the speedup of its plan, with the interval from `low` to `high`."""
 
     at: datetime
     value: float
@@ -42,7 +42,7 @@ class Moment:
 
 
 def trend(moments: Sequence[Moment]) -> Markup:
-    """Raises ChartError for numbers that have no place."""
+    """The chart. Raises ChartError for numbers out of range."""
     if not moments:
         return empty(TITLE, "No run of this model has a plan yet.")
     for moment in moments:
@@ -75,7 +75,7 @@ def drawn(moments: Sequence[Moment], width: int) -> Markup:
 
 
 def stretch(moments: Sequence[Moment]) -> tuple[float, float]:
-    """From the first to the last, and a day at least."""
+    """The range from the first to the last moment, at least a day, in seconds."""
     first, last = moments[0].at_s, moments[-1].at_s
     missing = max(0.0, DAY - (last - first))
     return first - missing / 2, last + missing / 2

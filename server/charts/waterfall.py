@@ -1,7 +1,7 @@
-"""Steps between two totals in, a waterfall out: what each change of a training step saved or cost.
+"""The waterfall chart: how much time each change of a training step saved or cost, between two totals.
 
-`ms` of a step or of the remainder is the change of the step's time, negative where it saves: a bar begins where the
-one before it ends, and the last total is the first one with all changes added. `low_ms` and `high_ms` bound `ms`.
+`ms` of a step or of the remainder is the change of the step's time, negative where it saves. A bar begins where the
+previous one ends, and the last total is the first one plus all changes. `low_ms` and `high_ms` bound `ms`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,8 @@ from server.charts.drawing.scale import Scale, finite, from_zero
 from server.charts.drawing.svg import empty, line, mark, picture, rect, responsive
 
 TITLE: Final = "What each change of the step saves"
-CLOSES_WITHIN: Final = 1e-3  # of the first total: what rounding may leave open
-LEAST_PX: Final = 1.5  # a bar that is narrower could not be seen
+CLOSES_WITHIN: Final = 1e-3  # share of the larger total that rounding may leave open
+LEAST_PX: Final = 1.5  # a narrower bar would not be visible
 MEANINGS: Final = {
     "total": "time of a step",
     "saved": "saves time",
@@ -32,7 +32,7 @@ MEANINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A total, or a change (negative where it saves time). `note` stands in small letters below it."""
+    """A total, or a change (negative where it saves time). `note` is written in small letters below it."""
 
     label: str
     ms: float
@@ -44,7 +44,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A bar from where the one before it ended to where it ends itself; its whisker around that end."""
+    """A bar with its begin and end on the axis, and its whisker around the end. `share`: of the first total."""
 
     bar: Bar
     begin_ms: float
@@ -60,7 +60,7 @@ class Placed:
 
     @property
     def figure(self) -> str:
-        """The time or the change of it; and the change as a share of the first total, which has none itself."""
+        """The time or its change, and the change as a percentage of the first total (none for that total itself)."""
         told = words.ms(self.bar.ms) if self.bar.kind == "total" else figures.change_ms(self.bar.ms)
         return f"{told} ({figures.change_percent(self.share)})" if self.share or self.bar.kind != "total" else told
 
@@ -72,14 +72,14 @@ class Placed:
 
 
 def waterfall(bars: Sequence[Bar]) -> Markup:
-    """Raises ChartError when the first or the last bar is no total, or the steps do not lead from one to the other."""
+    """The chart. Raises ChartError if the first or last bar is no total, or the changes do not add up to the last."""
     if not bars:
         return empty(TITLE, "Nothing was measured yet.")
     return responsive(partial(drawn, list(placed(bars))))
 
 
 def placed(bars: Sequence[Bar]) -> Iterator[Placed]:
-    """Each bar with its beginning and end. Raises ChartError."""
+    """Each bar with its begin and end. Raises ChartError as `waterfall` does."""
     first, at_ms = bars[0].ms, 0.0
     for number, bar in enumerate(bars):
         check(bar, is_end=number in (0, len(bars) - 1))
@@ -128,7 +128,7 @@ def drawn(bars: Sequence[Placed], width: int) -> Markup:
 
 
 def joint(bar: Placed, row: int, rows: Rows, scale: Scale) -> Markup:
-    """From the end of the bar above to the beginning of this one, or to the end of a total."""
+    """The connector from the end of the bar above to the begin of this one, or to the end of a total."""
     x = scale.place(bar.end_ms if bar.bar.kind == "total" else bar.begin_ms)
     return line(x, rows.band(row - 1) + BAND_PX, x, rows.band(row), "joint")
 

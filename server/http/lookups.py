@@ -76,7 +76,7 @@ class Lookups:
                 software=asked.software(),
                 limit=1,
             )
-            body = _match_json(found[0], asked.said()) if found else _no_match_json(connection, asked, team)
+            body = _match_json(found[0], asked.given_fields()) if found else _no_match_json(connection, asked, team)
         return Answer(body, hashlib.sha256(body).hexdigest())
 
 
@@ -104,8 +104,8 @@ def spliced(plan_id: str, document: str) -> str:
     return f'{{"plan_id":"{plan_id}",{document[1:]}'
 
 
-def _match_json(found: StoredPlan, said: Mapping[str, str | int]) -> bytes:
-    match, reason = fit(found._asdict(), said)
+def _match_json(found: StoredPlan, given: Mapping[str, str | int]) -> bytes:
+    match, reason = fit(found._asdict(), given)
     plan = spliced(found.plan_id, found.document)
     return f'{{"match":"{match.value}","plan":{plan},"reason":{canonical_json(reason)}}}'.encode()
 

@@ -1,6 +1,6 @@
-"""The query of a request in; refused when it has a parameter that its route does not know.
+"""Refuses query parameters that a route does not know.
 
-A word that is spelled wrong would otherwise look like a filter that every run matches.
+A misspelled filter would otherwise be ignored, and every run would match.
 """
 
 from fastapi import Request
@@ -9,7 +9,9 @@ from fastapi.routing import APIRoute
 
 
 def check_query(request: Request) -> None:
-    """Raises RequestValidationError. A route that documents its parameters itself reads and checks them itself."""
+    """Raises RequestValidationError for unknown parameters. Routes that document theirs in `openapi_extra` are skipped:
+    they check them themselves.
+    """
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
     if "parameters" in (route.openapi_extra or {}):

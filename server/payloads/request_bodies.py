@@ -1,4 +1,4 @@
-"""The JSON body of a request in, a checked record out; and what the description says of it."""
+"""Parses JSON bodies of requests into records, and documents them in OpenAPI."""
 
 from typing import Any, Generic, TypeVar
 
@@ -13,13 +13,13 @@ _Kind = TypeVar("_Kind", bound=Record)
 
 
 class JsonBody(Generic[_Kind]):
-    """The dependency that reads the body as a record of this kind, only after the token was checked."""
+    """Dependency that parses the body as `kind`. FastAPI would parse it before the token is checked."""
 
     def __init__(self, kind: type[_Kind]) -> None:
         self.kind = kind
 
     async def __call__(self, request: Request) -> _Kind:
-        """Raises HTTPException or RequestValidationError."""
+        """Raises HTTPException 415 for another content type, RequestValidationError for an invalid body."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise HTTPException(415, "send JSON, with the header 'Content-Type: application/json'")

@@ -1,6 +1,6 @@
-"""Names of marks in, names beside marks out, each where it covers no mark, no line and no other name; else left out.
+"""Places labels beside marks so that they cover no mark, line or other label; labels that do not fit are left out.
 
-What is left out is still told on pointing at its mark.
+The name of a mark without a label is still shown as its tooltip.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ class Label:
 def labels(
     wanted: Iterable[Label], marks: Iterable[tuple[float, float]], route: Iterable[tuple[float, float]], bounds: Box
 ) -> Markup:
-    """The first ones have the choice."""
+    """The labels that fit; earlier ones take precedence."""
     taken = [(x - MARK_PX, y - MARK_PX, x + MARK_PX, y + MARK_PX) for x, y in marks]
     taken += [box_of(*ends) for ends in pairwise(route)]
     parts = []
@@ -51,7 +51,7 @@ def box_of(begin: tuple[float, float], end: tuple[float, float]) -> Box:
 
 
 def around(label: Label, width: float) -> Iterator[Box]:
-    """Right, left, above, below, and the four corners."""
+    """Candidate boxes: right, left, above, below, and the four corners."""
     half = SIZE_PX / 2 + 1
     for x in (label.x + AWAY_PX, label.x - AWAY_PX - width):
         yield x, label.y - half, x + width, label.y + half

@@ -1,4 +1,4 @@
-"""Signs and what they mean in, a legend out, in as many lines as it takes."""
+"""Legends and notes below charts, broken into lines."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -12,12 +12,12 @@ SIGN_PX: Final = 22.0
 BETWEEN_PX: Final = 14.0
 LINE_PX: Final = 20.0
 
-#: Draws a sign around a place; and what it stands for.
+#: A function that draws a symbol around a point, and its meaning.
 Entry = tuple[Callable[[float, float], Markup], str]
 
 
 def legend(entries: Iterable[Entry], top: float, width: float) -> tuple[Markup, float]:
-    """The drawing, and where it ends."""
+    """The drawing, and the y at which it ends."""
     parts, left, base = [], 0.0, top + LINE_PX - 6
     for sign, words in entries:
         needed = SIGN_PX + width_px(words)
@@ -29,7 +29,7 @@ def legend(entries: Iterable[Entry], top: float, width: float) -> tuple[Markup, 
 
 
 def remark(words: str, top: float, width: float) -> tuple[Markup, float]:
-    """Small words below a chart, broken into lines; nothing where there are none."""
+    """A note in small letters, broken into lines, and the y at which it ends; empty for empty `words`."""
     parts, base, held = [], top + LINE_PX - 6, ""
     for word in words.split():
         longer = f"{held} {word}".strip()
