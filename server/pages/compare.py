@@ -1,4 +1,4 @@
-"""The ids of several runs in; the page of what differs between them out."""
+"""The page that compares runs."""
 
 import re
 from typing import Annotated, Final
@@ -22,7 +22,7 @@ _ID: Final = re.compile(RUN_ID)
 router = PageRouter(Scope.READ)
 
 Ids = Annotated[
-    tuple[str, ...], Query(max_length=1000, description="ids of runs, each its own parameter or between commas")
+    tuple[str, ...], Query(max_length=1000, description="ids of runs, as repeated parameters or separated by commas")
 ]
 
 
@@ -30,12 +30,12 @@ Ids = Annotated[
 def compare(
     request: Request, here: Here, ids: Ids = (), *, every: Annotated[bool, Query(alias="all")] = False
 ) -> Response:
-    """Only what differs, unless all is asked for."""
+    """The rows that differ; all rows with `all`."""
     wanted = list(dict.fromkeys(filter(None, (one.strip() for given in ids for one in given.split(",")))))
     if not FEWEST <= len(wanted) <= MOST:
         return render(request, "compare_choice.html", status=422, fewest=FEWEST, most=MOST, chosen=len(wanted))
     if not all(map(_ID.fullmatch, wanted)):
-        raise SettingsError("these are no ids of runs; the list of runs has them")
+        raise SettingsError("ids contains something that is not the id of a run; the list of runs has the ids")
     with here.database.read() as connection:
         found = runs.get_all(connection, wanted, team=viewer(request).team)
         chosen = [existing(found.get(run_id), run_id) for run_id in wanted]

@@ -1,4 +1,4 @@
-"""A run's id in; its page, its news while it goes on, and what is done to it, out."""
+"""The page of a run, its live updates, and its actions: cancel, retry, delete, annotate and share."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -29,12 +29,12 @@ from tuner.wall_clock import utcnow
 reading = PageRouter(Scope.READ, prefix="/runs")
 changing = PageRouter(Scope.SUBMIT, prefix="/runs")
 
-Seen = Annotated[int, Query(ge=0, lt=2**63, description="so many trials the page shows already")]
+Seen = Annotated[int, Query(ge=0, lt=2**63, description="number of trials that the page shows already")]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the store has of a run. `problem`: why its plan is not shown."""
+    """A run with its trials, plan and timeline. `problem`: why its plan is not shown."""
 
     run: Run
     trials: list[Trial]
@@ -57,7 +57,7 @@ def show(request: Request, here: Here, run_id: RunId) -> Response:
 
 @reading.get("/{run_id}/live")
 def live(request: Request, here: Here, run_id: RunId, seen: Seen = 0) -> Response:
-    """What has changed since the page was made."""
+    """The changes since the page was rendered."""
     with here.database.read() as connection:
         found = look(connection, run_id, team=viewer(request).team)
     return news(request, found, seen, f"/runs/{run_id}")
@@ -72,7 +72,7 @@ def cancel(request: Request, here: Here, run_id: RunId) -> Response:
 
 @changing.post("/{run_id}/retry")
 def retry(request: Request, here: Here, run_id: RunId) -> Response:
-    """Leads to the new run; that of an earlier retry, where it has not ended yet."""
+    """Redirects to the new run, or to that of an earlier retry that has not ended yet."""
     with here.database.begin() as connection:
         token, quota = viewer(request), here.settings.quota
         found = submits.retry(connection, run_id, owner=token.id, team=token.team, quota=quota)
@@ -83,7 +83,7 @@ def retry(request: Request, here: Here, run_id: RunId) -> Response:
 
 @changing.post("/{run_id}/delete")
 def delete(request: Request, here: Here, run_id: RunId) -> Response:
-    """Leads to the list of runs, where it is no more."""
+    """Redirects to the list of runs."""
     with_plan = "plan" in form_of(request)
     with here.database.begin() as connection:
         team = viewer(request).team
@@ -93,7 +93,7 @@ def delete(request: Request, here: Here, run_id: RunId) -> Response:
 
 @changing.post("/{run_id}/note", dependencies=[requires(Scope.READ)])
 def note(request: Request, here: Here, run_id: RunId) -> Response:
-    """What people say of the run."""
+    """Saves the tags and the note."""
     form = form_of(request)
     told = annotation_of(form.get("tags", ""), form.get("note", ""))
     with here.database.begin() as connection:
@@ -104,7 +104,7 @@ def note(request: Request, here: Here, run_id: RunId) -> Response:
 
 @changing.post("/{run_id}/share", dependencies=[requires(Scope.READ)])
 def share(request: Request, here: Here, run_id: RunId) -> Response:
-    """Has the page of the run show the new link once: the store has no more than its digest."""
+    """Creates a link, which the page of the run shows once: the database has only its digest."""
     with here.database.begin() as connection:
         made = shares.create(connection, run_id, team=viewer(request).team)
     if made is None:
@@ -123,11 +123,11 @@ def unshare(request: Request, here: Here, run_id: RunId) -> Response:
     return back_to(run_id, "share")
 
 
-# What other pages of a run have in common with this one ---------------------------------------------------------------
+# Shared with the other pages of a run ---------------------------------------------------------------------------------
 
 
 def look(connection: Connection, run_id: str, *, team: str) -> Found:
-    """Raises NotFoundError. A plan that cannot be read must not hide its run."""
+    """The run and its parts, also if its plan cannot be read. Raises NotFoundError."""
     run = existing(runs.get(connection, run_id, team=team), run_id)
     tried = trials.list_of(connection, run_id)
     try:
@@ -156,7 +156,7 @@ def page(request: Request, found: Found, links: list[Share], *, link: str = "") 
 
 
 def news(request: Request, found: Found, seen: int, place: str) -> Response:
-    """The part of the page that changes; the whole page once the run has ended."""
+    """The part of the page that changes; once the run has ended, an instruction to reload the page."""
     if found.run.status.is_finished:
         return Response(status_code=204, headers={"hx-refresh": "true"})
     view = news_view(found.run, found.trials, found.plan, utcnow())
@@ -166,7 +166,7 @@ def news(request: Request, found: Found, seen: int, place: str) -> Response:
 
 
 def is_data(run: Run) -> bool:
-    """Whether any worker can do it again: it needs nothing of the machine where it was asked for."""
+    """Whether any worker can run it again, because it needs nothing of the machine where it was submitted."""
     return run.workload.startswith(ZOO) or (run.workload == ARCHIVE and run.archive is not None)
 
 
@@ -189,12 +189,12 @@ def back_to(run_id: str, part: str = "") -> Response:
 
 
 def annotation_of(tags: str, note: str) -> Annotation:
-    """Words between commas, and a text, by the rules of the API. Raises SettingsError."""
+    """Tags separated by commas, and a note, validated by the rules of the API. Raises SettingsError."""
     words = [word for word in (tag.strip() for tag in tags.split(",")) if word]
     try:
         return Annotation.model_validate({"tags": words, "note": note})
     except ValidationError as error:
         raise SettingsError(
-            "give at most 20 tags between commas, each of up to 40 letters, digits and _ . : / + -, and a note of at "
-            "most 4000 printable characters"
+            "give at most 20 tags separated by commas, each of up to 40 letters, digits and _ . : / + -, and a note of "
+            "at most 4000 printable characters"
         ) from error

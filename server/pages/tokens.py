@@ -1,6 +1,7 @@
-"""Tokens on a page: who has one, a new one, and its end. For administrators.
+"""The page where administrators list, create and revoke tokens.
 
-Those of the default team run the server: they see every team, and give tokens to each. All others see their own.
+Administrators of the default team operate the server: they manage the tokens of all teams. Others manage their own
+team's.
 """
 
 from typing import Any, Final
@@ -19,7 +20,7 @@ from tuner.store.queries import tokens
 from tuner.store.queries.tokens import Scope, Token
 
 PLACE: Final = "/tokens"
-#: How long a new one may live; "" for ever.
+#: Lifetimes to choose from; "": no expiry.
 LENGTHS: Final = {"30d": "30 days", "90d": "90 days", "365d": "a year", "": "without end"}
 BLANK: Final = {"name": "", "team": "", "expires": "90d"}
 
@@ -28,7 +29,7 @@ router = PageRouter(Scope.ADMIN)
 
 @router.get(PLACE)
 def show(request: Request, here: Here) -> Response:
-    """The only one that ever shows a secret, once, right after `create` has made it."""
+    """The list of tokens. Shows a new secret once, right after `create`."""
     token_id, _, secret = flash.left(request, PLACE).partition(" ")
     answer = _page(request, here, BLANK, (Scope.READ, Scope.SUBMIT), made=token_id, secret=secret)
     flash.clear(answer, request, PLACE)
@@ -92,12 +93,12 @@ def _page(
 
 
 def _whose(me: Token) -> str | None:
-    """Of which team the tokens are that this one rules; None: of all."""
+    """The team whose tokens this token may manage; None: all teams."""
     return None if me.team == DEFAULT_TEAM else me.team
 
 
 def _team(given: str, me: Token) -> str:
-    """Raises SettingsError."""
+    """The team of a new token. Raises SettingsError for a team that `me` may not manage, or an invalid name."""
     whose = _whose(me)
     if whose is not None and given not in ("", whose):
         raise SettingsError(f"you can make tokens of the team {whose} only")

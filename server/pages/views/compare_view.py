@@ -1,4 +1,4 @@
-"""Several runs and their plans in; what differs between them out. Pure."""
+"""The view of the page that compares runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class CompareRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """In what the plan of a run differs from that of the first."""
+    """The differences between the plan of a run and that of the first run with one."""
 
     run: Run
     rows: tuple[Row, ...]
@@ -40,7 +40,7 @@ class PlanDiff:
 
 @dataclass(frozen=True, slots=True)
 class CompareView:
-    """The page of a comparison, with the warnings that the API gives: `hidden` rows are the same everywhere."""
+    """The page of a comparison, with the warnings of the API. `hidden`: number of rows that do not differ."""
 
     names: tuple[str, ...]
     warnings: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A run, its trials and its plan in; everything that the page of the run shows out. Pure."""
+"""The view of the page of a run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from tuner.terminal.views import standing
 
 @dataclass(frozen=True, slots=True)
 class NewsView:
-    """The part of the page that changes while the run goes on."""
+    """The parts of the page that change while the run goes on."""
 
     headline: Headline
     standing: str
@@ -48,7 +48,7 @@ class NewsView:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """The page of a run, part by part, from its top to its end."""
+    """The page of a run, from top to bottom."""
 
     title: str
     headline: Headline
@@ -84,7 +84,7 @@ def run_view(
     server: str | None,
     timeline: Timeline | None = None,
 ) -> RunView:
-    """`server`: the address under which whoever looks may ask for the plan; None for those who may not."""
+    """The whole page. `server`: the URL from which the viewer can fetch the plan; None if they have no access."""
     ablation = contributions_of(run, trials, plan)
     choices = choices_view.choice_rows(run, trials, plan) if run.environment is not None else ()
     return RunView(
@@ -116,7 +116,7 @@ def run_view(
 
 
 def news_view(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetime) -> NewsView:
-    """In a tenth of the time that the whole page takes."""
+    """The changing parts only, in a tenth of the time of `run_view`."""
     return NewsView(
         headline=headline_view.headline(run, trials, plan, now),
         standing=standing(run, now),
@@ -127,7 +127,7 @@ def news_view(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetim
 
 
 def bars_note(run: Run, trials: Sequence[Trial], plan: Plan | None, ablation: Ablation | None) -> str:
-    """How the waterfall came to be."""
+    """How the bars of the waterfall were measured, or why they were not."""
     if ablation is not None:
         return (
             f"Each choice was taken out of the plan alone, in {ablation.blocks} blocks interleaved with the plan and "
@@ -147,7 +147,7 @@ def bars_note(run: Run, trials: Sequence[Trial], plan: Plan | None, ablation: Ab
 
 
 def unmeasured(run: Run, ablation: Ablation | None) -> Iterator[tuple[str, str]]:
-    """Each knob of the plan that was not measured alone, and why."""
+    """The knobs of the plan that were not measured alone, with the reason."""
     for knob, reason in ablation.unmeasured.items() if ablation else ():
         is_coming = reason == UNREACHED and run.status is RunStatus.RUNNING
         yield knob, "its turn has not come" if is_coming else reason

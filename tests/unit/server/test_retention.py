@@ -1,4 +1,4 @@
-"""A server that keeps runs for some days: at its start, every hour, and until it ends."""
+"""Retention: old runs are deleted at the start of the server and every hour until it stops."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ from tuner.worker import purge
 
 
 def add_old(database, days: float) -> str:
-    """A run that ended so many days ago."""
+    """A run that ended `days` ago."""
     end = utcnow() - retention.timedelta(days=days)
     with database.begin() as connection:
         return runs.add(connection, a_run(status=RunStatus.FAILED, created_at=end, finished_at=end)).id
@@ -28,7 +28,7 @@ def ids(database) -> set[str]:
 
 
 def fail_once(monkeypatch, error: Exception) -> None:
-    """The first try ends with the error; the next comes at once."""
+    """The first attempt raises the error; the next follows at once."""
     errors = [error]
 
     def clear(*given, **options):

@@ -1,4 +1,4 @@
-"""What people do with runs that are there, over HTTP: sort, tag, note, try again, export, compare, share."""
+"""Operations on existing runs over HTTP: sort, tag, annotate, retry, export, compare, share."""
 
 import csv
 import io
@@ -139,7 +139,7 @@ def test_a_run_that_has_not_ended_is_not_tried_again(client, database):
 
 
 def tried(count: int = 3) -> list:
-    """A measured trial, one that failed with words that a spreadsheet would compute, and more that failed."""
+    """A measured trial, one that failed with a text that a spreadsheet would run as a formula, and more failures."""
     arms = [Arm(name=n, knobs=k, step_ms=ms, peak_bytes=7, first_step_s=1) for n, k, ms in ARMS]
     gain = a_plan(1.5).evidence.speedup
     measured = {

@@ -1,4 +1,4 @@
-"""Where a plan is its own baseline nothing was measured: no file and no comparison shows an interval of it."""
+"""A plan that is its own baseline has no measured interval: exports and comparisons show none."""
 
 import csv
 import io

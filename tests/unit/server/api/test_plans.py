@@ -1,4 +1,4 @@
-"""Plans by id and by machine: exact, compatible or none, with the reason and an ETag."""
+"""Plans by id, and look-ups: exact, compatible or none, with the reason and an ETag."""
 
 import time
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""GET /api/v1/runs/{id}/trace: the launches of a step as Perfetto opens them, or why there are none."""
+"""GET /api/v1/runs/{id}/trace: a trace for Perfetto, or the reason why there is none."""
 
 import pytest
 from sqlalchemy import update
@@ -24,7 +24,7 @@ def kept(
     tried: tuple[Trial, ...] = (),
     **run: object,
 ) -> Run:
-    """A finished run with a plan of these knobs, without one for None."""
+    """A finished run with a plan with these knobs; None: without a plan."""
     made = a_run(workload="zoo:mlp", **run)
     with database.begin() as connection:
         runs.add(connection, made)

@@ -1,4 +1,4 @@
-"""Host, Origin and bodies: on every method, in any spelling, before any route."""
+"""Checks of Host, Origin and bodies, on every method and before routing."""
 
 import asyncio
 import json

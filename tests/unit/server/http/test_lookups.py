@@ -1,4 +1,4 @@
-"""What the server remembers of look-ups: served without thread and database, a second late at most, to nobody else."""
+"""The cache of look-ups: hits need no thread and no database, are a second old at most, and stay within a team."""
 
 import asyncio
 from types import SimpleNamespace
@@ -122,7 +122,7 @@ def test_a_plan_for_another_workload_leaves_the_answer_as_it_was(client, databas
 
 
 def test_an_answer_found_while_a_plan_arrives_is_not_kept_for_older_than_it_is(database, clock, monkeypatch):
-    """The plan is written after the look-up has read, before its answer is kept."""
+    """The plan is written after the look-up has read, before its answer is cached."""
     found = Lookups(database)
     find = found._find
 

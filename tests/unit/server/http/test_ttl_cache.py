@@ -1,4 +1,4 @@
-"""What is remembered: for its own key, for a while, a bounded number of answers, and no failure."""
+"""TtlCache: keys are separate, values expire, the size is bounded, and errors are not cached."""
 
 import asyncio
 import threading
@@ -39,7 +39,7 @@ def test_an_answer_is_remembered_for_its_own_key_only(clock):
 
 
 def test_an_answer_is_forgotten_its_time_after_it_was_asked_for(clock):
-    """Not after it came: it may have been found at the beginning of a long wait."""
+    """Not from the end of the query: the value may be as old as its start."""
     known = TtlCache(1.0, 10)
 
     def slow():
@@ -110,7 +110,7 @@ def test_the_oldest_make_room(clock):
 
 
 def test_two_threads_use_it_at_once():
-    """Each with an event loop of its own; more keys than there is room for, so both make room all the time."""
+    """Each with its own event loop; more keys than fit, so that both evict all the time."""
     known = TtlCache(10.0, 5)
     wrong: list[object] = []
 

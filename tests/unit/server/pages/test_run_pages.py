@@ -195,7 +195,7 @@ def test_a_run_that_has_ended_is_run_again(ada, database):
 
 @pytest.mark.parametrize("with_plan", [False, True])
 def test_a_run_that_has_ended_is_deleted_after_a_question(ada, database, with_plan):
-    """The question opens without a script, and nothing is deleted before it is answered."""
+    """The confirmation works without scripts, and nothing is deleted before it."""
     run = keep(database, stories.with_a_gain())
     before, _, rest = shown(ada, f"/runs/{run.id}").partition(
         '<details class="sure"><summary>Delete this run</summary>'
@@ -293,7 +293,7 @@ def test_without_scripts_a_running_page_loads_itself_again(ada, database):
 
 
 def link_of(visit: Visit, run_id: str) -> str:
-    """As a browser does: it follows to the page with the new link."""
+    """Follows the redirect to the page with the new link, as a browser does."""
     assert visit.send(f"/runs/{run_id}/share").headers["location"] == f"/runs/{run_id}"
     (link,) = set(re.findall(rf"{HERE}(/shared/[\w-]+)", shown(visit, f"/runs/{run_id}")))
     return link

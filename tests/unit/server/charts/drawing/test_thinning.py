@@ -1,4 +1,4 @@
-"""drawing/thinning.py: few marks remain, those that matter among them, and what is said of the others is true."""
+"""drawing/thinning.py: few marks remain, the important ones among them, and the note about the others is true."""
 
 from math import dist
 

@@ -542,7 +542,7 @@ def test_the_plan_in_a_snippet_is_the_plan():
 
 
 def test_views_are_plain_text_that_templates_must_escape():
-    """Nothing here is markup: what is hostile stays as it was given, for the template to escape."""
+    """Views return plain text: hostile text is unchanged, for the template to escape."""
     view = viewed(stories.of_hostile_names())
     assert "<script>alert(1)</script>\"'&" in view.headline.sentence
     assert stories.HOSTILE in dict(view.facts)["driver"]
