@@ -14,7 +14,7 @@ from kitsune.errors import NotFoundError
 from server.http.auth import GuardedRouter, caller, requires
 from server.http.context import Context, Here
 from server.payloads.problems import API
-from server.payloads.request_bodies import JsonBody, body_of
+from server.payloads.request_checks import JsonBody, body_of
 from server.payloads.schemas import (
     Annotation,
     Key,

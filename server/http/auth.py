@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from server.http.context import context_in
 from server.http.rate_limit import Rate
-from server.payloads.query_check import check_query
+from server.payloads.request_checks import check_query
 from server.payloads.schemas import documented
 from tuner.store.queries.tokens import Scope, Token
 

@@ -27,7 +27,7 @@ from server.http.auth import allows, check_rate
 from server.http.context import context_in
 from server.http.guard import is_form
 from server.pages import assets
-from server.payloads.query_check import check_query
+from server.payloads.request_checks import check_query
 from tuner.store.queries import sessions
 from tuner.store.queries.sessions import Session
 from tuner.store.queries.tokens import Scope, Token

@@ -49,7 +49,9 @@ def test_a_cookie_lives_no_longer_than_its_token(stranger, database):
 def test_a_failure_tells_nothing_of_why(stranger, database):
     given = ["", "x", new_secret(), expired(database), revoked(database), secret(database)[:-1], "\x00", "é" * 500]
     answers = [sign_in(stranger, token) for token in given]
-    texts = {re.sub(r'(datetime|content)="[^"]*T[^"]*"', "", assert_page(one, 422, "not valid here")) for one in answers}
+    texts = {
+        re.sub(r'(datetime|content)="[^"]*T[^"]*"', "", assert_page(one, 422, "not valid here")) for one in answers
+    }
     assert len(texts) == 1
     assert not any("set-cookie" in answer.headers for answer in answers)
     assert not any(token and token in text for token in given[1:] for text in texts if len(token) > 1)

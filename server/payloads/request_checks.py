@@ -1,15 +1,33 @@
-"""Parses JSON bodies of requests into records, and documents them in OpenAPI."""
+"""Checks of requests after authentication: refuses unknown query parameters, and parses JSON bodies into records."""
 
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from kitsune.base.base_record import Record
 
 _Kind = TypeVar("_Kind", bound=Record)
+
+
+def check_query(request: Request) -> None:
+    """Raises RequestValidationError for unknown parameters: a misspelled filter would otherwise match every run.
+
+    Routes that document their parameters in `openapi_extra` are skipped: they check them themselves.
+    """
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    if "parameters" in (route.openapi_extra or {}):
+        return
+    known = {parameter.alias for parameter in route.dependant.query_params}
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        raise RequestValidationError(
+            [{"loc": ("query", name), "msg": "there is no such parameter"} for name in unknown]
+        )
 
 
 class JsonBody(Generic[_Kind]):
