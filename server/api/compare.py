@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from kitsune.errors import SettingsError
 from server.api.comparisons import MOST, Side, SideBySide, compare
-from server.api.runs import existing
+from server.api.runs import require_run
 from server.http.auth import GuardedRouter, caller
 from server.http.context import Here
 from server.payloads.schemas import answer, documented
@@ -40,7 +40,7 @@ def compare_runs(
         raise SettingsError("a run is named twice in ids; name each once")
     with here.database.read() as connection:
         found = runs.get_all(connection, names, team=caller(request).team)
-        sides = with_plans(connection, [existing(found.get(name), name) for name in names], caller(request).team)
+        sides = with_plans(connection, [require_run(found.get(name), name) for name in names], caller(request).team)
     return answer(compare(sides, is_whole=is_whole).model_dump(mode="json"))
 
 

@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from kitsune.base.base_record import canonical_json
-from server.api.runs import existing
+from server.api.runs import require_run
 from server.http.auth import GuardedRouter, caller, secret_of
 from server.http.context import Context, Here
 from server.payloads.schemas import RunId, documented, run_json
@@ -90,7 +90,7 @@ async def _stream(here: Context, secret: str, look: tuple[Run, list[Trial]], see
 def _look(here: Context, run_id: str, team: str, seen: int) -> tuple[Run, list[Trial]]:
     """The run and its next trials, from one snapshot. Raises NotFoundError."""
     with here.database.read() as connection:
-        run = existing(runs.get(connection, run_id, team=team), run_id)
+        run = require_run(runs.get(connection, run_id, team=team), run_id)
         return run, trials.list_of(connection, run_id, after=seen - 1, limit=_BATCH)
 
 

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from kitsune.base.base_record import canonical_json
 from kitsune.plan import Interval
-from server.api.runs import existing
+from server.api.runs import require_run
 from server.http.auth import GuardedRouter, caller
 from server.http.context import Here
 from server.http.lookups import spliced
@@ -71,7 +71,7 @@ def export(
     """A run, its plan, the launches of a step by it, and its trials with every raw sample, as a file."""
     team = caller(request).team
     with here.database.read() as connection:
-        run = existing(runs.get(connection, run_id, team=team), run_id)
+        run = require_run(runs.get(connection, run_id, team=team), run_id)
         document = plans.get_document(connection, run.plan_id, team=team) if run.plan_id else None
         timeline = timelines.readable(connection, run.id)
     tried = _trials(here.database, run.id)

@@ -3,7 +3,7 @@
 A token sees the runs of its team. A run of another team is answered like one that does not exist: 404, same text.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from anyio import to_thread
 from fastapi import Depends, Header, Query, Request
@@ -41,10 +41,10 @@ from tuner.terminal.views import LOST
 reading = GuardedRouter(Scope.READ, prefix="/api/v1/runs", tag="runs")
 submitting = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/runs", tag="runs")
 
-
 #: How the filters for a GPU and a workload match.
 _PART: Final = "any part of the name, case-insensitive"
 
+_Found = TypeVar("_Found")
 Figure = Annotated[float, Field(ge=0, le=1e300, allow_inf_nan=False)]
 
 
@@ -133,7 +133,7 @@ def show_run(request: Request, here: Here, run_id: RunId) -> Response:
     """A run and its status."""
     with here.database.read() as connection:
         run = runs.get(connection, run_id, team=caller(request).team)
-    return answer(run_json(existing(run, run_id)))
+    return answer(run_json(require_run(run, run_id)))
 
 
 @reading.get("/{run_id}/trials", responses={200: {"model": TrialsView}, **documented(404)})
@@ -146,7 +146,7 @@ def list_trials(
 ) -> Response:
     """The trials of a run, with all samples or the reason of the failure."""
     with here.database.read() as connection:
-        existing(runs.get(connection, run_id, team=caller(request).team), run_id)
+        require_run(runs.get(connection, run_id, team=caller(request).team), run_id)
         tried = trials.list_of(connection, run_id, after=after, limit=limit)
     return answer({"trials": [trial.model_dump(mode="json") for trial in tried]})
 
@@ -159,7 +159,7 @@ def cancel(request: Request, here: Here, run_id: RunId) -> Response:
     """
     with here.database.begin() as connection:
         run = runs.cancel(connection, run_id, team=caller(request).team)
-    return answer(run_json(existing(run, run_id)))
+    return answer(run_json(require_run(run, run_id)))
 
 
 @submitting.post(
@@ -179,9 +179,7 @@ def retry(request: Request, here: Here, run_id: RunId) -> Response:
     with here.database.begin() as connection:
         token, quota = caller(request), here.settings.quota
         made = submits.retry(connection, run_id, owner=token.id, team=token.team, quota=quota)
-    if made is None:
-        raise no_run(run_id)
-    run, is_new = made
+    run, is_new = require_run(made, run_id)
     return answer(run_json(run), 201 if is_new else 200, {"location": f"{API}/runs/{run.id}"})
 
 
@@ -198,7 +196,7 @@ def delete(
     """
     with here.database.begin() as connection:
         run = retention.delete_run(connection, run_id, team=caller(request).team, with_plan=with_plan)
-    return answer({"id": existing(run, run_id).id})
+    return answer({"id": require_run(run, run_id).id})
 
 
 @submitting.patch(
@@ -212,7 +210,7 @@ async def annotate(
 ) -> Response:
     """Set the tags or the note of a run. Fields that the body leaves out do not change."""
     run = await to_thread.run_sync(_annotate, here, run_id, caller(request).team, body)
-    return answer(run_json(existing(run, run_id)))
+    return answer(run_json(require_run(run, run_id)))
 
 
 def _annotate(here: Context, run_id: str, team: str, body: Annotation) -> Run | None:
@@ -220,12 +218,8 @@ def _annotate(here: Context, run_id: str, team: str, body: Annotation) -> Run | 
         return runs.annotate(connection, run_id, team=team, tags=body.tags, note=body.note)
 
 
-def existing(run: Run | None, run_id: str) -> Run:
-    """The run. Raises NotFoundError if it is None."""
-    if run is None:
-        raise no_run(run_id)
-    return run
-
-
-def no_run(run_id: str) -> NotFoundError:
-    return NotFoundError(f"there is no run {run_id!r}; GET {API}/runs lists them")
+def require_run(found: _Found | None, run_id: str, *, hint: str = f"GET {API}/runs lists them") -> _Found:
+    """`found`, the result of a query about a run. Raises NotFoundError if it is None: there is no such run."""
+    if found is None:
+        raise NotFoundError(f"there is no run {run_id!r}; {hint}")
+    return found

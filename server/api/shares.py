@@ -5,7 +5,7 @@ from typing import Annotated, Final
 from fastapi import Query, Request
 from fastapi.responses import Response
 
-from server.api.runs import existing, no_run
+from server.api.runs import require_run
 from server.http.auth import GuardedRouter, caller, requires
 from server.http.context import Here
 from server.payloads.schemas import RunId, SharesEnded, ShareView, answer, documented
@@ -37,9 +37,7 @@ def share(
     until = expiry(expires, "expires")
     with here.database.begin() as connection:
         made = shares.create(connection, run_id, team=caller(request).team, expires_at=until)
-    if made is None:
-        raise no_run(run_id)
-    link, secret = made
+    link, secret = require_run(made, run_id)
     path = f"{SHARED}/{secret}"
     return answer({"path": path, **link.model_dump(mode="json", include=set(ShareView.model_fields) - {"path"})}, 201)
 
@@ -49,6 +47,6 @@ def unshare(request: Request, here: Here, run_id: RunId) -> Response:
     """Revoke all links to this run, with immediate effect."""
     team = caller(request).team
     with here.database.begin() as connection:
-        existing(runs.get(connection, run_id, team=team), run_id)
+        require_run(runs.get(connection, run_id, team=team), run_id)
         ended = shares.end(connection, run_id, team=team)
     return answer({"ended": ended})

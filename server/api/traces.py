@@ -15,7 +15,7 @@ from kitsune.knobs import KNOBS
 from kitsune.launches.planning.trace_export import trace_of
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
-from server.api.runs import existing
+from server.api.runs import require_run
 from server.http.auth import GuardedRouter, caller
 from server.http.context import Here
 from server.payloads.schemas import RunId, documented
@@ -54,7 +54,7 @@ class Trace(Record):
 def trace(request: Request, here: Here, run_id: RunId) -> Response:
     """The launches of a step by the plan of the run, stream by stream, as a file for https://ui.perfetto.dev."""
     with here.database.read() as connection:
-        run = existing(runs.get(connection, run_id, team=caller(request).team), run_id)
+        run = require_run(runs.get(connection, run_id, team=caller(request).team), run_id)
         timeline = timelines.get(connection, run.id)
         if timeline is None:
             raise NotFoundError(f"run {run.id} has no timeline: {_why_none(connection, run)}")

@@ -11,7 +11,7 @@ from server.api.compare import with_plans
 from server.api.comparisons import MOST
 from server.http.context import Here
 from server.pages.frame import PageRouter, render, viewer
-from server.pages.run import existing
+from server.pages.run import require_run
 from server.pages.views.compare_view import FEWEST, compare_view
 from server.payloads.schemas import RUN_ID
 from tuner.store.queries import runs
@@ -38,7 +38,7 @@ def compare(
         raise SettingsError("ids contains something that is not the id of a run; the list of runs has the ids")
     with here.database.read() as connection:
         found = runs.get_all(connection, wanted, team=viewer(request).team)
-        chosen = [existing(found.get(run_id), run_id) for run_id in wanted]
+        chosen = [require_run(found.get(run_id), run_id) for run_id in wanted]
         pairs = with_plans(connection, chosen, viewer(request).team)
     view = compare_view(pairs, shows_all=every)
     return render(request, "compare.html", view=view, runs=chosen, ids=",".join(wanted), shows_all=every)

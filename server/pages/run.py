@@ -1,6 +1,7 @@
 """The page of a run, its live updates, and its actions: cancel, retry, delete, annotate and share."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -8,9 +9,10 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from kitsune.errors import NotFoundError, PlanError, SettingsError
+from kitsune.errors import PlanError, SettingsError
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
+from server.api import runs as api_runs
 from server.charts.search import search_history
 from server.http.auth import requires
 from server.http.context import Here
@@ -28,6 +30,9 @@ from tuner.wall_clock import utcnow
 
 reading = PageRouter(Scope.READ, prefix="/runs")
 changing = PageRouter(Scope.SUBMIT, prefix="/runs")
+
+#: As in the API, with a hint for readers of pages.
+require_run = partial(api_runs.require_run, hint="the list of runs has all that your team may see")
 
 Seen = Annotated[int, Query(ge=0, lt=2**63, description="number of trials that the page shows already")]
 
@@ -66,7 +71,7 @@ def live(request: Request, here: Here, run_id: RunId, seen: Seen = 0) -> Respons
 @changing.post("/{run_id}/cancel")
 def cancel(request: Request, here: Here, run_id: RunId) -> Response:
     with here.database.begin() as connection:
-        existing(runs.cancel(connection, run_id, team=viewer(request).team), run_id)
+        require_run(runs.cancel(connection, run_id, team=viewer(request).team), run_id)
     return back_to(run_id)
 
 
@@ -75,10 +80,9 @@ def retry(request: Request, here: Here, run_id: RunId) -> Response:
     """Redirects to the new run, or to that of an earlier retry that has not ended yet."""
     with here.database.begin() as connection:
         token, quota = viewer(request), here.settings.quota
-        found = submits.retry(connection, run_id, owner=token.id, team=token.team, quota=quota)
-    if found is None:
-        raise unknown(run_id)
-    return back_to(found[0].id)
+        made = submits.retry(connection, run_id, owner=token.id, team=token.team, quota=quota)
+    run, _ = require_run(made, run_id)
+    return back_to(run.id)
 
 
 @changing.post("/{run_id}/delete")
@@ -87,7 +91,7 @@ def delete(request: Request, here: Here, run_id: RunId) -> Response:
     with_plan = "plan" in form_of(request)
     with here.database.begin() as connection:
         team = viewer(request).team
-        existing(retention.delete_run(connection, run_id, team=team, with_plan=with_plan), run_id)
+        require_run(retention.delete_run(connection, run_id, team=team, with_plan=with_plan), run_id)
     return RedirectResponse("/runs", 303)
 
 
@@ -98,7 +102,7 @@ def note(request: Request, here: Here, run_id: RunId) -> Response:
     told = annotation_of(form.get("tags", ""), form.get("note", ""))
     with here.database.begin() as connection:
         team = viewer(request).team
-        existing(runs.annotate(connection, run_id, team=team, tags=told.tags, note=told.note), run_id)
+        require_run(runs.annotate(connection, run_id, team=team, tags=told.tags, note=told.note), run_id)
     return back_to(run_id, "notes")
 
 
@@ -107,10 +111,9 @@ def share(request: Request, here: Here, run_id: RunId) -> Response:
     """Creates a link, which the page of the run shows once: the database has only its digest."""
     with here.database.begin() as connection:
         made = shares.create(connection, run_id, team=viewer(request).team)
-    if made is None:
-        raise unknown(run_id)
+    _, secret = require_run(made, run_id)
     answer = back_to(run_id)
-    flash.leave(answer, request, place_of(run_id), made[1])
+    flash.leave(answer, request, place_of(run_id), secret)
     return answer
 
 
@@ -118,7 +121,7 @@ def share(request: Request, here: Here, run_id: RunId) -> Response:
 def unshare(request: Request, here: Here, run_id: RunId) -> Response:
     with here.database.begin() as connection:
         team = viewer(request).team
-        existing(runs.get(connection, run_id, team=team), run_id)
+        require_run(runs.get(connection, run_id, team=team), run_id)
         shares.end(connection, run_id, team=team)
     return back_to(run_id, "share")
 
@@ -128,7 +131,7 @@ def unshare(request: Request, here: Here, run_id: RunId) -> Response:
 
 def look(connection: Connection, run_id: str, *, team: str) -> Found:
     """The run and its parts, also if its plan cannot be read. Raises NotFoundError."""
-    run = existing(runs.get(connection, run_id, team=team), run_id)
+    run = require_run(runs.get(connection, run_id, team=team), run_id)
     tried = trials.list_of(connection, run_id)
     try:
         plan = plans.get(connection, run.plan_id, team=team) if run.plan_id else None
@@ -168,16 +171,6 @@ def news(request: Request, found: Found, seen: int, place: str) -> Response:
 def is_data(run: Run) -> bool:
     """Whether any worker can run it again, because it needs nothing of the machine where it was submitted."""
     return run.workload.startswith(ZOO) or (run.workload == ARCHIVE and run.archive is not None)
-
-
-def existing(run: Run | None, run_id: str) -> Run:
-    if run is None:
-        raise unknown(run_id)
-    return run
-
-
-def unknown(run_id: str) -> NotFoundError:
-    return NotFoundError(f"there is no run {run_id!r:.100}; the list of runs has all that your team may see")
 
 
 def place_of(run_id: str) -> str:
