@@ -7,8 +7,7 @@ from fastapi import Query, Request
 from fastapi.responses import Response
 
 from kitsune.errors import SettingsError
-from server.api.compare import with_plans
-from server.api.comparisons import MOST
+from server.api.compare import MOST, with_plans
 from server.http.context import Here
 from server.pages.frame import PageRouter, render, viewer
 from server.pages.run import require_run

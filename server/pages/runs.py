@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import ValidationError
 
 from kitsune.base.base_record import canonical_json
-from server.api.comparisons import MOST
+from server.api.compare import MOST
 from server.http.context import Context, Here
 from server.pages.frame import PageRouter, address_of, render, viewer
 from server.pages.views import runs_view

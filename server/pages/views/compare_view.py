@@ -7,7 +7,7 @@ from typing import Final
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Plan
 from kitsune.plan_diff import Row, differences
-from server.api.comparisons import Side, warnings
+from server.api.compare import Side, warnings
 from server.charts.drawing import words
 from server.pages.views.facts_view import budget_words
 from tuner.records import Run

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kitsune.plan import Plan
-from server.api.comparisons import Side, compare
+from server.api.compare import Side, compare
 from server.api.exports import harmless
 from tests.store.samples import START, a_plan, a_run, a_trial, after, an_environment
 from tests.unit.server.conftest import assert_problem

@@ -6,7 +6,7 @@ import io
 import pytest
 
 from kitsune.plan import Interval
-from server.api.comparisons import Side, compare
+from server.api.compare import Side, compare
 from tests.store.samples import a_plan, a_run, a_trial, an_environment
 from tuner.records import Arm, Comparison, Measurement, Verdict
 from tuner.store.queries import runs, trials
