@@ -36,12 +36,12 @@ def in_use(moments: Sequence[Used]) -> Markup:
     for each in moments:
         finite(each.used_bytes, "the memory in use")
         if finite(each.at_us, "a moment of the step") < before_us:
-            raise ChartError("the memory in use", f"is told of {each.at_us:g} µs after {before_us:g} µs")
+            raise ChartError("the memory in use", f"goes back in time from {before_us:g} to {each.at_us:g} µs")
         before_us = each.at_us
-    return responsive(partial(drawn, moments))
+    return responsive(partial(draw, moments))
 
 
-def drawn(moments: Sequence[Used], width: int) -> Markup:
+def draw(moments: Sequence[Used], width: int) -> Markup:
     size, unit = unit_of(max(each.used_bytes for each in moments))
     bottom = axes.HEAD_PX + HEIGHT_PX
     x = Scale(*span(each.at_us for each in moments), *plot_ends(width))
@@ -50,9 +50,11 @@ def drawn(moments: Sequence[Used], width: int) -> Markup:
     along = axes.along_bottom(x, axes.HEAD_PX, bottom, axes.ticks_along(x), "µs", width)
     places = [(x.place(each.at_us), y.place(each.used_bytes / size)) for each in moments]
     outline = [(places[0][0], bottom), *steps(seen(places)), (places[-1][0], bottom)]
-    told = in_words(moments)
-    note, height = remark(told, bottom + axes.BELOW_PX, width)
-    return picture(TITLE, told, width, height, along, up, mark(told, path(outline, "used", is_closed=True)), note)
+    description = description_of(moments)
+    note, height = remark(description, bottom + axes.BELOW_PX, width)
+    return picture(
+        TITLE, description, width, height, along, up, mark(description, path(outline, "used", is_closed=True)), note
+    )
 
 
 def upwards(x: Scale, y: Scale, title: str, width: int) -> Markup:
@@ -101,6 +103,6 @@ def amount(used_bytes: int) -> str:
     return f"{used_bytes / size:,.{0 if size == 1 else 1}f}\N{NO-BREAK SPACE}{unit}"
 
 
-def in_words(moments: Sequence[Used]) -> str:
+def description_of(moments: Sequence[Used]) -> str:
     most = max(moments, key=lambda each: each.used_bytes)
     return f"At most {amount(most.used_bytes)} are in use, from {microseconds(most.at_us)} µs on."

@@ -54,7 +54,7 @@ def pareto(points: Sequence[Point]) -> Markup:
         finite(point.step_ms, f"the step time of {point.label!r}")
         finite(point.peak_bytes, f"the peak memory of {point.label!r}")
     ahead = front(points)
-    return responsive(partial(drawn, points, ahead, roles_of(points, set(ahead))))
+    return responsive(partial(draw, points, ahead, roles_of(points, set(ahead))))
 
 
 def front(points: Sequence[Point]) -> list[int]:
@@ -77,7 +77,7 @@ def roles_of(points: Sequence[Point], ahead: Collection[int]) -> list[str]:
     return found
 
 
-def drawn(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], width: int) -> Markup:
+def draw(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], width: int) -> Markup:
     plot = plot_of(points, width)
     places = [plot.place(point.step_ms, point.peak_bytes / MIB) for point in points]
     few = thinned(places, kept=[index for index, role in enumerate(roles) if role != "behind"])
@@ -86,16 +86,16 @@ def drawn(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], w
     x_ticks = axes.ticks_along(plot.x)
     corners = stairs([places[index] for index in ahead], plot)
     key, below = legend(entries(set(roles)), plot.y.start_px + axes.BELOW_PX, width)
-    note, height = remark(few.told("configurations"), below, width)
+    note, height = remark(few.note("configurations"), below, width)
     return picture(
         TITLE,
-        in_words(points, ahead, roles, few),
+        description_of(points, ahead, roles, few),
         width,
         height,
         axes.along_bottom(plot.x, plot.y.end_px, plot.y.start_px, x_ticks, "ms per step", width),
         axes.along_left(plot.y, plot.x.start_px, plot.x.end_px, axes.ticks_up(plot.y), "peak memory, MiB"),
         path(corners, "best"),
-        *(drawn_point(points[index], places[index], roles[index]) for index in order),
+        *(draw_point(points[index], places[index], roles[index]) for index in order),
         labels(named(points, ahead, places), [places[index] for index in order], corners, bounds(plot)),
         key,
         note,
@@ -122,12 +122,12 @@ def stairs(front_px: Sequence[tuple[float, float]], plot: Plot) -> list[tuple[fl
     return corners
 
 
-def drawn_point(point: Point, place: tuple[float, float], what: str) -> Markup:
+def draw_point(point: Point, place: tuple[float, float], what: str) -> Markup:
     name, radius_px, _ = ROLES[what]
-    return mark(told(point, what), shape(name, *place, what, radius_px), href=point.href)
+    return mark(tooltip_of(point, what), shape(name, *place, what, radius_px), href=point.href)
 
 
-def told(point: Point, what: str) -> str:
+def tooltip_of(point: Point, what: str) -> str:
     return f"{point.label}: {point.figures} ({ROLES[what][2]})"
 
 
@@ -141,20 +141,20 @@ def named(points: Sequence[Point], ahead: Sequence[int], places: Sequence[tuple[
 def entries(roles: set[str]) -> Iterator[Entry]:
     for what, (name, _, meaning) in ROLES.items():
         if what in roles:
-            yield partial(sign, name, what), meaning
+            yield partial(symbol, name, what), meaning
     yield (
         lambda x, y: path([(x - 8, y - 4), (x, y - 4), (x, y + 4), (x + 8, y + 4)], "best"),
         "the least memory for a time",
     )
 
 
-def sign(name: str, css: str, x: float, y: float) -> Markup:
+def symbol(name: str, css: str, x: float, y: float) -> Markup:
     return shape(name, x, y, css)
 
 
-def in_words(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], few: Thinned) -> str:
+def description_of(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], few: Thinned) -> str:
     """The chart as text; points of the front come first."""
     found = set(ahead)
     order = [*ahead, *(index for index in range(len(points)) if index not in found)]
-    sentences = figures.listed([told(points[index], roles[index]) for index in order])
-    return figures.joined(f"{words.count(len(points), 'configuration')}.", sentences, few.told("configurations"))
+    sentences = figures.listed([tooltip_of(points[index], roles[index]) for index in order])
+    return figures.joined(f"{words.count(len(points), 'configuration')}.", sentences, few.note("configurations"))

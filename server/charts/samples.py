@@ -48,7 +48,7 @@ def samples(strips: Sequence[Strip]) -> Markup:
     for strip in strips:
         for value in strip.values_ms:
             finite(value, f"a block of {strip.label!r}")
-    return responsive(partial(drawn, strips))
+    return responsive(partial(draw, strips))
 
 
 def quartiles(values_ms: Sequence[float]) -> Quartiles | None:
@@ -60,7 +60,7 @@ def quartiles(values_ms: Sequence[float]) -> Quartiles | None:
     return Quartiles(*quantiles(values_ms, n=4, method="inclusive"))
 
 
-def drawn(strips: Sequence[Strip], width: int) -> Markup:
+def draw(strips: Sequence[Strip], width: int) -> Markup:
     rows = rows_of(width, [""] * len(strips))
     scale = linear((value for strip in strips for value in strip.values_ms), rows.left, rows.right)
     found = [quartiles(strip.values_ms) for strip in strips]
@@ -68,10 +68,10 @@ def drawn(strips: Sequence[Strip], width: int) -> Markup:
     few = thinned([place for _, place in places])
     ticks = axes.ticks_along(scale)
     key, below = legend(ENTRIES, rows.bottom + axes.BELOW_PX, width)
-    note, height = remark(few.told("blocks"), below, width)
+    note, height = remark(few.note("blocks"), below, width)
     return picture(
         TITLE,
-        in_words(strips, found, few),
+        description_of(strips, found, few),
         width,
         height,
         axes.along_bottom(scale, 0, rows.bottom, ticks, "ms per step", width),
@@ -90,18 +90,18 @@ def dots(strips: Sequence[Strip], rows: Rows, scale: Scale) -> list[tuple[str, t
         top, room = rows.band(row) + DOT_PX, BAND_PX - 2 * DOT_PX
         for turn, value in enumerate(strip.values_ms):
             down = turn / (len(strip.values_ms) - 1) if len(strip.values_ms) > 1 else 0.5
-            told = f"{strip.label}, block {turn + 1}: {words.ms(value)}"
-            found.append((told, (scale.place(value), top + down * room)))
+            tooltip = f"{strip.label}, block {turn + 1}: {words.ms(value)}"
+            found.append((tooltip, (scale.place(value), top + down * room)))
     return found
 
 
 def row_of(strip: Strip, found: Quartiles | None, row: int, rows: Rows, scale: Scale) -> Markup:
     """The labels of a row, and the interquartile range as a box behind the dots."""
     if found is None:
-        return mark(told(strip, found), rows.words(row, strip.label, NO_BLOCKS))
+        return mark(tooltip_of(strip, found), rows.words(row, strip.label, NO_BLOCKS))
     low, high = scale.place(found.low_ms), scale.place(found.high_ms)
     box = rect(low, rows.band(row), max(high - low, 1.0), BAND_PX, "quartiles")
-    return mark(told(strip, found), rows.words(row, strip.label, words.ms(found.median_ms)), box)
+    return mark(tooltip_of(strip, found), rows.words(row, strip.label, words.ms(found.median_ms)), box)
 
 
 def middle(found: Quartiles | None, row: int, rows: Rows, scale: Scale) -> Markup:
@@ -111,7 +111,7 @@ def middle(found: Quartiles | None, row: int, rows: Rows, scale: Scale) -> Marku
     return line(x, top - 3, x, top + BAND_PX + 3, "median")
 
 
-def told(strip: Strip, found: Quartiles | None) -> str:
+def tooltip_of(strip: Strip, found: Quartiles | None) -> str:
     if found is None:
         return f"{strip.label}: {NO_BLOCKS}"
     return (
@@ -121,8 +121,10 @@ def told(strip: Strip, found: Quartiles | None) -> str:
     )
 
 
-def in_words(strips: Sequence[Strip], found: Sequence[Quartiles | None], few: Thinned) -> str:
-    return figures.joined(figures.listed([told(*each) for each in zip(strips, found, strict=True)]), few.told("blocks"))
+def description_of(strips: Sequence[Strip], found: Sequence[Quartiles | None], few: Thinned) -> str:
+    return figures.joined(
+        figures.listed([tooltip_of(*each) for each in zip(strips, found, strict=True)]), few.note("blocks")
+    )
 
 
 ENTRIES: Final = (

@@ -54,10 +54,10 @@ def has_whisker(bounded: Bounded) -> bool:
     return bounded.low is not None and bounded.high is not None
 
 
-def sign_of_whisker(x: float, y: float) -> Markup:
+def symbol_of_whisker(x: float, y: float) -> Markup:
     """The whisker of a legend."""
     return whisker_along_y(y - 7, y + 7, x)
 
 
-def sign_of_no_gain(x: float, y: float) -> Markup:
+def symbol_of_no_gain(x: float, y: float) -> Markup:
     return line(x - 8, y, x + 8, y, "reference")

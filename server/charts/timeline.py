@@ -55,7 +55,7 @@ class Box:
         return max(span.end_us for span in self.spans)
 
     @property
-    def told(self) -> str:
+    def tooltip(self) -> str:
         lasts = f"{figures.microseconds(self.start_us)} to {figures.microseconds(self.end_us)} µs"
         if len(self.spans) == 1:
             return f"{self.spans[0].name}, stream {self.spans[0].stream}: {lasts}"
@@ -71,7 +71,7 @@ def timeline(spans: Sequence[Span]) -> Markup:
         return empty(TITLE, "No launches of this step were recorded.")
     for each in spans:
         check(each)
-    return responsive(partial(drawn, by_stream(spans), key_of(spans)))
+    return responsive(partial(draw, by_stream(spans), key_of(spans)))
 
 
 def check(each: Span) -> None:
@@ -97,7 +97,7 @@ def key_of(spans: Iterable[Span]) -> dict[str, float]:
     return {name: took[name] / whole for name in sorted(took, key=lambda name: (-took[name], name))[:KINDS]}
 
 
-def drawn(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float], width: int) -> Markup:
+def draw(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float], width: int) -> Markup:
     is_wide = width >= WIDE_PX
     ends = [end for spans in lanes.values() for each in spans for end in (each.start_us, each.end_us)]
     scale = Scale(*span(ends), *plot_ends(width))
@@ -106,18 +106,18 @@ def drawn(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float], width: 
     tops = {stream: TOP_PX + pitch * row + (0 if is_wide else ABOVE_PX) for row, stream in enumerate(lanes)}
     boxes = {stream: boxes_of(spans, scale) for stream, spans in lanes.items()}
     ticks = axes.ticks_along(scale)
-    signs, below = legend(entries(key, boxes), bottom + axes.BELOW_PX, width)
-    joined = told_joined(lanes, boxes)
+    symbols, below = legend(entries(key, boxes), bottom + axes.BELOW_PX, width)
+    joined = merged_note(lanes, boxes)
     note, height = remark(joined, below, width)
     return picture(
         TITLE,
-        figures.joined(in_words(lanes, key), joined),
+        figures.joined(description_of(lanes, key), joined),
         width,
         height,
         axes.along_bottom(scale, 0, bottom, ticks, "µs", width),
         *(lane(stream, spans, tops[stream], scale, is_wide) for stream, spans in lanes.items()),
-        *(drawn_box(box, tops[stream], scale, key) for stream, found in boxes.items() for box in found),
-        signs,
+        *(draw_box(box, tops[stream], scale, key) for stream, found in boxes.items() for box in found),
+        symbols,
         note,
     )
 
@@ -166,13 +166,13 @@ def kind_of(box: Box, key: Mapping[str, float]) -> int | None:
     return list(key).index(box.spans[0].name) if len(names) == 1 and names <= key.keys() else None
 
 
-def drawn_box(box: Box, top: float, scale: Scale, key: Mapping[str, float]) -> Markup:
+def draw_box(box: Box, top: float, scale: Scale, key: Mapping[str, float]) -> Markup:
     kind = kind_of(box, key)
     left = scale.place(box.start_us)
     width = max(scale.place(box.end_us) - left, VISIBLE_PX / 2)
     css = "other" if kind is None else f"series-{kind + 1}"
     ground = rect(left, top, width, LANE_PX, css if width >= RIMMED_PX else f"{css} rimless")
-    return mark(box.told, ground, *inside(box, kind, left + width / 2, top + LANE_PX / 2 + 4, width))
+    return mark(box.tooltip, ground, *inside(box, kind, left + width / 2, top + LANE_PX / 2 + 4, width))
 
 
 def inside(box: Box, kind: int | None, middle: float, base: float, room_px: float) -> Iterator[Markup]:
@@ -186,30 +186,30 @@ def inside(box: Box, kind: int | None, middle: float, base: float, room_px: floa
 
 def entries(key: Mapping[str, float], boxes: Mapping[int, Sequence[Box]]) -> Iterator[Entry]:
     for index, (name, share) in enumerate(key.items()):
-        yield partial(sign, index), f"{name}, {words.percent(share)}"
+        yield partial(symbol, index), f"{name}, {words.percent(share)}"
     if any(kind_of(box, key) is None for found in boxes.values() for box in found):
         yield lambda x, y: rect(x - 8, y - 8, 16, 16, "other"), "others, or several together"
 
 
-def sign(kind: int, x: float, y: float) -> Markup:
+def symbol(kind: int, x: float, y: float) -> Markup:
     letter = text(x, y + 4, string.ascii_uppercase[kind], "inside", "middle")
     return mark(string.ascii_uppercase[kind], rect(x - 8, y - 8, 16, 16, f"series-{kind + 1}"), letter)
 
 
-def told_joined(lanes: Mapping[int, Sequence[Span]], boxes: Mapping[int, Sequence[Box]]) -> str:
+def merged_note(lanes: Mapping[int, Sequence[Span]], boxes: Mapping[int, Sequence[Box]]) -> str:
     launches, drawn_as = sum(map(len, lanes.values())), sum(map(len, boxes.values()))
     if launches == drawn_as:
         return ""
     return f"{launches:,} launches in {drawn_as:,} boxes: neighbours too short to be seen are drawn as one."
 
 
-def in_words(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float]) -> str:
+def description_of(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float]) -> str:
     ends = [end for spans in lanes.values() for each in spans for end in (each.start_us, each.end_us)]
     whole = max(ends) - min(ends)
-    told = [
+    by_lane = [
         f"stream {stream}: {words.count(len(spans), 'launch', 'launches')}, "
         f"busy for {figures.microseconds(busy_us(spans))} of {figures.microseconds(whole)} µs"
         for stream, spans in lanes.items()
     ]
     most = ", ".join(f"{name} {words.percent(share)}" for name, share in key.items())
-    return f"{figures.listed(told)} Most of the time goes into {most}."
+    return f"{figures.listed(by_lane)} Most of the time goes into {most}."

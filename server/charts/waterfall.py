@@ -61,21 +61,21 @@ class Placed:
     @property
     def figure(self) -> str:
         """The time or its change, and the change as a percentage of the first total (none for that total itself)."""
-        told = words.ms(self.bar.ms) if self.bar.kind == "total" else figures.change_ms(self.bar.ms)
-        return f"{told} ({figures.change_percent(self.share)})" if self.share or self.bar.kind != "total" else told
+        text = words.ms(self.bar.ms) if self.bar.kind == "total" else figures.change_ms(self.bar.ms)
+        return f"{text} ({figures.change_percent(self.share)})" if self.share or self.bar.kind != "total" else text
 
     @property
-    def told(self) -> str:
-        tell = words.ms if self.bar.kind == "total" else figures.change_ms
+    def tooltip(self) -> str:
+        formatted = words.ms if self.bar.kind == "total" else figures.change_ms
         note = f"; {self.bar.note}" if self.bar.note else ""
-        return f"{self.bar.label}: {self.figure}{figures.interval(self.bar.low_ms, self.bar.high_ms, tell)}{note}"
+        return f"{self.bar.label}: {self.figure}{figures.interval(self.bar.low_ms, self.bar.high_ms, formatted)}{note}"
 
 
 def waterfall(bars: Sequence[Bar]) -> Markup:
     """The chart. Raises ChartError if the first or last bar is no total, or the changes do not add up to the last."""
     if not bars:
         return empty(TITLE, "Nothing was measured yet.")
-    return responsive(partial(drawn, list(placed(bars))))
+    return responsive(partial(draw, list(placed(bars))))
 
 
 def placed(bars: Sequence[Bar]) -> Iterator[Placed]:
@@ -109,7 +109,7 @@ def check_closed(bar: Bar, at_ms: float, first_ms: float) -> None:
         )
 
 
-def drawn(bars: Sequence[Placed], width: int) -> Markup:
+def draw(bars: Sequence[Placed], width: int) -> Markup:
     rows = rows_of(width, [each.bar.note for each in bars])
     ends = [end for each in bars for end in (each.begin_ms, each.end_ms, *(each.whisker_ms or ()))]
     scale = from_zero(ends, rows.left, rows.right)
@@ -117,7 +117,7 @@ def drawn(bars: Sequence[Placed], width: int) -> Markup:
     key, height = legend(entries(bars), rows.bottom + axes.BELOW_PX, width)
     return picture(
         TITLE,
-        figures.listed([each.told for each in bars]),
+        figures.listed([each.tooltip for each in bars]),
         width,
         height,
         axes.along_bottom(scale, 0, rows.bottom, ticks, "ms per step", width),
@@ -137,7 +137,7 @@ def row_of(bar: Placed, row: int, rows: Rows, scale: Scale) -> Markup:
     top, ends = rows.band(row), sorted((scale.place(bar.begin_ms), scale.place(bar.end_ms)))
     low, high = map(scale.place, bar.whisker_ms) if bar.whisker_ms else (None, None)
     return mark(
-        bar.told,
+        bar.tooltip,
         rows.words(row, bar.bar.label, bar.figure, bar.bar.note),
         rect(ends[0], top, max(ends[1] - ends[0], LEAST_PX), BAND_PX, bar.css),
         whisker_along_x(low, high, top + BAND_PX / 2),
@@ -145,13 +145,13 @@ def row_of(bar: Placed, row: int, rows: Rows, scale: Scale) -> Markup:
 
 
 def entries(bars: Sequence[Placed]) -> Iterator[Entry]:
-    met = {each.css for each in bars}
+    used = {each.css for each in bars}
     for css, meaning in MEANINGS.items():
-        if css in met:
-            yield partial(sign, css), meaning
+        if css in used:
+            yield partial(symbol, css), meaning
     if any(each.whisker_ms for each in bars):
         yield lambda x, y: whisker_along_x(x - 7, x + 7, y), "95 % interval"
 
 
-def sign(css: str, x: float, y: float) -> Markup:
+def symbol(css: str, x: float, y: float) -> Markup:
     return rect(x - 7, y - 5, 14, 10, css)

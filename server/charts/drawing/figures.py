@@ -21,20 +21,20 @@ def round_numbers(values: Sequence[float]) -> list[str]:
     is_even = max(steps, default=1.0) < smallest * UNEVEN
     if is_even and largest < MANY and smallest > FINE:
         decimals = max(0, math.ceil(-math.log10(smallest) - ROUNDING))
-        told = [f"{value:,.{decimals}f}" for value in values]
+        labels = [f"{value:,.{decimals}f}" for value in values]
     else:
-        told = [f"{value:.12g}" for value in values]
-    return [each.replace("-", MINUS) for each in told]
+        labels = [f"{value:.12g}" for value in values]
+    return [each.replace("-", MINUS) for each in labels]
 
 
 def change_ms(value: float) -> str:
     """With its sign: 0.12 is "+0.120 ms"."""
-    return f"{sign(value, told := words.ms(abs(value)))}{told}"
+    return f"{sign(value, text := words.ms(abs(value)))}{text}"
 
 
 def change_percent(share: float) -> str:
     """With its sign: 0.123 is "+12 %"."""
-    return f"{sign(share, told := words.percent(abs(share)))}{told}"
+    return f"{sign(share, text := words.percent(abs(share)))}{text}"
 
 
 def microseconds(value: float) -> str:
@@ -42,24 +42,24 @@ def microseconds(value: float) -> str:
     return f"{value:,.1f}".replace("-", MINUS)
 
 
-def sign(value: float, told: str) -> str:
-    """The sign of `value`; "" if `told` shows only zeros."""
-    if not any(digit in told for digit in "123456789"):
+def sign(value: float, text: str) -> str:
+    """The sign of `value`; "" if `text` shows only zeros."""
+    if not any(digit in text for digit in "123456789"):
         return ""
     return MINUS if value < 0 else "+"
 
 
-def interval(low: float | None, high: float | None, told: Callable[[float], str]) -> str:
+def interval(low: float | None, high: float | None, formatted: Callable[[float], str]) -> str:
     """ "; 95 % interval 1.02 to 1.08"; "" if it is unknown."""
     if low is None or high is None:
         return ""
-    return f"; 95 % interval {told(low)} to {told(high)}"
+    return f"; 95 % interval {formatted(low)} to {formatted(high)}"
 
 
-def listed(told: Sequence[str], at_most: int = 40) -> str:
+def listed(texts: Sequence[str], at_most: int = 40) -> str:
     """The first `at_most` texts as sentences, and how many more there are."""
-    more = len(told) - at_most
-    return joined(*(f"{each}." for each in told[:at_most]), f"And {more:,} more." if more > 0 else "")
+    more = len(texts) - at_most
+    return joined(*(f"{each}." for each in texts[:at_most]), f"And {more:,} more." if more > 0 else "")
 
 
 def joined(*sentences: str) -> str:

@@ -38,7 +38,9 @@ def labels(
     parts = []
     for label in wanted:
         width = width_px(cut(label.name, LONGEST_PX))
-        free = (box for box in around(label, width) if within(box, bounds) and not any(meet(box, own) for own in taken))
+        free = (
+            box for box in around(label, width) if within(box, bounds) and not any(overlap(box, own) for own in taken)
+        )
         box = next(free, None)
         if box is not None:
             taken.append(box)
@@ -64,5 +66,5 @@ def within(box: Box, bounds: Box) -> bool:
     return box[0] >= bounds[0] and box[1] >= bounds[1] and box[2] <= bounds[2] and box[3] <= bounds[3]
 
 
-def meet(one: Box, other: Box) -> bool:
+def overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from server.charts.drawing.svg import text, together
 from server.charts.drawing.text_width import width_px
 
-SIGN_PX: Final = 22.0
+SYMBOL_PX: Final = 22.0
 BETWEEN_PX: Final = 14.0
 LINE_PX: Final = 20.0
 
@@ -19,11 +19,14 @@ Entry = tuple[Callable[[float, float], Markup], str]
 def legend(entries: Iterable[Entry], top: float, width: float) -> tuple[Markup, float]:
     """The drawing, and the y at which it ends."""
     parts, left, base = [], 0.0, top + LINE_PX - 6
-    for sign, words in entries:
-        needed = SIGN_PX + width_px(words)
+    for symbol, words in entries:
+        needed = SYMBOL_PX + width_px(words)
         if left and left + needed > width:
             left, base = 0.0, base + LINE_PX
-        parts += [sign(left + SIGN_PX / 2 - 3, base - 4), text(left + SIGN_PX, base, words, room_px=width - SIGN_PX)]
+        parts += [
+            symbol(left + SYMBOL_PX / 2 - 3, base - 4),
+            text(left + SYMBOL_PX, base, words, room_px=width - SYMBOL_PX),
+        ]
         left += needed + BETWEEN_PX
     return together(parts), base + 6 if parts else top
 

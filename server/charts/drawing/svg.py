@@ -79,21 +79,23 @@ def path(points: Iterable[tuple[float, float]], css: str, *, is_closed: bool = F
     return element("path", d=f"M{route}{'Z' if is_closed else ''}", class_=css)
 
 
-def mark(told: str, *shapes: str, href: str = "", css: str | None = None) -> Markup:
+def mark(tooltip: str, *shapes: str, href: str = "", css: str | None = None) -> Markup:
     """Shapes with a tooltip, and a link if `href` is not empty. Raises ChartError for a disallowed `href`."""
     if not href:
-        return element("g", element("title", told), *shapes, class_=css)
+        return element("g", element("title", tooltip), *shapes, class_=css)
     if not ADDRESS.match(href):
         raise ChartError("a link", f"leads to {href!r}, which is neither a path nor an http address")
-    return element("a", element("title", told), *shapes, href=href, aria_label=told, class_=css)
+    return element("a", element("title", tooltip), *shapes, href=href, aria_label=tooltip, class_=css)
 
 
-def picture(title: str, told: str, width: float, height: float, *children: str, has_links: bool = False) -> Markup:
+def picture(
+    title: str, description: str, width: float, height: float, *children: str, has_links: bool = False
+) -> Markup:
     """The <svg> element. Its role is `group` if it has links: the children of an `img` have no roles."""
     return element(
         "svg",
         element("title", title),
-        element("desc", told),
+        element("desc", description),
         *children,
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {number(width)} {number(height)}",
@@ -108,8 +110,8 @@ def responsive(draw: Callable[[int], Markup]) -> Markup:
     return element("div", draw(WIDE_PX), draw(NARROW_PX), class_="chart")
 
 
-def empty(title: str, told: str) -> Markup:
+def empty(title: str, message: str) -> Markup:
     """A placeholder for a chart without data."""
     return responsive(
-        lambda width: picture(title, told, width, 48, text(width / 2, 28, told, "muted", "middle", width - 8))
+        lambda width: picture(title, message, width, 48, text(width / 2, 28, message, "muted", "middle", width - 8))
     )

@@ -18,7 +18,7 @@ class Thinned:
     left_out: int
     within_px: int
 
-    def told(self, many: str) -> str:
+    def note(self, many: str) -> str:
         """A note for the reader; "" if all are drawn."""
         if not self.left_out:
             return ""

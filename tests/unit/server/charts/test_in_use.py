@@ -75,7 +75,7 @@ def test_few_moments_and_none_are_drawn(moments):
     [
         ([Used(math.nan, 1)], "a moment of the step is nan"),
         ([Used(0.0, 2**60)], "the memory in use is "),
-        ([Used(2.0, 1), Used(1.0, 1)], "is told of 1 µs after 2 µs"),
+        ([Used(2.0, 1), Used(1.0, 1)], "goes back in time from 2 to 1 µs"),
     ],
 )
 def test_what_has_no_place_is_refused(moments, message):
