@@ -126,7 +126,7 @@ def _of_trial(trial: Trial) -> list[tuple[object, ...]]:
         canonical_json(dict(trial.knobs)),
         compared.verdict.value if compared else "",
         *_cells(gain),
-        *((failure.kind.value, harmless(failure.reason)) if failure else ("", "")),
+        *((failure.kind.value, escape_formula(failure.reason)) if failure else ("", "")),
     )
     arms = trial.measurement.arms if trial.measurement else ()
     return [(*head, *sample) for arm in arms for sample in _of_arm(arm)] or [(*head, *[""] * 5)]
@@ -134,16 +134,16 @@ def _of_trial(trial: Trial) -> list[tuple[object, ...]]:
 
 def _of_arm(arm: Arm) -> Iterator[tuple[object, ...]]:
     for block, step_ms in enumerate(arm.step_ms):
-        yield harmless(arm.name), canonical_json(dict(arm.knobs)), arm.peak_bytes, block, step_ms
+        yield escape_formula(arm.name), canonical_json(dict(arm.knobs)), arm.peak_bytes, block, step_ms
 
 
-def harmless(text: str) -> str:
+def escape_formula(text: str) -> str:
     """The text, quoted if a spreadsheet would run it as a formula (CSV injection): anybody may have written it."""
-    first = next((letter for letter in text if not is_unseen(letter)), "")
+    first = next((letter for letter in text if not is_ignored(letter)), "")
     return f"'{text}" if first in _FORMULA or text[:1] in _CONTROL else text
 
 
-def is_unseen(letter: str) -> bool:
+def is_ignored(letter: str) -> bool:
     """Whether it is white space, or a control or format character, which a spreadsheet may skip."""
     return letter.isspace() or unicodedata.category(letter) in ("Cc", "Cf")
 

@@ -24,14 +24,14 @@ SECURE_COOKIE: Final = f"__Secure-{COOKIE}"
 LIFETIME_S: Final = 60
 
 
-def leave(answer: Response, request: Request, place: str, text: str) -> None:
+def set_message(answer: Response, request: Request, place: str, text: str) -> None:
     """Sets the cookie, so that the page at `place` shows `text` once, within LIFETIME_S."""
     session, until = _session(request), int(time.time()) + LIFETIME_S
     content = urlsafe_b64encode(json.dumps([place, text, until]).encode()).decode()
     secure = is_secure(request)
     answer.set_cookie(
         SECURE_COOKIE if secure else COOKIE,
-        f"{content}.{_seal(session, content)}",
+        f"{content}.{_signature(session, content)}",
         max_age=LIFETIME_S,
         path=place,
         secure=secure,
@@ -40,10 +40,10 @@ def leave(answer: Response, request: Request, place: str, text: str) -> None:
     )
 
 
-def left(request: Request, place: str) -> str:
+def message_of(request: Request, place: str) -> str:
     """The text for this page; "" if there is none, or it is for another page or session, or has expired."""
-    content, _, seal = (request.cookies.get(SECURE_COOKIE) or request.cookies.get(COOKIE) or "").partition(".")
-    if not hmac.compare_digest(seal.encode(errors="replace"), _seal(_session(request), content).encode()):
+    content, _, signature = (request.cookies.get(SECURE_COOKIE) or request.cookies.get(COOKIE) or "").partition(".")
+    if not hmac.compare_digest(signature.encode(errors="replace"), _signature(_session(request), content).encode()):
         return ""
     where, text, until = json.loads(urlsafe_b64decode(content))
     return str(text) if where == place and time.time() < until else ""
@@ -55,7 +55,7 @@ def clear(answer: Response, request: Request, place: str) -> None:
         answer.delete_cookie(name, path=place, secure=name == SECURE_COOKIE, httponly=True, samesite="strict")
 
 
-def _seal(session: Session, content: str) -> str:
+def _signature(session: Session, content: str) -> str:
     return hmac.new(session.csrf.encode(), content.encode(errors="replace"), hashlib.sha256).hexdigest()
 
 

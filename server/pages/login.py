@@ -30,7 +30,7 @@ from tuner.store.queries.sessions import Session
 from tuner.wall_clock import utcnow
 
 #: Gives no reason, so that nobody can find out which tokens exist.
-_NOT_GOOD: Final = (
+_INVALID: Final = (
     "This token is not valid here. Check that it was copied completely, or ask the owner of the server for another."
 )
 _TOO_MANY: Final = (
@@ -47,7 +47,7 @@ def ask(request: Request, after: Annotated[str, Query(alias="next", max_length=2
     """The sign-in form; with a valid session a redirect to the page."""
     if session_of(request) is not None:
         return RedirectResponse(own_path(after), 303)
-    return render(request, "login.html", next=own_path(after), error="", again=came_by_link(request) and bool(after))
+    return render(request, "login.html", next=own_path(after), error="", again=is_cross_site(request) and bool(after))
 
 
 @router.post(SIGN_IN)
@@ -83,7 +83,7 @@ def own_path(place: str) -> str:
     return place if is_ours and not urlsplit(place).netloc else "/"
 
 
-def came_by_link(request: Request) -> bool:
+def is_cross_site(request: Request) -> bool:
     """Whether a link on another site led here. The browser then withholds our cookie; a reload of our page sends it."""
     return request.headers.get("sec-fetch-site") == "cross-site"
 
@@ -112,7 +112,7 @@ def _refused(request: Request, after: str) -> Response:
     wait_s = attempts.wait_s(address)
     if not wait_s:
         attempts.note_failure(address)
-        return render(request, "login.html", status=422, next=after, again=False, error=_NOT_GOOD)
+        return render(request, "login.html", status=422, next=after, again=False, error=_INVALID)
     error = _TOO_MANY.format(minutes=_minutes(wait_s))
     page = render(request, "login.html", status=429, next=after, again=False, error=error)
     page.headers["retry-after"] = str(int(wait_s) + 1)

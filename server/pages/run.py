@@ -54,7 +54,7 @@ def show(request: Request, here: Here, run_id: RunId) -> Response:
         found = look(connection, run_id, team=viewer(request).team)
         links = shares.listed(connection, run_id, team=viewer(request).team)
     place = place_of(run_id)
-    secret = flash.left(request, place)
+    secret = flash.message_of(request, place)
     answer = page(request, found, links, link=f"{address_of(request)}/shared/{secret}" if secret else "")
     flash.clear(answer, request, place)
     return answer
@@ -113,7 +113,7 @@ def share(request: Request, here: Here, run_id: RunId) -> Response:
         made = shares.create(connection, run_id, team=viewer(request).team)
     _, secret = require_run(made, run_id)
     answer = back_to(run_id)
-    flash.leave(answer, request, place_of(run_id), secret)
+    flash.set_message(answer, request, place_of(run_id), secret)
     return answer
 
 

@@ -34,7 +34,7 @@ router = PageRouter(Scope.SUBMIT)
 
 @router.get(PLACE)
 def ask(request: Request) -> Response:
-    answer = _form(request, BLANK, started=flash.left(request, PLACE))
+    answer = _form(request, BLANK, started=flash.message_of(request, PLACE))
     flash.clear(answer, request, PLACE)
     return answer
 
@@ -61,7 +61,7 @@ async def submit(request: Request, here: Here) -> Response:
     if allows(viewer(request), Scope.READ):
         return RedirectResponse(f"/runs/{run.id}", 303)
     answer = RedirectResponse(PLACE, 303)
-    flash.leave(answer, request, PLACE, run.id)
+    flash.set_message(answer, request, PLACE, run.id)
     return answer
 
 

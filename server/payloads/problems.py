@@ -66,11 +66,11 @@ class Problem(Record):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How an error class is answered. `detail` None: with the message of the error, followed by `way_out`."""
+    """How an error class is answered. `detail` None: with the message of the error, followed by `advice`."""
 
     slug: str
     detail: str | None = None
-    way_out: str = ""
+    advice: str = ""
     retry_after_s: int | None = None
 
     @property
@@ -80,7 +80,7 @@ class Kind:
 
 #: The first class in the method resolution order of an error decides.
 KINDS: Final[Mapping[type[BaseException], Kind]] = {
-    errors.ArchiveError: Kind("archive-refused", way_out="; send a file that `kitsune export` made, as it is"),
+    errors.ArchiveError: Kind("archive-refused", advice="; send a file that `kitsune export` made, as it is"),
     errors.PlanError: Kind("damaged", "the plan was altered after it was written; the server's owner must restore it"),
     errors.SettingsError: Kind("invalid"),
     errors.NotFoundError: Kind("not-found"),
@@ -110,10 +110,10 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
 
 def install(app: FastAPI) -> None:
     """Registers handlers that answer every error of `app` with a problem."""
-    app.add_exception_handler(HTTPException, _of_status)
-    app.add_exception_handler(RequestValidationError, _of_fields)
-    app.add_exception_handler(KitsuneError, _of_ours)
-    app.add_exception_handler(Exception, _of_unforeseen)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(KitsuneError, _on_kitsune_error)
+    app.add_exception_handler(Exception, _on_unexpected_error)
 
 
 def refusal(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -148,7 +148,7 @@ def kind_of(error: type[KitsuneError]) -> Kind:
     return next(KINDS[known] for known in error.__mro__ if known in KINDS)
 
 
-async def _of_status(request: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     is_plain = error.detail == HTTPStatus(error.status_code).phrase
     detail = DETAILS.get(error.status_code, error.detail) if is_plain else error.detail
@@ -164,23 +164,23 @@ def _methods(request: Request) -> str:
     return ", ".join(sorted(found | {"HEAD"} if "GET" in found else found))
 
 
-async def _of_fields(_: Request, error: Exception) -> Response:
+async def _on_invalid_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     fields = wrong_fields(error.errors())
     detail = f"{fields[0].field}: {fields[0].problem}; /openapi.json shows what this route takes"
     return respond("invalid", detail, fields=fields)
 
 
-async def _of_ours(request: Request, error: Exception) -> Response:
+async def _on_kitsune_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KitsuneError)
     kind = kind_of(type(error))
     headers = {} if kind.retry_after_s is None else {"retry-after": str(kind.retry_after_s)}
     if kind.detail is None:
-        return respond(kind.slug, f"{str(error)[: MAX_TEXT - len(kind.way_out)]}{kind.way_out}", headers=headers)
+        return respond(kind.slug, f"{str(error)[: MAX_TEXT - len(kind.advice)]}{kind.advice}", headers=headers)
     return respond(kind.slug, kind.detail, instance=_logged(request, error), headers=headers)
 
 
-async def _of_unforeseen(request: Request, error: Exception) -> Response:
+async def _on_unexpected_error(request: Request, error: Exception) -> Response:
     """The server logs the traceback as well: Starlette raises the error again once this is sent."""
     kind = KINDS[KitsuneError]
     return respond(kind.slug, str(kind.detail), instance=_logged(request, error))

@@ -62,7 +62,7 @@ def choice_rows(run: Run, trials: Sequence[Trial], plan: Plan | None) -> tuple[C
     return tuple(row for knob in KNOBS.values() for row in _rows(knob, run, trials, plan))
 
 
-def said_of_plan(trials: Sequence[Trial], plan: Plan | None) -> str:
+def plan_note(trials: Sequence[Trial], plan: Plan | None) -> str:
     """A sentence with the speedup of the plan's own trial, for comparison with the figures in the reasons."""
     own = [trial.comparison for trial in trials if trial.source.is_search and plan and trial.knobs == plan.knobs]
     measured = [found.speedup for found in own if found is not None]
@@ -79,15 +79,17 @@ def failure_words(failure: Failure) -> str:
 
 def _rows(knob: Knob, run: Run, trials: Sequence[Trial], plan: Plan | None) -> Iterator[ChoiceRow]:
     choices = [choice for choice in knob.choices if choice != knob.default and knob.is_searched(choice)]
-    for (outcome, reason), alike in groupby(choices, lambda choice: _fate(knob, choice, run, trials, plan)):
+    for (outcome, reason), alike in groupby(choices, lambda choice: _outcome_of(knob, choice, run, trials, plan)):
         named = tuple(alike)
         meaning = knob.choices[named[0]] if len(named) == 1 else ""
         yield ChoiceRow(knob.name, tuple(map(str, named)), meaning, outcome, reason)
 
 
-def _fate(knob: Knob, choice: Choice, run: Run, trials: Sequence[Trial], plan: Plan | None) -> tuple[Outcome, str]:
+def _outcome_of(
+    knob: Knob, choice: Choice, run: Run, trials: Sequence[Trial], plan: Plan | None
+) -> tuple[Outcome, str]:
     if plan is not None and plan.choice(knob.name) == choice:
-        return Outcome.CHOSEN, _declined_in(knob.name, choice, trials) or "part of what was measured to be the best"
+        return Outcome.CHOSEN, _declined_in(knob.name, choice, trials) or "part of the best measured configuration"
     if (why := run.inapplicable.get(f"{knob.name}={choice}")) is not None:
         return Outcome.INAPPLICABLE, why
     with_it = [trial for trial in trials if trial.source.is_search and trial.knobs.get(knob.name) == choice]

@@ -50,7 +50,10 @@ class CompareView:
 
 
 def compare_view(pairs: Sequence[Side], *, shows_all: bool) -> CompareView:
-    rows = [CompareRow(name, tuple(tell(run, plan) or _NOTHING for run, plan in pairs)) for name, tell in _ROWS.items()]
+    rows = [
+        CompareRow(name, tuple(describe(run, plan) or _NOTHING for run, plan in pairs))
+        for name, describe in _ROWS.items()
+    ]
     shown = [row for row in rows if not row.is_same]
     told = [row for row in rows if set(row.values) != {_NOTHING}]
     return CompareView(
@@ -70,16 +73,16 @@ def _diffs(pairs: Sequence[Side]) -> list[PlanDiff]:
     return [PlanDiff(run, tuple(differences(first, plan))) for run, plan in others]
 
 
-def _of_evidence(tell: Callable[[Evidence], str]) -> Callable[[Run, Plan | None], str]:
-    return lambda _, plan: tell(plan.evidence) if plan is not None and plan.evidence is not None else ""
+def _of_evidence(describe: Callable[[Evidence], str]) -> Callable[[Run, Plan | None], str]:
+    return lambda _, plan: describe(plan.evidence) if plan is not None and plan.evidence is not None else ""
 
 
 def _of_machine(name: str) -> Callable[[Run, Plan | None], str]:
-    def tell(run: Run, _: Plan | None) -> str:
+    def describe(run: Run, _: Plan | None) -> str:
         here: Environment | None = run.environment
         return str(getattr(here, name)) if here is not None else ""
 
-    return tell
+    return describe
 
 
 def _of_knob(name: str) -> Callable[[Run, Plan | None], str]:

@@ -29,7 +29,7 @@ def bars(plan: Plan | None, ablation: Ablation | None) -> tuple[Bar, ...]:
 
 def points(trials: Sequence[Trial], plan: Plan | None) -> tuple[Point, ...]:
     """Time and memory of all measured trials of the search; empty if memory is not measured."""
-    found = [_point(trial, plan) for trial in trials if trial.source.is_search and _is_weighed(trial)]
+    found = [_point(trial, plan) for trial in trials if trial.source.is_search and _is_measured(trial)]
     return tuple(found) if any(point.peak_bytes for point in found) else ()
 
 
@@ -99,12 +99,12 @@ def _by_choice(ablation: Ablation) -> Iterator[Bar]:
             meaning = f"beside a plan without {' and '.join(given.beside)}{'; ' if meaning else ''}{meaning}"
         yield Bar(f"{given.knob}={given.choice}", -saved.median, -saved.high, -saved.low, "step", meaning)
     together = ablation.interaction_ms
-    note = "what the choices give together, and not one by one"
+    note = "the effect of the choices together, beyond the sum of their own"
     yield Bar("interaction", -together.median, -together.high, -together.low, "remainder", note)
     yield Bar("plan", ablation.plan_ms, None, None, "total")
 
 
-def _is_weighed(trial: Trial) -> bool:
+def _is_measured(trial: Trial) -> bool:
     arm = last_arm(trial)
     return arm is not None and bool(arm.step_ms)
 

@@ -152,15 +152,15 @@ def _details(found: Evidence) -> Iterator[str]:
 
 def numbers(found: Evidence) -> str:
     """The numerical errors of the plan, with their tolerances."""
-    said = found.numerics
-    if not said.gradient_allowed:
-        return said.note or "those of the step as given"
+    numerics = found.numerics
+    if not numerics.gradient_allowed:
+        return numerics.note or "those of the step as given"
     off = (
-        f"loss off by {said.loss_error:.1e} ({said.loss_allowed:.1e} allowed), "
-        f"gradients by {said.gradient_error:.1e} ({said.gradient_allowed:.1e}), "
-        f"parameters by {said.parameter_error:.1e} ({said.parameter_allowed:.1e})"
+        f"loss off by {numerics.loss_error:.1e} ({numerics.loss_allowed:.1e} allowed), "
+        f"gradients by {numerics.gradient_error:.1e} ({numerics.gradient_allowed:.1e}), "
+        f"parameters by {numerics.parameter_error:.1e} ({numerics.parameter_allowed:.1e})"
     )
-    return f"{off}; {said.note}" if said.note else off
+    return f"{off}; {numerics.note}" if numerics.note else off
 
 
 def _runner_up(trials: Sequence[Trial]) -> Iterator[str]:

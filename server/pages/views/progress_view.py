@@ -44,7 +44,7 @@ def _doing(run: Run, trials: Sequence[Trial], now: datetime) -> str:
     if not trials:
         return "Looking at the step as given."
     if run.plan_id is not None:
-        return "The plan stands. Measuring what each of its choices gives."
+        return "The plan is final. Measuring what each of its choices gives."
     if trials[-1].source in (Source.PLAYOFF, Source.CONFIRM) or _is_spent(run, trials):
         return "Measuring the best again, in fresh processes."
     total = f" of {run.budget_trials:,}" if run.budget_trials else ""

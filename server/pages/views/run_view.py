@@ -6,7 +6,7 @@ from datetime import datetime
 
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
-from server.api.traces import why_none
+from server.api.traces import why_no_timeline
 from server.charts.pareto import Point
 from server.charts.samples import Strip
 from server.charts.search import Tried
@@ -96,7 +96,7 @@ def run_view(
         bars_note=bars_note(run, trials, plan, ablation),
         unmeasured=tuple(unmeasured(run, ablation)),
         choices=choices,
-        choices_note=choices_view.said_of_plan(trials, plan),
+        choices_note=choices_view.plan_note(trials, plan),
         outcomes=tuple(choices_view.by_outcome(choices)),
         points=figures_view.points(trials, plan),
         tried=figures_view.tried(trials),
@@ -111,7 +111,7 @@ def run_view(
         again_note=facts_view.again_note(run),
         snippets=snippet_view.snippets(run, plan, server) if plan is not None else (),
         timeline=timeline_view(timeline) if timeline is not None else None,
-        timeline_note=why_none(run, trials, plan) if plan is not None and timeline is None else "",
+        timeline_note=why_no_timeline(run, trials, plan) if plan is not None and timeline is None else "",
     )
 
 
@@ -130,10 +130,10 @@ def bars_note(run: Run, trials: Sequence[Trial], plan: Plan | None, ablation: Ab
     """How the bars of the waterfall were measured, or why they were not."""
     if ablation is not None:
         return (
-            f"Each choice was taken out of the plan alone, in {ablation.blocks} blocks interleaved with the plan and "
-            "the step as given; one that others need with those, beside the plan without them. The whiskers are 95 % "
-            "intervals. Choices work together: what they give is no sum, and the interaction is what is left of the "
-            "gain. Measured apart from the verdict above."
+            f"Each choice was removed from the plan alone, in {ablation.blocks} blocks interleaved with the plan and "
+            "the step as given. A choice that others need was removed together with them, and compared with the plan "
+            "without them. The whiskers are 95 % intervals. The effects of choices do not add up; the interaction is "
+            "the rest of the gain. These measurements are separate from the verdict above."
         )
     if plan is None or not plan.knobs:
         return ""

@@ -66,7 +66,7 @@ def trial_on(**knobs: object) -> Trial:
             {"knobs": {}, "tried": (trial_on(), trial_on(**ON_STREAMS), trial_on(capture="step", streams=2))},
             "one stream was best; 2 of the trials had several",
         ),
-        ({"knobs": ON_STREAMS}, "how its launches were planned was not kept"),
+        ({"knobs": ON_STREAMS}, "its schedule was not kept"),
     ],
 )
 def test_where_there_is_none_the_reason_is_given(client, database, given, reason):

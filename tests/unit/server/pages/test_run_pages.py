@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 from kitsune.launches.planning.trace_export import trace_of
 from kitsune.timeline import Timeline
-from server.api.traces import why_none
+from server.api.traces import why_no_timeline
 from tests.store.samples import a_run, a_timeline, an_environment
 from tests.unit.server.conftest import HERE, bearer, secret
 from tests.unit.server.pages import stories
@@ -501,7 +501,7 @@ def test_without_a_timeline_it_is_said_why_in_a_line(ada, database, story):
     run, trials, plan = kept = story()
     keep(database, kept)
     (line,) = re.findall(r'<p class="muted">No timeline: ([^<]*)\.</p>', shown(ada, f"/runs/{run.id}"))
-    assert html.unescape(line) == why_none(run, trials, plan)
+    assert html.unescape(line) == why_no_timeline(run, trials, plan)
 
 
 @pytest.mark.parametrize("story", [stories.failed, stories.queued, stories.running])
