@@ -1,4 +1,4 @@
-"""A database and settings in, the application out. The order of the gates is here, and nowhere else."""
+"""Assembles the FastAPI application: middleware, routers and shared state, in the order in which they apply."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -17,7 +17,7 @@ from server.http.heads import Heads
 from server.http.lookups import Lookups
 from server.http.metrics import Counting, Metrics
 from server.http.rate_limit import Rate
-from server.http.token_cache import Admission
+from server.http.token_cache import TokenCache
 from server.pages import site
 from server.payloads import problems
 from server.payloads.schemas import answer, documented
@@ -25,9 +25,9 @@ from server.settings import ServerSettings
 from tuner.store.database import Database
 from tuner.store.queries.tokens import Scope
 
-#: What the guard, the connection or a fault may answer on any route, whatever it is.
+#: Error statuses that any route can answer: from the guard, the connection or an internal error.
 EVERYWHERE: Final = (400, 403, 408, 413, 421, 431, 500)
-#: In the order in which a path is compared with them: every router before its own costs a look-up 5 % of its time.
+#: In matching order, the most used first: each router tried before the right one adds 5 % to the time of a look-up.
 GUARDED: Final[tuple[GuardedRouter, ...]] = (
     plans.router,
     archives.router,
@@ -45,7 +45,7 @@ GUARDED: Final[tuple[GuardedRouter, ...]] = (
 def create_app(
     database: Database, settings: ServerSettings, *, is_stopping: Callable[[], bool] = lambda: False
 ) -> FastAPI:
-    """The service. Streams of events end soon after `is_stopping` says so."""
+    """Returns the application. Event streams end soon after `is_stopping` returns True."""
     metrics = Metrics()
     app = FastAPI(
         title="Kitsune",
@@ -55,7 +55,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # to look for collectors took 5 % of a look-up
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # looking for collectors took 5 % of a look-up
         responses=documented(*EVERYWHERE),
         middleware=[Middleware(Counting, metrics=metrics), Middleware(Guard, settings=settings), Middleware(Heads)],
     )
@@ -63,7 +63,7 @@ def create_app(
         database=database,
         settings=settings,
         metrics=metrics,
-        admission=Admission(database),
+        token_cache=TokenCache(database),
         lookups=Lookups(database),
         requests_rate=Rate(settings.requests_per_minute),
         lookups_rate=Rate(settings.lookups_per_minute),
@@ -77,7 +77,7 @@ def create_app(
 
 
 def _description(app: FastAPI, *, is_public: bool) -> APIRouter:
-    """What the routes are is told to this machine, and to others with a token."""
+    """The route of the OpenAPI document: without a token on loopback, with a `read` token otherwise."""
     router = APIRouter(redirect_slashes=False) if is_public else GuardedRouter(Scope.READ, tag="health")
     made: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""The server's part of the command line: options in; modules that are loaded when a command runs do the work."""
+"""The commands `kitsune serve` and `kitsune token`. Their modules are imported only when a command runs."""
 
 from functools import partial
 from typing import Annotated, Final
@@ -9,7 +9,7 @@ from kitsune.base.optional_imports import load
 from kitsune.cli.main import Json, LogFormatOption
 from tuner.records import DEFAULT_TEAM
 
-#: Packages of the extra, by the name under which they are imported.
+#: Import names of the packages of the extra `server`.
 EXTRA: Final = ("alembic", "fastapi", "prometheus_client", "sqlalchemy", "starlette", "uvicorn")
 _load = partial(load, extra="server", packages=EXTRA)
 
@@ -19,7 +19,7 @@ Database = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """The entry point: adds `serve` and `token` to the app."""
+    """Adds `serve` and `token` to the app; called through the entry point."""
     app.command("serve")(serve)
     tokens = typer.Typer(help="Who may use the server: create, list, revoke.")
     tokens.command("create")(token_create)

@@ -1,4 +1,4 @@
-"""A number of days in; what ended longer ago is deleted, now and every hour, beside a server that goes on."""
+"""Deletes runs older than the retention period in a background thread, at the start of the server and every hour."""
 
 import logging
 import threading
@@ -18,14 +18,17 @@ log = logging.getLogger("kitsune.server")
 
 
 @contextmanager
-def kept(database: Database, days: float | None) -> Iterator[None]:
-    """While this is open, only runs of the last `days` are kept; None: all. Several servers may do so at once."""
+def deleting_old_runs(database: Database, days: float | None) -> Iterator[None]:
+    """Deletes runs that ended more than `days` ago while this context is open; None keeps all.
+
+    Several servers may do so on one database at once.
+    """
     if days is None:
         yield
         return
     is_over = threading.Event()
     thread = threading.Thread(
-        target=_clear_on, args=(database, timedelta(days=days), is_over), name="kitsune-retention", daemon=True
+        target=_delete_every_hour, args=(database, timedelta(days=days), is_over), name="kitsune-retention", daemon=True
     )
     thread.start()
     try:
@@ -35,7 +38,7 @@ def kept(database: Database, days: float | None) -> Iterator[None]:
         thread.join()
 
 
-def _clear_on(database: Database, age: timedelta, is_over: threading.Event) -> None:
+def _delete_every_hour(database: Database, age: timedelta, is_over: threading.Event) -> None:
     def check() -> None:
         if is_over.is_set():
             raise StoppedError("the server ends")
@@ -48,6 +51,6 @@ def _clear_on(database: Database, age: timedelta, is_over: threading.Event) -> N
             return
         except StoreError as error:
             log.warning("old runs could not be deleted, will try again: %s", error)
-        except Exception:  # the thread must outlive whatever it meets, as the server does
+        except Exception:  # the thread must survive any error, as the server does
             log.exception("old runs could not be deleted, will try again")
         is_over.wait(EVERY_S)

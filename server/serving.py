@@ -1,4 +1,4 @@
-"""Settings in, a server that answers until it is told to stop out: `kitsune serve`."""
+"""Runs the server: what `kitsune serve` does."""
 
 import signal
 import socket
@@ -13,10 +13,10 @@ from kitsune.base import json_logging
 from kitsune.cli import output
 from kitsune.errors import SettingsError
 from server.app import create_app
-from server.http.guard import named_host
+from server.http.guard import parse_allowed_host
 from server.http.protocol import BoundedProtocol, open_more_files
 from server.http.request_log import RequestLog
-from server.retention import kept
+from server.retention import deleting_old_runs
 from server.settings import ServerSettings
 from server.tokens import ensure_local_token, has_live_token
 from tuner.measuring import fault_injection
@@ -29,11 +29,12 @@ from tuner.store.moments import check_clock
 def serve(
     options: Mapping[str, Any], database_url: str | None, *, allow_remote: bool, allowed_hosts: list[str]
 ) -> None:
-    """`options` are those of ServerSettings, None where the environment or the default decides.
+    """Serves until the process is told to stop.
 
-    Raises SettingsError when the address is taken or not ours to open, or when nobody could use the server.
+    `options`: fields of ServerSettings; None where the environment or the default decides. Raises SettingsError when
+    the address cannot be opened, or when other machines could connect but no token exists.
     """
-    names = tuple(named_host(name) for name in allowed_hosts)
+    names = tuple(parse_allowed_host(name) for name in allowed_hosts)
     given = {name: value for name, value in options.items() if value is not None}
     settings = ServerSettings.from_environment({**given, "allow_remote": allow_remote, "allowed_hosts": names})
     json_logging.set_up(settings.log_format)
@@ -44,13 +45,13 @@ def serve(
     with open_database(database_url or here.database_url) as database:
         check_clock(database)
         welcome = _prepare(settings, database, here)
-        with _listen(settings) as listening, kept(database, settings.retention_days):
+        with _listen(settings) as listening, deleting_old_runs(database, settings.retention_days):
             output.note(f"Kitsune serves on {_address(settings, listening)}; {welcome}")
             _Server(settings, database).run(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with our limits. Told to stop, it takes no new request, ends streams, and gives the rest 10 s."""
+    """uvicorn with our limits. On shutdown it accepts no new request, ends streams, and gives the others 10 s."""
 
     def __init__(self, settings: ServerSettings, database: Database) -> None:
         app = create_app(database, settings, is_stopping=lambda: self.should_exit)
@@ -70,7 +71,7 @@ class _Server(uvicorn.Server):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM is how services are stopped: not raised again at the end, so that the process leaves with 0."""
+        """Unlike uvicorn, does not raise SIGTERM again after the shutdown, so that the process exits with 0."""
         if sig == signal.SIGTERM:
             self.should_exit = True
         else:
@@ -78,7 +79,7 @@ class _Server(uvicorn.Server):
 
 
 def _prepare(settings: ServerSettings, database: Database, here: Settings) -> str:
-    """What a user needs to know of tokens. Raises SettingsError beyond this machine while there is none."""
+    """The part of the start message about tokens. Raises SettingsError if not on loopback and no token exists."""
     if settings.is_loopback:
         return f"the token is in {ensure_local_token(database, here.home)}"
     with database.read() as connection:
@@ -91,7 +92,7 @@ def _prepare(settings: ServerSettings, database: Database, here: Settings) -> st
 
 
 def _listen(settings: ServerSettings) -> socket.socket:
-    """Raises SettingsError. Connections wait in the queue of the socket until the application is ready."""
+    """A listening socket; its backlog holds connections until the application is ready. Raises SettingsError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""What `kitsune serve` was told, as one frozen record: where it listens, whom it answers, how much it takes."""
+"""Settings of `kitsune serve`: address, limits, quotas and timeouts, from options and the environment."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Self
@@ -13,14 +13,14 @@ from kitsune.errors import SettingsError
 from kitsune.submission.format.limits import MAX_ARCHIVE_BYTES
 from tuner.store.queries.submits import Quota
 
-#: By options only. Kubernetes sets KITSUNE_PORT by itself beside a service of that name, to something else.
+#: Read from options only: Kubernetes sets KITSUNE_PORT itself, to another value, for a service of that name.
 BY_OPTION: Final = frozenset({"host", "port", "allow_remote", "allowed_hosts"})
-#: A century; what is meant to stay for good is not limited at all.
+#: A century. To keep runs forever, leave `retention_days` unset.
 MOST_DAYS: Final = 36_500
 
 
 class ServerSettings(Record):
-    """The defaults are those of a server that only this machine can reach."""
+    """The defaults are for a server that only this machine can reach."""
 
     host: str = DEFAULT_HOST
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="0: any free one")
@@ -54,9 +54,9 @@ class ServerSettings(Record):
 
     @classmethod
     def from_environment(cls, given: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> Self:
-        """What was given as options, and beyond it what the environment says: KITSUNE_ and the name in capitals.
+        """The settings from options, and from KITSUNE_<NAME> variables for those not given.
 
-        Raises SettingsError naming the variable that makes no sense.
+        Raises SettingsError that names the option or the variable that is invalid.
         """
         told = {name: variable(name, variables) for name in cls.model_fields if name not in BY_OPTION}
         found = {name: value for name, value in told.items() if value is not None and name not in given}
@@ -77,7 +77,7 @@ class ServerSettings(Record):
         return is_loopback(self.host)
 
     def check_reach(self) -> None:
-        """Raises SettingsError for an address that others can reach, unless that was asked for."""
+        """Raises SettingsError if other machines can reach the address and `allow_remote` is not set."""
         if not (self.is_loopback or self.allow_remote):
             raise SettingsError(
                 f"--host {self.host} can be reached from other machines; add --allow-remote if that is meant, and put "

@@ -1,4 +1,4 @@
-"""Names and scopes in, tokens out: `kitsune token`, and the token that a server on loopback makes for its user."""
+"""What `kitsune token` does, and the token file that a server on loopback keeps for its user."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ _SECRET: Final = re.compile(rb"(ksn_[A-Za-z0-9_-]{43})\s*")
 def create(
     database_url: str | None, name: str, scopes: list[str], expires: str | None, team: str, *, as_json: bool
 ) -> None:
-    """Raises SettingsError for a name, a team, a scope or a time that makes no sense."""
+    """Creates a token and prints it. Raises SettingsError for an invalid name, team, scope or lifetime."""
     check_name(name)
     check_team(team)
     wanted, until = scopes_of(scopes), expiry(expires)
@@ -63,7 +63,7 @@ def list_all(database_url: str | None, *, as_json: bool) -> None:
 
 
 def revoke(database_url: str | None, token_id: str, *, as_json: bool) -> None:
-    """Raises NotFoundError."""
+    """Raises NotFoundError if there is no such token."""
     with _open(database_url) as database, database.begin() as connection:
         token = tokens.revoke(connection, token_id)
     if token is None:
@@ -75,7 +75,7 @@ def revoke(database_url: str | None, token_id: str, *, as_json: bool) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raises SettingsError."""
+    """Raises SettingsError for an empty name, and for one that a terminal cannot show safely."""
     if not name.strip() or not is_showable(name):
         raise SettingsError(
             f"the name of a token is {name!a:.100}; use 1 to {MAX_NAME} printable characters, in one line"
@@ -83,7 +83,7 @@ def check_name(name: str) -> None:
 
 
 def check_team(team: str) -> None:
-    """Raises SettingsError."""
+    """Raises SettingsError for an invalid name of a team."""
     if _TEAM.fullmatch(team) is None:
         raise SettingsError(
             f"the name of a team is {team!a:.100}; use 1 to 40 of the characters a-z, 0-9, '.', '_' and '-', the first "
@@ -92,6 +92,7 @@ def check_team(team: str) -> None:
 
 
 def scopes_of(words: list[str]) -> tuple[Scope, ...]:
+    """Raises SettingsError for an unknown scope."""
     unknown = sorted(set(words) - set(Scope))
     if unknown:
         raise SettingsError(f"--scope {unknown[0]!r:.100} is none; there are {', '.join(Scope)}")
@@ -99,7 +100,7 @@ def scopes_of(words: list[str]) -> tuple[Scope, ...]:
 
 
 def expiry(length: str | None, what: str = "--expires") -> datetime | None:
-    """Raises SettingsError that names `what`."""
+    """The moment at which a lifetime such as "12h" or "30d" ends; None: never. Raises SettingsError naming `what`."""
     if length is None:
         return None
     try:
@@ -114,20 +115,20 @@ def has_live_token(connection: Connection) -> bool:
 
 
 def ensure_local_token(database: Database, home: Path) -> Path:
-    """The file with a token that works on this database, readable by this user only; made when there is none.
+    """The path of a file with a token that is valid for this database; created if missing, readable by this user only.
 
-    A token that the database does not know is added to it: the file may have served another one. One that was revoked
-    is replaced. Raises SettingsError when the file cannot be used.
+    A token that the database does not know is added to it, since the file may have been used with another database. A
+    revoked token is replaced. Raises SettingsError when the file cannot be used.
     """
     path = home / TOKEN_FILE
     try:
         private_folder(home)
         if not path.exists():
-            with contextlib.suppress(FileExistsError):  # another server of this user was faster: its token is as good
+            with contextlib.suppress(FileExistsError):  # another server of this user was first; its token will do
                 _write(path, os.link)
-        if not (_works(database, _read(path)) or _is_taken_in(database, _read(path))):
+        if not (_works(database, _read(path)) or _is_added(database, _read(path))):
             _write(path, os.replace)
-            _is_taken_in(database, _read(path))
+            _is_added(database, _read(path))
     except OSError as error:
         raise SettingsError(
             f"the token of this machine cannot be kept in {path} ({error.strerror}); set KITSUNE_HOME"
@@ -136,7 +137,7 @@ def ensure_local_token(database: Database, home: Path) -> Path:
 
 
 def _read(path: Path) -> str:
-    """Raises SettingsError for a file that holds something else. Takes away what others may do with it."""
+    """The token in the file, which becomes readable by this user only. Raises SettingsError if it holds none."""
     path.chmod(0o600)
     with path.open("rb") as file:
         found = _SECRET.fullmatch(file.read(_MAX_BYTES))
@@ -146,7 +147,7 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, place: Callable[[Path, Path], None]) -> None:
-    """A new secret, put at `path` in one step: nobody ever reads half of it."""
+    """Writes a new secret atomically, so that no reader sees a part of it."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
         file.write(f"{tokens.new_secret()}\n")
@@ -162,8 +163,8 @@ def _works(database: Database, secret: str) -> bool:
     return token is not None
 
 
-def _is_taken_in(database: Database, secret: str) -> bool:
-    """Adds a token to the database; False when it was there once, and is no longer good."""
+def _is_added(database: Database, secret: str) -> bool:
+    """Adds the token to the database; False if it is there already and no longer valid."""
     try:
         with database.begin() as connection:
             tokens.create(connection, LOCAL, tuple(Scope), secret=secret)

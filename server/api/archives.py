@@ -1,4 +1,4 @@
-"""Bytes of an archive in, a checked and re-emitted archive in the database out."""
+"""The route that receives an archive, validates it, and stores it as re-serialized by the server."""
 
 import contextlib
 import hashlib
@@ -19,7 +19,7 @@ from tuner.store.queries import archives
 from tuner.store.queries.archives import StoredArchive
 from tuner.store.queries.tokens import Scope
 
-#: What is larger waits on disk.
+#: Bytes of an upload that are held in memory; a larger one is spooled to disk.
 _IN_MEMORY: Final = 2**18
 _BODY: Final = {
     "requestBody": {
@@ -28,9 +28,9 @@ _BODY: Final = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
-#: Checking an archive at the limits takes some 0.1 GB and half a second of one core: so many at once.
+#: Concurrent validations: an archive of the maximum size takes some 0.1 GB and half a second of one core.
 CHECKS: Final = CapacityLimiter(2)
-#: An archive that arrives takes up to 1.7 MB of memory, a file and 32 MiB of disk: so many at once.
+#: Concurrent uploads: each takes up to 1.7 MB of memory, a file and 32 MiB of disk.
 ARRIVALS: Final = CapacityLimiter(64)
 
 router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/archives", tag="archives")
@@ -39,16 +39,16 @@ router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/archives", tag="archives")
 @router.put(
     "/{sha256}",
     responses={
-        200: {"model": ArchiveView, "description": "It was there already"},
-        201: {"model": ArchiveView, "description": "It is kept now"},
+        200: {"model": ArchiveView, "description": "It was stored already"},
+        201: {"model": ArchiveView, "description": "It is stored now"},
         **documented(507),
     },
     openapi_extra=_BODY,
 )
 async def put(request: Request, sha256: ArchiveId, here: Here) -> Response:
-    """Send an archive. It is read as data, checked whole, and kept as the server writes it down itself.
+    """Send an archive. The server reads it as data, validates all of it, and stores its own serialization of it.
 
-    `sha256` of the answer names it so, and is what `POST /api/v1/runs` takes.
+    `sha256` of the answer is the digest of what is stored, and what `POST /api/v1/runs` takes.
     """
     with arriving(), SpooledTemporaryFile(_IN_MEMORY) as file:
         sent = await _receive(request, file)
@@ -62,9 +62,9 @@ async def put(request: Request, sha256: ArchiveId, here: Here) -> Response:
 
 @contextlib.contextmanager
 def arriving() -> Iterator[None]:
-    """A place for an archive while it arrives, here or in a form.
+    """Holds one of the slots for concurrent uploads, through this route or a form.
 
-    Raises HTTPException when as many arrive as may: who waits for a place would hold one of the connections.
+    Raises HTTPException 503 when none is free; waiting for one would keep a connection busy.
     """
     try:
         ARRIVALS.acquire_nowait()
@@ -78,9 +78,9 @@ def arriving() -> Iterator[None]:
 
 
 async def _receive(request: Request, file: IO[bytes]) -> str:
-    """Writes the body into `file` and gives its SHA-256. The guard bounds its size and its time.
+    """Writes the body into `file` and returns its SHA-256. The guard limits its size and its time.
 
-    Written by a thread in blocks: a disk that hangs does not stop the other requests.
+    A thread writes it in blocks, so that a slow disk does not block other requests.
     """
     digest, block = hashlib.sha256(), bytearray()
     async for chunk in request.stream():
@@ -94,7 +94,7 @@ async def _receive(request: Request, file: IO[bytes]) -> str:
 
 
 def _keep(here: Context, file: IO[bytes], team: str) -> tuple[StoredArchive, bool]:
-    """Raises ArchiveError, and then keeps nothing."""
+    """Validates and stores the archive. Raises ArchiveError; nothing is stored then."""
     file.seek(0)
     archive = Archive.from_bytes(file.read())
     content = archive.to_bytes()

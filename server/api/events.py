@@ -1,8 +1,8 @@
-"""A run in, a stream of server-sent events out: `run` whenever it changes, `trial` for each trial, until it has ended.
+"""The event stream of a run (server-sent events): `run` on each change, `trial` for each trial, until the run ends.
 
-The id of an event is the number of trials seen by then. A client that comes back with Last-Event-ID gets the trials
-that it missed. No connection to the database is held while nothing happens. A token is asked for again before every
-look: a stream tells nothing that a new request with its token would not be told.
+The id of an event is the number of trials sent so far. A client that reconnects with Last-Event-ID gets the trials
+that it missed. No database connection is held between polls. The token is checked again before each poll, so that a
+stream ends when its token does.
 """
 
 import time
@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from kitsune.base.base_record import canonical_json
-from server.api.runs import existing
+from server.api.runs import require_run
 from server.http.auth import GuardedRouter, caller, secret_of
 from server.http.context import Context, Here
 from server.payloads.schemas import RunId, documented, run_json
@@ -24,7 +24,7 @@ from tuner.records import Run, Trial
 from tuner.store.queries import runs, trials
 from tuner.store.queries.tokens import Scope
 
-#: Change with every heartbeat or trial, and tell a watcher nothing more.
+#: Fields that change with every heartbeat or trial; a change of only these sends no `run` event.
 _SILENT: Final = frozenset({"heartbeat_at", "lease_until", "trials"})
 _BATCH: Final = 50
 _MEDIA_TYPE: Final = "text/event-stream"
@@ -55,7 +55,7 @@ async def events(
     run_id: RunId,
     last_event_id: Annotated[str, Header(pattern="^[0-9]{1,18}$", description="id of the last event seen")] = "0",
 ) -> StreamingResponse:
-    """Watch a run until it ends, or until the token does."""
+    """Watch a run until it ends, or until the token expires or is revoked."""
     secret = secret_of(request)
     assert secret is not None
     seen = int(last_event_id)
@@ -82,15 +82,15 @@ async def _stream(here: Context, secret: str, look: tuple[Run, list[Trial]], see
                 spoke = time.monotonic()
                 yield KEEPALIVE_COMMENT
             await anyio.sleep(here.settings.events_poll_s)
-        if await here.admission.token_of(secret) is None:
+        if await here.token_cache.token_of(secret) is None:
             return
         look = await to_thread.run_sync(_look, here, run.id, run.team, seen)
 
 
 def _look(here: Context, run_id: str, team: str, seen: int) -> tuple[Run, list[Trial]]:
-    """The run as it stands and its next trials, from one moment. Raises NotFoundError."""
+    """The run and its next trials, from one snapshot. Raises NotFoundError."""
     with here.database.read() as connection:
-        run = existing(runs.get(connection, run_id, team=team), run_id)
+        run = require_run(runs.get(connection, run_id, team=team), run_id)
         return run, trials.list_of(connection, run_id, after=seen - 1, limit=_BATCH)
 
 

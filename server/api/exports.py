@@ -1,7 +1,7 @@
-"""A run in, all that is known of it as one file out: JSON, or CSV with a line for each raw sample.
+"""The route that exports a run as one file: JSON, or CSV with a line for each raw sample.
 
-A file is sent in parts, each read by itself: no connection to the database waits for a slow client. Trials never
-change once they are stored, so the parts fit.
+The file is streamed, and each part is a query of its own, so that a slow client does not hold a database connection.
+Stored trials never change, so the parts are consistent.
 """
 
 import csv
@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from kitsune.base.base_record import canonical_json
 from kitsune.plan import Interval
-from server.api.runs import existing
+from server.api.runs import require_run
 from server.http.auth import GuardedRouter, caller
 from server.http.context import Here
 from server.http.lookups import spliced
@@ -25,7 +25,7 @@ from tuner.store.database import Database
 from tuner.store.queries import plans, runs, timelines, trials
 from tuner.store.queries.tokens import Scope
 
-#: How a formula begins, also in full width.
+#: Characters that begin a formula in a spreadsheet, with their full-width forms.
 _FORMULA: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
 _CONTROL: Final = frozenset("\t\r\n")
 _BATCH: Final = 50
@@ -71,7 +71,7 @@ def export(
     """A run, its plan, the launches of a step by it, and its trials with every raw sample, as a file."""
     team = caller(request).team
     with here.database.read() as connection:
-        run = existing(runs.get(connection, run_id, team=team), run_id)
+        run = require_run(runs.get(connection, run_id, team=team), run_id)
         document = plans.get_document(connection, run.plan_id, team=team) if run.plan_id else None
         timeline = timelines.readable(connection, run.id)
     tried = _trials(here.database, run.id)
@@ -86,7 +86,7 @@ def export(
 
 
 def csv_of(tried: Iterable[Trial]) -> Iterator[str]:
-    """The lines of the file, a trial at a time."""
+    """The lines of the CSV file, one trial at a time."""
     yield _lines([_COLUMNS])
     for trial in tried:
         yield _lines(_of_trial(trial))
@@ -126,7 +126,7 @@ def _of_trial(trial: Trial) -> list[tuple[object, ...]]:
         canonical_json(dict(trial.knobs)),
         compared.verdict.value if compared else "",
         *_cells(gain),
-        *((failure.kind.value, harmless(failure.reason)) if failure else ("", "")),
+        *((failure.kind.value, escape_formula(failure.reason)) if failure else ("", "")),
     )
     arms = trial.measurement.arms if trial.measurement else ()
     return [(*head, *sample) for arm in arms for sample in _of_arm(arm)] or [(*head, *[""] * 5)]
@@ -134,17 +134,17 @@ def _of_trial(trial: Trial) -> list[tuple[object, ...]]:
 
 def _of_arm(arm: Arm) -> Iterator[tuple[object, ...]]:
     for block, step_ms in enumerate(arm.step_ms):
-        yield harmless(arm.name), canonical_json(dict(arm.knobs)), arm.peak_bytes, block, step_ms
+        yield escape_formula(arm.name), canonical_json(dict(arm.knobs)), arm.peak_bytes, block, step_ms
 
 
-def harmless(text: str) -> str:
-    """A cell that a spreadsheet takes for text: what begins so would be a formula, and the text may be anybody's."""
-    first = next((letter for letter in text if not is_unseen(letter)), "")
+def escape_formula(text: str) -> str:
+    """The text, quoted if a spreadsheet would run it as a formula (CSV injection): anybody may have written it."""
+    first = next((letter for letter in text if not is_ignored(letter)), "")
     return f"'{text}" if first in _FORMULA or text[:1] in _CONTROL else text
 
 
-def is_unseen(letter: str) -> bool:
-    """Blanks, and characters that control or format: a spreadsheet may pass over them."""
+def is_ignored(letter: str) -> bool:
+    """Whether it is white space, or a control or format character, which a spreadsheet may skip."""
     return letter.isspace() or unicodedata.category(letter) in ("Cc", "Cf")
 
 

@@ -1,4 +1,4 @@
-"""A plan's id, or a workload and a machine, in; the stored text of a plan out, with an ETag."""
+"""The routes of plans: by id, and the look-up by workload and machine. Answers have an ETag."""
 
 from typing import Any, Final
 
@@ -15,15 +15,15 @@ from server.payloads.schemas import Lookup, PlanId, PlanView, Question, document
 from tuner.store.queries import plans
 from tuner.store.queries.tokens import Scope
 
-_UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {304: {"description": "It is as If-None-Match says"}}
+_UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {304: {"description": "Unchanged: its ETag is in If-None-Match"}}
 
-router = GuardedRouter(Scope.READ, prefix="/api/v1/plans", tag="plans", is_of_lookups=True)
+router = GuardedRouter(Scope.READ, prefix="/api/v1/plans", tag="plans", is_lookup=True)
 
 
 async def find_plan(request: Request) -> Response:
-    """The best plan for a workload on a machine: measured on exactly this one, on its like, or none, with the reason.
+    """The best plan for a workload on a machine: an exact match, a compatible one, or none, with the reason.
 
-    What is not said of the machine is taken to agree. A plan that is a second old is found.
+    Properties of the machine that are left out match any plan. A new plan is found after a second at most.
     """
     found = await context_in(request).lookups.answer(request.scope["query_string"], caller(request).team)
     return _tagged(request, found.body, found.tag)
@@ -41,7 +41,7 @@ router.add_api_route(
 
 @router.get("/{plan_id}", responses={200: {"model": PlanView}, **_UNCHANGED, **documented(404)})
 def show_plan(request: Request, here: Here, plan_id: PlanId) -> Response:
-    """A plan. It never changes."""
+    """A plan by its id. Plans never change."""
     with here.database.read() as connection:
         document = plans.get_document(connection, plan_id, team=caller(request).team)
     if document is None:
@@ -50,7 +50,7 @@ def show_plan(request: Request, here: Here, plan_id: PlanId) -> Response:
 
 
 def is_known(tag: str, if_none_match: str) -> bool:
-    """Whether the client has it, by the weak comparison of RFC 9110 §13.1.2."""
+    """Whether If-None-Match holds the tag, by the weak comparison of RFC 9110 §13.1.2."""
     given = [one.strip().removeprefix("W/") for one in if_none_match.split(",")]
     return tag in given or "*" in given
 

@@ -1,9 +1,9 @@
-"""Requests to tune in, runs out: submit, list, look at, cancel, try again, write a note on.
+"""The routes of runs: submit, list, show, cancel, retry, delete and annotate.
 
-A token sees the runs of its team. Those of others are not there for it: 404, in the same words.
+A token sees the runs of its team. A run of another team is answered like one that does not exist: 404, same text.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from anyio import to_thread
 from fastapi import Depends, Header, Query, Request
@@ -11,10 +11,10 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from kitsune.errors import NotFoundError
-from server.http.auth import GuardedRouter, also, caller
+from server.http.auth import GuardedRouter, caller, requires
 from server.http.context import Context, Here
 from server.payloads.problems import API
-from server.payloads.request_bodies import JsonBody, body_of
+from server.payloads.request_checks import JsonBody, body_of
 from server.payloads.schemas import (
     Annotation,
     Key,
@@ -41,17 +41,17 @@ from tuner.terminal.views import LOST
 reading = GuardedRouter(Scope.READ, prefix="/api/v1/runs", tag="runs")
 submitting = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/runs", tag="runs")
 
+#: How the filters for a GPU and a workload match.
+_PART: Final = "any part of the name, case-insensitive"
 
-#: How the name of a GPU or a workload is given.
-_PART: Final = "a part of it, in small letters or large"
-
+_Found = TypeVar("_Found")
 Figure = Annotated[float, Field(ge=0, le=1e300, allow_inf_nan=False)]
 
 
 @submitting.post(
     "",
     responses={
-        200: {"model": RunView, "description": "It was asked for before: that run"},
+        200: {"model": RunView, "description": "Submitted before: that run"},
         201: {"model": RunView, "description": "A new run, queued"},
         **documented(404, 409, 415, 507),
     },
@@ -61,11 +61,11 @@ async def submit(
     request: Request,
     here: Here,
     body: Annotated[Submit, Depends(JsonBody(Submit))],
-    idempotency_key: Annotated[Key | None, Header(description="Repeat a submit with its key: it starts once")] = None,
+    idempotency_key: Annotated[Key | None, Header(description="Requests with the same key start one run")] = None,
 ) -> Response:
-    """Ask for a tuning run: of 25 trials, unless a budget says otherwise.
+    """Submit a tuning run: of 25 trials, unless a budget says otherwise.
 
-    Without a key, an unfinished run of the same content is taken for this one.
+    Without a key, an unfinished run of the same request is returned instead of a new one.
     """
     run, is_new = await to_thread.run_sync(_submit, here, body, caller(request), idempotency_key)
     headers = {"location": f"{API}/runs/{run.id}"}
@@ -86,24 +86,24 @@ def list_runs(
     here: Here,
     status: Annotated[
         RunStatus | Literal["lost"] | None,
-        Query(description='"lost": those of the running ones whose worker has fallen silent'),
+        Query(description='"lost": running, but the lease of the worker has expired'),
     ] = None,
     fingerprint: Annotated[Sha256 | None, Query()] = None,
-    gpu: Annotated[Word | None, Query(description=f"where it ran, or what it asks for: {_PART}")] = None,
-    workload: Annotated[Word | None, Query(description=f"the workload, or what a list calls the run: {_PART}")] = None,
+    gpu: Annotated[Word | None, Query(description=f"the GPU it ran on, or the device it asks for: {_PART}")] = None,
+    workload: Annotated[Word | None, Query(description=f"the workload, or the name of the run: {_PART}")] = None,
     verdict: Verdict | None = None,
     tag: Annotated[Tag | None, Query()] = None,
     min_gain: Annotated[Figure | None, Query()] = None,
-    min_gain_low: Annotated[Figure | None, Query(description="its 95 % interval begins there or higher")] = None,
+    min_gain_low: Annotated[Figure | None, Query(description="lower bound of the 95 % interval, at least")] = None,
     max_memory_ratio: Annotated[Figure | None, Query()] = None,
     min_trials: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
     created_after: Moment | None = None,
-    sort: Annotated[Sort, Query(description="runs without such a value come last")] = Sort.CREATED,
+    sort: Annotated[Sort, Query(description="runs without a value come last")] = Sort.CREATED,
     order: Literal["asc", "desc"] = "desc",
-    after: Annotated[str | None, Query(max_length=10_000, description='"after" of the page before')] = None,
+    after: Annotated[str | None, Query(max_length=10_000, description='"after" of the previous page')] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
-    """Runs that match every filter, a page at a time; newest first, unless another order is asked for."""
+    """Runs that match all filters, a page at a time; newest first by default."""
     with here.database.read() as connection:
         page = runs.page(
             connection,
@@ -130,10 +130,10 @@ def list_runs(
 
 @reading.get("/{run_id}", responses={200: {"model": RunView}, **documented(404)})
 def show_run(request: Request, here: Here, run_id: RunId) -> Response:
-    """How a run stands."""
+    """A run and its status."""
     with here.database.read() as connection:
         run = runs.get(connection, run_id, team=caller(request).team)
-    return answer(run_json(existing(run, run_id)))
+    return answer(run_json(require_run(run, run_id)))
 
 
 @reading.get("/{run_id}/trials", responses={200: {"model": TrialsView}, **documented(404)})
@@ -141,47 +141,45 @@ def list_trials(
     request: Request,
     here: Here,
     run_id: RunId,
-    after: Annotated[int, Query(ge=-1, lt=2**63, description="only trials of a higher number")] = -1,
+    after: Annotated[int, Query(ge=-1, lt=2**63, description="only trials with a higher number")] = -1,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> Response:
-    """What a run has tried, with every sample or the reason of the failure."""
+    """The trials of a run, with all samples or the reason of the failure."""
     with here.database.read() as connection:
-        existing(runs.get(connection, run_id, team=caller(request).team), run_id)
+        require_run(runs.get(connection, run_id, team=caller(request).team), run_id)
         tried = trials.list_of(connection, run_id, after=after, limit=limit)
     return answer({"trials": [trial.model_dump(mode="json") for trial in tried]})
 
 
 @submitting.post("/{run_id}/cancel", responses={200: {"model": RunView}, **documented(404, 507)})
 def cancel(request: Request, here: Here, run_id: RunId) -> Response:
-    """End a run. One that has ended stays as it is.
+    """Cancel a run. A run that has ended does not change.
 
-    One that has its plan already is then `finished`: what each choice gives stays unmeasured in part.
+    A run that has its plan already becomes `finished`; its ablation then stays incomplete.
     """
     with here.database.begin() as connection:
         run = runs.cancel(connection, run_id, team=caller(request).team)
-    return answer(run_json(existing(run, run_id)))
+    return answer(run_json(require_run(run, run_id)))
 
 
 @submitting.post(
     "/{run_id}/retry",
     responses={
-        200: {"model": RunView, "description": "It is being tried again already: that run"},
+        200: {"model": RunView, "description": "Its retry has not ended yet: that run"},
         201: {"model": RunView, "description": "A new run, queued"},
         **documented(404, 409, 507),
     },
 )
 def retry(request: Request, here: Here, run_id: RunId) -> Response:
-    """Ask again for what a run that has ended asked for.
+    """Submit the request of a run that has ended once more.
 
-    409 for a run that has not ended, and for one of a live model or of a file, which only the machine where it was
-    started has.
+    409 for a run that has not ended, and for one of a live model or of a file, which exists only on the machine where
+    it was started.
     """
     with here.database.begin() as connection:
         token, quota = caller(request), here.settings.quota
         made = submits.retry(connection, run_id, owner=token.id, team=token.team, quota=quota)
-    if made is None:
-        raise no_run(run_id)
-    run, is_new = made
+    run, is_new = require_run(made, run_id)
     return answer(run_json(run), 201 if is_new else 200, {"location": f"{API}/runs/{run.id}"})
 
 
@@ -194,25 +192,25 @@ def delete(
 ) -> Response:
     """Delete a run that has ended, with its trials and links, and its archive if no other run of the team has it.
 
-    Its plan stays, and look-ups go on giving it, unless its end is asked for.
+    Its plan stays, and look-ups still find it, unless `plan` is true.
     """
     with here.database.begin() as connection:
         run = retention.delete_run(connection, run_id, team=caller(request).team, with_plan=with_plan)
-    return answer({"id": existing(run, run_id).id})
+    return answer({"id": require_run(run, run_id).id})
 
 
 @submitting.patch(
     "/{run_id}",
-    dependencies=[also(Scope.READ)],
+    dependencies=[requires(Scope.READ)],
     responses={200: {"model": RunView}, **documented(404, 415, 507)},
     openapi_extra=body_of(Annotation),
 )
 async def annotate(
     request: Request, here: Here, run_id: RunId, body: Annotated[Annotation, Depends(JsonBody(Annotation))]
 ) -> Response:
-    """Set the tags or the note of a run. What the body does not name stays as it is."""
+    """Set the tags or the note of a run. Fields that the body leaves out do not change."""
     run = await to_thread.run_sync(_annotate, here, run_id, caller(request).team, body)
-    return answer(run_json(existing(run, run_id)))
+    return answer(run_json(require_run(run, run_id)))
 
 
 def _annotate(here: Context, run_id: str, team: str, body: Annotation) -> Run | None:
@@ -220,12 +218,8 @@ def _annotate(here: Context, run_id: str, team: str, body: Annotation) -> Run | 
         return runs.annotate(connection, run_id, team=team, tags=body.tags, note=body.note)
 
 
-def existing(run: Run | None, run_id: str) -> Run:
-    """Raises NotFoundError."""
-    if run is None:
-        raise no_run(run_id)
-    return run
-
-
-def no_run(run_id: str) -> NotFoundError:
-    return NotFoundError(f"there is no run {run_id!r}; GET {API}/runs lists them")
+def require_run(found: _Found | None, run_id: str, *, hint: str = f"GET {API}/runs lists them") -> _Found:
+    """`found`, the result of a query about a run. Raises NotFoundError if it is None: there is no such run."""
+    if found is None:
+        raise NotFoundError(f"there is no run {run_id!r}; {hint}")
+    return found

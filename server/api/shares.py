@@ -1,19 +1,19 @@
-"""A run in, a link that shows it without a token out; and the end of its links."""
+"""The routes that create and revoke share links, which show a run without a token."""
 
 from typing import Annotated, Final
 
 from fastapi import Query, Request
 from fastapi.responses import Response
 
-from server.api.runs import existing, no_run
-from server.http.auth import GuardedRouter, also, caller
+from server.api.runs import require_run
+from server.http.auth import GuardedRouter, caller, requires
 from server.http.context import Here
 from server.payloads.schemas import RunId, SharesEnded, ShareView, answer, documented
 from server.tokens import expiry
 from tuner.store.queries import runs, shares
 from tuner.store.queries.tokens import Scope
 
-#: Where the page of a link is, before its secret.
+#: Path of the page of a link, followed by its secret.
 SHARED: Final = "/shared"
 
 router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/runs", tag="runs")
@@ -22,7 +22,7 @@ router = GuardedRouter(Scope.SUBMIT, prefix="/api/v1/runs", tag="runs")
 @router.post(
     "/{run_id}/share",
     status_code=201,
-    dependencies=[also(Scope.READ)],  # what may not be seen may not be shown
+    dependencies=[requires(Scope.READ)],  # sharing discloses the run, so it needs the right to read it
     responses={201: {"model": ShareView, "description": "A new link; it is not shown again"}, **documented(404, 507)},
 )
 def share(
@@ -30,25 +30,23 @@ def share(
     here: Here,
     run_id: RunId,
     expires: Annotated[
-        str | None, Query(max_length=40, description='"12h", "30d"; for good without', examples=["30d"])
+        str | None, Query(max_length=40, description='"12h", "30d"; without: never', examples=["30d"])
     ] = None,
 ) -> Response:
-    """A link that shows this run, and nothing else, to whoever has it. It is told once; only its SHA-256 is kept."""
+    """Create a link that shows this run, and nothing else. It is returned once; only its SHA-256 is stored."""
     until = expiry(expires, "expires")
     with here.database.begin() as connection:
         made = shares.create(connection, run_id, team=caller(request).team, expires_at=until)
-    if made is None:
-        raise no_run(run_id)
-    link, secret = made
+    link, secret = require_run(made, run_id)
     path = f"{SHARED}/{secret}"
     return answer({"path": path, **link.model_dump(mode="json", include=set(ShareView.model_fields) - {"path"})}, 201)
 
 
 @router.delete("/{run_id}/share", responses={200: {"model": SharesEnded}, **documented(404, 507)})
 def unshare(request: Request, here: Here, run_id: RunId) -> Response:
-    """Make every link to this run worthless, at once."""
+    """Revoke all links to this run, with immediate effect."""
     team = caller(request).team
     with here.database.begin() as connection:
-        existing(runs.get(connection, run_id, team=team), run_id)
+        require_run(runs.get(connection, run_id, team=team), run_id)
         ended = shares.end(connection, run_id, team=team)
     return answer({"ended": ended})

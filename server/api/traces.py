@@ -1,4 +1,4 @@
-"""A run in; the launches of a step by its plan out, as a trace that Perfetto opens, or the reason why there is none."""
+"""The route that returns the launches of a step by the plan of a run, as a trace file for Perfetto."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from kitsune.knobs import KNOBS
 from kitsune.launches.planning.trace_export import trace_of
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
-from server.api.runs import existing
+from server.api.runs import require_run
 from server.http.auth import GuardedRouter, caller
 from server.http.context import Here
 from server.payloads.schemas import RunId, documented
@@ -54,10 +54,10 @@ class Trace(Record):
 def trace(request: Request, here: Here, run_id: RunId) -> Response:
     """The launches of a step by the plan of the run, stream by stream, as a file for https://ui.perfetto.dev."""
     with here.database.read() as connection:
-        run = existing(runs.get(connection, run_id, team=caller(request).team), run_id)
+        run = require_run(runs.get(connection, run_id, team=caller(request).team), run_id)
         timeline = timelines.get(connection, run.id)
         if timeline is None:
-            raise NotFoundError(f"run {run.id} has no timeline: {_why_none(connection, run)}")
+            raise NotFoundError(f"run {run.id} has no timeline: {_reason_of(connection, run)}")
     return as_file(run, timeline)
 
 
@@ -66,12 +66,12 @@ def as_file(run: Run, timeline: Timeline) -> Response:
     return Response(json.dumps(trace_of(timeline)), headers=name, media_type="application/json")
 
 
-def why_none(run: Run, tried: Sequence[Trial], plan: Plan | None) -> str:
-    """Why nothing is known of launches on streams, as the end of a sentence."""
+def why_no_timeline(run: Run, tried: Sequence[Trial], plan: Plan | None) -> str:
+    """Why there is no timeline of launches on streams, as the end of a sentence."""
     if plan is None:
         return "it has no plan" if run.status.is_finished else "it has no plan yet"
     if plan.choice(_STREAMS.name) != _STREAMS.default:
-        return "how its launches were planned was not kept, as by Kitsune before it could"
+        return "its schedule was not kept: the run is of an older version of Kitsune"
     on_several = [trial for trial in tried if trial.source.is_search and _is_on_several(trial)]
     if on_several:
         return f"one stream was best; {len(on_several)} of the trials had several"
@@ -84,9 +84,9 @@ def _is_on_several(trial: Trial) -> bool:
     return trial.knobs.get(_STREAMS.name, _STREAMS.default) != _STREAMS.default
 
 
-def _why_none(connection: Connection, run: Run) -> str:
+def _reason_of(connection: Connection, run: Run) -> str:
     try:
         plan = plans.get(connection, run.plan_id, team=run.team) if run.plan_id else None
     except PlanError:
         return "its plan cannot be read"
-    return why_none(run, trials.list_of(connection, run.id), plan)
+    return why_no_timeline(run, trials.list_of(connection, run.id), plan)

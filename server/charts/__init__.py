@@ -1,5 +1,5 @@
-"""Plain records in, drawings out: SVG text that a page holds as it is, without JavaScript and without style attributes.
+"""Charts as inline SVG, without JavaScript and style attributes, drawn from plain records.
 
-A chart is a <div class="chart"> with two drawings, one for wide and one for narrow places; static/charts.css shows the
-one that fits, and gives the colours.
+A chart is a <div class="chart"> with two drawings, one for wide and one for narrow screens; static/charts.css shows the
+one that fits, and sets the colours.
 """

@@ -1,4 +1,4 @@
-"""Moments of a step and the memory in use then in, a curve below its timeline out, on the same scale of time."""
+"""The chart of the memory in use during a step, on the time axis of the timeline above it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,26 +22,26 @@ UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """From this moment on so much is in use."""
+    """The memory in use from this moment on."""
 
     at_us: float
     used_bytes: int
 
 
 def in_use(moments: Sequence[Used]) -> Markup:
-    """The last one is the end of the step. Raises ChartError for numbers that have no place, and if time goes back."""
+    """The chart. The last moment is the end of the step. Raises ChartError for out-of-range or unsorted values."""
     if not moments:
         return empty(TITLE, "No launches of this step were recorded.")
     before_us = moments[0].at_us
     for each in moments:
         finite(each.used_bytes, "the memory in use")
         if finite(each.at_us, "a moment of the step") < before_us:
-            raise ChartError("the memory in use", f"is told of {each.at_us:g} µs after {before_us:g} µs")
+            raise ChartError("the memory in use", f"goes back in time from {before_us:g} to {each.at_us:g} µs")
         before_us = each.at_us
-    return responsive(partial(drawn, moments))
+    return responsive(partial(draw, moments))
 
 
-def drawn(moments: Sequence[Used], width: int) -> Markup:
+def draw(moments: Sequence[Used], width: int) -> Markup:
     size, unit = unit_of(max(each.used_bytes for each in moments))
     bottom = axes.HEAD_PX + HEIGHT_PX
     x = Scale(*span(each.at_us for each in moments), *plot_ends(width))
@@ -50,13 +50,15 @@ def drawn(moments: Sequence[Used], width: int) -> Markup:
     along = axes.along_bottom(x, axes.HEAD_PX, bottom, axes.ticks_along(x), "µs", width)
     places = [(x.place(each.at_us), y.place(each.used_bytes / size)) for each in moments]
     outline = [(places[0][0], bottom), *steps(seen(places)), (places[-1][0], bottom)]
-    told = in_words(moments)
-    note, height = remark(told, bottom + axes.BELOW_PX, width)
-    return picture(TITLE, told, width, height, along, up, mark(told, path(outline, "used", is_closed=True)), note)
+    description = description_of(moments)
+    note, height = remark(description, bottom + axes.BELOW_PX, width)
+    return picture(
+        TITLE, description, width, height, along, up, mark(description, path(outline, "used", is_closed=True)), note
+    )
 
 
 def upwards(x: Scale, y: Scale, title: str, width: int) -> Markup:
-    """Words beside the lines; on a narrow drawing, whose time begins at its edge, above them."""
+    """The vertical axis. Tick labels are beside the grid lines, or above them on a narrow drawing without margin."""
     ticks = axes.ticks_up(y)
     if width >= WIDE_PX:
         return axes.along_left(y, x.start_px, x.end_px, ticks, title)
@@ -69,7 +71,7 @@ def upwards(x: Scale, y: Scale, title: str, width: int) -> Markup:
 
 
 def seen(places: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """Of what lies within one pixel the highest, so that no peak is lost; and the last."""
+    """The highest point of each pixel column, so that no peak is lost, and the last point."""
     highest = places[0]
     for place in places[1:]:
         if int(place[0]) != int(highest[0]):
@@ -83,7 +85,7 @@ def seen(places: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]
 
 
 def steps(places: Iterator[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """What is in use stays so until the next moment."""
+    """Corners of a step curve: a value holds until the next moment."""
     last: float | None = None
     for x, y in places:
         if last is not None:
@@ -101,6 +103,6 @@ def amount(used_bytes: int) -> str:
     return f"{used_bytes / size:,.{0 if size == 1 else 1}f}\N{NO-BREAK SPACE}{unit}"
 
 
-def in_words(moments: Sequence[Used]) -> str:
+def description_of(moments: Sequence[Used]) -> str:
     most = max(moments, key=lambda each: each.used_bytes)
     return f"At most {amount(most.used_bytes)} are in use, from {microseconds(most.at_us)} µs on."

@@ -1,4 +1,4 @@
-"""Configurations in, time against memory out: those that nothing beats in both are joined by a line."""
+"""The chart of step time against peak memory, with the Pareto front as a line."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ TITLE: Final = "Step time against peak memory; less is better in both"
 MIB: Final = 2**20
 EDGE_PX: Final = 12.0
 NAMED_ON_THE_FRONT: Final = 6
-#: What a point is -> its shape, its size and what it means.
+#: Role of a point -> shape, size in px, meaning in the legend.
 ROLES: Final = {
     "chosen": ("star", 7.0, "the plan"),
     "baseline": ("square", 6.0, "as given"),
@@ -31,7 +31,7 @@ ROLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A configuration. `href` leads to it, or is empty; `name`, or else the label, stands beside its mark."""
+    """A configuration. `href`: a link to it, or empty. `name`, or else `label`, is written beside its mark."""
 
     label: str
     step_ms: float
@@ -47,18 +47,18 @@ class Point:
 
 
 def pareto(points: Sequence[Point]) -> Markup:
-    """Raises ChartError for numbers that have no place."""
+    """The chart. Raises ChartError for numbers out of range."""
     if not points:
         return empty(TITLE, "No configuration was measured yet.")
     for point in points:
         finite(point.step_ms, f"the step time of {point.label!r}")
         finite(point.peak_bytes, f"the peak memory of {point.label!r}")
     ahead = front(points)
-    return responsive(partial(drawn, points, ahead, roles_of(points, set(ahead))))
+    return responsive(partial(draw, points, ahead, roles_of(points, set(ahead))))
 
 
 def front(points: Sequence[Point]) -> list[int]:
-    """Those that no other point beats: as good in both and better in one. By time, the quickest first."""
+    """Indices of the points that no other one dominates (as good in both and better in one), the fastest first."""
     order = sorted(range(len(points)), key=lambda index: (points[index].step_ms, points[index].peak_bytes))
     found: list[int] = []
     for index in order:
@@ -77,25 +77,25 @@ def roles_of(points: Sequence[Point], ahead: Collection[int]) -> list[str]:
     return found
 
 
-def drawn(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], width: int) -> Markup:
+def draw(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], width: int) -> Markup:
     plot = plot_of(points, width)
     places = [plot.place(point.step_ms, point.peak_bytes / MIB) for point in points]
     few = thinned(places, kept=[index for index, role in enumerate(roles) if role != "behind"])
-    # What matters is drawn last, on top.
+    # The more important roles are drawn last, on top.
     order = sorted(few.drawn, key=lambda index: list(ROLES).index(roles[index]), reverse=True)
     x_ticks = axes.ticks_along(plot.x)
     corners = stairs([places[index] for index in ahead], plot)
     key, below = legend(entries(set(roles)), plot.y.start_px + axes.BELOW_PX, width)
-    note, height = remark(few.told("configurations"), below, width)
+    note, height = remark(few.note("configurations"), below, width)
     return picture(
         TITLE,
-        in_words(points, ahead, roles, few),
+        description_of(points, ahead, roles, few),
         width,
         height,
         axes.along_bottom(plot.x, plot.y.end_px, plot.y.start_px, x_ticks, "ms per step", width),
         axes.along_left(plot.y, plot.x.start_px, plot.x.end_px, axes.ticks_up(plot.y), "peak memory, MiB"),
         path(corners, "best"),
-        *(drawn_point(points[index], places[index], roles[index]) for index in order),
+        *(draw_point(points[index], places[index], roles[index]) for index in order),
         labels(named(points, ahead, places), [places[index] for index in order], corners, bounds(plot)),
         key,
         note,
@@ -104,7 +104,7 @@ def drawn(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], w
 
 
 def plot_of(points: Sequence[Point], width: int) -> Plot:
-    """The memory decides how much room its words need at the left, and so where the times begin."""
+    """The left margin depends on the width of the memory labels."""
     bottom = axes.HEAD_PX + (300.0 if width >= WIDE_PX else 240.0)
     up = fitting((point.peak_bytes / MIB for point in points), bottom, axes.HEAD_PX)
     return Plot(fitting((point.step_ms for point in points), axes.left_of(axes.ticks_up(up)), width - EDGE_PX), up)
@@ -115,24 +115,24 @@ def bounds(plot: Plot) -> tuple[float, float, float, float]:
 
 
 def stairs(front_px: Sequence[tuple[float, float]], plot: Plot) -> list[tuple[float, float]]:
-    """Along the front: between two of its points the memory of the quicker one is the least for that time."""
+    """Corners of the front: between two of its points, the faster one has the least memory for that time."""
     corners = [(front_px[0][0], plot.y.end_px)]
     for (x, y), (after_x, _) in zip(front_px, [*front_px[1:], (plot.x.end_px, 0.0)], strict=True):
         corners += [(x, y), (after_x, y)]
     return corners
 
 
-def drawn_point(point: Point, place: tuple[float, float], what: str) -> Markup:
+def draw_point(point: Point, place: tuple[float, float], what: str) -> Markup:
     name, radius_px, _ = ROLES[what]
-    return mark(told(point, what), shape(name, *place, what, radius_px), href=point.href)
+    return mark(tooltip_of(point, what), shape(name, *place, what, radius_px), href=point.href)
 
 
-def told(point: Point, what: str) -> str:
+def tooltip_of(point: Point, what: str) -> str:
     return f"{point.label}: {point.figures} ({ROLES[what][2]})"
 
 
 def named(points: Sequence[Point], ahead: Sequence[int], places: Sequence[tuple[float, float]]) -> Iterator[Label]:
-    """The plan and the baseline, then as many of the front as can be read."""
+    """Labels for the plan and the baseline, then for the first points of the front."""
     ends = [index for index, point in enumerate(points) if point.is_chosen or point.is_baseline]
     for index in [*ends, *(index for index in ahead[:NAMED_ON_THE_FRONT] if index not in ends)]:
         yield Label(points[index].name or points[index].label, *places[index])
@@ -141,20 +141,20 @@ def named(points: Sequence[Point], ahead: Sequence[int], places: Sequence[tuple[
 def entries(roles: set[str]) -> Iterator[Entry]:
     for what, (name, _, meaning) in ROLES.items():
         if what in roles:
-            yield partial(sign, name, what), meaning
+            yield partial(symbol, name, what), meaning
     yield (
         lambda x, y: path([(x - 8, y - 4), (x, y - 4), (x, y + 4), (x + 8, y + 4)], "best"),
         "the least memory for a time",
     )
 
 
-def sign(name: str, css: str, x: float, y: float) -> Markup:
+def symbol(name: str, css: str, x: float, y: float) -> Markup:
     return shape(name, x, y, css)
 
 
-def in_words(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], few: Thinned) -> str:
-    """The front first."""
+def description_of(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], few: Thinned) -> str:
+    """The chart as text; points of the front come first."""
     found = set(ahead)
     order = [*ahead, *(index for index in range(len(points)) if index not in found)]
-    sentences = figures.listed([told(points[index], roles[index]) for index in order])
-    return figures.joined(f"{words.count(len(points), 'configuration')}.", sentences, few.told("configurations"))
+    sentences = figures.listed([tooltip_of(points[index], roles[index]) for index in order])
+    return figures.joined(f"{words.count(len(points), 'configuration')}.", sentences, few.note("configurations"))

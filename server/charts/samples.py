@@ -1,6 +1,6 @@
-"""The blocks of each arm in, a row an arm out: every block a dot, the first at the top of its row, the last below all.
+"""The chart of all measured blocks: a row for each arm, a dot for each block, the first block at the top of its row.
 
-So noise shows as a cloud, and what drifts while it is measured as a slope.
+Noise shows as a cloud, and drift during the measurement as a slope.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ NO_BLOCKS: Final = "no blocks"
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """An arm, and what a step took in each of its blocks, in the order in which they were measured."""
+    """An arm, and the time of a step in each of its blocks, in the order of measurement."""
 
     label: str
     values_ms: Sequence[float]
@@ -34,7 +34,7 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Quartiles:
-    """Of one arm. By linear interpolation between the values (method 7 of Hyndman & Fan 1996)."""
+    """Quartiles of an arm, by linear interpolation (method 7 of Hyndman & Fan 1996)."""
 
     low_ms: float
     median_ms: float
@@ -42,17 +42,17 @@ class Quartiles:
 
 
 def samples(strips: Sequence[Strip]) -> Markup:
-    """Raises ChartError for numbers that have no place."""
+    """The chart. Raises ChartError for numbers out of range."""
     if not any(strip.values_ms for strip in strips):
         return empty(TITLE, "No block was measured yet.")
     for strip in strips:
         for value in strip.values_ms:
             finite(value, f"a block of {strip.label!r}")
-    return responsive(partial(drawn, strips))
+    return responsive(partial(draw, strips))
 
 
 def quartiles(values_ms: Sequence[float]) -> Quartiles | None:
-    """None of nothing."""
+    """None without values."""
     if not values_ms:
         return None
     if len(values_ms) == 1:
@@ -60,7 +60,7 @@ def quartiles(values_ms: Sequence[float]) -> Quartiles | None:
     return Quartiles(*quantiles(values_ms, n=4, method="inclusive"))
 
 
-def drawn(strips: Sequence[Strip], width: int) -> Markup:
+def draw(strips: Sequence[Strip], width: int) -> Markup:
     rows = rows_of(width, [""] * len(strips))
     scale = linear((value for strip in strips for value in strip.values_ms), rows.left, rows.right)
     found = [quartiles(strip.values_ms) for strip in strips]
@@ -68,10 +68,10 @@ def drawn(strips: Sequence[Strip], width: int) -> Markup:
     few = thinned([place for _, place in places])
     ticks = axes.ticks_along(scale)
     key, below = legend(ENTRIES, rows.bottom + axes.BELOW_PX, width)
-    note, height = remark(few.told("blocks"), below, width)
+    note, height = remark(few.note("blocks"), below, width)
     return picture(
         TITLE,
-        in_words(strips, found, few),
+        description_of(strips, found, few),
         width,
         height,
         axes.along_bottom(scale, 0, rows.bottom, ticks, "ms per step", width),
@@ -84,24 +84,24 @@ def drawn(strips: Sequence[Strip], width: int) -> Markup:
 
 
 def dots(strips: Sequence[Strip], rows: Rows, scale: Scale) -> list[tuple[str, tuple[float, float]]]:
-    """What each block is, and where: across by its time, down by its turn."""
+    """The text and the place of each block: x by its time, y by its order."""
     found = []
     for row, strip in enumerate(strips):
         top, room = rows.band(row) + DOT_PX, BAND_PX - 2 * DOT_PX
         for turn, value in enumerate(strip.values_ms):
             down = turn / (len(strip.values_ms) - 1) if len(strip.values_ms) > 1 else 0.5
-            told = f"{strip.label}, block {turn + 1}: {words.ms(value)}"
-            found.append((told, (scale.place(value), top + down * room)))
+            tooltip = f"{strip.label}, block {turn + 1}: {words.ms(value)}"
+            found.append((tooltip, (scale.place(value), top + down * room)))
     return found
 
 
 def row_of(strip: Strip, found: Quartiles | None, row: int, rows: Rows, scale: Scale) -> Markup:
-    """The words, and the middle half of the blocks as a box behind the dots."""
+    """The labels of a row, and the interquartile range as a box behind the dots."""
     if found is None:
-        return mark(told(strip, found), rows.words(row, strip.label, NO_BLOCKS))
+        return mark(tooltip_of(strip, found), rows.words(row, strip.label, NO_BLOCKS))
     low, high = scale.place(found.low_ms), scale.place(found.high_ms)
     box = rect(low, rows.band(row), max(high - low, 1.0), BAND_PX, "quartiles")
-    return mark(told(strip, found), rows.words(row, strip.label, words.ms(found.median_ms)), box)
+    return mark(tooltip_of(strip, found), rows.words(row, strip.label, words.ms(found.median_ms)), box)
 
 
 def middle(found: Quartiles | None, row: int, rows: Rows, scale: Scale) -> Markup:
@@ -111,7 +111,7 @@ def middle(found: Quartiles | None, row: int, rows: Rows, scale: Scale) -> Marku
     return line(x, top - 3, x, top + BAND_PX + 3, "median")
 
 
-def told(strip: Strip, found: Quartiles | None) -> str:
+def tooltip_of(strip: Strip, found: Quartiles | None) -> str:
     if found is None:
         return f"{strip.label}: {NO_BLOCKS}"
     return (
@@ -121,8 +121,10 @@ def told(strip: Strip, found: Quartiles | None) -> str:
     )
 
 
-def in_words(strips: Sequence[Strip], found: Sequence[Quartiles | None], few: Thinned) -> str:
-    return figures.joined(figures.listed([told(*each) for each in zip(strips, found, strict=True)]), few.told("blocks"))
+def description_of(strips: Sequence[Strip], found: Sequence[Quartiles | None], few: Thinned) -> str:
+    return figures.joined(
+        figures.listed([tooltip_of(*each) for each in zip(strips, found, strict=True)]), few.note("blocks")
+    )
 
 
 ENTRIES: Final = (

@@ -1,4 +1,4 @@
-"""Speedups along something in, the plot that they are drawn on out: all whiskers are within, and so is 1, no gain."""
+"""The plot area of charts with speedups on the vertical axis. Its range includes all whiskers and 1, no gain."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
@@ -17,7 +17,7 @@ EDGE_PX: Final = 12.0
 
 
 class Bounded(Protocol):
-    """What has an interval, or none."""
+    """Anything with an interval, or without one."""
 
     @property
     def low(self) -> float | None: ...
@@ -26,14 +26,14 @@ class Bounded(Protocol):
 
 
 def plot_of(along: Iterable[float], speedups: Iterable[float | None], width: int, height_px: float) -> Plot:
-    """The speedups decide how much room their words need at the left, and so where the plot begins."""
+    """The left margin depends on the width of the speedup labels."""
     known = [NO_GAIN, *(each for each in speedups if each is not None)]
     up = fitting(known, axes.HEAD_PX + height_px, axes.HEAD_PX)
     return Plot(linear(along, axes.left_of(axes.ticks_up(up, TIMES)), width - EDGE_PX), up)
 
 
 def ground(plot: Plot, ticks: Sequence[Tick], titles: tuple[str, str], bottom: float, width: int) -> Markup:
-    """Both axes, and a line where nothing is gained. `bottom` is where the words below begin."""
+    """Both axes, and a reference line at no gain. `bottom`: where the labels below the plot begin."""
     left, right, level = plot.x.start_px, plot.x.end_px, plot.y.place(NO_GAIN)
     return together(
         (
@@ -54,10 +54,10 @@ def has_whisker(bounded: Bounded) -> bool:
     return bounded.low is not None and bounded.high is not None
 
 
-def sign_of_whisker(x: float, y: float) -> Markup:
-    """For a legend."""
+def symbol_of_whisker(x: float, y: float) -> Markup:
+    """The whisker of a legend."""
     return whisker_along_y(y - 7, y + 7, x)
 
 
-def sign_of_no_gain(x: float, y: float) -> Markup:
+def symbol_of_no_gain(x: float, y: float) -> Markup:
     return line(x - 8, y, x + 8, y, "reference")

@@ -1,4 +1,4 @@
-"""Launches of a step on streams in, a lane a stream out: what runs beside what, and where a stream waits."""
+"""The chart of the launches of a step: a lane for each stream, so that overlap and waits are visible."""
 
 import string
 from collections import defaultdict
@@ -23,16 +23,16 @@ TOP_PX: Final = 4.0
 EDGE_PX: Final = 8.0
 LANE_WORDS_PX: Final = 156.0
 ABOVE_PX: Final = 18.0
-VISIBLE_PX: Final = 1.0  # what is narrower is joined with its neighbours
+VISIBLE_PX: Final = 1.0  # narrower boxes are merged with their neighbours
 LETTER_PX: Final = 12.0
-RIMMED_PX: Final = 4.0  # from here on a box has a rim; on a narrower one the rim would hide it
-KINDS: Final = 6  # names with a colour and a letter of their own
+RIMMED_PX: Final = 4.0  # narrower boxes have no border: it would cover them
+KINDS: Final = 6  # kernel names with their own colour and letter
 NAMED_AT_MOST: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A launch on a stream, from its beginning to its end."""
+    """A launch on a stream."""
 
     stream: int
     start_us: float
@@ -42,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What is drawn as one: a launch, or several neighbours that are too narrow to be seen alone."""
+    """A rectangle: one launch, or several neighbours that are too narrow to be visible alone."""
 
     spans: tuple[Span, ...]
 
@@ -55,7 +55,7 @@ class Box:
         return max(span.end_us for span in self.spans)
 
     @property
-    def told(self) -> str:
+    def tooltip(self) -> str:
         lasts = f"{figures.microseconds(self.start_us)} to {figures.microseconds(self.end_us)} µs"
         if len(self.spans) == 1:
             return f"{self.spans[0].name}, stream {self.spans[0].stream}: {lasts}"
@@ -66,12 +66,12 @@ class Box:
 
 
 def timeline(spans: Sequence[Span]) -> Markup:
-    """Raises ChartError for numbers that have no place, and for a launch that ends before it begins."""
+    """The chart. Raises ChartError for numbers out of range, and for a launch that ends before it begins."""
     if not spans:
         return empty(TITLE, "No launches of this step were recorded.")
     for each in spans:
         check(each)
-    return responsive(partial(drawn, by_stream(spans), key_of(spans)))
+    return responsive(partial(draw, by_stream(spans), key_of(spans)))
 
 
 def check(each: Span) -> None:
@@ -89,7 +89,7 @@ def by_stream(spans: Iterable[Span]) -> dict[int, list[Span]]:
 
 
 def key_of(spans: Iterable[Span]) -> dict[str, float]:
-    """The names that take the most time, with their share of all that runs."""
+    """The names that take the most time, with their share of the total time of all launches."""
     took: dict[str, float] = defaultdict(float)
     for each in spans:
         took[each.name] += each.end_us - each.start_us
@@ -97,7 +97,7 @@ def key_of(spans: Iterable[Span]) -> dict[str, float]:
     return {name: took[name] / whole for name in sorted(took, key=lambda name: (-took[name], name))[:KINDS]}
 
 
-def drawn(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float], width: int) -> Markup:
+def draw(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float], width: int) -> Markup:
     is_wide = width >= WIDE_PX
     ends = [end for spans in lanes.values() for each in spans for end in (each.start_us, each.end_us)]
     scale = Scale(*span(ends), *plot_ends(width))
@@ -106,29 +106,29 @@ def drawn(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float], width: 
     tops = {stream: TOP_PX + pitch * row + (0 if is_wide else ABOVE_PX) for row, stream in enumerate(lanes)}
     boxes = {stream: boxes_of(spans, scale) for stream, spans in lanes.items()}
     ticks = axes.ticks_along(scale)
-    signs, below = legend(entries(key, boxes), bottom + axes.BELOW_PX, width)
-    joined = told_joined(lanes, boxes)
+    symbols, below = legend(entries(key, boxes), bottom + axes.BELOW_PX, width)
+    joined = merged_note(lanes, boxes)
     note, height = remark(joined, below, width)
     return picture(
         TITLE,
-        figures.joined(in_words(lanes, key), joined),
+        figures.joined(description_of(lanes, key), joined),
         width,
         height,
         axes.along_bottom(scale, 0, bottom, ticks, "µs", width),
         *(lane(stream, spans, tops[stream], scale, is_wide) for stream, spans in lanes.items()),
-        *(drawn_box(box, tops[stream], scale, key) for stream, found in boxes.items() for box in found),
-        signs,
+        *(draw_box(box, tops[stream], scale, key) for stream, found in boxes.items() for box in found),
+        symbols,
         note,
     )
 
 
 def plot_ends(width: int) -> tuple[float, float]:
-    """From where to where time goes, in whatever is drawn below this."""
+    """Start and end of the time axis in px; the memory chart below uses the same."""
     return (LANE_WORDS_PX if width >= WIDE_PX else EDGE_PX), width - EDGE_PX
 
 
 def boxes_of(spans: Sequence[Span], scale: Scale) -> list[Box]:
-    """Neighbours that are both too narrow to be seen, with too little between them to be seen, become one."""
+    """Merges neighbours that are too narrow to be visible, with an invisible gap between them."""
     found: list[list[Span]] = []
     for each in spans:
         if found and is_tiny(each, scale) and all(map(partial(is_tiny, scale=scale), found[-1][-1:])):
@@ -152,7 +152,7 @@ def lane(stream: int, spans: Sequence[Span], top: float, scale: Scale, is_wide: 
 
 
 def busy_us(spans: Sequence[Span]) -> float:
-    """How long anything runs; what overlaps counts once."""
+    """The time in which anything runs; overlaps count once."""
     busy, reached = 0.0, spans[0].start_us
     for each in spans:
         busy += max(0.0, each.end_us - max(reached, each.start_us))
@@ -161,22 +161,22 @@ def busy_us(spans: Sequence[Span]) -> float:
 
 
 def kind_of(box: Box, key: Mapping[str, float]) -> int | None:
-    """Which of the named ones it is, if it is one of them alone."""
+    """The index of its name in the legend, if all launches of the box have that name."""
     names = {each.name for each in box.spans}
     return list(key).index(box.spans[0].name) if len(names) == 1 and names <= key.keys() else None
 
 
-def drawn_box(box: Box, top: float, scale: Scale, key: Mapping[str, float]) -> Markup:
+def draw_box(box: Box, top: float, scale: Scale, key: Mapping[str, float]) -> Markup:
     kind = kind_of(box, key)
     left = scale.place(box.start_us)
     width = max(scale.place(box.end_us) - left, VISIBLE_PX / 2)
     css = "other" if kind is None else f"series-{kind + 1}"
     ground = rect(left, top, width, LANE_PX, css if width >= RIMMED_PX else f"{css} rimless")
-    return mark(box.told, ground, *inside(box, kind, left + width / 2, top + LANE_PX / 2 + 4, width))
+    return mark(box.tooltip, ground, *inside(box, kind, left + width / 2, top + LANE_PX / 2 + 4, width))
 
 
 def inside(box: Box, kind: int | None, middle: float, base: float, room_px: float) -> Iterator[Markup]:
-    """The whole name where it has room, else the letter of its kind where that has."""
+    """The name if it fits, else the letter of its kind if that fits."""
     name = box.spans[0].name if len(box.spans) == 1 else ""
     if name and width_px(name) + 4 <= room_px:
         yield text(middle, base, name, "inside", "middle")
@@ -186,30 +186,30 @@ def inside(box: Box, kind: int | None, middle: float, base: float, room_px: floa
 
 def entries(key: Mapping[str, float], boxes: Mapping[int, Sequence[Box]]) -> Iterator[Entry]:
     for index, (name, share) in enumerate(key.items()):
-        yield partial(sign, index), f"{name}, {words.percent(share)}"
+        yield partial(symbol, index), f"{name}, {words.percent(share)}"
     if any(kind_of(box, key) is None for found in boxes.values() for box in found):
         yield lambda x, y: rect(x - 8, y - 8, 16, 16, "other"), "others, or several together"
 
 
-def sign(kind: int, x: float, y: float) -> Markup:
+def symbol(kind: int, x: float, y: float) -> Markup:
     letter = text(x, y + 4, string.ascii_uppercase[kind], "inside", "middle")
     return mark(string.ascii_uppercase[kind], rect(x - 8, y - 8, 16, 16, f"series-{kind + 1}"), letter)
 
 
-def told_joined(lanes: Mapping[int, Sequence[Span]], boxes: Mapping[int, Sequence[Box]]) -> str:
+def merged_note(lanes: Mapping[int, Sequence[Span]], boxes: Mapping[int, Sequence[Box]]) -> str:
     launches, drawn_as = sum(map(len, lanes.values())), sum(map(len, boxes.values()))
     if launches == drawn_as:
         return ""
     return f"{launches:,} launches in {drawn_as:,} boxes: neighbours too short to be seen are drawn as one."
 
 
-def in_words(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float]) -> str:
+def description_of(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float]) -> str:
     ends = [end for spans in lanes.values() for each in spans for end in (each.start_us, each.end_us)]
     whole = max(ends) - min(ends)
-    told = [
+    by_lane = [
         f"stream {stream}: {words.count(len(spans), 'launch', 'launches')}, "
         f"busy for {figures.microseconds(busy_us(spans))} of {figures.microseconds(whole)} µs"
         for stream, spans in lanes.items()
     ]
     most = ", ".join(f"{name} {words.percent(share)}" for name, share in key.items())
-    return f"{figures.listed(told)} Most of the time goes into {most}."
+    return f"{figures.listed(by_lane)} Most of the time goes into {most}."

@@ -1,4 +1,4 @@
-"""Runs of a model in, how many times as fast their plans are over time out."""
+"""The chart of the speedups of a model's plans over time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from server.charts.drawing.marks import shape
 from server.charts.drawing.scale import finite
 from server.charts.drawing.svg import WIDE_PX, empty, mark, path, picture, responsive
 from server.charts.drawing.thinning import Thinned, thinned
-from server.charts.speedups import ground, has_whisker, plot_of, sign_of_no_gain, sign_of_whisker, whisker
+from server.charts.speedups import ground, has_whisker, plot_of, symbol_of_no_gain, symbol_of_whisker, whisker
 
 TITLE: Final = "Speedup of the plan, run by run"
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A run that ended at a time; `value` is how many times as fast its plan is, within `low` and `high`."""
+    """A run that ended at `at`; `value` is the speedup of its plan, with the interval from `low` to `high`."""
 
     at: datetime
     value: float
@@ -36,38 +36,38 @@ class Moment:
         return in_utc(self.at).timestamp()
 
     @property
-    def told(self) -> str:
+    def tooltip(self) -> str:
         gain = f"{words.gain(self.value)}{figures.interval(self.low, self.high, words.gain)}"
         return f"{self.label}, {words.moment(in_utc(self.at))}: {gain}"
 
 
 def trend(moments: Sequence[Moment]) -> Markup:
-    """Raises ChartError for numbers that have no place."""
+    """The chart. Raises ChartError for numbers out of range."""
     if not moments:
         return empty(TITLE, "No run of this model has a plan yet.")
     for moment in moments:
         for value in (moment.value, moment.low, moment.high):
             finite(0.0 if value is None else value, f"the speedup of {moment.label!r}")
-    return responsive(partial(drawn, sorted(moments, key=lambda moment: moment.at_s)))
+    return responsive(partial(draw, sorted(moments, key=lambda moment: moment.at_s)))
 
 
-def drawn(moments: Sequence[Moment], width: int) -> Markup:
+def draw(moments: Sequence[Moment], width: int) -> Markup:
     ends = [end for moment in moments for end in (moment.value, moment.low, moment.high)]
     plot = plot_of(stretch(moments), ends, width, 220.0 if width >= WIDE_PX else 180.0)
     places = [plot.place(moment.at_s, moment.value) for moment in moments]
     few = thinned(places)
     ticks = date_ticks(plot.x.low, plot.x.high, axes.count_along(plot.x))
     key, below = legend(entries(moments), plot.y.start_px + axes.BELOW_PX, width)
-    note, height = remark(few.told("runs"), below, width)
+    note, height = remark(few.note("runs"), below, width)
     return picture(
         TITLE,
-        in_words(moments, few),
+        description_of(moments, few),
         width,
         height,
         ground(plot, ticks, (f"end of the run, UTC, {years(moments)}", "times as fast"), plot.y.start_px, width),
         path([places[index] for index in few.drawn], "thread"),
         *(whisker(moments[index], places[index][0], plot) for index in few.drawn),
-        *(drawn_moment(moments[index], places[index]) for index in few.drawn),
+        *(draw_moment(moments[index], places[index]) for index in few.drawn),
         key,
         note,
         has_links=any(moment.href for moment in moments),
@@ -75,7 +75,7 @@ def drawn(moments: Sequence[Moment], width: int) -> Markup:
 
 
 def stretch(moments: Sequence[Moment]) -> tuple[float, float]:
-    """From the first to the last, and a day at least."""
+    """The range from the first to the last moment, at least a day, in seconds."""
     first, last = moments[0].at_s, moments[-1].at_s
     missing = max(0.0, DAY - (last - first))
     return first - missing / 2, last + missing / 2
@@ -86,17 +86,17 @@ def years(moments: Sequence[Moment]) -> str:
     return " to ".join(dict.fromkeys(str(in_utc(each.at).year) for each in (moments[0], moments[-1])))
 
 
-def drawn_moment(moment: Moment, place: tuple[float, float]) -> Markup:
-    return mark(moment.told, shape("circle", *place, "series-1"), href=moment.href)
+def draw_moment(moment: Moment, place: tuple[float, float]) -> Markup:
+    return mark(moment.tooltip, shape("circle", *place, "series-1"), href=moment.href)
 
 
 def entries(moments: Sequence[Moment]) -> Iterator[Entry]:
     yield lambda x, y: shape("circle", x, y, "series-1"), "a run"
     if any(map(has_whisker, moments)):
-        yield sign_of_whisker, "95 % interval"
-    yield sign_of_no_gain, "no gain"
+        yield symbol_of_whisker, "95 % interval"
+    yield symbol_of_no_gain, "no gain"
 
 
-def in_words(moments: Sequence[Moment], few: Thinned) -> str:
+def description_of(moments: Sequence[Moment], few: Thinned) -> str:
     head = f"{words.count(len(moments), 'run')}."
-    return figures.joined(head, figures.listed([each.told for each in moments]), few.told("runs"))
+    return figures.joined(head, figures.listed([each.tooltip for each in moments]), few.note("runs"))

@@ -1,7 +1,7 @@
-"""Steps between two totals in, a waterfall out: what each change of a training step saved or cost.
+"""The waterfall chart: how much time each change of a training step saved or cost, between two totals.
 
-`ms` of a step or of the remainder is the change of the step's time, negative where it saves: a bar begins where the
-one before it ends, and the last total is the first one with all changes added. `low_ms` and `high_ms` bound `ms`.
+`ms` of a step or of the remainder is the change of the step's time, negative where it saves. A bar begins where the
+previous one ends, and the last total is the first one plus all changes. `low_ms` and `high_ms` bound `ms`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,8 @@ from server.charts.drawing.scale import Scale, finite, from_zero
 from server.charts.drawing.svg import empty, line, mark, picture, rect, responsive
 
 TITLE: Final = "What each change of the step saves"
-CLOSES_WITHIN: Final = 1e-3  # of the first total: what rounding may leave open
-LEAST_PX: Final = 1.5  # a bar that is narrower could not be seen
+CLOSES_WITHIN: Final = 1e-3  # share of the larger total that rounding may leave open
+LEAST_PX: Final = 1.5  # a narrower bar would not be visible
 MEANINGS: Final = {
     "total": "time of a step",
     "saved": "saves time",
@@ -32,7 +32,7 @@ MEANINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A total, or a change (negative where it saves time). `note` stands in small letters below it."""
+    """A total, or a change (negative where it saves time). `note` is written in small letters below it."""
 
     label: str
     ms: float
@@ -44,7 +44,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A bar from where the one before it ended to where it ends itself; its whisker around that end."""
+    """A bar with its begin and end on the axis, and its whisker around the end. `share`: of the first total."""
 
     bar: Bar
     begin_ms: float
@@ -60,26 +60,26 @@ class Placed:
 
     @property
     def figure(self) -> str:
-        """The time or the change of it; and the change as a share of the first total, which has none itself."""
-        told = words.ms(self.bar.ms) if self.bar.kind == "total" else figures.change_ms(self.bar.ms)
-        return f"{told} ({figures.change_percent(self.share)})" if self.share or self.bar.kind != "total" else told
+        """The time or its change, and the change as a percentage of the first total (none for that total itself)."""
+        text = words.ms(self.bar.ms) if self.bar.kind == "total" else figures.change_ms(self.bar.ms)
+        return f"{text} ({figures.change_percent(self.share)})" if self.share or self.bar.kind != "total" else text
 
     @property
-    def told(self) -> str:
-        tell = words.ms if self.bar.kind == "total" else figures.change_ms
+    def tooltip(self) -> str:
+        formatted = words.ms if self.bar.kind == "total" else figures.change_ms
         note = f"; {self.bar.note}" if self.bar.note else ""
-        return f"{self.bar.label}: {self.figure}{figures.interval(self.bar.low_ms, self.bar.high_ms, tell)}{note}"
+        return f"{self.bar.label}: {self.figure}{figures.interval(self.bar.low_ms, self.bar.high_ms, formatted)}{note}"
 
 
 def waterfall(bars: Sequence[Bar]) -> Markup:
-    """Raises ChartError when the first or the last bar is no total, or the steps do not lead from one to the other."""
+    """The chart. Raises ChartError if the first or last bar is no total, or the changes do not add up to the last."""
     if not bars:
         return empty(TITLE, "Nothing was measured yet.")
-    return responsive(partial(drawn, list(placed(bars))))
+    return responsive(partial(draw, list(placed(bars))))
 
 
 def placed(bars: Sequence[Bar]) -> Iterator[Placed]:
-    """Each bar with its beginning and end. Raises ChartError."""
+    """Each bar with its begin and end. Raises ChartError as `waterfall` does."""
     first, at_ms = bars[0].ms, 0.0
     for number, bar in enumerate(bars):
         check(bar, is_end=number in (0, len(bars) - 1))
@@ -109,7 +109,7 @@ def check_closed(bar: Bar, at_ms: float, first_ms: float) -> None:
         )
 
 
-def drawn(bars: Sequence[Placed], width: int) -> Markup:
+def draw(bars: Sequence[Placed], width: int) -> Markup:
     rows = rows_of(width, [each.bar.note for each in bars])
     ends = [end for each in bars for end in (each.begin_ms, each.end_ms, *(each.whisker_ms or ()))]
     scale = from_zero(ends, rows.left, rows.right)
@@ -117,7 +117,7 @@ def drawn(bars: Sequence[Placed], width: int) -> Markup:
     key, height = legend(entries(bars), rows.bottom + axes.BELOW_PX, width)
     return picture(
         TITLE,
-        figures.listed([each.told for each in bars]),
+        figures.listed([each.tooltip for each in bars]),
         width,
         height,
         axes.along_bottom(scale, 0, rows.bottom, ticks, "ms per step", width),
@@ -128,7 +128,7 @@ def drawn(bars: Sequence[Placed], width: int) -> Markup:
 
 
 def joint(bar: Placed, row: int, rows: Rows, scale: Scale) -> Markup:
-    """From the end of the bar above to the beginning of this one, or to the end of a total."""
+    """The connector from the end of the bar above to the begin of this one, or to the end of a total."""
     x = scale.place(bar.end_ms if bar.bar.kind == "total" else bar.begin_ms)
     return line(x, rows.band(row - 1) + BAND_PX, x, rows.band(row), "joint")
 
@@ -137,7 +137,7 @@ def row_of(bar: Placed, row: int, rows: Rows, scale: Scale) -> Markup:
     top, ends = rows.band(row), sorted((scale.place(bar.begin_ms), scale.place(bar.end_ms)))
     low, high = map(scale.place, bar.whisker_ms) if bar.whisker_ms else (None, None)
     return mark(
-        bar.told,
+        bar.tooltip,
         rows.words(row, bar.bar.label, bar.figure, bar.bar.note),
         rect(ends[0], top, max(ends[1] - ends[0], LEAST_PX), BAND_PX, bar.css),
         whisker_along_x(low, high, top + BAND_PX / 2),
@@ -145,13 +145,13 @@ def row_of(bar: Placed, row: int, rows: Rows, scale: Scale) -> Markup:
 
 
 def entries(bars: Sequence[Placed]) -> Iterator[Entry]:
-    met = {each.css for each in bars}
+    used = {each.css for each in bars}
     for css, meaning in MEANINGS.items():
-        if css in met:
-            yield partial(sign, css), meaning
+        if css in used:
+            yield partial(symbol, css), meaning
     if any(each.whisker_ms for each in bars):
         yield lambda x, y: whisker_along_x(x - 7, x + 7, y), "95 % interval"
 
 
-def sign(css: str, x: float, y: float) -> Markup:
+def symbol(css: str, x: float, y: float) -> Markup:
     return rect(x - 7, y - 5, 14, 10, css)

@@ -1,8 +1,7 @@
-"""A bearer token in, the right to use a route or an answer 401 or 403 out. Every guarded route is default-deny.
+"""Authentication and authorization of API routes by bearer token: 401 without a valid token, 403 without the scope.
 
-A route is guarded by the router that it stands on, never by its path; `GuardedRouter` cannot be made without the scope
-that its routes need. Its check runs before a body is read or a parameter looked at; what the route does not know of the
-query is refused right after it.
+The router decides what a route requires, not its path, and a `GuardedRouter` cannot be created without a scope. The
+check runs before the body and the parameters are read; unknown query parameters are refused right after it.
 """
 
 import math
@@ -14,22 +13,22 @@ from starlette.exceptions import HTTPException
 
 from server.http.context import context_in
 from server.http.rate_limit import Rate
-from server.payloads.query_check import check_query
+from server.payloads.request_checks import check_query
 from server.payloads.schemas import documented
 from tuner.store.queries.tokens import Scope, Token
 
-#: As the description of the API names tokens.
+#: Name of the security scheme in the OpenAPI document.
 SCHEME: Final = "HTTPBearer"
 
 
 class GuardedRouter(APIRouter):
-    """Routes that need a live token with `scope`."""
+    """Routes that require a valid token with `scope`."""
 
-    def __init__(self, scope: Scope, *, prefix: str = "", tag: str, is_of_lookups: bool = False) -> None:
+    def __init__(self, scope: Scope, *, prefix: str = "", tag: str, is_lookup: bool = False) -> None:
         super().__init__(
             prefix=prefix,
             tags=[tag],
-            dependencies=[Depends(Check(scope, is_of_lookups=is_of_lookups))],
+            dependencies=[Depends(Check(scope, is_lookup=is_lookup))],
             responses=documented(401, 422, 429, 503),
             redirect_slashes=False,
         )
@@ -37,27 +36,27 @@ class GuardedRouter(APIRouter):
 
 
 class Check(HTTPBearer):
-    """The dependency that lets a request with a live token of this scope through, and notes the token.
+    """Dependency that requires a valid token with this scope, applies the rate limit, and stores the token.
 
-    All of it is one coroutine: every further dependency would cost a request some 5 % of its time.
+    It is one coroutine because each further dependency would add some 5 % to the time of a request.
     """
 
-    def __init__(self, scope: Scope, *, is_of_lookups: bool = False) -> None:
+    def __init__(self, scope: Scope, *, is_lookup: bool = False) -> None:
         super().__init__(
             scheme_name=SCHEME,
             description="A token of `kitsune token create`, or the one in KITSUNE_HOME/token",
         )
         self.scope = scope
-        self.is_of_lookups = is_of_lookups
+        self.is_lookup = is_lookup
 
     async def __call__(self, request: Request) -> None:  # type: ignore[override]
         here, secret = context_in(request), secret_of(request)
         if secret is None:
             raise _unauthorized("send one header 'Authorization: Bearer TOKEN'; 'kitsune token create' makes one")
-        token = await here.admission.token_of(secret)
+        token = await here.token_cache.token_of(secret)
         if token is None:
             raise _unauthorized("this token is unknown, expired or revoked; ask the owner of the server for one", True)
-        check_rate(here.lookups_rate if self.is_of_lookups else here.requests_rate, token)
+        check_rate(here.lookups_rate if self.is_lookup else here.requests_rate, token)
         check_scope(token, self.scope)
         request.state.token = token
         if request.scope["query_string"]:
@@ -65,14 +64,14 @@ class Check(HTTPBearer):
 
 
 def secret_of(request: Request) -> str | None:
-    """What the one header Authorization gives as a bearer token; None without it, with several, or of another kind."""
+    """The bearer token of the header Authorization; None if the header is missing, repeated or of another kind."""
     given = request.headers.getlist("authorization")
     kind, _, secret = given[0].partition(" ") if len(given) == 1 else ("", "", "")
     return secret.strip() or None if kind.lower() == "bearer" else None
 
 
-class Further:
-    """The dependency that asks for a scope beyond that of the router."""
+class FurtherScope:
+    """Dependency that requires a scope in addition to that of the router."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -81,13 +80,13 @@ class Further:
         check_scope(caller(request), self.scope)
 
 
-def also(scope: Scope) -> Any:
-    """For one route of a router: a further scope that its answer needs."""
-    return Depends(Further(scope))
+def requires(scope: Scope) -> Any:
+    """For the `dependencies` of a single route: a further scope that it requires."""
+    return Depends(FurtherScope(scope))
 
 
 def check_rate(rate: Rate, token: Token) -> None:
-    """Raises HTTPException 429."""
+    """Raises HTTPException 429 if the token has used up its rate."""
     if wait_s := rate.wait_s(token.id):
         seconds = math.ceil(wait_s)
         raise HTTPException(
@@ -98,7 +97,7 @@ def check_rate(rate: Rate, token: Token) -> None:
 
 
 def check_scope(token: Token, scope: Scope) -> None:
-    """Raises HTTPException 403."""
+    """Raises HTTPException 403 if the token lacks the scope."""
     if not allows(token, scope):
         raise HTTPException(
             403,
@@ -112,7 +111,7 @@ def allows(token: Token, scope: Scope) -> bool:
 
 
 def caller(request: Request) -> Token:
-    """Whose request this is; set by the check of its router."""
+    """The token of this request, stored by the check of its router."""
     found = request.state.token
     assert isinstance(found, Token)
     return found

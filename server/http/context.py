@@ -1,4 +1,4 @@
-"""What a route works with: the database, the settings and the counters of its application."""
+"""The shared state of an application (database, settings, caches, rate limits), and how a route gets it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 from server.http.lookups import Lookups
 from server.http.metrics import Metrics
 from server.http.rate_limit import Rate
-from server.http.token_cache import Admission
+from server.http.token_cache import TokenCache
 from server.settings import ServerSettings
 from tuner.store.database import Database
 
@@ -19,7 +19,7 @@ class Context:
     database: Database
     settings: ServerSettings
     metrics: Metrics
-    admission: Admission
+    token_cache: TokenCache
     lookups: Lookups
     requests_rate: Rate
     lookups_rate: Rate
@@ -33,7 +33,7 @@ def context_in(request: Request) -> Context:
 
 
 async def _of(request: Request) -> Context:
-    """A coroutine, so that it costs no thread."""
+    """A coroutine, so that FastAPI does not run it in a thread."""
     return context_in(request)
 
 

@@ -1,4 +1,4 @@
-"""A function from request to answer in, a guarded route that calls it and nothing else out."""
+"""A route that bypasses the parameter handling of FastAPI, for the look-up of plans."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -13,10 +13,10 @@ from server.http.auth import Check
 
 
 class DirectRoute(APIRoute):
-    """A route whose function reads the request itself and gives the answer as it is sent.
+    """A route whose function takes only the request and returns the final response.
 
-    FastAPI would look for parameters to solve and for a value to convert, and find neither, in 40 % of the time of a
-    look-up. What its router asks of every request is asked here.
+    FastAPI would solve parameters and serialize a value, and there are none: that took 40 % of the time of a look-up.
+    The checks of the router are run here instead.
     """
 
     def __init__(self, path: str, endpoint: Callable[[Request], Awaitable[Response]], **options: Any) -> None:

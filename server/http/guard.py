@@ -1,8 +1,8 @@
-"""The gate in front of every route: a request in, either passed on or refused before any route sees it.
+"""Middleware that checks every request before routing: the headers Host and Origin, and the size and time of a body.
 
-Host: only names of this server, so that a web page cannot reach it under a name of its own (DNS rebinding). Origin:
-only pages of this server. Both on every method, from the headers as they came. Bodies: bounded in bytes and in time
-while they arrive. Nothing here looks at the path.
+Host must name this server, which stops DNS rebinding: a web page cannot reach the server under a name of its own.
+Origin, where sent, must be this server. Both are checked on every method. Bodies are limited in bytes and in time
+while they arrive. The path is not considered.
 """
 
 import ipaddress
@@ -23,14 +23,14 @@ from server.settings import ServerSettings
 
 _AUTHORITY = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.ASCII)
 _ORIGIN = re.compile(r"https?://(.+)", re.ASCII)
-#: A body that its route reads as it comes: by this method, or a form with a file. All others are handed over whole.
+#: A body with this method, or a form with a file, is streamed to its route. All others are read completely first.
 _STREAMED: Final = "PUT"
 _FORM: Final = "multipart/form-data"
-_OURS: Final = tuple((name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items())
+_HEADERS: Final = tuple((name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items())
 
 
 class Guard:
-    """ASGI middleware; the outermost but for the one that counts."""
+    """ASGI middleware. Only the one that counts requests is further out."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self.app = app
@@ -50,9 +50,9 @@ class Guard:
         body = self._body(receive, streams=streams, is_there=is_there)
         answer = _Answer(send, body)
         try:
-            check_names(headers, self.settings)
+            check_host_and_origin(headers, self.settings)
             if is_form(headers):
-                incoming = refused_by_page(headers, body)
+                incoming = checking_length(headers, body)
             else:
                 if is_there:
                     check_length(headers, body.limit)
@@ -70,7 +70,7 @@ class Guard:
 
 
 class Body:
-    """The body of one request while it arrives. `receive` and `whole` raise HTTPException 413, 408 or 400."""
+    """The body of a request while it arrives. `receive` and `whole` raise HTTPException 413, 408 or 400."""
 
     def __init__(self, receive: Receive, limit: int, timeout_s: float, *, is_there: bool) -> None:
         self.limit = limit
@@ -81,7 +81,7 @@ class Body:
         self._size = 0
 
     async def receive(self) -> Message:
-        """The next message. Once the body is complete, waiting for the client to go away has no limit."""
+        """The next ASGI message. Once the body is complete there is no timeout: the wait is for a disconnect."""
         if self.is_complete:
             return await self._receive()
         try:
@@ -100,7 +100,7 @@ class Body:
         return message
 
     async def whole(self) -> Receive:
-        """Reads all of it; gives a `receive` that hands it over as one message."""
+        """Reads the whole body; returns a `receive` that gives it as one message."""
         if self.is_complete:
             return self._receive
         parts = []
@@ -115,9 +115,9 @@ class Body:
 
 
 class _Answer:
-    """Puts our headers on an answer, and closes the connection after one that came before the body had ended.
+    """Adds the security headers to an answer, and closes the connection if the body is not complete by then.
 
-    Otherwise the rest of an endless body would be read, and thrown away, for as long as it comes.
+    Otherwise the server would read and discard the rest of the body, however long it is.
     """
 
     def __init__(self, send: Send, body: Body) -> None:
@@ -127,15 +127,17 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             names = {name for name, _ in message["headers"]}
-            message["headers"] = [*message["headers"], *(pair for pair in _OURS if pair[0] not in names)]
+            message["headers"] = [*message["headers"], *(pair for pair in _HEADERS if pair[0] not in names)]
             if not self._body.is_complete:
                 MutableHeaders(scope=message)["connection"] = "close"
         await self._send(message)
 
 
-def refused_by_page(headers: Headers, body: Body) -> Receive:
-    """As `body.receive`. A browser shows what it is told: a form that says it is too large is refused where its page
-    reads it, which can say so as a page, and not a byte of it is read."""
+def checking_length(headers: Headers, body: Body) -> Receive:
+    """`body.receive`, which raises HTTPException 413 for a form whose Content-Length is too large.
+
+    Raised where the page reads the form, so that the error is rendered as a page. No byte of the form is read.
+    """
 
     async def receive() -> Message:
         check_length(headers, body.limit)
@@ -154,7 +156,7 @@ def is_form(headers: Headers) -> bool:
 
 
 def check_length(headers: Headers, limit: int) -> None:
-    """Raises HTTPException for a body that says itself that it is too large, before a byte of it is read."""
+    """Raises HTTPException for an invalid or too large Content-Length, before a byte of the body is read."""
     declared = headers.get("content-length", "0")
     if not re.fullmatch(r"[0-9]{1,18}", declared, re.ASCII):
         raise HTTPException(400, "Content-Length is not a number of bytes")
@@ -166,29 +168,29 @@ def too_large(limit: int) -> HTTPException:
     return HTTPException(413, f"the body may have {limit} bytes; nothing of it was kept")
 
 
-def check_names(headers: Headers, settings: ServerSettings) -> None:
-    """Raises HTTPException unless Host names this server, and Origin, where a browser sends one, a page of it."""
+def check_host_and_origin(headers: Headers, settings: ServerSettings) -> None:
+    """Raises HTTPException unless Host names this server, and so does Origin where a browser sends it."""
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     authority = hosts[0].lower() if len(hosts) == 1 else ""
     host = host_of(authority)
     if host is None:
         raise HTTPException(400, "send one header Host with the name or address of this server")
-    if not is_ours(host, settings.allowed_hosts, any_address=settings.allow_remote):
+    if not is_known_host(host, settings.allowed_hosts, any_address=settings.allow_remote):
         raise HTTPException(
             421, f"this server does not go by the name {host[:100]}; its owner can add it: kitsune serve --allow-host"
         )
-    if any(not is_same(origin.lower(), authority) for origin in origins):
+    if any(not is_same_origin(origin.lower(), authority) for origin in origins):
         raise HTTPException(403, "web pages of other origins may not use this server")
 
 
 def host_of(authority: str) -> str | None:
-    """The name or address of a Host header in small letters, without port and brackets; None if it is neither."""
+    """The name or address in a lower-case Host header, without port and brackets; None if it is invalid."""
     match = _AUTHORITY.fullmatch(authority)
     return (match[1] or match[2]) if match else None
 
 
-def named_host(given: str) -> str:
-    """What `--allow-host` names, as `host_of` gives it; a port says nothing. Raises SettingsError for anything else."""
+def parse_allowed_host(given: str) -> str:
+    """The host of a value of `--allow-host`, as `host_of` returns it; a port is ignored. Raises SettingsError."""
     name = given.lower()
     host = name if _is_address(name) else host_of(name)
     if host is None:
@@ -200,24 +202,24 @@ def named_host(given: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def is_ours(host: str, names: tuple[str, ...], *, any_address: bool) -> bool:
-    """Whether a client may call this server so. An address cannot be made to mean another machine by DNS.
+def is_known_host(host: str, names: tuple[str, ...], *, any_address: bool) -> bool:
+    """Whether `host` is an accepted name of this server. Any IP address is, with `any_address`: DNS cannot rebind it.
 
-    Remembered, as reading an address took 4 % of a look-up; few, since a name may be as long as a head.
+    Cached, because parsing an address took 4 % of a look-up. The cache is small, because a name may be very long.
     """
     if is_loopback(host) or host in {name.lower() for name in names}:
         return True
     return any_address and _is_address(host)
 
 
-def is_same(origin: str, authority: str) -> bool:
-    """Whether an Origin is the server itself. The scheme may differ from ours behind a proxy with TLS."""
+def is_same_origin(origin: str, authority: str) -> bool:
+    """Whether Origin is this server. Its scheme is ignored: it differs behind a proxy with TLS."""
     match = _ORIGIN.fullmatch(origin)
     return match is not None and match[1] == authority
 
 
 def _is_address(host: str) -> bool:
-    """0.0.0.0 is none: browsers take it for this machine, whatever page asks."""
+    """False for 0.0.0.0 as well: a browser connects to this machine with it, from any page."""
     try:
         return not ipaddress.ip_address(host).is_unspecified
     except ValueError:

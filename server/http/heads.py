@@ -1,11 +1,11 @@
-"""HEAD in, the answer to GET without its body out, whatever the route."""
+"""Middleware that answers HEAD on every route as GET, without the body."""
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class Heads:
-    """ASGI middleware. Routes know of GET alone."""
+    """ASGI middleware; the routes themselves only handle GET."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -14,16 +14,16 @@ class Heads:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self.app(scope, receive, send)
             return
-        asked = {**scope, "method": "GET"}  # a copy: the server sends no body where its own says HEAD
+        asked = {**scope, "method": "GET"}  # a copy: the server sends no body because its own scope says HEAD
         try:
             with anyio.CancelScope() as rest:
                 await self.app(asked, receive, _Head(send, rest).send)
         finally:
-            scope.update({name: asked[name] for name in ("route",) if name in asked})  # requests are counted by it
+            scope.update({name: asked[name] for name in ("route",) if name in asked})  # the metrics read it
 
 
 class _Head:
-    """Sends what comes before a body. What would make more of it, perhaps without end, is stopped."""
+    """Sends the head of the answer, then cancels the rest of it, which may be an endless stream."""
 
     def __init__(self, send: Send, rest: anyio.CancelScope) -> None:
         self._send = send

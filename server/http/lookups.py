@@ -1,7 +1,7 @@
-"""The query of a look-up in, the plan that fits as the bytes of an answer out, with its ETag.
+"""Finds and caches the answers of plan look-ups, as bytes with an ETag.
 
-Every training script asks here, so nothing is parsed: the stored text of a plan is spliced into the answer as it is.
-Whoever gets a plan checks it against its id.
+Every training script sends look-ups, so plans are not parsed here: the stored text of a plan is inserted into the
+answer as it is. Clients check a plan against its id.
 """
 
 import hashlib
@@ -16,48 +16,46 @@ from starlette.datastructures import QueryParams
 
 from kitsune.base.base_record import canonical_json
 from kitsune.plan import Match
-from server.http.ttl_cache import Remembered
+from server.http.ttl_cache import TtlCache
 from server.payloads.problems import API
 from server.payloads.schemas import Question
 from tuner.store.database import Database
 from tuner.store.queries import plans
 from tuner.store.queries.plans import Extent, StoredPlan
 
-#: A new plan may be seen so much late: the price of most of a millisecond for each look-up.
-UNSEEN_S: Final = 1.0
-#: Nothing changes a plan, so this only bounds for how long one is given that somebody changed by hand.
-_REMEMBERED_S: Final = 60.0
-#: Some 20 MB of plans.
+#: A new plan is visible after at most this time. It saves most of a millisecond for each look-up.
+EXTENT_TTL_S: Final = 1.0
+#: Plans never change; this limits how long an answer stays after somebody changed the database by hand.
+_ANSWER_TTL_S: Final = 60.0
+#: Entries: some 20 MB of plans.
 _MOST: Final = 8192
 _NONE: Final = "none"
 
 
 class Answer(NamedTuple):
-    """The JSON of a `Lookup`, and what names it."""
+    """The JSON of a `Lookup`, and its ETag."""
 
     body: bytes
     tag: str
 
 
 class Lookups:
-    """Answers by the team that asks and its query, for as long as there are the same plans.
+    """A cache of answers by team and query, valid until plans are added or removed.
 
-    How many there are is looked at once a second.
-
-    The number is taken before the answer that is kept under it is found, so an answer may be newer than its number and
-    never older.
+    The extent of the plan table is part of the cache key and is read once a second. It is read before the answer, so
+    an answer may be newer than its extent, never older.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._extent: Remembered[None, Extent] = Remembered(UNSEEN_S, most=1)
-        self._known: Remembered[tuple[Extent | None, str, bytes], Answer] = Remembered(_REMEMBERED_S, _MOST)
+        self._extent: TtlCache[None, Extent] = TtlCache(EXTENT_TTL_S, most=1)
+        self._known: TtlCache[tuple[Extent | None, str, bytes], Answer] = TtlCache(_ANSWER_TTL_S, _MOST)
 
     async def answer(self, query: bytes, team: str) -> Answer:
-        """For the query of a request, as it came, from the plans of its team. Raises RequestValidationError."""
-        extent = await self._extent.of(None, self._count)
+        """The answer to a raw query string, from the plans of `team`. Raises RequestValidationError."""
+        extent = await self._extent.get(None, self._count)
         key = (extent, team, hashlib.sha256(query).digest())
-        found = await self._known.of(key, partial(self._find, query, team))
+        found = await self._known.get(key, partial(self._find, query, team))
         assert found is not None
         return found
 
@@ -78,12 +76,12 @@ class Lookups:
                 software=asked.software(),
                 limit=1,
             )
-            body = _fitting(found[0], asked.said()) if found else _lacking(connection, asked, team)
+            body = _match_json(found[0], asked.given_fields()) if found else _no_match_json(connection, asked, team)
         return Answer(body, hashlib.sha256(body).hexdigest())
 
 
 def question_of(query: bytes) -> Question:
-    """The query as one record: FastAPI would take longer over ten parameters than the database over the plan.
+    """The parsed query. One record: FastAPI takes longer for ten parameters than the database for the plan.
 
     Raises RequestValidationError.
     """
@@ -94,7 +92,7 @@ def question_of(query: bytes) -> Question:
 
 
 def fit(was: Mapping[str, object], now: Mapping[str, str | int]) -> tuple[Match, str]:
-    """`Environment.match` for a machine of which only `now` is known. A plan may not know its batch."""
+    """Like `Environment.match`, for a machine of which only `now` is known. An unknown batch of the plan matches."""
     for name, value in now.items():
         if was[name] != value and (name, was[name]) != ("batch", ""):
             return Match.COMPATIBLE, f"tuned with {name} {was[name]}, this is {value}"
@@ -102,17 +100,17 @@ def fit(was: Mapping[str, object], now: Mapping[str, str | int]) -> tuple[Match,
 
 
 def spliced(plan_id: str, document: str) -> str:
-    """The JSON for `Plan.from_json` from the stored text of its content, which is an object with at least a version."""
+    """The JSON of a plan with its id, as `Plan.from_json` reads it. `document` is a JSON object that is not empty."""
     return f'{{"plan_id":"{plan_id}",{document[1:]}'
 
 
-def _fitting(found: StoredPlan, said: Mapping[str, str | int]) -> bytes:
-    match, reason = fit(found._asdict(), said)
+def _match_json(found: StoredPlan, given: Mapping[str, str | int]) -> bytes:
+    match, reason = fit(found._asdict(), given)
     plan = spliced(found.plan_id, found.document)
     return f'{{"match":"{match.value}","plan":{plan},"reason":{canonical_json(reason)}}}'.encode()
 
 
-def _lacking(connection: Connection, asked: Question, team: str) -> bytes:
+def _no_match_json(connection: Connection, asked: Question, team: str) -> bytes:
     known_plans = plans.find_documents(connection, asked.fingerprint, team=team)
     others = sorted({f"{plan.gpu} ({plan.device})" for plan in known_plans})
     known = f"tuned on {', '.join(others)}" if others else "it was never tuned here"

@@ -1,4 +1,4 @@
-"""Requests and runs in, counters in Prometheus' text format out."""
+"""Metrics of requests and runs in Prometheus' text format, and the middleware that counts requests."""
 
 import time
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tuner.records import RunStatus
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
-#: A client may send any word as method: the others share a label, or it could fill our memory.
+#: All other methods share one label: clients may send any word, and labels take memory.
 METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
 
 
 class Metrics:
-    """The counters of one application; a registry of its own keeps several of them in one process apart."""
+    """The metrics of one application. Its own registry keeps several applications in one process apart."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -38,7 +38,7 @@ class Metrics:
     def note_request(self, route: str, method: str, status: int, seconds: float) -> None:
         method = method if method in METHODS else "other"
         key = route, method, status
-        if key not in self._noted:  # to find them by their labels each time took 4 % of a look-up
+        if key not in self._noted:  # finding them by their labels took 4 % of a look-up
             self._noted[key] = self._requests.labels(*key), self._seconds.labels(route, method)
         requests, times = self._noted[key]
         requests.inc()
@@ -51,7 +51,7 @@ class Metrics:
 
 
 class Counting:
-    """ASGI middleware around all others: what they refuse is counted too. A status of 500 is one that never came."""
+    """Outermost ASGI middleware: also counts what the others refuse. No answer counts as status 500."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app

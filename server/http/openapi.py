@@ -1,4 +1,4 @@
-"""An application in, its OpenAPI document out."""
+"""Builds the OpenAPI document of the application."""
 
 from typing import Any, Final
 
@@ -11,15 +11,15 @@ from server.payloads.problems import Problem
 from server.payloads.schemas import Annotation, Submit
 
 _REFERENCE: Final = "#/components/schemas/{model}"
-#: Schemas that no parameter or answer of a route names by itself.
-_OURS: Final = (Problem, Submit, Annotation)
+#: Schemas that FastAPI does not find in the signatures of routes.
+_SCHEMAS: Final = (Problem, Submit, Annotation)
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """What FastAPI knows of the routes, and the schemas of bodies and problems, which it does not see."""
+    """The document of FastAPI, with the schemas of bodies and problems and the scopes of routes added."""
     found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
-    for model in _OURS:
+    for model in _SCHEMAS:
         schema = model.model_json_schema(ref_template=_REFERENCE)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
@@ -32,6 +32,6 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def scopes_of(route: RouteContext) -> list[str]:
-    """What its router and the route itself ask of a token, whatever it is an `admin` may."""
+    """The scopes that a route and its router require; a token with `admin` has all of them."""
     asked = (getattr(depends.dependency, "scope", None) for depends in route.dependencies)
     return [scope.value for scope in asked if scope is not None]

@@ -1,15 +1,15 @@
-"""A name in, how long it has to wait before it may ask again out: a token bucket for each, in this process."""
+"""Rate limiting per name with a token bucket, in memory of this process."""
 
 import time
 
-#: Beyond so many names those that have asked for nothing for the longest are forgotten, and begin anew.
+#: Above this number the least recently used names are dropped, and start with a full bucket again.
 MOST_NAMES = 10_000
 
 
 class Rate:
-    """So many requests a minute, of which those that were saved up may come at once; 0 is any number.
+    """A limit of `per_minute` requests for each name, with bursts of up to `per_minute`; 0: no limit.
 
-    For the event loop only: nothing here waits, so nothing needs a lock.
+    Only for use in the event loop: nothing here waits, so there is no lock.
     """
 
     def __init__(self, per_minute: int) -> None:
@@ -20,7 +20,7 @@ class Rate:
         return len(self._left)
 
     def wait_s(self, name: str) -> float:
-        """0 when it may ask, and then it has asked."""
+        """Seconds until `name` may send its next request. 0: it may now, and the request is counted."""
         if not self.per_minute:
             return 0.0
         now = time.monotonic()

@@ -1,6 +1,6 @@
-"""Requests in, a record of the log for each out: who it was answered as, what was asked for, how, and how long it took.
+"""Middleware that logs each request: id, method, path, status and duration.
 
-What is written down has no query, no header and no body: all that a client may hold for secret.
+Query, headers and body are never logged, since they may hold secrets.
 """
 
 import logging
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kitsune.base import json_logging
 
-#: A client may send any.
+#: Longest logged parts: clients may send any length.
 MAX_METHOD: Final = 20
 MAX_PATH: Final = 500
 _RUN: Final = re.compile(r"/runs/([A-Za-z0-9_-]{1,64})(?:/|$)", re.ASCII)
@@ -22,9 +22,9 @@ log = logging.getLogger("kitsune.server.requests")
 
 
 class RequestLog:
-    """An ASGI application around another one, and around what that does about errors. A status of 500 may never come.
+    """ASGI middleware outside the error handlers. A request without an answer is logged with status 500.
 
-    Everything that is logged meanwhile has the same `request_id`, which the answer tells as `X-Request-Id`.
+    All log records of a request have the same `request_id`, which the answer has as `X-Request-Id`.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,34 +1,33 @@
-"""A secret in, the live token that it belongs to out; remembered for a moment, so few requests ask the database."""
+"""A short-lived cache of valid tokens, so that few requests query the database."""
 
 import hashlib
 from functools import partial
 from typing import Final
 
-from server.http.ttl_cache import Remembered
+from server.http.ttl_cache import TtlCache
 from tuner.store.database import Database
 from tuner.store.queries import tokens
 from tuner.store.queries.tokens import Token
 from tuner.wall_clock import utcnow
 
-#: A revoked token may be used for so long: the price of half a millisecond for each request.
-REMEMBERED_S: Final = 1.0
+#: A revoked token works for at most this time. It saves half a millisecond for each request.
+TTL_S: Final = 1.0
 
 
-class Admission:
-    """Which tokens were good a moment ago, by the digest of their secret. Only good ones are remembered."""
+class TokenCache:
+    """Valid tokens by the digest of their secret. Invalid ones are not cached."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: Remembered[bytes, Token] = Remembered(REMEMBERED_S, most=1024)
+        self._known: TtlCache[bytes, Token] = TtlCache(TTL_S, most=1024)
 
     async def token_of(self, secret: str) -> Token | None:
-        """None when it is unknown, expired or revoked.
+        """The token of a secret; None when it is unknown, expired or revoked.
 
-        The database, and the memory, are asked for the digest of the secret: nothing compares secrets, so no time
-        tells of them.
+        Cache and database are searched by the digest: secrets are never compared, so there is no timing side channel.
         """
         digest = hashlib.sha256(secret.encode()).digest()
-        token = await self._known.of(digest, partial(self._ask, secret))
+        token = await self._known.get(digest, partial(self._ask, secret))
         return token if token is not None and token.is_good(utcnow()) else None
 
     def _ask(self, secret: str) -> Token | None:

@@ -1,1 +1,1 @@
-"""Requests of browsers in, pages out: HTML by Jinja2 and htmx that reads as well without JavaScript."""
+"""The web pages: HTML by Jinja2 with htmx; every page also works without JavaScript."""

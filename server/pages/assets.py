@@ -1,7 +1,6 @@
-"""The name of a style sheet or script in, its address and its bytes out.
+"""Serves style sheets, scripts and the icon.
 
-The address holds the beginning of the digest of the content: browsers keep a file for good, and a new one has another
-address.
+Their URLs contain a digest of the content, so that browsers can cache them forever.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ FOLDER: Final = Path(__file__).with_name("static")
 MEDIA_TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _KEPT: Final = "public, max-age=31536000, immutable"
 
-#: Open to all: the page where one signs in needs them, and they tell nothing.
+#: Open without a session: the sign-in page needs these files, and they disclose nothing.
 router = APIRouter(prefix=PLACE, redirect_slashes=False, include_in_schema=False)
 
 
@@ -32,7 +31,7 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """Every file that a page may ask for, by name, read once: no path of a request ever reaches the disk."""
+    """All files that may be requested, by name. Read once, so that no path of a request reaches the disk."""
     return {
         file.name: _asset(file.read_bytes(), MEDIA_TYPES[file.suffix])
         for file in sorted(FOLDER.iterdir())
@@ -45,7 +44,7 @@ def _asset(content: bytes, media_type: str) -> Asset:
 
 
 def address(name: str) -> str:
-    """For templates: `{{ asset("kitsune.css") }}`."""
+    """The URL of a file; in templates `{{ asset("kitsune.css") }}`."""
     return f"{PLACE}/{assets()[name].digest}/{name}"
 
 

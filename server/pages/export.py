@@ -1,7 +1,7 @@
-"""A run's id in; its page as one file that needs nothing else, its JSON or its CSV, out.
+"""Downloads of a run: its page as a self-contained HTML file, JSON, CSV, and the trace.
 
-The styles are in the page, and its own Content-Security-Policy allows them by their digest and nothing else: no script,
-no picture, no request, wherever it is opened.
+The HTML file has inline styles. Its own Content-Security-Policy allows these by their digest and nothing else: no
+scripts, no images, no requests.
 """
 
 import base64
@@ -51,7 +51,7 @@ def as_page(request: Request, here: Here, run_id: RunId) -> Response:
 
 @router.get("/{run_id}/export.json")
 def as_json(request: Request, here: Here, run_id: RunId) -> Response:
-    """What the API gives, for whoever is signed in."""
+    """The export of the API, authorized by the session."""
     return exports.export(request, here, run_id, "json")
 
 
@@ -67,12 +67,12 @@ def as_trace(request: Request, here: Here, run_id: RunId) -> Response:
 
 @cache
 def style() -> str:
-    """All styles of the page of a run, as one."""
+    """All style sheets of the page of a run, concatenated."""
     return "\n".join(assets()[name].content.decode() for name in STYLES)
 
 
 @cache
 def policy() -> str:
-    """For the element <meta>, in which a browser heeds no frame-ancestors."""
+    """The policy for the <meta> element, where browsers ignore frame-ancestors."""
     digest = base64.b64encode(hashlib.sha256(style().encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

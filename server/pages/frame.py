@@ -1,7 +1,7 @@
-"""A request of a browser in, a page in the common frame out, or the way to the sign-in page.
+"""Access control, rendering and common helpers of all pages.
 
-A page is guarded by the router that it stands on, as every route is (`server/http/auth.py`): by a session that is live,
-by the scope that its token has, and, for whatever is not a mere look, by the token against forgery in its form.
+As with API routes (`server/http/auth.py`), the router decides what a page requires: a valid session, the scope of its
+token, and for everything but GET the CSRF token in the form.
 """
 
 import contextlib
@@ -27,26 +27,26 @@ from server.http.auth import allows, check_rate
 from server.http.context import context_in
 from server.http.guard import is_form
 from server.pages import assets
-from server.payloads.query_check import check_query
+from server.payloads.request_checks import check_query
 from tuner.store.queries import sessions
 from tuner.store.queries.sessions import Session
 from tuner.store.queries.tokens import Scope, Token
 from tuner.wall_clock import utcnow
 
 COOKIE: Final = "kitsune_session"
-#: Browsers take it by https only, and from this very host: no other one can plant it.
+#: Browsers accept this name by https only, and from this host only, so that no other host can set it.
 SECURE_COOKIE: Final = f"__Host-{COOKIE}"
 SIGN_IN: Final = "/login"
 MAX_FIELDS: Final = 50
 MAX_FIELD_BYTES: Final = 64 * 2**10
 
-#: Scripts and styles are files of ours, and nothing else runs, frames a page or is sent anywhere.
+#: Only scripts and styles of this server; no framing; forms and requests go to this server only.
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 
-#: `no-referrer`, as on all other answers, would have browsers send `Origin: null` with our own forms.
+#: With `no-referrer`, as on all other answers, browsers would send `Origin: null` with our forms.
 PAGE_HEADERS: Final = {"content-security-policy": CONTENT_SECURITY_POLICY, "referrer-policy": "same-origin"}
 
 _MEANINGS: Final[Mapping[Scope, str]] = {
@@ -67,13 +67,13 @@ _templates.globals.update(asset=assets.address, version=__version__, may=lambda 
 
 
 class PageRoute(APIRoute):
-    """A route whose errors are pages."""
+    """A route whose errors are rendered as pages."""
 
 
 class PageRouter(APIRouter):
-    """Pages for whoever is signed in with a token of this scope; None: with any.
+    """Pages that require a session whose token has this scope; None: any session.
 
-    Notes `request.state.token`, `request.state.session` and, where something is sent, `request.state.form`.
+    Sets `request.state.token`, `request.state.session` and, except for GET, `request.state.form`.
     """
 
     def __init__(self, scope: Scope | None, *, prefix: str = "") -> None:
@@ -89,7 +89,7 @@ class PageRouter(APIRouter):
 
 
 class OpenPageRouter(APIRouter):
-    """Pages for everybody: they must tell nothing."""
+    """Pages without a session. They must not disclose anything."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -101,7 +101,7 @@ class OpenPageRouter(APIRouter):
 
 
 class _Check:
-    """The dependency that lets a request of a live session with this scope through."""
+    """Dependency that requires a valid session with this scope and applies the rate limit."""
 
     def __init__(self, scope: Scope | None) -> None:
         self.scope = scope
@@ -128,14 +128,14 @@ class _Check:
 
 
 def check_charset(request: Request) -> None:
-    """Raises HTTPException for a form in letters of another kind than those of our pages."""
+    """Raises HTTPException 415 for a form that is not in UTF-8, as those of our pages are."""
     charset = parse_options_header(request.headers.get("content-type", ""))[1].get(b"charset", b"utf-8")
     if charset.lower() not in (b"utf-8", b"utf8"):
         raise HTTPException(415, "send forms in UTF-8, as the pages here do")
 
 
 def session_of(request: Request) -> tuple[Session, Token] | None:
-    """Who is signed in; None when there is no cookie, or one that opens nothing."""
+    """The session and its token; None without a cookie, or if the session is not valid."""
     secret = cookie_of(request)
     if secret is None:
         return None
@@ -148,7 +148,7 @@ def cookie_of(request: Request) -> str | None:
 
 
 def is_secure(request: Request) -> bool:
-    """Whether the browser itself speaks https, also where a proxy does that for us: it says so in Origin of a form."""
+    """Whether the browser uses https. Behind a proxy with TLS, only the Origin of a form shows it."""
     return request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
 
 
@@ -161,17 +161,17 @@ def not_allowed(scope: Scope) -> HTTPException:
 
 
 def address_of(request: Request) -> str:
-    """Under which address whoever asks knows this server; the guard has checked the Host.
+    """The URL of this server as the client uses it; the guard has checked Host.
 
-    Behind a proxy with TLS it is https: browsers send the cookie of such a session by nothing else.
+    Behind a proxy with TLS the scheme is known from the secure cookie, which browsers send by https only.
     """
     is_https = is_secure(request) or SECURE_COOKIE in request.cookies
     return str(request.base_url.replace(scheme="https") if is_https else request.base_url).rstrip("/")
 
 
 def sign_in_first(request: Request) -> HTTPException:
-    """The way to the sign-in page, and back from there to a page that was only to be looked at."""
-    if "hx-request" in request.headers:  # it would put the sign-in page where a part of another one belongs
+    """A redirect to the sign-in page, which leads back to the page after a GET."""
+    if "hx-request" in request.headers:  # htmx would insert the sign-in page into a part of this page
         return HTTPException(401, "sign in again", {"hx-refresh": "true"})
     if request.method != "GET":
         return HTTPException(303, headers={"location": SIGN_IN})
@@ -180,28 +180,28 @@ def sign_in_first(request: Request) -> HTTPException:
 
 
 def check_csrf(session: Session, form: FormData) -> None:
-    """Raises HTTPException unless the form comes from a page of this session."""
+    """Raises HTTPException 403 unless the form has the CSRF token of this session."""
     given = form.get("csrf")
     if not isinstance(given, str) or not hmac.compare_digest(given.encode(errors="replace"), session.csrf.encode()):
         raise HTTPException(403, "this form is of an earlier session; open its page again, then send it")
 
 
 def form_of(request: Request) -> Mapping[str, str]:
-    """The fields of text of a form whose page was checked, without blanks around them."""
+    """The text fields of the checked form, stripped of surrounding white space."""
     form = request.state.form
     assert isinstance(form, FormData)
     return {name: value.strip() for name, value in form.items() if isinstance(value, str) and name != "csrf"}
 
 
 def viewer(request: Request) -> Token:
-    """Who looks at a page; set by the check of its router."""
+    """The token of the session, stored by the check of the router."""
     found = request.state.token
     assert isinstance(found, Token)
     return found
 
 
 def render(request: Request, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
-    """A page. Templates get what is given here, and `token`, `csrf`, `path` and `now`."""
+    """Renders a template with `context` and with `token`, `csrf`, `path` and `now`."""
     session = getattr(request.state, "session", None)
     common = {
         "token": getattr(request.state, "token", None),

@@ -1,4 +1,4 @@
-"""The first page: the newest runs, how the queue stands, what to do first; for who may only submit, the form."""
+"""The home page: the newest runs, the queue and first steps. Tokens that may only submit get the form instead."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""A token in, a session out; and its end."""
+"""Signing in with a token, and signing out."""
 
 import math
 from typing import Annotated, Final
@@ -29,11 +29,13 @@ from tuner.store.queries import sessions, tokens
 from tuner.store.queries.sessions import Session
 from tuner.wall_clock import utcnow
 
-#: Why it is so is told to nobody: who tries tokens shall not learn which of them was one.
-_NOT_GOOD: Final = "This token does not open this server. Check that it was copied whole, or ask its owner for another."
+#: Gives no reason, so that nobody can find out which tokens exist.
+_INVALID: Final = (
+    "This token is not valid here. Check that it was copied completely, or ask the owner of the server for another."
+)
 _TOO_MANY: Final = (
-    "This token does not open this server, after too many tries from your address. Check that it was copied whole, or "
-    "wait for {minutes}: a good one signs you in at once."
+    "This token is not valid here, and there were too many attempts from your address. Check that it was copied "
+    "completely, or wait for {minutes}; a valid one signs you in at once."
 )
 
 router = OpenPageRouter()
@@ -42,16 +44,16 @@ leaving = PageRouter(None)
 
 @router.get(SIGN_IN)
 def ask(request: Request, after: Annotated[str, Query(alias="next", max_length=2000)] = "") -> Response:
-    """Where a token is typed in; whoever is signed in already goes on."""
+    """The sign-in form; with a valid session a redirect to the page."""
     if session_of(request) is not None:
         return RedirectResponse(own_path(after), 303)
-    return render(request, "login.html", next=own_path(after), error="", again=came_by_link(request) and bool(after))
+    return render(request, "login.html", next=own_path(after), error="", again=is_cross_site(request) and bool(after))
 
 
 @router.post(SIGN_IN)
 async def sign_in(request: Request, here: Here) -> Response:
-    """Other sites cannot send this form: the guard refuses their Origin."""
-    if is_form(request.headers):  # one that may be as large as an archive, of somebody unknown
+    """Needs no CSRF token: the guard refuses forms of other origins."""
+    if is_form(request.headers):  # multipart may be as large as an archive, and the client is unknown
         raise HTTPException(415, "send the form as its page does")
     form = await request.form(max_fields=MAX_FIELDS)
     after = own_path(_text(form, "next"))
@@ -76,13 +78,13 @@ def sign_out(request: Request, here: Here) -> Response:
 
 
 def own_path(place: str) -> str:
-    """A path of this server, where nothing else will do: browsers read `//host` and `/\\host` as other hosts."""
+    """`place` if it is a path of this server, else "/": browsers treat `//host` and `/\\host` as other hosts."""
     is_ours = place.startswith("/") and place[1:2] not in ("/", "\\") and place.isprintable() and "\\" not in place
     return place if is_ours and not urlsplit(place).netloc else "/"
 
 
-def came_by_link(request: Request) -> bool:
-    """Whether another site's link led here. No cookie of ours comes along then, but it does from a page of ours."""
+def is_cross_site(request: Request) -> bool:
+    """Whether a link on another site led here. The browser then withholds our cookie; a reload of our page sends it."""
     return request.headers.get("sec-fetch-site") == "cross-site"
 
 
@@ -93,7 +95,7 @@ def attempts_of(request: Request) -> Attempts:
 
 
 def _start(here: Context, secret: str, earlier: str | None) -> tuple[Session, str] | None:
-    """None for a token that is not good. The session of the same browser before it ends."""
+    """A new session; None for an invalid token. Ends the earlier session of the same browser."""
     with here.database.read() as connection:
         token = tokens.authenticate(connection, secret)
     if token is None or not token.scopes:
@@ -105,12 +107,12 @@ def _start(here: Context, secret: str, earlier: str | None) -> tuple[Session, st
 
 
 def _refused(request: Request, after: str) -> Response:
-    """A good token is never made to wait: behind a proxy all have one address, and one of them may try at random."""
+    """Only failures are throttled: behind a proxy, all users share one address with a possible attacker."""
     attempts, address = attempts_of(request), request.client.host if request.client else ""
     wait_s = attempts.wait_s(address)
     if not wait_s:
         attempts.note_failure(address)
-        return render(request, "login.html", status=422, next=after, again=False, error=_NOT_GOOD)
+        return render(request, "login.html", status=422, next=after, again=False, error=_INVALID)
     error = _TOO_MANY.format(minutes=_minutes(wait_s))
     page = render(request, "login.html", status=429, next=after, again=False, error=error)
     page.headers["retry-after"] = str(int(wait_s) + 1)

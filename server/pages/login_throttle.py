@@ -1,27 +1,27 @@
-"""An address in, how long it is to wait before it tries another token, out."""
+"""Throttles failed sign-ins per client address."""
 
 import ipaddress
 import threading
 import time
 from typing import Final
 
-#: So many tries that failed, within so many seconds. A token holds 256 bits of chance: this only tells whoever tries
-#: at random, or by a script that goes on with an old token, to stop. A good token is never made to wait.
+#: Allowed failures within the period. A token has 256 bits of entropy, so this is not needed against guessing: it tells
+#: scripts with an old token to stop. Valid tokens are never throttled.
 MOST: Final = 20
 WITHIN_S: Final = 300.0
-#: Beyond so many addresses the oldest are forgotten.
+#: Above this number the oldest addresses are dropped.
 _ADDRESSES: Final = 10_000
 
 
 class Attempts:
-    """The failed tries of each address, in this process."""
+    """Failed attempts by address, in memory of this process."""
 
     def __init__(self) -> None:
         self._failed: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
 
     def wait_s(self, address: str) -> float:
-        """0 when it may try."""
+        """Seconds until the address may fail again; 0: now."""
         begin, failed = self._failed.get(network_of(address), (0.0, 0))
         return max(0.0, begin + WITHIN_S - time.monotonic()) if failed >= MOST else 0.0
 
@@ -35,7 +35,7 @@ class Attempts:
 
 
 def network_of(address: str) -> str:
-    """Whose address it is: of IPv6 the first 64 bits, since one customer has all the others."""
+    """The key of an address: for IPv6 its /64 network, which usually belongs to one customer."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

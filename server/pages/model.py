@@ -1,4 +1,4 @@
-"""The fingerprint of a training step in; the page of its runs and plans over time, GPU by GPU, out."""
+"""The page of a training step: its runs and plans over time, by GPU."""
 
 from typing import Annotated, Final
 
@@ -15,7 +15,7 @@ from tuner.store.queries import runs
 from tuner.store.queries.tokens import Scope
 from tuner.terminal.views import standing
 
-#: The newest ones; older ones are in the list of runs.
+#: The newest runs are shown; the list of runs has the older ones.
 MOST_RUNS: Final = 200
 
 router = PageRouter(Scope.READ)

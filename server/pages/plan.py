@@ -1,4 +1,4 @@
-"""A plan's id in; its page, and its file, out."""
+"""The page of a plan, and its download."""
 
 from typing import Final
 
@@ -35,16 +35,16 @@ def show(request: Request, here: Here, plan_id: PlanId) -> Response:
 
 @router.get("/{plan_id}/plan.json")
 def download(request: Request, here: Here, plan_id: PlanId) -> Response:
-    """As `kitsune.Plan.load` reads it."""
+    """The file that `kitsune.Plan.load` reads."""
     plan, _, _ = _look(here, plan_id, viewer(request).team)
     headers = {"content-disposition": _AS_FILE.format(name=words.short(plan_id))}
     return Response(f"{plan_view(plan).document}\n", headers=headers, media_type="application/json")
 
 
 def _look(here: Context, plan_id: str, team: str) -> tuple[Plan, Run | None, Timeline | None]:
-    """The plan, and where the team has them its run and the launches of a step by it.
+    """The plan, and its run and timeline if the team has them.
 
-    Raises NotFoundError, and PlanError for one that was altered.
+    Raises NotFoundError, and PlanError for a plan that was altered.
     """
     with here.database.read() as connection:
         plan = plans.get(connection, plan_id, team=team)

@@ -1,4 +1,4 @@
-"""An error of a page in, a page that says so out: the same words as the API's problem, in the frame."""
+"""Renders errors of pages as HTML, with the text of the API's problem."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ Handler = Callable[[Request, Exception], Response | Awaitable[Response]]
 
 
 def install(app: FastAPI) -> None:
-    """From here on whatever `app` has as an answer to an error is a page, where a page was asked for."""
+    """Wraps the error handlers of `app`, so that they answer with a page where a page was requested."""
     for kind in (HTTPException, RequestValidationError, KitsuneError, Exception):
         app.add_exception_handler(kind, partial(_of_page, cast(Handler, app.exception_handlers[kind])))
 
@@ -40,7 +40,7 @@ async def _of_page(handler: Handler, request: Request, error: Exception) -> Resp
 
 
 def wants_page(request: Request) -> bool:
-    """Whether a page was asked for, or nothing that there is, by a browser."""
+    """Whether the request is for a page, or by a browser for an unknown path outside the API."""
     if isinstance(request.scope.get("route"), PageRoute):
         return True
     is_of_api = request.url.path == API or request.url.path.startswith(f"{API}/")
@@ -48,7 +48,7 @@ def wants_page(request: Request) -> bool:
 
 
 def _told(answer: Response) -> dict[str, Any]:
-    """The problem without what only a program can make use of."""
+    """The problem, without hints that are only useful to programs."""
     problem = {"instance": None, "errors": (), **json.loads(bytes(answer.body))}
     if problem["status"] == 404 and API in problem["detail"]:
         problem["detail"] = "there is nothing at this address; it may have been mistyped, or belong to another team"

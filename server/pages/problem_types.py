@@ -1,4 +1,4 @@
-"""The slug of a problem in; the page that says what it means and what to do about it out, for everybody."""
+"""The pages that explain problem types. They need no session."""
 
 from fastapi import Request
 from fastapi.responses import Response

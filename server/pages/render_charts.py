@@ -1,4 +1,4 @@
-"""The page of a run, or what it shows of launches, in; its charts, drawn, out."""
+"""Draws the charts of pages from their views."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """SVG; empty where there is nothing to draw."""
+    """The charts of the page of a run as SVG; empty where there is no data."""
 
     waterfall: Markup
     search: Markup
@@ -44,9 +44,9 @@ def charts_of(view: RunView) -> Charts:
     )
 
 
-@lru_cache(maxsize=32)  # a timeline never changes, and one of 800 launches takes 0.1 s
+@lru_cache(maxsize=32)  # timelines never change, and drawing one of 800 launches takes 0.1 s
 def timeline_charts(view: TimelineView | None) -> dict[str, Markup]:
-    """Under the names of `Charts`, for whatever page shows them."""
+    """The charts of a timeline, under their names in `Charts`."""
     return {
         "timeline": drawn(timeline, view.spans if view else ()),
         "in_use": drawn(in_use, view.used if view else ()),
@@ -54,7 +54,7 @@ def timeline_charts(view: TimelineView | None) -> dict[str, Markup]:
 
 
 def drawn(draw: Callable[[Sequence[T]], Markup], data: Sequence[T]) -> Markup:
-    """A chart that cannot be drawn must not hide the rest of its page."""
+    """The chart, or a message if it cannot be drawn, so that the rest of the page is still shown."""
     try:
         return draw(data) if data else Markup("")
     except ChartError as error:

@@ -1,6 +1,7 @@
-"""A run's id in; its page, its news while it goes on, and what is done to it, out."""
+"""The page of a run, its live updates, and its actions: cancel, retry, delete, annotate and share."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -8,11 +9,12 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from kitsune.errors import NotFoundError, PlanError, SettingsError
+from kitsune.errors import PlanError, SettingsError
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
+from server.api import runs as api_runs
 from server.charts.search import search_history
-from server.http.auth import also
+from server.http.auth import requires
 from server.http.context import Here
 from server.pages import flash
 from server.pages.frame import PageRouter, address_of, form_of, render, viewer
@@ -29,12 +31,15 @@ from tuner.wall_clock import utcnow
 reading = PageRouter(Scope.READ, prefix="/runs")
 changing = PageRouter(Scope.SUBMIT, prefix="/runs")
 
-Seen = Annotated[int, Query(ge=0, lt=2**63, description="so many trials the page shows already")]
+#: As in the API, with a hint for readers of pages.
+require_run = partial(api_runs.require_run, hint="the list of runs has all that your team may see")
+
+Seen = Annotated[int, Query(ge=0, lt=2**63, description="number of trials that the page shows already")]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the store has of a run. `problem`: why its plan is not shown."""
+    """A run with its trials, plan and timeline. `problem`: why its plan is not shown."""
 
     run: Run
     trials: list[Trial]
@@ -49,7 +54,7 @@ def show(request: Request, here: Here, run_id: RunId) -> Response:
         found = look(connection, run_id, team=viewer(request).team)
         links = shares.listed(connection, run_id, team=viewer(request).team)
     place = place_of(run_id)
-    secret = flash.left(request, place)
+    secret = flash.message_of(request, place)
     answer = page(request, found, links, link=f"{address_of(request)}/shared/{secret}" if secret else "")
     flash.clear(answer, request, place)
     return answer
@@ -57,7 +62,7 @@ def show(request: Request, here: Here, run_id: RunId) -> Response:
 
 @reading.get("/{run_id}/live")
 def live(request: Request, here: Here, run_id: RunId, seen: Seen = 0) -> Response:
-    """What has changed since the page was made."""
+    """The changes since the page was rendered."""
     with here.database.read() as connection:
         found = look(connection, run_id, team=viewer(request).team)
     return news(request, found, seen, f"/runs/{run_id}")
@@ -66,51 +71,49 @@ def live(request: Request, here: Here, run_id: RunId, seen: Seen = 0) -> Respons
 @changing.post("/{run_id}/cancel")
 def cancel(request: Request, here: Here, run_id: RunId) -> Response:
     with here.database.begin() as connection:
-        existing(runs.cancel(connection, run_id, team=viewer(request).team), run_id)
+        require_run(runs.cancel(connection, run_id, team=viewer(request).team), run_id)
     return back_to(run_id)
 
 
 @changing.post("/{run_id}/retry")
 def retry(request: Request, here: Here, run_id: RunId) -> Response:
-    """Leads to the new run; that of an earlier retry, where it has not ended yet."""
+    """Redirects to the new run, or to that of an earlier retry that has not ended yet."""
     with here.database.begin() as connection:
         token, quota = viewer(request), here.settings.quota
-        found = submits.retry(connection, run_id, owner=token.id, team=token.team, quota=quota)
-    if found is None:
-        raise unknown(run_id)
-    return back_to(found[0].id)
+        made = submits.retry(connection, run_id, owner=token.id, team=token.team, quota=quota)
+    run, _ = require_run(made, run_id)
+    return back_to(run.id)
 
 
 @changing.post("/{run_id}/delete")
 def delete(request: Request, here: Here, run_id: RunId) -> Response:
-    """Leads to the list of runs, where it is no more."""
+    """Redirects to the list of runs."""
     with_plan = "plan" in form_of(request)
     with here.database.begin() as connection:
         team = viewer(request).team
-        existing(retention.delete_run(connection, run_id, team=team, with_plan=with_plan), run_id)
+        require_run(retention.delete_run(connection, run_id, team=team, with_plan=with_plan), run_id)
     return RedirectResponse("/runs", 303)
 
 
-@changing.post("/{run_id}/note", dependencies=[also(Scope.READ)])
+@changing.post("/{run_id}/note", dependencies=[requires(Scope.READ)])
 def note(request: Request, here: Here, run_id: RunId) -> Response:
-    """What people say of the run."""
+    """Saves the tags and the note."""
     form = form_of(request)
     told = annotation_of(form.get("tags", ""), form.get("note", ""))
     with here.database.begin() as connection:
         team = viewer(request).team
-        existing(runs.annotate(connection, run_id, team=team, tags=told.tags, note=told.note), run_id)
+        require_run(runs.annotate(connection, run_id, team=team, tags=told.tags, note=told.note), run_id)
     return back_to(run_id, "notes")
 
 
-@changing.post("/{run_id}/share", dependencies=[also(Scope.READ)])
+@changing.post("/{run_id}/share", dependencies=[requires(Scope.READ)])
 def share(request: Request, here: Here, run_id: RunId) -> Response:
-    """Has the page of the run show the new link once: the store has no more than its digest."""
+    """Creates a link, which the page of the run shows once: the database has only its digest."""
     with here.database.begin() as connection:
         made = shares.create(connection, run_id, team=viewer(request).team)
-    if made is None:
-        raise unknown(run_id)
+    _, secret = require_run(made, run_id)
     answer = back_to(run_id)
-    flash.leave(answer, request, place_of(run_id), made[1])
+    flash.set_message(answer, request, place_of(run_id), secret)
     return answer
 
 
@@ -118,17 +121,17 @@ def share(request: Request, here: Here, run_id: RunId) -> Response:
 def unshare(request: Request, here: Here, run_id: RunId) -> Response:
     with here.database.begin() as connection:
         team = viewer(request).team
-        existing(runs.get(connection, run_id, team=team), run_id)
+        require_run(runs.get(connection, run_id, team=team), run_id)
         shares.end(connection, run_id, team=team)
     return back_to(run_id, "share")
 
 
-# What other pages of a run have in common with this one ---------------------------------------------------------------
+# Shared with the other pages of a run ---------------------------------------------------------------------------------
 
 
 def look(connection: Connection, run_id: str, *, team: str) -> Found:
-    """Raises NotFoundError. A plan that cannot be read must not hide its run."""
-    run = existing(runs.get(connection, run_id, team=team), run_id)
+    """The run and its parts, also if its plan cannot be read. Raises NotFoundError."""
+    run = require_run(runs.get(connection, run_id, team=team), run_id)
     tried = trials.list_of(connection, run_id)
     try:
         plan = plans.get(connection, run.plan_id, team=team) if run.plan_id else None
@@ -156,7 +159,7 @@ def page(request: Request, found: Found, links: list[Share], *, link: str = "") 
 
 
 def news(request: Request, found: Found, seen: int, place: str) -> Response:
-    """The part of the page that changes; the whole page once the run has ended."""
+    """The part of the page that changes; once the run has ended, an instruction to reload the page."""
     if found.run.status.is_finished:
         return Response(status_code=204, headers={"hx-refresh": "true"})
     view = news_view(found.run, found.trials, found.plan, utcnow())
@@ -166,18 +169,8 @@ def news(request: Request, found: Found, seen: int, place: str) -> Response:
 
 
 def is_data(run: Run) -> bool:
-    """Whether any worker can do it again: it needs nothing of the machine where it was asked for."""
+    """Whether any worker can run it again, because it needs nothing of the machine where it was submitted."""
     return run.workload.startswith(ZOO) or (run.workload == ARCHIVE and run.archive is not None)
-
-
-def existing(run: Run | None, run_id: str) -> Run:
-    if run is None:
-        raise unknown(run_id)
-    return run
-
-
-def unknown(run_id: str) -> NotFoundError:
-    return NotFoundError(f"there is no run {run_id!r:.100}; the list of runs has all that your team may see")
 
 
 def place_of(run_id: str) -> str:
@@ -189,12 +182,12 @@ def back_to(run_id: str, part: str = "") -> Response:
 
 
 def annotation_of(tags: str, note: str) -> Annotation:
-    """Words between commas, and a text, by the rules of the API. Raises SettingsError."""
+    """Tags separated by commas, and a note, validated by the rules of the API. Raises SettingsError."""
     words = [word for word in (tag.strip() for tag in tags.split(",")) if word]
     try:
         return Annotation.model_validate({"tags": words, "note": note})
     except ValidationError as error:
         raise SettingsError(
-            "give at most 20 tags between commas, each of up to 40 letters, digits and _ . : / + -, and a note of at "
-            "most 4000 printable characters"
+            "give at most 20 tags separated by commas, each of up to 40 letters, digits and _ . : / + -, and a note of "
+            "at most 4000 printable characters"
         ) from error

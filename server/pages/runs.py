@@ -1,4 +1,4 @@
-"""The list of runs: filters and order in its address, a part of it that renews itself."""
+"""The list of runs, with filters and order in its URL. Its table refreshes itself."""
 
 import hashlib
 from typing import Any, Final
@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import ValidationError
 
 from kitsune.base.base_record import canonical_json
-from server.api.comparisons import MOST
+from server.api.compare import MOST
 from server.http.context import Context, Here
 from server.pages.frame import PageRouter, address_of, render, viewer
 from server.pages.views import runs_view
@@ -23,7 +23,7 @@ from tuner.store.queries.tokens import Scope
 from tuner.terminal.views import standing
 from tuner.wall_clock import utcnow
 
-#: So many runs on a page: what a screen or two hold.
+#: Runs on a page: one or two screens.
 LIMIT: Final = 50
 TABLE: Final = "/fragments/runs"
 _SEEN: Final = "seen"
@@ -34,7 +34,7 @@ router = PageRouter(Scope.READ)
 
 @router.get(PLACE, openapi_extra=_READ_HERE)
 def show(request: Request, here: Here) -> Response:
-    """A field that makes no sense comes back with what belongs there; blank ones are left out of the address."""
+    """The list. Invalid fields are shown again with a hint; blank ones are removed from the URL by a redirect."""
     given = _given(request)
     try:
         wanted = Wanted.model_validate(given)
@@ -51,7 +51,7 @@ def show(request: Request, here: Here) -> Response:
 
 @router.get(TABLE, openapi_extra=_READ_HERE)
 def table(request: Request, here: Here) -> Response:
-    """The table alone; 204 when it is still as `seen` names it."""
+    """The table alone; 204 if it is unchanged since the digest `seen`."""
     try:
         wanted = Wanted.model_validate(_given(request))
     except ValidationError as error:
@@ -105,12 +105,12 @@ def _list(request: Request, here: Context, wanted: Wanted) -> dict[str, Any]:
 
 
 def view_functions() -> dict[str, Any]:
-    """What the table of runs asks of a run, for every template that holds one."""
+    """Functions that the table of runs needs in its template context."""
     return {"model_of": label_of, "gpu_of": runs_view.gpu_of, "standing": standing}
 
 
 def digest_of(page: Page) -> str:
-    """Of all that the table shows of its runs, but for their ages, which the page counts on by itself."""
+    """A digest of everything that the table shows, except ages, which a script of the page updates."""
     shown = page.model_dump(mode="json", exclude={"runs": {"__all__": {"heartbeat_at", "lease_until"}}})
     stands = [standing(run) for run in page.runs]
     return hashlib.sha256(canonical_json([shown, stands]).encode()).hexdigest()[:16]

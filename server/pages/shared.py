@@ -1,4 +1,4 @@
-"""The secret of a read-only link in; the run that it shows out, for whoever has the link."""
+"""The read-only page of a run behind a share link, without a session."""
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -29,7 +29,7 @@ def live(request: Request, here: Here, secret: str, seen: Seen = 0) -> Response:
 
 
 def _look(here: Context, secret: str) -> Found:
-    """Raises HTTPException 404, for a link that has ended as for one that never was."""
+    """The run of the link. Raises HTTPException 404, with the same text for revoked and unknown links."""
     with here.database.read() as connection:
         share = shares.find(connection, secret)
         if share is None:

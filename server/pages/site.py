@@ -1,4 +1,4 @@
-"""Every page of the application, in the order in which a path is compared with them, and what they share."""
+"""Adds all pages to the application, in the order in which their paths are matched."""
 
 from typing import Final
 
@@ -42,7 +42,7 @@ PAGES: Final[tuple[APIRouter, ...]] = (
 
 
 def install(app: FastAPI) -> None:
-    """Adds the pages. Comes after `problems.install`, whose answers become pages where pages were asked for."""
+    """Adds the pages. Must be called after `problems.install`, whose error handlers it wraps."""
     app.state.attempts = Attempts()
     problem.install(app)
     for router in PAGES:

@@ -1,4 +1,4 @@
-"""An archive and what to do with it in, by a form; a queued run out."""
+"""The form that submits an archive as a new run."""
 
 import hashlib
 from typing import IO, Any, Final
@@ -23,9 +23,9 @@ from tuner.store.queries import archives, submits
 from tuner.store.queries.tokens import Scope, Token
 
 PLACE: Final = "/submit"
-#: What the form has, with what it holds at first.
+#: The fields of the form with their initial values.
 BLANK: Final = {"name": "", "device": "", "budget": "10m", "trials": ""}
-#: What is wrong with the whole of `Submit` is wrong with its budget.
+#: Errors about `Submit` as a whole are about its budget.
 _OF_ALL: Final = {"body": "budget"}
 _NO_FILE: Final = {"archive": "choose the .ksn file that `kitsune export` wrote"}
 
@@ -34,16 +34,16 @@ router = PageRouter(Scope.SUBMIT)
 
 @router.get(PLACE)
 def ask(request: Request) -> Response:
-    answer = _form(request, BLANK, started=flash.left(request, PLACE))
+    answer = _form(request, BLANK, started=flash.message_of(request, PLACE))
     flash.clear(answer, request, PLACE)
     return answer
 
 
 @router.post(PLACE)
 async def submit(request: Request, here: Here) -> Response:
-    """Leads to the page of the run, or back here for who may not look at it.
+    """Redirects to the page of the run, or back to the form if the token may not read runs.
 
-    A form that makes no sense comes back with what is wrong beside each field.
+    An invalid form is shown again with an error beside each field.
     """
     given = {**BLANK, **form_of(request)}
     file = request.state.form.get("archive")
@@ -61,12 +61,12 @@ async def submit(request: Request, here: Here) -> Response:
     if allows(viewer(request), Scope.READ):
         return RedirectResponse(f"/runs/{run.id}", 303)
     answer = RedirectResponse(PLACE, 303)
-    flash.leave(answer, request, PLACE, run.id)
+    flash.set_message(answer, request, PLACE, run.id)
     return answer
 
 
 def asked_of(given: dict[str, str], sha256: str) -> Submit:
-    """The fields of the form as the API takes them: a blank one is not given. Raises ValidationError."""
+    """The fields of the form as the body of the API; blank ones are left out. Raises ValidationError."""
     trials = given["trials"]
     fields: dict[str, Any] = {
         "archive": sha256,
@@ -79,7 +79,7 @@ def asked_of(given: dict[str, str], sha256: str) -> Submit:
 
 
 def number_of(text: str) -> int | str:
-    """As the API wants it; what is none, or longer than any, stays what it was, and is refused."""
+    """An integer; text that is not one, or too long, is returned unchanged and fails the validation."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text
 
 
@@ -100,7 +100,7 @@ def _digest(file: IO[bytes]) -> str:
 
 
 def _submit(here: Context, file: IO[bytes], asked: Submit, token: Token) -> Run:
-    """Raises ArchiveError, and then keeps nothing."""
+    """Stores the archive and submits a run. Raises ArchiveError; nothing is stored then."""
     file.seek(0)
     archive = Archive.from_bytes(file.read())
     content, settings = archive.to_bytes(), here.settings

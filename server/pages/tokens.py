@@ -1,6 +1,7 @@
-"""Tokens on a page: who has one, a new one, and its end. For administrators.
+"""The page where administrators list, create and revoke tokens.
 
-Those of the default team run the server: they see every team, and give tokens to each. All others see their own.
+Administrators of the default team operate the server: they manage the tokens of all teams. Others manage their own
+team's.
 """
 
 from typing import Any, Final
@@ -19,7 +20,7 @@ from tuner.store.queries import tokens
 from tuner.store.queries.tokens import Scope, Token
 
 PLACE: Final = "/tokens"
-#: How long a new one may live; "" for ever.
+#: Lifetimes to choose from; "": no expiry.
 LENGTHS: Final = {"30d": "30 days", "90d": "90 days", "365d": "a year", "": "without end"}
 BLANK: Final = {"name": "", "team": "", "expires": "90d"}
 
@@ -28,8 +29,8 @@ router = PageRouter(Scope.ADMIN)
 
 @router.get(PLACE)
 def show(request: Request, here: Here) -> Response:
-    """The only one that ever shows a secret, once, right after `create` has made it."""
-    token_id, _, secret = flash.left(request, PLACE).partition(" ")
+    """The list of tokens. Shows a new secret once, right after `create`."""
+    token_id, _, secret = flash.message_of(request, PLACE).partition(" ")
     answer = _page(request, here, BLANK, (Scope.READ, Scope.SUBMIT), made=token_id, secret=secret)
     flash.clear(answer, request, PLACE)
     return answer
@@ -50,14 +51,14 @@ def create(request: Request, here: Here) -> Response:
     with here.database.begin() as connection:
         token, secret = tokens.create(connection, name, scopes, team=team, expires_at=until)
     answer = RedirectResponse(PLACE, 303)
-    flash.leave(answer, request, PLACE, f"{token.id} {secret}")
+    flash.set_message(answer, request, PLACE, f"{token.id} {secret}")
     return answer
 
 
 @router.post(PLACE + "/{token_id}/revoke")
 def revoke(request: Request, here: Here, token_id: TokenId) -> Response:
     with here.database.begin() as connection:
-        token = tokens.revoke(connection, token_id, team=_whose(viewer(request)))
+        token = tokens.revoke(connection, token_id, team=_managed_team(viewer(request)))
     if token is None:
         raise NotFoundError("there is no such token; the page of tokens lists them")
     return RedirectResponse(PLACE, 303)
@@ -76,7 +77,7 @@ def _page(
 ) -> Response:
     me = viewer(request)
     with here.database.read() as connection:
-        found = tokens.listed(connection, team=_whose(me))
+        found = tokens.listed(connection, team=_managed_team(me))
     shown = next((token for token in found if token.id == made), None)
     context: dict[str, Any] = {"given": given, "scopes": scopes, "made": shown, "secret": secret, "error": error}
     return render(
@@ -86,20 +87,20 @@ def _page(
         tokens=found[::-1],
         lengths=LENGTHS,
         all_scopes=Scope,
-        is_operator=_whose(me) is None,
+        is_operator=_managed_team(me) is None,
         **context,
     )
 
 
-def _whose(me: Token) -> str | None:
-    """Of which team the tokens are that this one rules; None: of all."""
+def _managed_team(me: Token) -> str | None:
+    """The team whose tokens this token may manage; None: all teams."""
     return None if me.team == DEFAULT_TEAM else me.team
 
 
 def _team(given: str, me: Token) -> str:
-    """Raises SettingsError."""
-    whose = _whose(me)
-    if whose is not None and given not in ("", whose):
-        raise SettingsError(f"you can make tokens of the team {whose} only")
+    """The team of a new token. Raises SettingsError for a team that `me` may not manage, or an invalid name."""
+    managed = _managed_team(me)
+    if managed is not None and given not in ("", managed):
+        raise SettingsError(f"you can make tokens of the team {managed} only")
     check_team(given or me.team)
     return given or me.team

@@ -1,1 +1,1 @@
-"""The bodies of requests and answers, and the problems that an answer may name."""
+"""Schemas of requests and answers, and problem details (RFC 9457)."""

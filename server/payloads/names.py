@@ -1,4 +1,4 @@
-"""What people call a token or a run: whether a line of a terminal shows it as it is."""
+"""The rule for names of tokens and runs, which are shown in a terminal."""
 
 from typing import Final
 
@@ -6,5 +6,5 @@ MAX_NAME: Final = 100
 
 
 def is_showable(name: str) -> bool:
-    """Whether it is short, and has no control character and none that turns the direction of the text around it."""
+    """Whether it is short enough, without control characters and characters that change the text direction."""
     return len(name) <= MAX_NAME and name.isprintable()

@@ -1,6 +1,6 @@
-"""The slug of a problem in; its status, what it means, why it comes and what to do about it, out.
+"""The table of problem types: status, title, meaning, causes and remedies.
 
-The one table of them: answers, the pages under /problems and docs/troubleshooting.md are made from it.
+Answers, the pages under /problems and docs/troubleshooting.md are generated from it.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from typing import Final
 
 from kitsune.submission.format.limits import MAX_ARCHIVE_BYTES
 
-#: Where the server tells of them; `type` of a problem is this and its slug.
+#: Path of the pages of problem types; `type` of a problem is this and its slug.
 PLACE: Final = "/problems"
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemType:
-    """What a `type` stands for. In the texts a word between backticks is code."""
+    """A problem type. Text between backticks is code."""
 
     status: int
     title: str
@@ -28,23 +28,23 @@ TYPES: Final[Mapping[str, ProblemType]] = {
     "bad-request": ProblemType(
         400,
         "The request cannot be read",
-        "What arrived is not a request that this server understands, so no route has seen it.",
+        "The server could not parse the request, so no route has handled it.",
         "It is not HTTP/1.1, its path is longer than 64 KiB, it has no single header `Host` or a `Content-Length` that "
-        "is no number, a form has more fields than its page, or the client went away in the middle.",
-        "Send it by a common HTTP client. Behind a proxy, look at what the proxy makes of it.",
+        "is not a number, a form has too many fields, or the client disconnected during the request.",
+        "Use a common HTTP client. Behind a proxy, check what the proxy changes.",
     ),
     "unauthorized": ProblemType(
         401,
         "A token is needed",
-        "The route is not open, and the request proves no right to use it. Nothing was done.",
+        "The route requires a token, and the request has no valid one. Nothing was done.",
         "There is no header `Authorization: Bearer TOKEN`, there are two, or the token is unknown, expired or revoked.",
         "Set `KITSUNE_TOKEN`, or send the header. On the server's machine `kitsune token list` shows which tokens are "
-        "good, and `kitsune token create NAME` makes one. On a page, sign in again.",
+        "valid, and `kitsune token create NAME` makes one. On a page, sign in again.",
     ),
     "forbidden": ProblemType(
         403,
         "Not allowed",
-        "Whoever asks is known, and may not do this.",
+        "The token is valid, but does not permit this.",
         "The token lacks the scope that the answer names; the request comes from a web page of another origin; a form "
         "is of an earlier session; or `/metrics` was asked for by a team other than `default`.",
         "Use a token with the scope. For a form, open its page again. A page of your own that uses the API must be "
@@ -53,39 +53,39 @@ TYPES: Final[Mapping[str, ProblemType]] = {
     "not-found": ProblemType(
         404,
         "Not found",
-        "There is nothing of this name, as far as this token may see. What belongs to another team is answered so too.",
+        "Nothing with this name is visible to this token. Things of another team are answered in the same way.",
         "A name or a path was mistyped, the run was deleted, by retention too, a share link has ended, or the token is "
         "of another team.",
-        "`kitsune runs` and `GET /api/v1/runs` list the runs that there are; `/openapi.json` lists the routes. An "
-        "archive that is not there is sent first; a plan stays when its run is deleted, under its own id.",
+        "`kitsune runs` and `GET /api/v1/runs` list the runs; `/openapi.json` lists the routes. Upload a missing "
+        "archive first. When a run is deleted, its plan stays under its own id.",
     ),
     "method-not-allowed": ProblemType(
         405,
         "This route has no such method",
         "The path exists, but not with this method.",
-        "A client of another version, or a slip: `POST` in the place of `PUT`, say.",
+        "A client of another version, or a mistake, such as `POST` instead of `PUT`.",
         "Use one of the methods in the header `Allow`.",
     ),
     "request-timeout": ProblemType(
         408,
         "The request came too slowly",
         "The head or the body did not arrive in time, and nothing of it was kept.",
-        "The head may take 10 s, a body 10 s, an archive 120 s: the line is slow, or a client hangs.",
-        "Send it again, over a better line. `KITSUNE_JSON_TIMEOUT_S` and `KITSUNE_ARCHIVE_TIMEOUT_S` of the server set "
-        "other limits.",
+        "The head may take 10 s, a body 10 s, an archive 120 s: the connection is slow, or a client hangs.",
+        "Send it again, over a faster connection. `KITSUNE_JSON_TIMEOUT_S` and `KITSUNE_ARCHIVE_TIMEOUT_S` of the "
+        "server set other limits.",
     ),
     "conflict": ProblemType(
         409,
         "The request contradicts what is there",
-        "It makes sense, but not as things stand. Nothing was changed.",
-        "An `Idempotency-Key` stands for another request; a run that has not ended is deleted or tried again; or what "
-        "is tried again needs the machine where it was started.",
-        "Send the request as it was, or with a new key. Cancel the run first, or wait until it has ended.",
+        "The request is valid, but not in the current state. Nothing was changed.",
+        "An `Idempotency-Key` was used for another request; a run that has not ended cannot be deleted or retried; or "
+        "a retry needs the machine where the run was started.",
+        "Repeat the original request, or use a new key. Cancel the run first, or wait until it has ended.",
     ),
     "content-too-large": ProblemType(
         413,
         "The request is too large",
-        "The body has more bytes than its route takes; it was cut off, and nothing of it was kept.",
+        "The body has more bytes than its route accepts. Nothing of it was kept.",
         f"A body may have 64 KiB, an archive {MAX_ARCHIVE_BYTES // 2**20} MiB; the owner of the server may have chosen "
         "others. An archive holds no weights, so a larger one has large constants in its graph.",
         "Make large constants parameters or inputs, and export again. `KITSUNE_MAX_JSON_BYTES` of the server raises "
@@ -94,57 +94,56 @@ TYPES: Final[Mapping[str, ProblemType]] = {
     "unsupported-media-type": ProblemType(
         415,
         "Another content type is needed",
-        "The body was not read, since it says that it is something else.",
+        "The body was not read, because its content type is not the one that the route accepts.",
         "The header `Content-Type` is missing or names another type, or a form is not in UTF-8.",
         "Send JSON with `Content-Type: application/json`, and forms as their pages do.",
     ),
     "misdirected-request": ProblemType(
         421,
         "This server does not go by that name",
-        "The header `Host` names a host that this server does not know as itself. That keeps web pages from reaching a "
-        "server on your machine under a name of their own.",
-        "Clients use a name that the server was not told of, or a proxy changes the header.",
-        "Start the server with `--allow-host NAME` for each name that clients use, and have the proxy pass `Host` on.",
+        "The header `Host` names a host that is not on the allowlist of this server. The check stops web pages from "
+        "reaching a server on your machine under a name of their own (DNS rebinding).",
+        "Clients use a name that is not on the allowlist, or a proxy changes the header.",
+        "Start the server with `--allow-host NAME` for each name that clients use, and let the proxy pass `Host` on.",
     ),
     "invalid": ProblemType(
         422,
-        "The request makes no sense",
-        "A field of the body, a parameter of the query, a header or a part of the path has a value that it cannot "
-        "have. Nothing was done.",
-        "`errors` names what is refused, and why. A name that the route does not know is refused too: spelled wrong, a "
-        "filter would match everything.",
-        "Correct what is named; the reference of the HTTP interface has the limits of each.",
+        "The request is invalid",
+        "A field of the body, a parameter of the query, a header or a part of the path has an invalid "
+        "value. Nothing was done.",
+        "`errors` names each invalid field, and why. Unknown names are refused too: a misspelled filter would match "
+        "everything.",
+        "Correct the named fields; the HTTP reference has the limits of each.",
     ),
     "invalid-cursor": ProblemType(
         422,
-        "The cursor is not one of ours",
-        "A page of a list was asked for after a cursor that this list did not give.",
-        "The cursor was cut or made up, or it is of a list in another order.",
+        "The cursor is invalid",
+        "A page of a list was requested with a cursor that this list did not return.",
+        "The cursor was truncated or invented, or belongs to a list in another order.",
         "Begin again without `after`, and take each cursor from the page before, with the same `sort` and `order`.",
     ),
     "archive-refused": ProblemType(
         422,
         "The archive is refused",
-        "The file is no archive that this server takes; it was read as data, no part of it was run, and nothing of it "
-        "was kept.",
-        "It was damaged or changed, was made by another version, or holds an operator that is not on the list.",
+        "The file is not a valid archive. It was read as data, no part of it was run, and nothing of it was kept.",
+        "It was damaged or changed, was made by another version, or holds an operator that is not on the allowlist.",
         "Send a file that `kitsune export` made, as it is. If the version differs, export it with that of the server.",
     ),
     "too-many-requests": ProblemType(
         429,
         "Too many requests",
-        "The token has asked more often than it may, and this request was not carried out.",
-        "Each token has a number of requests for each minute, and look-ups of plans a limit of their own where the "
-        "server sets one. A program that asks in a loop without a pause uses them up.",
-        "Wait for the seconds in `Retry-After`. Watch a run by its events in the place of asking again and again. The "
-        "owner of the server sets the limits: `KITSUNE_REQUESTS_PER_MINUTE`, `KITSUNE_LOOKUPS_PER_MINUTE`.",
+        "The token has exceeded its rate limit, and this request was not carried out.",
+        "Each token has a limit of requests per minute, and a separate limit of plan look-ups if the server sets one. "
+        "A program that polls without a pause uses them up.",
+        "Wait for the seconds in `Retry-After`. Watch a run by its events instead of polling. The owner of the server "
+        "sets the limits: `KITSUNE_REQUESTS_PER_MINUTE`, `KITSUNE_LOOKUPS_PER_MINUTE`.",
     ),
     "quota-exceeded": ProblemType(
         429,
-        "There is as much as there may be",
+        "A quota is reached",
         "The team or the token would have more unfinished runs, or the team more bytes of archives, than the server "
         "allows. Nothing was kept.",
-        "Runs are asked for faster than workers carry them out, or old archives are never deleted.",
+        "Runs are submitted faster than workers carry them out, or old archives are never deleted.",
         "Cancel runs that nobody needs, delete old ones, or start more workers. The owner of the server sets the "
         "limits: `KITSUNE_ACTIVE_RUNS`, `KITSUNE_TOKEN_ACTIVE_RUNS`, `KITSUNE_TEAM_ARCHIVE_BYTES`; "
         "`KITSUNE_RETENTION_DAYS` has old runs deleted.",
@@ -159,14 +158,14 @@ TYPES: Final[Mapping[str, ProblemType]] = {
     "internal": ProblemType(
         500,
         "The server failed",
-        "Something went wrong inside that nobody foresaw.",
+        "An unexpected error occurred in the server.",
         "A defect of Kitsune, or a stored record that was altered.",
         "The server's log says why, under the `instance` that the answer gives. Report it with those lines.",
     ),
     "damaged": ProblemType(
         500,
         "What is stored was altered",
-        "The plan that the database holds under this id is not the one that was written there. It is not given away.",
+        "The plan that is stored under this id is not the one that was written. It is not returned.",
         "The disk or the memory of the server is faulty, or somebody changed the database by hand. Every plan is "
         "checked against its id, the SHA-256 of its text, whenever it is read.",
         "Restore the database from a backup, or start the run again with `POST /api/v1/runs/{run_id}/retry`. Look for "
@@ -175,30 +174,30 @@ TYPES: Final[Mapping[str, ProblemType]] = {
     "busy": ProblemType(
         503,
         "The database is busy",
-        "Others kept the database locked for longer than 10 s, or every connection to it is in use.",
+        "Other processes locked the database for longer than 10 s, or all connections to it are in use.",
         "A process hangs in a transaction, the disk is slow, or there is more to write than SQLite can take.",
-        "Ask again after `Retry-After`. If it lasts, look for a process that hangs; a team is better off with "
+        "Try again after `Retry-After`. If it lasts, look for a process that hangs; a team is better off with "
         "PostgreSQL.",
     ),
     "unavailable": ProblemType(
         503,
         "The server cannot do this now",
-        "The server lives, and its database does not answer; or as many archives arrive as it takes at once.",
-        "The database is down, unreachable, damaged, of another version, or refuses this user. Archives arrive slowly, "
-        "64 of them together.",
-        "Ask again after `Retry-After`. Of the database the server's log says why, under the `instance` that the "
+        "The database does not answer; or the limit of concurrent archive uploads is reached.",
+        "The database is down, unreachable, damaged, of another version, or refuses this user. Or 64 archives are "
+        "being uploaded at once.",
+        "Try again after `Retry-After`. For the database, the server's log says why, under the `instance` that the "
         "answer gives. `GET /readyz` tells when it is back; after an upgrade run `kitsune migrate`.",
     ),
     "full": ProblemType(
         507,
         "No space is left",
-        "The disk or the database is full. What was being written was not kept; what stood there before is unharmed.",
-        "Runs keep every raw sample, and nothing is deleted by itself unless the server is told to.",
+        "The disk or the database is full. The new data was not stored; existing data is unharmed.",
+        "Runs keep every raw sample, and nothing is deleted automatically unless retention is configured.",
         "Free space, delete old runs with `kitsune runs delete --older-than 90d`, or set `KITSUNE_RETENTION_DAYS`.",
     ),
 }
 
-#: What a refusal is that names its status only.
+#: The type of a refusal that is given as a status only.
 BY_STATUS: Final[Mapping[int, str]] = {
     400: "bad-request",
     401: "unauthorized",
@@ -220,5 +219,5 @@ BY_STATUS: Final[Mapping[int, str]] = {
 
 
 def slug_of(status: int) -> str:
-    """For a status that no answer of ours has, what comes nearest."""
+    """The type of a status; the nearest general one for a status that this server does not use."""
     return BY_STATUS.get(status) or ("bad-request" if status < 500 else "internal")

@@ -1,9 +1,9 @@
-"""An error in, an answer of problem+json (RFC 9457) out: type, title, status, and in `detail` what to do.
+"""Turns errors into problem+json answers (RFC 9457) with type, title, status, and a `detail` that says what to do.
 
-A `type` is a path of this server, which has a page there (docs/decisions/0011).
+`type` is a path of this server that has a page (docs/decisions/0011).
 
-Nothing internal leaves: the text of an error of ours goes out only where the request caused it (4xx). What went wrong
-inside (5xx) is written to the log under the `instance` that the client is told.
+Internal details are not disclosed: the message of an error is sent only where the request caused it (4xx). Other
+errors (5xx) are logged under the `instance` that the answer has.
 """
 
 import logging
@@ -56,21 +56,21 @@ class Problem(Record):
         }
     )
 
-    type: str = Field(description="where this server tells what it means and what to do, as a path")
+    type: str = Field(description="path of the page about this type of problem")
     title: str
     status: int
-    detail: str = Field(description="what is wrong with this request, and the way out")
+    detail: str = Field(description="what is wrong with this request, and what to do")
     instance: str | None = None
     errors: tuple[WrongField, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How an error of ours is answered; `detail` None: by its own message, and `way_out` where that names none."""
+    """How an error class is answered. `detail` None: with the message of the error, followed by `advice`."""
 
     slug: str
     detail: str | None = None
-    way_out: str = ""
+    advice: str = ""
     retry_after_s: int | None = None
 
     @property
@@ -78,9 +78,9 @@ class Kind:
         return TYPES[self.slug].status
 
 
-#: The nearest class of an error decides.
+#: The first class in the method resolution order of an error decides.
 KINDS: Final[Mapping[type[BaseException], Kind]] = {
-    errors.ArchiveError: Kind("archive-refused", way_out="; send a file that `kitsune export` made, as it is"),
+    errors.ArchiveError: Kind("archive-refused", advice="; send a file that `kitsune export` made, as it is"),
     errors.PlanError: Kind("damaged", "the plan was altered after it was written; the server's owner must restore it"),
     errors.SettingsError: Kind("invalid"),
     errors.NotFoundError: Kind("not-found"),
@@ -99,7 +99,7 @@ DETAILS: Final[Mapping[int, str]] = {
     405: "use one of the methods of the header Allow; /openapi.json lists all routes",
 }
 
-#: On every answer: nothing here is a page, a script, or meant to be framed, guessed at or kept by a proxy.
+#: On every answer: no scripts, no framing, no content sniffing, no caching. Pages override some of them.
 SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "x-content-type-options": "nosniff",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
@@ -109,15 +109,15 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
 
 
 def install(app: FastAPI) -> None:
-    """From here on every error leaves `app` as a problem."""
-    app.add_exception_handler(HTTPException, _of_status)
-    app.add_exception_handler(RequestValidationError, _of_fields)
-    app.add_exception_handler(KitsuneError, _of_ours)
-    app.add_exception_handler(Exception, _of_unforeseen)
+    """Registers handlers that answer every error of `app` with a problem."""
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(KitsuneError, _on_kitsune_error)
+    app.add_exception_handler(Exception, _on_unexpected_error)
 
 
 def refusal(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer to a request that is refused for a reason that the status names well enough."""
+    """A problem whose type follows from the status."""
     return respond(slug_of(status), detail, status=status, headers=headers)
 
 
@@ -130,7 +130,7 @@ def respond(
     instance: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """`status` is that of the type, unless another one is meant."""
+    """A problem of the type `slug`; `status` overrides that of the type."""
     found = TYPES[slug]
     problem = Problem(
         type=f"{PLACE}/{slug}",
@@ -148,7 +148,7 @@ def kind_of(error: type[KitsuneError]) -> Kind:
     return next(KINDS[known] for known in error.__mro__ if known in KINDS)
 
 
-async def _of_status(request: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     is_plain = error.detail == HTTPStatus(error.status_code).phrase
     detail = DETAILS.get(error.status_code, error.detail) if is_plain else error.detail
@@ -157,37 +157,37 @@ async def _of_status(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> str:
-    """All that the path has: the framework names those of the first router that has it. GET answers HEAD as well."""
+    """All methods of the path; the framework names only those of the first router that has it. GET includes HEAD."""
     path = request.scope["path"]
     routes = [route for route in iter_route_contexts(request.app.routes) if route.path_regex.match(path)]
     found = {method for route in routes for method in route.methods or ()}
     return ", ".join(sorted(found | {"HEAD"} if "GET" in found else found))
 
 
-async def _of_fields(_: Request, error: Exception) -> Response:
+async def _on_invalid_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     fields = wrong_fields(error.errors())
     detail = f"{fields[0].field}: {fields[0].problem}; /openapi.json shows what this route takes"
     return respond("invalid", detail, fields=fields)
 
 
-async def _of_ours(request: Request, error: Exception) -> Response:
+async def _on_kitsune_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KitsuneError)
     kind = kind_of(type(error))
     headers = {} if kind.retry_after_s is None else {"retry-after": str(kind.retry_after_s)}
     if kind.detail is None:
-        return respond(kind.slug, f"{str(error)[: MAX_TEXT - len(kind.way_out)]}{kind.way_out}", headers=headers)
+        return respond(kind.slug, f"{str(error)[: MAX_TEXT - len(kind.advice)]}{kind.advice}", headers=headers)
     return respond(kind.slug, kind.detail, instance=_logged(request, error), headers=headers)
 
 
-async def _of_unforeseen(request: Request, error: Exception) -> Response:
+async def _on_unexpected_error(request: Request, error: Exception) -> Response:
     """The server logs the traceback as well: Starlette raises the error again once this is sent."""
     kind = KINDS[KitsuneError]
     return respond(kind.slug, str(kind.detail), instance=_logged(request, error))
 
 
 def wrong_fields(found: Any) -> tuple[WrongField, ...]:
-    """What pydantic found, without repeating what was sent."""
+    """The errors of pydantic, without the values that were sent."""
     return tuple(
         WrongField(
             field=".".join(str(part) for part in one["loc"][:8])[:100] or "body",

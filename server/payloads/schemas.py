@@ -1,4 +1,4 @@
-"""What crosses the wire: bodies in, checked requests out; records in, the JSON of an answer out; examples for both."""
+"""Schemas of request bodies, parameters and answers, with their OpenAPI examples, and helpers to build answers."""
 
 import re
 from typing import Annotated, Any, Final, Literal, Self
@@ -18,7 +18,7 @@ from tuner.records import Run, Trial
 from tuner.store.queries.archives import StoredArchive
 from tuner.store.queries.submits import Request
 
-#: Nobody waits for longer, and a worker is nobody's for good.
+#: Longest budget, so that no run blocks a worker forever.
 MAX_BUDGET_S: Final = 30 * 86400
 _SHA256: Final = r"^[0-9a-f]{64}$"
 _LINE: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
@@ -30,7 +30,7 @@ _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:
 
 
 def _of_rfc_3339(value: Any) -> Any:
-    """Raises ValueError for what is a moment to pydantic alone: a number of seconds, a date."""
+    """Raises ValueError for what only pydantic accepts as a time: a number of seconds, a date."""
     if isinstance(value, str) and not _MOMENT.fullmatch(value):
         raise ValueError("is not written as 2026-11-22T18:00:00Z")
     return value
@@ -40,9 +40,7 @@ RUN_ID: Final = r"^[A-Za-z0-9_-]{1,64}$"
 RunId = Annotated[str, Path(pattern=RUN_ID, examples=[_EXAMPLE_ID])]
 TokenId = Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$")]
 PlanId = Annotated[str, Path(pattern=_SHA256, examples=[_EXAMPLE_SHA256])]
-ArchiveId = Annotated[
-    str, Path(pattern=_SHA256, description="SHA-256 of the bytes that are sent", examples=[_EXAMPLE_SHA256])
-]
+ArchiveId = Annotated[str, Path(pattern=_SHA256, description="SHA-256 of the body", examples=[_EXAMPLE_SHA256])]
 Sha256 = Annotated[str, Field(pattern=_SHA256)]
 Word = Annotated[str, Field(max_length=200, pattern=_LINE)]
 Shapes = Annotated[str, Field(max_length=10_000, pattern=r"^[0-9a-z,]*$")]
@@ -53,18 +51,18 @@ Key = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]*
 
 
 class Submit(Record):
-    """What to tune. The budget is time as "5m" (or `budget_s`, in seconds), `trials` a number of configurations.
+    """What to tune. `budget` is a time such as "5m" (or `budget_s`, in seconds), `trials` a number of configurations.
 
-    With neither, a first look at the model picks a time.
+    With neither, the worker picks a time after a first look at the model.
     """
 
-    #: Strict: neither `true` nor "1" is a number.
+    #: Strict: `true` and "1" are not numbers.
     model_config = ConfigDict(
         strict=True, json_schema_extra={"examples": [{"archive": _EXAMPLE_SHA256, "budget": "10m", "device": "cuda"}]}
     )
 
-    archive: Sha256 = Field(description="as PUT /archives named it")
-    device: Literal["", "cuda", "cpu"] = Field(default="", description="empty: on whatever a worker has")
+    archive: Sha256 = Field(description="`sha256` of the answer of PUT /archives")
+    device: Literal["", "cuda", "cpu"] = Field(default="", description="empty: any")
     trials: int | None = Field(default=None, ge=1, le=100_000)
     budget: str | float | None = Field(default=None, description='"90s", "5m", "1h" or seconds', examples=["5m"])
     budget_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
@@ -91,7 +89,7 @@ class Submit(Record):
         return self
 
     def request(self) -> Request:
-        """What is asked for, defaults included: a request that names one asks for the same as one that does not."""
+        """The request with its defaults filled in, so that naming a default makes no difference."""
         given = self.model_dump(exclude={"trials", "budget", "budget_s"})
         return Request(**given, trials=self.trials, budget_s=self._seconds())
 
@@ -100,13 +98,13 @@ class Submit(Record):
 
 
 class Annotation(Record):
-    """What people say of a run: words to find it by, and a note. What is left out stays as it is."""
+    """Tags and a note of a run. A field that is left out does not change."""
 
     model_config = ConfigDict(
         strict=True, json_schema_extra={"examples": [{"tags": ["paper", "batch-128"], "note": "before the new loader"}]}
     )
 
-    # A list in JSON; strict would ask for a tuple
+    # A list in JSON; strict mode would require a tuple
     tags: tuple[Tag, ...] | None = Field(default=None, max_length=20, strict=False)
     note: str | None = Field(default=None, max_length=4000, pattern=_PROSE)
 
@@ -118,12 +116,12 @@ class Annotation(Record):
     @field_validator("note")
     @classmethod
     def _with_plain_line_ends(cls, note: str | None) -> str | None:
-        """Forms of browsers send two characters for the end of a line."""
+        """HTML forms send CR LF at the end of a line."""
         return None if note is None else note.replace("\r\n", "\n")
 
 
 class Links(Record):
-    """Where the parts of a run are; `plan` once there is one."""
+    """Paths of the parts of a run; `plan` once there is one."""
 
     self: str
     trials: str
@@ -137,26 +135,26 @@ class Links(Record):
 
 
 class RunView(Run):
-    """A run and where its parts are."""
+    """A run with links to its parts."""
 
     links: Links
 
 
 class RunsView(Record):
-    """A page of runs, in the order that was asked for; `after` is the cursor of the next one, null on the last."""
+    """A page of runs; `after` is the cursor of the next page, null on the last one."""
 
     runs: tuple[RunView, ...]
     after: str | None
 
 
 class TrialsView(Record):
-    """What was tried, by number."""
+    """Trials in the order of their numbers."""
 
     trials: tuple[Trial, ...]
 
 
 class ShareView(Record):
-    """A link: `path` goes behind the address of this server."""
+    """A share link: `path` on this server."""
 
     id: str
     path: str = Field(examples=["/shared/Zx3vKq2mY8sJ1tRw0bNf5uLh7cGd4eAiPoQy6kTjWlE"])
@@ -166,31 +164,31 @@ class ShareView(Record):
 
 
 class SharesEnded(Record):
-    """How many links were made worthless."""
+    """How many links were revoked."""
 
     ended: int
 
 
 class RunDeleted(Record):
-    """The run that is no more."""
+    """The run that was deleted."""
 
     id: str = Field(examples=[_EXAMPLE_ID])
 
 
 class ArchiveView(StoredArchive):
-    """An archive as it is kept: `sha256` names it, `sent_sha256` the bytes that were sent."""
+    """A stored archive: `sha256` is its digest, `sent_sha256` that of the bytes that were sent."""
 
     sent_sha256: str
 
 
 class PlanView(Plan):
-    """A plan under its id, which is the SHA-256 of the rest."""
+    """A plan with its id, which is the SHA-256 of the rest."""
 
     id: str = Field(alias="plan_id")
 
 
 class RunExport(Record):
-    """All that is known of a run, in one file."""
+    """A run with its plan, timeline and trials."""
 
     run: RunView
     plan: PlanView | None
@@ -199,7 +197,7 @@ class RunExport(Record):
 
 
 class Question(Record):
-    """For which workload a plan is wanted, and on which machine."""
+    """The query of a plan look-up: a workload and a machine."""
 
     fingerprint: Sha256 = Field(description="of the step, or of model and optimizer alone", examples=[_EXAMPLE_SHA256])
     gpu: Word = Field(examples=["NVIDIA H200"])
@@ -212,13 +210,13 @@ class Question(Record):
     compute_capability: Word | None = Field(default=None, examples=["9.0"])
     memory_bytes: int | None = Field(default=None, ge=0, lt=2**63)
 
-    def said(self) -> dict[str, str | int]:
-        """What a plan has to agree with in order to fit exactly, in the order in which a difference is told."""
+    def given_fields(self) -> dict[str, str | int]:
+        """The given fields that an exact match must equal, in the order in which a difference is reported."""
         return ({} if self.batch is None else {"batch": self.batch}) | self.software()
 
     def software(self) -> dict[str, str | int]:
-        """What is said of the machine, in the order in which a difference is told."""
-        said: dict[str, str | int | None] = {
+        """The given fields of the machine, in the order in which a difference is reported."""
+        fields: dict[str, str | int | None] = {
             "compute_capability": self.compute_capability,
             "memory_bytes": self.memory_bytes,
             "torch": self.torch,
@@ -226,7 +224,7 @@ class Question(Record):
             "cuda": self.cuda,
             "driver": self.driver,
         }
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class Lookup(Record):
@@ -238,7 +236,7 @@ class Lookup(Record):
 
 
 def query_of(model: type[Record]) -> list[dict[str, Any]]:
-    """The documentation of a query that is read as one record."""
+    """OpenAPI parameters of a query that a route parses as one record."""
     schema = model.model_json_schema()
     required = schema.get("required", ())
     return [
@@ -260,6 +258,6 @@ def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None)
 
 
 def documented(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """The documentation of answers that are problems."""
+    """OpenAPI responses for problems with these statuses."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {code: {"description": TITLES[code], "content": content} for code in codes}

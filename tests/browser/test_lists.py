@@ -41,7 +41,7 @@ def test_who_signs_in_comes_back_to_where_they_were(page: Page, site: Site) -> N
     expect(page).to_have_url(re.compile(r"/login\?next=/runs%3Fstatus%3Dfailed$"))
     page.get_by_label("Token").fill("ksn_wrong")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("does not open this server")
+    expect(page.get_by_role("alert")).to_contain_text("is not valid here")
     page.get_by_label("Token").fill(site.secret())
     page.keyboard.press("Enter")
     expect(page).to_have_url(f"{site.url}/runs?status=failed")

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.connections import exchange, status_of
 from benchmarks.serving import KITSUNE, Serving, serving
-from server.http.protocol import MAX_AROUND, MAX_PIPELINED, SMALL_CHUNK
+from server.http.protocol import MAX_OVERHEAD, MAX_PIPELINED, SMALL_CHUNK
 
 FILES = 200
 CLOSING = "Connection: close\r\n"
@@ -55,7 +55,7 @@ def chunked(server: Serving, chunks: bytes, method: str = "POST") -> bytes:
 
 
 def test_small_chunks_are_taken_until_there_are_too_many(server):
-    number = MAX_AROUND // SMALL_CHUNK
+    number = MAX_OVERHEAD // SMALL_CHUNK
     assert status_of(chunked(server, b"1\r\nx\r\n" * (number // 2))) == 405
     assert status_of(chunked(server, b"80\r\n" + b"x" * 128 + b"\r\n" + b"1\r\nx\r\n")) == 405
     assert status_of(chunked(server, b"1\r\nx\r\n" * number * 2)) in (0, 400)
@@ -64,6 +64,6 @@ def test_small_chunks_are_taken_until_there_are_too_many(server):
 def test_chunks_of_earlier_requests_do_not_count(server):
     with httpx.Client(base_url=server.url, timeout=60) as client:
         answers = [
-            client.post("/healthz", content=iter([b"x"])).status_code for _ in range(MAX_AROUND // SMALL_CHUNK + 9)
+            client.post("/healthz", content=iter([b"x"])).status_code for _ in range(MAX_OVERHEAD // SMALL_CHUNK + 9)
         ]
     assert set(answers) == {405}

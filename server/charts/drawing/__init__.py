@@ -1,1 +1,1 @@
-"""What charts are made of: axes, marks, labels, SVG."""
+"""Building blocks of charts: axes, scales, marks, labels, text and SVG."""

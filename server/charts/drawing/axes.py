@@ -1,4 +1,4 @@
-"""Scales and the words at their ticks in, axes out: lines across the plot, words beside it, the unit in a title."""
+"""Axes of charts: grid lines, tick labels and a title with the unit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from server.charts.drawing.scale import Scale
 from server.charts.drawing.svg import element, line, text, together
 from server.charts.drawing.text_width import width_px
 
-TICK_ROOM_PX: Final = 76.0  # for the words of one tick and some air, along the bottom
-ROW_ROOM_PX: Final = 44.0  # the same along the left
-BETWEEN_PX: Final = 8.0  # the least between two words
-BASE_PX: Final = 15.0  # from the plot to the words below it
+TICK_ROOM_PX: Final = 76.0  # width for a tick label with margin, on the horizontal axis
+ROW_ROOM_PX: Final = 44.0  # the same for the height, on the vertical axis
+BETWEEN_PX: Final = 8.0  # minimum distance between two labels
+BASE_PX: Final = 15.0  # from the plot to the tick labels below it
 TITLE_PX: Final = 33.0  # from the plot to the title below it
-HEAD_PX: Final = 26.0  # above a plot, for the title of what goes upwards
-BELOW_PX: Final = 42.0  # below a plot, for words and title
+HEAD_PX: Final = 26.0  # above a plot, for the title of the vertical axis
+BELOW_PX: Final = 42.0  # below a plot, for tick labels and title
 
 Tick = tuple[float, str]
 
@@ -46,17 +46,17 @@ def ticks_up(scale: Scale, unit: str = "") -> list[Tick]:
 
 
 def count_along(scale: Scale) -> int:
-    """How many ticks have room at the bottom."""
+    """How many ticks fit on the horizontal axis."""
     return max(2, int((scale.end_px - scale.start_px) / TICK_ROOM_PX))
 
 
 def left_of(ticks: Sequence[Tick]) -> float:
-    """How far from the left a plot begins, so that these words fit beside it."""
+    """The left margin of a plot that these tick labels need."""
     return max((width_px(words) for _, words in ticks), default=0.0) + BETWEEN_PX
 
 
 def along_bottom(scale: Scale, top: float, bottom: float, ticks: Sequence[Tick], title: str, width: float) -> Markup:
-    """Lines from top to bottom, words below them as far as they do not run into each other, the title in the middle."""
+    """The horizontal axis: vertical grid lines, the labels below them that do not overlap, and a centred title."""
     parts = [line(scale.place(value), top, scale.place(value), bottom, "grid") for value, _ in ticks]
     taken = 0.0
     for value, words in ticks:
@@ -72,7 +72,7 @@ def along_bottom(scale: Scale, top: float, bottom: float, ticks: Sequence[Tick],
 
 
 def along_left(scale: Scale, left: float, right: float, ticks: Sequence[Tick], title: str) -> Markup:
-    """Lines from left to right, words beside them, the title above all, where it can be read without turning."""
+    """The vertical axis: horizontal grid lines, labels beside them, and the title above, not rotated."""
     parts = [
         together(
             (

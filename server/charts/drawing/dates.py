@@ -1,4 +1,4 @@
-"""Two times in, the round moments between them out, in words: full minutes, hours, days, months or years."""
+"""Ticks of a time axis at full minutes, hours, days, months or years."""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from server.charts.drawing.axes import Tick
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 MONTH: Final = 30 * DAY
-#: Seconds between two ticks that fall on full minutes, hours or days.
+#: Steps in seconds for ticks at full minutes, hours or days.
 STEPS: Final = (
     *(n * MINUTE for n in (1, 5, 15, 30)),
     *(n * HOUR for n in (1, 3, 6, 12)),
@@ -19,7 +19,7 @@ MONTH_STEPS: Final = (1, 3, 6, 12, 24, 60, 120, 240, 600, 1200)
 
 
 def in_utc(at: datetime) -> datetime:
-    """What has no zone is in UTC already, as the database keeps it."""
+    """In UTC. A time without a zone is UTC already, as the database stores it."""
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
 
 
@@ -37,12 +37,12 @@ def date_ticks(low_s: float, high_s: float, count: int) -> list[Tick]:
 
 
 def hour(moment: datetime) -> str:
-    """Midnight tells the day."""
+    """The time of day; for midnight the date."""
     return f"{moment:%H:%M}" if moment.hour or moment.minute else f"{moment:%d %b}"
 
 
 def month_ticks(low_s: float, high_s: float, step: int) -> Iterator[Tick]:
-    """Every `step` months, counted from the year 0: full years where these are twelve or more."""
+    """Ticks every `step` months, counted from the year 0; labelled with the year alone from twelve months on."""
     low, high = (datetime.fromtimestamp(each, UTC) for each in (low_s, high_s))
     for months in range(low.year * 12 // step * step, high.year * 12 + 12, step):
         moment = datetime(months // 12, months % 12 + 1, 1, tzinfo=UTC)

@@ -1,6 +1,6 @@
-"""Names of marks in, names beside marks out, each where it covers no mark, no line and no other name; else left out.
+"""Places labels beside marks so that they cover no mark, line or other label; labels that do not fit are left out.
 
-What is left out is still told on pointing at its mark.
+The name of a mark without a label is still shown as its tooltip.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,13 +32,15 @@ class Label:
 def labels(
     wanted: Iterable[Label], marks: Iterable[tuple[float, float]], route: Iterable[tuple[float, float]], bounds: Box
 ) -> Markup:
-    """The first ones have the choice."""
+    """The labels that fit; earlier ones take precedence."""
     taken = [(x - MARK_PX, y - MARK_PX, x + MARK_PX, y + MARK_PX) for x, y in marks]
     taken += [box_of(*ends) for ends in pairwise(route)]
     parts = []
     for label in wanted:
         width = width_px(cut(label.name, LONGEST_PX))
-        free = (box for box in around(label, width) if within(box, bounds) and not any(meet(box, own) for own in taken))
+        free = (
+            box for box in around(label, width) if within(box, bounds) and not any(overlap(box, own) for own in taken)
+        )
         box = next(free, None)
         if box is not None:
             taken.append(box)
@@ -51,7 +53,7 @@ def box_of(begin: tuple[float, float], end: tuple[float, float]) -> Box:
 
 
 def around(label: Label, width: float) -> Iterator[Box]:
-    """Right, left, above, below, and the four corners."""
+    """Candidate boxes: right, left, above, below, and the four corners."""
     half = SIZE_PX / 2 + 1
     for x in (label.x + AWAY_PX, label.x - AWAY_PX - width):
         yield x, label.y - half, x + width, label.y + half
@@ -64,5 +66,5 @@ def within(box: Box, bounds: Box) -> bool:
     return box[0] >= bounds[0] and box[1] >= bounds[1] and box[2] <= bounds[2] and box[3] <= bounds[3]
 
 
-def meet(one: Box, other: Box) -> bool:
+def overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -1,4 +1,4 @@
-"""Signs and what they mean in, a legend out, in as many lines as it takes."""
+"""Legends and notes below charts, broken into lines."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -8,28 +8,31 @@ from markupsafe import Markup
 from server.charts.drawing.svg import text, together
 from server.charts.drawing.text_width import width_px
 
-SIGN_PX: Final = 22.0
+SYMBOL_PX: Final = 22.0
 BETWEEN_PX: Final = 14.0
 LINE_PX: Final = 20.0
 
-#: Draws a sign around a place; and what it stands for.
+#: A function that draws a symbol around a point, and its meaning.
 Entry = tuple[Callable[[float, float], Markup], str]
 
 
 def legend(entries: Iterable[Entry], top: float, width: float) -> tuple[Markup, float]:
-    """The drawing, and where it ends."""
+    """The drawing, and the y at which it ends."""
     parts, left, base = [], 0.0, top + LINE_PX - 6
-    for sign, words in entries:
-        needed = SIGN_PX + width_px(words)
+    for symbol, words in entries:
+        needed = SYMBOL_PX + width_px(words)
         if left and left + needed > width:
             left, base = 0.0, base + LINE_PX
-        parts += [sign(left + SIGN_PX / 2 - 3, base - 4), text(left + SIGN_PX, base, words, room_px=width - SIGN_PX)]
+        parts += [
+            symbol(left + SYMBOL_PX / 2 - 3, base - 4),
+            text(left + SYMBOL_PX, base, words, room_px=width - SYMBOL_PX),
+        ]
         left += needed + BETWEEN_PX
     return together(parts), base + 6 if parts else top
 
 
 def remark(words: str, top: float, width: float) -> tuple[Markup, float]:
-    """Small words below a chart, broken into lines; nothing where there are none."""
+    """A note in small letters, broken into lines, and the y at which it ends; empty for empty `words`."""
     parts, base, held = [], top + LINE_PX - 6, ""
     for word in words.split():
         longer = f"{held} {word}".strip()

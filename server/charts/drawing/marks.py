@@ -1,6 +1,6 @@
-"""Places in, small shapes out: what stands for one measurement, and the whiskers that bound it.
+"""Marks for measurements, and whiskers for their intervals.
 
-Shapes tell apart what colours tell apart, so that nobody needs the colours.
+Series differ in shape as well as in colour, so that the charts do not depend on colour.
 """
 
 import math
@@ -13,7 +13,7 @@ from server.charts.drawing.svg import element, line, path, together
 
 RADIUS_PX: Final = 4.5
 CAP_PX: Final = 4.0
-#: Corners of shapes, as directions (degrees from the top) and distances (of the radius).
+#: Corners of shapes: angle in degrees from the top, and distance in multiples of the radius.
 CORNERS: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
     "square": tuple((45.0 + 90 * index, 1.25) for index in range(4)),
     "triangle": tuple((120.0 * index, 1.3) for index in range(3)),
@@ -21,12 +21,12 @@ CORNERS: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
     "wedge": tuple((180 + 120.0 * index, 1.3) for index in range(3)),
     "star": tuple((36.0 * index, 0.75 if index % 2 else 1.7) for index in range(10)),
 }
-#: For kinds of things, in the order in which they are met.
+#: Shapes of series, in the order in which they are assigned.
 SHAPES: Final = ("circle", "square", "triangle", "diamond", "wedge", "star")
 
 
 def shape(name: str, x: float, y: float, css: str, radius_px: float = RADIUS_PX) -> Markup:
-    """Around a place. A cross is two strokes, all others are areas."""
+    """A mark around a point. A cross is two strokes, all others are areas."""
     if name == "circle":
         return element("circle", cx=x, cy=y, r=radius_px, class_=css)
     if name == "cross":
@@ -41,7 +41,7 @@ def cross(x: float, y: float, css: str, reach_px: float) -> Markup:
 
 
 def whisker_along_x(low_px: float | None, high_px: float | None, y: float) -> Markup:
-    """From low to high with a cap at both ends, on a light ground that sets it off from bars; nothing where unknown."""
+    """An error bar with caps, on a light outline that sets it off from bars; empty if the interval is unknown."""
     return whisker(low_px, high_px, lambda along, across: (along, y + across))
 
 

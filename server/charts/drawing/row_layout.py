@@ -1,4 +1,4 @@
-"""A width and the notes of rows in, where rows lie out: in wide places the words stand beside a row, else above it."""
+"""Layout of charts with rows: labels are beside a row on wide drawings, above it on narrow ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from markupsafe import Markup
 
 from server.charts.drawing.svg import WIDE_PX, text, together
 
-BAND_PX: Final = 20.0  # what is drawn of a row
+BAND_PX: Final = 20.0  # height of the drawn part of a row
 NOTE_PX: Final = 16.0
-ABOVE_PX: Final = 18.0  # words above a row
+ABOVE_PX: Final = 18.0  # height of the labels above a row
 GAP_PX: Final = 12.0
 LABEL_ROOM_PX: Final = 178.0
 FIGURE_ROOM_PX: Final = 164.0
@@ -21,7 +21,7 @@ EDGE_PX: Final = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`tops` has one place more than there are rows: where the last one ends."""
+    """The rows of a chart. `tops` has one more entry than there are rows: the end of the last one."""
 
     width: float
     tops: tuple[float, ...]
@@ -32,7 +32,7 @@ class Rows:
 
     @property
     def left(self) -> float:
-        """Where the plot begins."""
+        """The left edge of the plot."""
         return LABEL_ROOM_PX + EDGE_PX * 2 if self.is_wide else EDGE_PX
 
     @property
@@ -44,11 +44,11 @@ class Rows:
         return self.tops[-1]
 
     def band(self, row: int) -> float:
-        """The upper edge of what is drawn of a row."""
+        """The upper edge of the drawn part of a row."""
         return self.tops[row] + GAP_PX / 2 + (0 if self.is_wide else ABOVE_PX)
 
     def words(self, row: int, label: str, figure: str, note: str = "") -> Markup:
-        """The name of a row, its number, and what else there is to say about it."""
+        """The texts of a row: label, figure and note."""
         base = self.band(row) + BAND_PX / 2 + 4 if self.is_wide else self.band(row) - 6
         below = self.band(row) + BAND_PX + NOTE_PX - 3
         if self.is_wide:
@@ -64,6 +64,6 @@ class Rows:
 
 
 def rows_of(width: float, notes: Sequence[str]) -> Rows:
-    """One row for each note, an empty one included."""
+    """One row for each note; the note may be empty."""
     plain = GAP_PX + BAND_PX + (0 if width >= WIDE_PX else ABOVE_PX)
     return Rows(width, tuple(accumulate((plain + NOTE_PX * bool(note) for note in notes), initial=0.0)))

@@ -1,4 +1,4 @@
-"""Numbers in, where they lie on a line of pixels and which round numbers to name there out: linear or logarithmic."""
+"""Linear and logarithmic scales from values to pixels, and their round ticks."""
 
 import math
 from collections.abc import Iterable
@@ -7,17 +7,17 @@ from typing import Final
 
 from kitsune.errors import ChartError
 
-LARGEST: Final = 1e15  # nothing that we measure comes near; beyond it neighbouring ticks are the same float
-SMALLEST_SPAN: Final = 1e-9  # of the largest value; what lies closer together is drawn as equal
+LARGEST: Final = 1e15  # far above all measurements; beyond it neighbouring ticks are the same float
+SMALLEST_SPAN: Final = 1e-9  # relative to the largest value; a smaller span is drawn as if all values were equal
 STEPS: Final = (1.0, 2.0, 5.0, 10.0)
 PADDING: Final = 0.05  # of the span, on both sides
-LOG_FROM: Final = 20.0  # largest over smallest value from which on a linear scale crowds the small ones
+LOG_FROM: Final = 20.0  # ratio of largest to smallest value from which on a scale is logarithmic
 FEW_DECADES: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`low` lies at `start_px`, `high` at `end_px`; y grows downwards, so there `start_px` is the larger one."""
+    """Maps `low` to `start_px` and `high` to `end_px`. On a vertical axis `start_px` is larger: y grows downwards."""
 
     low: float
     high: float
@@ -38,20 +38,20 @@ class Scale:
 
 
 def linear(values: Iterable[float], start_px: float, end_px: float) -> Scale:
-    """Around the values, with a little air. Raises ChartError."""
+    """A linear scale over the values, with padding. Raises ChartError."""
     low, high = span(values)
     air = (high - low) * PADDING
     return Scale(low - air, high + air, start_px, end_px)
 
 
 def from_zero(values: Iterable[float], start_px: float, end_px: float) -> Scale:
-    """For bars, whose lengths are compared: zero is on it. Raises ChartError."""
+    """A linear scale that includes zero, for bars. Raises ChartError."""
     low, high = span([0.0, *values])
     return Scale(low, high, start_px, end_px)
 
 
 def fitting(values: Iterable[float], start_px: float, end_px: float) -> Scale:
-    """Logarithmic where all values are positive and some much larger than others, else linear. Raises ChartError."""
+    """A logarithmic scale if all values are positive and their ratio is large, else linear. Raises ChartError."""
     low, high = span(known := list(values))
     if not known or min(known) <= 0 or high / low < LOG_FROM:
         return linear(known, start_px, end_px)
@@ -60,7 +60,7 @@ def fitting(values: Iterable[float], start_px: float, end_px: float) -> Scale:
 
 
 def span(values: Iterable[float]) -> tuple[float, float]:
-    """The smallest and the largest, apart from each other even where all are equal or none is given."""
+    """The smallest and the largest value; widened if they are equal, (0, 1) widened without values."""
     known = [finite(value, "a value") for value in values] or [0.0, 1.0]
     low, high = min(known), max(known)
     largest = max(abs(low), abs(high))
@@ -71,14 +71,14 @@ def span(values: Iterable[float]) -> tuple[float, float]:
 
 
 def finite(value: float, what: str) -> float:
-    """The value itself. Raises ChartError for what has no place on a scale."""
+    """The value itself. Raises ChartError if it is not finite, or too large for a scale."""
     if not math.isfinite(value) or abs(value) > LARGEST:
         raise ChartError(what, f"is {value}; only numbers between -{LARGEST:g} and {LARGEST:g} have a place on a scale")
     return value
 
 
 def nice_step(rough: float) -> float:
-    """The 1, 2 or 5 times a power of ten that is nearest to `rough`, by factors."""
+    """The number 1, 2 or 5 times a power of ten with the smallest ratio to `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return power * min(STEPS, key=lambda step: abs(math.log(step * power / rough)))
 
@@ -90,13 +90,13 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def whole_ticks(low: float, high: float, count: int) -> list[float]:
-    """The same, of things that are counted."""
+    """Like `nice_ticks`, but integers."""
     step = nice_step(max(1.0, (high - low) / max(1, count)))
     return [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten; over few decades twice and five times of them too."""
+    """Powers of ten; over few decades also 2 and 5 times these."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1.0, 2.0, 5.0) if math.log10(high / low) <= FEW_DECADES else (1.0,)
     every = (step * 10.0**power for power in range(first, last + 1) for step in steps)

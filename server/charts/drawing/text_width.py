@@ -1,7 +1,7 @@
-"""Words in, how wide they are drawn out, and what is left of them where there is less room.
+"""Estimates the width of text, and cuts text to a width.
 
-A server has no fonts. The widths are those of DejaVu Sans, the widest of the usual sans-serif fonts, rounded up: words
-fit in the others too.
+A server has no fonts. The widths are those of DejaVu Sans, the widest of the usual sans-serif fonts, rounded up, so
+that text fits in other fonts too.
 """
 
 import unicodedata
@@ -9,7 +9,7 @@ from typing import Final
 
 SIZE_PX: Final = 12.0
 ELLIPSIS: Final = "…"
-#: Width in shares of the size.
+#: Widths of letters, relative to the font size.
 NARROW, WIDE, CAPITAL, OTHER, FULL = 0.4, 0.99, 0.76, 0.64, 1.0
 NARROW_LETTERS: Final = frozenset("fijlrtI .,:;'|!()[]/-\N{NO-BREAK SPACE}")
 WIDE_LETTERS: Final = frozenset("mwMWQ@%+=<>~\N{MINUS SIGN}\N{MULTIPLICATION SIGN}\N{HORIZONTAL ELLIPSIS}")
@@ -30,7 +30,7 @@ def letter_width(letter: str) -> float:
 
 
 def cut(words: str, room_px: float, size_px: float = SIZE_PX) -> str:
-    """The words, or as many letters of them as have room beside an ellipsis."""
+    """The text, or its beginning and an ellipsis if it is wider than `room_px`."""
     if width_px(words, size_px) <= room_px:
         return words
     left = room_px - width_px(ELLIPSIS, size_px)

@@ -1,4 +1,4 @@
-"""Places of many marks in, those to draw out: of marks that lie on one another one is enough, and the chart says so."""
+"""Reduces the number of marks in a chart: of marks that overlap one is drawn, and the chart says so."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -12,14 +12,14 @@ COARSER: Final = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """Which places are drawn, in their order; every other one lies within `within_px` of one of them."""
+    """The indices to draw, sorted; each of the others lies within `within_px` of one of them."""
 
     drawn: tuple[int, ...]
     left_out: int
     within_px: int
 
-    def told(self, many: str) -> str:
-        """Nothing when all are drawn."""
+    def note(self, many: str) -> str:
+        """A note for the reader; "" if all are drawn."""
         if not self.left_out:
             return ""
         whole = len(self.drawn) + self.left_out
@@ -30,7 +30,7 @@ class Thinned:
 
 
 def thinned(places: Sequence[tuple[float, float]], kept: Collection[int] = (), at_most: int = AT_MOST) -> Thinned:
-    """One place of each cell of a grid, in the finest grid by which few enough remain; `kept` are drawn anyhow."""
+    """One point of each grid cell, with the finest grid that leaves at most `at_most`; `kept` are always drawn."""
     if len(places) <= at_most:
         return Thinned(tuple(range(len(places))), 0, 0)
     cell_px = FIRST_CELL_PX

@@ -1,4 +1,4 @@
-"""Numbers and moments in, the words of a page out: the filters of the templates. All of them are pure."""
+"""Formats numbers, durations and times for pages and charts. The functions are also filters of the templates."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -12,15 +12,15 @@ from kitsune.plan import Interval
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _MINUS: Final = "\N{MINUS SIGN}"
 _TIMES: Final = "\N{MULTIPLICATION SIGN}"
-#: Up to so many seconds, this many seconds are one of this.
+#: (Upper limit in seconds, seconds in a unit, the unit.)
 _UNITS: Final = ((90, 1, "s"), (60 * 60, 60, "min"), (48 * 3600, 3600, "h"), (60 * 86400, 86400, "days"))
 _SHORT: Final = 12
 
 
 def ago(moment: datetime, now: datetime) -> str:
-    """How long before `now` it was: "12 s ago", "3 days ago"; a date when it is long ago."""
+    """The age of `moment`: "12 s ago", "3 days ago"; a date from 60 days on."""
     seconds = (now - moment).total_seconds()
-    if seconds < 1:  # clocks of several machines differ
+    if seconds < 1:  # may be negative: clocks of several machines differ
         return "just now"
     for most, size, unit in _UNITS:
         if seconds < most:
@@ -29,7 +29,7 @@ def ago(moment: datetime, now: datetime) -> str:
 
 
 def lasted(seconds: float) -> str:
-    """A length of time: "9.3 s", "4 min 10 s", "2 h 5 min"."""
+    """A duration: "9.3 s", "4 min 10 s", "2 h 5 min"."""
     if seconds < 60:
         return f"{seconds:.1f}{_NO_BREAK}s"
     minutes, rest = divmod(round(seconds), 60)
@@ -44,12 +44,12 @@ def moment(at: datetime) -> str:
 
 
 def ms(value: float) -> str:
-    """A time per step, with three digits that mean something."""
+    """A time per step, with three significant digits."""
     return f"{output.step_time(value)}{_NO_BREAK}ms"
 
 
 def gain(value: Interval | float) -> str:
-    """How many times as fast, with the sign of multiplication behind it. Of an interval its median."""
+    """A speedup with a multiplication sign; of an interval its median."""
     factor = value.median if isinstance(value, Interval) else value
     return f"{factor:.2f}{_TIMES}" if factor < 10 else f"{factor:.1f}{_TIMES}"
 
@@ -60,14 +60,14 @@ def spread(interval: Interval) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of one: 0.123 is "12.3 %"; from 10 % on without a fraction."""
+    """A fraction as a percentage: 0.0123 is "1.2 %"; from 10 % on without decimals."""
     value = 100 * share
     text = f"{abs(value):.1f}" if 0 < abs(value) < 9.95 else f"{abs(value):.0f}"
     return f"{_MINUS if value < 0 and float(text) else ''}{text}{_NO_BREAK}%"
 
 
 def change(ratio: float) -> str:
-    """By how much something changed, with its sign, in whole per cent where it is one or more: 0.88 is 12 % less."""
+    """A ratio as a signed change in per cent, without decimals from 1 % on: 0.88 is minus 12 %."""
     value = 100 * (ratio - 1)
     text = f"{abs(value):.0f}" if abs(value) >= 1 else f"{abs(value):.1f}"
     sign = "" if float(text) == 0 else _MINUS if value < 0 else "+"
@@ -75,13 +75,13 @@ def change(ratio: float) -> str:
 
 
 def mebibytes(size: int) -> str:
-    """ "1,234 MiB"; a fraction below ten."""
+    """ "1,234 MiB"; with a decimal below 10."""
     value = size / 2**20
     return f"{value:,.1f}{_NO_BREAK}MiB" if value < 10 else f"{value:,.0f}{_NO_BREAK}MiB"
 
 
 def short(name: str) -> str:
-    """The beginning of an id or a digest, enough to tell it from its like."""
+    """The first 12 characters of an id or a digest, enough to identify it."""
     return name[:_SHORT]
 
 
@@ -91,7 +91,7 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def marked(text: str) -> Markup:
-    """What stands between backticks as code."""
+    """Text with parts between backticks as <code>."""
     parts = text.split("`")
     return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 

@@ -1,16 +1,16 @@
-// What makes a page pleasanter where scripts run; every page works without it. Ages count on, answers are dated, code
-// is copied, and what was typed is kept.
+// Progressive enhancement; every page works without this script. It updates ages and the time of the last update, adds
+// buttons that copy code, and protects typed text from automatic reloads.
 "use strict";
 
 (() => {
   const UNITS = [[90, 1, "s"], [60 * 60, 60, "min"], [48 * 3600, 3600, "h"], [60 * 86400, 86400, "days"]];
 
-  // The clock of the server counts: ages on a machine whose own clock is wrong are right all the same.
+  // Uses the clock of the server, so that ages are right even if the clock of this machine is wrong.
   const told = document.querySelector("meta[name=kitsune-now]");
   const ahead = told ? Date.parse(told.content) - Date.now() : 0;
   const now = () => Date.now() + ahead;
 
-  // As `ago` in server/charts/drawing/words.py; null where that gives a date.
+  // Like `ago` in server/charts/drawing/words.py; null where that returns a date.
   function ago(seconds) {
     if (seconds < 1) return "just now";
     const unit = UNITS.find(([most]) => seconds < most);
@@ -24,7 +24,7 @@
     }
   }
 
-  // An answer of the server that it is all as before is news too; when none comes, the age says so.
+  // An answer without changes also counts as an update; without any answer, the shown age grows.
   function noteAnswer(event) {
     if (!event.detail.successful) return;
     for (const element of document.querySelectorAll("time[data-updated]")) {
@@ -34,7 +34,7 @@
     countAges();
   }
 
-  // Only what can be answered can be asked: a button waits until enough boxes of its form are ticked, and not too many.
+  // Disables a button while too few or too many checkboxes of its form are ticked.
   function countChoices() {
     for (const button of document.querySelectorAll("button[data-least]")) {
       const chosen = [...button.form.elements].filter((one) => one.type === "checkbox" && one.checked);
@@ -42,7 +42,7 @@
     }
   }
 
-  // In a region that stays: what comes with its text is announced by few readers of screens.
+  // Uses a permanent live region: few screen readers announce a region that is inserted together with its text.
   function announce(text) {
     const region = document.getElementById("announced");
     if (region.textContent !== text) region.textContent = text;
@@ -59,7 +59,7 @@
     return "defaultValue" in field && field.value !== field.defaultValue;
   }
 
-  // Where something is typed, a page that would load itself anew says so instead.
+  // If something is typed, shows a notice instead of reloading the page.
   function keepTyped(event) {
     if (!event.detail.xhr.getResponseHeader("hx-refresh")) return;
     const notice = document.getElementById("outdated");
@@ -70,7 +70,7 @@
     announce(notice.textContent);
   }
 
-  // Without https, but on this very machine, browsers have no clipboard: there the selection is copied.
+  // Browsers offer the clipboard only with https or on localhost; otherwise the selection is copied.
   async function copy(code) {
     if (navigator.clipboard) return navigator.clipboard.writeText(code.textContent);
     getSelection().selectAllChildren(code);

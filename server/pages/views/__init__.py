@@ -1,1 +1,1 @@
-"""What a page shows, from records: plain data for the templates."""
+"""View models: pure functions that turn records into plain data for the templates."""

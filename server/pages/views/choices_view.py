@@ -1,4 +1,4 @@
-"""A run and its trials in; every choice that was not made, each with its reason in a line, out. Pure."""
+"""The table of choices: what became of each choice of each knob, with the reason."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tuner.search.space import Space
 
 
 class Outcome(StrEnum):
-    """What became of a choice."""
+    """The outcome of a choice."""
 
     CHOSEN = "in the plan"
     REJECTED = "rejected"
@@ -25,13 +25,13 @@ class Outcome(StrEnum):
 
     @property
     def slug(self) -> str:
-        """As a class of the page."""
+        """The CSS class."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRow:
-    """Choices of one knob of which became the same for the same reason; `meaning` of a single one."""
+    """Choices of one knob with the same outcome and reason; `meaning` is set for a single choice only."""
 
     knob: str
     choices: tuple[str, ...]
@@ -58,12 +58,12 @@ _ENDED: Mapping[RunStatus, str] = {
 
 
 def choice_rows(run: Run, trials: Sequence[Trial], plan: Plan | None) -> tuple[ChoiceRow, ...]:
-    """In the order of the knobs table; without defaults, and without limits that a search never sets."""
+    """Rows in the order of the knobs table, without defaults and choices that a search never tries."""
     return tuple(row for knob in KNOBS.values() for row in _rows(knob, run, trials, plan))
 
 
-def said_of_plan(trials: Sequence[Trial], plan: Plan | None) -> str:
-    """What the figures of the reasons are to be held against."""
+def plan_note(trials: Sequence[Trial], plan: Plan | None) -> str:
+    """A sentence with the speedup of the plan's own trial, for comparison with the figures in the reasons."""
     own = [trial.comparison for trial in trials if trial.source.is_search and plan and trial.knobs == plan.knobs]
     measured = [found.speedup for found in own if found is not None]
     if not measured or plan is None or not plan.knobs:
@@ -79,15 +79,17 @@ def failure_words(failure: Failure) -> str:
 
 def _rows(knob: Knob, run: Run, trials: Sequence[Trial], plan: Plan | None) -> Iterator[ChoiceRow]:
     choices = [choice for choice in knob.choices if choice != knob.default and knob.is_searched(choice)]
-    for (outcome, reason), alike in groupby(choices, lambda choice: _fate(knob, choice, run, trials, plan)):
+    for (outcome, reason), alike in groupby(choices, lambda choice: _outcome_of(knob, choice, run, trials, plan)):
         named = tuple(alike)
         meaning = knob.choices[named[0]] if len(named) == 1 else ""
         yield ChoiceRow(knob.name, tuple(map(str, named)), meaning, outcome, reason)
 
 
-def _fate(knob: Knob, choice: Choice, run: Run, trials: Sequence[Trial], plan: Plan | None) -> tuple[Outcome, str]:
+def _outcome_of(
+    knob: Knob, choice: Choice, run: Run, trials: Sequence[Trial], plan: Plan | None
+) -> tuple[Outcome, str]:
     if plan is not None and plan.choice(knob.name) == choice:
-        return Outcome.CHOSEN, _declined_in(knob.name, choice, trials) or "part of what was measured to be the best"
+        return Outcome.CHOSEN, _declined_in(knob.name, choice, trials) or "part of the best measured configuration"
     if (why := run.inapplicable.get(f"{knob.name}={choice}")) is not None:
         return Outcome.INAPPLICABLE, why
     with_it = [trial for trial in trials if trial.source.is_search and trial.knobs.get(knob.name) == choice]
@@ -99,7 +101,7 @@ def _fate(knob: Knob, choice: Choice, run: Run, trials: Sequence[Trial], plan: P
 
 
 def _tried(trials: Sequence[Trial], *, is_decided: bool) -> tuple[Outcome, str]:
-    """The best trial speaks for a choice; where all of them failed, the last one."""
+    """The outcome by the best trial; if all failed, by the last one."""
     measured = [(trial.comparison.speedup, trial) for trial in trials if trial.comparison is not None]
     if measured:
         speedup, best = max(measured, key=lambda pair: pair[0].median)
@@ -115,7 +117,7 @@ def _tried(trials: Sequence[Trial], *, is_decided: bool) -> tuple[Outcome, str]:
 
 
 def _declined_in(knob: str, choice: Choice, trials: Sequence[Trial]) -> str:
-    """Why the runtime left the choice out of a trial that asked for it; "" where it did not."""
+    """Why the runtime declined the choice in a trial; "" if it did not."""
     reasons = (
         arm.declined[knob]
         for trial in trials
@@ -138,7 +140,7 @@ def _why_untried(knob: Knob, choice: Choice, run: Run, plan: Plan | None) -> str
 
 
 def by_outcome(rows: Sequence[ChoiceRow]) -> Iterator[str]:
-    """How many choices came to what, for the sentence above the table: "2 failed"."""
+    """The number of choices by outcome, for the sentence above the table: "2 failed"."""
     for outcome in Outcome:
         if number := sum(len(row.choices) for row in rows if row.outcome is outcome):
             is_many = outcome is Outcome.INAPPLICABLE and number > 1

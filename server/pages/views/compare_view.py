@@ -1,4 +1,4 @@
-"""Several runs and their plans in; what differs between them out. Pure."""
+"""The view of the page that compares runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Final
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Plan
 from kitsune.plan_diff import Row, differences
-from server.api.comparisons import Side, warnings
+from server.api.compare import Side, warnings
 from server.charts.drawing import words
 from server.pages.views.facts_view import budget_words
 from tuner.records import Run
@@ -32,7 +32,7 @@ class CompareRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """In what the plan of a run differs from that of the first."""
+    """The differences between the plan of a run and that of the first run with one."""
 
     run: Run
     rows: tuple[Row, ...]
@@ -40,7 +40,7 @@ class PlanDiff:
 
 @dataclass(frozen=True, slots=True)
 class CompareView:
-    """The page of a comparison, with the warnings that the API gives: `hidden` rows are the same everywhere."""
+    """The page of a comparison, with the warnings of the API. `hidden`: number of rows that do not differ."""
 
     names: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -50,7 +50,10 @@ class CompareView:
 
 
 def compare_view(pairs: Sequence[Side], *, shows_all: bool) -> CompareView:
-    rows = [CompareRow(name, tuple(tell(run, plan) or _NOTHING for run, plan in pairs)) for name, tell in _ROWS.items()]
+    rows = [
+        CompareRow(name, tuple(describe(run, plan) or _NOTHING for run, plan in pairs))
+        for name, describe in _ROWS.items()
+    ]
     shown = [row for row in rows if not row.is_same]
     told = [row for row in rows if set(row.values) != {_NOTHING}]
     return CompareView(
@@ -70,16 +73,16 @@ def _diffs(pairs: Sequence[Side]) -> list[PlanDiff]:
     return [PlanDiff(run, tuple(differences(first, plan))) for run, plan in others]
 
 
-def _of_evidence(tell: Callable[[Evidence], str]) -> Callable[[Run, Plan | None], str]:
-    return lambda _, plan: tell(plan.evidence) if plan is not None and plan.evidence is not None else ""
+def _of_evidence(describe: Callable[[Evidence], str]) -> Callable[[Run, Plan | None], str]:
+    return lambda _, plan: describe(plan.evidence) if plan is not None and plan.evidence is not None else ""
 
 
 def _of_machine(name: str) -> Callable[[Run, Plan | None], str]:
-    def tell(run: Run, _: Plan | None) -> str:
+    def describe(run: Run, _: Plan | None) -> str:
         here: Environment | None = run.environment
         return str(getattr(here, name)) if here is not None else ""
 
-    return tell
+    return describe
 
 
 def _of_knob(name: str) -> Callable[[Run, Plan | None], str]:

@@ -1,7 +1,7 @@
-"""A run, its trials and its plan in; what each choice gives out. Looked up where it was computed before.
+"""A cache of ablations: the contribution of each choice of a plan.
 
-Neither a stored trial nor a plan ever changes, so the same run with as many trials gives the same. Computing it takes
-some 40 ms, as much as all the rest of the page.
+Stored trials and plans never change, so run, plan and number of trials are a valid key. Computing an ablation takes
+some 40 ms, as much as the rest of the page.
 """
 
 import threading
@@ -21,7 +21,7 @@ _lock: Final = threading.Lock()
 
 
 def contributions_of(run: Run, trials: Sequence[Trial], plan: Plan | None) -> Ablation | None:
-    """None of a plan that changes nothing, and where nothing was measured."""
+    """The ablation; None for a plan that changes nothing, and if nothing was measured."""
     if plan is None or not plan.knobs:
         return None
     key = run.id, plan.plan_id, len(trials)

@@ -1,4 +1,4 @@
-"""A run in; where it came from, as names and values, and the command that does it again, out. Pure."""
+"""The provenance of a run as names and values, and the command that repeats it."""
 
 import shlex
 from collections.abc import Iterator
@@ -16,17 +16,17 @@ _GIB: Final = 1024**3
 
 
 def provenance(run: Run) -> tuple[Fact, ...]:
-    """Who did what, where and with what; what is not known is left out."""
+    """Machine, software, workload, budget, worker and times of a run; unknown values are left out."""
     return (*(machine_facts(run.environment) if run.environment else ()), *_work(run))
 
 
 def machine_facts(here: Environment) -> tuple[Fact, ...]:
-    """The machine and its software, as far as there is such a thing on it."""
+    """The machine and its software; empty values are left out."""
     return tuple((name, value) for name, value in _machine(here) if value)
 
 
 def again(run: Run) -> str:
-    """The command that asks for the same once more; what it does not show as it is cannot be hidden in it."""
+    """The command that repeats the run, without control characters, so that nothing can be hidden in it."""
     return clean(_command(run))
 
 
@@ -41,7 +41,7 @@ def _command(run: Run) -> str:
 
 
 def again_note(run: Run) -> str:
-    """What the command takes for granted."""
+    """What the command requires."""
     if run.workload in (LIVE, ARCHIVE):
         return "train.py:make_workload is your function that returns the Workload of this training step."
     return ""
@@ -55,7 +55,7 @@ def budget_words(run: Run) -> str:
 
 
 def _seconds(budget_s: float) -> str:
-    """Without an exponent, which the command line does not read."""
+    """Without an exponent, which the command line does not accept."""
     return f"{budget_s:.3f}".rstrip("0").rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""A run, its trials and its plan in; what its charts draw out. Pure."""
+"""The data of the charts of a run."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,25 +21,25 @@ ROLES = {EAGER: AS_GIVEN, "stock": "best of plain torch", "candidate": "best of 
 
 
 def bars(plan: Plan | None, ablation: Ablation | None) -> tuple[Bar, ...]:
-    """From the step as given to the plan, choice by choice where that was measured; none where nothing changes."""
+    """The waterfall from the step as given to the plan, by choice if measured; empty if the plan changes nothing."""
     if plan is None or plan.evidence is None or not plan.knobs:
         return ()
     return tuple(_whole(plan.evidence) if ablation is None else _by_choice(ablation))
 
 
 def points(trials: Sequence[Trial], plan: Plan | None) -> tuple[Point, ...]:
-    """Time and memory of everything that was measured in the search; none where memory is not counted."""
-    found = [_point(trial, plan) for trial in trials if trial.source.is_search and _is_weighed(trial)]
+    """Time and memory of all measured trials of the search; empty if memory is not measured."""
+    found = [_point(trial, plan) for trial in trials if trial.source.is_search and _is_measured(trial)]
     return tuple(found) if any(point.peak_bytes for point in found) else ()
 
 
 def tried(trials: Sequence[Trial]) -> tuple[Tried, ...]:
-    """The search, trial by trial."""
+    """The trials of the search."""
     return tuple(_tried(trial) for trial in trials if trial.source.is_search)
 
 
 def strips(trials: Sequence[Trial]) -> tuple[Strip, ...]:
-    """The raw samples behind the verdict: those of the last confirmation, process after process."""
+    """The raw samples of the last confirmation, process by process, which the verdict is based on."""
     processes = _last_confirmed(trials)
     if not processes:
         return ()
@@ -51,7 +51,7 @@ def strips(trials: Sequence[Trial]) -> tuple[Strip, ...]:
 
 
 def same_strips(trials: Sequence[Trial]) -> tuple[Strip, ...]:
-    """The step as given against itself."""
+    """The samples of the step as given, measured against itself."""
     baseline = next((trial.measurement for trial in trials if trial.source is Source.BASELINE), None)
     if baseline is None:
         return ()
@@ -60,10 +60,10 @@ def same_strips(trials: Sequence[Trial]) -> tuple[Strip, ...]:
 
 
 def _last_confirmed(trials: Sequence[Trial]) -> list[Measurement]:
-    """The processes of the last confirmation that was measured: those of the same configuration and arms, but for the
-    step as given, which only some of them time.
+    """The measurements of the last confirmation, one for each process.
 
-    One that was made before the search, of what an earlier run had proven, is another one.
+    These have the same configuration and arms, except for the step as given, which only some of them time. A
+    confirmation before the search, of an earlier run's winner, is a different one.
     """
     since = max((place for place, trial in enumerate(trials) if trial.source.is_search), default=-1) + 1
     confirmed = [trial for trial in trials[since:] if trial.source is Source.CONFIRM and trial.measurement]
@@ -95,16 +95,16 @@ def _by_choice(ablation: Ablation) -> Iterator[Bar]:
     for given in ablation.contributions:
         saved = given.saved_ms
         meaning = KNOBS[given.knob].choices.get(given.choice, "") if given.knob in KNOBS else ""
-        if given.beside:  # first, since a long note is cut at its end
+        if given.beside:  # first, because long notes are cut at the end
             meaning = f"beside a plan without {' and '.join(given.beside)}{'; ' if meaning else ''}{meaning}"
         yield Bar(f"{given.knob}={given.choice}", -saved.median, -saved.high, -saved.low, "step", meaning)
     together = ablation.interaction_ms
-    note = "what the choices give together, and not one by one"
+    note = "the effect of the choices together, beyond the sum of their own"
     yield Bar("interaction", -together.median, -together.high, -together.low, "remainder", note)
     yield Bar("plan", ablation.plan_ms, None, None, "total")
 
 
-def _is_weighed(trial: Trial) -> bool:
+def _is_measured(trial: Trial) -> bool:
     arm = last_arm(trial)
     return arm is not None and bool(arm.step_ms)
 

@@ -1,4 +1,4 @@
-"""A run, its trials and its plan in; what came of it, in plain words, out. Pure."""
+"""The headline of a run or a plan: its result in one sentence, with details."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from tuner.statistics.plan_evidence import words as in_words
 from tuner.store.queries.runs import label_of
 from tuner.terminal.views import is_lost
 
-#: A change of memory below half a per cent is none.
+#: Smaller relative changes of memory are reported as none.
 _SAME_MEMORY: Final = 0.005
 
 
 class Mood(StrEnum):
-    """How good the news is: a class of the page."""
+    """The kind of a headline; also its CSS class."""
 
     GOOD = "good"
     PLAIN = "plain"
@@ -30,7 +30,7 @@ class Mood(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The news in one sentence, and what is to be known beside it."""
+    """The result in one sentence, and details below it."""
 
     mood: Mood
     sentence: str
@@ -38,7 +38,7 @@ class Headline:
 
 
 def headline(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetime) -> Headline:
-    """What came of a run, or how far it is."""
+    """The result of a run, or its progress."""
     if plan is not None and plan.evidence is not None:
         return of_evidence(subject(run), plan, plan.evidence, trials)
     if run.status is RunStatus.FAILED:
@@ -52,7 +52,7 @@ def headline(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetime
 
 
 def of_evidence(what: str, plan: Plan, found: Evidence, trials: Sequence[Trial] = ()) -> Headline:
-    """The sentence of a plan that was measured; `what` is what was tuned, and where."""
+    """The headline of a measured plan; `what`: what was tuned, and where."""
     if found.verdict == "faster":
         return Headline(Mood.GOOD, _faster(what, found), tuple(_details(found)))
     if found.verdict in UNTOLD:
@@ -82,7 +82,7 @@ def times_as_fast(speedup: Interval) -> str:
 
 
 def memory_words(found: Evidence) -> str:
-    """ ", 12 % less memory"; nothing where memory is not counted, as on a CPU."""
+    """ ", 12 % less memory"; "" if memory is not measured, as on a CPU."""
     if not found.peak_bytes or not found.baseline_peak_bytes:
         return ""
     change = found.peak_bytes / found.baseline_peak_bytes - 1
@@ -98,7 +98,7 @@ def leader(trials: Iterable[Trial]) -> Trial | None:
 
 
 def so_far(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """The best of what was tried, where anything is faster than the step as given."""
+    """A line about the best trial so far, if it changes anything."""
     best = leader(trials)
     if best is None or best.comparison is None or not best.knobs:
         return ()
@@ -151,20 +151,20 @@ def _details(found: Evidence) -> Iterator[str]:
 
 
 def numbers(found: Evidence) -> str:
-    """How far the plan's numbers are off, and how far they may be."""
-    said = found.numerics
-    if not said.gradient_allowed:
-        return said.note or "those of the step as given"
+    """The numerical errors of the plan, with their tolerances."""
+    numerics = found.numerics
+    if not numerics.gradient_allowed:
+        return numerics.note or "those of the step as given"
     off = (
-        f"loss off by {said.loss_error:.1e} ({said.loss_allowed:.1e} allowed), "
-        f"gradients by {said.gradient_error:.1e} ({said.gradient_allowed:.1e}), "
-        f"parameters by {said.parameter_error:.1e} ({said.parameter_allowed:.1e})"
+        f"loss off by {numerics.loss_error:.1e} ({numerics.loss_allowed:.1e} allowed), "
+        f"gradients by {numerics.gradient_error:.1e} ({numerics.gradient_allowed:.1e}), "
+        f"parameters by {numerics.parameter_error:.1e} ({numerics.parameter_allowed:.1e})"
     )
-    return f"{off}; {said.note}" if said.note else off
+    return f"{off}; {numerics.note}" if numerics.note else off
 
 
 def _runner_up(trials: Sequence[Trial]) -> Iterator[str]:
-    """What was measured afresh and did not win."""
+    """A line about the best of the search if its confirmation was not a win."""
     confirmed = [trial for trial in trials if trial.source is Source.CONFIRM and trial.comparison is not None]
     last = confirmed[-1] if confirmed else None
     if last is not None and last.knobs and last.comparison is not None:

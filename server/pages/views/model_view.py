@@ -1,4 +1,4 @@
-"""All runs of one training step in; how its gain went over time, GPU by GPU, out. Pure."""
+"""The view of the page of a training step: its runs and gains over time, by GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ NO_GPU = "not looked at yet"
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """What was tuned on one kind of GPU: its runs newest first, the gains of several plans oldest first."""
+    """The runs on one GPU model, newest first, and the gains of their plans, oldest first, if there are several."""
 
     gpu: str
     best: Run | None

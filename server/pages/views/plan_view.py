@@ -1,4 +1,4 @@
-"""A plan in; its choices with what they mean, its evidence and where it holds, out. Pure."""
+"""The view of the page of a plan: its choices, its evidence, and where it is valid."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tuner.statistics.plan_evidence import words as in_words
 
 @dataclass(frozen=True, slots=True)
 class KnobRow:
-    """One knob: what is chosen, what that means, and what a plan could choose instead."""
+    """One knob: the choice, its effect and what it needs."""
 
     name: str
     meaning: str
@@ -55,7 +55,7 @@ def plan_view(plan: Plan, timeline: Timeline | None = None) -> PlanView:
 
 
 def knob_rows(plan: Plan) -> Iterator[KnobRow]:
-    """In the order in which they are applied."""
+    """The knobs in the order in which they are applied."""
     for knob in KNOBS.values():
         choice = plan.choice(knob.name)
         is_default = choice == knob.default
@@ -64,7 +64,7 @@ def knob_rows(plan: Plan) -> Iterator[KnobRow]:
 
 
 def evidence_facts(found: Evidence) -> Iterator[Fact]:
-    """What was measured, after the choice was made."""
+    """The results of the confirmation."""
     yield "step by the plan", words.ms(found.step_ms)
     yield "best stock configuration", f"{words.ms(found.baseline_step_ms)} ({found.baseline})"
     yield "step as given", words.ms(found.eager_step_ms)
@@ -93,7 +93,7 @@ def _headline(plan: Plan) -> Headline:
 
 
 def _holds(plan: Plan) -> Iterator[str]:
-    """For what it may be applied, and where."""
+    """The conditions under which the plan is valid."""
     here = plan.environment
     if here is None:
         yield "Anywhere: it names no machine."

@@ -1,4 +1,4 @@
-"""A run that has not ended and its trials in; how far it is out. Pure."""
+"""The progress of a run that has not ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tuner.terminal.views import is_lost
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is being done; `share` of the budget is spent, 0 to 1, or None where none can be told."""
+    """The current activity. `share`: the spent part of the budget, 0 to 1, None if unknown."""
 
     doing: str
     share: float | None
@@ -21,14 +21,14 @@ class Progress:
 
 
 def progress(run: Run, trials: Sequence[Trial], now: datetime) -> Progress | None:
-    """None of a run that has ended."""
+    """None for a run that has ended."""
     if run.status.is_finished:
         return None
     return Progress(_doing(run, trials, now), _share(run, trials, now), tuple(_facts(run, trials, now)), seen(trials))
 
 
 def seen(trials: Sequence[Trial]) -> int:
-    """What the page tells when it asks for news: so many trials it shows already."""
+    """The number of trials that the page shows, which it sends when it polls for updates."""
     return trials[-1].number + 1 if trials else 0
 
 
@@ -44,7 +44,7 @@ def _doing(run: Run, trials: Sequence[Trial], now: datetime) -> str:
     if not trials:
         return "Looking at the step as given."
     if run.plan_id is not None:
-        return "The plan stands. Measuring what each of its choices gives."
+        return "The plan is final. Measuring what each of its choices gives."
     if trials[-1].source in (Source.PLAYOFF, Source.CONFIRM) or _is_spent(run, trials):
         return "Measuring the best again, in fresh processes."
     total = f" of {run.budget_trials:,}" if run.budget_trials else ""

@@ -1,4 +1,4 @@
-"""A run, its trials and its plan in; everything that the page of the run shows out. Pure."""
+"""The view of the page of a run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from datetime import datetime
 
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
-from server.api.traces import why_none
+from server.api.traces import why_no_timeline
 from server.charts.pareto import Point
 from server.charts.samples import Strip
 from server.charts.search import Tried
@@ -37,7 +37,7 @@ from tuner.terminal.views import standing
 
 @dataclass(frozen=True, slots=True)
 class NewsView:
-    """The part of the page that changes while the run goes on."""
+    """The parts of the page that change while the run goes on."""
 
     headline: Headline
     standing: str
@@ -48,7 +48,7 @@ class NewsView:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """The page of a run, part by part, from its top to its end."""
+    """The page of a run, from top to bottom."""
 
     title: str
     headline: Headline
@@ -84,7 +84,7 @@ def run_view(
     server: str | None,
     timeline: Timeline | None = None,
 ) -> RunView:
-    """`server`: the address under which whoever looks may ask for the plan; None for those who may not."""
+    """The whole page. `server`: the URL from which the viewer can fetch the plan; None if they have no access."""
     ablation = contributions_of(run, trials, plan)
     choices = choices_view.choice_rows(run, trials, plan) if run.environment is not None else ()
     return RunView(
@@ -96,7 +96,7 @@ def run_view(
         bars_note=bars_note(run, trials, plan, ablation),
         unmeasured=tuple(unmeasured(run, ablation)),
         choices=choices,
-        choices_note=choices_view.said_of_plan(trials, plan),
+        choices_note=choices_view.plan_note(trials, plan),
         outcomes=tuple(choices_view.by_outcome(choices)),
         points=figures_view.points(trials, plan),
         tried=figures_view.tried(trials),
@@ -111,12 +111,12 @@ def run_view(
         again_note=facts_view.again_note(run),
         snippets=snippet_view.snippets(run, plan, server) if plan is not None else (),
         timeline=timeline_view(timeline) if timeline is not None else None,
-        timeline_note=why_none(run, trials, plan) if plan is not None and timeline is None else "",
+        timeline_note=why_no_timeline(run, trials, plan) if plan is not None and timeline is None else "",
     )
 
 
 def news_view(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetime) -> NewsView:
-    """In a tenth of the time that the whole page takes."""
+    """The changing parts only, in a tenth of the time of `run_view`."""
     return NewsView(
         headline=headline_view.headline(run, trials, plan, now),
         standing=standing(run, now),
@@ -127,13 +127,13 @@ def news_view(run: Run, trials: Sequence[Trial], plan: Plan | None, now: datetim
 
 
 def bars_note(run: Run, trials: Sequence[Trial], plan: Plan | None, ablation: Ablation | None) -> str:
-    """How the waterfall came to be."""
+    """How the bars of the waterfall were measured, or why they were not."""
     if ablation is not None:
         return (
-            f"Each choice was taken out of the plan alone, in {ablation.blocks} blocks interleaved with the plan and "
-            "the step as given; one that others need with those, beside the plan without them. The whiskers are 95 % "
-            "intervals. Choices work together: what they give is no sum, and the interaction is what is left of the "
-            "gain. Measured apart from the verdict above."
+            f"Each choice was removed from the plan alone, in {ablation.blocks} blocks interleaved with the plan and "
+            "the step as given. A choice that others need was removed together with them, and compared with the plan "
+            "without them. The whiskers are 95 % intervals. The effects of choices do not add up; the interaction is "
+            "the rest of the gain. These measurements are separate from the verdict above."
         )
     if plan is None or not plan.knobs:
         return ""
@@ -147,7 +147,7 @@ def bars_note(run: Run, trials: Sequence[Trial], plan: Plan | None, ablation: Ab
 
 
 def unmeasured(run: Run, ablation: Ablation | None) -> Iterator[tuple[str, str]]:
-    """Each knob of the plan that was not measured alone, and why."""
+    """The knobs of the plan that were not measured alone, with the reason."""
     for knob, reason in ablation.unmeasured.items() if ablation else ():
         is_coming = reason == UNREACHED and run.status is RunStatus.RUNNING
         yield knob, "its turn has not come" if is_coming else reason

@@ -1,4 +1,4 @@
-"""What a list of runs was asked for in, its addresses and columns out. Pure: no request, no database."""
+"""The query of the list of runs, its URLs, and its columns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from tuner.store.queries.runs import Sort
 from tuner.terminal.views import LOST
 
 PLACE: Final = "/runs"
-#: How old a run may be that a list holds.
+#: The choices of the filter for age.
 AGES: Final[Mapping[str, timedelta]] = {
     "hour": timedelta(hours=1),
     "day": timedelta(days=1),
     "week": timedelta(days=7),
     "month": timedelta(days=30),
 }
-#: Filters that few ask for: the form opens on them when they are.
+#: Rarely used filters, hidden until one of them is set.
 FIGURES: Final = ("gain", "interval", "memory", "trials", "age")
-#: What is to be typed into the fields of the form.
+#: What each field of the form accepts, for error messages.
 MEANINGS: Final[Mapping[str, str]] = {
     "status": "choose one of the states",
     "verdict": "choose one of the verdicts",
@@ -44,12 +44,12 @@ STANDINGS: Final = (*RunStatus, LOST)
 Factor = Annotated[float, Field(ge=0, le=1e6)]
 
 
-#: Signs that the table puts beside a figure, or before it.
+#: Signs of formatted figures, translated to what float() reads.
 _SHOWN: Final = {ord("\N{MULTIPLICATION SIGN}"): "", ord("%"): "", ord("\N{MINUS SIGN}"): "-"}
 
 
 class Wanted(Record):
-    """The query of the page: filters, order, and where the page before ended. What is blank is not asked for."""
+    """The query of the page: filters, order and cursor. Blank fields are ignored."""
 
     status: Standing | None = None
     verdict: Verdict | None = None
@@ -76,7 +76,7 @@ class Wanted(Record):
     @field_validator("gain", "interval", "memory", mode="before")
     @classmethod
     def _as_shown(cls, given: Any) -> Any:
-        """A figure as the table shows it is a figure."""
+        """Accepts figures as the table shows them."""
         return given.translate(_SHOWN).strip() if isinstance(given, str) else given
 
     @property
@@ -84,7 +84,7 @@ class Wanted(Record):
         return bool(self.model_fields_set - {"sort", "order", "after"})
 
     def filters(self, now: datetime) -> Filters:
-        """As `tuner.store.queries.runs.page` takes them; to this page a run that is lost does not run."""
+        """The filters for `tuner.store.queries.runs.page`. Lost runs are not listed as running."""
         standing = self.status
         return {
             "status": standing if isinstance(standing, RunStatus) else None,
@@ -102,20 +102,20 @@ class Wanted(Record):
         }
 
     def address(self, place: str = PLACE, **changes: str | None) -> str:
-        """The same list with these changes; only what differs from the default stands in it."""
+        """The URL of the same list with these changes; defaults are left out."""
         query = {**self.model_dump(mode="json", exclude_defaults=True), **changes}
         kept = {name: value for name, value in query.items() if value is not None}
         return f"{place}?{urlencode(kept)}" if kept else place
 
     def sorted_by(self, sort: Sort) -> str:
-        """The address of the list in the order of this column: another click turns it round."""
+        """The URL of the list sorted by this column; in the opposite order if it is sorted by it already."""
         order = "asc" if sort is self.sort and self.order == "desc" else "desc" if sort is self.sort else _FIRST[sort]
         return self.address(sort=sort.value, order=order, after=None)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A head of the table; `order` is that of the list, "" for another one."""
+    """A column of the table. `order`: of the list by this column; "" if it is sorted by another one."""
 
     label: str
     sort: Sort
@@ -127,7 +127,7 @@ class Column:
         return "descending" if wanted.order == "desc" else "ascending"
 
 
-#: What a first click asks for: the best, the newest, or the beginning of the alphabet.
+#: Order of the first click on a column: best first, newest first, or alphabetical.
 _FIRST: Final[dict[Sort, str]] = {
     Sort.CREATED: "desc",
     Sort.GAIN: "desc",
@@ -154,16 +154,16 @@ COLUMNS: Final = (
 
 
 def wrong_fields(error: ValidationError) -> dict[str, str] | None:
-    """What belongs into each field of the form that makes no sense; None where something else does not."""
+    """A hint for each invalid field of the form; None if the error is elsewhere in the query."""
     names = {str(one["loc"][0]) if one["loc"] else "" for one in error.errors(include_url=False)}
     return {name: MEANINGS[name] for name in names} if names <= set(MEANINGS) else None
 
 
 def gpu_of(run: Run) -> str:
-    """Where it ran; of a run that waits what it asks for."""
+    """The GPU of the run; the requested device while it waits."""
     return run.environment.gpu if run.environment else run.device
 
 
 def gpus_of(found: Sequence[Run]) -> list[str]:
-    """Names to choose a filter from."""
+    """GPU names to suggest in the filter."""
     return sorted({run.environment.gpu for run in found if run.environment})

@@ -1,7 +1,4 @@
-"""A run and its plan in; programs that train by it, ready to be copied, out. Pure.
-
-Each is whole: it runs as it is, on a machine that has Kitsune.
-"""
+"""Code snippets that train with a plan. Each is a complete program that runs where Kitsune is installed."""
 
 import re
 import shlex
@@ -22,7 +19,7 @@ workload = load_workload({spec}, device)
 model, loss_fn, optimizer, (x, y) = workload.model, workload.loss_fn, workload.optimizer, workload.batch
 """
 _STAND_IN: Final = """\
-# Your own model, loss, optimizer and batch take the place of these four lines.
+# Replace these four lines with your own model, loss, optimizer and batch.
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)).to(device)
 loss_fn = torch.nn.functional.cross_entropy
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -48,7 +45,7 @@ print(loss.item(), step.report.applied, step.report.declined)
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """A program under the name of its tab; `slug` is that name as part of an id."""
+    """A program with the label of its tab; `slug`: the label for use in HTML ids."""
 
     slug: str
     label: str
@@ -58,7 +55,7 @@ class Snippet:
 
 
 def snippets(run: Run, plan: Plan, server: str | None) -> tuple[Snippet, ...]:
-    """`server`: the address that answers for the run, where whoever looks may ask it."""
+    """The snippets of a run. `server`: the URL from which the viewer can fetch the plan, or None."""
     return (
         Snippet("step", "TrainStep", "python", _train_step(run, plan), "The whole step by the plan: the fastest way."),
         Snippet("drop-in", "Drop-in", "python", _drop_in(run, plan), "Your loop stays; one line changes."),
@@ -88,7 +85,7 @@ def _loop(run: Run, plan: Plan) -> str:
 
 
 def _is_plain(run: Run, plan: Plan) -> bool:
-    """Whether the model takes one tensor and leaves the loss to a function, as far as the records tell."""
+    """Whether the model takes one tensor and the loss is a function, as far as the records show."""
     return run.workload in (ARCHIVE, LIVE) or (run.workload.startswith(ZOO) and "," not in plan.batch)
 
 
@@ -107,7 +104,7 @@ def _workload(run: Run) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A Python string in ASCII, in double quotes where that needs no escapes."""
+    """A Python string literal in ASCII, with double quotes if no escapes are needed."""
     return f'"{text}"' if re.fullmatch(r"[\w:?=&./ -]*", text, re.ASCII) else ascii(text)
 
 
@@ -117,7 +114,7 @@ def _plan(plan: Plan) -> str:
 
 
 def _call(name: str, arguments: Sequence[str]) -> str:
-    """On one line where it fits, else an argument a line."""
+    """A call on one line if it fits, else with one argument per line."""
     line = f"{name}({', '.join(arguments)})"
     if len(line) <= _WIDTH:
         return f"{line}\n"
@@ -129,7 +126,7 @@ def _value(choice: str | int) -> str:
 
 
 def _torch_lines(plan: Plan) -> Iterator[str]:
-    """What options do not reach, in plain torch."""
+    """The choices that have no option, as lines of plain torch."""
     if plan.choice("layout") == "channels_last":
         yield "model.to(memory_format=torch.channels_last)"
     if plan.choice("precision") == "tf32":
@@ -140,7 +137,7 @@ def _torch_lines(plan: Plan) -> Iterator[str]:
 
 
 def _options(plan: Plan) -> Iterator[str]:
-    """The plan as options of the drop-in, as far as there are such."""
+    """The choices that have options of `KitsuneOptimizer`."""
     if (precision := plan.choice("precision")) in ("bf16", "fp16"):
         dtype = "torch.bfloat16" if precision == "bf16" else "torch.float16"
         yield "enable_amp=True"

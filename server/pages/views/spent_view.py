@@ -1,4 +1,4 @@
-"""Trials in; the table of where the time of their run went out. Pure."""
+"""The table of how the time of a run was spent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from tuner.records import Trial
 
 @dataclass(frozen=True, slots=True)
 class PartRow:
-    """A part of the trials: what it came to in all of them together, and its share of the whole."""
+    """A phase of the trials: its total time over all of them, and its share."""
 
     name: str
     took: str
@@ -19,7 +19,7 @@ class PartRow:
 
 @dataclass(frozen=True, slots=True)
 class SpentView:
-    """The sums over the trials of which it is known, and what they are sums of."""
+    """The totals over the trials with known times, and a sentence that explains them."""
 
     sentence: str
     rows: tuple[PartRow, ...]
@@ -27,7 +27,7 @@ class SpentView:
 
 
 def spent_view(trials: Sequence[Trial]) -> SpentView | None:
-    """None where it is known of no trial, or nothing took any time."""
+    """None if no trial has known times, or their sum is zero."""
     spent = time_spent(trials)
     if spent is None:
         return None

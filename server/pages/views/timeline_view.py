@@ -1,4 +1,4 @@
-"""The launches of a step as they were planned in; what a page shows of them out. Pure."""
+"""The view of a timeline: data for its charts, a summary, and a table of launches."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class LaunchRow:
 
 @dataclass(frozen=True, slots=True)
 class TimelineView:
-    """What the charts draw, and the same in words and as a table. `more`: names that do not stand in it."""
+    """Data of the charts, a summary in words, and a table. `more`: number of names that are not in the table."""
 
     told: str
     left_out: str
@@ -42,7 +42,7 @@ class TimelineView:
 
 @lru_cache(maxsize=32)
 def timeline_view(timeline: Timeline) -> TimelineView | None:
-    """None where nothing was launched."""
+    """None if there are no launches."""
     if not timeline.launches:
         return None
     rows = tuple(launch_rows(timeline))
@@ -69,7 +69,7 @@ def spans(timeline: Timeline) -> Iterator[Span]:
 
 
 def used(timeline: Timeline) -> Iterator[Used]:
-    """As the host issues one launch after the other, the next not before the one before it begins."""
+    """The memory in use at each launch, in the order in which the host issues them; times never decrease."""
     at_us = accumulate((launch.begin_us for launch in timeline.launches), max)
     for launch, moment in zip(timeline.launches, at_us, strict=True):
         yield Used(moment, launch.used_bytes)
@@ -77,7 +77,7 @@ def used(timeline: Timeline) -> Iterator[Used]:
 
 
 def launch_rows(timeline: Timeline) -> Iterator[LaunchRow]:
-    """Those that take longest together first."""
+    """Rows by name, the largest total time first."""
     alike: defaultdict[str, list[Launched]] = defaultdict(list)
     for launch in timeline.launches:
         alike[timeline.name_of(launch)].append(launch)

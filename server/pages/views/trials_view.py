@@ -1,4 +1,4 @@
-"""Trials in; the rows of their table, and what is known of the noise, out. Pure."""
+"""The table of trials, and the noise of the measurements."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from tuner.statistics.plan_evidence import EAGER
 from tuner.statistics.plan_evidence import words as in_words
 from tuner.terminal.views import in_a_word
 
-#: More of them are told by the export; a page of them nobody reads.
+#: Samples shown for an arm; the export has all of them.
 MAX_SAMPLES: Final = 400
-#: It was left as soon as it could not become the best: so few blocks say no more about it.
+#: Verdict of a trial that was stopped early because it could not become the best; it has too few blocks for another.
 CUT_SHORT: Final = "cut short"
 
 MEANINGS: Final[Mapping[str, str]] = {
@@ -34,7 +34,7 @@ MEANINGS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ArmRow:
-    """One way to run the step in a trial, with its raw samples as text."""
+    """An arm of a trial, with its raw samples as text."""
 
     name: str
     configuration: str
@@ -50,7 +50,7 @@ class ArmRow:
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """One line of the table of trials, and what opens below it."""
+    """A row of the table of trials, and its details."""
 
     number: int
     anchor: str
@@ -71,14 +71,14 @@ class TrialRow:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How far equal things were measured apart."""
+    """The noise floor: how much measurements of the same step differ."""
 
     sentence: str
     facts: tuple[tuple[str, str], ...]
 
 
 def trial_rows(trials: Sequence[Trial], plan_knobs: Mapping[str, str | int] | None) -> tuple[TrialRow, ...]:
-    """By number; `plan_knobs` are those of the plan, where there is one."""
+    """The rows by number. `plan_knobs`: the knobs of the plan, if there is one."""
     return tuple(_row(trial, plan_knobs) for trial in trials)
 
 
@@ -87,12 +87,12 @@ def anchor(trial: Trial) -> str:
 
 
 def last_arm(trial: Trial) -> Arm | None:
-    """What was tried: the last arm of a measurement."""
+    """The last arm of a measurement, which is the tried configuration."""
     return None if trial.measurement is None else trial.measurement.arms[-1]
 
 
 def noise(trials: Sequence[Trial]) -> Noise | None:
-    """None while the step has not been measured against itself."""
+    """None until the step has been measured against itself."""
     same = next((trial for trial in trials if trial.source is Source.BASELINE and trial.comparison), None)
     if same is None or same.comparison is None:
         return None
@@ -148,7 +148,7 @@ def _row(trial: Trial, plan_knobs: Mapping[str, str | int] | None) -> TrialRow:
 
 
 def _left_out(trial: Trial) -> Iterator[str]:
-    """What an ablation has measured beside the plan."""
+    """The arms of an ablation beside the plan."""
     if trial.source is Source.ABLATION and trial.measurement is not None:
         yield from (arm.name for arm in trial.measurement.arms if arm.name.startswith(WITHOUT))
 
@@ -180,7 +180,7 @@ def _arm(arm: Arm) -> ArmRow:
 
 
 def _peak(size: int) -> str:
-    """Nothing on a CPU, where it is not counted."""
+    """ "" if it is not measured, as on a CPU."""
     return words.mebibytes(size) if size else ""
 
 

@@ -1,4 +1,4 @@
-"""A run and its trials in; the table of what its budget had no time for out. Pure."""
+"""The table of configurations that the budget had no time to measure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ UNKNOWN = "not known"
 
 @dataclass(frozen=True, slots=True)
 class UntriedRow:
-    """A configuration that would have been tried, and about how long that takes."""
+    """A configuration that was not tried, and its expected time."""
 
     knobs: str
     about: str
@@ -22,14 +22,14 @@ class UntriedRow:
 
 @dataclass(frozen=True, slots=True)
 class UntriedView:
-    """What more time would bring, and the configurations."""
+    """The table, and a sentence about the time that it would take."""
 
     sentence: str
     rows: tuple[UntriedRow, ...]
 
 
 def untried_view(run: Run, trials: Sequence[Trial], plan: Plan | None) -> UntriedView | None:
-    """None while the run goes on, where its user ended it, and where nothing is left of what is tried first."""
+    """None for a run that is unfinished, cancelled or failed, and if no untried configuration is left."""
     found = untried(run, trials, plan) if run.status is RunStatus.FINISHED else []
     if not found:
         return None

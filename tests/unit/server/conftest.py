@@ -1,4 +1,4 @@
-"""An application on a database of the test's own, and a client for each kind of token."""
+"""Fixtures: an application with its own database, and a client for each kind of token."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ def settings() -> ServerSettings:
 
 @cache
 def resolved(is_loopback: bool) -> FastAPI:
-    """An application whose routes are used by all others: FastAPI takes 45 ms to resolve them, at their first use."""
+    """An application whose routes all others share: FastAPI takes 45 ms to resolve them at first use."""
     with open_database("sqlite://") as database:
         return create_app(database, ServerSettings(host="127.0.0.1" if is_loopback else "0.0.0.0"))
 
@@ -54,21 +54,21 @@ def app(database: Database, settings: ServerSettings) -> FastAPI:
 
 @pytest.fixture
 def client(app: FastAPI, database: Database) -> Iterator[TestClient]:
-    """One that may read and submit."""
+    """A client that may read and submit."""
     with TestClient(app, base_url=HERE, headers=bearer(secret(database)), raise_server_exceptions=False) as made:
         yield made
 
 
 @pytest.fixture
 def stranger(app: FastAPI) -> Iterator[TestClient]:
-    """One without a token."""
+    """A client without a token."""
     with TestClient(app, base_url=HERE, raise_server_exceptions=False) as made:
         yield made
 
 
 @pytest.fixture
 def archive(database: Database) -> StoredArchive:
-    """One that is kept already."""
+    """An archive that is stored already."""
     valid = hostile.valid()
     with database.begin() as connection:
         return archives.put(connection, valid.to_bytes(), valid)[0]
@@ -99,7 +99,7 @@ def bearer(given: str) -> dict[str, str]:
 
 
 def assert_problem(response: object, status: int, *words: str) -> dict[str, object]:
-    """The answer is a problem of this status that says what to do; gives it."""
+    """Asserts that the answer is a problem with this status and a detail; returns it."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()

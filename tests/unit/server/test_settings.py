@@ -1,4 +1,4 @@
-"""What a server is told by its options and by its environment."""
+"""Settings of the server from options and the environment."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every route of the API as another team sees it: what is not its own is not there, in the very same words."""
+"""Isolation of teams on all routes of the API: others' objects are answered as if they did not exist."""
 
 import json
 import re
@@ -19,13 +19,13 @@ from tuner.store.queries import archives, runs, timelines, trials
 from tuner.store.queries.tokens import Scope
 
 ASKED = {"fingerprint": "f" * 64, "gpu": "NVIDIA H200", "torch": "2.13.0"}
-#: Names of the same form that nothing has.
+#: Valid names that nothing has.
 NOBODYS_RUN, NOBODYS_SHA256 = "nobodys-run", "1" * 64
 
 
 @dataclass(frozen=True)
 class Theirs:
-    """What team red has."""
+    """The objects of team red."""
 
     run: str
     plan: str
@@ -34,7 +34,7 @@ class Theirs:
 
 @pytest.fixture
 def theirs(database) -> Theirs:
-    """A finished run with trials, a plan and an archive, and a link to it."""
+    """A finished run with trials, a plan, an archive and a share link."""
     step, plan = hostile.valid(), a_plan(fingerprint="f" * 64)
     with database.begin() as connection:
         kept, _ = archives.put(connection, step.to_bytes(), step, team="red")
@@ -55,7 +55,7 @@ def red(app, database):
 
 @pytest.fixture
 def blue(app, database):
-    """An administrator, and still of another team."""
+    """An administrator of another team."""
     with TestClient(app, base_url=HERE, headers=bearer(secret(database, *Scope, team="blue"))) as made:
         yield made
 
@@ -69,7 +69,7 @@ TABLES = tables.metadata.tables
 
 
 def seen(response, *names: str) -> tuple[int, str, list[tuple[str, str]]]:
-    """All that an answer tells, without the names that were asked for."""
+    """Status, headers and body of an answer, without the requested names."""
     text = response.text
     for name in names:
         text = text.replace(name, "NAME")
@@ -77,7 +77,7 @@ def seen(response, *names: str) -> tuple[int, str, list[tuple[str, str]]]:
     return response.status_code, text, headers
 
 
-# The routes that name a thing: the name of another team's is as good as one that nobody has.
+# Routes with a name: that of another team's object is answered like an unknown one.
 ADDRESSED = {
     ("GET", "/api/v1/runs/{run_id}"): {},
     ("GET", "/api/v1/runs/{run_id}/trials"): {},
@@ -92,7 +92,7 @@ ADDRESSED = {
     ("PATCH", "/api/v1/runs/{run_id}"): {"json": {"note": "mine now", "tags": ["mine"]}},
     ("GET", "/api/v1/plans/{plan_id}"): {"headers": {"If-None-Match": "*"}},
 }
-# The others have a test each, below.
+# Each of the others has a test below.
 OTHERS = {
     ("GET", "/api/v1/runs"),
     ("POST", "/api/v1/runs"),
@@ -104,7 +104,7 @@ OTHERS = {
 
 
 def test_every_route_is_tried_by_another_team():
-    """A new route must be written down in `NEEDS`, and then here."""
+    """A new route must be added to `NEEDS`, and then here."""
     assert set(ADDRESSED) | OTHERS == set(NEEDS)
 
 
@@ -187,7 +187,7 @@ def test_a_plan_of_another_team_is_not_found(red, blue, database, theirs, monkey
     with database.begin() as connection:
         run = runs.claim_one(connection, runs.add(connection, a_run(team="blue")).id, "w")
         runs.finish(connection, run, plan=a_plan(1.2, fingerprint="f" * 64), now=after(9))
-    clock.now += lookups.UNSEEN_S
+    clock.now += lookups.EXTENT_TTL_S
     assert blue.get("/api/v1/plans", params=ASKED).json()["plan"]["evidence"]["speedup"]["median"] == 1.2
     assert red.get("/api/v1/plans", params=ASKED, headers=tag).status_code == 304
 

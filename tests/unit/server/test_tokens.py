@@ -19,7 +19,7 @@ from tuner.store.queries.tokens import Scope
 
 @pytest.fixture
 def store():
-    """The database that the commands open by default."""
+    """The default database of the commands."""
     with open_database(Settings.from_environment().database_url) as database:
         yield database
 

@@ -1,10 +1,10 @@
-"""A client below HTTP: what a connection does, one ASGI message at a time."""
+"""A client below HTTP, which sends and receives single ASGI messages."""
 
 import asyncio
 
 
 class Wire:
-    """A client that sends what a test says, one ASGI message at a time."""
+    """Sends the ASGI messages of a test."""
 
     def __init__(self, app, *headers: tuple[str, str], method: str = "POST", path: str = "/api/v1/runs") -> None:
         self.app = app
@@ -32,7 +32,7 @@ class Wire:
         return b"".join(message.get("body", b"") for message in self.sent).decode()
 
     def answer(self, receive) -> tuple[int, dict[str, str], str]:
-        """Status, headers and body of the answer to a client whose next message `receive` gives."""
+        """Status, headers and body of the answer; `receive` returns the next message of the client."""
         asyncio.run(asyncio.wait_for(self.app(self.scope, receive, self.note), 60))
         start = self.sent[0]
         return start["status"], {n.decode(): v.decode() for n, v in start["headers"]}, self.text()

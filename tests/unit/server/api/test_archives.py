@@ -1,4 +1,4 @@
-"""PUT of an archive: what is valid is kept once and re-emitted; all else is a 4xx, and nothing of it is kept."""
+"""PUT of an archive: valid ones are stored once and re-serialized; others are a 4xx, and nothing is stored."""
 
 import hashlib
 import threading
@@ -47,7 +47,7 @@ def test_an_archive_is_kept_once_under_the_name_of_its_bytes(client, database):
 
 
 def test_what_is_kept_was_written_by_the_server_itself(client, database):
-    """The bytes of the client, spaced in another way, never reach a worker."""
+    """The client's own bytes (here with other white space) never reach a worker."""
     spaced = hostile.edited(lambda document: None)
     assert spaced != GOOD
     response = put(client, spaced)
@@ -126,7 +126,7 @@ def mutated(draw) -> bytes:
 @given(st.binary(max_size=300) | mutated())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_bytes_break_the_server(client, database, content):
-    """Anything, and valid archives with some bytes replaced, inserted or cut out."""
+    """Random bytes, and valid archives with some bytes replaced, inserted or removed."""
     response = put(client, content)
     if response.status_code in (200, 201):
         assert Archive.from_bytes(content)

@@ -1,4 +1,4 @@
-"""A stream of events tells each trial once, replays what was missed, and ends with the run."""
+"""The event stream sends each trial once, replays missed events, and ends with the run."""
 
 import asyncio
 import json
@@ -124,12 +124,12 @@ def test_a_cancelled_run_ends_its_streams(app, database, claimed):
 
 @pytest.mark.parametrize("ending", ["revoked", "expired"])
 def test_a_stream_ends_with_its_token(app, database, claimed, ending, monkeypatch):
-    """A second later at the latest, and with nothing that happened after it."""
+    """The stream ends within a second, without later events."""
     monkeypatch.setattr(tokens, "utcnow", lambda: after(59))
     monkeypatch.setattr(token_cache, "utcnow", lambda: after(59))
     token, given = made(database, Scope.READ, expires_at=after(60), now=after(0))
     wire = Wire(app, ("authorization", f"Bearer {given}"), method="GET", path=f"/api/v1/runs/{claimed.id}/events")
-    door = app.state.context.admission
+    door = app.state.context.token_cache
     token_of = door.token_of
 
     async def overtaken(given: str) -> Token | None:
@@ -175,7 +175,7 @@ def test_streams_end_when_the_server_stops(database, claimed):
 
 
 def test_silent_streams_hold_no_connection(database, claimed):
-    """More streams than the pool has connections, and a request beside them."""
+    """More streams than the pool has connections, and one more request."""
     app = create_app(database, ServerSettings(events_poll_s=2))
     token = ("authorization", f"Bearer {secret(database)}")
 

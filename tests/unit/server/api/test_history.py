@@ -1,4 +1,4 @@
-"""What people do with runs that are there, over HTTP: sort, tag, note, try again, export, compare, share."""
+"""Operations on existing runs over HTTP: sort, tag, annotate, retry, export, compare, share."""
 
 import csv
 import io
@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kitsune.plan import Plan
-from server.api.comparisons import Side, compare
-from server.api.exports import harmless
+from server.api.compare import Side, compare
+from server.api.exports import escape_formula
 from tests.store.samples import START, a_plan, a_run, a_trial, after, an_environment
 from tests.unit.server.conftest import assert_problem
 from tuner.records import Arm, Comparison, Failure, FailureKind, Measurement, Phase, Run, RunStatus, Source, Verdict
@@ -139,7 +139,7 @@ def test_a_run_that_has_not_ended_is_not_tried_again(client, database):
 
 
 def tried(count: int = 3) -> list:
-    """A measured trial, one that failed with words that a spreadsheet would compute, and more that failed."""
+    """A measured trial, one that failed with a text that a spreadsheet would run as a formula, and more failures."""
     arms = [Arm(name=n, knobs=k, step_ms=ms, peak_bytes=7, first_step_s=1) for n, k, ms in ARMS]
     gain = a_plan(1.5).evidence.speedup
     measured = {
@@ -195,8 +195,8 @@ def test_every_sample_is_a_line(client, database):
 
 @pytest.mark.parametrize("text", ["=1", "+1", "-1", "@x", "\tx", "\rx"])
 def test_no_text_is_a_formula(text):
-    assert harmless(text) == f"'{text}"
-    assert harmless(f"x{text}") == f"x{text}"
+    assert escape_formula(text) == f"'{text}"
+    assert escape_formula(f"x{text}") == f"x{text}"
 
 
 def test_another_format_is_refused(client, database):
@@ -295,12 +295,12 @@ def test_a_link_that_ends_at_no_time_is_refused(client, database, expires):
 
 @pytest.mark.parametrize("text", ["=1", "\n=1", " =1", "\ufeff=1", "\x00=1", "\u00a0=1", "\uff1d1", "@x", "\t", "-2+3"])
 def test_a_cell_that_would_be_a_formula_is_text(text):
-    assert harmless(text) == f"'{text}"
+    assert escape_formula(text) == f"'{text}"
 
 
 @pytest.mark.parametrize("text", ["", "a=1", "RuntimeError: =1", "\u200bplain"])
 def test_other_cells_stay_as_they_are(text):
-    assert harmless(text) == text
+    assert escape_formula(text) == text
 
 
 def test_a_budget_has_an_end(client):

@@ -1,4 +1,4 @@
-"""Where a plan is its own baseline nothing was measured: no file and no comparison shows an interval of it."""
+"""A plan that is its own baseline has no measured interval: exports and comparisons show none."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ import io
 import pytest
 
 from kitsune.plan import Interval
-from server.api.comparisons import Side, compare
+from server.api.compare import Side, compare
 from tests.store.samples import a_plan, a_run, a_trial, an_environment
 from tuner.records import Arm, Comparison, Measurement, Verdict
 from tuner.store.queries import runs, trials

@@ -1,4 +1,4 @@
-"""Plans by id and by machine: exact, compatible or none, with the reason and an ETag."""
+"""Plans by id, and look-ups: exact, compatible or none, with the reason and an ETag."""
 
 import time
 from types import SimpleNamespace
@@ -90,7 +90,7 @@ def test_an_etag_spares_the_answer_until_it_changes(client, keep, monkeypatch):
         again = client.get(PLACE, params=HERE, headers={"If-None-Match": given})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
     keep(ours(1.4))
-    monkeypatch.setattr(ttl_cache, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + lookups.UNSEEN_S))
+    monkeypatch.setattr(ttl_cache, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + lookups.EXTENT_TTL_S))
     changed = client.get(PLACE, params=HERE, headers={"If-None-Match": tag})
     assert (changed.status_code, changed.headers["etag"] != tag) == (200, True)
 

@@ -1,4 +1,4 @@
-"""Submitting, listing, looking and cancelling over HTTP; bad input is a 4xx and leaves nothing."""
+"""Submitting, listing, showing and cancelling runs over HTTP; invalid input is a 4xx and stores nothing."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""GET /api/v1/runs/{id}/trace: the launches of a step as Perfetto opens them, or why there are none."""
+"""GET /api/v1/runs/{id}/trace: a trace for Perfetto, or the reason why there is none."""
 
 import pytest
 from sqlalchemy import update
@@ -24,7 +24,7 @@ def kept(
     tried: tuple[Trial, ...] = (),
     **run: object,
 ) -> Run:
-    """A finished run with a plan of these knobs, without one for None."""
+    """A finished run with a plan with these knobs; None: without a plan."""
     made = a_run(workload="zoo:mlp", **run)
     with database.begin() as connection:
         runs.add(connection, made)
@@ -66,7 +66,7 @@ def trial_on(**knobs: object) -> Trial:
             {"knobs": {}, "tried": (trial_on(), trial_on(**ON_STREAMS), trial_on(capture="step", streams=2))},
             "one stream was best; 2 of the trials had several",
         ),
-        ({"knobs": ON_STREAMS}, "how its launches were planned was not kept"),
+        ({"knobs": ON_STREAMS}, "its schedule was not kept"),
     ],
 )
 def test_where_there_is_none_the_reason_is_given(client, database, given, reason):

@@ -1,4 +1,4 @@
-"""A chart in, what can be seen of it out; what every chart must keep; and words that somebody might do harm with."""
+"""Helpers for tests of charts: parsing, invariants of all charts, and hostile texts."""
 
 import re
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ from server.charts.drawing.text_width import width_px
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 HOSTILE = ["<script>alert(1)</script>", '" onload="alert(1)', "]]>", "&amp;", "\x00\x1b[2J", "\ud800", "a" * 500, ""]
-#: Whole characters of Unicode, halves of surrogate pairs and control characters included.
+#: Any Unicode, including single surrogates and control characters.
 LABELS = st.sampled_from(HOSTILE) | st.text(st.characters(), max_size=30)
 TAKEN_MS = st.floats(1e-6, 1e6)
 #: A drawing of many marks takes longer than the 200 ms that hypothesis grants.
-#: A line is thicker than its geometry.
+#: Tolerance for the width of lines.
 SLACK_PX = 1.0
 
 
 def drawings(chart: Markup) -> tuple[ET.Element, ET.Element]:
-    """The wide and the narrow one. Fails where the text is not XML."""
+    """The wide and the narrow drawing. Fails if the text is not XML."""
     root = ET.fromstring(str(chart))
     assert (root.tag, root.get("class")) == ("div", "chart")
     wide, narrow = root
@@ -38,7 +38,7 @@ def found(root: ET.Element, name: str, css: str | None = None) -> list[ET.Elemen
 
 
 def words_of(element: ET.Element) -> str:
-    """What of an element is seen: not its title."""
+    """The visible text of an element, without its title."""
     title = element.find(f"{NAMESPACE}title")
     return (element.text or "") if title is None else (title.tail or "")
 
@@ -48,7 +48,7 @@ def texts(root: ET.Element) -> list[str]:
 
 
 def titles(root: ET.Element) -> list[str]:
-    """What is told on pointing at something."""
+    """The tooltips."""
     return [element.text or "" for element in found(root, "title")]
 
 
@@ -57,7 +57,7 @@ def description(root: ET.Element) -> str:
 
 
 def edges(element: ET.Element) -> Iterator[tuple[float, float]]:
-    """Corners of what an element draws."""
+    """The corners of an element's shape."""
 
     def number(name: str) -> float:
         return float(element.get(name) or 0.0)
@@ -83,7 +83,7 @@ def edges(element: ET.Element) -> Iterator[tuple[float, float]]:
 
 
 def check_chart(chart: Markup) -> None:
-    """What holds for all of them, whatever goes in."""
+    """The invariants of all charts, for any data."""
     assert "<script" not in chart
     wide, narrow = drawings(chart)
     for root, width in ((wide, WIDE_PX), (narrow, NARROW_PX)):
@@ -106,7 +106,7 @@ def check_inside(root: ET.Element, width: float, height: float) -> None:
 
 
 def check_told(chart: Markup, label: str) -> None:
-    """A label is told whole, in some title, and in the words for those who see nothing."""
+    """The label is complete in a tooltip and in the description for screen readers."""
     wanted = legal(label).replace("\r\n", "\n").replace("\r", "\n")
     for root in drawings(chart):
         assert any(wanted in title for title in titles(root)[1:])

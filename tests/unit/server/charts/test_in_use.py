@@ -1,4 +1,4 @@
-"""server/charts/in_use.py: the curve lies where memory is in use, keeps its peak, and fits the timeline above it."""
+"""server/charts/in_use.py: the curve shows the memory in use, keeps its peak, and is aligned with the timeline."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_the_curve_is_made_of_steps_that_lie_where_the_memory_is_in_use():
 
 
 def test_time_goes_from_where_to_where_it_goes_above():
-    """In both widths: what lies below another in both drawings happens at the same time."""
+    """In both widths, the same x is the same time in both drawings."""
     lanes = drawings(timeline([Span(0, 0.0, 60.0, "a"), Span(1, 20.0, 100.0, "b")]))
     curves = drawings(in_use(PLAIN))
     for above, below in zip(lanes, curves, strict=True):
@@ -75,7 +75,7 @@ def test_few_moments_and_none_are_drawn(moments):
     [
         ([Used(math.nan, 1)], "a moment of the step is nan"),
         ([Used(0.0, 2**60)], "the memory in use is "),
-        ([Used(2.0, 1), Used(1.0, 1)], "is told of 1 µs after 2 µs"),
+        ([Used(2.0, 1), Used(1.0, 1)], "goes back in time from 2 to 1 µs"),
     ],
 )
 def test_what_has_no_place_is_refused(moments, message):

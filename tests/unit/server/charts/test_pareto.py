@@ -1,4 +1,4 @@
-"""server/charts/pareto.py: the front is the front, everything is within the picture, thinning keeps what matters."""
+"""server/charts/pareto.py: the front is correct, everything is inside the drawing, thinning keeps what matters."""
 
 import math
 import random
@@ -35,7 +35,7 @@ POINTS = st.builds(
 
 
 def beats(one: Point, other: Point) -> bool:
-    """As good in both, and better in one."""
+    """Whether one dominates the other: as good in both, and better in one."""
     is_as_good = one.step_ms <= other.step_ms and one.peak_bytes <= other.peak_bytes
     return is_as_good and (one.step_ms, one.peak_bytes) != (other.step_ms, other.peak_bytes)
 

@@ -1,4 +1,4 @@
-"""server/charts/samples.py: every block is a dot in its turn, quartiles are quartiles."""
+"""server/charts/samples.py: every block is a dot, in order, and the quartiles are correct."""
 
 import math
 import statistics

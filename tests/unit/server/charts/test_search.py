@@ -1,4 +1,4 @@
-"""server/charts/search.py: every trial is there or told of, the best so far only grows, failures have their marks."""
+"""server/charts/search.py: every trial is drawn or mentioned, the best so far only grows, failures have marks."""
 
 import math
 import random

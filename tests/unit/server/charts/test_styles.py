@@ -1,4 +1,4 @@
-"""static/charts.css: every class that is drawn has a rule, every rule is drawn, every colour has a fall-back."""
+"""static/charts.css: every class in use has a rule, every rule is in use, every colour has a fall-back."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.unit.server.charts.drawings import drawings
 
 STATIC = Path(__file__).parents[4] / "server" / "pages" / "static"
 CSS = (STATIC / "charts.css").read_text("utf-8")
-#: Letters in their own right, told apart by nothing but where they stand.
+#: The style sheet without comments.
 RULES = re.sub(r"/\*.*?\*/", "", CSS, flags=re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""server/charts/timeline.py: launches lie where they run, too short ones are joined, lanes tell how busy."""
+"""server/charts/timeline.py: launches are drawn at their times, short ones are merged, lanes show how busy."""
 
 import math
 import random

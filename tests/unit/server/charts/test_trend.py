@@ -1,4 +1,4 @@
-"""server/charts/trend.py and dates.py: runs lie in the order of time, and the days below them are days."""
+"""server/charts/trend.py and dates.py: runs are in order of time, and ticks are at full days."""
 
 import math
 from datetime import UTC, datetime, timedelta, timezone

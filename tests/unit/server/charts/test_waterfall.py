@@ -1,4 +1,4 @@
-"""server/charts/waterfall.py: bars meet end to end and sum to the total, whiskers are where the interval is."""
+"""server/charts/waterfall.py: bars are contiguous and sum to the total, whiskers show the interval."""
 
 import math
 from itertools import pairwise
@@ -33,7 +33,7 @@ BARS = [
 
 @st.composite
 def waterfalls(draw):
-    """From one total to another by steps of any size; the remainder closes it."""
+    """Two totals with steps of any size between them, and the remainder."""
     first, last = draw(TAKEN_MS), draw(TAKEN_MS)
     around = st.one_of(st.none(), st.floats(0, 10))
     steps = draw(st.lists(st.tuples(LABELS, st.floats(-1e6, 1e6), around, LABELS), max_size=8))
@@ -47,7 +47,7 @@ def waterfalls(draw):
 
 
 def closes(bars):
-    """Whether rounding leaves little open, as measured within the first total."""
+    """Whether the rounding error is small, relative to the first total."""
     at_ms = math.fsum(bar.ms for bar in bars[:-1])
     return abs(at_ms - bars[-1].ms) <= 1e-4 * max(bars[0].ms, bars[-1].ms)
 
@@ -71,7 +71,7 @@ def test_any_waterfall_is_whole(bars):
 
 
 def rects(root):
-    """Left and right edge of every bar, without the legend's signs."""
+    """The left and right edges of all bars, without the legend."""
     every = [(float(r.get("x")), float(r.get("x")) + float(r.get("width"))) for r in found(root, "rect")]
     return every[: len(BARS)]
 

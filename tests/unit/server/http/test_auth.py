@@ -1,4 +1,4 @@
-"""Every route against every state of a token; the routes are those that the application has, not a list of ours."""
+"""All routes of the application with every state of a token."""
 
 import re
 from itertools import product
@@ -19,12 +19,12 @@ from tuner.store.database import Database
 from tuner.store.queries import tokens
 from tuner.store.queries.tokens import Scope, new_secret
 
-#: All that may be asked without a token, on this machine.
+#: Routes without a token, on loopback.
 OPEN = {("GET", path) for path in ("/healthz", "/readyz", "/openapi.json", "/static/{digest}/{name}")}
-#: Of them, what the description leaves out.
+#: Those of them that are not in the OpenAPI document.
 UNTOLD = {("GET", "/openapi.json"), ("GET", "/static/{digest}/{name}")}
-#: What each route needs: a new route must be written down here.
-#: Their answers show the run, so that `submit` alone is not enough.
+#: The scope of each route; a new route must be added here.
+#: Their answers show the run, so `submit` alone is not enough.
 ALSO_READ = {("PATCH", "/api/v1/runs/{run_id}"), ("POST", "/api/v1/runs/{run_id}/share")}
 NEEDS = {
     ("PUT", "/api/v1/archives/{sha256}"): Scope.SUBMIT,
@@ -130,7 +130,7 @@ def test_a_token_ends_a_second_after_it_is_revoked_at_the_latest(client, databas
     with database.begin() as connection:
         for token in tokens.listed(connection):
             tokens.revoke(connection, token.id)
-    clock[0] += token_cache.REMEMBERED_S
+    clock[0] += token_cache.TTL_S
     assert_problem(client.get("/api/v1/runs"), 401)
 
 
@@ -144,7 +144,7 @@ def test_a_token_ends_the_moment_it_expires(stranger, database, monkeypatch):
 
 
 def test_any_number_of_tokens_takes_a_bounded_memory(app, stranger, database, monkeypatch):
-    known = app.state.context.admission._known
+    known = app.state.context.token_cache._known
     monkeypatch.setattr(known, "most", 3)
     for _ in range(10):
         assert stranger.get("/api/v1/runs", headers=bearer(secret(database))).status_code == 200

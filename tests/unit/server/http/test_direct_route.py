@@ -1,4 +1,4 @@
-"""Routes that FastAPI has nothing to solve for: guarded as all others are, and refused where it would have to."""
+"""DirectRoute: guarded like all routes, and refused for functions with parameters."""
 
 import pytest
 from fastapi import APIRouter, FastAPI, Request

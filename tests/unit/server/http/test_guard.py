@@ -1,4 +1,4 @@
-"""Host, Origin and bodies: on every method, in any spelling, before any route."""
+"""Checks of Host, Origin and bodies, on every method and before routing."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from starlette.websockets import WebSocketDisconnect
 from kitsune.client.server_address import is_loopback
 from kitsune.errors import SettingsError
 from server.app import create_app
-from server.http.guard import host_of, is_ours, is_same, named_host
+from server.http.guard import host_of, is_known_host, is_same_origin, parse_allowed_host
 from server.settings import ServerSettings
 from tests.unit.server.conftest import HERE, assert_problem, secret
 from tests.unit.server.wire import Wire
@@ -116,7 +116,7 @@ def test_beyond_this_machine_addresses_and_listed_names_pass(database):
     ],
 )
 def test_a_name_to_go_by_may_have_a_port(given, host):
-    assert named_host(given) == host
+    assert parse_allowed_host(given) == host
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_a_name_to_go_by_may_have_a_port(given, host):
 )
 def test_what_no_client_can_call_a_server_is_refused(given):
     with pytest.raises(SettingsError, match="--allow-host"):
-        named_host(given)
+        parse_allowed_host(given)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.5.5.5", "::1", "localhost", "LocalHost"])
 def test_loopback(host):
     assert is_loopback(host)
-    assert is_ours(host, (), any_address=False)
+    assert is_known_host(host, (), any_address=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example", "", "127.0.0.1:80", "127.1"])
@@ -142,8 +142,8 @@ def test_the_parts_of_an_authority():
     assert host_of("a.b:80") == "a.b"
     assert host_of("[::1]:80") == "::1"
     assert host_of("a.b:80\n") is None
-    assert is_same("http://a.b:80", "a.b:80")
-    assert not is_same("http://a.b:80\n", "a.b:80")
+    assert is_same_origin("http://a.b:80", "a.b:80")
+    assert not is_same_origin("http://a.b:80\n", "a.b:80")
 
 
 def test_every_answer_forbids_sniffing_framing_and_keeping(client, stranger):

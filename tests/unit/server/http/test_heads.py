@@ -1,4 +1,4 @@
-"""HEAD is answered as GET, without a body, on every route that has a GET: of the API, of pages, of streams."""
+"""HEAD is answered as GET without a body, on every route with GET: API, pages and streams."""
 
 import re
 

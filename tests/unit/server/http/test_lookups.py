@@ -1,4 +1,4 @@
-"""What the server remembers of look-ups: served without thread and database, a second late at most, to nobody else."""
+"""The cache of look-ups: hits need no thread and no database, are a second old at most, and stay within a team."""
 
 import asyncio
 from types import SimpleNamespace
@@ -84,7 +84,7 @@ def match(client) -> str:
 def test_a_new_plan_is_seen_after_a_second(client, database, clock):
     assert match(client) == "none"
     keep(database)
-    clock.now += lookups.UNSEEN_S
+    clock.now += lookups.EXTENT_TTL_S
     assert match(client) == "exact"
 
 
@@ -95,7 +95,7 @@ def test_a_plan_is_seen_after_a_second_when_an_archive_names_its_model(client, d
     assert client.get(PLACE, params=asked).json()["match"] == "none"
     with database.begin() as connection:
         archives.put(connection, archive.to_bytes(), archive)
-    clock.now += lookups.UNSEEN_S
+    clock.now += lookups.EXTENT_TTL_S
     assert client.get(PLACE, params=asked).json()["match"] == "exact"
 
 
@@ -106,7 +106,7 @@ def test_a_plan_of_another_batch_is_compatible_and_says_so(client, database, clo
     other = client.get(PLACE, params={**ASKED, "batch": "4x64"}).json()
     assert (other["match"], other["reason"]) == ("compatible", "tuned with batch 2048x64, this is 4x64")
     keep(database, batch="4x64", knobs={})
-    clock.now += lookups.UNSEEN_S
+    clock.now += lookups.EXTENT_TTL_S
     ours = client.get(PLACE, params={**ASKED, "batch": "4x64"}).json()
     assert (ours["match"], ours["plan"]["knobs"]) == ("exact", {})
     assert_problem(client.get(PLACE, params={**ASKED, "batch": "4x64'; --"}), 422)
@@ -116,13 +116,13 @@ def test_a_plan_for_another_workload_leaves_the_answer_as_it_was(client, databas
     keep(database)
     first = client.get(PLACE, params=ASKED)
     keep(database, fingerprint="e" * 64)
-    clock.now += lookups.UNSEEN_S
+    clock.now += lookups.EXTENT_TTL_S
     again = client.get(PLACE, params=ASKED)
     assert (again.content, again.headers["etag"]) == (first.content, first.headers["etag"])
 
 
 def test_an_answer_found_while_a_plan_arrives_is_not_kept_for_older_than_it_is(database, clock, monkeypatch):
-    """The plan is written after the look-up has read, before its answer is kept."""
+    """The plan is written after the look-up has read, before its answer is cached."""
     found = Lookups(database)
     find = found._find
 
@@ -135,7 +135,7 @@ def test_an_answer_found_while_a_plan_arrives_is_not_kept_for_older_than_it_is(d
         monkeypatch.setattr(found, "_find", overtaken)
         assert b'"match":"none"' in (await found.answer(QUERY, "default")).body
         monkeypatch.setattr(found, "_find", find)
-        clock.now += lookups.UNSEEN_S
+        clock.now += lookups.EXTENT_TTL_S
         assert b'"match":"exact"' in (await found.answer(QUERY, "default")).body
 
     asyncio.run(ask())

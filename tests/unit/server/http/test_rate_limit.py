@@ -1,4 +1,4 @@
-"""How often a token may ask, and how much its team may have: 429 beyond, with the time to wait, and nothing done."""
+"""Rate limits and quotas: 429 with the time to wait, and nothing is done."""
 
 from types import SimpleNamespace
 
@@ -30,7 +30,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def serve(database):
-    """Makes a server with these limits, and clients of it: each with a token of its own."""
+    """Makes a server with these limits, and clients, each with its own token."""
     opened = []
 
     def make(**limits):

@@ -1,4 +1,4 @@
-"""A line of the log for each request, which tells no secret."""
+"""The request log: a record for each request, without secrets."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ from tuner.store.queries import runs, shares
 
 
 class Lines(logging.Handler):
-    """Formats as a server does, where the context of a record is still there."""
+    """Formats at once, as a server does, while the context of the record exists."""
 
     def __init__(self) -> None:
         super().__init__()

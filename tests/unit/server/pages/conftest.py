@@ -1,4 +1,4 @@
-"""A browser without scripts: it keeps its cookie, and follows no redirect unless told to."""
+"""Fixtures: a browser without scripts, which keeps its cookie and does not follow redirects by default."""
 
 from collections.abc import Callable, Iterator
 
@@ -20,7 +20,7 @@ Browser = Callable[..., TestClient]
 
 @pytest.fixture
 def browser(app: FastAPI, database: Database) -> Iterator[Browser]:  # noqa: F811
-    """Makes browsers: signed in with a token of these scopes, or with this cookie."""
+    """Makes browsers, signed in with a token with these scopes, or with this cookie."""
     opened: list[TestClient] = []
 
     def open_one(*scopes: Scope, cookie: str | None = None, **changes: object) -> TestClient:
@@ -55,13 +55,13 @@ def signed_in(database: Database, token: Token, **changes: object) -> tuple[Sess
 
 
 def csrf_of(client: TestClient, place: str = "/submit") -> str:
-    """From the form of a page, as a browser has it."""
+    """The CSRF token from the form of a page."""
     text = client.get(place).text
     return text.partition('name="csrf" value="')[2].partition('"')[0]
 
 
 def assert_page(response: object, status: int, *words: str) -> str:
-    """The answer is a page of this status in the frame, with the strict policy; gives its text."""
+    """Asserts that the answer is a page with this status and the strict policy; returns its text."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'; script-src 'self'; style-src 'self';" in response.headers["content-security-policy"]

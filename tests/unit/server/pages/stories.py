@@ -1,4 +1,4 @@
-"""Runs from beginning to end for the pages: one that was really measured, and others made of blocks of chosen times."""
+"""Complete runs as test data for pages: one was really measured, the others have synthetic times."""
 
 import json
 import random
@@ -47,7 +47,7 @@ PROVEN = Numerics(
     gradient_allowed=2e-2,
     parameter_allowed=5e-2,
 )
-#: What a trial of 45 s is made of.
+#: The phases of a trial of 45 s.
 SPENT = Spent(start_s=0.5, build_s=3.0, numerics_s=12.0, warmup_s=8.5, waited_s=9.0, timing_s=12.0)
 HALF = {"precision": "bf16"}
 COMPILED = {"precision": "bf16", "compile": "reduce-overhead", "update": "fused"}
@@ -77,12 +77,12 @@ def resnet18_on_an_h200() -> Story:
 
 
 def streams_of_resnet18() -> Timeline:
-    """Of the plan of that very run."""
+    """The timeline of the plan of that run."""
     return timeline("resnet18_on_an_h200_timeline.json")
 
 
 def branches_on_a_cpu() -> Timeline:
-    """What a measuring process made of a model like that of tests/e2e/test_timeline.py, on threads for streams."""
+    """A timeline of a model like that of tests/e2e/test_timeline.py, measured with threads as streams."""
     return timeline("branches_on_a_cpu.json")
 
 
@@ -97,7 +97,7 @@ def recorded(name: str) -> Story:
 
 
 def with_a_gain(**changes: Any) -> Story:
-    """A run of 9 trials on a GPU that ends with a plan, and with what each of its choices gives."""
+    """A run of 9 trials on a GPU that ends with a plan and its ablation."""
     run = a_gpu_run(**changes)
     trials = [*searched(run), playoff(run), *confirmation(run, 2.51, 3.31)]
     plan = plan_of(run, trials)
@@ -110,7 +110,7 @@ def with_a_gain(**changes: Any) -> Story:
 
 
 def without_a_gain() -> Story:
-    """What was the best of the search is not when it is measured again."""
+    """The best of the search is not confirmed."""
     run = a_gpu_run()
     trials = [*searched(run), *confirmation(run, 3.32, 3.31)]
     plan = plan_of(run, trials)
@@ -118,7 +118,7 @@ def without_a_gain() -> Story:
 
 
 def measured_again() -> Story:
-    """What an earlier run had proven, in two processes and without a search."""
+    """The winner of an earlier run is confirmed in two processes, without a search."""
     run = a_gpu_run()
     trials = confirmation(run, 2.51, 3.31)[:2]
     plan = plan_of(run, trials)
@@ -128,7 +128,7 @@ def measured_again() -> Story:
 
 
 def too_noisy() -> Story:
-    """In one of the processes everything took half as long again, and what the candidate gives went up and down."""
+    """One process is 1.5 times as slow, and the gain of the candidate varies."""
     run = a_gpu_run()
     trials = [*searched(run), *confirmation(run, 3.25, 3.31, restless=True)]
     plan = plan_of(run, trials)
@@ -169,7 +169,7 @@ def of_many_samples(blocks: int = 5000) -> Story:
 
 
 def of_hostile_names() -> Story:
-    """Every text that a user, a model or a worker can choose."""
+    """A run in which every text that a user, a model or a worker can choose is hostile."""
     run, trials, plan = with_a_gain(
         name=HOSTILE,
         workload=f"zoo:{HOSTILE}",
@@ -211,7 +211,7 @@ def a_gpu_run(**changes: Any) -> Run:
 
 
 def finished(run: Run, trials: Sequence[Trial], **changes: Any) -> Run:
-    """Checked, as it would be when it is read from the database."""
+    """A validated copy, as if read from the database."""
     ended = {"status": RunStatus.FINISHED, "finished_at": at(60 * len(trials)), "trials": len(trials)}
     return Run.model_validate({**run.model_dump(), **ended, **changes})
 
@@ -234,7 +234,7 @@ def plan_of(run: Run, trials: Sequence[Trial]) -> Plan:
 
 
 def searched(run: Run) -> list[Trial]:
-    """What a search tries, with choices that work, that fail and that are declined."""
+    """The trials of a search: some work, some fail, some are declined."""
     out_of_memory = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.WARMUP, reason="CUDA out of memory: 2.0 GiB")
     wrong = Failure(kind=FailureKind.WRONG, phase=Phase.NUMERICS, reason="gradients: relative error 0.4, 0.02 allowed")
     given: list[tuple[Source, Mapping[str, Choice], float, float | Failure]] = [
@@ -260,7 +260,7 @@ def playoff(run: Run) -> Trial:
 
 
 def confirmation(run: Run, best_ms: float, stock_ms: float, *, restless: bool = False) -> list[Trial]:
-    """Five processes of ten rounds; the step as given is timed in two of them, where nothing else keeps it in all."""
+    """Five processes of ten rounds; only two of them time the step as given, unless it is an arm anyway."""
     processes, made = [], []
     for process in range(5):
         slow = 1.5 if restless and process == 2 else 1.0
@@ -282,7 +282,7 @@ def confirmation(run: Run, best_ms: float, stock_ms: float, *, restless: bool = 
 
 
 def ablation(run: Run) -> list[Trial]:
-    """The plan without each of its knobs, two in a process; capture goes with the streams."""
+    """The plan without each of its knobs, two in a process; capture is removed together with streams."""
     gone = {"layout": 2.72, "precision": 4.41, "compile": 3.61, "update": 2.91, "streams": 2.77, "capture": 3.13}
     found = []
     for number, chunk in enumerate(chunks(BEST_STREAMS, Space.of(INAPPLICABLE)), 15):
@@ -311,7 +311,7 @@ def trial(run: Run, number: int, source: Source, knobs: Mapping[str, Choice], ou
 
 @cache
 def compared(measured: str) -> Comparison:
-    """Of a measurement as JSON, once in a process: stories are told anew for every test, and this takes 20 ms."""
+    """Cached per process: stories are built for every test, and this takes 20 ms."""
     found = Measurement.model_validate_json(measured)
     return compare_arms(found, found.arms[0].name, found.arms[-1].name)
 
@@ -336,7 +336,7 @@ def measurement(*arms: Arm, dropped_rounds: int = 0) -> Measurement:
 def arm(
     name: str, knobs: Mapping[str, Choice], ms: float, blocks: int = 15, peak_gib: float = 0.5, seed: int = 0
 ) -> Arm:
-    """Blocks around `ms`, now and then one that something disturbed."""
+    """Times around `ms`, with a few outliers."""
     drawn = random.Random(f"{name} {sorted(knobs.items())} {seed}")
     step_ms = [ms * drawn.gauss(1.0, 0.006) * (1.12 if drawn.random() < 0.04 else 1.0) for _ in range(blocks)]
     return Arm(

@@ -1,4 +1,4 @@
-"""Every page against every state of a session; the pages are those that the application has, not a list of ours."""
+"""All pages of the application with every state of a session."""
 
 import re
 from datetime import timedelta
@@ -14,7 +14,7 @@ from tuner.store.queries import archives, plans, runs, sessions, tokens
 from tuner.store.queries.tokens import Scope
 from tuner.wall_clock import utcnow
 
-#: All that may be looked at without a session.
+#: Pages without a session.
 OPEN = {
     ("GET", "/login"),
     ("POST", "/login"),
@@ -23,8 +23,8 @@ OPEN = {
     ("GET", "/shared/{secret}"),
     ("GET", "/shared/{secret}/live"),
 }
-#: What each page needs, None: any session. A new page must be written down here.
-#: They lead to what the run shows, so that `submit` alone is not enough.
+#: The scope of each page; None: any session. A new page must be added here.
+#: They lead to a page that shows the run, so `submit` alone is not enough.
 ALSO_READ = {"/runs/{run_id}/note", "/runs/{run_id}/share"}
 NEEDS = {
     ("GET", "/"): None,
@@ -54,13 +54,13 @@ NEEDS = {
     ("POST", "/logout"): None,
 }
 EVERY = sorted(NEEDS)
-#: Pages of one thing, which another team must not learn of.
+#: Pages of a single object, which another team must not see.
 OF_ONE = [(method, path) for method, path in EVERY if "{" in path]
 
 
 @pytest.fixture
 def theirs(database, archive):
-    """A run, its plan and a token of another team; gives the names that paths have for them."""
+    """A run, its plan and a token of another team, as values of path parameters."""
     token, _ = made(database, Scope.ADMIN, team="theirs")
     with database.begin() as connection:
         runs.add(connection, queued := a_run(team="theirs", fingerprint="f" * 64))
@@ -135,7 +135,7 @@ def test_a_scope_opens_its_pages_and_no_others(browser, method, path, scope):
 
 @pytest.mark.parametrize(("method", "path"), OF_ONE)
 def test_another_team_learns_nothing(browser, theirs, database, method, path):
-    """What is of another team is answered as what does not exist."""
+    """Things of another team are answered as if they did not exist."""
     for team in ("ours", "default"):
         if team == "default" and "token_id" in path:
             continue  # those who run the server rule the tokens of every team
@@ -222,7 +222,7 @@ def test_forms_in_other_letters_are_refused(browser, charset):
 
 @pytest.mark.parametrize("path", ["/compare?ids=%00,a", "/compare?ids=a,b%22"])
 def test_ids_that_cannot_be_are_refused(browser, path):
-    assert_page(browser(Scope.READ).get(path), 422, "no ids of runs")
+    assert_page(browser(Scope.READ).get(path), 422, "not the id of a run")
 
 
 def test_a_token_that_cannot_be_is_not_looked_for(browser):

@@ -1,4 +1,4 @@
-"""Style sheets and scripts: ours or vendored, kept for good by browsers, and no way to anything else on the disk."""
+"""Static files: all local, cached forever by browsers, and no access to other files on disk."""
 
 import hashlib
 import re
@@ -7,7 +7,7 @@ import pytest
 
 from server.pages import assets
 
-#: A link that somebody may follow by hand; a page that is shown asks for nothing there.
+#: The only external link; pages load nothing from it.
 PERFETTO = '<a href="https://ui.perfetto.dev" rel="noopener noreferrer">'
 #: `htmx.org` 2.0.11 of npm, dist/htmx.min.js.
 HTMX = "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"

@@ -1,4 +1,4 @@
-"""The colours of the pages against what they stand on, by the formula of WCAG 2.2."""
+"""The contrast of the colours of the pages, by the formula of WCAG 2.2."""
 
 import re
 
@@ -9,7 +9,7 @@ from server.pages.assets import FOLDER
 CSS = (FOLDER / "kitsune.css").read_text("utf-8")
 GROUNDS = ("paper", "wash")
 TEXTS = ("ink", "muted", "accent", "good", "bad", "warn")
-#: Borders of fields, and lines and dots of charts: not text, so 3 is enough.
+#: Borders of fields, and lines and dots of charts: not text, so a contrast of 3 is enough.
 MARKS = ("edge", *(f"series-{number}" for number in range(1, 7)))
 
 

@@ -1,4 +1,4 @@
-"""What a page shows once: for the session that it is of, at its place, for a minute, and not a second time."""
+"""Flash messages: shown once, for a minute, on their page and in their session only."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ PLACE = "/tokens"
 
 
 def create(client, **headers):
-    """Makes a token and does not follow to its page; gives the cookie that was set."""
+    """Makes a token without following the redirect; returns the cookie that was set."""
     answer = client.post(PLACE, data={"csrf": csrf_of(client), **GIVEN}, headers=headers)
     assert answer.status_code == 303
     return next(value for value in answer.headers.get_list("set-cookie") if flash.COOKIE in value)
@@ -29,7 +29,7 @@ def test_the_cookie_is_out_of_reach_of_scripts_other_sites_and_other_pages(admin
 
 
 def test_a_browser_that_speaks_https_keeps_it_to_that(admin):
-    """A proxy speaks TLS for us: the browser says so in Origin."""
+    """Behind a proxy with TLS; only Origin shows it."""
     cookie = create(admin, Origin="https://localhost:8537")
     assert cookie.startswith("__Secure-kitsune_once=") and "Secure;" in f"{cookie};"
 

@@ -1,4 +1,4 @@
-"""The list of runs and the first page: filters, order, pages, and the part that renews itself."""
+"""The list of runs and the home page: filters, order, paging, and automatic refresh."""
 
 import re
 from datetime import timedelta
@@ -29,7 +29,7 @@ def add(database, *found):
 
 
 def shown(text: str) -> list[str]:
-    """Ids of the runs of a page, in its order."""
+    """The ids of the runs of a page, in order."""
     return re.findall(r'<a id="run-([^"]+)"', text)
 
 
@@ -125,7 +125,7 @@ def test_a_field_that_makes_no_sense_keeps_the_form_and_says_what_belongs_there(
 
 
 def test_by_https_all_addresses_are_https(browser, admin, database):
-    """Also behind a proxy: only by https do browsers send that cookie."""
+    """Also behind a proxy: browsers send that cookie by https only."""
     cookie = admin.cookies["kitsune_session"]
     stranger = browser()
     for place in ("/", "/runs"):
@@ -138,7 +138,7 @@ def test_the_form_shows_what_was_asked_for(admin, some):
     assert "<option selected>failed</option>" in text
     assert 'value="NVIDIA &#34;H200&#34;"' in text
     assert '<input type="hidden" name="sort" value="trials">' in text
-    assert "No run is like that" in text
+    assert "No run matches these filters" in text
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_an_empty_list_teaches_what_to_do(admin):
 
 
 def test_the_first_page_shows_the_newest_and_the_queue(admin, some):
-    text = assert_page(admin.get("/"), 200, "0 running", "1 waiting", "is a worker there?")
+    text = assert_page(admin.get("/"), 200, "0 running", "1 waiting", "no worker is active")
     assert shown(text) == ["r5", "r4", "r3", "r2", "r1"]
     assert "hx-get" not in text
 
@@ -217,11 +217,11 @@ def test_a_run_that_is_lost_hides_from_nobody_that_nothing_runs(admin, database)
     with database.begin() as connection:
         runs.claim_one(connection, "r1", "w", lease_s=60)
     text = assert_page(admin.get("/"), 200, "1 running", "1 waiting")
-    assert "lost" not in text and "is a worker there?" not in text
+    assert "lost" not in text and "no worker is active" not in text
     with database.begin() as connection:
         run = runs.get(connection, "r1")
         runs.heartbeat(connection, run, lease_s=-60)
-    assert_page(admin.get("/"), 200, "0 running", '<a href="/runs?status=lost">1 lost</a>', "is a worker there?")
+    assert_page(admin.get("/"), 200, "0 running", '<a href="/runs?status=lost">1 lost</a>', "no worker is active")
     assert shown(admin.get("/runs?status=lost").text) == ["r1"]
     assert shown(admin.get("/runs?status=running").text) == []
     assert '<span class="state lost">lost</span>' in admin.get(f"/models/{'f' * 64}").text

@@ -1,4 +1,4 @@
-"""Signing in and out: who gets a cookie, of which kind, and what a failure tells."""
+"""Signing in and out: cookies, redirects and failures."""
 
 import re
 from datetime import timedelta
@@ -49,7 +49,9 @@ def test_a_cookie_lives_no_longer_than_its_token(stranger, database):
 def test_a_failure_tells_nothing_of_why(stranger, database):
     given = ["", "x", new_secret(), expired(database), revoked(database), secret(database)[:-1], "\x00", "é" * 500]
     answers = [sign_in(stranger, token) for token in given]
-    texts = {re.sub(r'(datetime|content)="[^"]*T[^"]*"', "", assert_page(one, 422, "does not open")) for one in answers}
+    texts = {
+        re.sub(r'(datetime|content)="[^"]*T[^"]*"', "", assert_page(one, 422, "not valid here")) for one in answers
+    }
     assert len(texts) == 1
     assert not any("set-cookie" in answer.headers for answer in answers)
     assert not any(token and token in text for token in given[1:] for text in texts if len(token) > 1)
@@ -106,7 +108,7 @@ def test_tries_that_fail_are_counted_by_address_and_a_good_token_never_waits(str
     for _ in range(MOST):
         assert sign_in(stranger, "x").status_code == 422
     refused = sign_in(stranger, "x")
-    assert_page(refused, 429, "too many tries", "5 minutes")
+    assert_page(refused, 429, "too many attempts", "5 minutes")
     assert int(refused.headers["retry-after"]) == WITHIN_S + 1
     assert sign_in(stranger, secret(database)).status_code == 303
     assert sign_in(stranger, "x").status_code == 429

@@ -1,4 +1,4 @@
-"""Errors where a page was asked for are pages, and problems everywhere else."""
+"""Errors are pages where a page was requested, and problems elsewhere."""
 
 import logging
 

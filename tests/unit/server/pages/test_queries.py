@@ -1,4 +1,4 @@
-"""How often an answer asks the database: as often for many runs and trials as for few."""
+"""The number of database queries of an answer does not depend on the number of runs and trials."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ PLACES = (
 
 
 class Asked:
-    """Notes what is asked of a database, but for where transactions begin, and who asks, which is remembered."""
+    """Records the queries, without BEGIN and without the look-up of the token, which is cached."""
 
     def __init__(self, database: Database) -> None:
         self.statements: list[str] = []
@@ -48,7 +48,7 @@ def ada(app: FastAPI, database: Database) -> Iterator[Visit]:
 
 
 def some(database: Database, number: int, trials: int) -> list[Run]:
-    """Runs that have ended well, each with its own plan and so many trials."""
+    """Finished runs, each with its own plan and this number of trials."""
     run, tried, plan = stories.with_a_gain()
     assert plan is not None and plan.evidence is not None
     made = []

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 from kitsune.launches.planning.trace_export import trace_of
 from kitsune.timeline import Timeline
-from server.api.traces import why_none
+from server.api.traces import why_no_timeline
 from tests.store.samples import a_run, a_timeline, an_environment
 from tests.unit.server.conftest import HERE, bearer, secret
 from tests.unit.server.pages import stories
@@ -195,7 +195,7 @@ def test_a_run_that_has_ended_is_run_again(ada, database):
 
 @pytest.mark.parametrize("with_plan", [False, True])
 def test_a_run_that_has_ended_is_deleted_after_a_question(ada, database, with_plan):
-    """The question opens without a script, and nothing is deleted before it is answered."""
+    """The confirmation works without scripts, and nothing is deleted before it."""
     run = keep(database, stories.with_a_gain())
     before, _, rest = shown(ada, f"/runs/{run.id}").partition(
         '<details class="sure"><summary>Delete this run</summary>'
@@ -293,7 +293,7 @@ def test_without_scripts_a_running_page_loads_itself_again(ada, database):
 
 
 def link_of(visit: Visit, run_id: str) -> str:
-    """As a browser does: it follows to the page with the new link."""
+    """Follows the redirect to the page with the new link, as a browser does."""
     assert visit.send(f"/runs/{run_id}/share").headers["location"] == f"/runs/{run_id}"
     (link,) = set(re.findall(rf"{HERE}(/shared/[\w-]+)", shown(visit, f"/runs/{run_id}")))
     return link
@@ -501,7 +501,7 @@ def test_without_a_timeline_it_is_said_why_in_a_line(ada, database, story):
     run, trials, plan = kept = story()
     keep(database, kept)
     (line,) = re.findall(r'<p class="muted">No timeline: ([^<]*)\.</p>', shown(ada, f"/runs/{run.id}"))
-    assert html.unescape(line) == why_none(run, trials, plan)
+    assert html.unescape(line) == why_no_timeline(run, trials, plan)
 
 
 @pytest.mark.parametrize("story", [stories.failed, stories.queued, stories.running])

@@ -1,4 +1,4 @@
-"""The form for an archive: a run comes of it, or the form again with what is wrong."""
+"""The submit form: it starts a run, or is shown again with errors."""
 
 import re
 import threading

@@ -1,4 +1,4 @@
-"""Tokens on a page: shown once, revoked for good, and those of other teams out of reach."""
+"""The page of tokens: new ones are shown once, revoking is final, other teams' tokens are out of reach."""
 
 import re
 from datetime import timedelta
@@ -15,7 +15,7 @@ GIVEN = {"name": "ci", "scope": ["read"], "expires": "90d"}
 
 
 def make(client, **changes):
-    """As a browser does: it follows to the page with the new token."""
+    """Follows the redirect to the page with the new token, as a browser does."""
     answer = client.post("/tokens", data={"csrf": csrf_of(client), **GIVEN, **changes})
     if answer.status_code != 303:
         return answer

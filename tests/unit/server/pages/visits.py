@@ -1,4 +1,4 @@
-"""Stories put into a database, and browsers that are signed in to look at them."""
+"""Stores stories in a database, and makes signed-in browsers to view them."""
 
 import zlib
 from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ def visit(app: FastAPI, database: Database, *scopes: Scope, team: str = "default
 
 
 def keep(database: Database, story: Story) -> Run:
-    """Stores a whole story as it is, without a worker."""
+    """Stores a complete story, without a worker."""
     run, trials, plan = story
     with database.begin() as connection:
         if plan is not None:

@@ -1,4 +1,4 @@
-"""Every `type` that the server can answer has its page, which works without a token, and its part of the docs."""
+"""Every problem type has a page that needs no token, and a section in the docs."""
 
 import ast
 import html
@@ -24,7 +24,7 @@ RAISING = ("HTTPException", "refusal", "_unauthorized", "_refuse")
 
 
 def raised() -> set[int]:
-    """The statuses of refusals, as the source of the server has them."""
+    """The statuses of refusals in the source code of the server."""
     calls = [
         node for path in SOURCES for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)
     ]
@@ -84,7 +84,7 @@ def test_a_type_leads_to_its_page(stranger, slug):
 
 
 def test_a_type_that_an_answer_has_resolves_against_it(stranger):
-    """As RFC 9457 says: a relative reference, against the address that was asked."""
+    """By RFC 9457: a relative reference, resolved against the URL of the request."""
     answer = stranger.get("/api/v1/runs")
     place = answer.url.join(answer.json()["type"])
     assert str(place) == "http://localhost:8537/problems/unauthorized"

@@ -1,4 +1,4 @@
-"""Every error is a problem: of the router, of the database, of nobody foreseen. None tells of the inside."""
+"""Every error is answered with a problem: of routing, of the database, unexpected. None discloses internals."""
 
 import logging
 import re

@@ -419,9 +419,9 @@ def test_a_server_that_repeats_itself_is_not_read_for_ever(team):
 def test_a_refused_cursor_is_told_of_as_a_database_does(after, error):
     class Refusing(Client):
         def runs(self, query):
-            raise RefusedError(self.server.url, 422, "The cursor is not one of ours")
+            raise RefusedError(self.server.url, 422, "The cursor is invalid")
 
-    with pytest.raises(error, match="not one of ours"):
+    with pytest.raises(error, match="The cursor is invalid"):
         ServerLedger(Refusing(Server("http://127.0.0.1:1"))).page(after=after, limit=1)
 
 

@@ -1,4 +1,4 @@
-"""server/charts/drawing/figures.py: neighbours on an axis are told apart, changes have their sign."""
+"""server/charts/drawing/figures.py: neighbouring tick labels differ, and changes have a sign."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""drawing/scale.py: ticks are round and few, values keep their order, and what has no place is refused."""
+"""drawing/scale.py: ticks are round and few, scales are monotonic, and invalid values are refused."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""server/charts/drawing/svg.py: everything is escaped, XML stays XML, and links lead to addresses only."""
+"""server/charts/drawing/svg.py: everything is escaped, the XML is valid, and links are safe."""
 
 from xml.etree import ElementTree as ET
 

@@ -1,4 +1,4 @@
-"""server/charts/drawing/text_width.py: what is cut fits, and nothing is cut that fits."""
+"""server/charts/drawing/text_width.py: cut text fits, and text that fits is not cut."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""drawing/thinning.py: few marks remain, those that matter among them, and what is said of the others is true."""
+"""drawing/thinning.py: few marks remain, the important ones among them, and the note about the others is true."""
 
 from math import dist
 
@@ -23,12 +23,12 @@ def test_what_is_left_out_lies_near_what_is_drawn(places, at_most, data):
 def test_few_places_are_all_drawn():
     few = thinned([(1.0, 1.0)] * 3)
     assert few.drawn == (0, 1, 2)
-    assert few.told("trials") == ""
+    assert few.note("trials") == ""
 
 
 def test_what_is_left_out_is_told():
     few = thinned([(0.0, 0.0)] * 5000 + [(100.0, 100.0)])
     assert few.drawn == (0, 5000)
     assert (
-        few.told("trials") == "Drawn are 2 of 5,001 trials: each of the others lies within 3 px of one that is drawn."
+        few.note("trials") == "Drawn are 2 of 5,001 trials: each of the others lies within 3 px of one that is drawn."
     )

@@ -1,4 +1,4 @@
-"""What pages say of numbers and moments."""
+"""Formatting of numbers and times on pages."""
 
 from datetime import UTC, datetime, timedelta, timezone
 

@@ -340,7 +340,7 @@ def fate_of(story: Story, name: str) -> tuple[Outcome, str]:
 @pytest.mark.parametrize(
     ("name", "outcome", "reason"),
     [
-        ("precision=bf16", Outcome.CHOSEN, "measured to be the best"),
+        ("precision=bf16", Outcome.CHOSEN, "best measured configuration"),
         ("precision=fp16", Outcome.FAILED, "trial 7 gave wrong numbers (numerics): gradients: relative error 0.4"),
         ("compile=max-autotune-no-cudagraphs", Outcome.FAILED, "trial 9 ran out of memory (warmup)"),
         ("compile=reduce-overhead", Outcome.REJECTED, "its trial, number 3, came to 3.1"),
@@ -542,7 +542,7 @@ def test_the_plan_in_a_snippet_is_the_plan():
 
 
 def test_views_are_plain_text_that_templates_must_escape():
-    """Nothing here is markup: what is hostile stays as it was given, for the template to escape."""
+    """Views return plain text: hostile text is unchanged, for the template to escape."""
     view = viewed(stories.of_hostile_names())
     assert "<script>alert(1)</script>\"'&" in view.headline.sentence
     assert stories.HOSTILE in dict(view.facts)["driver"]
