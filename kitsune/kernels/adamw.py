@@ -1,7 +1,7 @@
 """AdamW (Loshchilov, Hutter 2019) for many parameters in few launches, in place, with the arithmetic of torch.
 
 A launch takes tuples of tensors as they are, without a table of pointers that a CUDA graph could not fill anew. Each
-program finds its tensor by counting blocks. `locate`, `pick` and `launches` serve kitsune/kernels/sgd.py, too.
+program finds its tensor by counting blocks.
 """
 
 import math
