@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +18,8 @@ from kitsune.long_proof import LongProof
 
 FORMAT_VERSION: Final = 1
 MAX_PLAN_BYTES = 256 * 1024
+#: What differs between two plans: the name of a field and both values.
+Row = tuple[str, str, str]
 #: The verdicts that a plan can have.
 Said = Literal["faster", "same", "ambiguous", "too_noisy"]
 
@@ -277,3 +279,29 @@ def checked_knobs(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
 def knobs_id(knobs: Mapping[str, Choice]) -> str:
     """A short stable name of a set of choices."""
     return hashlib.sha256(canonical_json(checked_knobs(knobs)).encode()).hexdigest()[:16]
+
+
+def differences(one: Plan, other: Plan) -> list[Row]:
+    """In the order of the knobs table, then what was measured, then where; empty for plans that are the same."""
+    chosen = ((f"knobs.{name}", str(one.choice(name)), str(other.choice(name))) for name in KNOBS)
+    first, second = ({**_flat(plan.evidence), **_flat(plan.environment)} for plan in (one, other))
+    names = [*first, *(name for name in second if name not in first)]
+    rest = ((name, first.get(name, "-"), second.get(name, "-")) for name in names)
+    rows = [*chosen, *rest, ("fingerprint", one.fingerprint or "-", other.fingerprint or "-")]
+    return [row for row in rows if row[1] != row[2]]
+
+
+def _flat(part: Any) -> dict[str, str]:
+    """The fields of a record by their paths."""
+    if part is None:
+        return {}
+    kind = type(part).__name__.lower()
+    return {f"{kind}.{path}": value for path, value in _paths(part.model_dump(mode="json"))}
+
+
+def _paths(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{path}", text) for path, text in _paths(value))
+        else:
+            yield name, f"{value:.4g}" if isinstance(value, float) else str(value)

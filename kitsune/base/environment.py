@@ -1,4 +1,4 @@
-"""KITSUNE_ variables in; out comes what they say, and the folder of all that Kitsune keeps on this machine."""
+"""Reads KITSUNE_ environment variables, and finds the folder in which Kitsune keeps its files."""
 
 import os
 from collections.abc import Mapping
@@ -8,12 +8,28 @@ from typing import Final
 from kitsune.errors import SettingsError
 
 PREFIX: Final = "KITSUNE_"
+TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 def variable(name: str, variables: Mapping[str, str] | None = None) -> str | None:
     """KITSUNE_ and the name in capitals, of this process or of the given ones; None when unset, empty or blank."""
     value = (os.environ if variables is None else variables).get(PREFIX + name.upper(), "").strip()
     return value or None
+
+
+def is_disabled(variables: Mapping[str, str] | None = None) -> bool:
+    """Whether KITSUNE_DISABLE=1 is set, which makes every step run as given. Raises SettingsError as `is_on` does."""
+    return is_on("disable", variables, default=False)
+
+
+def is_on(name: str, variables: Mapping[str, str] | None = None, *, default: bool) -> bool:
+    """What KITSUNE_ and the name in capitals says. Raises SettingsError for a value that is neither true nor false."""
+    value = variable(name, variables)
+    if value is None:
+        return default
+    if value.lower() in TRUE | FALSE:
+        return value.lower() in TRUE
+    raise SettingsError(f"{PREFIX}{name.upper()} is {value!r}; use 1 or 0")
 
 
 def home_folder(variables: Mapping[str, str] | None = None) -> Path:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kitsune.base.base_record import Record
-from kitsune.base.switches import is_disabled
+from kitsune.base.environment import is_disabled
 from kitsune.errors import SettingsError, StoreError
 
 NEWEST_PYTHON_TESTED: Final = (3, 12)  # older than 3.11 cannot load this file

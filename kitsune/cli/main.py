@@ -24,7 +24,7 @@ from kitsune.base.optional_imports import load
 from kitsune.cli import doctor, output, signals
 from kitsune.cli.exit_codes import ExitCode, code_of
 from kitsune.errors import KitsuneError, NotFoundError, RefusedError
-from kitsune.plan import Match, Plan
+from kitsune.plan import Match, Plan, differences
 
 GROUP: Final = "kitsune.commands"
 PLAN_GROUP: Final = "plan"
@@ -196,7 +196,7 @@ def plan_check(file: PlanFile, device: Device = None, as_json: Json = False) -> 
 def plan_diff(one: PlanName, other: PlanName, server: ServerUrl = None, as_json: Json = False) -> None:
     """What differs between two plans: choices, measurements, machines."""
     plans = [named_plan(name, server) for name in (one, other)]
-    rows = importlib.import_module("kitsune.plan_diff").differences(*plans)
+    rows = differences(*plans)
     if as_json:
         output.emit({"differences": [{"field": field, "one": a, "other": b} for field, a, b in rows]})
     elif rows:

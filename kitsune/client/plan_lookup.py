@@ -9,8 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from kitsune.base.environment import variable
-from kitsune.base.switches import is_disabled
+from kitsune.base.environment import is_disabled, variable
 from kitsune.client.http_client import Client, Found
 from kitsune.client.plan_cache import PlanCache
 from kitsune.client.server_address import server_of

@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any, Final
 
 from kitsune.base.durations import seconds_of
-from kitsune.base.switches import is_disabled
+from kitsune.base.environment import is_disabled
 from kitsune.client.http_client import Client
 from kitsune.errors import SettingsError, TuneError, UnfitError, UnreachableError
 from kitsune.plan import Plan
