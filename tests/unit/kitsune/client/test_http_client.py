@@ -71,12 +71,12 @@ MISBEHAVIOUR: dict[str, tuple[Play, str]] = {
     "garbage": (answers({PLANS: raw(200, b"\xff\xfe{{{")}), "not a JSON object"),
     "a list": (answers({PLANS: of_json([1])}), "not a JSON object"),
     "deep": (answers({PLANS: raw(200, b"[" * 100_000)}), "not a JSON object"),
-    "another object": (answers({PLANS: of_json({"hello": 1})}), "names no plan"),
+    "another object": (answers({PLANS: of_json({"hello": 1})}), "has no field plan"),
     "a plan that is a list": (answers({PLANS: of_json({"plan": [1]})}), "refused"),
     "an unknown knob": (answers({PLANS: of_json({"plan": {**PLAN.to_json(), "knobs": {"x": 1}}})}), "refused"),
     "a plan that was altered": (answers({PLANS: tampered()}), "altered after it was written"),
     "a plan of another step": (
-        answers({PLANS: found(PLAN.model_copy(update={"fingerprint": "e" * 64}))}), "of another workload"),
+        answers({PLANS: found(PLAN.model_copy(update={"fingerprint": "e" * 64}))}), "for another workload"),
     "a database that is away": (answers({PLANS: problem(503, "try again")}), r"cannot answer now \(503\): try again"),
     "too many of us": (answers({PLANS: problem(429, "slow down")}), r"cannot answer now \(429\)"),
     "a web page": (answers({PLANS: raw(200, b"<html>", Content_Type="text/html")}), "not a JSON object"),
@@ -253,7 +253,7 @@ def test_another_service_is_not_taken_for_ours():
 def test_a_plan_under_anothers_name():
     other = Plan(knobs={"precision": "fp16"}, environment=HERE)
     server = ScriptedServer(answers({f"GET /api/v1/plans/{PLAN.plan_id}": of_json(other.to_json())}))
-    with server.running(), pytest.raises(UnreachableError, match="was asked for, and"):
+    with server.running(), pytest.raises(UnreachableError, match="was requested, but"):
         client_of(server.url).plan(PLAN.plan_id)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import kitsune
 from kitsune.client import plan_lookup, remote_run
-from kitsune.client.plan_lookup import NOBODYS
+from kitsune.client.plan_lookup import NO_STEP
 from kitsune.device.backend import environment
 from kitsune.errors import ExportError, RefusedError, SettingsError, TuneError, UnfitError, UnreachableError
 from kitsune.plan import Plan
@@ -101,7 +101,7 @@ def knows(plan: Plan) -> Play:
 
     def play(request: Request, connection: socket.socket, over: threading.Event) -> None:
         asked = dict(urllib.parse.parse_qsl(request.query)).get("fingerprint", "")
-        of_the_model = plan.model_copy(update={"model_fingerprint": asked}) if asked != NOBODYS.fingerprint else None
+        of_the_model = plan.model_copy(update={"model_fingerprint": asked}) if asked != NO_STEP.fingerprint else None
         answers({PLANS: found(of_the_model)})(request, connection, over)
 
     return play

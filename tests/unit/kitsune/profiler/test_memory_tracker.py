@@ -149,7 +149,7 @@ def test_a_tracker_says_when_it_is_used_outside_of_its_block(counter):
     for ask in (lambda: tracker.peak_bytes, lambda: tracker.allocated_bytes):
         with pytest.raises(SettingsError, match="nothing was tracked yet"):
             ask()
-    with tracker, pytest.raises(SettingsError, match="follows a block already"):
+    with tracker, pytest.raises(SettingsError, match="is active already"):
         tracker.__enter__()
     with pytest.raises(SettingsError, match="belongs into the block"):
         tracker.snapshot("late")
