@@ -629,7 +629,7 @@ def test_a_model_that_cannot_travel():
     model, _, batch = parts()
     optimizer = torch.optim.SparseAdam(model.parameters())
     service = Service()
-    with service.server.running(), pytest.raises(ExportError, match="cannot travel"):
+    with service.server.running(), pytest.raises(ExportError, match="cannot be exported"):
         kitsune.submit(model, F.cross_entropy, optimizer, batch, server=service.server.url)
     assert service.requests("/api") == []
 
