@@ -167,7 +167,7 @@ def _parsed(graph: bytes) -> Any:
             graph, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite, parse_int=_short
         )
     except (ValueError, RecursionError) as error:
-        raise ArchiveError(f"{GRAPH}: is not valid JSON: {ascii(str(error))[1:-1][:200]}") from error
+        raise ArchiveError(f"{GRAPH}: is not JSON of the expected form: {ascii(str(error))[1:-1][:200]}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

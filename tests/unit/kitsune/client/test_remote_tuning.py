@@ -593,7 +593,7 @@ def test_cancelling():
 
 def test_a_run_in_a_way_that_we_do_not_know():
     service = Service(status="asleep")
-    with service.server.running(), pytest.raises(UnreachableError, match="no way that we know"):
+    with service.server.running(), pytest.raises(UnreachableError, match="has an unknown status"):
         submit(service.server.url).status()
 
 
