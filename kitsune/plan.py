@@ -250,14 +250,14 @@ class Plan(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanQuery:
     """The step that a plan is wanted for: the fingerprint of the step or of its model, and `Plan.batch` if known."""
 
     fingerprint: str
     batch: str = ""
 
 
-def told_shapes(shapes: Iterable[Sequence[int]]) -> str:
+def shapes_text(shapes: Iterable[Sequence[int]]) -> str:
     """`Plan.batch` for tensors of these shapes, independent of their order: "16x128,16x128"."""
     return ",".join(sorted("x".join(map(str, shape)) or "scalar" for shape in shapes))
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kitsune.errors import WorkloadError
-from kitsune.plan import told_shapes
+from kitsune.plan import shapes_text
 
 LossFn = Callable[[Any, Any], torch.Tensor] | None
 Batch = tuple[Any, Any]
@@ -138,7 +138,7 @@ def batch_tensors(batch: Any) -> list[torch.Tensor]:
 
 def shapes_of(x: Any) -> str:
     """The shapes of the tensors in x, in the format of `Plan.batch`."""
-    return told_shapes(tensor.shape for tensor in batch_tensors(x))
+    return shapes_text(tensor.shape for tensor in batch_tensors(x))
 
 
 def move_batch(batch: Any, device: torch.device | str) -> Any:

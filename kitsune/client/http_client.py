@@ -17,7 +17,7 @@ from kitsune import __version__
 from kitsune.client.http_deadline import Answer, Question, exchange
 from kitsune.client.server_address import Server
 from kitsune.errors import PlanError, RefusedError, UnreachableError
-from kitsune.plan import MAX_PLAN_BYTES, Asked, Environment, Plan
+from kitsune.plan import MAX_PLAN_BYTES, Environment, Plan, PlanQuery
 
 CALL_S: Final = 30.0
 UPLOAD_S: Final = 300.0
@@ -60,7 +60,7 @@ class Client:
         if answer.body.strip() != b"ok":
             raise self._strange("something else than a Kitsune server answers there")
 
-    def find_plan(self, asked: Asked, environment: Environment) -> Found:
+    def find_plan(self, asked: PlanQuery, environment: Environment) -> Found:
         """The best plan for a step in this environment. An altered plan or one of another step raises."""
         machine = environment.model_dump(mode="json", include=set(MACHINE))
         known = {"batch": asked.batch, **machine}

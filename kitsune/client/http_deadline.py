@@ -57,17 +57,17 @@ def exchange(question: Question, within_s: float, *, direct: bool = False) -> An
         outcome = attempt.outcome.get(timeout=within_s)
     except queue.Empty:
         attempt.cut()
-        raise UnreachableError(_late(within_s)) from None
+        raise UnreachableError(_timeout_message(within_s)) from None
     if isinstance(outcome, Answer):
         return outcome
     if attempt.is_cut or isinstance(outcome, httpx.TimeoutException):
-        raise UnreachableError(_late(within_s)) from outcome
+        raise UnreachableError(_timeout_message(within_s)) from outcome
     if _is_refused(outcome):
-        raise UnreachableError(_nobody(question.url, attempt.peer)) from outcome
+        raise UnreachableError(_refused_message(question.url, attempt.peer)) from outcome
     raise UnreachableError(str(outcome) or type(outcome).__name__) from outcome
 
 
-def _late(within_s: float) -> str:
+def _timeout_message(within_s: float) -> str:
     return f"no whole answer came within {within_s:.1f} s"
 
 
@@ -78,7 +78,7 @@ def _is_refused(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _nobody(url: str, peer: str) -> str:
+def _refused_message(url: str, peer: str) -> str:
     if peer and peer != httpx.URL(url).raw_host.decode("ascii"):
         return f"the proxy {peer} refused the connection; check the variables HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
     return (

@@ -14,7 +14,7 @@ from pathlib import Path
 from kitsune.base.base_record import canonical_json
 from kitsune.base.environment import home_folder, private_folder
 from kitsune.errors import PlanError
-from kitsune.plan import Asked, Environment, Match, Plan
+from kitsune.plan import Environment, Match, Plan, PlanQuery
 
 log = logging.getLogger("kitsune")
 
@@ -33,7 +33,7 @@ class PlanCache:
         except OSError:
             return True
 
-    def get(self, asked: Asked, environment: Environment) -> Plan | None:
+    def get(self, asked: PlanQuery, environment: Environment) -> Plan | None:
         """The cached plan for this step and environment, if it is intact and may be applied here."""
         file = self._file(asked, environment)
         try:
@@ -45,7 +45,7 @@ class PlanCache:
         fits = plan.environment is not None and plan.environment.match(environment)[0] is not Match.REFUSED
         return plan if fits and plan.is_of(asked.fingerprint) else None
 
-    def keep(self, asked: Asked, environment: Environment, plan: Plan) -> None:
+    def keep(self, asked: PlanQuery, environment: Environment, plan: Plan) -> None:
         """Writes an entry atomically, also when other processes write it or the machine fails."""
         try:
             private_folder(self.folder)
@@ -59,11 +59,11 @@ class PlanCache:
         except OSError as error:
             log.info("cannot cache the plan in %s: %s", self.folder, error)
 
-    def forget(self, asked: Asked, environment: Environment) -> None:
+    def forget(self, asked: PlanQuery, environment: Environment) -> None:
         """Deletes an entry, for a server that no longer has the plan."""
         with contextlib.suppress(OSError):
             self._file(asked, environment).unlink(missing_ok=True)
 
-    def _file(self, asked: Asked, environment: Environment) -> Path:
+    def _file(self, asked: PlanQuery, environment: Environment) -> Path:
         question = {**asdict(asked), **environment.model_dump(mode="json", exclude={"python", "kitsune"})}
         return self.folder / f"{hashlib.sha256(canonical_json(question).encode()).hexdigest()}.json"

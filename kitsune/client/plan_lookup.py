@@ -14,7 +14,7 @@ from kitsune.client.http_client import Client, Found
 from kitsune.client.plan_cache import PlanCache
 from kitsune.client.server_address import server_of
 from kitsune.errors import UnreachableError
-from kitsune.plan import Asked, Environment, Match
+from kitsune.plan import Environment, Match, PlanQuery
 
 log = logging.getLogger("kitsune")
 
@@ -24,13 +24,13 @@ NETWORK_S: Final = 1.6
 CALL_S: Final = 1.0
 #: The fingerprint of no step. A request for it checks that the server answers and accepts the token, before the export,
 #: which takes seconds (BERT-base 1.5 s).
-NO_STEP: Final = Asked("0" * 64)
+NO_STEP: Final = PlanQuery("0" * 64)
 
 _told: set[str] = set()
 
 
 def look_up(
-    asked: Callable[[], Asked],
+    asked: Callable[[], PlanQuery],
     environment: Callable[[], Environment],
     server: str | None = None,
     token: str | None = None,
@@ -56,7 +56,7 @@ def look_up(
 
 
 def _answer(
-    asked: Callable[[], Asked], environment: Callable[[], Environment], server: str | None, token: str | None
+    asked: Callable[[], PlanQuery], environment: Callable[[], Environment], server: str | None, token: str | None
 ) -> tuple[Found, str]:
     """The result, and what is wrong with the server, or ""."""
     there = server_of(server, token)
@@ -84,7 +84,7 @@ def _answer(
     return found, ""
 
 
-def _cached(cache: PlanCache, asked: Asked, here: Environment) -> Found:
+def _cached(cache: PlanCache, asked: PlanQuery, here: Environment) -> Found:
     plan = cache.get(asked, here)
     return Found(plan, "the server is unreachable; " + ("a plan that it gave earlier" if plan else "no plan is cached"))
 

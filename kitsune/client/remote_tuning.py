@@ -10,7 +10,7 @@ from kitsune.client.plan_lookup import look_up
 from kitsune.client.remote_run import RemoteRun, check_budget, check_switched_on, send
 from kitsune.client.server_address import server_of
 from kitsune.device.backend import environment
-from kitsune.plan import Asked, Plan
+from kitsune.plan import Plan, PlanQuery
 from kitsune.submission.exporting.export import fingerprint_of, model_fingerprint_of, to_archive
 from kitsune.workload import Batch, LossFn, Workload, device_of, move_batch, shapes_of
 
@@ -90,9 +90,9 @@ def plan_of_step(model: torch.nn.Module, loss_fn: LossFn, optimizer: torch.optim
     )
 
 
-def _asked_by_model(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: Any) -> Asked:
-    return Asked(model_fingerprint_of(model, optimizer, move_batch(x, device_of(model))), shapes_of(x))
+def _asked_by_model(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: Any) -> PlanQuery:
+    return PlanQuery(model_fingerprint_of(model, optimizer, move_batch(x, device_of(model))), shapes_of(x))
 
 
-def _asked_by_step(workload: Workload) -> Asked:
-    return Asked(fingerprint_of(workload), shapes_of(workload.batch[0]))
+def _asked_by_step(workload: Workload) -> PlanQuery:
+    return PlanQuery(fingerprint_of(workload), shapes_of(workload.batch[0]))

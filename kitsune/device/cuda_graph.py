@@ -28,14 +28,14 @@ class Graph(Protocol):
 class Recorder:
     """Captures functions into graphs that share one memory pool.
 
-    `executes`: whether capturing also executes the function (true on a CPU, false on CUDA). `is_passing`: the graphs
-    live only briefly, so no garbage is collected before a capture.
+    `executes`: whether capturing also executes the function (true on a CPU, false on CUDA). `is_short_lived`: garbage
+    is not collected before a capture, since its graphs are dropped soon.
     """
 
-    def __init__(self, device: torch.device, *, is_passing: bool = False) -> None:
+    def __init__(self, device: torch.device, *, is_short_lived: bool = False) -> None:
         self.device = device
         self.executes = device.type != "cuda"
-        self._is_passing = is_passing
+        self._is_short_lived = is_short_lived
         self._pool: Any = None
         self._graphs: weakref.WeakSet[DeviceGraph] = weakref.WeakSet()
 
@@ -47,7 +47,7 @@ class Recorder:
 
     def apart(self) -> "Recorder":
         """Another recorder for the same device, for short-lived graphs that share no memory with this one's."""
-        return Recorder(self.device, is_passing=True)
+        return Recorder(self.device, is_short_lived=True)
 
     def capture(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
         """The graph of what `function` launches, and its result, whose tensors every replay overwrites.
@@ -86,7 +86,7 @@ class Recorder:
         # access). With the table empty, the workspace is allocated from the graph's own pool.
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            if not self._is_passing:
+            if not self._is_short_lived:
                 gc.collect()  # frees reference cycles for the graph; takes 0.25 s once Inductor is loaded
             with uncollected():  # destroying a CUDA graph during a capture breaks the capture
                 return self._graph_of(function)

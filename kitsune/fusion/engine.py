@@ -21,7 +21,7 @@ from kitsune.fusion.stats import Benefit, FusionStats, Kept, Refused
 
 Compiler = Literal["eager", "inductor"]
 COMPILERS: Final = ("eager", "inductor")
-NO_GPU: Final = "nothing was fused: kernels of ours run on a GPU, and the graph is on a CPU"
+NO_GPU: Final = "nothing was fused: Kitsune's kernels run on a GPU, but the graph is on a CPU"
 GAVE_UP: Final = "some calls ran as given: torch.compile takes no more shapes than torch._dynamo.config.recompile_limit"
 
 

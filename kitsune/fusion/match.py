@@ -130,12 +130,12 @@ def difference(wanted: list[Any], given: tuple[Any, ...]) -> str | None:
     for old, new in zip(wanted, given, strict=True):
         if old.shape != new.shape or old.dtype != new.dtype:
             return f"the kernel gives {shown(new)} for {shown(old)}"
-        if lies(old) != lies(new):
+        if used_strides(old) != used_strides(new):
             return "the kernel lays its result out in another way"
     return None
 
 
-def lies(tensor: torch.Tensor) -> tuple[int, ...]:
+def used_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """The strides of the dimensions of size above 1."""
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 

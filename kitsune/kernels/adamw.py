@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import DTYPES, wide_of
-from kitsune.kernels.launch import is_reached, on_device_of
-from kitsune.kernels.layouts import is_dense, laid_as, lies_as
+from kitsune.kernels.launch import on_device_of, runs_in_triton
+from kitsune.kernels.layouts import has_layout_of, in_layout_of, is_dense
 from kitsune.kernels.rows import warps_of_tile
 
 #: Tensors of a launch. The last launch is padded to as many, so that no second kernel is compiled for it.
@@ -122,7 +122,7 @@ def update(
     """The operator behind `adamw_`, with a step for each parameter; steps and `lr` in fp32."""
     # In fp64: in fp32, 1 - 0.999 has a relative error of 1e-5.
     factors = (1 - beta1, beta2, 1 - beta2, logarithm(beta1), logarithm(beta2), eps, weight_decay)
-    laid = all_laid_as(parameters, gradients)
+    laid = all_in_layout_of(parameters, gradients)
     with on_device_of(parameters[0]):
         for grid, tensors, sizes in launches(parameters, laid, exp_avgs, exp_avg_sqs, steps):
             update_kernel[grid](
@@ -156,11 +156,11 @@ def is_served(
     others = [one for one in single if isinstance(one, torch.Tensor)]
     pairs = [pair for state in states for pair in zip(parameters, state, strict=True)]
     return (
-        is_reached(*ours, *gradients)
+        runs_in_triton(*ours, *gradients)
         and len({tensor.device for tensor in (*ours, *gradients, *others)}) < 2
         and all(tensor.dtype == torch.float32 for tensor in ours)
         and all(map(is_dense, parameters))
-        and all(lies_as(parameter, state) for parameter, state in pairs)
+        and all(has_layout_of(parameter, state) for parameter, state in pairs)
     )
 
 
@@ -189,9 +189,9 @@ def logarithm(beta: float) -> float:
     return math.log(beta) if beta else -math.inf
 
 
-def all_laid_as(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def all_in_layout_of(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The gradients with the memory layouts of their parameters."""
-    return [laid_as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
+    return [in_layout_of(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
 
 
 Launch = tuple[tuple[int], tuple[tuple[torch.Tensor, ...], ...], tuple[int, ...]]

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels import layer_norm, rms_norm
-from kitsune.kernels.launch import are_rows, count, is_reached, on_device_of
+from kitsune.kernels.launch import are_rows, count, on_device_of, runs_in_triton
 from kitsune.kernels.rows import add_shares, buffer_of, partials_of, shares_of, tile_of
 
 
@@ -62,7 +62,7 @@ def rms_reference(
 
 def is_offered(x: torch.Tensor, residual: torch.Tensor, *weights: torch.Tensor | None) -> bool:
     """Whether the kernels support it."""
-    return x.shape == residual.shape and are_rows(x, *weights) and is_reached(x, residual, *weights)
+    return x.shape == residual.shape and are_rows(x, *weights) and runs_in_triton(x, residual, *weights)
 
 
 @torch.library.custom_op("kitsune::add_norm", mutates_args=())

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import block_of, is_reached, on_device_of, warps_of
-from kitsune.kernels.layouts import dense, is_last, laid_as
+from kitsune.kernels.launch import block_of, on_device_of, runs_in_triton, warps_of
+from kitsune.kernels.layouts import dense, in_layout_of, is_last
 from kitsune.kernels.rows import add_shares, warps_of_tile
 
 #: Elements of a tile, which a program holds in registers.
@@ -48,7 +48,7 @@ def batch_norm_relu(
     ours = (weight, bias) if training else (weight, bias, running_mean, running_var)
     vectors = (weight, bias, running_mean, running_var)
     fits = all(one is not None for one in ours) and all(one is None or is_vector_of(x, one) for one in vectors)
-    if not fits or x.numel() <= x.shape[1] or not is_reached(x, *vectors):
+    if not fits or x.numel() <= x.shape[1] or not runs_in_triton(x, *vectors):
         return reference(x, *vectors, training, momentum, eps, relu)
     mean, variance = statistics(x.detach(), *vectors[2:], momentum) if training else vectors[2:]
     return forward(x, weight, bias, mean, variance, eps, training, relu)
@@ -127,7 +127,7 @@ def backward_sums(
     x = dense(x)
     plan, dweight, dbias = reduction_of(x), vector_of(x), vector_of(x)
     partial = x.new_empty(2, plan.grid[1], x.shape[1], dtype=torch.float32)
-    given = (laid_as(x, dy), x, *vectors, *partial)
+    given = (in_layout_of(x, dy), x, *vectors, *partial)
     with on_device_of(x):
         backward_sums_kernel[plan.grid](*given, *plan.sizes, eps, relu, *plan.blocks, num_warps=plan.warps)
     add_shares(dweights=partial[0], dweight=dweight, dbiases=partial[1], dbias=dbias)
@@ -147,7 +147,7 @@ def backward_dx(
     """The gradient of x. `sums` are those of `backward_sums`, or None where the statistics do not depend on x."""
     x = dense(x)
     dx, plan = torch.empty_like(x), plan_of(x)
-    given = (laid_as(x, dy), x, *vectors, *(sums or (None, None)), dx)
+    given = (in_layout_of(x, dy), x, *vectors, *(sums or (None, None)), dx)
     count = x.numel() // x.shape[1]
     with on_device_of(x):
         backward_dx_kernel[plan.grid](*given, *plan.sizes, count, eps, relu, *plan.blocks, num_warps=plan.warps)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch.nn import functional as F
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import count, is_reached, on_device_of, warps_of
+from kitsune.kernels.launch import count, on_device_of, runs_in_triton, warps_of
 from kitsune.kernels.tiles import shares_of, tile_of
 
 #: Programs of a backward pass that sums over rows: eight for each multiprocessor of an H200, all resident at once.
@@ -37,7 +37,7 @@ def bias_activation(x: torch.Tensor, bias: torch.Tensor | None, kind: str) -> to
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is no activation that is known here; choose one of {', '.join(KINDS)}")
-    if (bias is not None and bias.shape != x.shape[-1:]) or not is_reached(x, bias):
+    if (bias is not None and bias.shape != x.shape[-1:]) or not runs_in_triton(x, bias):
         return reference(x, bias, kind)
     return forward(x, bias, kind)
 

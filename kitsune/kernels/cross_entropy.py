@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import block_of, is_reached, on_device_of, warps_of
+from kitsune.kernels.launch import block_of, on_device_of, runs_in_triton, warps_of
 
 REDUCTIONS: Final = ("mean", "sum", "none")
 
@@ -43,7 +43,7 @@ def cross_entropy(
     Falls back to `reference` where Triton cannot run, for empty inputs, (batch, classes, d1, ...) whose classes are not
     contiguous, target probabilities, and arguments for which torch raises its own error.
     """
-    if not (is_reached(logits) and logits.ndim > 1):
+    if not (runs_in_triton(logits) and logits.ndim > 1):
         return reference(logits, target, ignore_index, label_smoothing, reduction)
     rows = logits.movedim(1, -1)
     is_known = is_offered(rows, target, label_smoothing, reduction)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import count, is_reached, on_device_of, warps_of
+from kitsune.kernels.launch import count, on_device_of, runs_in_triton, warps_of
 from kitsune.kernels.tiles import shares_of, tile_of
 
 #: Programs of a backward pass that sums over rows: four for each multiprocessor of an H200, all resident at once with
@@ -35,7 +35,7 @@ def dropout_add(
     if not 0 <= p <= 1:
         raise ValueError(f"p is the share of elements to drop, from 0 to 1; it is {p}")
     fits = x.shape == residual.shape and (bias is None or bias.shape == x.shape[-1:])
-    if not fits or not is_reached(x, residual, bias):
+    if not fits or not runs_in_triton(x, residual, bias):
         return reference(x, residual, p, bias, training)
     seed = torch.randint(SEEDS, (1,), device=x.device) if p and training else None
     return forward(x, residual, bias, seed, p)

@@ -15,11 +15,11 @@ MOST_IN_A_BLOCK: Final = 65536
 IS_INTERPRETED: Final[bool] = triton.knobs.runtime.interpret
 
 
-def is_reached(*tensors: torch.Tensor | None) -> bool:
+def runs_in_triton(*tensors: torch.Tensor | None) -> bool:
     """Whether kernels can run on all of them: GPU tensors, or any with the interpreter, of dtypes in DTYPES."""
     there = [tensor for tensor in tensors if tensor is not None]
-    at_home = all(tensor.is_cuda for tensor in there) or IS_INTERPRETED
-    return at_home and all(tensor.dtype in DTYPES for tensor in there)
+    can_launch = all(tensor.is_cuda for tensor in there) or IS_INTERPRETED
+    return can_launch and all(tensor.dtype in DTYPES for tensor in there)
 
 
 def are_rows(x: torch.Tensor, *weights: torch.Tensor | None) -> bool:

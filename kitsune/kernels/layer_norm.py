@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import are_rows, count, is_reached, on_device_of
+from kitsune.kernels.launch import are_rows, count, on_device_of, runs_in_triton
 from kitsune.kernels.rows import add_shares, buffer_of, partials_of, shares_of, tile_of
 
 
@@ -24,7 +24,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor 
     rows of more than 65536 elements, weights of another shape (for which torch raises its error), and where Triton
     cannot run.
     """
-    if not (are_rows(x, weight, bias) and is_reached(x, weight, bias)):
+    if not (are_rows(x, weight, bias) and runs_in_triton(x, weight, bias)):
         return reference(x, weight, bias, eps)
     y, _, _ = forward(x, weight, bias, eps)
     return y

@@ -30,12 +30,12 @@ def dense(x: torch.Tensor) -> torch.Tensor:
     return x if is_last(x) else x.contiguous()
 
 
-def laid_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def in_layout_of(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """`other` with the memory layout of a dense `x`."""
-    return other if lies_as(x, other) else torch.empty_like(x, dtype=other.dtype).copy_(other)
+    return other if has_layout_of(x, other) else torch.empty_like(x, dtype=other.dtype).copy_(other)
 
 
-def lies_as(x: torch.Tensor, other: torch.Tensor) -> bool:
+def has_layout_of(x: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of the same shape have the same layout."""
     steps = zip(x.shape, x.stride(), other.stride(), strict=True)
     return x.stride() == other.stride() or all(size == 1 or one == two for size, one, two in steps)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.cross_entropy import is_offered, loss_dtype, losses_of, piece_of, write_gradient
-from kitsune.kernels.launch import is_reached, on_device_of, warps_of
+from kitsune.kernels.launch import on_device_of, runs_in_triton, warps_of
 
 #: The most bytes of a chunk's logits: 128 MiB are 1334 rows of GPT-2's 50257 classes in bf16. Few large chunks
 #: keep matrix products efficient, and the gradient of the weight is read and written once a chunk.
@@ -104,7 +104,7 @@ def is_chunked(
     given = [x, weight] if bias is None else [x, weight, bias]
     is_cast = torch.is_autocast_enabled(x.device.type)
     return (
-        is_reached(*given)
+        runs_in_triton(*given)
         and all(tensor.device == x.device and (is_cast or tensor.dtype == x.dtype) for tensor in given)
         and x.ndim == weight.ndim == 2
         and x.shape[1] == weight.shape[1]

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import are_rows, count, is_reached, on_device_of
+from kitsune.kernels.launch import are_rows, count, on_device_of, runs_in_triton
 from kitsune.kernels.rows import add_shares, buffer_of, partials_of, shares_of, tile_of
 
 
@@ -20,7 +20,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     fp32, bf16 and fp16 in any mix; sums are in fp32. Falls back to `reference` for rows of more than 65536 elements, a
     weight of another shape (which it broadcasts, or raises torch's error), and where Triton cannot run.
     """
-    if not (are_rows(x, weight) and is_reached(x, weight)):
+    if not (are_rows(x, weight) and runs_in_triton(x, weight)):
         return reference(x, weight, eps)
     y, _ = forward(x, weight, eps)
     return y

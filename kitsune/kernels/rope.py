@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import MOST_IN_A_BLOCK, is_reached, on_device_of, warps_of
+from kitsune.kernels.launch import MOST_IN_A_BLOCK, on_device_of, runs_in_triton, warps_of
 from kitsune.kernels.tiles import fitting
 
 #: Pairs of a tile: with the threads of `warps_of`, two 16-byte loads of bf16 each.
@@ -31,7 +31,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
     Falls back to `reference` where Triton cannot run, for angles that require a gradient, other shapes, and heads of
     more than 65536 elements.
     """
-    if cos.requires_grad or sin.requires_grad or not fits(x, cos, sin) or not is_reached(x, cos, sin):
+    if cos.requires_grad or sin.requires_grad or not fits(x, cos, sin) or not runs_in_triton(x, cos, sin):
         return reference(x, cos, sin, interleaved)
     return turned(x, cos, sin, interleaved, False)
 

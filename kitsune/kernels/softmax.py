@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import MOST_IN_A_BLOCK, is_reached, on_device_of
+from kitsune.kernels.launch import MOST_IN_A_BLOCK, on_device_of, runs_in_triton
 from kitsune.kernels.rows import buffer_of, tile_of
 
 #: The most leading dimensions of the kernel, after merging neighbours that one stride covers.
@@ -54,11 +54,11 @@ def reference(
 
 def is_offered(x: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> bool:
     """Whether the kernels support it."""
-    if x.shape[-1] > MOST_IN_A_BLOCK or not is_reached(x):
+    if x.shape[-1] > MOST_IN_A_BLOCK or not runs_in_triton(x):
         return False
     if mask is None:
         return True
-    is_one_we_read = mask.dtype == torch.bool or (is_reached(mask) and not mask.requires_grad)
+    is_one_we_read = mask.dtype == torch.bool or (runs_in_triton(mask) and not mask.requires_grad)
     return is_one_we_read and len(dimensions_of(x, mask, causal)) <= MOST_DIMENSIONS
 
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch.nn import functional as F
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import is_reached, on_device_of, warps_of
+from kitsune.kernels.launch import on_device_of, runs_in_triton, warps_of
 from kitsune.kernels.tiles import tile_of
 
 
@@ -21,7 +21,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     Rows may have gaps between them, as the halves of one projection have; they are not copied. Falls back to
     `reference` where Triton cannot run, and for shapes to be broadcast.
     """
-    if gate.shape != up.shape or not is_reached(gate, up):
+    if gate.shape != up.shape or not runs_in_triton(gate, up):
         return reference(gate, up)
     return forward(gate, up)
 

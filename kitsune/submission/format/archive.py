@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from kitsune.base.atomic_write import write_whole
 from kitsune.base.base_record import canonical_json
 from kitsune.errors import ArchiveError
-from kitsune.plan import told_shapes
+from kitsune.plan import shapes_text
 from kitsune.submission.format.blocks import block_json
 from kitsune.submission.format.container import GRAPH, member_name, pack, unpack
 from kitsune.submission.format.document import Document
@@ -109,7 +109,7 @@ class Archive:
     @cached_property
     def batch(self) -> str:
         """The shapes of the tensors in x, in the format of `Plan.batch`."""
-        return told_shapes(map(self.document.input_shape, range(self.document.x_leaves)))
+        return shapes_text(map(self.document.input_shape, range(self.document.x_leaves)))
 
 
 def _json_of(document: Document, *, exclude_defaults: bool = False) -> dict[str, Any]:

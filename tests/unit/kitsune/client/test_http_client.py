@@ -12,7 +12,7 @@ import pytest
 from kitsune.client.http_client import MACHINE, Client, Found
 from kitsune.client.server_address import Server
 from kitsune.errors import RefusedError, UnreachableError
-from kitsune.plan import MAX_PLAN_BYTES, Asked, Environment, Plan
+from kitsune.plan import MAX_PLAN_BYTES, Environment, Plan, PlanQuery
 from tests.scripted_server import (
     Play,
     ScriptedServer,
@@ -33,7 +33,7 @@ HURRIED_S, SLACK_S = 0.3, 15.0
 SECRET = "ksn_" + "s3cret" * 7
 HERE = Environment(device="cpu", gpu="Some CPU", memory_bytes=2**34, torch="2.13.0", python="3.11.7", kitsune="0.1.0")
 PLAN = Plan(knobs={"precision": "bf16"}, fingerprint="f" * 64, environment=HERE)
-ASKED = Asked("f" * 64)
+ASKED = PlanQuery("f" * 64)
 PLANS = "GET /api/v1/plans"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
@@ -219,7 +219,7 @@ def test_the_machine_is_part_of_the_question():
 
 def test_the_batch_is_part_of_the_question_where_it_is_known():
     with ScriptedServer(answers({PLANS: found(PLAN)})).running() as server:
-        client_of(server.url).find_plan(Asked("f" * 64, "16x128,16x128"), HERE)
+        client_of(server.url).find_plan(PlanQuery("f" * 64, "16x128,16x128"), HERE)
     assert "batch=16x128%2C16x128" in server.seen[0].query.split("&")
 
 
