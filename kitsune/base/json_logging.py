@@ -40,7 +40,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         extra = {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
-        told = {
+        fields = {
             "utc": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -49,8 +49,8 @@ class JsonLines(logging.Formatter):
             **extra,
         }
         if record.exc_info:
-            told["traceback"] = "".join(traceback.format_exception(*record.exc_info))
-        shown = {name: without_secrets(value) if isinstance(value, str) else value for name, value in told.items()}
+            fields["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        shown = {name: without_secrets(value) if isinstance(value, str) else value for name, value in fields.items()}
         return _encode(shown)
 
 

@@ -263,11 +263,11 @@ def _measured(found: Evidence) -> Iterable[tuple[str, str]]:
         f"parameters by {numbers.parameter_error:.1e} ({numbers.parameter_allowed:.1e})",
     )
     if found.proof is not None:
-        yield "proof", _told(found.proof)
+        yield "proof", _proof_summary(found.proof)
     yield "first step", f"{found.first_step_s:.1f} s{_break_even(found)}"
 
 
-def _told(proof: LongProof) -> str:
+def _proof_summary(proof: LongProof) -> str:
     steps = f"{proof.steps} settled steps, {proof.restarts} beside a reference, {proof.updates} updates in float64"
     return f"{steps}; nearest to its limit: {proof.nearest}" if proof.nearest else steps
 

@@ -26,7 +26,7 @@ CALL_S: Final = 1.0
 #: which takes seconds (BERT-base 1.5 s).
 NO_STEP: Final = PlanQuery("0" * 64)
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def look_up(
@@ -98,8 +98,8 @@ def _misfit(tuned_on: Environment | None, here: Environment) -> str:
 
 
 def _tell_once(server: str, text: str) -> None:
-    if server in _told:
+    if server in _warned:
         log.debug("%s", text)
         return
-    _told.add(server)
+    _warned.add(server)
     log.warning("%s", text)

@@ -96,8 +96,8 @@ def structure_of(graph: GraphModule) -> Iterator[str]:
         numbers = {node: f"%{number}" for number, node in enumerate(module.graph.nodes)}
         for node in module.graph.nodes:
             what = "" if node.op in ("placeholder", "output") else named(node.target)
-            told = repr((node.op, what, map_arg((node.args, node.kwargs), numbers.__getitem__)))
-            yield ADDRESS.sub("", told)
+            text = repr((node.op, what, map_arg((node.args, node.kwargs), numbers.__getitem__)))
+            yield ADDRESS.sub("", text)
 
 
 def named(target: Any) -> str:

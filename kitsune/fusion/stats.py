@@ -58,7 +58,7 @@ class FusionStats:
 
     def __str__(self) -> str:
         found = ", ".join(f"{name} {count} times" for name, count in self.matches.items()) or "nothing"
-        told = f"replaced {found}; {self.operations_before} operations became {self.operations_after}"
+        text = f"replaced {found}; {self.operations_before} operations became {self.operations_after}"
         if self.launches_before is not None:
-            told += f", {self.launches_before} launches became {self.launches_after}"
-        return f"{told}; refused {len(self.refused)}" if self.refused else told
+            text += f", {self.launches_before} launches became {self.launches_after}"
+        return f"{text}; refused {len(self.refused)}" if self.refused else text

@@ -45,9 +45,9 @@ def batch_norm_relu(
     contiguous nor channels_last. Sums are in fp32. Falls back to `reference` where Triton cannot run, without weight or
     bias, with less than two elements in a channel, and for arguments for which torch raises an error.
     """
-    ours = (weight, bias) if training else (weight, bias, running_mean, running_var)
+    own = (weight, bias) if training else (weight, bias, running_mean, running_var)
     vectors = (weight, bias, running_mean, running_var)
-    fits = all(one is not None for one in ours) and all(one is None or is_vector_of(x, one) for one in vectors)
+    fits = all(one is not None for one in own) and all(one is None or is_vector_of(x, one) for one in vectors)
     if not fits or x.numel() <= x.shape[1] or not runs_in_triton(x, *vectors):
         return reference(x, *vectors, training, momentum, eps, relu)
     mean, variance = statistics(x.detach(), *vectors[2:], momentum) if training else vectors[2:]

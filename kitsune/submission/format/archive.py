@@ -114,9 +114,9 @@ class Archive:
 
 def _json_of(document: Document, *, exclude_defaults: bool = False) -> dict[str, Any]:
     """As `model_dump`, which would traverse every argument of every node once more."""
-    told = document.model_dump(mode="json", exclude={"forward", "loss"}, exclude_defaults=exclude_defaults)
+    rest = document.model_dump(mode="json", exclude={"forward", "loss"}, exclude_defaults=exclude_defaults)
     loss = None if document.loss is None else block_json(document.loss)
-    return {**told, "forward": block_json(document.forward), "loss": loss}
+    return {**rest, "forward": block_json(document.forward), "loss": loss}
 
 
 def _digest(document: dict[str, Any]) -> str:

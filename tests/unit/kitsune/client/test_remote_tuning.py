@@ -49,7 +49,7 @@ NO_PLAN = {"match": "none", "reason": "it was never tuned here", "plan": None}
 
 @pytest.fixture(autouse=True)
 def fresh_warnings(monkeypatch):
-    monkeypatch.setattr(plan_lookup, "_told", set())
+    monkeypatch.setattr(plan_lookup, "_warned", set())
 
 
 @pytest.fixture(autouse=True)

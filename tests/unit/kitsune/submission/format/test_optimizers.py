@@ -58,7 +58,7 @@ def test_foreign_class_and_option_are_refused():
         described(foreign(tensors), tensors)
     odd = torch.optim.Adam(tensors)
     odd.param_groups[0]["eps"] = object()
-    with pytest.raises(ExportError, match="eps is a object"):
+    with pytest.raises(ExportError, match="eps, a object, cannot"):
         described(odd, tensors)
 
 
