@@ -21,7 +21,6 @@ from kitsune.kernels.layer_norm import layer_norm
 from kitsune.kernels.linear_cross_entropy import linear_cross_entropy
 from kitsune.kernels.rms_norm import rms_norm
 from kitsune.kernels.rope import rope
-from kitsune.kernels.sgd import sgd_
 from kitsune.kernels.softmax import softmax
 from kitsune.kernels.swiglu import swiglu
 from tuner.zoo import ZOO
@@ -33,7 +32,6 @@ MOMENTUM = 0.1
 DROPPED = 0.1
 SCALE = 0.125  # one over the root of a head's 64 elements
 ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "nesterov": False, "weight_decay": 5e-4}
 
 Sizes = Sequence[Any]
 Run = Callable[[], Any]
@@ -89,9 +87,8 @@ def listed(function: Function, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One step of an optimizer over parameters of these sizes; each arm has its own. A run gives the parameters."""
+    """One step of AdamW over parameters of these sizes; each arm has its own. A run gives the parameters."""
 
-    optimizer: str
     sizes: Sizes
     place: Place
 
@@ -106,8 +103,6 @@ class Update:
         return drawn
 
     def of_torch(self, parameters: list[torch.Tensor], **implementation: bool) -> torch.optim.Optimizer:
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(parameters, **SGD, **implementation)
         return torch.optim.AdamW(parameters, **ADAMW, **implementation, capturable=self.place.device.type == "cuda")
 
     def fused(self) -> Run:
@@ -138,17 +133,14 @@ class Update:
     def ours(self) -> Run:
         parameters = self.parameters()
         gradients = [parameter.grad for parameter in parameters]
-        is_adamw = self.optimizer == "adamw"
-        states = [[torch.zeros_like(each) for each in parameters] for _ in range(2 if is_adamw else 1)]
-        factors = (ADAMW["lr"], *ADAMW["betas"], ADAMW["eps"], ADAMW["weight_decay"]) if is_adamw else SGD.values()
-        steps = [torch.zeros((), device=self.place.device) for _ in (parameters if is_adamw else parameters[:1])]
+        states = [[torch.zeros_like(each) for each in parameters] for _ in range(2)]
+        factors = (ADAMW["lr"], *ADAMW["betas"], ADAMW["eps"], ADAMW["weight_decay"])
+        # A step for each parameter, as torch keeps them and as a plan has them updated.
+        steps = [torch.zeros((), device=self.place.device) for _ in parameters]
 
         def run() -> Any:
             torch._foreach_add_(steps, 1)
-            if is_adamw:  # with a step for each parameter, as torch keeps them and as a plan has them updated
-                adamw_(parameters, gradients, *states, steps, *factors)
-            else:
-                sgd_(parameters, gradients, *states, steps[0], *factors)
+            adamw_(parameters, gradients, *states, steps, *factors)
             return parameters
 
         return run
@@ -285,9 +277,9 @@ def of_batch_norm_relu(sizes: Sizes, place: Place, training: bool, last: bool) -
     return Operation(eager, lambda *inputs: batch_norm_relu(*inputs, training, MOMENTUM, EPS), (x, *vectors))
 
 
-def of_update(sizes: Sizes, place: Place, optimizer: str) -> Update:
+def of_update(sizes: Sizes, place: Place) -> Update:
     """`sizes` of the parameters, or the name of a model in the zoo."""
-    return Update(optimizer, parameter_sizes(sizes) if isinstance(sizes, str) else sizes, place)
+    return Update(parameter_sizes(sizes) if isinstance(sizes, str) else sizes, place)
 
 
 def parameter_sizes(model: str) -> list[torch.Size]:
@@ -392,7 +384,6 @@ KERNELS = {
         Kernel("batch_norm_relu_train_last", STAGES, partial(of_batch_norm_relu, training=True, last=True)),
         Kernel("batch_norm_relu_eval", STAGES, partial(of_batch_norm_relu, training=False, last=False)),
         Kernel("batch_norm_relu_eval_last", STAGES, partial(of_batch_norm_relu, training=False, last=True)),
-        Kernel("adamw", MODELS, partial(of_update, optimizer="adamw"), ("fp32",)),
-        Kernel("sgd", MODELS, partial(of_update, optimizer="sgd"), ("fp32",)),
+        Kernel("adamw", MODELS, of_update, ("fp32",)),
     )
 }

@@ -1,4 +1,4 @@
-"""Kitsune tunes a PyTorch training step on the GPU it runs on, proves the numbers, and trains by the measured plan.
+"""Kitsune tunes a PyTorch training step on the GPU it runs on, verifies its numbers, and trains with the tuned plan.
 
 Public names are bound lazily (PEP 562): `import kitsune` costs milliseconds and does not touch torch.
 """
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'kitsune' has no attribute {name!r}")
-    state = random.getstate()  # rich draws from this generator when it is loaded
+    state = random.getstate()  # importing rich draws from this generator: the user's seed must not notice
     try:
         value = getattr(importlib.import_module(home), name)
     finally:

@@ -1,4 +1,4 @@
-"""`kitsune` and `python -m kitsune`: the command line, which takes a third of a second to load."""
+"""Entry point of `kitsune` and `python -m kitsune`. Loading the command line takes a third of a second."""
 
 import importlib
 import signal
@@ -6,10 +6,10 @@ import sys
 
 
 def main() -> None:
-    """Ctrl-C while modules are being loaded is told of once they are there: only they know how."""
+    """Runs the command line. A Ctrl-C during the imports is reported after them, by the code that they load."""
     pressed: list[int] = []
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # whoever has started us may want it ignored
+    if before is signal.default_int_handler:  # otherwise the parent process has SIGINT ignored
         signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
     cli = importlib.import_module("kitsune.cli.main")
     signals = importlib.import_module("kitsune.cli.signals")

@@ -1,4 +1,4 @@
-"""Mixed precision by hand: a configuration, torch's autocast by it, and torch's scaler, which counts here."""
+"""Mixed precision chosen by the user: AMPConfig, autocast configured by it, and a GradScaler that counts its steps."""
 
 import math
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from torch.amp.grad_scaler import OptState
 
 from kitsune.errors import SettingsError
 
-#: The numbers of torch.amp.GradScaler, in the order in which it takes them after the device.
+#: Parameters of torch.amp.GradScaler, in the order in which it takes them after the device.
 SCALING: Final = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
-#: Names of the counts in a scaler's state, beside those of torch.
+#: Keys of the counts in a scaler's state_dict, beside torch's own.
 STEPS, SKIPPED = "kitsune_steps", "kitsune_skipped"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AMPConfig:
-    """Mixed precision as the user asks for it by hand; `enabled=False` asks for none.
+    """Mixed precision chosen by the user; `enabled=False` turns it off.
 
-    `dtype` None takes bfloat16 where the device has it, float16 with loss scaling elsewhere.
+    With `dtype=None` it is bfloat16 where the device supports it, and float16 with loss scaling elsewhere.
 
-    The other numbers are torch.amp.GradScaler's and apply to float16 only.
+    The other fields are those of torch.amp.GradScaler and apply to float16 only.
     """
 
     dtype: torch.dtype | None = None
@@ -48,14 +48,14 @@ class AMPConfig:
 
 
 def half_of(config: AMPConfig, device_type: str) -> torch.dtype:
-    """The dtype that the configuration means on such a device."""
+    """The half-precision dtype that the configuration selects on this type of device."""
     if config.dtype is not None:
         return config.dtype
     return torch.bfloat16 if device_type != "cuda" or has_bf16() else torch.float16
 
 
 def has_bf16() -> bool:
-    """Whether the current GPU computes in bfloat16 by itself."""
+    """Whether the current GPU supports bfloat16 natively."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
@@ -64,9 +64,9 @@ def usual_device() -> str:
 
 
 def autocast(config: AMPConfig | None = None, *, device_type: str | None = None) -> torch.autocast:
-    """torch.autocast by the configuration, as a context or a decorator; on the GPU where there is one.
+    """torch.autocast as the configuration says, as a context manager or a decorator; on the GPU if there is one.
 
-    Raises SettingsError for what is no AMPConfig.
+    Raises SettingsError when `config` is not an AMPConfig.
     """
     if not isinstance(config, AMPConfig | None):
         raise SettingsError(f"autocast() takes an AMPConfig, not {config!r:.100}; a device goes by device_type=")
@@ -75,7 +75,7 @@ def autocast(config: AMPConfig | None = None, *, device_type: str | None = None)
 
 
 def kind_of(device: str | torch.device | None) -> str:
-    """ "cuda" or "cpu". Raises SettingsError for what is no device."""
+    """The type of a device: "cuda" or "cpu". Raises SettingsError when it is not a device."""
     if device is None:
         return usual_device()
     try:
@@ -85,7 +85,7 @@ def kind_of(device: str | torch.device | None) -> str:
 
 
 def over_config(config: Any, kind: str, numbers: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of torch's scaler: those of the configuration under those that were given. Raises SettingsError."""
+    """Arguments of torch's scaler: those given explicitly override the configuration. Raises SettingsError."""
     if not isinstance(config, AMPConfig):
         raise SettingsError(f"GradScaler() takes an AMPConfig as config=, not {config!r:.100}")
     names = (*SCALING, "enabled")
@@ -98,10 +98,10 @@ def over_config(config: Any, kind: str, numbers: tuple[Any, ...], named: dict[st
 
 @dataclass(frozen=True, slots=True)
 class ScalerStatistics:
-    """What a GradScaler has done.
+    """What a GradScaler has done so far.
 
-    `steps` of optimizers so far, of which `skipped` were not taken, since a gradient was not finite. `scale`: as it is
-    now.
+    `steps`: optimizer steps. `skipped`: how many of them were skipped because a gradient was not finite. `scale`: the
+    current scale.
     """
 
     steps: int
@@ -110,14 +110,14 @@ class ScalerStatistics:
 
 
 class GradScaler(torch.amp.GradScaler):
-    """torch.amp.GradScaler, with numbers from an AMPConfig if one is given, and a count of what it did.
+    """torch.amp.GradScaler that can be configured by an AMPConfig and counts its steps and skipped steps.
 
-    `numbers` and `arguments` are torch's own, and go over the configuration, which may also be the first argument:
-    `GradScaler(config)`. bfloat16 needs no scaling: with that dtype the scaler is disabled, and passes everything
-    through. Counting waits for nothing on the device until `statistics` is read. The counts are in `state_dict` too;
-    torch's scaler loads it as its own, and a state of torch's, which has none, begins them anew.
+    `numbers` and `arguments` are torch's own and override the configuration, which may also be the first argument:
+    `GradScaler(config)`. bfloat16 needs no scaling: with that dtype the scaler is disabled and passes everything
+    through. Counting does not wait for the device until `statistics` is read. The counts are saved in `state_dict`,
+    which torch's scaler can load too; loading a state_dict of torch's scaler resets them to 0.
 
-    Raises SettingsError for what is no device or no AMPConfig.
+    Raises SettingsError when the device is not a device, or `config` not an AMPConfig.
     """
 
     def __init__(
@@ -140,20 +140,20 @@ class GradScaler(torch.amp.GradScaler):
         self._skipped: int | torch.Tensor = 0
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """As torch's, after every optimizer has stepped."""
+        """As torch's: call it once, after every optimizer has stepped."""
         states = self._per_optimizer_states.values() if self._enabled else ()
-        for state in states:  # before torch adds to the flags and forgets them
+        for state in states:  # before super().update() changes and clears the flags
             if state["stage"] is OptState.STEPPED:
                 self._count(list(state["found_inf_per_device"].values()))
         super().update(new_scale)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with the counts. Waits for the device."""
+        """As torch's, plus the counts. Waits for the device."""
         state = super().state_dict()
         return {**state, STEPS: self._steps, SKIPPED: int(self._skipped)} if state else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A state of this scaler or of torch's."""
+        """Loads a state_dict of this scaler or of torch's."""
         super().load_state_dict(state_dict)
         if self._enabled:
             self._steps, self._skipped = state_dict.get(STEPS, 0), state_dict.get(SKIPPED, 0)
@@ -163,13 +163,13 @@ class GradScaler(torch.amp.GradScaler):
 
     @property
     def statistics(self) -> ScalerStatistics:
-        """How many steps of optimizers there were, and how many of them were skipped. Waits for the device."""
+        """The number of optimizer steps, how many were skipped, and the scale. Waits for the device."""
         return ScalerStatistics(self._steps, int(self._skipped), self.get_scale())
 
     def _count(self, flags: list[torch.Tensor]) -> None:
-        """One step of one optimizer, which has a flag on each device with gradients."""
+        """Counts one step of one optimizer. `flags`: its found_inf on each device that holds gradients."""
         self._steps += 1
-        if flags:  # on one device, the same at every step: counts on two cannot be added
+        if flags:  # summed on one device, the same at every step
             device = flags[0].device if self._scale is None else self._scale.device
             found = torch.stack([flag.reshape(()).to(device) > 0 for flag in flags])
             self._skipped = self._skipped + found.any().int()

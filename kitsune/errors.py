@@ -1,50 +1,50 @@
 """Every error that Kitsune raises on purpose.
 
 KitsuneError
-├── PlanError              a plan is malformed, tampered with, or holds an unknown choice (names the field)
+├── PlanError              a plan is malformed, was altered, or holds an unknown choice (names the field)
 ├── SubmissionError
-│   ├── ExportError        a live model cannot become an archive (names the op or line, and the way out)
-│   └── ArchiveError       bytes are not an archive that we accept
+│   ├── ExportError        a model cannot be exported to an archive (names the op or line, and the fix)
+│   └── ArchiveError       the bytes are not a valid archive
 ├── WorkloadError          a workload cannot be found, loaded or run
 ├── DeclinedError          a part of a plan cannot be applied and the caller asked for `on_decline="raise"`
 ├── CaptureError           a step cannot be captured into a CUDA graph
-│   └── ErraticError       no graph would do the same: its numbers differ each time, or it replaces what it reads
-├── UnplannedError         no launches were planned, so there is nothing to draw (says why)
-├── MeasureError           the measuring child broke its protocol
-├── TuneError              a tuning run has no result to give
-│   ├── BaselineError      the workload itself fails, as given, before anything was tuned
+│   └── ErraticError       no graph can reproduce the step: it is not deterministic, or replaces a tensor it reads
+├── UnplannedError         no launch schedule exists, so there is nothing to draw (says why)
+├── MeasureError           the measuring process violated its protocol
+├── TuneError              a tuning run has no result
+│   ├── BaselineError      the unmodified workload fails, before anything was tuned
 │   └── NoTrialError       every trial failed
 ├── StoreError
 │   ├── StoreBusyError     the database stayed locked for too long
 │   ├── StoreFullError     the disk or the database is full
 │   ├── SchemaError        the database was written by another version
 │   ├── NotFoundError      the database holds nothing under this name
-│   ├── CursorError        the cursor of a page is not one that we gave
-│   ├── ConflictError      a key that was used before comes with another request
-│   ├── QuotaError         a team has as much of something as it may
-│   └── LeaseLostError     another worker owns the run now; what was being written is refused
-├── StoppedError           this process was asked to end, and what it was doing with it
+│   ├── CursorError        the pagination cursor is not valid
+│   ├── ConflictError      an idempotency key was reused with a different request
+│   ├── QuotaError         a team has reached a quota
+│   └── LeaseLostError     another worker holds the lease of the run now; the write is refused
+├── StoppedError           this process received a signal to stop and ended its work
 ├── RemoteError
-│   ├── UnreachableError   no server answers there in time, it cannot answer now, or it is not ours
-│   └── RefusedError       the server says no (status and reason)
-├── ChartError             what should be drawn cannot be (names it, and says why)
-├── SettingsError          an environment variable or option has a value that makes no sense
+│   ├── UnreachableError   no Kitsune server answers in time, or it cannot answer now
+│   └── RefusedError       the server refuses the request (status and reason)
+├── ChartError             a value cannot be drawn in a chart (names it, and says why)
+├── SettingsError          an environment variable or option has an invalid value
 └── UnfitError             this machine lacks something that the command needs
-    └── GpuError           the GPU is broken, or answers with errors: nothing more is measured on it
+    └── GpuError           the GPU is broken or returns errors: measuring on it stops
 """
 
-#: The status by which a server asks for a token.
+#: HTTP status of a request without a valid token.
 UNAUTHORIZED = 401
-#: What a step, or torch within it, says to what it did not expect: no errors of ours.
+#: What user code, or torch called by it, may raise on unexpected input. None of them is a KitsuneError.
 SURPRISES = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError, ArithmeticError)
 
 
 class KitsuneError(Exception):
-    """Base of all errors of ours. The message says what happened, why, and the way out."""
+    """Base of all errors of Kitsune. The message says what happened, why, and what to do."""
 
 
 class PlanError(KitsuneError):
-    """A plan is malformed, was tampered with, or holds a choice that does not exist."""
+    """A plan is malformed, was altered, or holds a choice that does not exist."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"plan field {field!r}: {problem}")
@@ -52,15 +52,15 @@ class PlanError(KitsuneError):
 
 
 class SubmissionError(KitsuneError):
-    """A model cannot travel as a submission."""
+    """A model cannot be submitted as an archive."""
 
 
 class ExportError(SubmissionError):
-    """A live model cannot be exported to an archive."""
+    """A model cannot be exported to an archive."""
 
 
 class ArchiveError(SubmissionError):
-    """The bytes are not an archive that we accept."""
+    """The bytes are not a valid archive."""
 
 
 class WorkloadError(KitsuneError):
@@ -81,24 +81,24 @@ class CaptureError(KitsuneError):
 
 
 class ErraticError(CaptureError):
-    """No graph of a step would do the same: it comes to other numbers each time that it is run from the same state, or
-    it reads a tensor and has another one in its place the next time."""
+    """No CUDA graph can reproduce the step: it gives different numbers each time it runs from the same state, or it
+    replaces a tensor that it reads by a new one."""
 
 
 class UnplannedError(KitsuneError):
-    """No launches of the step were planned, so there is nothing to draw."""
+    """The step has no launch schedule, so there is nothing to draw."""
 
 
 class MeasureError(KitsuneError):
-    """The measuring child broke its protocol."""
+    """The measuring process violated its protocol."""
 
 
 class TuneError(KitsuneError):
-    """A tuning run has no result to give."""
+    """A tuning run has no result."""
 
 
 class BaselineError(TuneError):
-    """The workload fails as given, so there is nothing to compare with."""
+    """The unmodified workload fails, so there is no baseline to compare with."""
 
 
 class NoTrialError(TuneError):
@@ -106,7 +106,7 @@ class NoTrialError(TuneError):
 
 
 class StoreError(KitsuneError):
-    """The database refused."""
+    """The database cannot be used, or refused an operation."""
 
 
 class StoreBusyError(StoreError):
@@ -126,35 +126,35 @@ class NotFoundError(StoreError):
 
 
 class CursorError(StoreError):
-    """The cursor of a page is not one that we gave."""
+    """The pagination cursor is not valid."""
 
 
 class ConflictError(StoreError):
-    """A key that was used before comes with another request."""
+    """An idempotency key was reused with a different request."""
 
 
 class QuotaError(StoreError):
-    """A team has as much of something as it may."""
+    """A team has reached a quota."""
 
 
 class LeaseLostError(StoreError):
-    """Another worker owns the run now."""
+    """Another worker holds the lease of the run now."""
 
 
 class StoppedError(KitsuneError):
-    """This process was asked to end, and what it was doing with it."""
+    """This process received a signal to stop and ended its work."""
 
 
 class RemoteError(KitsuneError):
-    """A server did not do what it was asked for."""
+    """A request to a server failed."""
 
 
 class UnreachableError(RemoteError):
-    """No server answers there in time, or what answers is not a Kitsune server that works: asking later may help."""
+    """No Kitsune server answers in time, or it cannot answer now: retrying later may help."""
 
 
 class RefusedError(RemoteError):
-    """The server says no."""
+    """The server refuses the request."""
 
     def __init__(self, server: str, status: int, detail: str) -> None:
         way_out = "; set KITSUNE_TOKEN to a token of this server" if status == UNAUTHORIZED else ""
@@ -164,14 +164,14 @@ class RefusedError(RemoteError):
 
 
 class ChartError(KitsuneError):
-    """What should be drawn has no place in a chart."""
+    """A value cannot be drawn in a chart."""
 
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(f"cannot be drawn: {what} {problem}")
 
 
 class SettingsError(KitsuneError):
-    """A setting has a value that makes no sense."""
+    """A setting has an invalid value."""
 
 
 class UnfitError(KitsuneError):
@@ -179,4 +179,4 @@ class UnfitError(KitsuneError):
 
 
 class GpuError(UnfitError):
-    """The GPU is broken, or answers with errors: nothing more is measured on it."""
+    """The GPU is broken or returns errors: nothing more is measured on it."""

@@ -1,4 +1,4 @@
-"""The closed table of knobs: what a plan may choose. No torch here.
+"""The table of knobs: the optimisations that a plan may choose, and their choices. Does not import torch.
 
 A knob is one optimisation; `kitsune/techniques/<name>.py` applies it. The order of the table is the order in which
 choices are applied. A plan never holds anything but these names and these choices.
@@ -13,11 +13,11 @@ Choice = str | int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exclusion:
-    """`choices` of the knob that declares it cannot stand beside `other_choices` of the knob `other`.
+    """`choices` of the knob that declares it cannot be combined with `other_choices` of the knob `other`.
 
-    The default is never among `choices`, so that going back to it always ends the clash. It may be among
-    `other_choices`: what the knob needs is then another choice of the other. `instead` says which of them comes nearest
-    to one of `other_choices`.
+    The default is never in `choices`, so setting the knob back to its default always resolves the conflict. The
+    other's default may be in `other_choices`: the knob then requires a non-default choice of the other. `instead` maps
+    a member of `other_choices` to the closest choice that is allowed.
     """
 
     choices: tuple[Choice, ...]
@@ -29,11 +29,12 @@ class Exclusion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knob:
-    """One optimisation: the first choice is the default, which leaves the user's step as it was given.
+    """One optimisation. The first choice is the default, which leaves the user's step unchanged.
 
-    `slow` choices take minutes to compile. `searched`: the choices that a search tries beside the default, all of them
-    where nothing is said. None at all is a limit that the user sets: it makes no step faster. `changes_code`: whether
-    another choice gives other compiled kernels, and does not only launch the same ones in another way.
+    `choices` maps each choice to its description. `slow`: choices that take minutes to compile. `searched`: the choices
+    that a search tries beside the default; None: all of them; empty: only the user sets this knob, since it is a limit
+    and makes no step faster. `changes_code`: whether the choice changes the compiled kernels, and not only how they
+    are launched.
     """
 
     name: str
@@ -54,9 +55,9 @@ class Knob:
 
 
 SEVERAL: Final = (2, 3, 4, 5, 6, 7, 8)
-#: Choices of `compile` that put CUDA graphs of their own around forward and backward.
+#: Choices of `compile` in which Inductor captures its own CUDA graphs of forward and backward.
 OWN_GRAPHS: Final = ("reduce-overhead", "max-autotune")
-#: Power of two -> its name.
+#: Exponent of 2 -> that many bytes as text.
 POOL_SIZES: Final[Mapping[int, str]] = {
     **{power: f"{2 ** (power - 20)} MiB" for power in range(24, 30)},
     **{power: f"{2 ** (power - 30)} GiB" for power in range(30, 38)},
@@ -107,10 +108,10 @@ KNOBS: Final[Mapping[str, Knob]] = {
         ),
         Knob(
             name="fusion",
-            meaning="kernels of ours in the place of patterns in forward and loss",
+            meaning="patterns in forward and loss replaced by Kitsune's Triton kernels",
             choices={
                 "off": "as given",
-                "kitsune": "patterns replaced by Triton kernels of ours, where they were measured to be faster here",
+                "kitsune": "patterns replaced by Kitsune's Triton kernels, where these were measured to be faster here",
             },
             needs="a GPU, and Triton; with compile, Inductor compiles the rest, else it runs eagerly",
         ),
@@ -135,7 +136,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 "given": "as given",
                 "foreach": "horizontally fused, one launch per operation; on a GPU torch's own default",
                 "fused": "one kernel for the whole update",
-                "kitsune": "the same by a Triton kernel of ours, for AdamW",
+                "kitsune": "one Triton kernel of Kitsune's for the whole update, for AdamW",
             },
             needs="an optimizer of torch.optim that has the implementation; kitsune a GPU, Triton, parameters in fp32",
             searched=("fused", "kitsune"),
@@ -146,7 +147,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             meaning="CUDA graphs around the step",
             choices={
                 "none": "kernels launched one by one",
-                "segments": "forward, backward and update as three graphs; the loss and the loop stay the user's",
+                "segments": "forward, backward and update as three graphs; loss and training loop are not captured",
                 "step": "zero_grad, forward, loss, backward, clipping, scaling and update in one graph",
             },
             needs="CUDA; a step without host synchronisation; a compile mode without graphs of its own",
@@ -163,12 +164,12 @@ KNOBS: Final[Mapping[str, Knob]] = {
         ),
         Knob(
             name="streams",
-            meaning="CUDA streams on which the launches of a captured graph run, as far as they do not wait",
+            meaning="number of CUDA streams on which independent launches of a captured graph run",
             choices={
                 1: "one after the other, as recorded",
                 **{count: f"on up to {count} streams, scheduled by their measured times" for count in SEVERAL},
             },
-            needs="a graph of ours; every launch in sight, and proven to be the same step",
+            needs="capture; every launch recorded, and the recording verified to be the same step",
             searched=(2, 4, 8),
             excludes=(
                 Exclusion(
@@ -182,9 +183,9 @@ KNOBS: Final[Mapping[str, Knob]] = {
         ),
         Knob(
             name="pool_bytes",
-            meaning="memory that the launches on several streams may need for what the step itself makes",
+            meaning="limit of the memory for a step's intermediate tensors when it runs on several streams",
             choices={
-                0: "more than on one stream by a fifth of the whole step, or 32 MiB",
+                0: "the memory of one stream, plus a fifth of the whole step or 32 MiB",
                 **{2**power: f"{size} at most" for power, size in POOL_SIZES.items()},
             },
             needs="launches on several streams: less memory, fewer of them side by side",
@@ -195,20 +196,20 @@ KNOBS: Final[Mapping[str, Knob]] = {
                     choices=tuple(2**power for power in POOL_SIZES),
                     other="streams",
                     other_choices=(1,),
-                    reason="on one stream torch takes what memory the step needs",
+                    reason="on one stream torch's allocator decides how much memory the step uses",
                     instead={1: 2},
                 ),
             ),
         ),
         Knob(
             name="prefetch",
-            meaning="batches that TrainStep.batches has on the device ahead of their step",
+            meaning="number of batches that TrainStep.batches copies to the device ahead of their step",
             choices={
                 0: "as the loader gives them",
                 1: "one, from a thread and on a stream of its own",
                 **{count: f"{count}, from a thread and on a stream of its own" for count in (2, 4, 8)},
             },
-            needs="a loop over TrainStep.batches(loader); a search, which has one batch on the device, does not try it",
+            needs="a loop over TrainStep.batches(loader); a search does not try it: its batch is on the device already",
             searched=(),
             changes_code=False,
         ),
@@ -217,7 +218,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
 
 
 def clashes(knobs: Mapping[str, Choice], table: Mapping[str, Knob] = KNOBS) -> Iterator[tuple[Knob, Exclusion]]:
-    """The exclusions that the choices run into, each with the knob that declares it; knobs left out are at default."""
+    """The exclusions that these choices violate, each with the knob that declares it. Missing knobs are at default."""
     for knob in table.values():
         for exclusion in knob.excludes:
             other = table.get(exclusion.other)

@@ -1,4 +1,4 @@
-"""LongProof: what the winner's gate compared, how far each thing was off, and how far it might have been."""
+"""LongProof: the errors that the long numerics check of a winning plan found, each with its tolerance."""
 
 from typing import Annotated, Final
 
@@ -6,12 +6,12 @@ from pydantic import Field
 
 from kitsune.base.base_record import Record
 
-#: An error that has no size to be relative to.
+#: Stands for an error relative to a tolerance of 0.
 LARGEST_ERROR: Final = 1e9
 
 
 class Margin(Record):
-    """An error beside what is allowed of it, both relative to the size of what was compared."""
+    """An error and its tolerance, both relative to the norm of what was compared."""
 
     what: str = Field(max_length=200)
     where: str = Field(default="", max_length=1000)
@@ -24,7 +24,7 @@ class Margin(Record):
 
     @property
     def used(self) -> float:
-        """What part of the allowed was needed; more than 1 is wrong."""
+        """The error as a fraction of its tolerance; more than 1 means that the check failed."""
         if self.error == 0:
             return 0.0
         return self.error / self.allowed if self.allowed > 0 else LARGEST_ERROR
@@ -34,10 +34,11 @@ class Margin(Record):
 
 
 class LongProof(Record):
-    """What the winner's gate found: of each thing that it compared the error that came nearest to its limit.
+    """What the long numerics check found. `margins`: for each compared quantity the error closest to its tolerance.
 
-    `steps` settled steps at the given learning rates, `restarts` of a reference from the candidate's own state among
-    them, `updates` recomputed in float64, and with random numbers in the step `directions` along which it was derived.
+    `steps`: steps after warm-up, at the given learning rates. `restarts`: how often the reference was restarted from
+    the candidate's own state. `updates`: optimizer updates recomputed in float64. `directions`: directional derivatives
+    compared, where the step draws random numbers.
     """
 
     steps: int = Field(ge=0)
@@ -49,5 +50,5 @@ class LongProof(Record):
 
     @property
     def nearest(self) -> Margin | None:
-        """The error that came nearest to its limit."""
+        """The margin closest to its tolerance."""
         return max(self.margins, key=lambda margin: margin.used, default=None)

@@ -1,8 +1,8 @@
-"""Plan: which choice of each knob to train by, where it holds, and the evidence for it. No torch here."""
+"""Plan: the choice of each knob, the environment it holds for, and the evidence for it. Does not import torch."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,12 +18,14 @@ from kitsune.long_proof import LongProof
 
 FORMAT_VERSION: Final = 1
 MAX_PLAN_BYTES = 256 * 1024
-#: The verdicts that a plan can have.
+#: A difference between two plans: the path of a field, and its value in each plan.
+Row = tuple[str, str, str]
+#: The possible verdicts of a plan.
 Said = Literal["faster", "same", "ambiguous", "too_noisy"]
 
 
 class Match(StrEnum):
-    """How well a plan's environment fits the machine at hand."""
+    """How well the environment of a plan matches this machine."""
 
     EXACT = "exact"
     COMPATIBLE = "compatible"
@@ -31,7 +33,7 @@ class Match(StrEnum):
 
 
 class Environment(Record):
-    """The machine and the software that a measurement holds for."""
+    """The machine and software that a measurement holds for."""
 
     device: Literal["cuda", "cpu"]
     gpu: str = Field(description="name of the GPU, or of the CPU when there is none")
@@ -45,7 +47,7 @@ class Environment(Record):
     kitsune: str
 
     def match(self, here: "Environment") -> tuple[Match, str]:
-        """Whether what was measured in this environment may be applied `here`, and the reason."""
+        """Whether a plan measured in this environment may be applied `here`, and the reason."""
         if self.device != here.device or self.gpu != here.gpu:
             return Match.REFUSED, f"tuned on {self.gpu} ({self.device}), this is {here.gpu} ({here.device})"
         for name in ("compute_capability", "memory_bytes", "torch", "triton", "cuda", "driver"):
@@ -64,12 +66,12 @@ class Interval(Record):
 
     @property
     def is_itself(self) -> bool:
-        """Of something over itself, which is 1 by definition: there is nothing to measure, and so no interval."""
+        """Whether this is the ratio of a step to itself: 1 by definition, so there is no interval."""
         return self.low == self.median == self.high == 1
 
 
 class Numerics(Record):
-    """What the numerics gate found: errors relative to a high-precision reference, and what was allowed.
+    """What the numerics check found: errors relative to a high-precision reference, and their tolerances.
 
     Each error is ‖candidate - reference‖ / ‖reference‖ (for parameters: over the size of the update).
     """
@@ -89,35 +91,35 @@ class Evidence(Record):
 
     run_id: str
     verdict: Said = Field(
-        description="ambiguous and too_noisy: the samples do not tell, and the best stock configuration was kept"
+        description="ambiguous and too_noisy: the samples do not decide, so the best stock configuration was kept"
     )
-    baseline: str = Field(description="name of the best stock configuration, which the gain is quoted against")
+    baseline: str = Field(description="name of the best stock configuration, which the speedup is relative to")
     baseline_step_ms: float = Field(gt=0)
     step_ms: float = Field(gt=0)
     speedup: Interval
     prediction: Interval | None = Field(
-        default=None, description="measured in one more fresh process, the speedup lies in it 95 % of the time"
+        default=None, description="95 % prediction interval of the speedup measured in one more fresh process"
     )
     process_spread: float | None = Field(
-        default=None, ge=0, description="standard deviation of ln(speedup) between processes, where there is a gain"
+        default=None, ge=0, description="standard deviation of ln(speedup) between processes, if there is a gain"
     )
     process_degrees: int = Field(default=0, ge=0, description="degrees of freedom of process_spread")
-    eager_step_ms: float = Field(gt=0, description="the step as given")
+    eager_step_ms: float = Field(gt=0, description="the unmodified step")
     speedup_over_eager: Interval
     baseline_peak_bytes: int = Field(ge=0)
     peak_bytes: int = Field(ge=0)
     first_step_s: float = Field(ge=0, description="time to the first tuned step: compiling, warming up, capturing")
-    blocks: int = Field(ge=1, description="of all processes")
+    blocks: int = Field(ge=1, description="blocks of samples, over all processes")
     processes: int = Field(default=1, ge=1, description="fresh processes that timed the plan and its baseline")
-    note: str = Field(default="", description="why the samples do not tell, and the way out")
+    note: str = Field(default="", description="why the samples do not decide, and what to do")
     samples_sha256: str
     numerics: Numerics
-    proof: LongProof | None = Field(default=None, description="of the long look at the numbers of the plan")
-    budget_s: float | None = Field(default=None, ge=0, description="what the search was given; None: it counted trials")
+    proof: LongProof | None = Field(default=None, description="result of the long numerics check of the plan")
+    budget_s: float | None = Field(default=None, ge=0, description="budget of the search; None: a number of trials")
     interrupted: bool = Field(default=False, description="whether the user ended the search early")
 
 
-#: Came when there were plans already, whose ids must stay: at their default they are no part of a plan's content.
+#: Fields added later. At their default they are left out of the hashed content, so that ids of older plans stay valid.
 LATER_EVIDENCE: Final = (
     "prediction",
     "process_spread",
@@ -131,7 +133,7 @@ LATER_EVIDENCE: Final = (
 
 
 class Choices(dict[str, Choice]):
-    """Knob -> choice, never to be changed: evidence holds for these very choices."""
+    """Immutable dict of knob -> choice: the evidence of a plan holds for exactly these choices."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("the choices of a plan cannot be changed; make another plan by Plan.by_hand")
@@ -147,15 +149,15 @@ class Choices(dict[str, Choice]):
 
 
 class Plan(Record):
-    """A measured choice of every knob. Equal plans have equal content; `plan_id` is its SHA-256."""
+    """The choice of every knob, with its evidence. Equal plans have equal content; `plan_id` is its SHA-256."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     format_version: Literal[1] = FORMAT_VERSION
     knobs: Mapping[str, Choice] = Field(default_factory=Choices, description="choices that differ from the default")
-    fingerprint: str = Field(default="", description="of the workload; empty for a plan written by hand")
-    model_fingerprint: str = Field(default="", description="of model and optimizer alone, where that could be told")
-    batch: str = Field(default="", description='shapes of the tensors of x that it was measured with: "128x3x32x32"')
+    fingerprint: str = Field(default="", description="fingerprint of the workload; empty for a plan written by hand")
+    model_fingerprint: str = Field(default="", description="fingerprint of model and optimizer alone, if known")
+    batch: str = Field(default="", description='shapes of the tensors of x in the measured batch: "128x3x32x32"')
     environment: Environment | None = None
     evidence: Evidence | None = None
 
@@ -166,35 +168,35 @@ class Plan(Record):
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether the user ended the search that it comes from."""
+        """Whether the user interrupted the search that found this plan."""
         return self.evidence is not None and self.evidence.interrupted
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As pydantic's, but new knobs are checked: raises PlanError naming the knob."""
+        """As pydantic's, but validates new knobs. Raises PlanError naming the knob."""
         if update is not None and "knobs" in update:
             update = {**update, "knobs": Choices(checked_knobs(update["knobs"]))}
         return super().model_copy(update=update, deep=deep)
 
     @classmethod
     def by_hand(cls, **knobs: Choice) -> Self:
-        """A plan without evidence: what the user decided themselves."""
+        """A plan without evidence, chosen by the user. Raises PlanError naming the knob that is not valid."""
         return cls(knobs=checked_knobs(knobs))
 
     def choice(self, knob: str) -> Choice:
-        """Of this knob; its default where the plan does not name it."""
+        """The choice of this knob, or its default where the plan does not set it."""
         return self.knobs.get(knob, KNOBS[knob].default)
 
     def is_of(self, fingerprint: str) -> bool:
-        """Whether it was tuned for this step, or for this model and optimizer under some loss."""
+        """Whether it was tuned for this step, or for this model and optimizer with any loss."""
         return bool(fingerprint) and fingerprint in (self.fingerprint, self.model_fingerprint)
 
     @property
     def plan_id(self) -> str:
-        """The SHA-256 of the plan's content in hex: equal plans have equal ids."""
+        """The SHA-256 of the plan's canonical JSON, in hex. Equal plans have equal ids."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
     def canonical_json(self) -> str:
-        """The one spelling of the plan, of which `plan_id` is the digest."""
+        """The canonical JSON of the plan, which `plan_id` is the digest of."""
         content = self.model_dump(mode="json")
         if self.evidence is not None:
             for name in LATER_EVIDENCE:
@@ -203,14 +205,15 @@ class Plan(Record):
         return canonical_json(content)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data for a JSON file, with its id."""
+        """The plan as plain JSON data, with its id."""
         return {**self.model_dump(mode="json"), "plan_id": self.plan_id}
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """The plan that `to_json` was given of.
+        """The plan of what `to_json` returned.
 
-        Raises PlanError naming the field: unknown, out of range, of another version, or altered since written.
+        Raises PlanError naming the field that is unknown, out of range, of another version, or altered since it was
+        written.
         """
         if not isinstance(value, dict):
             raise PlanError("plan", "is not a JSON object")
@@ -230,12 +233,12 @@ class Plan(Record):
         return plan
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan as a JSON file, whole or not at all. Raises OSError."""
+        """Writes the plan to a JSON file, atomically. Raises OSError."""
         write_whole(path, (json.dumps(self.to_json(), indent=2, sort_keys=True) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads a file that `save` has written. Raises PlanError as `from_json` does, and OSError."""
+        """Reads a file written by `save`. Raises PlanError as `from_json` does, and OSError."""
         data = Path(path).read_bytes()
         if len(data) > MAX_PLAN_BYTES:
             raise PlanError("plan", f"is larger than {MAX_PLAN_BYTES} bytes")
@@ -247,20 +250,20 @@ class Plan(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """For which step a plan is wanted: the fingerprint of the step, or of its model, and `Plan.batch` where known."""
+class PlanQuery:
+    """The step that a plan is wanted for: the fingerprint of the step or of its model, and `Plan.batch` if known."""
 
     fingerprint: str
     batch: str = ""
 
 
-def told_shapes(shapes: Iterable[Sequence[int]]) -> str:
-    """`Plan.batch` of tensors of these shapes, in whatever order they come: "16x128,16x128"."""
+def shapes_text(shapes: Iterable[Sequence[int]]) -> str:
+    """`Plan.batch` for tensors of these shapes, independent of their order: "16x128,16x128"."""
     return ",".join(sorted("x".join(map(str, shape)) or "scalar" for shape in shapes))
 
 
 def checked_knobs(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
-    """The given choices without those that are the default. Raises PlanError naming the knob."""
+    """The choices that differ from the default, validated. Raises PlanError naming the knob."""
     checked = {}
     for name, choice in sorted(knobs.items()):
         knob = KNOBS.get(name)
@@ -275,5 +278,31 @@ def checked_knobs(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
 
 
 def knobs_id(knobs: Mapping[str, Choice]) -> str:
-    """A short stable name of a set of choices."""
+    """A short stable identifier of a set of choices: 16 hexadecimal digits."""
     return hashlib.sha256(canonical_json(checked_knobs(knobs)).encode()).hexdigest()[:16]
+
+
+def differences(one: Plan, other: Plan) -> list[Row]:
+    """The differences of two plans: knobs in table order, then evidence, then environment. Empty for equal plans."""
+    chosen = ((f"knobs.{name}", str(one.choice(name)), str(other.choice(name))) for name in KNOBS)
+    first, second = ({**_flat(plan.evidence), **_flat(plan.environment)} for plan in (one, other))
+    names = [*first, *(name for name in second if name not in first)]
+    rest = ((name, first.get(name, "-"), second.get(name, "-")) for name in names)
+    rows = [*chosen, *rest, ("fingerprint", one.fingerprint or "-", other.fingerprint or "-")]
+    return [row for row in rows if row[1] != row[2]]
+
+
+def _flat(part: Any) -> dict[str, str]:
+    """The fields of a record by their dotted paths."""
+    if part is None:
+        return {}
+    kind = type(part).__name__.lower()
+    return {f"{kind}.{path}": value for path, value in _paths(part.model_dump(mode="json"))}
+
+
+def _paths(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{path}", text) for path, text in _paths(value))
+        else:
+            yield name, f"{value:.4g}" if isinstance(value, float) else str(value)

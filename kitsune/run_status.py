@@ -1,10 +1,10 @@
-"""Where a run stands, as the database, the server and the client all name it."""
+"""The states of a tuning run, as the database, the server and the client all name them."""
 
 from enum import StrEnum
 
 
 class RunStatus(StrEnum):
-    """Where a run stands."""
+    """The state of a tuning run."""
 
     QUEUED = "queued"
     RUNNING = "running"

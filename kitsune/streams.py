@@ -1,4 +1,4 @@
-"""StreamConfig: stream parallelism as the user asks for it by hand; Scheduler: what came of it."""
+"""StreamConfig: stream parallelism chosen by the user. Scheduler: what is used of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ ROLES: Final = ("priority_streams", "compute_streams", "memory_streams")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamConfig:
-    """How many streams, and which of them are for what.
+    """How many CUDA streams to use, and for what.
 
-    `num_streams`: on up to how many, 1 to 64, the launches of forward and backward run; a plan has at most 8. Which
-    stream goes first and what runs on it is found out by measuring, so `priority_streams`, `compute_streams` and
-    `memory_streams` (numbers of streams, from 0) are declined with that reason.
+    `num_streams`: the most streams, 1 to 64, on which launches of forward and backward run; a plan uses at most 8.
+    Stream priorities and what runs on each stream are decided by measuring. So `priority_streams`, `compute_streams`
+    and `memory_streams` (indices of streams, from 0) are declined with that reason.
     """
 
     num_streams: int = 4
@@ -30,23 +30,23 @@ class StreamConfig:
 
 
 def check_count(name: str, count: Any) -> None:
-    """Raises SettingsError for a number of streams that nobody can have."""
+    """Raises SettingsError unless this is an integer from 1 to 64."""
     if type(count) is not int or not 1 <= count <= 64:
         raise SettingsError(f"{name} must be an integer between 1 and 64")
 
 
 def numbers_of(role: str, given: Any, count: int) -> tuple[int, ...]:
-    """A list of streams as a tuple. Raises SettingsError for what is none."""
+    """Stream indices as a tuple. Raises SettingsError when they are not a list of indices below `count`."""
     if isinstance(given, list | tuple) and all(type(each) is int and 0 <= each < count for each in given):
         return tuple(given)
-    raise SettingsError(f"StreamConfig.{role} is {given!r:.100}; it lists streams by their numbers, 0 to {count - 1}")
+    raise SettingsError(f"StreamConfig.{role} is {given!r:.100}; give a list of stream indices, 0 to {count - 1}")
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
     """How launches are issued.
 
-    `num_streams`: on up to how many CUDA streams launches of forward and backward run; 1 where none is planned.
+    `num_streams`: the number of CUDA streams on which launches of forward and backward run; 1 without a schedule.
     """
 
     num_streams: int

@@ -1,4 +1,4 @@
-"""Timeline: the launches of a training step as they were planned, stream by stream, as data that can be kept."""
+"""Timeline: the planned launches of a training step on their streams, as a record that can be stored."""
 
 from typing import Annotated, NamedTuple, Self
 
@@ -17,8 +17,8 @@ Moment = Annotated[float, Field(ge=0, le=LONGEST_US, allow_inf_nan=False)]
 class Launched(NamedTuple):
     """A launch on its stream.
 
-    `name`: which of the names it has. `waits`: the launches on other streams whose end it waits for, by their place in
-    the timeline. `used_bytes`: memory of the step's own in use once it is issued. Times are predicted.
+    `name`: index into `Timeline.names`. `waits`: indices in the timeline of the launches on other streams whose end it
+    waits for. `used_bytes`: memory of intermediate tensors in use once it is issued. Times are predictions.
     """
 
     name: Annotated[int, Field(ge=0)]
@@ -30,32 +30,32 @@ class Launched(NamedTuple):
 
 
 class Timeline(Record):
-    """What a step launches, in the order in which the host issues it."""
+    """The launches of a step, in the order in which the host issues them."""
 
     told: str = Field(
-        default="", max_length=MAX_TOLD, description="what the plan came to, and by which rule it was made"
+        default="", max_length=MAX_TOLD, description="summary of the schedule, and the heuristic that made it"
     )
     streams: int = Field(ge=1, le=MAX_STREAMS)
     names: tuple[Annotated[str, Field(max_length=MAX_NAME)], ...]
     launches: tuple[Launched, ...] = Field(
-        description="[which of the names, stream, begin in us, end in us, [launches that it waits for], bytes in use]"
+        description="[index of the name, stream, begin in us, end in us, [launches that it waits for], bytes in use]"
     )
-    left_out: int = Field(default=0, ge=0, description="how many of the shortest launches do not stand here")
+    left_out: int = Field(default=0, ge=0, description="how many of the shortest launches are left out")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         for place, launch in enumerate(self.launches):
             if launch.name >= len(self.names) or launch.stream >= self.streams:
-                raise ValueError(f"launch {place} has a name or a stream that does not stand here")
+                raise ValueError(f"launch {place} has a name or a stream that the timeline does not have")
             if launch.end_us < launch.begin_us:
                 raise ValueError(f"launch {place} ends before it begins")
             if launch.waits and not 0 <= min(launch.waits) <= max(launch.waits) < place:
-                raise ValueError(f"launch {place} waits for what was not issued before it")
+                raise ValueError(f"launch {place} waits for a launch that was not issued before it")
         return self
 
     @property
     def makespan_us(self) -> float:
-        """When the last launch ends."""
+        """When the last launch ends, in microseconds."""
         return max((launch.end_us for launch in self.launches), default=0.0)
 
     def name_of(self, launch: Launched) -> str:

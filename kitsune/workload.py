@@ -1,4 +1,4 @@
-"""Workload: a model, its loss, its optimizer, an example batch and more; and how the loss of a batch is computed."""
+"""Workload: model, loss, optimizer and example batch of a training step, and how the loss of a batch is computed."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
@@ -9,23 +9,25 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kitsune.errors import WorkloadError
-from kitsune.plan import told_shapes
+from kitsune.plan import shapes_text
 
 LossFn = Callable[[Any, Any], torch.Tensor] | None
 Batch = tuple[Any, Any]
-#: One pass over the data, as a list or a DataLoader gives it as often as asked; or a function of a seed that gives one.
+#: An iterable of batches that can be iterated again (a list, a DataLoader), or a function of a seed that returns one.
 Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One training step, as the user has it.
+    """One training step, as the user wrote it.
 
     `batch = (x, y)` and the loss is `loss_fn(model(x), y)`; `x` is a tensor, a tuple (positional arguments) or a dict
     (keyword arguments). `loss_fn=None` when the model returns its loss itself: a tensor, or an object with `.loss`.
 
     `batches`, which `kitsune verify` trains on: many pairs like `batch`, of the same shapes. An iterable that can be
-    gone through again, or a function of a seed that returns one, the same for the same seed.
+    iterated again, or a function of a seed that returns one, the same for the same seed.
+
+    Raises WorkloadError when an argument has the wrong type, or the batch holds no tensor.
     """
 
     model: torch.nn.Module
@@ -44,7 +46,7 @@ class Workload:
 
 
 def check_types(model: Any, loss_fn: Any, optimizer: Any) -> None:
-    """Raises WorkloadError when these are not a model and an optimizer of torch, and a loss that can be called."""
+    """Raises WorkloadError unless these are a torch model, a callable loss or None, and a torch optimizer."""
     if not isinstance(model, torch.nn.Module):
         raise WorkloadError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
     if loss_fn is not None and not callable(loss_fn):
@@ -56,7 +58,7 @@ def check_types(model: Any, loss_fn: Any, optimizer: Any) -> None:
 
 
 def check_batches(batches: Any) -> None:
-    """Raises WorkloadError when these can not be gone through more than once. Starts no pass."""
+    """Raises WorkloadError when the batches cannot be iterated more than once. Does not iterate them."""
     if batches is None or callable(batches):
         return
     if isinstance(batches, Iterator):
@@ -66,14 +68,14 @@ def check_batches(batches: Any) -> None:
 
 
 def check_trains(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises WorkloadError when one forward, backward and update of these cannot be a training step."""
+    """Raises WorkloadError when the optimizer does not fit the model, or no parameter is trainable."""
     check_optimizer(model, optimizer)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise WorkloadError("every parameter of the model is frozen: leave requires_grad on for those to be trained")
 
 
 def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises WorkloadError when the optimizer is not one that updates this model once a step."""
+    """Raises WorkloadError when the optimizer does not update this model exactly once a step."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise WorkloadError("LBFGS evaluates a closure several times a step: use it in a loop of your own")
     own = {id(parameter) for parameter in model.parameters()}
@@ -100,7 +102,7 @@ def call_model(model: Callable[..., Any], x: Any) -> Any:
 
 
 def call_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The x of a call: `call_model(model, x)` is model(*args, **kwargs). Raises WorkloadError where no x is."""
+    """The x for which `call_model(model, x)` is model(*args, **kwargs). Raises WorkloadError when there is none."""
     if not kwargs:
         return args
     signature = inspect.signature(model.forward)
@@ -114,7 +116,7 @@ def call_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def loss_of(output: Any, loss_fn: LossFn, y: Any) -> torch.Tensor:
-    """The scalar loss of a model's output. Raises WorkloadError when there is none."""
+    """The scalar loss of a model's output. Raises WorkloadError when it is not a tensor of one element."""
     loss = loss_fn(output, y) if loss_fn is not None else own_loss(output)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise WorkloadError("the loss is not a tensor of one element; pass a loss_fn that returns a scalar")
@@ -122,7 +124,7 @@ def loss_of(output: Any, loss_fn: LossFn, y: Any) -> torch.Tensor:
 
 
 def own_loss(output: Any) -> Any:
-    """The loss that a model returned itself: the output, its `.loss`, or its "loss" item."""
+    """The loss in a model's output: the output itself, its "loss" item or its `.loss`; None when there is none."""
     if isinstance(output, torch.Tensor):
         return output
     if isinstance(output, dict) and "loss" in output:
@@ -135,8 +137,8 @@ def batch_tensors(batch: Any) -> list[torch.Tensor]:
 
 
 def shapes_of(x: Any) -> str:
-    """The shapes of the tensors of an x, as `Plan.batch` has them."""
-    return told_shapes(tensor.shape for tensor in batch_tensors(x))
+    """The shapes of the tensors in x, in the format of `Plan.batch`."""
+    return shapes_text(tensor.shape for tensor in batch_tensors(x))
 
 
 def move_batch(batch: Any, device: torch.device | str) -> Any:

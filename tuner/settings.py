@@ -8,8 +8,7 @@ from urllib.parse import quote
 from pydantic import Field
 
 from kitsune.base.base_record import Record
-from kitsune.base.environment import home_folder, variable
-from kitsune.base.switches import is_disabled, is_on
+from kitsune.base.environment import home_folder, is_disabled, is_on, variable
 from tuner.measuring.fault_injection import Fault, parsed
 
 

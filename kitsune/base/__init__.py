@@ -1,1 +1,1 @@
-"""What needs nothing else of Kitsune: the environment, files, durations, log lines, records."""
+"""Helpers that depend on nothing else in Kitsune: environment variables, files, durations, logging, records."""

@@ -1,4 +1,4 @@
-"""Bytes in, a file that is whole out: whoever reads it finds the old content or the new one, never a part."""
+"""Atomic file writes: a reader sees the old content or the new one, never a part."""
 
 import os
 import secrets
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def write_whole(path: str | Path, data: bytes) -> None:
-    """Writes `data` beside the file and puts it in its place; what was there stays when that fails.
+    """Writes `data` to a temporary file beside the target and renames it; when that fails, the old content stays.
 
-    A link keeps pointing where it does: the file behind it is replaced, and keeps its mode. What cannot be replaced, a
-    device or a file in a folder that is not ours to write, is written in place. Raises OSError.
+    A symbolic link is kept: the file that it points to is replaced, with the same mode. A target that cannot be
+    replaced, as a device or a file in a read-only folder, is written in place. Raises OSError.
     """
-    target = Path(os.path.realpath(path))  # Path.resolve raises a RuntimeError for links in a circle
+    target = Path(os.path.realpath(path))  # Path.resolve raises a RuntimeError for a cycle of links
     mode = _mode(Path(path))
     if mode is not None and not (stat.S_ISREG(mode) and os.access(target.parent, os.W_OK)):
         Path(path).write_bytes(data)
@@ -20,14 +20,14 @@ def write_whole(path: str | Path, data: bytes) -> None:
     draft = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
     try:
         _put(draft, data, mode, target)
-    except OSError as error:  # of the file that was asked for: the draft is nothing that anybody has named
+    except OSError as error:  # naming the path that the caller gave, not the temporary file
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         draft.unlink(missing_ok=True)
 
 
 def _put(draft: Path, data: bytes, mode: int | None, target: Path) -> None:
-    with draft.open("xb") as file:  # unlike tempfile, with the mode that a new file has here
+    with draft.open("xb") as file:  # unlike tempfile, with the default mode of new files
         file.write(data)
     if mode is not None:
         draft.chmod(stat.S_IMODE(mode))

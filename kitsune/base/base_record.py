@@ -1,4 +1,4 @@
-"""The base of every record that crosses a border: frozen, closed, JSON in and out."""
+"""Base class of records that are sent to other processes or stored: immutable, with a fixed set of fields."""
 
 import json
 from typing import Any
@@ -7,12 +7,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Record(BaseModel):
-    """An immutable value. Unknown fields, NaN and infinities are refused."""
+    """An immutable value. Unknown fields, NaN and infinities raise a ValidationError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=False)
 
     def canonical_json(self) -> str:
-        """The one spelling of this record: sorted keys, no spaces, ASCII (after RFC 8785 for the values we use)."""
+        """This record as canonical JSON: sorted keys, no spaces, ASCII (RFC 8785 for the values that occur here)."""
         return canonical_json(self.model_dump(mode="json"))
 
 

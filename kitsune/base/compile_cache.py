@@ -1,4 +1,4 @@
-"""Where torch keeps its compile cache on this machine. No torch."""
+"""The folder of torch's compile cache. Does not import torch."""
 
 import getpass
 import os
@@ -8,21 +8,22 @@ from pathlib import Path
 
 
 def compiled_folder() -> Path:
-    """TORCHINDUCTOR_CACHE_DIR, or where torch keeps compiled code without it; perhaps not there yet."""
+    """TORCHINDUCTOR_CACHE_DIR, or torch's default folder. It may not exist yet."""
     given = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
     return Path(given) if given else usual_folder()
 
 
 def usual_folder() -> Path:
-    """Where torch keeps compiled code by default: training by a plan finds there what its tuning has compiled.
+    """Torch's default folder for compiled code, in which training with a plan finds what tuning has compiled.
 
-    What autotuning picked lies there too: 60 s of work for BERT-base on an H200, and picked anew it may be otherwise.
+    It also holds the choices of autotuning: 60 s of work for BERT-base on an H200, and another run may choose
+    differently.
     """
     return Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"
 
 
 def _user() -> str:
-    """The user's name as Inductor writes it into file names."""
+    """The user's name as Inductor escapes it in file names."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):

@@ -1,4 +1,4 @@
-"""A length of time as people write it in, seconds out."""
+"""Parses durations such as "90s" or "5m"."""
 
 import math
 import re
@@ -11,7 +11,7 @@ _SPELLING = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", re.ASCII)
 
 
 def seconds_of(length: str | float, what: str) -> float:
-    """Seconds of 300, "300", "90s", "5m", "1h" or "30d"; more than zero. Raises SettingsError that names `what`."""
+    """Seconds of 300, "300", "90s", "5m", "1h" or "30d". Raises SettingsError naming `what` unless it is above 0."""
     match = _SPELLING.fullmatch(str(length))
     seconds = float(match[1]) * UNITS_S[match[2]] if match else 0.0
     if not 0 < seconds < math.inf:

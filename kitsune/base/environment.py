@@ -1,4 +1,4 @@
-"""KITSUNE_ variables in; out comes what they say, and the folder of all that Kitsune keeps on this machine."""
+"""Reads KITSUNE_ environment variables, and finds the folder in which Kitsune keeps its files."""
 
 import os
 from collections.abc import Mapping
@@ -8,16 +8,32 @@ from typing import Final
 from kitsune.errors import SettingsError
 
 PREFIX: Final = "KITSUNE_"
+TRUE, FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 def variable(name: str, variables: Mapping[str, str] | None = None) -> str | None:
-    """KITSUNE_ and the name in capitals, of this process or of the given ones; None when unset, empty or blank."""
+    """The variable KITSUNE_<NAME>, of this process or of `variables`; None when unset, empty or blank."""
     value = (os.environ if variables is None else variables).get(PREFIX + name.upper(), "").strip()
     return value or None
 
 
+def is_disabled(variables: Mapping[str, str] | None = None) -> bool:
+    """Whether KITSUNE_DISABLE=1 is set, which makes every step run as given. Raises SettingsError as `is_on` does."""
+    return is_on("disable", variables, default=False)
+
+
+def is_on(name: str, variables: Mapping[str, str] | None = None, *, default: bool) -> bool:
+    """KITSUNE_<NAME> as a boolean. Raises SettingsError for a value that is neither true nor false."""
+    value = variable(name, variables)
+    if value is None:
+        return default
+    if value.lower() in TRUE | FALSE:
+        return value.lower() in TRUE
+    raise SettingsError(f"{PREFIX}{name.upper()} is {value!r}; use 1 or 0")
+
+
 def home_folder(variables: Mapping[str, str] | None = None) -> Path:
-    """KITSUNE_HOME, or a folder in the user's data folder; absolute, and perhaps not there yet.
+    """KITSUNE_HOME, or "kitsune" in the user's data folder, as an absolute path. It may not exist yet.
 
     The data folder is that of the XDG Base Directory Specification, which ignores relative paths. Raises SettingsError
     when the user has no home folder, as in some containers.
@@ -30,7 +46,7 @@ def home_folder(variables: Mapping[str, str] | None = None) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """Makes it, and the folders above it that are missing, for this user alone. Raises OSError."""
+    """Creates the folder and its missing parents, readable by this user only. Raises OSError."""
     for each in reversed([folder, *folder.parents]):
         if not each.exists():
             each.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Short texts by key, each in a file of a folder: what a process found out, and the next need not find out again."""
+"""A cache on disk of short texts by key, one file each, shared by processes."""
 
 import contextlib
 import logging
@@ -13,12 +13,12 @@ from kitsune.base.atomic_write import write_whole
 
 log = logging.getLogger("kitsune")
 
-MOST_BYTES: Final = 2**20  # what is longer is not ours
+MOST_BYTES: Final = 2**20  # an entry is never longer
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedFiles:
-    """A file that cannot be read or written costs finding it out again, never the step."""
+    """A cache in a folder. A file that cannot be read or written is a cache miss, never an error."""
 
     folder: Path
 
@@ -28,15 +28,15 @@ class KeyedFiles:
         return None
 
     def write(self, key: str, text: str) -> None:
-        """Whole or not at all, also when others write at the same time."""
-        with self._noting():
+        """Writes an entry atomically, also when other processes write it at the same time."""
+        with self._logging_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(self.folder / key, text.encode())
 
     def add(self, key: str, text: str) -> None:
-        """As `write`; what is there already stays: of those that add at the same time, one does."""
+        """As `write`, but keeps an entry that exists. Of concurrent calls, exactly one succeeds."""
         draft = self.folder / f".{key}.{secrets.token_hex(8)}"
-        with self._noting():
+        with self._logging_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 draft.write_bytes(text.encode())
@@ -46,8 +46,8 @@ class KeyedFiles:
                 draft.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _logging_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            log.info("what was found out is not kept in %s: %s", self.folder, error)
+            log.info("cannot write to the cache in %s: %s", self.folder, error)

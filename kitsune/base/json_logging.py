@@ -1,4 +1,4 @@
-"""Records of the standard logging in, lines for a program out: one JSON object each, without secrets."""
+"""Structured logging: each record as one line of JSON, with secrets masked."""
 
 import json
 import logging
@@ -15,32 +15,32 @@ from typing import Any, Final
 from kitsune.base.environment import PREFIX, variable
 from kitsune.errors import SettingsError
 
-#: Under these names a call to log may tell more, by `extra=`.
+#: Names in `extra=` of a logging call that become fields of the JSON object.
 FIELDS: Final = ("run_id", "status", "duration_ms")
-#: As long as a token, and as what makes a link or a cookie secret: 32 bytes of chance in base64.
+#: What looks like a secret: a token, or 32 random bytes in base64 (43 characters), as in secret links and cookies.
 _LONG: Final = re.compile(r"ksn_[A-Za-z0-9_-]{20,}|[A-Za-z0-9_-]{43,}")
 _SHORTEST: Final = 24
 HIDDEN: Final = "***"
 
-#: To make an encoder for each line took a tenth of it.
+#: Made once: a new encoder for each line took a tenth of its time.
 _encode: Final = json.JSONEncoder(default=str).encode
 
 _about: ContextVar[Mapping[str, Any]] = ContextVar("kitsune_log_about")
 
 
 class LogFormat(StrEnum):
-    """How a server and a worker log."""
+    """The log format of a server or a worker."""
 
-    TEXT = "text"  #: for people: what they say, and warnings
-    JSON = "json"  #: for programs: one object a line, and nothing else on stderr
+    TEXT = "text"  #: for people: normal output and warnings
+    JSON = "json"  #: for programs: one JSON object a line, and nothing else on stderr
 
 
 class JsonLines(logging.Formatter):
-    """`utc`, `level`, `logger`, `message`; what the record is about; of an error its traceback."""
+    """Formats `utc`, `level`, `logger`, `message`, the fields set by `concerning` and `extra=`, and `traceback`."""
 
     def format(self, record: logging.LogRecord) -> str:
         extra = {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
-        told = {
+        fields = {
             "utc": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -49,15 +49,15 @@ class JsonLines(logging.Formatter):
             **extra,
         }
         if record.exc_info:
-            told["traceback"] = "".join(traceback.format_exception(*record.exc_info))
-        shown = {name: without_secrets(value) if isinstance(value, str) else value for name, value in told.items()}
+            fields["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        shown = {name: without_secrets(value) if isinstance(value, str) else value for name, value in fields.items()}
         return _encode(shown)
 
 
 def set_up(kind: LogFormat) -> None:
-    """From here on this process logs so; `text` leaves everything as it is.
+    """Sets this process up to log in this format; `text` changes nothing.
 
-    Packages that brought handlers of their own along lose them: nothing but JSON may reach stderr.
+    With `json`, handlers that packages have installed are removed: nothing but JSON may reach stderr.
     """
     if kind is LogFormat.TEXT:
         return
@@ -74,12 +74,12 @@ def set_up(kind: LogFormat) -> None:
 
 
 def is_json() -> bool:
-    """Whether this process was set up so."""
+    """Whether this process was set up to log JSON."""
     return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
 
 
 def chosen(option: LogFormat | None, variables: Mapping[str, str] | None = None) -> LogFormat:
-    """The option, else KITSUNE_LOG_FORMAT, else text. Raises SettingsError."""
+    """The option, else KITSUNE_LOG_FORMAT, else text. Raises SettingsError when the variable has another value."""
     name = variable("log_format", variables)
     try:
         return option or LogFormat(name or LogFormat.TEXT)
@@ -89,7 +89,7 @@ def chosen(option: LogFormat | None, variables: Mapping[str, str] | None = None)
 
 @contextmanager
 def concerning(**about: Any) -> Iterator[None]:
-    """What is logged within is about this, whoever logs it; a thread of its own must be given the context."""
+    """Adds these fields to every record logged in the block. A new thread needs a copy of the context to have them."""
     token = _about.set({**_about.get({}), **about})
     try:
         yield
@@ -98,7 +98,7 @@ def concerning(**about: Any) -> Iterator[None]:
 
 
 def without_secrets(text: str) -> str:
-    """Hides whatever may be a secret: of that length, capitals and small letters mixed, which no digest has."""
+    """Masks words that look like a secret: long enough, and of mixed case, which hexadecimal digests never are."""
     if len(text) < _SHORTEST:
         return text
     return _LONG.sub(lambda found: HIDDEN if _is_mixed(found[0]) else found[0], text)

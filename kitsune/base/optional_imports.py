@@ -1,4 +1,4 @@
-"""The name of a module that needs an extra in; the module, or an UnfitError that says what to install, out."""
+"""Imports modules that need an optional dependency."""
 
 import importlib
 from collections.abc import Collection
@@ -8,7 +8,11 @@ from kitsune.errors import UnfitError
 
 
 def load(module: str, *, extra: str, packages: Collection[str]) -> Any:
-    """`packages` are those of the extra, by the names under which they are imported."""
+    """The imported module.
+
+    Raises UnfitError that says what to install when one of `packages` is missing: the import names of the packages that
+    the extra installs.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -1,1 +1,1 @@
-"""The command line: words in, an exit code out."""
+"""The `kitsune` command line: commands, output, exit codes, signals and the doctor."""

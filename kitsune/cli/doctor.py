@@ -1,6 +1,6 @@
-"""Does this machine fit Kitsune? No input; one Check a question, with the way out where the answer is not yes.
+"""The checks of `kitsune doctor`: whether this machine can run Kitsune, and what to do if not.
 
-Nothing is loaded before it is asked about: a missing or broken package is an answer here, not an error.
+Packages are imported only inside the checks: a missing or broken package is a finding, not an error.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kitsune.base.base_record import Record
-from kitsune.base.switches import is_disabled
+from kitsune.base.environment import is_disabled
 from kitsune.errors import SettingsError, StoreError
 
 NEWEST_PYTHON_TESTED: Final = (3, 12)  # older than 3.11 cannot load this file
@@ -37,15 +37,15 @@ NVIDIA_SIGNS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dx
 
 
 class Status(StrEnum):
-    """The answer to one question."""
+    """The result of a check."""
 
     OK = "ok"
-    WARN = "warn"  #: Kitsune works, with less: the detail says what is lost
-    FAIL = "fail"  #: a main job does not work here
+    WARN = "warn"  #: Kitsune works with limitations, which the detail names
+    FAIL = "fail"  #: a main function does not work here
 
 
 class Check(Record):
-    """One question about this machine, and its answer."""
+    """A check of this machine and its result."""
 
     name: str
     status: Status
@@ -54,7 +54,7 @@ class Check(Record):
 
 
 def checks() -> list[Check]:
-    """Every check, in reading order. Takes a few seconds, most of them to load torch; writes nothing that stays."""
+    """The results of all checks, in order. Takes a few seconds, most of it to import torch. Leaves no files behind."""
     return [check() for check in CHECKS]
 
 
@@ -77,7 +77,7 @@ def check_settings() -> Check:
 
 
 def _settings() -> Any:
-    """The tuner's settings, looked up by name since the tuner stands above this file. Raises SettingsError."""
+    """The tuner's settings, imported at run time since `kitsune` must not depend on the tuner. Raises SettingsError."""
     return importlib.import_module("tuner.settings").Settings.from_environment()
 
 
@@ -124,7 +124,7 @@ def _describe_gpu(index: int) -> str:
 
 
 def check_gpu_processes() -> Check:
-    """Others on the GPU disturb what is measured. Asked before torch opens a context of its own."""
+    """Other processes on the GPU disturb measurements. Runs before torch creates a context of its own."""
     name = "gpu processes"
     if not _has_driver():
         return _ok(name, "no NVIDIA driver, so nothing to share")
@@ -134,10 +134,10 @@ def check_gpu_processes() -> Check:
     try:
         others = _gpu_processes(nvml)
     except nvml.NVMLError as error:
-        return _warn(name, f"the driver does not say: {error}", "look with nvidia-smi")
+        return _warn(name, f"the driver does not list them: {error}", "look with nvidia-smi")
     if others:
         return _warn(name, f"in use by others: {', '.join(others)}", "wait for them, or choose another GPU")
-    return _ok(name, "none but our own")
+    return _ok(name, "no other processes")
 
 
 def _has_driver() -> bool:
@@ -159,7 +159,7 @@ def _gpu_processes(nvml: Any) -> list[str]:
 
 
 def check_triton() -> Check:
-    """torch names the triton that it was built with in its metadata; a CPU build names none."""
+    """Checks triton against the version that torch's metadata requires; a CPU build of torch requires none."""
     there = _installed("triton")
     pinned = re.search(r"triton==(\d[\w.]*)", " ".join(_requirements("torch")))
     if pinned is None:
@@ -173,7 +173,7 @@ def check_triton() -> Check:
 
 
 def check_compiler() -> Check:
-    """What torch.compile calls: CXX (else g++) on a CPU, CC (else gcc or clang) for Triton's launchers."""
+    """Checks what torch.compile calls: CXX (else g++) on a CPU, CC (else gcc or clang) for Triton's launchers."""
     cxx = shutil.which(os.environ.get("CXX", "g++"))
     cc = shutil.which(os.environ["CC"]) if "CC" in os.environ else shutil.which("gcc") or shutil.which("clang")
     header = Path(sysconfig.get_path("include")) / "Python.h"
@@ -193,7 +193,7 @@ def check_compiler() -> Check:
 
 
 def check_home() -> Check:
-    """Whether KITSUNE_HOME can be written, and the space there."""
+    """Checks that KITSUNE_HOME can be written, and its free space."""
     try:
         home = _settings().home
     except SettingsError:
@@ -233,7 +233,7 @@ def check_tuner() -> Check:
 
 
 def check_database() -> Check:
-    """Whether the database answers. An SQLite file that is not there yet is made by the first run."""
+    """Checks that the database answers. A missing SQLite file is created by the first run."""
     try:
         url = _settings().database_url
     except SettingsError:
@@ -250,23 +250,23 @@ def check_database() -> Check:
 
 
 def _judge_place(file: Path) -> Check:
-    """Whether a database can be made there."""
+    """Whether a database can be created there."""
     standing = _standing(file.parent)
     try:
         with tempfile.TemporaryFile(dir=standing):
-            return _ok("database", f"{file}, which the first run makes")
+            return _ok("database", f"{file}, which the first run creates")
     except OSError as error:
-        detail = f"{file} cannot be made: {standing} cannot be written: {error.strerror}"
+        detail = f"{file} cannot be created: {standing} cannot be written: {error.strerror}"
         return _fail("database", detail, "point KITSUNE_HOME or KITSUNE_DATABASE_URL to a folder of yours")
 
 
 def _standing(folder: Path) -> Path:
-    """The folder, or the nearest one above that is there."""
+    """The folder, or its nearest parent that exists."""
     return next(one for one in (folder, *folder.absolute().parents) if one.exists())
 
 
 def _judge_schema(url: str) -> Check:
-    """Raises StoreError when the database does not answer, or when every command would refuse it."""
+    """Checks the schema. Raises StoreError when the database does not answer, or every command would refuse it."""
     migrate = importlib.import_module("tuner.store.migrate")
     engine = importlib.import_module("tuner.store.engine").create(url)
     try:
@@ -283,7 +283,7 @@ def _judge_schema(url: str) -> Check:
 
 
 def check_spawn() -> Check:
-    """Every trial is a child process in a group of its own."""
+    """Checks that a child process starts, since every trial is one, in its own process group."""
     command = [sys.executable, "-c", "print('ready')"]
     fix = "allow this user to start processes (container limits, seccomp, ulimit -u)"
     try:
@@ -298,7 +298,7 @@ def check_spawn() -> Check:
 
 
 def check_confinement() -> Check:
-    """Whether a stranger's model is measured without a network here."""
+    """Checks that untrusted models are measured without network access here."""
     torch = _load("torch")
     device = "cuda:0" if torch is not None and torch.cuda.is_available() else "cpu"
     try:

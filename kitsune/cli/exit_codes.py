@@ -1,4 +1,4 @@
-"""An error of ours in, the exit code of the command line out; docs/cli.md shows the same table."""
+"""Exit codes of the command line, and the code of each error. docs/cli.md shows the same table."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -9,7 +9,7 @@ from kitsune.errors import KitsuneError
 
 
 class ExitCode(IntEnum):
-    """What a script can tell from how `kitsune` ended. 7 to 10 are kept for gates."""
+    """The exit codes of `kitsune`. 7 to 10 are reserved for gates."""
 
     OK = 0
     UNEXPECTED = 1
@@ -38,7 +38,7 @@ MEANINGS: Final[Mapping[ExitCode, str]] = {
     ExitCode.TERMINATED: "SIGTERM; a worker leaves with 0",
 }
 
-#: The nearest class of an error decides, so a subclass may stand apart from its base.
+#: The most derived class listed decides, so a subclass can have another code than its base.
 CODES: Final[Mapping[type[BaseException], ExitCode]] = {
     KitsuneError: ExitCode.UNEXPECTED,
     errors.SettingsError: ExitCode.USAGE,

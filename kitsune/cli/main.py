@@ -1,6 +1,6 @@
-"""The command line: words in, an exit code out. The tuner adds its commands through the entry points of GROUP.
+"""The `kitsune` command line. The tuner adds its commands through the entry points of GROUP.
 
-Data goes to stdout, everything else to stderr. Nothing here loads torch before a command asks for it.
+Data goes to stdout, everything else to stderr. torch is imported only by the commands that need it.
 """
 
 import importlib
@@ -24,14 +24,14 @@ from kitsune.base.optional_imports import load
 from kitsune.cli import doctor, output, signals
 from kitsune.cli.exit_codes import ExitCode, code_of
 from kitsune.errors import KitsuneError, NotFoundError, RefusedError
-from kitsune.plan import Match, Plan
+from kitsune.plan import Match, Plan, differences
 
 GROUP: Final = "kitsune.commands"
 PLAN_GROUP: Final = "plan"
 _PLAN_ID: Final = re.compile(r"[0-9a-f]{64}")
 DEBUG: Final = "--debug"
 HELP: Final = ("-h", "--help")
-# Typer brings a Click of its own or uses the one from PyPI, by its version: this is ClickException of either.
+# Depending on its version, typer vendors Click or uses the one from PyPI. This is ClickException of either.
 UsageProblem: Final[type[Any]] = typer.BadParameter.__mro__[2]
 
 log = logging.getLogger("kitsune")
@@ -52,7 +52,7 @@ Device = Annotated[str | None, typer.Option(metavar="cpu|cuda:N", help="Default:
 
 
 def main() -> NoReturn:
-    """Carries out what `sys.argv` asks for, and ends the process. `--debug` may stand anywhere."""
+    """Runs the command in `sys.argv` and exits. `--debug` may stand anywhere."""
     arguments = sys.argv[1:]
     if DEBUG in arguments:
         arguments = [DEBUG, *(argument for argument in arguments if argument != DEBUG)]
@@ -64,14 +64,14 @@ def main() -> NoReturn:
 
 
 def tell_unexpected(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
-    """sys.excepthook: a traceback helps nobody who did not ask for it. Python then exits with code 1."""
+    """sys.excepthook: reports an unexpected error without its traceback. Python then exits with code 1."""
     what = (str(error).strip().splitlines() or ["no message"])[0]
     message = f"unexpected {kind.__name__}: {what}; run with {DEBUG} for the traceback"
     output.fail(kind.__name__, message, ExitCode.UNEXPECTED, as_json="--json" in sys.argv)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Carries out one command line and returns its exit code. Errors that are not ours pass through."""
+    """Runs one command line and returns its exit code. Errors other than KitsuneError propagate."""
     as_json = "--json" in arguments
     try:
         command = typer.main.get_command(full_app())
@@ -92,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class _Interrupted(BaseException):
-    """Ctrl-C, under a name that Click does not know: it would end by itself, without a word."""
+    """Ctrl-C under another type: Click would handle KeyboardInterrupt itself and exit without a message."""
 
 
 class _Commands(TyperGroup):
@@ -104,7 +104,7 @@ class _Commands(TyperGroup):
 
 
 def full_app() -> typer.Typer:
-    """The commands of this file and of every installed entry point of GROUP: each is called with the app."""
+    """The app with the commands of this file and of every entry point of GROUP, which is called with the app."""
     app = typer.Typer(
         cls=_Commands,
         add_completion=True,
@@ -122,7 +122,7 @@ def full_app() -> typer.Typer:
         try:
             register = entry.load()
         except ImportError as error:
-            log.warning("the commands of %s are left out: %s", entry.name, error)
+            log.warning("the commands of %s cannot be loaded: %s", entry.name, error)
             continue
         register(app)
     app.command("doctor")(tell_health)
@@ -150,7 +150,7 @@ def root(
 
 
 def versions() -> dict[str, str]:
-    """What a report of an error must name. Loads torch."""
+    """The versions that a bug report needs. Imports torch."""
     found = {"kitsune": __version__, "python": platform.python_version()}
     try:
         device = importlib.import_module("kitsune.device.backend")
@@ -196,7 +196,7 @@ def plan_check(file: PlanFile, device: Device = None, as_json: Json = False) -> 
 def plan_diff(one: PlanName, other: PlanName, server: ServerUrl = None, as_json: Json = False) -> None:
     """What differs between two plans: choices, measurements, machines."""
     plans = [named_plan(name, server) for name in (one, other)]
-    rows = importlib.import_module("kitsune.plan_diff").differences(*plans)
+    rows = differences(*plans)
     if as_json:
         output.emit({"differences": [{"field": field, "one": a, "other": b} for field, a, b in rows]})
     elif rows:
@@ -206,9 +206,9 @@ def plan_diff(one: PlanName, other: PlanName, server: ServerUrl = None, as_json:
 
 
 def named_plan(name: str, server: str | None) -> Plan:
-    """A plan in a file, or by its id on a server.
+    """The plan in the file of this name, or with this id on the server.
 
-    Raises PlanError, SettingsError, RemoteError, and NotFoundError when the server has none of this id.
+    Raises PlanError, SettingsError, RemoteError, and NotFoundError when the server has no plan of this id.
     """
     if Path(name).is_file():
         return Plan.load(name)
@@ -227,11 +227,11 @@ def named_plan(name: str, server: str | None) -> Plan:
 
 
 def fit(plan: Plan, device: str | None) -> tuple[Match, str]:
-    """Loads torch. Raises UnfitError when there is no such device."""
+    """How well a plan matches this device, and the reason. Imports torch. Raises UnfitError for an unknown device."""
     here = importlib.import_module("kitsune.device.backend")
     environment = here.environment(here.pick_device(device))
     if plan.environment is None:
-        return Match.COMPATIBLE, "written by hand, so for no machine in particular; what does not apply is declined"
+        return Match.COMPATIBLE, "written by hand, without an environment; choices that do not apply here are declined"
     return plan.environment.match(environment)
 
 

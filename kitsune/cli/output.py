@@ -1,4 +1,4 @@
-"""Records in, text for people or one JSON object out: stdout carries data, stderr all the rest."""
+"""Output of the command line, as text or one JSON object: data on stdout, everything else on stderr."""
 
 import contextlib
 import json
@@ -19,18 +19,18 @@ from kitsune.knobs import KNOBS
 from kitsune.long_proof import LongProof
 from kitsune.plan import Environment, Evidence, Interval, Plan
 
-PIPED_WIDTH: Final = 140  # where no terminal says how wide it is
+PIPED_WIDTH: Final = 140  # when stdout is not a terminal
 GIB: Final = 1024**3
-#: In place of an interval, where a plan is its own baseline.
+#: Shown instead of an interval when the plan is its own baseline.
 ITSELF: Final = "is the baseline"
-#: Of verdicts that tell nothing: how the sentence with the reason begins.
+#: Inconclusive verdict -> how the sentence with the reason begins.
 UNTOLD: Final[Mapping[str, str]] = {"ambiguous": "Undecided", "too_noisy": "Too noisy to tell"}
 
 log = logging.getLogger("kitsune")
 
 
 class Stdout(Console):
-    """Its `print` raises UnfitError when stdout takes nothing more."""
+    """A console whose `print` raises UnfitError when stdout cannot be written."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         with _written():
@@ -46,16 +46,16 @@ def stderr() -> Console:
 
 
 def _console(kind: type[Console], *, is_stderr: bool) -> Console:
-    """rich leaves colours out by itself for NO_COLOR, for TERM=dumb and where there is no terminal."""
+    """rich itself turns colours off for NO_COLOR, for TERM=dumb and without a terminal."""
     stream = sys.stderr if is_stderr else sys.stdout
     width = None if stream.isatty() else PIPED_WIDTH
     return kind(stderr=is_stderr, markup=False, highlight=False, emoji=False, width=width)
 
 
 def emit(value: dict[str, Any]) -> None:
-    """The one JSON object of a command, on stdout: on one line for a program, indented for a terminal.
+    """Prints the JSON object of a command on stdout: indented on a terminal, else on one line.
 
-    Raises UnfitError when stdout takes nothing more.
+    Raises UnfitError when stdout cannot be written.
     """
     with _written():
         sys.stdout.write(json.dumps(value, indent=2 if sys.stdout.isatty() else None, allow_nan=False) + "\n")
@@ -64,35 +64,35 @@ def emit(value: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _written() -> Iterator[None]:
-    """A full disk or a closed pipe is told of once: what is still to be written to stdout is then thrown away."""
+    """Turns a failed write to stdout (full disk, closed pipe) into an UnfitError, and discards what is buffered."""
     try:
         yield
     except OSError as error:
         _abandon_stdout()
-        raise UnfitError(_untold("the result", error)) from error
+        raise UnfitError(_write_failure("the result", error)) from error
 
 
 def fail_help(error: OSError) -> int:
-    """Tells of a help that could not be written to stdout; returns the exit code."""
+    """Reports that the help could not be written to stdout; returns the exit code."""
     _abandon_stdout()
-    return fail(UnfitError.__name__, _untold("the help", error), ExitCode.UNFIT, as_json=False)
+    return fail(UnfitError.__name__, _write_failure("the help", error), ExitCode.UNFIT, as_json=False)
 
 
-def _untold(what: str, error: OSError) -> str:
+def _write_failure(what: str, error: OSError) -> str:
     return f"{what} cannot be written to stdout: {error.strerror or error}"
 
 
 def _abandon_stdout() -> None:
-    """Python writes what is left in the buffer once more at its end, and complains: so it goes nowhere."""
+    """Redirects stdout to the null device: Python flushes the buffer at exit, which would fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def ensure_streams() -> None:
-    """Opens the streams that the caller has closed (`>&-`): stdout as one that takes nothing, stderr as one for naught.
+    """Reopens streams that the caller has closed (`>&-`): stdout read-only, so that writes fail; stderr discards them.
 
-    So they can be asked as any others, and no file that is opened later, a database, becomes what a child prints into.
+    Otherwise a file opened later, such as the database, could get descriptor 1 or 2, and a child would print into it.
     """
     if sys.stdout is None:
         sys.stdout = _opened_as(1, os.O_RDONLY)
@@ -102,7 +102,7 @@ def ensure_streams() -> None:
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """What the user's code prints in the block is no result of ours: it goes to stderr, from C as well."""
+    """Redirects what user code prints in the block to stderr, also from C, since it is no result of the command."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -124,7 +124,7 @@ def _opened_as(descriptor: int, flags: int) -> TextIO:
 
 
 def note(text: str) -> None:
-    """A line on stderr that belongs to no result."""
+    """Prints a line on stderr that is not part of the result."""
     if json_logging.is_json():
         log.info(text)
         return
@@ -132,9 +132,9 @@ def note(text: str) -> None:
 
 
 def fail(kind: str, message: str, code: int, *, as_json: bool) -> int:
-    """Tells of an error on stderr, with `as_json` also as the object on stdout; returns the code."""
+    """Reports an error on stderr, with `as_json` also as the JSON object on stdout; returns the code."""
     if as_json:
-        with contextlib.suppress(UnfitError):  # where there is no stdout, this error must still be told of
+        with contextlib.suppress(UnfitError):  # without a stdout, this error is still reported on stderr
             emit({"error": {"type": kind, "message": message, "exit_code": int(code)}})
     if json_logging.is_json():
         log.error("%s: %s", kind, message)
@@ -144,12 +144,12 @@ def fail(kind: str, message: str, code: int, *, as_json: bool) -> int:
 
 
 def clean(text: str) -> str:
-    """Text that a terminal cannot be steered with: escape sequences and their like become a replacement character."""
+    """The text with control characters replaced, so that it cannot send escape sequences to a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def table(*columns: str, rows: Iterable[Iterable[str]], right: frozenset[str] = frozenset()) -> Table:
-    """A table without frame; columns named in `right` hold numbers."""
+    """A table without a frame. Columns named in `right` are right-aligned and do not wrap."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
     for column in columns:
         made.add_column(
@@ -161,7 +161,7 @@ def table(*columns: str, rows: Iterable[Iterable[str]], right: frozenset[str] = 
 
 
 def facts(rows: Iterable[Iterable[str]]) -> Table:
-    """Names and their values, without a header."""
+    """A table of names and values, without a header."""
     made = table("name", "value", rows=rows)
     made.show_header = False
     return made
@@ -176,7 +176,7 @@ def spread(interval: Interval, to: str = "-") -> str:
 
 
 def step_time(ms: float) -> str:
-    """Milliseconds with three digits that mean something."""
+    """Milliseconds with three or more significant digits, without the unit."""
     return f"{ms:.3f}" if ms < 10 else f"{ms:.2f}" if ms < 100 else f"{ms:.1f}"
 
 
@@ -222,14 +222,14 @@ def _stock(found: Evidence) -> str:
 
 
 def plan_screen(plan: Plan) -> list[Any]:
-    """What a plan chooses, where it holds and why, for `Console.print`."""
+    """The choices, environment and evidence of a plan, as parts for `Console.print`."""
     parts: list[Any] = [headline(plan), ""]
     if plan.knobs:
         chosen = [(knob, plan.knobs[name]) for name, knob in KNOBS.items() if name in plan.knobs]
         rows = [(knob.name, str(choice), knob.choices[choice]) for knob, choice in chosen]
         parts.append(table("knob", "choice", "what it does", rows=rows))
     else:
-        parts.append("The plan changes nothing: by it, the step runs as given.")
+        parts.append("The plan changes nothing: the step runs unmodified.")
     parts += ["", facts([*_facts(plan), ("plan", plan.plan_id)])]
     return parts
 
@@ -263,11 +263,11 @@ def _measured(found: Evidence) -> Iterable[tuple[str, str]]:
         f"parameters by {numbers.parameter_error:.1e} ({numbers.parameter_allowed:.1e})",
     )
     if found.proof is not None:
-        yield "proof", _told(found.proof)
+        yield "proof", _proof_summary(found.proof)
     yield "first step", f"{found.first_step_s:.1f} s{_break_even(found)}"
 
 
-def _told(proof: LongProof) -> str:
+def _proof_summary(proof: LongProof) -> str:
     steps = f"{proof.steps} settled steps, {proof.restarts} beside a reference, {proof.updates} updates in float64"
     return f"{steps}; nearest to its limit: {proof.nearest}" if proof.nearest else steps
 

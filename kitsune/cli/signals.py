@@ -1,4 +1,4 @@
-"""Signals that end a command: handlers of the command line, before anything that takes longer is loaded."""
+"""Signal handlers of the command line. Cheap to import, so that they are installed early."""
 
 import os
 import signal
@@ -14,7 +14,10 @@ _IMPORTING: Final = "<frozen importlib._bootstrap>"
 
 
 def handle() -> None:
-    """Leaves alone what whoever has started us ignores: SIGHUP under nohup, SIGINT of a shell's background job."""
+    """Installs the handlers.
+
+    Signals that were set to be ignored stay ignored: SIGHUP under nohup, SIGINT of a shell's background job.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, leave)
@@ -23,12 +26,12 @@ def handle() -> None:
 
 
 def leave(number: int, _: FrameType | None) -> NoReturn:
-    """Unlike the default, unwinds: a measuring process must not outlive us."""
+    """Raises SystemExit. Unlike the default it unwinds the stack, which ends the measuring process."""
     raise SystemExit(128 + number)
 
 
 def interrupt(_: int, frame: FrameType | None) -> NoReturn:
-    """Raises KeyboardInterrupt; but ends the process within an import, since that of torch may swallow one."""
+    """Raises KeyboardInterrupt. During an import it exits at once: that of torch may swallow the exception."""
     if _is_importing(frame):
         try:
             tell_interrupted(as_json="--json" in sys.argv)
@@ -38,7 +41,7 @@ def interrupt(_: int, frame: FrameType | None) -> NoReturn:
 
 
 def tell_interrupted(*, as_json: bool) -> int:
-    """Tells of a Ctrl-C that left no result, which is how servers are ended as well; returns the exit code."""
+    """Reports a Ctrl-C without a result, which is also how a server is stopped; returns the exit code."""
     if not as_json:
         output.note(INTERRUPTED)
         return ExitCode.INTERRUPTED

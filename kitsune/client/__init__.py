@@ -1,1 +1,1 @@
-"""A Kitsune server, as a training script sees it. A plan that cannot be had never stops a training."""
+"""The client of a Kitsune server, for training scripts. A failed plan lookup never stops a training."""

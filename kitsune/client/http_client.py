@@ -1,7 +1,7 @@
-"""Client: questions to a Kitsune server in, checked answers out, each within a time that nothing exceeds. No torch.
+"""The HTTP client of a Kitsune server: calls with a deadline and validated responses. Does not import torch.
 
-A server is trusted with a token and with nothing else: redirects are not followed, what it sends is bounded in size and
-time, and what is not in our format is an UnreachableError, as if nobody had answered.
+Responses are not trusted: redirects are not followed, size and time are limited, and a response in another format
+raises UnreachableError, as if no server had answered.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from kitsune import __version__
 from kitsune.client.http_deadline import Answer, Question, exchange
 from kitsune.client.server_address import Server
 from kitsune.errors import PlanError, RefusedError, UnreachableError
-from kitsune.plan import MAX_PLAN_BYTES, Asked, Environment, Plan
+from kitsune.plan import MAX_PLAN_BYTES, Environment, Plan, PlanQuery
 
 CALL_S: Final = 30.0
 UPLOAD_S: Final = 300.0
@@ -25,9 +25,9 @@ MAX_ANSWER_BYTES: Final = 4 * 2**20
 MAX_TRIALS_BYTES: Final = 64 * 2**20
 API: Final = "/api/v1"
 PROBLEM: Final = "application/problem+json"
-#: What the server compares a plan's environment with; the rest of an Environment does not matter to a match.
+#: Fields of an Environment that the server matches plans against.
 MACHINE: Final = ("device", "gpu", "compute_capability", "memory_bytes", "torch", "triton", "cuda", "driver")
-#: Besides 500 and above, what the same question may be answered to later: too slow, too many.
+#: Statuses, besides 500 and above, for which a retry may succeed: request timeout, too many requests.
 TRY_AGAIN: Final = (408, 429)
 _MAX_DETAIL: Final = 1000
 
@@ -36,17 +36,17 @@ Method = Literal["DELETE", "GET", "POST", "PUT"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a server knows about a workload on a machine: a plan, or None, and the reason."""
+    """The plan for a workload on a machine, or None, and the reason."""
 
     plan: Plan | None
     reason: str
 
 
 class Client:
-    """Talks to one server. No call takes longer than `call_s`, and all of them together no longer than `in_all_s`.
+    """A client of one server. No call takes longer than `call_s` seconds, and all together no longer than `in_all_s`.
 
-    Every method raises UnreachableError when the server does not answer in time, or not as a Kitsune server does, and
-    RefusedError when it says no.
+    Every method raises UnreachableError when there is no valid response in time, and RefusedError when the server
+    refuses the request.
     """
 
     def __init__(self, server: Server, *, call_s: float = CALL_S, in_all_s: float = math.inf) -> None:
@@ -55,40 +55,40 @@ class Client:
         self._left_s = in_all_s
 
     def check_presence(self) -> None:
-        """Returns when a Kitsune server is there. The token stays here."""
+        """Checks that a Kitsune server answers. Does not send the token."""
         answer = self._ask("GET", "/healthz", limit=1024, with_token=False)
         if answer.body.strip() != b"ok":
             raise self._strange("something else than a Kitsune server answers there")
 
-    def find_plan(self, asked: Asked, environment: Environment) -> Found:
-        """The best plan for a workload here. A plan that was altered, or that is of another workload, raises."""
+    def find_plan(self, asked: PlanQuery, environment: Environment) -> Found:
+        """The best plan for a step in this environment. An altered plan or one of another step raises."""
         machine = environment.model_dump(mode="json", include=set(MACHINE))
         known = {"batch": asked.batch, **machine}
         query = {"fingerprint": asked.fingerprint, **{name: str(value) for name, value in known.items() if value}}
         value = self._json("GET", f"{API}/plans", query=query, limit=2 * MAX_PLAN_BYTES)
         if "plan" not in value:
-            raise self._strange("the answer names no plan, not even null")
+            raise self._strange("the answer has no field plan")
         if value["plan"] is None:
             return Found(None, _line(value.get("reason", "there is no plan yet")))
         plan = self._plan(value["plan"])
         if not plan.is_of(asked.fingerprint):
-            raise self._strange("the plan that it sent is of another workload")
+            raise self._strange("the plan that it sent is for another workload")
         return Found(plan, _line(value.get("reason", "")))
 
     def plan(self, plan_id: str) -> Plan:
         plan = self._plan(self._json("GET", f"{API}/plans/{_segment(plan_id)}", limit=2 * MAX_PLAN_BYTES))
         if plan.plan_id != plan_id:
-            raise self._strange(f"plan {plan_id} was asked for, and {plan.plan_id} came")
+            raise self._strange(f"plan {plan_id} was requested, but {plan.plan_id} came")
         return plan
 
     def put_archive(self, content: bytes) -> str:
-        """The name under which the server keeps the archive, which is what a run asks for."""
+        """Uploads an archive. Returns the digest under which the server stores it, which `start_run` takes."""
         path = f"{API}/archives/{hashlib.sha256(content).hexdigest()}"
         value = self._json("PUT", path, content=content, kind="application/octet-stream", call_s=UPLOAD_S)
         return self._text(value, "sha256")
 
     def start_run(self, request: Mapping[str, Any], key: str) -> dict[str, Any]:
-        """The run that was started; the same one when it is asked for again with the same key."""
+        """Starts a run and returns it. A repeated call with the same idempotency key returns the same run."""
         headers = {"Idempotency-Key": key}
         content = json.dumps(request, allow_nan=False).encode()
         return self._json("POST", f"{API}/runs", content=content, kind="application/json", headers=headers)
@@ -108,20 +108,20 @@ class Client:
         return self._listing("runs", f"{API}/runs", query=query)
 
     def trials(self, run_id: str, after: int = -1) -> list[Any]:
-        """Trials of a higher number than `after`, by number; perhaps not all of them at once."""
+        """Trials with a number above `after`, in order. One call may not return all of them."""
         query = {"after": str(after)}
         path = f"{API}/runs/{_segment(run_id)}/trials"
         return list(self._listing("trials", path, query=query, limit=MAX_TRIALS_BYTES)["trials"])
 
     def _listing(self, name: str, path: str, **options: Any) -> dict[str, Any]:
-        """An answer that holds a list of that name."""
+        """A response with a list in the field `name`."""
         value = self._json("GET", path, **options)
         if not isinstance(value.get(name), list):
             raise self._strange(f"the answer holds no list of {name}")
         return value
 
     def _json(self, method: Method, path: str, **options: Any) -> dict[str, Any]:
-        """The JSON object of an answer that is neither an error nor strange."""
+        """The JSON object of a successful response."""
         answer = self._ask(method, path, **options)
         value = _parsed(answer.body)
         if value is None:
@@ -165,7 +165,7 @@ class Client:
             return
         if 300 <= answer.status < 400:
             to = _line(answer.location) or "nowhere"
-            raise self._strange(f"it redirects to {to}, and redirects are not followed; give the address itself")
+            raise self._strange(f"it redirects to {to}, and redirects are not followed; use that address")
         problem = _parsed(answer.body) if answer.media_type == PROBLEM else None
         if problem is None:
             raise self._strange(f"it answered {answer.status}, and not as a Kitsune server does")
@@ -191,12 +191,12 @@ class Client:
 
 
 def _segment(name: str) -> str:
-    """What a user or a server calls something, as one part of a path. A point alone would climb."""
+    """A name as one segment of a path. Dots are escaped, since ".." would go up."""
     return quote(name, safe="").replace(".", "%2E")
 
 
 def _parsed(body: bytes) -> dict[str, Any] | None:
-    """The JSON object, or None when it is anything else."""
+    """The JSON object, or None when the body is anything else."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -205,6 +205,6 @@ def _parsed(body: bytes) -> dict[str, Any] | None:
 
 
 def _line(text: Any) -> str:
-    """What a server says, fit for one line of a log or a terminal."""
+    """Text of a server as one printable line for a log or a terminal."""
     words = " ".join(str(text)[: 2 * _MAX_DETAIL].split())
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)[:_MAX_DETAIL]

@@ -1,7 +1,7 @@
-"""One HTTP request in, the whole answer out, or an UnreachableError by a deadline that nothing exceeds. No torch.
+"""HTTP requests with a total deadline. Does not import torch.
 
-The time limits of HTTP libraries hold for each read, so a server that drips never hits one; the look-up of a name has
-none at all. So an exchange runs in a thread of its own that is left behind, cut off, when its time is over.
+The timeouts of HTTP libraries hold for each read, so a server that sends slowly never exceeds one, and DNS lookup has
+no timeout at all. So a request runs in its own thread, whose socket is shut down at the deadline.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ import httpx
 
 from kitsune.errors import UnreachableError
 
-#: What httpx and what it stands on raise; ValueError is a name that IDNA refuses, or a socket closed under TLS, and
-#: ImportError a proxy that asks for a package, as SOCKS does.
+#: What httpx and its dependencies raise. ValueError: a host name that IDNA refuses, or a socket closed under TLS.
+#: ImportError: a proxy that needs a package, such as SOCKS.
 _FAILURES: Final = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError, ValueError, ImportError)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request; `limit` is how many bytes of a body will be read."""
+    """An HTTP request. `limit`: the most bytes of the response's body."""
 
     method: str
     url: str
@@ -35,7 +35,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status, the headers that matter, and a body within the limit."""
+    """An HTTP response: status, the headers in use, and a body within the limit."""
 
     status: int
     media_type: str
@@ -44,9 +44,9 @@ class Answer:
 
 
 def exchange(question: Question, within_s: float, *, direct: bool = False) -> Answer:
-    """Redirects are answers like any other. `direct`: through no proxy, whatever the environment says.
+    """Sends a request and returns the response; redirects are not followed. `direct`: ignores proxy settings.
 
-    Raises UnreachableError, after `within_s` at the latest.
+    Raises UnreachableError when there is no complete response within `within_s` seconds, or it exceeds the limit.
     """
     if within_s <= 0:
         raise UnreachableError("there was no time left to ask")
@@ -57,30 +57,30 @@ def exchange(question: Question, within_s: float, *, direct: bool = False) -> An
         outcome = attempt.outcome.get(timeout=within_s)
     except queue.Empty:
         attempt.cut()
-        raise UnreachableError(_late(within_s)) from None
+        raise UnreachableError(_timeout_message(within_s)) from None
     if isinstance(outcome, Answer):
         return outcome
     if attempt.is_cut or isinstance(outcome, httpx.TimeoutException):
-        raise UnreachableError(_late(within_s)) from outcome
+        raise UnreachableError(_timeout_message(within_s)) from outcome
     if _is_refused(outcome):
-        raise UnreachableError(_nobody(question.url, attempt.peer)) from outcome
+        raise UnreachableError(_refused_message(question.url, attempt.peer)) from outcome
     raise UnreachableError(str(outcome) or type(outcome).__name__) from outcome
 
 
-def _late(within_s: float) -> str:
+def _timeout_message(within_s: float) -> str:
     return f"no whole answer came within {within_s:.1f} s"
 
 
 def _is_refused(error: BaseException | None) -> bool:
-    """Whether nobody listens at the port; httpx tells of it as of every other trouble with a connection."""
+    """Whether the connection was refused; httpx raises the same error for all connection failures."""
     while error is not None and not isinstance(error, ConnectionRefusedError):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
-def _nobody(url: str, peer: str) -> str:
+def _refused_message(url: str, peer: str) -> str:
     if peer and peer != httpx.URL(url).raw_host.decode("ascii"):
-        return f"the proxy {peer} refused the connection; look at the variables HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
+        return f"the proxy {peer} refused the connection; check the variables HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
     return (
         "no server listens there, the connection was refused; start one with kitsune serve, or name another one with "
         "--server or KITSUNE_SERVER"
@@ -88,7 +88,7 @@ def _nobody(url: str, peer: str) -> str:
 
 
 class _Attempt:
-    """An exchange under way in its thread, the socket by which it can be cut off, and the host at its other end."""
+    """A request in progress in its thread, with the socket to shut down at the deadline and the host of its peer."""
 
     def __init__(self, question: Question, ends_at: float, direct: bool) -> None:
         self.outcome: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
@@ -104,22 +104,22 @@ class _Attempt:
             self.outcome.put(self._answer())
         except (UnreachableError, *_FAILURES) as error:
             self.outcome.put(error)
-        except BaseException as error:  # nobody foresaw it: the caller must not wait for its deadline to hear of it
+        except BaseException as error:  # unexpected: reported at once, not at the deadline
             self.outcome.put(error)
             raise
 
     def cut(self) -> None:
-        """Wakes the thread wherever it reads or writes."""
+        """Shuts the socket down, which ends any read or write of the thread."""
         self.is_cut = True
         if self._socket is not None:
             with contextlib.suppress(OSError):  # it is closed already
-                # as a plain socket: SSLSocket.shutdown would take TLS away from under the reader
+                # As a plain socket: SSLSocket.shutdown would remove the TLS layer while the thread reads.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _answer(self) -> Answer:
         question = self._question
         left_s = max(0.001, self._ends_at - time.monotonic())
-        # Building a context for TLS takes 30 ms, for nothing where no TLS is spoken.
+        # Building a TLS context takes 30 ms, so it is skipped where TLS is not used.
         speaks_tls = not (self._direct and question.url.startswith("http:"))
         with httpx.Client(timeout=left_s, trust_env=not self._direct, verify=speaks_tls) as client:
             request = client.build_request(
@@ -140,7 +140,7 @@ class _Attempt:
                 )
 
     def _body(self, response: httpx.Response) -> bytes:
-        """As it came: nothing is unpacked."""
+        """The raw body, without decompression."""
         body = bytearray()
         for chunk in response.iter_raw():
             body += chunk
@@ -153,5 +153,5 @@ class _Attempt:
             self.peer = info["host"]
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             self._socket = info["return_value"].get_extra_info("socket")
-            if time.monotonic() >= self._ends_at:  # the time ended while a name was looked up
+            if time.monotonic() >= self._ends_at:  # the deadline passed during the DNS lookup
                 self.cut()

@@ -1,7 +1,6 @@
-"""Plans that a server gave, kept in the home folder for the times when it does not answer. No torch.
+"""Caches plans of a server in the home folder, for when it does not answer. Does not import torch.
 
-A file is believed only when its content still has the digest that it was written with. A folder that cannot be written
-to costs the cache, never the plan.
+A file is used only if its content still matches its digest. A folder that cannot be written to disables the cache only.
 """
 
 import contextlib
@@ -15,13 +14,13 @@ from pathlib import Path
 from kitsune.base.base_record import canonical_json
 from kitsune.base.environment import home_folder, private_folder
 from kitsune.errors import PlanError
-from kitsune.plan import Asked, Environment, Match, Plan
+from kitsune.plan import Environment, Match, Plan, PlanQuery
 
 log = logging.getLogger("kitsune")
 
 
 class PlanCache:
-    """The plans of one server. `folder` is not made before something is kept in it."""
+    """The cached plans of one server. `folder` is created with the first entry."""
 
     def __init__(self, server_url: str, home: Path | None = None) -> None:
         name = hashlib.sha256(server_url.encode()).hexdigest()[:16]
@@ -34,11 +33,11 @@ class PlanCache:
         except OSError:
             return True
 
-    def get(self, asked: Asked, environment: Environment) -> Plan | None:
-        """The plan that was kept under this question, if it is whole and may be applied here."""
+    def get(self, asked: PlanQuery, environment: Environment) -> Plan | None:
+        """The cached plan for this step and environment, if it is intact and may be applied here."""
         file = self._file(asked, environment)
         try:
-            if not file.is_file():  # what is no file might never end
+            if not file.is_file():  # reading a device or a pipe might never end
                 return None
             plan = Plan.load(file)
         except (OSError, PlanError):
@@ -46,8 +45,8 @@ class PlanCache:
         fits = plan.environment is not None and plan.environment.match(environment)[0] is not Match.REFUSED
         return plan if fits and plan.is_of(asked.fingerprint) else None
 
-    def keep(self, asked: Asked, environment: Environment, plan: Plan) -> None:
-        """Whole or not at all, also when others write at the same time or the machine dies."""
+    def keep(self, asked: PlanQuery, environment: Environment, plan: Plan) -> None:
+        """Writes an entry atomically, also when other processes write it or the machine fails."""
         try:
             private_folder(self.folder)
             with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
@@ -58,13 +57,13 @@ class PlanCache:
             finally:
                 part.unlink(missing_ok=True)
         except OSError as error:
-            log.info("the plan is not kept in %s: %s", self.folder, error)
+            log.info("cannot cache the plan in %s: %s", self.folder, error)
 
-    def forget(self, asked: Asked, environment: Environment) -> None:
-        """For a server that no longer knows the plan."""
+    def forget(self, asked: PlanQuery, environment: Environment) -> None:
+        """Deletes an entry, for a server that no longer has the plan."""
         with contextlib.suppress(OSError):
             self._file(asked, environment).unlink(missing_ok=True)
 
-    def _file(self, asked: Asked, environment: Environment) -> Path:
+    def _file(self, asked: PlanQuery, environment: Environment) -> Path:
         question = {**asdict(asked), **environment.model_dump(mode="json", exclude={"python", "kitsune"})}
         return self.folder / f"{hashlib.sha256(canonical_json(question).encode()).hexdigest()}.json"

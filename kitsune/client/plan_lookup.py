@@ -1,45 +1,44 @@
-"""Lookup: what to ask a server in, a plan or the reason why there is none out. It never raises, and it is quick.
+"""Looks up a plan on a server, within a short deadline and without ever raising.
 
-A training script must run as well without a server, without a network, and beside a server that has gone mad. The model
-is exported by PyTorch's tracer, which runs the user's code, so any error at all may come up here; whichever it is,
-training goes on plain.
+A training script must also run without a server, without a network, and with a faulty server. The model is exported by
+PyTorch's tracer, which runs user code, so any exception may occur here; whatever it is, training continues without a
+plan.
 """
 
 import logging
 from collections.abc import Callable
 from typing import Final
 
-from kitsune.base.environment import variable
-from kitsune.base.switches import is_disabled
+from kitsune.base.environment import is_disabled, variable
 from kitsune.client.http_client import Client, Found
 from kitsune.client.plan_cache import PlanCache
 from kitsune.client.server_address import server_of
 from kitsune.errors import UnreachableError
-from kitsune.plan import Asked, Environment, Match
+from kitsune.plan import Environment, Match, PlanQuery
 
 log = logging.getLogger("kitsune")
 
-#: All that the network may cost a training script: 2 s with what is not network around it.
+#: Deadline in seconds for all network calls: 2 s in all with the work around them.
 NETWORK_S: Final = 1.6
-#: Of it for finding out whether a server is there at all.
+#: Deadline of a single call, as the one that checks whether a server answers.
 CALL_S: Final = 1.0
-#: Of no step. Whether the server knows our token, and answers at all, is found out with it before the seconds that an
-#: export takes (BERT-base 1.5 s).
-NOBODYS: Final = Asked("0" * 64)
+#: The fingerprint of no step. A request for it checks that the server answers and accepts the token, before the export,
+#: which takes seconds (BERT-base 1.5 s).
+NO_STEP: Final = PlanQuery("0" * 64)
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def look_up(
-    asked: Callable[[], Asked],
+    asked: Callable[[], PlanQuery],
     environment: Callable[[], Environment],
     server: str | None = None,
     token: str | None = None,
 ) -> Found:
-    """What the server, or while it is out of reach the cache, knows.
+    """The plan from the server, or from the cache while the server is unreachable.
 
-    `asked` is called only where the answer may help: it takes seconds. What went wrong is logged as a warning
-    once in a process for each server.
+    `asked` takes seconds, so it is called only once a server or a cached plan is known to exist. A failure is logged as
+    a warning, once for each server in a process.
     """
     try:
         if is_disabled():
@@ -57,24 +56,24 @@ def look_up(
 
 
 def _answer(
-    asked: Callable[[], Asked], environment: Callable[[], Environment], server: str | None, token: str | None
+    asked: Callable[[], PlanQuery], environment: Callable[[], Environment], server: str | None, token: str | None
 ) -> tuple[Found, str]:
-    """What was found, and what is wrong with the server, if anything."""
+    """The result, and what is wrong with the server, or ""."""
     there = server_of(server, token)
     client, cache = Client(there, call_s=CALL_S, in_all_s=NETWORK_S), PlanCache(there.url)
     here = environment()
     try:
         client.check_presence()
-        client.find_plan(NOBODYS, here)
+        client.find_plan(NO_STEP, here)
     except UnreachableError as error:
         if cache.is_empty:
             raise
-        return _kept(cache, asked(), here), str(error)
+        return _cached(cache, asked(), here), str(error)
     wanted = asked()
     try:
         found = client.find_plan(wanted, here)
     except UnreachableError as error:
-        return _kept(cache, wanted, here), str(error)
+        return _cached(cache, wanted, here), str(error)
     if found.plan is None:
         cache.forget(wanted, here)
         return found, ""
@@ -85,22 +84,22 @@ def _answer(
     return found, ""
 
 
-def _kept(cache: PlanCache, asked: Asked, here: Environment) -> Found:
+def _cached(cache: PlanCache, asked: PlanQuery, here: Environment) -> Found:
     plan = cache.get(asked, here)
-    return Found(plan, "the server is out of reach; " + ("a plan that it gave earlier" if plan else "no plan is kept"))
+    return Found(plan, "the server is unreachable; " + ("a plan that it gave earlier" if plan else "no plan is cached"))
 
 
 def _misfit(tuned_on: Environment | None, here: Environment) -> str:
-    """Why a plan may not be applied here, or ""."""
+    """The reason why a plan may not be applied here, or ""."""
     if tuned_on is None:
-        return "the server sent a plan that was measured nowhere"
+        return "the server sent a plan without an environment"
     match, reason = tuned_on.match(here)
     return f"the server sent a plan {reason}" if match is Match.REFUSED else ""
 
 
 def _tell_once(server: str, text: str) -> None:
-    if server in _told:
+    if server in _warned:
         log.debug("%s", text)
         return
-    _told.add(server)
+    _warned.add(server)
     log.warning("%s", text)

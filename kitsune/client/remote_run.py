@@ -1,4 +1,4 @@
-"""RemoteRun: a tuning run on a server, from the archive that is sent to the plan that comes back. No torch."""
+"""RemoteRun: starts a tuning run on a server, follows it and fetches its plan. Does not import torch."""
 
 import time
 import uuid
@@ -7,23 +7,23 @@ from numbers import Real
 from typing import Any, Final
 
 from kitsune.base.durations import seconds_of
-from kitsune.base.switches import is_disabled
+from kitsune.base.environment import is_disabled
 from kitsune.client.http_client import Client
 from kitsune.errors import SettingsError, TuneError, UnfitError, UnreachableError
 from kitsune.plan import Plan
 from kitsune.run_status import RunStatus
 from kitsune.submission.format.archive import Archive
 
-#: A run takes minutes: asked for at first often, then every few seconds.
+#: Pause between polls of a run, in seconds: it grows, since a run takes minutes.
 SHORTEST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 5.0
-#: So long a server may be away, as for a restart, before waiting gives up.
+#: How long a server may be unreachable, as for a restart, before `wait` raises.
 PATIENCE_S: Final = 60.0
 ATTEMPTS: Final = 3
 
 
 class RemoteRun:
-    """A run that was asked for. Every method raises UnreachableError and RefusedError."""
+    """A tuning run on a server. Every method raises UnreachableError and RefusedError."""
 
     def __init__(self, client: Client, run_id: str) -> None:
         self._client = client
@@ -33,18 +33,18 @@ class RemoteRun:
         return f"RemoteRun({self.id!r}, {self._client.server.url!r})"
 
     def look(self) -> dict[str, Any]:
-        """The run as the server tells it, as JSON."""
+        """The run as JSON, as the server returns it."""
         return self._client.run(self.id)
 
     def status(self) -> RunStatus:
-        """Where the run stands: "queued", "running", "finished", "failed" or "cancelled"."""
+        """The state of the run: "queued", "running", "finished", "failed" or "cancelled"."""
         return self._status_in(self.look())
 
     def wait(self, timeout: float | None = None) -> RunStatus:
-        """Returns once the run has ended, or after `timeout` seconds, with where it stands then.
+        """Waits until the run has ended, at most `timeout` seconds, and returns its state.
 
-        A server that goes away for less than a minute, or whose database does, does not disturb it. Raises
-        SettingsError for a timeout that is no number of seconds.
+        Tolerates a server or database that is unreachable for less than a minute. Raises SettingsError when `timeout`
+        is not a number of seconds.
         """
         if timeout is not None and not (isinstance(timeout, Real) and timeout >= 0):
             raise SettingsError(f"timeout is {timeout!r}; it must be a number of seconds, or None")
@@ -66,7 +66,7 @@ class RemoteRun:
             time.sleep(min(left, LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, passed / 20)))
 
     def plan(self) -> Plan:
-        """The plan that was found. Raises TuneError when the run has none: it failed, or has not ended."""
+        """The plan of the run. Raises TuneError when it has none: it failed, or has not ended."""
         run = self.look()
         plan_id, status = run.get("plan_id"), self._status_in(run)
         if isinstance(plan_id, str):
@@ -75,18 +75,18 @@ class RemoteRun:
         raise TuneError(f"run {self.id} has no plan, it is {status.value}{why}")
 
     def cancel(self) -> RunStatus:
-        """Ends the run; one that has ended stays as it is."""
+        """Cancels the run; one that has ended does not change. Returns its state."""
         return self._status_in(self._client.cancel_run(self.id))
 
     def _status_in(self, run: Mapping[str, Any]) -> RunStatus:
         try:
             return RunStatus(run.get("status", ""))
         except ValueError as error:
-            raise UnreachableError(f"{self._client.server.url}: run {self.id} stands in no way that we know") from error
+            raise UnreachableError(f"{self._client.server.url}: run {self.id} has an unknown status") from error
 
 
 def check_budget(trials: int | None, budget: str | float | None) -> dict[str, Any]:
-    """What of the two was given, as the server takes it. Raises SettingsError."""
+    """The limits that were given, as fields of the request. Raises SettingsError for an invalid one."""
     is_count = isinstance(trials, int) and not isinstance(trials, bool) and trials >= 1
     if trials is not None and not is_count:
         raise SettingsError(f"trials is {trials!r}; it must be a whole number of at least 1")
@@ -95,7 +95,7 @@ def check_budget(trials: int | None, budget: str | float | None) -> dict[str, An
 
 
 def check_switched_on() -> None:
-    """Raises UnfitError when Kitsune is switched off."""
+    """Raises UnfitError when KITSUNE_DISABLE is set."""
     if is_disabled():
         raise UnfitError("KITSUNE_DISABLE is set, so nothing is tuned; unset it first")
 
@@ -110,7 +110,7 @@ def send(
     seed: int = 0,
     name: str = "",
 ) -> RemoteRun:
-    """Asks the server to tune an archive. An answer that is lost on its way is asked for again, not the work."""
+    """Starts tuning an archive on the server. Retries use one idempotency key, so the run is started only once."""
     request = {**check_budget(trials, budget), "device": device, "seed": seed, "name": name}
     stored = client.put_archive(archive.to_bytes())
     run = _started(client, {**request, "archive": stored})

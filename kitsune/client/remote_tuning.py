@@ -1,4 +1,4 @@
-"""A live training step in; a run on a server, or a plan from one, out. What leaves is a graph: no weights, no code."""
+"""Tunes a training step on a server, or fetches a plan for it. Only a graph is sent: no weights, no code."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -10,11 +10,11 @@ from kitsune.client.plan_lookup import look_up
 from kitsune.client.remote_run import RemoteRun, check_budget, check_switched_on, send
 from kitsune.client.server_address import server_of
 from kitsune.device.backend import environment
-from kitsune.plan import Asked, Plan
+from kitsune.plan import Plan, PlanQuery
 from kitsune.submission.exporting.export import fingerprint_of, model_fingerprint_of, to_archive
 from kitsune.workload import Batch, LossFn, Workload, device_of, move_batch, shapes_of
 
-#: Stands for a plan that is still to be asked for.
+#: In place of a plan: it is to be fetched from the server.
 Auto = Literal["auto"]
 
 
@@ -36,15 +36,15 @@ def submit(
         plan = run.plan()
 
     The server is `server`, KITSUNE_SERVER, or the one on this machine; the token is `token`, KITSUNE_TOKEN, or the one
-    that `kitsune serve` keeps for this user. A model on a GPU is tuned on a GPU, another one on what a worker has.
-    Raises ExportError when the model cannot travel, UnreachableError, RefusedError, and SettingsError for arguments
-    without sense.
+    that `kitsune serve` keeps for this user. A model on a GPU is tuned on a GPU, another one on any
+    device that a worker has. Raises ExportError when the model cannot be exported, UnreachableError, RefusedError, and
+    SettingsError for invalid arguments.
     """
     check_switched_on()
     check_budget(trials, budget)
     workload = Workload(model, loss_fn, optimizer, batch)
     client = Client(server_of(server, token))
-    client.check_presence()  # before the seconds that an export takes
+    client.check_presence()  # before the export, which takes seconds
     device = "cuda" if device_of(model).type == "cuda" else ""
     return send(client, to_archive(workload), trials=trials, budget=budget, device=device)
 
@@ -57,11 +57,11 @@ def fetch_plan(
     server: str | None = None,
     token: str | None = None,
 ) -> Plan | None:
-    """The plan that a server has for this model on this machine, or None: training then goes on plain. Never raises.
+    """The plan that a server has for this model on this machine, or None to train without one. Never raises.
 
-    The loss is not asked for: a plan that was tuned with another one is taken too, since the forward decides.
-    `batch` is `(x, y)`, and y may be None. A server that is not there costs less than 2 s and is told of in the log
-    once; a plan that it gave before is kept on disk and taken then. Server and token are those of `kitsune.submit`.
+    The loss is not part of the lookup: a plan tuned with another loss is used too, since the forward decides. `batch`
+    is `(x, y)`, and y may be None. An unreachable server costs less than 2 s and is logged once; a plan that it gave
+    before is then taken from the cache on disk. `server` and `token` are as in `kitsune.submit`.
     """
     return plan_of_model(model, optimizer, lambda: batch[0], server, token).plan
 
@@ -73,7 +73,7 @@ def plan_of_model(
     server: str | None = None,
     token: str | None = None,
 ) -> Found:
-    """The plan for a model under any loss, or the reason why there is none. Never raises, not for what `x` does."""
+    """The plan for a model with any loss, or the reason why there is none. Never raises, even if `x` does."""
     return look_up(
         lambda: _asked_by_model(model, optimizer, x()),
         lambda: environment(device_of(model)),
@@ -90,9 +90,9 @@ def plan_of_step(model: torch.nn.Module, loss_fn: LossFn, optimizer: torch.optim
     )
 
 
-def _asked_by_model(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: Any) -> Asked:
-    return Asked(model_fingerprint_of(model, optimizer, move_batch(x, device_of(model))), shapes_of(x))
+def _asked_by_model(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: Any) -> PlanQuery:
+    return PlanQuery(model_fingerprint_of(model, optimizer, move_batch(x, device_of(model))), shapes_of(x))
 
 
-def _asked_by_step(workload: Workload) -> Asked:
-    return Asked(fingerprint_of(workload), shapes_of(workload.batch[0]))
+def _asked_by_step(workload: Workload) -> PlanQuery:
+    return PlanQuery(fingerprint_of(workload), shapes_of(workload.batch[0]))

@@ -1,4 +1,4 @@
-"""Which server, and which token may go to it: arguments and KITSUNE_ variables in, one frozen record out. No torch."""
+"""Resolves the server's address and token from arguments and KITSUNE_ variables. Does not import torch."""
 
 import ipaddress
 import re
@@ -14,7 +14,7 @@ from kitsune.errors import SettingsError
 
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8537
-#: In the home folder: the token that `kitsune serve` makes on loopback.
+#: File in the home folder with the token that `kitsune serve` creates on loopback.
 TOKEN_FILE: Final = "token"  # noqa: S105
 _HOST = re.compile(r"[\w.:-]+")
 _TOKEN = re.compile(r"[\x21-\x7e]{1,1024}")
@@ -22,7 +22,7 @@ _TOKEN = re.compile(r"[\x21-\x7e]{1,1024}")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server is, and the token for it. The token is shown nowhere."""
+    """The address of a server and the token for it. The token is left out of the repr."""
 
     url: str
     token: str | None = field(default=None, repr=False)
@@ -35,10 +35,11 @@ class Server:
 def server_of(
     server: str | None = None, token: str | None = None, variables: Mapping[str, str] | None = None
 ) -> Server:
-    """`server`, or KITSUNE_SERVER, or the one on this machine, with the token that belongs to it.
+    """`server`, else KITSUNE_SERVER, else the one on this machine, with its token.
 
-    The token is `token`, or KITSUNE_TOKEN unless KITSUNE_SERVER says that it belongs to another server, or for a server
-    on loopback the one that `kitsune serve` keeps in the home folder. Raises SettingsError.
+    The token is `token`; else KITSUNE_TOKEN, unless KITSUNE_SERVER names another server; else, for a server on
+    loopback, the one that `kitsune serve` keeps in the home folder. Raises SettingsError for an invalid address or
+    token.
     """
     named = variable("server", variables)
     url = checked_url(server or named or f"http://{DEFAULT_HOST}:{DEFAULT_PORT}")
@@ -47,26 +48,28 @@ def server_of(
     if token is None and is_loopback(httpx.URL(url).host):
         token = _kept_token(home_folder(variables) / TOKEN_FILE)
     if token is not None and not _TOKEN.fullmatch(token):
-        raise SettingsError("the token holds blanks, or characters that no token has; copy it again")
+        raise SettingsError("the token holds blanks or invalid characters; copy it again")
     return Server(url, token)
 
 
 def checked_url(address: str) -> str:
-    """The address in one spelling, without a slash at its end. Raises SettingsError."""
+    """The address in normal form, without a trailing slash. Raises SettingsError."""
     try:
         url = httpx.URL(address.strip())
     except (httpx.InvalidURL, ValueError) as error:
-        raise SettingsError(f"the server {address!r:.200} is no address: {error}") from error
+        raise SettingsError(f"the server {address!r:.200} is not a valid address: {error}") from error
     if url.userinfo:
         raise SettingsError("the server's address holds a user name or password; give a token instead: KITSUNE_TOKEN")
     is_whole = _HOST.fullmatch(url.host) and (url.port is None or 0 < url.port < 2**16)
     if url.scheme not in ("http", "https") or not is_whole or url.query or url.fragment:
-        raise SettingsError(f"the server is {address!r:.200}; use an address as http://{DEFAULT_HOST}:{DEFAULT_PORT}")
+        raise SettingsError(
+            f"the server is {address!r:.200}; use an address such as http://{DEFAULT_HOST}:{DEFAULT_PORT}"
+        )
     return str(url).rstrip("/")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address, as it stands in a URL without brackets, means this machine only."""
+    """Whether a host of a URL, without brackets, is a loopback name or address."""
     if host.lower() == "localhost":
         return True
     try:
@@ -76,7 +79,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _kept_token(file: Path) -> str | None:
-    """None when there is no such file: nobody has served here. Raises SettingsError when it cannot be read."""
+    """The token in the file, or None when there is no file. Raises SettingsError when it cannot be read."""
     try:
         with file.open("rb") as opened:
             return opened.read(4096).decode("ascii").strip() or None

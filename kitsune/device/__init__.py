@@ -1,1 +1,1 @@
-"""What the runtime asks a device, answered for CUDA and for the CPU."""
+"""Device access for CUDA and the CPU: streams, memory, CUDA graphs, static batches, TF32 flags."""

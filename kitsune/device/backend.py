@@ -1,4 +1,4 @@
-"""Every question that the runtime asks a device, answered for CUDA and for the CPU."""
+"""The functions of a device that the runtime uses, implemented for CUDA and the CPU."""
 
 import contextlib
 import functools
@@ -18,7 +18,9 @@ from kitsune import __version__
 from kitsune.errors import CaptureError, UnfitError
 from kitsune.plan import Environment
 
-Sync = tuple[str, int]  # source file and line of a host synchronisation
+#: Source file and line of a host synchronisation.
+Sync = tuple[str, int]
+#: Folders and files whose stack frames are not user code.
 NOT_THE_USERS = tuple(
     os.path.dirname(file) + os.sep
     for file in (kitsune.__file__, torch.__file__, warnings.__file__, contextlib.__file__)
@@ -27,7 +29,7 @@ TUNER = os.path.join(os.path.dirname(os.path.dirname(kitsune.__file__)), "tuner"
 
 
 def pick_device(name: torch.device | str | None = None) -> torch.device:
-    """The named device, or the current GPU, or the CPU. Raises UnfitError when it is not there."""
+    """The named device; by default the current GPU, else the CPU. Raises UnfitError when it does not exist."""
     if name is None:
         if not torch.cuda.is_available():
             return torch.device("cpu")
@@ -49,7 +51,7 @@ def pick_device(name: torch.device | str | None = None) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Makes a GPU the current device, on which events and kernels are that name none."""
+    """Makes a GPU the current device, which kernels and events use by default. Does nothing for a CPU."""
     if device.type == "cuda":
         torch.accelerator.set_device_index(device.index)
 
@@ -98,7 +100,7 @@ def _host_memory_bytes() -> int:
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """The name by which NVML knows a GPU."""
+    """The UUID of a GPU, as NVML writes it."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
@@ -108,12 +110,12 @@ def synchronize(device: torch.device) -> None:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """Bytes in tensors now; 0 on a CPU, where torch does not count them."""
+    """Bytes allocated by tensors now; 0 on a CPU, where torch does not count them."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of the GPU that no process has taken, and those that this one has in no tensor; 0 on a CPU."""
+    """Bytes of the GPU that are free, plus those that torch has reserved and no tensor uses; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -121,18 +123,18 @@ def free_bytes(device: torch.device) -> int:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most bytes in tensors since `reset_peak`; 0 on a CPU."""
+    """The most bytes allocated by tensors since `reset_peak`; 0 on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 def reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.init()  # before that the call fails with "Invalid device argument"
+        torch.cuda.init()  # without it the next call fails with "Invalid device argument"
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def graph_pool_bytes(device: torch.device) -> int:
-    """Bytes that CUDA graphs keep for what they make as they run: no tensors now, so that no peak counts them."""
+    """Bytes in pools of CUDA graphs that no live tensor uses: graphs write to them in a replay, no peak counts them."""
     if device.type != "cuda":
         return 0
     of_graphs = (each for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) != (0, 0))
@@ -140,7 +142,7 @@ def graph_pool_bytes(device: torch.device) -> int:
 
 
 def release_cached(device: torch.device) -> None:
-    """Gives what no tensor uses back to the GPU: pools of graphs that are gone, workspaces that cuBLAS takes again."""
+    """Returns unused memory to the GPU: cached blocks, pools of deleted graphs, and cuBLAS workspaces."""
     if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
@@ -148,11 +150,12 @@ def release_cached(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def allocations(device: torch.device) -> Iterator[set[int]]:
-    """Gives a set, which holds the addresses of all that was allocated on the GPU in the block when that has ended.
+    """Yields a set that at the end of the block holds the addresses of everything allocated on the GPU in it.
 
-    By any thread, by torch's own history of its allocator; a pool around the block would show them too, but torch takes
-    it for a capture and gives blocks that two streams use to others too early (pytorch#175015; on an H200 the heap
-    broke). The set stays empty on a CPU, and where the user has that history recorded already.
+    Allocations of all threads count; they are read from the history of torch's allocator. A memory pool around the
+    block would show them too, but torch treats it like a capture and reuses blocks shared by two streams too early
+    (pytorch#175015; on an H200 it corrupted the heap). The set stays empty on a CPU, and when the user records that
+    history already.
     """
     found: set[int] = set()
     if device.type != "cuda" or torch._C._cuda_isHistoryEnabled():
@@ -169,7 +172,7 @@ def allocations(device: torch.device) -> Iterator[set[int]]:
 
 
 def rng_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The state of the host's generator, and of the GPU's when there is one."""
+    """The states of the default generators of the host and of the GPU; None for the latter on a CPU."""
     gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return torch.get_rng_state(), gpu
 
@@ -182,7 +185,7 @@ def set_rng_state(device: torch.device, state: tuple[torch.Tensor, torch.Tensor 
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """That from which the device draws where no other one is given."""
+    """The default random number generator of a device."""
     if device.type != "cuda":
         return torch.default_generator
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
@@ -190,37 +193,38 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 @functools.cache
 def capture_stream(index: int) -> torch.cuda.Stream:
-    """The one stream of a GPU on which everything is warmed up and captured.
+    """The stream of a GPU on which everything is warmed up and captured.
 
-    cuBLAS keeps a workspace for each thread and stream that it has ever seen: 32 MiB on an H200, two for a step.
+    There is one, since cuBLAS keeps a workspace for each thread and stream it has seen: 32 MiB on an H200, two a step.
     """
     return torch.cuda.Stream(index)
 
 
 @functools.cache
 def lane_stream(index: int, lane: int, priority: int, multiprocessors: int) -> torch.cuda.Stream:
-    """The streams of planned launches, the same ones for every capture: a block of a pool belongs to its stream.
+    """A stream for scheduled launches. Cached for all captures, since a block of a memory pool belongs to its stream.
 
-    One that may use some multiprocessors only has no priority: torch gives the streams of green contexts none.
+    With `multiprocessors` above 0 it is limited to so many and has no priority: torch supports none in green contexts.
+    Raises CaptureError when the GPU cannot be partitioned.
     """
     if multiprocessors:
         try:
             return green_context(index, lane, multiprocessors).Stream()
         except RuntimeError as error:
-            raise CaptureError(f"no part of the GPU can be had: {first_line(error)}") from error
+            raise CaptureError(f"the GPU cannot be partitioned: {first_line(error)}") from error
     return torch.cuda.Stream(index, priority)
 
 
 @functools.cache
 def green_context(index: int, lane: int, multiprocessors: int) -> Any:  # noqa: ARG001 - lane is part of the key
-    """Kept for as long as the process lives, since its stream does not keep it."""
+    """A green context. Cached for the life of the process, since its stream does not keep it alive."""
     return torch.cuda.GreenContext.create(num_sms=multiprocessors, device_id=index)
 
 
 @functools.cache
 def few_multiprocessors(device: torch.device) -> int:
-    """Three eighths of the GPU's, in groups of 8 as Hopper divides them: 48 of an H200's 132. 0 where it cannot be
-    divided: on a CPU, by a torch before green contexts had streams, by an old driver, or where others divide it."""
+    """Three eighths of the GPU's multiprocessors, in Hopper's groups of 8: 48 of 132 on an H200. 0 where it cannot be
+    partitioned: a CPU, a torch without streams of green contexts, an old driver, or a GPU partitioned already."""
     if device.type != "cuda" or not hasattr(getattr(torch.cuda, "GreenContext", None), "Stream"):
         return 0
     few: int = torch.cuda.get_device_properties(device).multi_processor_count * 3 // 8 // 8 * 8
@@ -232,10 +236,10 @@ def few_multiprocessors(device: torch.device) -> int:
 
 @contextlib.contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Runs the block on a stream of its own, ordered after what came before and before what comes after.
+    """Runs the block on the capture stream, ordered after earlier and before later work of the current stream.
 
-    Work that will be captured must have run outside the default stream once, so that libraries and autograd bind
-    their workspaces to a capturable stream.
+    Work to be captured must have run outside the default stream once, so that libraries and autograd bind their
+    workspaces to a stream that can be captured.
     """
     if device.type != "cuda":
         yield
@@ -249,7 +253,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watch_syncs(device: torch.device, found: list[Sync]) -> Iterator[None]:
-    """Appends the source line of every host synchronisation that torch can see in the block."""
+    """Appends the source line of every host synchronisation in the block that torch detects."""
     if device.type != "cuda":
         yield
         return
@@ -275,7 +279,7 @@ def watch_syncs(device: torch.device, found: list[Sync]) -> Iterator[None]:
 
 
 def user_line() -> Sync | None:
-    """The innermost line on the stack that is neither torch's nor ours nor Python's own; none leads to the tuner."""
+    """The innermost stack frame of user code: not of torch, Kitsune or Python. None when the tuner is found first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -288,7 +292,7 @@ def user_line() -> Sync | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What to say of an error in one line, 500 characters at most; a line that announces the next takes it along."""
+    """The first line of an error's message, at most 500 characters. A line that ends in ":" includes the next."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     announces = lines[0].endswith(":") and len(lines) > 1
     return (f"{lines[0]} {lines[1].strip()}" if announces else lines[0])[:500]

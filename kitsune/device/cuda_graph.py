@@ -1,7 +1,7 @@
-"""Captured graphs: a function in, what it launches as one graph out, to be issued many times.
+"""Captures the launches of a function into a CUDA graph that can be replayed.
 
-The CPU twin of a captured graph re-runs its function and writes the results into the tensors of the first run, so that
-everything built on static buffers can be tested without a GPU.
+On a CPU, `HostGraph` runs the function again and writes the results into the tensors of the first run, so that code
+built on static buffers can be tested without a GPU.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ WARM_RUNS: Final = 3
 
 
 class Graph(Protocol):
-    """Launches recorded once, issued many times, on the tensors they were recorded with."""
+    """Recorded launches that can be replayed on the tensors they were recorded with."""
 
     def replay(self) -> None: ...
 
@@ -31,30 +31,31 @@ class Graph(Protocol):
 class Recorder:
     """Captures functions into graphs that share one memory pool.
 
-    `executes` tells whether capturing runs the function once for real (the CPU twin does, CUDA does not).
+    `executes`: whether capturing also executes the function (true on a CPU, false on CUDA). `is_short_lived`: garbage
+    is not collected before a capture, since its graphs are dropped soon.
     """
 
-    def __init__(self, device: torch.device, *, is_passing: bool = False) -> None:
+    def __init__(self, device: torch.device, *, is_short_lived: bool = False) -> None:
         self.device = device
         self.executes = device.type != "cuda"
-        self._is_passing = is_passing
+        self._is_short_lived = is_short_lived
         self._pool: Any = None
         self._graphs: weakref.WeakSet[DeviceGraph] = weakref.WeakSet()
 
     def taken_bytes(self) -> int:
-        """What the pool of its graphs has taken from the GPU, free blocks and workspaces of libraries counted in."""
-        # Not of this pool alone: torch lets go of the numbers of a pool that it was not given (pytorch#196366).
+        """Bytes reserved on the GPU by the pool of its graphs, including free blocks and library workspaces."""
+        # Not torch.cuda.memory_snapshot(pool): torch loses the statistics of a pool passed to it (pytorch#196366).
         segments = torch.cuda.memory_snapshot() if self._pool is not None else []
         return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) == tuple(self._pool))
 
     def apart(self) -> "Recorder":
-        """One for the same device, for graphs that soon go again: they share nothing with ours."""
-        return Recorder(self.device, is_passing=True)
+        """Another recorder for the same device, for short-lived graphs that share no memory with this one's."""
+        return Recorder(self.device, is_short_lived=True)
 
     def capture(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
         """The graph of what `function` launches, and its result, whose tensors every replay overwrites.
 
-        Raises CaptureError; generator and current stream of the device are usable afterwards either way.
+        Raises CaptureError. The device's random generator and current stream stay usable after a failure.
         """
         if self.executes:
             return HostGraph.record(function)
@@ -65,38 +66,38 @@ class Recorder:
         except Exception as error:
             self._leave_pool()
             self._mend_generator()
-            first = error.__context__ or error  # ending a broken capture raises an error of its own
+            first = error.__context__ or error  # ending a failed capture raises another error
             raise CaptureError(f"CUDA graph capture failed: {first_line(first)}") from error
 
     def _leave_pool(self) -> None:
-        """A failed capture leaves the allocator recording for ever, and it frees nothing that two streams used then."""
+        """Ends the allocator's capture mode, which a failed capture leaves on: in it some blocks are never freed."""
         index = self.device.index or 0
-        with contextlib.suppress(RuntimeError):  # it was left already
+        with contextlib.suppress(RuntimeError):  # it has ended already
             torch._C._cuda_endAllocateToPool(index, self._pool)
             torch._C._cuda_releasePool(index, self._pool)
 
     def _mend_generator(self) -> None:
-        """A failed capture leaves the generator capturing for ever ("offset increment outside graph capture"); one that
-        ends well takes it out of that. Another state in its place would leave the graphs behind that draw from it."""
-        # Where that fails too, the GPU is lost: the error that says why is on its way.
+        """A failed capture leaves the generator in capture mode ("offset increment outside graph capture"); a
+        successful one ends it. Replacing the generator's state instead would detach the graphs that draw from it."""
+        # If this fails too, the GPU is lost; the error that is being raised says why.
         with contextlib.suppress(RuntimeError), self._capturing(torch.cuda.CUDAGraph()):
             torch.cuda._sleep(1)
 
     def _captured(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
-        # cuBLAS keeps its workspaces in a process-wide table, which Inductor's graphs clear whenever they like. A graph
-        # whose workspace came from there would go on writing to memory that is somebody else's by now (seen on an
-        # H200: an illegal access). With the table empty, the workspace is taken from the graph's own pool.
+        # cuBLAS keeps its workspaces in a process-wide table, which Inductor's graphs clear at any time. A graph whose
+        # workspace came from there would go on writing to memory that has been reused (seen on an H200: an illegal
+        # access). With the table empty, the workspace is allocated from the graph's own pool.
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            if not self._is_passing:
-                gc.collect()  # the memory of dead cycles is had for the graph; 0.25 s once Inductor is loaded
-            with uncollected():  # a CUDA graph that dies during a capture breaks it
+            if not self._is_short_lived:
+                gc.collect()  # frees reference cycles for the graph; takes 0.25 s once Inductor is loaded
+            with uncollected():  # destroying a CUDA graph during a capture breaks the capture
                 return self._graph_of(function)
         finally:
             torch._C._cuda_clearCublasWorkspaces()
 
     def _graph_of(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
-        if not self._graphs:  # a pool dies with its last graph
+        if not self._graphs:  # a pool is freed with its last graph
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with self._capturing(graph, self._pool):
@@ -110,28 +111,27 @@ class Recorder:
     @contextlib.contextmanager
     def _capturing(self, graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
         stream = capture_stream(self.device.index or 0)
-        # torch.cuda.graph stays on its stream when ending a broken capture raises: the outer context leaves it.
-        # thread_local: a data loader's pinning thread may call CUDA while we capture.
+        # torch.cuda.graph does not restore the stream when ending a failed capture raises: the outer context does.
+        # thread_local: a data loader's pinning thread may call CUDA during the capture.
         with (
             torch.cuda.stream(torch.cuda.current_stream(self.device)),
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):
             yield
-        # Capturing begins by setting what the graph's random numbers start from, on this stream. Later than the first
-        # replay, which is on another one, it would have that replay repeat numbers: where ten processes share an H200,
-        # some did.
+        # A capture first sets the graph's random seed and offset, on this stream. If that ran after the first replay,
+        # which is on another stream, the replay would repeat random numbers: some did with ten processes on an H200.
         stream.synchronize()
 
 
 class DeviceGraph:
-    """A CUDA graph that is issued on its own GPU, whichever one is current."""
+    """A CUDA graph that replays on its own GPU, whichever GPU is current."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
         self._graph = graph
         self._device = device
 
     def replay(self) -> None:
-        if torch.cuda.current_device() == self._device.index:  # as a rule, and a block for it costs the host time
+        if torch.cuda.current_device() == self._device.index:  # the usual case, without the cost of a context manager
             self._graph.replay()
             return
         with torch.cuda.device(self._device):
@@ -139,7 +139,7 @@ class DeviceGraph:
 
 
 class HostGraph:
-    """The CPU twin: the same aliasing rules as a CUDA graph, by running the function again."""
+    """The CPU equivalent of a CUDA graph: runs the function again, with the same aliasing rules."""
 
     def __init__(self, function: Callable[[], Any], results: list[torch.Tensor]) -> None:
         self._function = function
@@ -155,7 +155,7 @@ class HostGraph:
 
 
 def fill(static: Any, values: Any) -> None:
-    """Copies tensors into those that stand at the same places of another structure."""
+    """Copies tensors into the tensors at the same positions of another pytree."""
     with torch.no_grad():
         for one, two in zip(tensors_in(static), tensors_in(values), strict=True):
             if one is not two:

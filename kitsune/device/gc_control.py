@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept out of a block that it would disturb, and asked for the tensors that it knows."""
+"""Python's garbage collector: disabling it for a block, and finding the live tensors that it tracks."""
 
 import contextlib
 import gc
@@ -11,7 +11,7 @@ import torch
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage collection in the block."""
+    """Disables garbage collection in the block."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -22,29 +22,29 @@ def uncollected() -> Iterator[None]:
 
 
 def live_tensors() -> list[torch.Tensor]:
-    """All that live in Python; by type: to ask an object for its class may run code of the user's."""
+    """All tensors that are alive in Python. Found by type(): reading `__class__` of an object may run user code."""
     with uncollected():
         try:
             others: dict[type, Any] = dict.fromkeys(filterfalse(is_kind_of_tensor, set(map(type, tracked()))), ())
             found = list(chain.from_iterable(starmap(others.get, groupby(tracked(), type))))
-        except TypeError:  # a metaclass of the user's says what equals, and then its classes have no hash
+        except TypeError:  # a user's metaclass that defines __eq__ makes its classes unhashable
             found = gc.get_objects()
-    return [each for each in found if is_kind_of_tensor(type(each))]  # some other type may be younger than `others`
+    return [each for each in found if is_kind_of_tensor(type(each))]  # a type may have been created after `others`
 
 
 def are_tracked(objects: Iterable[Any]) -> bool:
-    """Whether the collector knows all of them."""
+    """Whether the collector tracks all of these objects."""
     with uncollected():
         alive = set(map(id, tracked()))
     return alive.issuperset(map(id, objects))
 
 
 def tracked() -> Iterator[Any]:
-    """All that the collector knows, for one call into C to go through that drops it, as `set(map(id, tracked()))`.
+    """All objects that the collector tracks. Consume it in a single C call, as in `set(map(id, tracked()))`.
 
-    Among them are the tuples that other threads are just making (`tuple(generator)`), and to make one fails with a
-    SystemError while anybody else holds it. Threads take turns after a call, not within one, and after its arguments
-    are gone; not with `itertools.tee`, which would keep itself alive, as it is among them.
+    They include tuples that other threads are still building (`tuple(generator)`), which fails with a SystemError while
+    anyone else holds a reference. Threads switch only after a call, when its arguments are released. Do not use
+    `itertools.tee`: it is among the objects and would keep itself alive.
     """
     return chain.from_iterable(map(gc.get_objects, (None,)))
 

@@ -1,15 +1,15 @@
-"""A captured CUDA graph in, the same graph with kernels in place of most of its memsets out.
+"""Replaces most memset nodes of a captured CUDA graph by kernels, which is faster.
 
-Libraries set counters to zero in between their kernels: cuDNN's attention 4 bytes, forward and backward. A graph issues
-a memset in another way than kernels: on an H200 what comes next begins 5 us after it, and 10 us in a graph of several
-branches, where it begins 0.5 us after a kernel. BERT-base has 24 of them in a step, ResNet-18 29.
+Libraries set counters to zero between their kernels: cuDNN's attention 4 bytes, in forward and backward. On an H200 the
+node after a memset begins 5 us later, and 10 us later in a graph of several branches, but 0.5 us after a kernel.
+BERT-base has 24 memsets in a step, ResNet-18 29.
 
-But a memset is also where the driver lets the GPU begin with what it has so far, and a GPU that waits for the host, as
-in a loop that reads each loss, is late without any: on four streams a step of BERT-base that was waited for took 3.29
-ms in place of 2.83, while steps behind each other took 2.64 in place of 2.74. With the 1st, 2nd, 4th, 8th and 16th left
-in their place the two were 2.73 and 2.67 ms: the GPU is busy with what it has for as long as the host needs for as much
-again. So the first behind 64 nodes stays, the first behind 128, 256 and so on; a shorter graph has none, and begins
-soon enough.
+But at a memset the driver also submits to the GPU what it has prepared so far. Without any, a GPU that waits for the
+host, as in a loop that reads each loss, starts late: on four streams, a synchronised step of BERT-base took 3.29 ms
+instead of 2.83, and back-to-back steps 2.64 instead of 2.74. With the 1st, 2nd, 4th, 8th and 16th memset kept they took
+2.73 and 2.67 ms: the GPU is busy with the submitted part while the host prepares as much again. So the first memset
+after 64 nodes is kept, the first after 128, 256 and so on. A graph of fewer than 64 nodes keeps none: it starts soon
+enough.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ FIRST_NODES: Final = 64
 THREADS: Final = 256
 MOST_BLOCKS: Final = 1024
 
-#: Stores `value` `count` times from `at` on, 4 bytes each. Assembled by the driver, for whatever GPU it drives.
+#: Stores the 4 bytes of `value` `count` times from address `at`. The driver assembles it for the GPU at hand.
 PTX: Final = b"""
 .version 7.0
 .target sm_70
@@ -96,7 +96,7 @@ Node = int
 
 
 def starts(positions: Sequence[int]) -> Collection[int]:
-    """Of positions among the nodes of a graph the first behind 64 of them, behind 128, behind 256, and so on."""
+    """Which positions of memsets among the nodes to keep: the first from 64 on, from 128 on, 256, and so on."""
     found: dict[int, int] = {}
     for position in positions:
         if position >= FIRST_NODES:
@@ -109,11 +109,11 @@ def replace_memsets(
     device: torch.device,
     staying: Callable[[Sequence[int]], Collection[int]] = starts,
 ) -> int:
-    """How many memsets of the graph are kernels now; it was captured with `keep_graph`, and is not instantiated yet.
+    """Replaces memsets of a graph captured with `keep_graph` and not instantiated yet. Returns how many.
 
-    Those stay that fill several rows, or no whole number of 4 bytes, and those that the driver does not let go of. Of
-    the positions of all others among the nodes `staying` tells which are left. What waits for what is as it was.
-    Raises CaptureError where the driver leaves the graph half changed.
+    Kept are memsets of several rows, or not of a multiple of 4 bytes, those that the driver refuses to replace, and
+    those that `staying` selects from the positions of all memsets among the nodes. Dependencies do not change. Raises
+    CaptureError when the driver fails in the middle of a change.
     """
     if torch.version.cuda is None:
         return 0
@@ -125,13 +125,13 @@ def replace_memsets(
             kept = staying(memsets)
             passing = [nodes[position] for position in memsets if position not in kept]
             function = fill_function(torch.cuda.current_device()) if passing else 0
-        except CaptureError:  # a driver that is too old, or that assembles nothing
+        except CaptureError:  # a driver that is too old, or cannot assemble PTX
             return 0
         return sum(is_replaced(handle, node, function) for node in passing)
 
 
 def pattern_of(memset: Memset) -> tuple[int, int] | None:
-    """(the 4 bytes that it stores, how often), or None when it is not a row of so many."""
+    """(the 4 bytes that it stores, how often), or None when it is not one row of a multiple of 4 bytes."""
     nbytes = memset.width * memset.element_bytes
     if memset.height != 1 or not nbytes or nbytes % 4 or memset.at % 4:
         return None
@@ -147,7 +147,7 @@ def is_replaced(graph: int, node: Node, function: int) -> bool:
     if pattern is None:
         return False
     try:
-        # Refused where an edge is more than an order, as between kernels that begin before the last one has ended.
+        # Fails where an edge has more than an order, as with programmatic dependent launch.
         before, behind = listed("cuGraphNodeGetDependencies", node), listed("cuGraphNodeGetDependentNodes", node)
         kernel = add_fill(graph, before, function, memset.at, *pattern)
     except CaptureError:
@@ -183,7 +183,7 @@ def add_fill(graph: int, before: Sequence[Node], function: int, at: int, value: 
 
 
 def copy_priority(others: Sequence[Node], node: Node) -> None:
-    """That of the first kernel among the others: a memset has none of its own."""
+    """Copies the priority of the first kernel among the others, since a memset has none."""
     for other in others:
         if kind_of(other) == KERNEL_NODE:
             value = (ctypes.c_char * 64)()  # CUlaunchAttributeValue
@@ -193,7 +193,7 @@ def copy_priority(others: Sequence[Node], node: Node) -> None:
 
 
 def listed(function: str, of: int) -> list[Node]:
-    """What functions of the driver give that are asked for the number first, and then for the nodes."""
+    """The nodes that a driver function returns which is called twice: for their number, then for the nodes."""
     count = ctypes.c_size_t()
     called(function, ctypes.c_void_p(of), None, ctypes.byref(count))
     found = (ctypes.c_void_p * count.value)()
@@ -213,7 +213,7 @@ def kind_of(node: Node) -> int:
 
 
 @functools.cache
-def fill_function(index: int) -> int:  # noqa: ARG001 - a module is loaded for each GPU, into what is current
+def fill_function(index: int) -> int:  # noqa: ARG001 - the key: a module is loaded for each GPU, into the current context
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     called("cuModuleLoadData", ctypes.byref(module), PTX)
     called("cuModuleGetFunction", ctypes.byref(function), module, b"kitsune_fill")
@@ -227,7 +227,7 @@ def driver() -> ctypes.CDLL:
 
 
 def called(name: str, *arguments: Any) -> None:
-    """Raises CaptureError when the driver has no such function, or says that it failed."""
+    """Calls a driver function. Raises CaptureError when the driver does not have it, or it returns an error."""
     try:
         code = getattr(driver(), name)(*arguments)
     except (AttributeError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Static batch: the tensors that a captured step reads, and what makes another batch fit them."""
+"""StaticBatch: the fixed tensors that a captured step reads, and the signature that a batch must have to fit them."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
@@ -17,23 +17,23 @@ PLAIN = (
 
 
 def signature_of(value: Any) -> Signature:
-    """What a step is specialised to: structure, shapes, orders and dtypes of tensors, every other leaf by value."""
+    """What a step is specialised to: structure, shapes, dimension orders and dtypes; other leaves by value."""
     if isinstance(value, torch.Tensor):
-        if value.is_nested:  # it has no one shape, and is opaque
+        if value.is_nested:  # it has no single shape
             return ("nested", value.dtype, value.requires_grad)
         return (value.shape, order_of(value), value.dtype, value.requires_grad)
     if isinstance(value, (tuple, list)):
         return (type(value), *map(signature_of, value))
     if isinstance(value, dict):
         return ("dict", *[(key, signature_of(item)) for key, item in value.items()])
-    # As it is written: -0.0 is another number than 0.0, and nan equals itself.
+    # Floats by repr: -0.0 then differs from 0.0, and nan equals itself.
     return ("value", type(value), repr(value) if isinstance(value, (float, complex)) else value)
 
 
 def signature_unless_opaque(batch: Any) -> Signature | None:
-    """As `signature_of`; None for a batch that may hide tensors from us, as `opaque_type` says.
+    """As `signature_of`; None for a batch that may contain tensors we cannot see, see `opaque_type`.
 
-    Asked before every replay, so a tuple of plain tensors, which most batches are, is looked through only once.
+    Called before every replay, so a tuple of plain tensors, which most batches are, takes a single pass.
     """
     if type(batch) is tuple:
         found: list[Any] = [tuple]
@@ -52,9 +52,9 @@ def is_plain_in_order(tensor: torch.Tensor) -> bool:
 
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The dimensions of more than one element from the widest stride to the narrowest; () for the usual order.
+    """The dimensions of size above 1, from the largest stride to the smallest; () for the default order.
 
-    Not the strides themselves: of batches that are cut to one length, each may come from another one.
+    The strides themselves do not count: batches truncated to one length may be views of tensors of different lengths.
     """
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return ()
@@ -65,20 +65,20 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def packing_of(tensor: torch.Tensor) -> str | None:
-    """What a tensor is in one word that has the layout of a plain one, and is more than numbers at their strides."""
+    """ "nested" or "quantized" for tensors with a strided layout that strides do not fully describe, else None."""
     if tensor.is_nested:
         return "nested"
     return "quantized" if tensor.is_quantized else None
 
 
 def versions_of(arguments: Any) -> list[int]:
-    """How often each tensor of the arguments was written in place."""
+    """The version counters of the tensors in the arguments: how often each was written in place."""
     tensors = (leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
     return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 def opaque_type(value: Any) -> str | None:
-    """The name of the first type in a batch that may hide tensors from us, or None."""
+    """The name of the first type in a batch that may contain tensors we cannot see, or None."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         if packing := packing_of(value):
@@ -100,12 +100,12 @@ def _first_opaque(values: Iterable[Any]) -> str | None:
 
 
 def why_not_static(batch: Any) -> str | None:
-    """Why the tensors of a batch cannot be copied into static ones at every step, or None."""
+    """The reason why the tensors of a batch cannot be copied into static ones at every step, or None."""
     opaque = opaque_type(batch)
     if opaque is not None:
         return f"the batch holds a {opaque}, whose tensors cannot be told"
     if any(tensor.requires_grad for tensor in tensors_of(batch)):
-        return "the batch requires a gradient, which would land in a copy of it"
+        return "the batch requires a gradient, but the step would compute it for a copy"
     return None
 
 
@@ -128,7 +128,7 @@ def _collect(value: Any, found: list[torch.Tensor]) -> None:
 
 
 class StaticBatch:
-    """A copy of a batch on the device, whose tensors never move."""
+    """A copy of a batch on the device whose tensors keep their addresses."""
 
     def __init__(self, batch: Any, device: torch.device, memory_format: torch.memory_format | None = None) -> None:
         self.batch = pytree.tree_map(lambda leaf: _static(leaf, device, memory_format), batch)
@@ -142,8 +142,8 @@ class StaticBatch:
     def load(self, batch: Any) -> None:
         """Copies a batch of the same signature into the static tensors.
 
-        Those of one dtype that are on the device by now go in one call: 28 calls for a batch of DLRM's take the host of
-        an H200 longer than its step takes the GPU.
+        Tensors of one dtype that are on the device already are copied by one call: 28 calls for a batch of DLRM take
+        the host of an H200 longer than the step takes the GPU.
         """
         values = tensors_of(batch)
         together: set[int] = set()
@@ -155,7 +155,7 @@ class StaticBatch:
                 static.copy_(value, non_blocking=self._is_cuda)
 
     def _copied_together(self, alike: list[int], values: list[torch.Tensor]) -> list[int]:
-        """Copies those of these places that are on the device, where there are several; which they were."""
+        """Copies the tensors at these indices that are on the device, if there are several. Returns their indices."""
         tensors = self._tensors
         here = [i for i in alike if values[i] is not tensors[i] and values[i].device == tensors[i].device]
         if len(here) < 2:
@@ -165,16 +165,16 @@ class StaticBatch:
 
 
 def place(value: Any, device: torch.device, memory_format: torch.memory_format | None = None) -> Any:
-    """The batch on the device, images in the memory format; tensors that fit already are not copied."""
+    """The batch on the device, 4-d tensors in the memory format. Tensors that already fit are not copied."""
     if isinstance(value, torch.Tensor):
         return _placed(value, device, memory_format)
-    if type(value) is tuple:  # most batches: torch's general way takes 20 us
+    if type(value) is tuple:  # most batches: pytree takes 20 us
         return tuple(place(item, device, memory_format) for item in value)
     return pytree.tree_map(lambda leaf: _placed(leaf, device, memory_format), value)
 
 
 def restrided(value: Any, memory_format: torch.memory_format) -> Any:
-    """The batch where it is, images in the memory format."""
+    """The batch on its devices, 4-d tensors in the memory format."""
 
     def in_format(leaf: Any) -> Any:
         return _placed(leaf, leaf.device, memory_format) if isinstance(leaf, torch.Tensor) else leaf
@@ -187,7 +187,7 @@ def _placed(leaf: Any, device: torch.device, memory_format: torch.memory_format 
         return leaf
     if memory_format is None and leaf.device == device:
         return leaf
-    non_blocking = device.type == "cuda"  # nobody waits for a copy to the host
+    non_blocking = device.type == "cuda"  # after a non-blocking copy to the host nothing would wait for it
     if memory_format is not None and leaf.dim() == 4 and leaf.is_floating_point():
         return leaf.to(device, non_blocking=non_blocking, memory_format=memory_format)
     return leaf.to(device, non_blocking=non_blocking)
@@ -199,8 +199,8 @@ def _static(leaf: Any, device: torch.device, memory_format: torch.memory_format 
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """With the tensor's strides, gaps included: kernels may go by them. Without, where these would be more than all the
-    rest, or where elements share a place."""
+    """A copy with the same strides and gaps, since kernels may be specialised to them. Without the gaps where they are
+    larger than the tensor, or where elements overlap."""
     tensor = tensor.detach()
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if not 0 < span <= 2 * tensor.numel() or may_overlap(tensor):
@@ -209,7 +209,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def may_overlap(tensor: torch.Tensor) -> bool:
-    """Whether two elements may share a place, as those of an expanded tensor."""
+    """Whether two elements may share an address, as in an expanded tensor."""
     end = 0
     for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1:

@@ -1,4 +1,4 @@
-"""TF32 for matrix products and convolutions: on or off in a block, the user's flags afterwards."""
+"""Context managers that turn TF32 on or off for matrix products and convolutions, and restore the user's flags."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-#: Both spellings of torch's flags, old and new; an old one is None where the user set the new one only.
+#: Torch's old and new flags. An old flag is None where the user has set only the new one.
 Flags = tuple[str | None, bool | None, list[str]]
 
 
 @contextlib.contextmanager
 def tf32_products() -> Iterator[None]:
-    """TF32 in the block."""
+    """Turns TF32 on in the block."""
     with _restored():
         _put_old(is_allowed=True)
         yield
@@ -20,7 +20,7 @@ def tf32_products() -> Iterator[None]:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32 in the block, nor bf16 on a CPU: what the new flags of a library, or of all of them, say is overruled."""
+    """Turns TF32 off in the block, and bf16 on a CPU. Overrides torch's new flags, per library and global."""
     with _restored():
         _put_old(is_allowed=False)
         for place in _places():
@@ -55,9 +55,9 @@ def _flags() -> Flags:
 
 
 def _put(before: Flags) -> None:
-    """The old flags first: setting one of them sets the new ones of its places as well.
+    """Restores the old flags first, since setting an old flag also sets the new flags of its libraries.
 
-    To the letter: "ieee" in place of "none" is another key of Inductor's cache, so all would be compiled again.
+    Restores exactly: "ieee" instead of "none" changes the key of Inductor's cache, and everything is compiled again.
     """
     matmul, cudnn, precisions = before
     torch.set_float32_matmul_precision(matmul or "highest")

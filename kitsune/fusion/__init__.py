@@ -1,7 +1,7 @@
-"""Parts of a training step replaced by Triton kernels of ours, where these were measured to be faster.
+"""Replaces patterns of a training step by Kitsune's Triton kernels, where these were measured to be faster.
 
-Public names are bound lazily, as those of `kitsune` are: a configuration is made without torch, and Triton is loaded by
-whoever fuses something. Raises UnfitError where that is not installed.
+Public names are bound lazily, as in `kitsune`: a FusionConfig needs no torch, and Triton is imported only to fuse.
+Accessing a name raises UnfitError where Triton is needed and not installed.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""A match in, what it is worth on this device out: nodes and kernel timed side by side, on tensors like theirs."""
+"""Measures the benefit of a match on this device: times its nodes and its kernel on tensors of the same shapes."""
 
 import contextlib
 import math
@@ -25,20 +25,20 @@ from kitsune.fusion.stats import Benefit
 from kitsune.launches.execution.graph_benchmark import replay_ms
 
 ROUNDS: Final = 11
-#: What one sample should take: 20 us that an event may be off are 1 % of it.
+#: Target duration of a sample: the error of an event, up to 20 us, is 1 % of it.
 SAMPLE_MS: Final = 2.0
 WARMUPS: Final = 3
 
 Run = Callable[[], Any]
-#: Two functions -> the milliseconds that a call of each takes.
+#: Two functions -> milliseconds of a call of each.
 Clock = Callable[[Run, Run], tuple[float, float]]
 
 _measured: dict[Any, Benefit] = {}
 
 
 def benefit_of(name: str, match: Match, compiler: str, clock: Clock) -> Benefit:
-    """Measured once for each pattern, shapes and dtypes: by the clock of a GPU on this machine, by another one in this
-    process. RuntimeError where it cannot be run."""
+    """The benefit of a match, measured once for each pattern, shapes and dtypes: once a machine with the GPU's clock,
+    once a process with another. Raises RuntimeError when the match cannot be run."""
     said, device = (name, compiler, *signature_of(match)), value_of(match.inputs[0]).device
     key = (match.call, said, device, clock)
     if key not in _measured:
@@ -48,7 +48,7 @@ def benefit_of(name: str, match: Match, compiler: str, clock: Clock) -> Benefit:
 
 
 def first_measured(key: str | None, match: Match, compiler: str, clock: Clock) -> Benefit:
-    """As the first process on this machine measured it; without a key, as this one does."""
+    """The benefit that the first process on this machine measured; without a key, measured now."""
     if key is None:
         return measure(match, compiler, clock)
     kept = Benefits.of_this_machine()
@@ -56,7 +56,7 @@ def first_measured(key: str | None, match: Match, compiler: str, clock: Clock) -
 
 
 def signature_of(match: Match) -> Any:
-    """What the time of a match hangs on besides its call: which operations, on which tensors, with which constants."""
+    """What the time of a match depends on besides its call: operations, tensors, constants and precision modes."""
     values = [value_of(node) for node in inputs_of(match)]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return (
@@ -69,7 +69,7 @@ def signature_of(match: Match) -> Any:
 
 
 def wiring_of(match: Match) -> tuple[str, ...]:
-    """What goes into each node, what comes out, and what goes into the call: nodes by number, constants as they are."""
+    """The inputs of each node, the results and the arguments of the call, with nodes numbered."""
     own = set(match.nodes)
     nodes = [node for node in match.results[0].graph.nodes if node in own]
     names = {node: f"%{number}" for number, node in enumerate((*inputs_of(match), *nodes))}
@@ -82,7 +82,7 @@ def measure(match: Match, compiler: str, clock: Clock) -> Benefit:
     state = rng_state(device)
     nodes = inputs_of(match)
     try:
-        # Not part of what is being compiled around it.
+        # Not part of the compilation that is in progress.
         with tracing(None), torch.enable_grad(), surroundings(match), current(device):
             samples = [sample_of(value_of(node)) for node in nodes]
             with backward_at_once():
@@ -96,7 +96,7 @@ def measure(match: Match, compiler: str, clock: Clock) -> Benefit:
 
 
 def inputs_of(match: Match) -> list[Node]:
-    """What the nodes and the call take from outside, each once."""
+    """The distinct inputs of the nodes and the call from outside the match."""
     own = set(match.nodes)
     outer = [node for inner in match.nodes for node in inner.all_input_nodes if node not in own]
     return list(dict.fromkeys([*match.inputs, *outer]))
@@ -128,21 +128,21 @@ def fused_of(match: Match, inputs: list[Node]) -> GraphModule:
 
 
 def made(graph: GraphModule, inputs: list[Any], compiler: str) -> Callable[..., Any]:
-    """As the compiler runs it."""
+    """The graph as the compiler runs it."""
     if compiler != "inductor":
         return graph
     return torch._inductor.compile(graph, list(inputs), options=cache_options(graph))
 
 
 def backward_at_once() -> contextlib.AbstractContextManager[Any]:
-    """What is made in the block has its backward ready: torch refuses to compile one while it compiles around us."""
+    """Compiles backwards eagerly in the block: torch cannot compile one lazily during an outer compilation."""
     config: Any = torch._functorch.config
     name = "force_non_lazy_backward_lowering"
     return config.patch({name: True}) if hasattr(config, name) else contextlib.nullcontext()
 
 
 def sample_of(value: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same shape, strides and dtype: between 0 and 1, or all True, or class number 0."""
+    """A tensor of the same shape, strides and dtype: floats uniform in [0, 1), booleans True, integers 0."""
     sample = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     if not value.is_floating_point():
         return sample.fill_(value.dtype == torch.bool)
@@ -150,7 +150,7 @@ def sample_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def run_of(function: Callable[..., Any], samples: list[Any]) -> Run:
-    """A call that goes forward, and backward where a gradient is asked for."""
+    """A call that runs forward, and backward if a gradient is required."""
     leaves = [sample for sample in samples if is_sloped(sample)]
     slopes: list[torch.Tensor] = []
 
@@ -171,13 +171,13 @@ def is_sloped(value: Any) -> bool:
 
 
 def side_by_side_ms(original: Run, fused: Run) -> tuple[float, float]:
-    """Medians of interleaved samples on the current GPU.
+    """Medians of interleaved samples on the current GPU, in milliseconds.
 
-    Both are captured into CUDA graphs, as whole steps are: what it costs the host to launch them is not in it. What
-    cannot be captured is timed as it is issued.
+    Both are captured into CUDA graphs, as whole steps are, so launch overhead of the host does not count. A function
+    that cannot be captured is timed with its launches.
     """
     device = torch.device("cuda", torch.cuda.current_device())
-    with watching_nothing():
+    with sync_checks_off():
         with side_stream(device):
             for _ in range(WARMUPS):
                 original()
@@ -202,7 +202,7 @@ def recorded(run: Run, device: torch.device) -> Recorded:
 
 
 class Issued:
-    """What was not captured, to be replayed all the same."""
+    """A run that could not be captured, with the interface of a graph."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -212,7 +212,7 @@ class Issued:
 
 
 class Repeated:
-    """A graph so many times in a row."""
+    """Replays a graph `count` times."""
 
     def __init__(self, graph: Recorded, count: int) -> None:
         self._graph = graph
@@ -228,8 +228,8 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def watching_nothing() -> Iterator[None]:
-    """The waits of a measurement are not the step's."""
+def sync_checks_off() -> Iterator[None]:
+    """Disables torch's detection of host synchronisations in the block, since those of a measurement do not count."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("default")
     try:

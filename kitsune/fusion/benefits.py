@@ -1,8 +1,8 @@
-"""What kernels of ours were measured to be worth, kept for the next process that asks on such a GPU.
+"""Caches measured benefits on disk, for the next process on the same kind of GPU.
 
-Measured anew in each, a match that is worth about as much as is asked for would fall on the other side now and then.
-The step is another graph then, which Inductor compiles from the beginning: a ResNet-50 on an H200 took 34 to 78 s in
-processes that should have found it compiled, and the plan was not the same in all of them.
+If each process measured again, a match close to the required benefit would sometimes be replaced and sometimes not. The
+graph then differs, and Inductor compiles it from scratch: a ResNet-50 on an H200 took 34 to 78 s in processes that
+should have found it in the cache, and the fused step differed between processes.
 """
 
 import hashlib
@@ -24,17 +24,17 @@ FOLDER: Final = "kitsune-fusion"
 
 @dataclass(frozen=True, slots=True)
 class Benefits:
-    """What a match was measured to take, as given and fused, by its key."""
+    """The cached times of matches, unmodified and fused, by key."""
 
     files: KeyedFiles
 
     @classmethod
     def of_this_machine(cls) -> "Benefits":
-        """Beside what torch has compiled."""
+        """The cache of this machine, in torch's folder for compiled code."""
         return cls(KeyedFiles(compiled_folder() / FOLDER))
 
     def find(self, key: str) -> Benefit | None:
-        """None where nothing is kept, or what is there are no two times."""
+        """The cached benefit; None when there is none, or the entry is invalid."""
         try:
             original_ms, fused_ms = map(float, (self.files.read(key) or "").split())
         except ValueError:
@@ -43,7 +43,7 @@ class Benefits:
         return Benefit(original_ms, fused_ms) if are_times else None
 
     def keep(self, key: str, benefit: Benefit) -> Benefit:
-        """The one that holds: of several processes that measured at the same time, the first one's."""
+        """Stores a benefit and returns the one to use: of concurrent processes, that of the first."""
         text = f"{benefit.original_ms!r} {benefit.fused_ms!r}"
         self.files.add(key, text)
         found = self.find(key)
@@ -53,10 +53,9 @@ class Benefits:
 
 
 def key_of(call: Callable[..., Any], said: tuple[Any, ...], device: torch.device) -> str | None:
-    """The same for the same match, told by what is `said` of it, on the same kind of GPU by the same torch.
+    """The cache key of a match: its call, its signature `said`, the model of the GPU, and versions of the software.
 
-    None for a call that is not one of ours, whose code may be another one tomorrow, and where what is said holds an
-    address.
+    None for a call that is not Kitsune's, whose code may change, and when the signature contains a memory address.
     """
     if not is_ours(call):
         return None

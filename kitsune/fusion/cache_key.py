@@ -1,7 +1,7 @@
-"""What torch's caches on disk must know of a graph besides its operations: what else decides the code made of it.
+"""What the keys of torch's disk caches must contain besides the operations of a graph: what else affects its code.
 
-Given as an option of Inductor, it is part of each key, that of the backward too, which is compiled at its first call.
-Decision 0090 tells what went wrong without.
+It is passed as an option of Inductor, which makes it part of each key, also of that of the backward, which is compiled
+at its first call. Decision 0090 describes the failures without it.
 """
 
 import hashlib
@@ -17,21 +17,21 @@ from torch.fx import GraphModule
 from torch.fx.node import map_arg
 
 PACKAGE: Final = Path(__file__).parents[1]
-#: What is traced for a call of ours, and how it was timed.
+#: Sources of the kernels and their calls, and of their timing.
 SOURCES: Final = ("launches/execution/graph_benchmark.py", "fusion/*.py", "kernels/*.py")
 HOMES: Final = ("kitsune.fusion.", "kitsune.kernels.")
-#: Functions in a graph that AOTAutograd's cache does not know, though the graph says all of what they do. Models of
-#: Hugging Face have an autocast of their own in the forward.
+#: Functions that AOTAutograd's cache does not accept by itself, though the graph fully describes what they do. Hugging
+#: Face models use autocast in their forward.
 AUTOCASTS: Final = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
 ATTENTION: Final = ("flash", "mem_efficient", "math", "cudnn")
 MARK: Final = "kitsune"
 ADDRESS: Final = re.compile(" at 0x[0-9a-f]+")
-#: By which Triton interprets kernels, on a CPU too, where otherwise their references are traced.
+#: With it Triton interprets kernels, also on a CPU, where otherwise their references are traced.
 INTERPRETED: Final = "TRITON_INTERPRET"
 
 
 def hash_of(package: Path) -> str:
-    """Of the sources in it; "" where there are none, as in an installation that has bytecode only."""
+    """The hash of the sources in a package; "" when there are none, as in a bytecode-only installation."""
     paths = sorted(path for pattern in SOURCES for path in package.glob(pattern))
     if not paths:
         return ""
@@ -42,7 +42,7 @@ def hash_of(package: Path) -> str:
     return found.hexdigest()
 
 
-#: Computed as this is imported: a file that is edited later is not what this process has loaded.
+#: Computed at import: a file edited later is not the code that this process has loaded.
 CODE_KEY: Final = hash_of(PACKAGE)
 
 
@@ -52,10 +52,10 @@ def is_ours(function: Callable[..., Any]) -> bool:
 
 
 def cache_options(graph: GraphModule, *, may_run_twice: bool = False) -> dict[str, Any]:
-    """Inductor's options for this graph: the functions in it that AOTAutograd's cache may take, and our mark.
+    """Inductor's options for this graph: the functions that AOTAutograd's cache may accept, and a hash of the graph.
 
-    `may_run_twice`: of the backward, which then writes over nothing that was saved for it. Sorted, as the key is of the
-    dictionary as it is written.
+    `may_run_twice`: whether the backward may run twice; it then must not overwrite saved tensors. The entries are
+    sorted, since the key depends on the order of the dictionary.
     """
     config: Any = torch._inductor.config
     mark = hashlib.sha256(repr((may_run_twice, state(), list(structure_of(graph)))).encode()).hexdigest()
@@ -64,7 +64,7 @@ def cache_options(graph: GraphModule, *, may_run_twice: bool = False) -> dict[st
 
 
 def cacheable(graph: GraphModule) -> Iterator[tuple[str, str]]:
-    """Functions that the graph calls, each with what tells its code apart."""
+    """Functions that the graph calls, each with an identifier of its code."""
     called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     for function in called:
         name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
@@ -75,8 +75,8 @@ def cacheable(graph: GraphModule) -> Iterator[tuple[str, str]]:
 
 
 def state() -> tuple[object, ...]:
-    """Flags of the moment that torch's keys do not hold: the dtype of autocast (before torch 2.12), attention backends,
-    the precision of convolutions, and whether a backward may write over what was saved for it."""
+    """Current flags that are not in torch's keys: the autocast dtype (before torch 2.12), attention backends, the
+    precision of convolutions, and whether a backward may overwrite saved tensors."""
     backends: Any = torch.backends
     autocasts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     attention = [getattr(backends.cuda, f"{name}_sdp_enabled")() for name in ATTENTION]
@@ -85,10 +85,10 @@ def state() -> tuple[object, ...]:
 
 
 def structure_of(graph: GraphModule) -> Iterator[str]:
-    """Each operation and what goes into it, nodes by number: the same in every process, whatever things are called.
+    """Each operation and its inputs, with nodes numbered: the same in every process, independent of names.
 
-    A backward may be the same graph where the forward is not: whether it may write over an activation is up to what
-    else the forward gives back, and torch's key of the backward does not hold it.
+    Different forwards may have equal backward graphs: whether the backward may overwrite an activation depends on the
+    other outputs of the forward, which are not in torch's key of the backward.
     """
     for module in graph.modules():
         if not isinstance(module, GraphModule):
@@ -96,13 +96,13 @@ def structure_of(graph: GraphModule) -> Iterator[str]:
         numbers = {node: f"%{number}" for number, node in enumerate(module.graph.nodes)}
         for node in module.graph.nodes:
             what = "" if node.op in ("placeholder", "output") else named(node.target)
-            told = repr((node.op, what, map_arg((node.args, node.kwargs), numbers.__getitem__)))
-            yield ADDRESS.sub("", told)
+            text = repr((node.op, what, map_arg((node.args, node.kwargs), numbers.__getitem__)))
+            yield ADDRESS.sub("", text)
 
 
 def named(target: Any) -> str:
-    """A method's name, or that of an operator or a function with its home, which is the same in every process."""
+    """A name of a target that is the same in every process: of a method, an operator, or a function with its module."""
     if isinstance(target, (str, torch._ops.OpOverload)):
         return str(target)
-    owner = getattr(target, "__self__", None)  # of `apply` of an autograd function, say
+    owner = getattr(target, "__self__", None)  # such as the class of an autograd.Function's `apply`
     return f"{torch.typename(owner)}.{target.__name__}" if isinstance(owner, type) else torch.typename(target)

@@ -1,6 +1,6 @@
-"""The calls that take the place of a match: kernels of ours, with what a model does around them on the way in.
+"""The functions that replace matches: Kitsune's kernels with the casts and reshapes around them.
 
-`dtype` is that of the model's own result: under autocast torch casts what it is given, and so do these.
+`dtype` is that of the result in the model: under autocast torch casts its inputs, and so do these functions.
 """
 
 import torch
@@ -43,7 +43,7 @@ def add_rms_norm(
 def linear_activation(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, kind: str, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The bias waits for the activation: the product is written once and read once."""
+    """The bias is added in the activation kernel, so the product is written once and read once."""
     return bias_activation.bias_activation(F.linear(x, weight), bias, kind).to(dtype)
 
 
@@ -52,7 +52,7 @@ def added_dropout(x: torch.Tensor, residual: torch.Tensor, p: float, dtype: torc
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """`x` has its heads in the dimension `heads`, and the angles have one element there, and each half twice."""
+    """`heads`: the dimension of heads in `x`, where the angles have size 1. Both halves of the angles are equal."""
     cos, sin = (angle[(None,) * (x.ndim - angle.ndim)].squeeze(heads) for angle in (cos, sin))
     return ropes.rope(x.to(dtype).movedim(heads, 1), cos, sin).movedim(1, heads)
 
@@ -60,7 +60,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, dtyp
 def masked_softmax(
     x: torch.Tensor, mask: torch.Tensor | None, drops: bool, scale: float, causal: bool, dtype: torch.dtype
 ) -> torch.Tensor:
-    """`drops`: the mask is True where the model leaves out, and the kernel asks what to keep."""
+    """`drops`: the mask is True for elements to drop; the kernel's mask is True for elements to keep."""
     if mask is not None and drops:
         mask = mask.logical_not()
     return softmax.softmax(x.to(dtype), mask, scale, causal)

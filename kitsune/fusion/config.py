@@ -1,4 +1,4 @@
-"""FusionConfig: kernel fusion as the user asks for it by hand."""
+"""FusionConfig: kernel fusion chosen by the user."""
 
 import math
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ FLAGS = ("enable_elementwise", "enable_reduction", "enable_matmul")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusionConfig:
-    """Which patterns of ours are looked for, and which matches are kept.
+    """Which of Kitsune's fusion patterns are searched for, and which matches are replaced.
 
-    The flags turn off our patterns of their kind; Inductor fuses by rules of its own, whatever they say. No kernel
-    stands for more than `max_fusion_size` operations, and this Inductor is told, too. A kernel of ours is kept where it
-    is measured to be `min_fusion_benefit` times as fast as what it replaces. Raises SettingsError for other values than
-    True and False, a whole number from 1, a finite number from 0.
+    Each flag disables the patterns of its kind; Inductor's own fusion does not depend on them. A kernel replaces at
+    most `max_fusion_size` operations; this limit is passed to Inductor too. A match is replaced if its kernel is
+    measured to be at least `min_fusion_benefit` times as fast. Raises SettingsError unless the flags are booleans, the
+    size is an integer from 1 on and the benefit a finite number from 0 on.
     """
 
     enable_elementwise: bool = True

@@ -1,4 +1,4 @@
-"""Activations, dropout, batch norm and softmax in a graph, with what stands around them. A node in, a match out."""
+"""Patterns of activations, dropout, batch norm and softmax. Each function takes the last node of a possible match."""
 
 import math
 from typing import Any, Final
@@ -49,7 +49,7 @@ def activation_of(node: Node) -> Activation | str | None:
 
 
 def is_rounded(node: Node, dtype: torch.dtype) -> bool:
-    """Whether all that use it round it to that dtype: autocast computes powers in fp32, and what follows of them."""
+    """Whether all users round it to this dtype: autocast computes pow, and what follows from it, in fp32."""
     layers = [(operation_of(user), value_of(user)) for user in node.users]
     return all(layer.name == "linear" and layer.get("x") is node and y.dtype == dtype for layer, y in layers)
 
@@ -84,7 +84,7 @@ def dropout_add(node: Node) -> Found:
 
 
 def best_of(found: list[Found]) -> Found:
-    """Of what the operands of a node make, in either order: the first of which nobody else needs what disappears."""
+    """The first match whose inner nodes have no other users, else the first result, else None."""
     free = [one for one in found if isinstance(one, Match) and not one.shared]
     return next(iter([*free, *found]), None)
 
@@ -110,7 +110,7 @@ def batch_norm_relu(node: Node) -> Found:
 
 
 def softmax(node: Node) -> Found:
-    """softmax(x * scale + mask), where scale and mask may each be missing, and the mask may be a masked_fill."""
+    """softmax(x * scale + mask). Scale and mask are optional, and the mask may be a masked_fill."""
     operation = operation_of(node)
     x = operation.get("x")
     if operation.name != "softmax" or not is_tensor(x):
@@ -138,7 +138,7 @@ def softmax(node: Node) -> Found:
 
 
 def is_added_mask(node: Node) -> bool:
-    """Whether it is the sum of scores and a mask: of fewer elements, and of which no gradient is asked."""
+    """Whether it adds a mask to scores: a float tensor of fewer elements that requires no gradient."""
     x, mask = operation_of(node).get("x"), operation_of(node).get("y")
     if not (is_sum(node) and is_tensor(x) and is_tensor(mask)):
         return False
@@ -148,7 +148,7 @@ def is_added_mask(node: Node) -> bool:
 
 
 def is_above_the_diagonal(mask: Any, scores: Any) -> bool:
-    """Whether the mask is triu(ones(n, n), 1): all of the future, and stays that."""
+    """Whether the mask is triu(ones(n, n), 1), a causal mask, and is never written."""
     seen = [mask]
     while operation_of(mask).name in ("to", "as_is"):
         mask = operation_of(mask).get("x")
@@ -165,7 +165,7 @@ def is_above_the_diagonal(mask: Any, scores: Any) -> bool:
 
 
 def scale_of(node: Any) -> float | None:
-    """The number by which a tensor was multiplied, or None, as for integers, which overflow."""
+    """The number by which a float tensor is multiplied, or None. Integer tensors may overflow."""
     operation = operation_of(node)
     x, factor = operation.get("x"), operation.get("y")
     if not is_tensor(x) or isinstance(factor, bool) or not isinstance(factor, int | float):

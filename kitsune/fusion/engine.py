@@ -1,4 +1,4 @@
-"""FusionEngine: a model or function in, the same with kernels of ours in it out, where these are faster."""
+"""FusionEngine: replaces patterns in a model or function by Kitsune's kernels, where these are faster."""
 
 from collections.abc import Callable
 from typing import Any, Final, Literal
@@ -21,20 +21,20 @@ from kitsune.fusion.stats import Benefit, FusionStats, Kept, Refused
 
 Compiler = Literal["eager", "inductor"]
 COMPILERS: Final = ("eager", "inductor")
-NO_GPU: Final = "nothing was fused: kernels of ours run on a GPU, and the graph is on a CPU"
+NO_GPU: Final = "nothing was fused: Kitsune's kernels run on a GPU, but the graph is on a CPU"
 GAVE_UP: Final = "some calls ran as given: torch.compile takes no more shapes than torch._dynamo.config.recompile_limit"
 
 
 class FusionEngine:
-    """Replaces patterns in the graphs that torch.compile captures; the rest runs eagerly, or goes to Inductor.
+    """Replaces patterns in the graphs that torch.compile captures. The rest runs eagerly or is compiled by Inductor.
 
         fused = FusionEngine().fuse(model)
         loss = fused(x).sum()
 
-    Parameters stay the model's own. A match is kept where its kernel, forward and backward, is measured to be
-    `min_fusion_benefit` times as fast on this device as what it replaces, as `compiler` runs that. `clock` times and
-    `counter` counts launches otherwise than on the GPU: tests decide by them. Raises SettingsError for a compiler that
-    there is not, and for what is no FusionConfig.
+    Parameters stay the model's own. A match is replaced if its kernel, forward and backward, is measured to be at least
+    `min_fusion_benefit` times as fast on this device as the replaced nodes when run by `compiler`. `clock` and
+    `counter` replace timing and launch counting on the GPU, for tests. Raises SettingsError for an unknown compiler,
+    and when `config` is not a FusionConfig.
     """
 
     def __init__(
@@ -61,11 +61,12 @@ class FusionEngine:
         self._notes: dict[str, None] = {}
 
     def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A model or a function as torch.compile gives it back: fused at its first call with tensors of a shape.
+        """The result of torch.compile for a model or function: fused at its first call with tensors of a shape.
 
-        Where something was replaced, that call also counts what a GPU launches, as given and fused: it runs each twice,
-        forward and backward, on copies of its inputs and of the weights. torch.compile gives up on a function after
-        eight shapes; then it runs as given, and the stats have a note. Raises SettingsError for what cannot be called.
+        If something was replaced, that call also counts kernel launches, unmodified and fused: it runs each twice,
+        forward and backward, on copies of its inputs and of the weights. After eight shapes torch.compile stops
+        recompiling; further shapes run unmodified, and the stats have a note. Raises SettingsError when `function` is
+        not callable.
         """
         if not callable(function):
             raise SettingsError(f"fuse() takes a model or a function, not {function!r:.100}")
@@ -73,13 +74,13 @@ class FusionEngine:
         if not isinstance(function, torch.nn.Module):
             return own
         module: Any = torch.compile(function, backend=self._compile, dynamic=False)
-        module.forward = own  # torch's is the same code for every module
+        module.forward = own  # torch's wrapper has the same code object for every module
         return module
 
     def register_pattern(self, pattern: Pattern) -> None:
-        """Looked for before those of ours, and in the place of one of the same name.
+        """Adds a pattern, which is tried before the built-in ones and replaces one of the same name.
 
-        Raises SettingsError for what is no Pattern.
+        Raises SettingsError when it is not a Pattern.
         """
         if not isinstance(pattern, Pattern):
             raise SettingsError(f"register_pattern() takes a Pattern, not {pattern!r:.100}")
@@ -87,7 +88,7 @@ class FusionEngine:
         self._patterns = [pattern, *others]
 
     def get_fusion_stats(self) -> FusionStats:
-        """Of all graphs so far."""
+        """The statistics of all graphs so far."""
         before, after = self._operations
         counted = [counts for counts in self._launches if counts is not None]
         is_known = bool(counted) and len(counted) == len(self._launches)
@@ -102,7 +103,7 @@ class FusionEngine:
         )
 
     def rewrite(self, graph: GraphModule) -> GraphModule:
-        """The graph with what is worth it replaced, in place."""
+        """Replaces the matches that are worth it, in place, and returns the graph."""
         clock = self._clock_for(graph)
         if clock is None:
             self._notes[NO_GPU] = None
@@ -162,6 +163,6 @@ class FusionEngine:
 
 
 def gpu_of(graph: GraphModule) -> torch.device | None:
-    """The one that a graph computes on; None for a CPU."""
+    """The GPU that a graph computes on; None for a CPU."""
     values = (value_of(node) for node in graph.graph.nodes)
     return next((value.device for value in values if isinstance(value, torch.Tensor) and value.is_cuda), None)

@@ -1,6 +1,7 @@
-"""GELU as models write it out in tanh or erf: the last node of an expression in, of what it is the GELU out.
+"""Recognises GELU written out with tanh or erf.
 
-Compared is what is computed, in whatever order it is written: a polynomial in x, and one in x and its tanh or erf.
+The comparison is algebraic, so the order of operations does not matter: the expression is reduced to a polynomial in x
+inside tanh or erf, and one in x and that tanh or erf around it.
 """
 
 import math
@@ -14,26 +15,26 @@ from torch.fx import Node
 from kitsune.fusion.operations import operation_of
 from kitsune.fusion.writes import mutates
 
-#: How often x, and how often its tanh or erf, stand in a product -> the number before it. Of a sum, every product.
+#: (power of x, power of its tanh or erf) -> coefficient, for every term of a sum.
 Polynomial = Mapping[tuple[int, int], float]
 
 SLOPE: Final = math.sqrt(2 / math.pi)
-#: What x goes through -> the kind of GELU, and what it is of x that goes through.
+#: Function -> the kind of GELU, and the polynomial in x that is its argument.
 BENDS: Final[Mapping[str, tuple[str, Polynomial]]] = {
     "tanh": ("gelu_tanh", {(1, 0): SLOPE, (3, 0): SLOPE * 0.044715}),
     "erf": ("gelu", {(1, 0): math.sqrt(0.5)}),
 }
 GELU: Final[Polynomial] = {(1, 0): 0.5, (1, 1): 0.5}
-#: As far as the product of two constants may be off that were rounded to float32.
+#: Relative tolerance: the error of a product of two constants rounded to float32.
 ROUNDING: Final = 2.0**-23
-#: The longest way to write it that models have takes nine.
+#: The longest form found in models has nine.
 MOST_OPERATIONS: Final = 16
 ARITHMETIC: Final = ("add", "mul", "div", "pow", "square")
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """An activation of `x`, which is a linear layer or something else; `inner` nodes lie between."""
+    """An activation of `x`, such as a linear layer; `inner`: the nodes in between."""
 
     kind: str
     x: Any
@@ -41,7 +42,7 @@ class Activation:
 
 
 def written_gelu(node: Node) -> Activation | str | None:
-    """GELU of a linear layer; or why it is a near miss; or None."""
+    """The GELU of a linear layer; or the reason why it is a near miss; or None."""
     parts = parts_of(node)
     bends = [part for part in parts if operation_of(part).name in BENDS]
     outer = {one for part in parts for one in part.all_input_nodes if one not in parts}
@@ -61,7 +62,7 @@ def written_gelu(node: Node) -> Activation | str | None:
 
 
 def parts_of(node: Node) -> list[Node]:
-    """The node and the arithmetic that it is made by; none if that is more than a GELU takes."""
+    """The node and the arithmetic nodes that compute it; empty if there are more than in a GELU."""
     parts: dict[Node, None] = {}
     waiting = [node] if operation_of(node).name in ARITHMETIC else []
     while waiting:
@@ -75,9 +76,9 @@ def parts_of(node: Node) -> list[Node]:
 
 
 def polynomial_of(node: Any, known: dict[Node, Polynomial]) -> Polynomial | None:
-    """What a node computes of the known ones, of which it becomes one; None for anything but a polynomial."""
+    """The polynomial that a node computes from known nodes, or None. The result is added to `known`."""
     if isinstance(node, int | float):
-        return {(0, 0): float(node)} if node > 0 else None  # of positive numbers none cancel out
+        return {(0, 0): float(node)} if node > 0 else None  # terms with positive coefficients cannot cancel
     if node not in known:
         found = sum_or_product(node, known)
         if found is None:
@@ -112,7 +113,7 @@ def plus(one: Polynomial, other: Polynomial | None) -> Polynomial | None:
 
 
 def times(one: Polynomial | None, other: Polynomial | None) -> Polynomial | None:
-    """None, too, for higher powers than those in a GELU."""
+    """The product; None if an operand is None, or for higher powers than in a GELU."""
     if one is None or other is None:
         return None
     terms: defaultdict[tuple[int, int], float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""A captured graph and its inputs in, how many kernels it launches out: counted while it runs, forward and backward."""
+"""Counts the kernels that a captured graph launches while it runs, forward and backward."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,15 +9,15 @@ from torch.fx import Graph, GraphModule
 
 from kitsune.capture.rollback import Rollback
 from kitsune.errors import CaptureError
-from kitsune.fusion.benefit import Run, current, run_of, watching_nothing
+from kitsune.fusion.benefit import Run, current, run_of, sync_checks_off
 from kitsune.launches.execution.kernel_trace import kernels_of
 
-#: A run -> the kernels that one of it launches.
+#: A run -> the number of kernels that it launches.
 Counter = Callable[[Run], int]
 
 
 def counter_of(gpu: torch.device | None) -> Counter:
-    """Raises CaptureError where nothing can be counted."""
+    """The launch counter for a device. Raises CaptureError where launches cannot be counted."""
     if gpu is None:
         raise CaptureError("a CPU launches none")
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -26,17 +26,17 @@ def counter_of(gpu: torch.device | None) -> Counter:
 
 
 def on_gpu(run: Run) -> int:
-    """As torch.profiler sees them; the driver's own copies and fills are none. Raises CaptureError where it cannot.
+    """The number of kernels by torch.profiler, without copies and memsets. Raises CaptureError if profiling fails.
 
-    One run goes before: what is compiled, tuned or set up at a first call is not the step's.
+    A first run goes before, since compiling, autotuning and initialisation do not count.
     """
-    with watching_nothing():
+    with sync_checks_off():
         run()
         return kernels_of(run).total()
 
 
 def twin_of(graph: GraphModule) -> GraphModule:
-    """The same nodes on the same weights, which stay as they are when the graph is rewritten."""
+    """A copy of the graph with the same weights, which does not change when the graph is rewritten."""
     nodes = Graph()
     nodes.output(nodes.graph_copy(graph.graph, {}))
     return GraphModule(graph, nodes)
@@ -45,13 +45,14 @@ def twin_of(graph: GraphModule) -> GraphModule:
 def launches_of(
     given: GraphModule, fused: Callable[..., Any], inputs: Sequence[Any], counter: Counter, device: torch.device
 ) -> tuple[int, int]:
-    """Of a graph, run eagerly, and of what became of it. On copies: what they write into stays as it was.
+    """The numbers of launches of a graph, run eagerly, and of its fused version.
 
-    The backward goes from all results to all inputs that ask for a gradient, as that of a step does.
+    Both run on copies of the inputs, and writes to weights are undone. The backward goes from all results to all inputs
+    that require a gradient, as that of a step does.
     """
     before = Rollback(given, device)
     try:
-        with tracing(None), current(device):  # not part of what is being compiled around it
+        with tracing(None), current(device):  # not part of the compilation in progress
             counts = [counter(run_of(function, [copy_of(one) for one in inputs])) for function in (given, fused)]
             return counts[0], counts[1]
     finally:
@@ -59,7 +60,7 @@ def launches_of(
 
 
 def copy_of(value: Any) -> Any:
-    """A tensor with the same strides, on memory of its own; what is none is itself."""
+    """A copy of a tensor with the same strides; other values unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))

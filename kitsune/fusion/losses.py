@@ -1,4 +1,4 @@
-"""Cross entropy in a graph, alone or behind the last layer of a language model. A node in, a match out."""
+"""Patterns of cross entropy, alone or after the last linear layer of a language model."""
 
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from kitsune.kernels import cross_entropy as kernel
 
 Found = Match | str | None
 
-#: How aten numbers what torch.nn.functional names.
+#: aten's number of a reduction -> its name in torch.nn.functional.
 REDUCTIONS: Final = {0: "none", 1: "mean", 2: "sum"}
 
 
@@ -57,7 +57,7 @@ def linear_cross_entropy(node: Node) -> Found:
 
 
 def head_of(logits: Any, classes: int) -> tuple[Any, list[Node]]:
-    """(what the logits are made of by views and casts that round nothing, which are those)."""
+    """(the input of a chain of views and casts that do not round, the chain)."""
     passed: list[Node] = []
     while (operation_of(logits).name in ("view", "as_is") or is_widening(logits)) and (
         value_of(logits).shape[-1] == classes
@@ -77,7 +77,7 @@ def settings_of(node: Node) -> tuple[int, float, str]:
 
 
 def layer_of(node: Any) -> tuple[Any, Any, Any] | None:
-    """(x, weight, bias) of a linear layer, written as such or as x @ weight.T; None for anything else."""
+    """(x, weight, bias) of a linear layer, also written as x @ weight.T; else None."""
     operation = operation_of(node)
     if operation.name == "linear":
         return operation.get("x"), operation.get("weight"), operation.get("bias")

@@ -1,4 +1,4 @@
-"""Nodes of a graph that one call of a kernel of ours can take the place of, and whether it may."""
+"""Match: nodes of a graph that one kernel call can replace; and the checks whether the replacement is safe."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -17,12 +17,12 @@ from kitsune.kernels.dtypes import DTYPES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Match:
-    """`call` with `arguments`, nodes and constants, gives what the `results` are: the last of the nodes comes first.
+    """Nodes that `call` with `arguments` (nodes and constants) can replace.
 
-    Where there are several results, the call returns a tuple of them. `inner` nodes disappear: nobody else uses them.
-    `kept` are results that the backward of the call reads, as it may read any argument. `writes` are arguments that it
-    writes into, as what it takes the place of does. `dtype` is that of the numbers that the kernel reads, where it is
-    not that of the first result.
+    `results`: the nodes that the call replaces, the last in the graph first; for several, the call returns a tuple.
+    `inner`: nodes that disappear, so nothing else may use them. `kept`: results that the backward of the call reads,
+    besides its arguments. `writes`: arguments that the call writes, as the replaced nodes do. `dtype`: the dtype that
+    the kernel reads, if it is not that of the first result.
     """
 
     call: Callable[..., Any]
@@ -39,23 +39,23 @@ class Match:
 
     @property
     def runs_in(self) -> torch.dtype:
-        """The dtype that counts for what was measured: under autocast it need not be that of the inputs."""
+        """The dtype that the kernel computes on. Under autocast it may differ from that of the inputs."""
         return self.dtype or value_of(self.results[0]).dtype
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """The nodes of the arguments, each once."""
+        """The distinct nodes among the arguments."""
         return tuple(dict.fromkeys(one for one in self.arguments if isinstance(one, Node)))
 
     @property
     def shared(self) -> tuple[Node, ...]:
-        """The inner nodes that others use, too."""
+        """The inner nodes that other nodes use as well."""
         own = set(self.nodes)
         return tuple(node for node in self.inner if any(user not in own for user in node.users))
 
 
 def place_of(match: Match) -> Node | str:
-    """The node before which the call can stand, or why there is none."""
+    """The node before which the call can be inserted, or the reason why there is none."""
     order = {node: number for number, node in enumerate(match.results[0].graph.nodes)}
     own = set(match.nodes)
     if match.shared:
@@ -88,13 +88,13 @@ def has_backward(match: Match) -> bool:
 
 
 def is_free(written: Node, own: set[Node]) -> bool:
-    """Whether nobody but the match reads what one of its nodes writes into."""
+    """Whether only the match reads the memory that one of its nodes writes."""
     return written in own or (len(written.users) == 1 and operation_of(written).name in FRESH)
 
 
 @contextlib.contextmanager
 def surroundings(match: Match) -> Iterator[None]:
-    """The autocast blocks of the model around the match."""
+    """Enters the autocast blocks of the model around the match."""
     with contextlib.ExitStack() as stack:
         for device, dtype, enabled, cached in autocasts_at(match.results[0]):
             stack.enter_context(torch.autocast(device, dtype, enabled, cached))
@@ -102,7 +102,7 @@ def surroundings(match: Match) -> Iterator[None]:
 
 
 def why_unlike(match: Match) -> str | None:
-    """How what the call gives, as far as that is known without data, is not what the nodes give; or None."""
+    """How the results of the call differ from those of the nodes in shape, dtype or layout, or None. Needs no data."""
     wanted = [value_of(node) for node in match.results]
     values = [value_of(one) for one in match.arguments]
     known = [*wanted, *(value for value, one in zip(values, match.arguments, strict=True) if isinstance(one, Node))]
@@ -113,7 +113,7 @@ def why_unlike(match: Match) -> str | None:
     strange = [value.dtype for value in known if value.is_floating_point() and value.dtype not in DTYPES]
     if strange:
         return f"no kernel computes in {strange[0]}"
-    # Not the mode of the compilation under way, which is another one by the time that a backend is called.
+    # The mode of the values: that of the current compilation differs by the time that a backend is called.
     mode = next((value.fake_mode for value in known if isinstance(value, FakeTensor)), contextlib.nullcontext())
     try:
         with tracing(None), mode, torch.no_grad(), surroundings(match):
@@ -130,13 +130,13 @@ def difference(wanted: list[Any], given: tuple[Any, ...]) -> str | None:
     for old, new in zip(wanted, given, strict=True):
         if old.shape != new.shape or old.dtype != new.dtype:
             return f"the kernel gives {shown(new)} for {shown(old)}"
-        if lies(old) != lies(new):
+        if used_strides(old) != used_strides(new):
             return "the kernel lays its result out in another way"
     return None
 
 
-def lies(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides of the dimensions that have more than one element."""
+def used_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides of the dimensions of size above 1."""
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 

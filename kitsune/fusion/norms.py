@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm in a graph, alone or behind the addition of a residual. A node in, a match out."""
+"""Patterns of LayerNorm and RMSNorm, alone or after the addition of a residual."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ from kitsune.kernels.dtypes import DTYPES
 
 Found = Match | str | None
 
-#: The norm of something -> the norm of a sum.
+#: Call of a norm -> call of the addition and that norm.
 OF_A_SUM: Final[Mapping[Callable[..., Any], Callable[..., Any]]] = {
     calls.layer_norm: calls.add_layer_norm,
     calls.rms_norm: calls.add_rms_norm,
@@ -43,13 +43,13 @@ def rms_norm(node: Node) -> Found:
     if weight is None:
         return "it has no weight"
     if eps is None and value_of(x).dtype != torch.float32:
-        return "it leaves eps to torch, and the dtype is not fp32"  # of which dtype it is the eps, releases differ
+        return "it leaves eps to torch, and the dtype is not fp32"  # of which dtype depends on the release
     eps = torch.finfo(torch.float32).eps if eps is None else eps
     return Match(call=calls.rms_norm, arguments=(x, weight, eps, value_of(node).dtype), results=(node,))
 
 
 def written_rms_norm(node: Node) -> Found:
-    """weight * (x * rsqrt(mean(x * x) + eps)), with casts to fp32 and back, as Llama has it."""
+    """weight * (x * rsqrt(mean(x * x) + eps)), with casts to fp32 and back, as in Llama."""
     for weight, normed in factors(node):
         scaled, rounded = behind_casts(normed)
         for wide, root in factors(scaled):
@@ -83,7 +83,7 @@ def add_rms_norm(node: Node) -> Found:
 
 
 def of_a_sum(norm: Found) -> Found:
-    """The norm and the addition before it, which gives its sum to others, too."""
+    """A norm and the addition before it. Other nodes may use the sum."""
     if not isinstance(norm, Match):
         return None
     total, *others = norm.arguments
@@ -112,7 +112,7 @@ def factors(node: Any) -> list[tuple[Any, Any]]:
 
 
 def behind_casts(node: Any) -> tuple[Any, list[Node]]:
-    """(what the node is made of by casts, which are those)."""
+    """(the input of a chain of casts, the casts)."""
     passed: list[Node] = []
     while operation_of(node).name == "to":
         passed.append(node)
@@ -121,7 +121,7 @@ def behind_casts(node: Any) -> tuple[Any, list[Node]]:
 
 
 def behind_widening(node: Any) -> tuple[Any, list[Node]]:
-    """The same with casts that round nothing."""
+    """(the input of a chain of casts that do not round, the casts)."""
     passed: list[Node] = []
     while is_widening(node):
         passed.append(node)
@@ -130,7 +130,7 @@ def behind_widening(node: Any) -> tuple[Any, list[Node]]:
 
 
 def is_widening(node: Any) -> bool:
-    """Whether it casts what kernels read to fp32, or to what it is."""
+    """Whether it casts a dtype that kernels read to fp32 or to itself."""
     operation = operation_of(node)
     if operation.name != "to" or not is_tensor(operation.get("x")):
         return False
@@ -139,7 +139,7 @@ def is_widening(node: Any) -> bool:
 
 
 def is_sum(node: Any) -> bool:
-    """Whether two terms are added, neither of them multiplied by `alpha`."""
+    """Whether it adds two terms with `alpha` 1."""
     operation = operation_of(node)
     return operation.name == "add" and operation.get("alpha", 1) == 1
 

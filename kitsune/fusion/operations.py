@@ -1,7 +1,7 @@
-"""A node of a captured graph in, the operation that it stands for out: one name, however the call is written.
+"""Maps nodes of a captured graph to operations with one name for each, however the call is written.
 
-Dynamo leaves the calls of torch.nn.functional, of torch and of tensors' methods as they are; a model that was exported
-and rebuilt consists of the same as operators of aten.
+Graphs from Dynamo contain calls of torch.nn.functional, torch and tensor methods; graphs of exported and rebuilt models
+contain the corresponding aten operators.
 """
 
 import operator
@@ -26,7 +26,7 @@ BATCH_NORM_OF_ATEN = ("x", "weight", "bias", "mean", "variance", "training", "mo
 MEAN = ("x", "dim", "keepdim", "dtype")
 PAIR = ("x", "y")
 
-#: What Dynamo or export may call -> (the operation, the names of its arguments in their order).
+#: Target of a node -> (operation, names of its arguments in order).
 SPELLINGS: Final[Mapping[Any, tuple[str, tuple[str, ...]]]] = {
     F.linear: ("linear", LINEAR),
     aten.linear.default: ("linear", LINEAR),
@@ -89,7 +89,7 @@ SPELLINGS: Final[Mapping[Any, tuple[str, tuple[str, ...]]]] = {
     **dict.fromkeys((torch.triu, aten.triu.default, "triu"), ("triu", ("x", "diagonal"))),
     **dict.fromkeys((torch.ones, aten.ones.default), ("ones", ("shape",))),
 }
-#: Names of torch for what is called otherwise here.
+#: torch's keyword -> the name of the argument here, where they differ.
 KEYWORDS: Final[Mapping[str, str]] = {
     "input": "x",
     "self": "x",
@@ -102,15 +102,15 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "running_mean": "mean",
     "running_var": "variance",
 }
-#: Where what is computed before is not what is computed after.
+#: Calls that change a mode (autocast, grad): nodes cannot be moved across them.
 BORDERS: Final = (_enter_autocast, _exit_autocast, torch._C._set_grad_enabled)
-#: What these give is memory of its own, that nobody else looks at.
+#: Operations whose result is a new tensor that aliases nothing.
 FRESH: Final = frozenset({"linear", "matmul", "layer_norm", "rms_norm", "batch_norm"})
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a node computes, its arguments by name; those left out are at torch's own default."""
+    """The operation of a node and its arguments by name. Missing arguments have torch's default."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -123,7 +123,7 @@ NONE: Final = Operation("", MappingProxyType({}))
 
 
 def operation_of(node: Any) -> Operation:
-    """What the node stands for; an operation without a name for what is none of ours."""
+    """The operation of a node. Its name is empty for a node that is not in the table."""
     if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
         return NONE
     spelling = SPELLINGS.get(node.target)
@@ -135,7 +135,7 @@ def operation_of(node: Any) -> Operation:
 
 
 def value_of(node: Any) -> Any:
-    """What Dynamo computed for a node without data: a tensor of its shape and dtype. What is no node is itself."""
+    """The fake tensor of a node, with its shape and dtype. A value that is not a node is returned unchanged."""
     return node.meta.get("example_value") if isinstance(node, Node) else node
 
 
@@ -149,7 +149,7 @@ def is_last(dim: Any, x: Any) -> bool:
 
 
 def autocasts_at(node: Node) -> tuple[tuple[Any, ...], ...]:
-    """The arguments of the autocast blocks within the model that the node stands in, the outermost first."""
+    """The arguments of the autocast blocks of the model around the node, outermost first."""
     opened: dict[Node, tuple[Any, ...]] = {}
     for other in node.graph.nodes:
         if other is node:

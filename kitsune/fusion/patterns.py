@@ -1,4 +1,4 @@
-"""Pattern: what a kernel of ours replaces, found node by node; and the table of ours, in the order they are tried."""
+"""Pattern: what a kernel replaces; and the table of built-in patterns, in the order in which they are tried."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -16,18 +16,19 @@ from kitsune.kernels.dtypes import DTYPES
 Kind = Literal["elementwise", "reduction", "matmul"]
 KINDS: Final = ("elementwise", "reduction", "matmul")
 NAMES: Final[Mapping[torch.dtype, str]] = dict(zip(DTYPES, ("fp32", "bf16", "fp16"), strict=True))
-#: Of kernels that were faster than what Inductor makes, in one shape at least, in these dtypes only (on an H200, by
-#: `python -m benchmarks.kernel_table`). For compiler="eager", too: who can have the kernel can have Inductor.
+#: Dtypes of kernels that were faster than Inductor's, in at least one shape, in these only (on an H200, by
+#: `python -m benchmarks.kernel_table`). Also for compiler="eager", since Inductor is available wherever kernels are.
 BF16: Final = (torch.bfloat16,)
 HALF: Final = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """`find` takes a node and says how the pattern ends there: the match; or why it is a near miss; or None.
+    """A pattern to replace.
 
-    `kind` is the switch of FusionConfig that turns it off. `dtypes` are those in which it is offered: where its kernel
-    was never measured to be faster than what Inductor makes, it is not.
+    `find` takes the last node of a possible match and returns the match; or, for a near miss, the reason why it is
+    none; or None. `kind`: the flag of FusionConfig that disables it. `dtypes`: those in which it is offered. It is not
+    offered where its kernel was never measured to be faster than Inductor's.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Pattern:
         return bool(getattr(config, f"enable_{self.kind}"))
 
     def why_not(self, match: Match) -> str | None:
-        """Why it is not offered for a match, or None."""
+        """The reason why it is not offered for a match, or None."""
         if match.runs_in in self.dtypes or match.runs_in not in NAMES:
             return None
         return f"not offered in {NAMES[match.runs_in]}: measured never faster than Inductor, see docs/benchmarks.md"

@@ -1,7 +1,7 @@
-"""Rewriting: a captured graph in, the same graph with calls of our kernels in the place of what they match out.
+"""Rewrites a captured graph: replaces matches by kernel calls.
 
-The graph is changed in place, since torch.compile knows where its inputs come from and a copy does not. Nothing is run
-and nothing is measured; what may be replaced is asked of `judge`.
+The graph is changed in place, since a copy loses torch.compile's information on the sources of its inputs. Nothing is
+run or measured here; `judge` decides which matches are replaced.
 """
 
 import operator
@@ -16,13 +16,13 @@ from kitsune.fusion.operations import aten, operation_of, value_of
 from kitsune.fusion.patterns import Pattern
 from kitsune.fusion.stats import Benefit, Kept, Refused
 
-#: What a match is worth where that was measured, or why it is not to be replaced.
+#: The benefit of a match (None if not measured), or the reason not to replace it.
 Judge = Callable[[Pattern, Match], Benefit | str | None]
 
 
 @dataclass(slots=True)
 class Rewriting:
-    """The graph, and what happened to it."""
+    """A graph and the record of its rewriting."""
 
     graph: GraphModule
     operations_before: int
@@ -32,7 +32,7 @@ class Rewriting:
 
 
 def rewrite(graph: GraphModule, patterns: Iterable[Pattern], judge: Judge) -> Rewriting:
-    """Every pattern at every node, the patterns in their order: what one has replaced is not there for the next."""
+    """Tries every pattern at every node, in order of the patterns. Nodes that one replaces are gone for the next."""
     drop_assertions(graph)
     done = Rewriting(graph, operations_before=count(graph))
     drop_idle_casts(graph)
@@ -56,7 +56,7 @@ def replace_at(node: Node, pattern: Pattern, judge: Judge, done: Rewriting) -> N
 
 
 def replace(match: Match, pattern: Pattern, judge: Judge, done: Rewriting) -> str | None:
-    """Puts the call there, or says why not."""
+    """Replaces a match by its call, or returns the reason why not."""
     place = place_of(match)
     if isinstance(place, str):
         return place
@@ -72,7 +72,7 @@ def replace(match: Match, pattern: Pattern, judge: Judge, done: Rewriting) -> st
 
 
 def put(match: Match, place: Node) -> None:
-    """What the nodes were known to give is known of the call: views of it share its memory, and it has a gradient."""
+    """Inserts the call. It takes over the fake tensors of the results, so that aliasing and gradients stay known."""
     graph = place.graph
     values = tuple(value_of(node) for node in match.results)
     with graph.inserting_before(place):
@@ -90,13 +90,13 @@ def put(match: Match, place: Node) -> None:
 
 
 def drop_assertions(graph: GraphModule) -> None:
-    """What export noted of dtypes holds, and would count as another user."""
+    """Removes the dtype assertions of export, which hold, and would count as other users."""
     for node in graph.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
         graph.graph.erase_node(node)
 
 
 def drop_idle_casts(graph: GraphModule) -> None:
-    """A cast to the dtype that is there already gives back the very same tensor; export has others use it, too."""
+    """Removes casts to the same dtype, which return the same tensor; in exported graphs other nodes use them."""
     for node in list(graph.graph.nodes):
         operation = operation_of(node)
         if operation.name != "to" or len(node.args) > 2 or node.kwargs.keys() - {"dtype"}:

@@ -1,6 +1,6 @@
-"""Rotary position embedding in a graph, as Llama writes it out. A node in, a match out.
+"""The pattern of rotary position embedding as written out in Llama.
 
-The kernel reads one half of each angle's row, so both must be equal: what is seen to be made as cat((a, a), -1).
+The kernel reads one half of each row of angles, so both must be equal: the graph must show them as cat((a, a), -1).
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from kitsune.fusion.writes import bodies_of, is_written
 
 Found = Match | str | None
 
-#: A half of the last dimension: of what, which one, and the nodes that cut it off.
+#: A half of the last dimension: of which tensor, which half, and the nodes that slice it.
 Half = tuple[Any, int, tuple[Node, ...]]
 
-#: What leaves each element in its place.
+#: Elementwise operations.
 ELEMENTWISE: Final = frozenset({"cos", "sin", "to", "as_is"})
-#: torch.export has what runs without gradients, or in an autocast block, in a graph of its own.
+#: torch.export puts no_grad and autocast blocks into nested graphs.
 WRAPS: Final = (wrap_with_set_grad_enabled, wrap_with_autocast)
 ALL: Final = slice(None)
 NUMBER: Final = (int, float)
@@ -60,7 +60,7 @@ def matched(node: Node, x: Node, cos: Node, sin: Node, inner: tuple[Node, ...]) 
 
 
 def turn_of(node: Any) -> tuple[Any, tuple[Node, ...]] | None:
-    """(x, the nodes between) of cat((-x[..., half:], x[..., :half]), -1)."""
+    """(x, the nodes in between) of cat((-x[..., half:], x[..., :half]), -1), or None."""
     parts = parts_of(node)
     if len(parts) != 2 or operation_of(parts[0]).name != "neg":
         return None
@@ -71,7 +71,7 @@ def turn_of(node: Any) -> tuple[Any, tuple[Node, ...]] | None:
 
 
 def parts_of(node: Any) -> Sequence[Any]:
-    """What is put one after the other along the last dimension; nothing for anything else."""
+    """The parts of a concatenation along the last dimension; empty for other nodes."""
     operation = operation_of(node)
     if operation.name != "cat" or not is_tensor(node) or not is_last(operation.get("dim", 0), node):
         return ()
@@ -80,7 +80,7 @@ def parts_of(node: Any) -> Sequence[Any]:
 
 
 def half_of(node: Any) -> Half | None:
-    """By a slice, or by chunk(2, -1)."""
+    """The half that a slice or chunk(2, -1) takes, or None."""
     operation = operation_of(node)
     x, index = operation.get("x"), operation.get("index")
     chunks = operation_of(x)
@@ -99,7 +99,7 @@ def half_of(node: Any) -> Half | None:
 
 
 def cut_of(operation: Operation) -> slice | None:
-    """What an index, or aten's slice, takes of the last dimension, where it takes all of the others."""
+    """The slice of the last dimension, if all of the others are taken in full; else None."""
     x, index = operation.get("x"), operation.get("index")
     if operation.name == "slice" and is_last(operation.get("dim", 0), x):
         cut = slice(operation.get("start"), operation.get("end"), operation.get("step"))
@@ -114,7 +114,7 @@ def cut_of(operation: Operation) -> slice | None:
 
 
 def heads_of(x: torch.Size, angles: torch.Size) -> int | None:
-    """The dimension of `x` in which the heads are: 1 or 2, where the angles have one element for all of them."""
+    """The dimension of heads in `x`, 1 or 2, in which the angles have size 1; else None."""
     padded = (*(1 for _ in range(len(x) - len(angles))), *angles)
     if len(x) != 4 or len(padded) != 4 or x[-1] % 2:
         return None
@@ -125,7 +125,7 @@ def heads_of(x: torch.Size, angles: torch.Size) -> int | None:
 
 
 def doubled(node: Any) -> tuple[Node, ...]:
-    """The nodes from this one back to cat((a, a), -1), by which its halves are equal; none where that is not seen."""
+    """The nodes from this one back to cat((a, a), -1), which makes its halves equal; empty if not found."""
     if not is_tensor(node):
         return ()
     parts = parts_of(node)
@@ -136,7 +136,7 @@ def doubled(node: Any) -> tuple[Node, ...]:
 
 
 def source_of(node: Node) -> Any:
-    """What a node has the elements of, or computes one by one, each row in the same order; None for anything else."""
+    """The input of a node that keeps the order of each row, such as an elementwise operation; else None."""
     operation = operation_of(node)
     x, index = operation.get("x"), operation.get("index")
     if operation.name in ELEMENTWISE or (operation.name in ("mul", "div") and isinstance(operation.get("y"), NUMBER)):
@@ -153,7 +153,7 @@ def is_unsqueezing(index: Any) -> bool:
 
 
 def within(node: Any, index: Any) -> Any:
-    """The node, in the graph of its own, that becomes the result of this number; None for what is no such graph."""
+    """The node in a nested graph that is its result number `index`; None if there is no such graph."""
     if not isinstance(node, Node) or node.target not in WRAPS or not isinstance(index, int):
         return None
     bodies = bodies_of(node)

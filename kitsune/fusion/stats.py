@@ -1,4 +1,4 @@
-"""FusionStats: what became of the patterns that were looked for in a model's graphs."""
+"""FusionStats: which pattern matches in a model's graphs were replaced, and which were not."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Benefit:
-    """What the nodes of a match take, forward and backward, and what the kernel in their place does."""
+    """Milliseconds of forward and backward for the nodes of a match, and for the kernel that replaces them."""
 
     original_ms: float
     fused_ms: float
@@ -19,7 +19,7 @@ class Benefit:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A match that was replaced: so many operations became one. `benefit` is None where nothing was measured."""
+    """A match that was replaced: `operations` nodes became one. `benefit` is None if it was not measured."""
 
     pattern: str
     operations: int
@@ -28,7 +28,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A match, or a near miss, that stayed as it was."""
+    """A match or a near miss that was not replaced, with the reason."""
 
     pattern: str
     reason: str
@@ -36,11 +36,11 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusionStats:
-    """`operations_before` and `operations_after` count the calls in all graphs.
+    """The result of a FusionEngine over all its graphs.
 
-    `launches_before` and `launches_after` count kernels that a GPU was seen to run, forward and backward, for the
-    graphs in which something was replaced: eagerly as given, and as fused. They are None where that was not counted: on
-    a CPU, and in the step of a plan. `notes` say why nothing was fused or counted.
+    `operations_before` and `operations_after`: calls in all graphs. `launches_before` and `launches_after`: kernels
+    that the GPU ran, forward and backward, for the graphs with a replacement: unmodified and eager, and fused. They are
+    None where launches are not counted: on a CPU, and in the step of a plan. `notes`: why nothing was fused or counted.
     """
 
     kept: tuple[Kept, ...] = ()
@@ -58,7 +58,7 @@ class FusionStats:
 
     def __str__(self) -> str:
         found = ", ".join(f"{name} {count} times" for name, count in self.matches.items()) or "nothing"
-        told = f"replaced {found}; {self.operations_before} operations became {self.operations_after}"
+        text = f"replaced {found}; {self.operations_before} operations became {self.operations_after}"
         if self.launches_before is not None:
-            told += f", {self.launches_before} launches became {self.launches_after}"
-        return f"{told}; refused {len(self.refused)}" if self.refused else told
+            text += f", {self.launches_before} launches became {self.launches_after}"
+        return f"{text}; refused {len(self.refused)}" if self.refused else text

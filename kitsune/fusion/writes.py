@@ -1,4 +1,4 @@
-"""Which nodes of a graph write into memory that they are given, and whose memory that is."""
+"""Finds the nodes of a graph that write to their arguments, and the memory that they write to."""
 
 import functools
 import inspect
@@ -18,37 +18,37 @@ NAMES: Final = (
     *("iand", "ior", "ixor", "ilshift", "irshift", "setitem"),
 )
 OPERATORS: Final = frozenset(getattr(operator, name) for name in NAMES)
-#: A kernel of Triton that writes into its arguments. By name: its module loads sympy, for half a second.
+#: A Triton kernel that writes its arguments. By name, since importing its module loads sympy, for half a second.
 TRITON_KERNEL: Final = "triton_kernel_wrapper_mutation"
 METHODS: Final = frozenset(f"__{name}__" for name in NAMES)
 
 
 def mutates(node: Node) -> bool:
-    """Whether the node writes into what it is given. The statistics of a batch norm do not count."""
+    """Whether the node writes to its arguments. The running statistics of a batch norm do not count."""
     return bool(written_by(node))
 
 
 def is_written(nodes: Iterable[Node]) -> bool:
-    """Whether anything in their graphs writes, at any time, into the memory of one of them, or of a view of it."""
+    """Whether any node of their graphs writes to the memory of one of them or of its views."""
     nodes = list(nodes)
     return are_written(nodes, (other for graph in {node.graph for node in nodes} for other in graph.nodes))
 
 
 def are_written(nodes: Iterable[Node], others: Iterable[Node]) -> bool:
-    """Whether one of the others writes into the memory of one of the nodes."""
+    """Whether one of `others` writes to the memory of one of `nodes`."""
     memory = memories_of(nodes)
     return any(not memory.isdisjoint(memories_of(written_by(other))) for other in others)
 
 
 def memories_of(nodes: Iterable[Node]) -> set[int]:
-    """One number for a tensor and its views; none for what lies in no memory of its own."""
+    """Storage ids of the nodes' tensors: views share one, and tensors that are not strided have none."""
     values = [value_of(node) for node in nodes]
     strided = [value for value in values if isinstance(value, torch.Tensor) and value.layout == torch.strided]
     return {int(value.untyped_storage()._cdata) for value in strided}
 
 
 def written_by(node: Node) -> list[Node]:
-    """What the node writes into; all that it is given where a graph or a kernel within it writes."""
+    """The arguments that the node writes to; all of them if a graph or kernel inside it writes."""
     target: Any = node.target
     if node.op == "call_method":
         return nodes_in(node.args[:1]) if target in METHODS or is_name_of_writing(str(target)) else []
@@ -73,14 +73,14 @@ def is_name_of_writing(name: str) -> bool:
 
 
 def is_told_to_write(node: Node) -> bool:
-    """By `inplace`, wherever it stands among the arguments."""
+    """Whether its argument `inplace` is True, by position or by name."""
     given = dict(zip(parameters_of(node.target), node.args, strict=False)) | node.kwargs
     return given.get("inplace") is True
 
 
 @functools.lru_cache(maxsize=1024)
 def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Their names in their order; none of a function in C that does not tell them."""
+    """The names of its parameters in order; empty for a C function without a signature."""
     try:
         return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -99,7 +99,7 @@ def nodes_in(arguments: Any) -> list[Node]:
 
 
 def bodies_of(node: Node) -> list[Graph]:
-    """The graphs of their own that a node runs, as torch.export makes one of a block without gradients."""
+    """The nested graphs that a node runs, such as those that torch.export makes of no_grad blocks."""
     names = [str(one.target) for one in node.all_input_nodes if one.op == "get_attr"]
     modules = [getattr(node.graph.owning_module, name, None) for name in names]
     return [module.graph for module in modules if isinstance(module, GraphModule)]

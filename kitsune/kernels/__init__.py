@@ -1,1 +1,1 @@
-"""Triton kernels of our own, one a file: forward, backward, and the eager reference that says what they compute."""
+"""Triton kernels, one for each file: forward, backward, and an eager reference that defines the result."""

@@ -1,7 +1,7 @@
-"""AdamW (Loshchilov, Hutter 2019) for many parameters in few launches, in place, with the arithmetic of torch.
+"""AdamW (Loshchilov, Hutter 2019) for many parameters in few launches, in place, with the same arithmetic as torch.
 
-A launch takes tuples of tensors as they are, without a table of pointers that a CUDA graph could not fill anew. Each
-program finds its tensor by counting blocks. `locate`, `pick` and `launches` serve kitsune/kernels/sgd.py, too.
+A launch takes tuples of tensors directly, and no table of pointers, which a CUDA graph could not update. Each program
+finds its tensor by counting blocks.
 """
 
 import math
@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import DTYPES, wide_of
-from kitsune.kernels.launch import is_reached, on_device_of
-from kitsune.kernels.layouts import is_dense, laid_as, lies_as
+from kitsune.kernels.launch import on_device_of, runs_in_triton
+from kitsune.kernels.layouts import has_layout_of, in_layout_of, is_dense
 from kitsune.kernels.rows import warps_of_tile
 
-#: Tensors that one launch takes. The last launch is filled up to as many: no kernel is compiled for what is left over.
+#: Tensors of a launch. The last launch is padded to as many, so that no second kernel is compiled for it.
 MOST = 32
-#: Elements that a program updates: to find its tensor costs it little beside them.
+#: Elements that a program updates: enough to make finding its tensor cheap in comparison.
 BLOCK = 4096
 
 
@@ -38,13 +38,13 @@ def adamw_(
     found_inf: torch.Tensor | None = None,
     grad_scale: torch.Tensor | None = None,
 ) -> None:
-    """One update of fp32 `parameters` and of their averages, in place, by fp32, bf16 or fp16 `gradients`.
+    """One update of fp32 `parameters` and their averages, in place, with fp32, bf16 or fp16 `gradients`.
 
-    `step` is the number of this update, from 1, or one for each parameter. It and `lr` may be tensors of one element
-    where the parameters are: a CUDA graph then follows them. Nothing changes where `found_inf` (one element) is not
-    zero. Gradients are divided by `grad_scale` (one element), in place, as by torch's fused update. What Triton does
-    not reach, or has gaps in memory, or averages laid out in another way than their parameter, goes through
-    `reference`.
+    `step` is the number of this update, from 1, or one for each parameter. It and `lr` may be tensors of one element on
+    the device of the parameters: a CUDA graph then follows their changes. If `found_inf` (one element) is not zero,
+    nothing changes. Gradients are divided by `grad_scale` (one element), in place, as in torch's fused update. Falls
+    back to `reference` where Triton cannot run, for tensors with gaps in memory, and for averages with another layout
+    than their parameter.
     """
     lists = (parameters, gradients, exp_avgs, exp_avg_sqs)
     numbers = (*(step if isinstance(step, Sequence) else (step,)), lr, found_inf, grad_scale)
@@ -63,10 +63,10 @@ def serve(
     lr: torch.Tensor | float,
     *factors: Any,
 ) -> None:
-    """The same for what `is_served`, which is not asked again: of 200 parameters that takes as long as all else here.
+    """`adamw_` without the check of `is_served`, which for 200 parameters takes as long as everything else here.
 
-    Steps and rates have one dtype: for another one Triton compiles another kernel, which it cannot do while a graph is
-    captured.
+    Steps and learning rate are cast to one dtype: for another one Triton would compile another kernel, which fails
+    during a graph capture.
     """
     lists = (parameters, gradients, exp_avgs, exp_avg_sqs)
     steps, rate = steps_of(step, parameters, torch.float32), scalar_of(lr, parameters[0], torch.float32)
@@ -88,7 +88,7 @@ def reference(
     found_inf: torch.Tensor | None = None,
     grad_scale: torch.Tensor | None = None,
 ) -> None:
-    """The same in eager torch, computed in fp32 (fp64 for fp64 parameters)."""
+    """`adamw_` in eager torch, computed in fp32 (fp64 for fp64 parameters)."""
     steps = steps_of(step, parameters, torch.float64)
     for *own, at_step in zip(parameters, gradients, exp_avgs, exp_avg_sqs, steps, strict=True):
         parameter, gradient, mean, square = (one.to(wide_of(own[0])) for one in own)
@@ -119,10 +119,10 @@ def update(
     found_inf: torch.Tensor | None,
     grad_scale: torch.Tensor | None,
 ) -> None:
-    """The same, with a step for every parameter; steps and `lr` in fp32."""
-    # The complements are exact here; from fp32, 1 - 0.999 would be off by 1e-5 of itself.
+    """The operator behind `adamw_`, with a step for each parameter; steps and `lr` in fp32."""
+    # In fp64: in fp32, 1 - 0.999 has a relative error of 1e-5.
     factors = (1 - beta1, beta2, 1 - beta2, logarithm(beta1), logarithm(beta2), eps, weight_decay)
-    laid = all_laid_as(parameters, gradients)
+    laid = all_in_layout_of(parameters, gradients)
     with on_device_of(parameters[0]):
         for grid, tensors, sizes in launches(parameters, laid, exp_avgs, exp_avg_sqs, steps):
             update_kernel[grid](
@@ -151,37 +151,37 @@ def is_served(
     states: Sequence[Sequence[torch.Tensor]],
     single: Sequence[torch.Tensor | float | None],
 ) -> bool:
-    """Whether kernels reach all of it: on one device; parameters and states in fp32, without gaps, in one order."""
+    """Whether the kernel supports these: on one device; parameters and states in fp32, dense, of equal layout."""
     ours = [*parameters, *(tensor for state in states for tensor in state)]
     others = [one for one in single if isinstance(one, torch.Tensor)]
     pairs = [pair for state in states for pair in zip(parameters, state, strict=True)]
     return (
-        is_reached(*ours, *gradients)
+        runs_in_triton(*ours, *gradients)
         and len({tensor.device for tensor in (*ours, *gradients, *others)}) < 2
         and all(tensor.dtype == torch.float32 for tensor in ours)
         and all(map(is_dense, parameters))
-        and all(lies_as(parameter, state) for parameter, state in pairs)
+        and all(has_layout_of(parameter, state) for parameter, state in pairs)
     )
 
 
 def steps_of(
     step: Sequence[torch.Tensor] | torch.Tensor | float, parameters: Sequence[torch.Tensor], dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    """One for each parameter."""
+    """A step for each parameter."""
     if isinstance(step, Sequence):
         return [scalar_of(own, parameter, dtype) for own, parameter in zip(step, parameters, strict=True)]
     return [scalar_of(step, parameters[0], dtype)] * len(parameters) if parameters else []
 
 
 def scalar_of(value: torch.Tensor | float, like: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """A tensor of no dimensions, on the device of another."""
+    """A 0-d tensor of the value; a number is put on the device of `like`."""
     if isinstance(value, torch.Tensor):
         return value if value.dtype == dtype and not value.dim() else value.reshape(()).to(dtype)
     return torch.full((), value, dtype=dtype, device=like.device)
 
 
 def put(new: torch.Tensor, old: torch.Tensor, found_inf: torch.Tensor | None) -> None:
-    """Writes `new` into `old`, unless `found_inf`."""
+    """Writes `new` to `old`, unless `found_inf` is set."""
     old.copy_(new if found_inf is None else torch.where(found_inf.reshape(()) == 0, new, old.to(new.dtype)))
 
 
@@ -189,9 +189,9 @@ def logarithm(beta: float) -> float:
     return math.log(beta) if beta else -math.inf
 
 
-def all_laid_as(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The gradients in the order in memory of their parameters."""
-    return [laid_as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
+def all_in_layout_of(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients with the memory layouts of their parameters."""
+    return [in_layout_of(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
 
 
 Launch = tuple[tuple[int], tuple[tuple[torch.Tensor, ...], ...], tuple[int, ...]]
@@ -200,7 +200,7 @@ Launch = tuple[tuple[int], tuple[tuple[torch.Tensor, ...], ...], tuple[int, ...]
 def launches(
     parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *states: Sequence[torch.Tensor]
 ) -> Iterator[Launch]:
-    """(grid, a tuple of tensors for each list, their sizes) of every launch. Gradients in a launch have one dtype."""
+    """(grid, a tuple of tensors for each list, their sizes) of every launch. Each has gradients of one dtype."""
     rows = [row for row in zip(parameters, gradients, *states, strict=True) if row[0].numel()]
     for dtype in DTYPES:
         alike = [row for row in rows if row[1].dtype == dtype]
@@ -208,13 +208,13 @@ def launches(
             some = alike[start : start + MOST]
             none = MOST - len(some)
             sizes = (*(row[0].numel() for row in some), *[0] * none)
-            grid = (sum(-(-size // BLOCK) for size in sizes),)  # triton.cdiv would take the host 3 us each
+            grid = (sum(-(-size // BLOCK) for size in sizes),)  # not triton.cdiv, which takes the host 3 us a call
             yield grid, tuple(zip(*some, *[some[0]] * none, strict=True)), sizes
 
 
 @triton.jit
 def locate(sizes, BLOCK: tl.constexpr):
-    """(which tensor this program works on, which of its blocks)"""
+    """(index of the tensor, index of the block in it) of this program."""
     program = tl.program_id(0)
     index, first, begin = 0, 0, 0
     for at in tl.static_range(len(sizes)):
@@ -246,7 +246,7 @@ def update_kernel(
     inverse = None
     if grad_scale is not None:
         inverse = 1.0 / tl.load(grad_scale).to(tl.float32)
-    # In fp64: by fp32 powers of beta2, the first steps would be off by 1e-5 of themselves.
+    # In fp64: with fp32 powers of beta2, the first steps would have a relative error of 1e-5.
     now, rate = tl.load(pick(steps, index)).to(tl.float64), tl.load(lr).to(tl.float64)
     keep = (1.0 - rate * weight_decay).to(tl.float32)
     length = (rate / (1.0 - tl.exp(now * log_beta1))).to(tl.float32)
@@ -254,7 +254,7 @@ def update_kernel(
     start = block.to(tl.int64) * BLOCK
     left = size - start
     parameter, gradient, average, square = parameter + start, gradient + start, average + start, square + start
-    if left >= BLOCK:  # without a mask, loads are of 16 bytes whatever the size
+    if left >= BLOCK:  # without a mask, loads take 16 bytes for any size
         move(parameter, gradient, average, square, None, inverse, part1, beta2, part2, keep, length, root, eps, BLOCK)
     else:
         move(parameter, gradient, average, square, left, inverse, part1, beta2, part2, keep, length, root, eps, BLOCK)

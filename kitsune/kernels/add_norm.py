@@ -1,7 +1,7 @@
-"""The sum of a branch and its residual, and that sum's LayerNorm or RMSNorm over the last dimension, at once.
+"""The sum of a branch and its residual, and the LayerNorm or RMSNorm of that sum over the last dimension, in one pass.
 
-One pass forward writes both, one pass backward takes the gradients of both. The norm is of the sum as it was rounded,
-so both outputs are those of the addition and the norm one after the other. See layer_norm.py and rms_norm.py.
+The forward writes both, the backward takes the gradients of both. The norm is of the rounded sum, so the results are
+those of the addition followed by the norm. See layer_norm.py and rms_norm.py.
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels import layer_norm, rms_norm
-from kitsune.kernels.launch import are_rows, count, is_reached, on_device_of
-from kitsune.kernels.rows import add_shares, partials_of, room_of, shares_of, tile_of
+from kitsune.kernels.launch import are_rows, count, on_device_of, runs_in_triton
+from kitsune.kernels.rows import add_shares, buffer_of, partials_of, shares_of, tile_of
 
 
 def add_layer_norm(
@@ -20,9 +20,9 @@ def add_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The LayerNorm of the sum, and the sum, of `x` and `residual` (..., n), both in the dtype of `x`.
 
-    `weight` and `bias` (n,), or None. fp32, bf16 and fp16 in any mix; sums are in fp32. Rows of more than 65536
-    elements, an `x` and a `residual` of unlike shapes, weights of another shape, and what else Triton does not reach go
-    through `reference`.
+    `weight` and `bias` are (n,) or None. fp32, bf16 and fp16 in any mix; sums are in fp32. Falls back to `reference`
+    for rows of more than 65536 elements, `x` and `residual` of different shapes, weights of another shape, and where
+    Triton cannot run.
     """
     if not is_offered(x, residual, weight, bias):
         return reference(x, residual, weight, bias, eps)
@@ -35,8 +35,8 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The RMSNorm of the sum, and the sum, of `x` and `residual` (..., n), both in the dtype of `x`; `weight` is (n,).
 
-    fp32, bf16 and fp16 in any mix; sums are in fp32. Rows of more than 65536 elements, an `x` and a `residual` of
-    unlike shapes, a weight of another shape, and what else Triton does not reach go through `rms_reference`.
+    fp32, bf16 and fp16 in any mix; sums are in fp32. Falls back to `rms_reference` for rows of more than 65536
+    elements, `x` and `residual` of different shapes, a weight of another shape, and where Triton cannot run.
     """
     if not is_offered(x, residual, weight):
         return rms_reference(x, residual, weight, eps)
@@ -61,8 +61,8 @@ def rms_reference(
 
 
 def is_offered(x: torch.Tensor, residual: torch.Tensor, *weights: torch.Tensor | None) -> bool:
-    """Whether the kernels compute it."""
-    return x.shape == residual.shape and are_rows(x, *weights) and is_reached(x, residual, *weights)
+    """Whether the kernels support it."""
+    return x.shape == residual.shape and are_rows(x, *weights) and runs_in_triton(x, residual, *weights)
 
 
 @torch.library.custom_op("kitsune::add_norm", mutates_args=())
@@ -76,11 +76,11 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(norm, sum, mean of each row, 1 / root of each row's mean square), the last two in fp32.
 
-    A LayerNorm is centred. An RMSNorm is not, and has no means.
+    `is_centred`: True for a LayerNorm; an RMSNorm has no means.
     """
     x, residual = x.contiguous(), residual.contiguous()
     weight, bias = (None if one is None else one.contiguous() for one in (weight, bias))
-    normed, total, means, scales = rooms_of(x, is_centred)
+    normed, total, means, scales = buffers_of(x, is_centred)
     rows, columns = count(x)
     if x.numel():
         high, block, warps = tile_of(rows, columns)
@@ -114,7 +114,7 @@ def _(
     eps: float,
     is_centred: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return rooms_of(x, is_centred)
+    return buffers_of(x, is_centred)
 
 
 @torch.library.custom_op("kitsune::add_norm_backward", mutates_args=())
@@ -128,10 +128,10 @@ def backward(
     scales: torch.Tensor,
     is_centred: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(gradient of either summand, of weight, of bias): the first in the dtype of the sum; empty for None."""
+    """(gradient of both summands, of weight, of bias). The first is in the dtype of the sum; None gives empty ones."""
     dnormed, factor = dnormed.contiguous(), None if weight is None else weight.contiguous()
     dtotal = None if dtotal is None else dtotal.contiguous()
-    dx, dweight, dbias = room_of(total, total), room_of(weight, total), room_of(bias, total)
+    dx, dweight, dbias = buffer_of(total, total), buffer_of(weight, total), buffer_of(bias, total)
     rows, columns = count(total)
     if not total.numel():
         return dx, dweight.zero_(), dbias.zero_()
@@ -171,7 +171,7 @@ def _(
     scales: torch.Tensor,
     is_centred: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return room_of(total, total), room_of(weight, total), room_of(bias, total)
+    return buffer_of(total, total), buffer_of(weight, total), buffer_of(bias, total)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -180,7 +180,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
     ctx.save_for_backward(total, weight, bias, means, scales)
     ctx.is_centred, ctx.residual_dtype = is_centred, residual.dtype
     ctx.mark_non_differentiable(means, scales)
-    ctx.set_materialize_grads(False)  # the last norm of a model leaves its sum unused: no zeros to make and to read
+    ctx.set_materialize_grads(False)  # the sum of a model's last norm is unused: this avoids a tensor of zeros
 
 
 def _gradients(
@@ -197,11 +197,11 @@ def _gradients(
 forward.register_autograd(_gradients, setup_context=_keep)
 
 
-def rooms_of(x: torch.Tensor, is_centred: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Room for what `forward` returns."""
+def buffers_of(x: torch.Tensor, is_centred: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Buffers for the results of `forward`."""
     rows, _ = count(x)
     means, scales = (x.new_empty(length, dtype=torch.float32) for length in (rows if is_centred else 0, rows))
-    return room_of(x, x), room_of(x, x), means, scales
+    return buffer_of(x, x), buffer_of(x, x), means, scales
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """BatchNorm (Ioffe, Szegedy 2015) and ReLU in one pass, forward and backward, with channels first or last in memory.
 
-Statistics come in two steps without atomics: a share of a channel to each program, then all shares of a channel by the
-formula of Chan, Golub, LeVeque 1979. The backward pass finds what the ReLU cut off from the input: no output is kept.
+Statistics are computed in two steps without atomics: each program reduces a share of a channel, then the shares are
+combined by the formula of Chan, Golub, LeVeque 1979. The backward pass recomputes the ReLU's mask from the input, so
+the output is not saved.
 """
 
 from typing import Any, NamedTuple
@@ -12,15 +13,15 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import block_of, is_reached, on_device_of, warps_of
-from kitsune.kernels.layouts import dense, is_last, laid_as
+from kitsune.kernels.launch import block_of, on_device_of, runs_in_triton, warps_of
+from kitsune.kernels.layouts import dense, in_layout_of, is_last
 from kitsune.kernels.rows import add_shares, warps_of_tile
 
-#: Elements of a tile, which a program holds at once.
+#: Elements of a tile, which a program holds in registers.
 TILE = 4096
-#: The most elements in a row of a tile: of channels that lie side by side (128 bytes of half precision), or positions.
+#: The most elements in a row of a tile: contiguous channels (128 bytes in half precision), or positions.
 WIDEST_LAST, WIDEST_FIRST = 64, 1024
-#: Programs that share a reduction: four for each of an H200's multiprocessors. No channel has more shares.
+#: Programs of a reduction: four for each multiprocessor of an H200. No channel has more shares.
 PROGRAMS = 512
 #: Channels whose shares one program combines.
 COMBINED = 16
@@ -37,17 +38,17 @@ def batch_norm_relu(
     eps: float,
     relu: bool = True,
 ) -> torch.Tensor:
-    """`x` (n, c, *) normalised in each channel, times `weight` (c,), plus `bias` (c,), cut off below zero if `relu`.
+    """`x` (n, c, *) normalised in each channel, times `weight` (c,), plus `bias` (c,), with a ReLU if `relu`.
 
-    In `training` by the statistics of `x`, towards which the running ones (c,) move by `momentum`; else by the running
-    ones. In the dtype and the memory format of `x`, contiguous where that is neither contiguous nor channels_last.
-    Sums are in fp32. What Triton does not reach goes through `reference`, and so does what lacks weight or bias, has
-    less than two elements in a channel, or arguments that do not fit, for which `reference` raises what torch raises.
+    In `training` it uses the statistics of `x` and moves the running ones (c,) towards them by `momentum`; else it uses
+    the running ones. The result has the dtype and memory format of `x`, or is contiguous where that is neither
+    contiguous nor channels_last. Sums are in fp32. Falls back to `reference` where Triton cannot run, without weight or
+    bias, with less than two elements in a channel, and for arguments for which torch raises an error.
     """
-    ours = (weight, bias) if training else (weight, bias, running_mean, running_var)
+    own = (weight, bias) if training else (weight, bias, running_mean, running_var)
     vectors = (weight, bias, running_mean, running_var)
-    fits = all(one is not None for one in ours) and all(one is None or is_vector_of(x, one) for one in vectors)
-    if not fits or x.numel() <= x.shape[1] or not is_reached(x, *vectors):
+    fits = all(one is not None for one in own) and all(one is None or is_vector_of(x, one) for one in vectors)
+    if not fits or x.numel() <= x.shape[1] or not runs_in_triton(x, *vectors):
         return reference(x, *vectors, training, momentum, eps, relu)
     mean, variance = statistics(x.detach(), *vectors[2:], momentum) if training else vectors[2:]
     return forward(x, weight, bias, mean, variance, eps, training, relu)
@@ -64,7 +65,7 @@ def reference(
     eps: float,
     relu: bool = True,
 ) -> torch.Tensor:
-    """The same in eager torch, computed in fp32 (fp64 for fp64)."""
+    """Eager implementation, computed in fp32 (fp64 for fp64)."""
     dtype = wide_of(x)
     vectors = (running_mean, running_var, weight, bias)
     mean, variance, factor, shift = (None if one is None else one.to(dtype) for one in vectors)
@@ -79,7 +80,7 @@ def reference(
 def statistics(
     x: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None, momentum: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mean, variance) of each channel in fp32, without gradients. The running ones move as torch moves them."""
+    """(mean, variance) of each channel in fp32, without gradients. Updates the running ones as torch does."""
     x, channels = dense(x), x.shape[1]
     plan = reduction_of(x)
     shares = plan.grid[1]
@@ -104,7 +105,7 @@ def forward(
     training: bool,
     relu: bool,
 ) -> torch.Tensor:
-    """The output by given statistics. `training` says that they are those of `x`, which matters for its gradient."""
+    """The output for given statistics. `training`: they are those of `x`, which matters for its gradient."""
     x = dense(x)
     y, plan = torch.empty_like(x), plan_of(x)
     given = (x, weight, bias, mean, variance)
@@ -126,7 +127,7 @@ def backward_sums(
     x = dense(x)
     plan, dweight, dbias = reduction_of(x), vector_of(x), vector_of(x)
     partial = x.new_empty(2, plan.grid[1], x.shape[1], dtype=torch.float32)
-    given = (laid_as(x, dy), x, *vectors, *partial)
+    given = (in_layout_of(x, dy), x, *vectors, *partial)
     with on_device_of(x):
         backward_sums_kernel[plan.grid](*given, *plan.sizes, eps, relu, *plan.blocks, num_warps=plan.warps)
     add_shares(dweights=partial[0], dweight=dweight, dbiases=partial[1], dbias=dbias)
@@ -143,10 +144,10 @@ def _(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def backward_dx(
     dy: torch.Tensor, x: torch.Tensor, vectors: list[torch.Tensor], sums: list[torch.Tensor], eps: float, relu: bool
 ) -> torch.Tensor:
-    """The gradient of x. `sums` are those of `backward_sums`, or none where the statistics do not depend on x."""
+    """The gradient of x. `sums` are those of `backward_sums`, or None where the statistics do not depend on x."""
     x = dense(x)
     dx, plan = torch.empty_like(x), plan_of(x)
-    given = (laid_as(x, dy), x, *vectors, *(sums or (None, None)), dx)
+    given = (in_layout_of(x, dy), x, *vectors, *(sums or (None, None)), dx)
     count = x.numel() // x.shape[1]
     with on_device_of(x):
         backward_dx_kernel[plan.grid](*given, *plan.sizes, count, eps, relu, *plan.blocks, num_warps=plan.warps)
@@ -178,12 +179,12 @@ forward.register_autograd(_gradients, setup_context=_keep)
 
 
 def is_vector_of(x: torch.Tensor, one: torch.Tensor) -> bool:
-    """Whether there is one element for each channel, without gaps."""
+    """Whether it has one element for each channel and is contiguous."""
     return x.dim() > 1 and one.shape == x.shape[1:2] and one.is_contiguous()
 
 
 def vector_of(x: torch.Tensor) -> torch.Tensor:
-    """Room for one number of each channel."""
+    """An fp32 buffer of one number for each channel."""
     return x.new_empty(x.shape[1], dtype=torch.float32)
 
 
@@ -192,23 +193,23 @@ class Plan(NamedTuple):
 
     grid: tuple[int, ...]
     sizes: tuple[int, ...]
-    blocks: tuple[bool, int, int]  # whether channels lie side by side, rows and columns of a tile
+    blocks: tuple[bool, int, int]  # whether channels are contiguous, rows and columns of a tile
     warps: int
 
 
 def plan_of(x: torch.Tensor) -> Plan:
-    """One tile to each program. x as batches of rows and columns: of (n, c, positions), or (1, n and positions, c)."""
+    """One tile for each program. x is seen as batches of a matrix: (n, c, positions), or (1, n * positions, c)."""
     last, channels, positions = is_last(x), x.shape[1], x.numel() // x.shape[1]
     batches, rows, columns = (1, positions, channels) if last else (x.shape[0], channels, positions // x.shape[0])
     high, wide = tile_of(rows, columns, last)
     down, across = triton.cdiv(rows, high), triton.cdiv(columns, wide)
-    warps = warps_of_tile if last else warps_of  # what channels side by side need is loaded once for more elements
+    warps = warps_of_tile if last else warps_of  # with contiguous channels one load of their data serves more elements
     sizes, grid = (channels, rows, columns, down, across), (batches * down * across,)
     return Plan(grid, sizes, (last, high, wide), warps(high * wide))
 
 
 def reduction_of(x: torch.Tensor) -> Plan:
-    """For each channel, or for each tile of them that lie side by side, a share of its tiles to each program."""
+    """For each channel, or each tile of contiguous channels, a share of its tiles for each program."""
     last, channels, positions = is_last(x), x.shape[1], x.numel() // x.shape[1]
     rows, columns = (positions, 1) if last else (x.shape[0], positions // x.shape[0])
     high, wide = tile_of(rows, channels if last else columns, last)
@@ -228,7 +229,7 @@ def tile_of(rows: int, columns: int, last: bool) -> tuple[int, int]:
 
 @triton.jit
 def in_grid(channels, rows, columns, down, across, LAST: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
-    """(offsets, which are there, channels, which are there) of this program's tile."""
+    """(offsets, their mask, channels, their mask) of this program's tile."""
     left, top = tl.program_id(0) % across * WIDE, tl.program_id(0) // across
     column = left + tl.arange(0, WIDE)
     if LAST:
@@ -242,7 +243,7 @@ def in_grid(channels, rows, columns, down, across, LAST: tl.constexpr, HIGH: tl.
 
 @triton.jit
 def in_lane(tile, channels, rows, columns, across, LAST: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr):
-    """(offsets, which are there, how many of each channel) of a tile of this program's channels."""
+    """(offsets, their mask, number of elements of each channel) of a tile of this program's channels."""
     top, left = tl.cast(tile // across, tl.int64) * HIGH, tile % across * WIDE
     row, count = top + tl.arange(0, HIGH), tl.minimum(rows - top, HIGH)
     if LAST:
@@ -262,7 +263,7 @@ def load(pointer, at, inside):
 
 @triton.jit
 def load_across(pointer, channel, valid, LAST: tl.constexpr):
-    """What belongs to the channels of a tile, as its columns or its rows."""
+    """Loads per-channel values for a tile, broadcast along its columns or its rows."""
     return load(pointer, channel, valid)[None, :] if LAST else load(pointer, channel, valid)[:, None]
 
 
@@ -276,8 +277,8 @@ def statistics_kernel(
     x, counts, means, squares, channels, rows, columns, across, tiles, share,
     LAST: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A share's count, mean and sum of squares about it, of each channel. Sums run about the mean of the first tile:
-    that costs one unit in the last place for each tile at the most, whatever the data."""
+    """Count, mean and sum of squared deviations of a share of each channel. Sums are relative to the mean of the first
+    tile, so the error is at most one unit in the last place for each tile, for any data."""
     first = tl.program_id(1) * share
     at, inside, count = in_lane(first, channels, rows, columns, across, LAST, HIGH, WIDE)
     about = sum_of_channels(load(x, at, inside), LAST) / count
@@ -303,7 +304,7 @@ def combine_kernel(
     counts, means, squares, mean, variance, running_mean, running_var, momentum, shares, channels,
     SHARES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """All shares of some channels, about the mean of the first: so a large mean costs no more than its own rounding."""
+    """Combines all shares of some channels relative to the mean of the first, so a large mean adds no further error."""
     share, channel = tl.arange(0, SHARES)[:, None], tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     valid = channel < channels
     at, inside = share * channels + channel, (share < shares) & valid
@@ -336,7 +337,7 @@ def forward_kernel(
     normal = (load(x, at, inside) - load_across(mean, channel, valid, LAST)) * scale
     result = normal * load_across(weight, channel, valid, LAST) + load_across(bias, channel, valid, LAST)
     if RELU:
-        result = tl.where(result <= 0, 0.0, result)  # so that NaN stays, as in torch
+        result = tl.where(result <= 0, 0.0, result)  # keeps NaN, as torch does
     tl.store(y + at, result.to(y.dtype.element_ty), mask=inside)
 
 

@@ -1,7 +1,7 @@
-"""An activation of x + bias in one pass: GELU (Hendrycks, Gimpel 2016) exact and by tanh, SiLU, ReLU, and their slopes.
+"""An activation of x + bias in one pass: GELU (Hendrycks, Gimpel 2016) exact and by tanh, SiLU or ReLU.
 
-The backward pass computes the slope anew from x and the bias: nothing is kept but the inputs. The gradient of the bias
-is summed in two steps in a fixed order, without atomics: the same bits every time.
+The backward pass recomputes the slope from x and the bias, so only the inputs are saved. The gradient of the bias is
+summed in two steps in a fixed order, without atomics, so it is bitwise reproducible.
 """
 
 import functools
@@ -14,13 +14,13 @@ import triton.language as tl
 from torch.nn import functional as F
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import count, is_reached, on_device_of, warps_of
+from kitsune.kernels.launch import count, on_device_of, runs_in_triton, warps_of
 from kitsune.kernels.tiles import shares_of, tile_of
 
-#: Programs of a backward pass that sums over rows: eight for each of an H200's multiprocessors, resident all at once.
+#: Programs of a backward pass that sums over rows: eight for each multiprocessor of an H200, all resident at once.
 PROGRAMS: Final = 1056
 
-#: The eager meaning of each kind.
+#: Kind -> its eager implementation.
 KINDS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
@@ -32,25 +32,25 @@ KINDS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 def bias_activation(x: torch.Tensor, bias: torch.Tensor | None, kind: str) -> torch.Tensor:
     """The activation `kind` of `x` (..., n) + `bias` (n,) or None, in the dtype of `x`.
 
-    `kind` is "gelu" (by erf), "gelu_tanh", "silu" or "relu"; any other raises ValueError. All is computed in fp32. What
-    Triton does not reach goes through `reference`, and so does a bias of another shape.
+    `kind` is "gelu" (by erf), "gelu_tanh", "silu" or "relu"; any other raises ValueError. Computes in fp32. Falls back
+    to `reference` where Triton cannot run, and for a bias of another shape.
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is no activation that is known here; choose one of {', '.join(KINDS)}")
-    if (bias is not None and bias.shape != x.shape[-1:]) or not is_reached(x, bias):
+    if (bias is not None and bias.shape != x.shape[-1:]) or not runs_in_triton(x, bias):
         return reference(x, bias, kind)
     return forward(x, bias, kind)
 
 
 def reference(x: torch.Tensor, bias: torch.Tensor | None, kind: str) -> torch.Tensor:
-    """The same in eager torch, computed in fp32 (fp64 for fp64)."""
+    """Eager implementation, computed in fp32 (fp64 for fp64)."""
     wide = x.to(wide_of(x))
     return KINDS[kind](wide if bias is None else wide + bias.to(wide.dtype)).to(x.dtype)
 
 
 @torch.library.custom_op("kitsune::bias_activation", mutates_args=())
 def forward(x: torch.Tensor, bias: torch.Tensor | None, kind: str) -> torch.Tensor:
-    """The activation, laid out contiguously."""
+    """The activation, contiguous."""
     x = x.contiguous()
     y = torch.empty_like(x)
     if x.numel():
@@ -72,7 +72,7 @@ def _(x: torch.Tensor, bias: torch.Tensor | None, kind: str) -> torch.Tensor:
 def backward(
     dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None, kind: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(gradient of x, gradient of bias: empty without one), each in the dtype of what it belongs to."""
+    """(gradient of x, gradient of bias: empty without one), each in the dtype of its input."""
     dy, x, given = dy.contiguous(), x.contiguous(), x.new_empty(0) if bias is None else bias.contiguous()
     dx = torch.empty_like(x)
     if not x.numel():
@@ -124,7 +124,7 @@ forward.register_autograd(_gradients, setup_context=_keep)
 
 
 def sizes(x: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, int]:
-    """(rows, columns) as the kernels go over `x`: without a bias nothing depends on the column, and it is one row."""
+    """(rows, columns) of `x` for the kernels: one row without a bias, since then nothing depends on the column."""
     return (1, x.numel()) if bias is None else count(x)
 
 
@@ -198,7 +198,7 @@ def pulled_back(dvalue, value, KIND: tl.constexpr):
     elif KIND == "gelu_tanh":
         share = tl.sigmoid(twice_the_inner(value))
         slope = 1.5957691216057308 + 0.21406444881780073 * value * value
-        bent = share * (1.0 - share)  # 0 far out, where the rest overflows
+        bent = share * (1.0 - share)  # 0 for large values, where the other factors overflow
         result = dvalue * (share + tl.where(bent == 0.0, 0.0, value * bent * slope))
     elif KIND == "silu":
         share = tl.sigmoid(value)

@@ -1,7 +1,7 @@
-"""Cross entropy over class numbers: rows of any length, block by block, with an online log-sum-exp.
+"""Cross entropy with class indices: rows of any length, in blocks, with an online log-sum-exp.
 
-Milakov, Gimelshein 2018 (arXiv 1805.02867), one maximum and one sum a lane, merged at the end of the row. Forward keeps
-one number a row; backward makes the softmax from it and the logits again, in one pass.
+Milakov, Gimelshein 2018 (arXiv 1805.02867), with one maximum and one sum for each lane, merged at the end of the row.
+The forward saves one number for each row; the backward recomputes the softmax from it and the logits, in one pass.
 """
 
 from typing import Any, Final
@@ -12,17 +12,17 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import block_of, is_reached, on_device_of, warps_of
+from kitsune.kernels.launch import block_of, on_device_of, runs_in_triton, warps_of
 
 REDUCTIONS: Final = ("mean", "sum", "none")
 
 #: Elements of a row that a program takes at once: 8 to a thread of 16 warps, a load of 16 bytes in half precision, and
 #: 40 registers by ptxas for sm_90, so that three programs share a multiprocessor and one loads while others sum.
 LONGEST_BLOCK: Final = 4096
-#: Rows shorter than this share a program, so that four warps have something to do.
+#: Rows shorter than this share a program, so that four warps are busy.
 SHORTEST_TILE: Final = 1024
 
-#: The least number of fp32: no logit but -inf lies below it.
+#: The smallest finite fp32 number: only a logit of -inf is below it.
 LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)
 
 
@@ -33,17 +33,17 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """The loss of `logits` (rows, classes) or (batch, classes, d1, ...) for the class numbers in `target`.
+    """The loss of `logits` (rows, classes) or (batch, classes, d1, ...) for the class indices in `target`.
 
-    Meaning, shapes and the dtype of the loss are those of torch.nn.functional.cross_entropy without class weights: the
-    dtype of `logits`, fp32 under autocast. Sums are in fp32. A mean over nothing but ignored targets is nan. A target
-    that is no class, where torch stops the device with an assertion, makes the loss and the gradient of its row nan.
-    Backward reads `logits` again, where torch's reads their log-softmax: nothing may be written into them until then.
+    Semantics, shapes and the dtype of the loss are those of torch.nn.functional.cross_entropy without class weights:
+    the dtype of `logits`, fp32 under autocast. Sums are in fp32. A mean over ignored targets only is nan. For a target
+    that is not a class, where torch fails with a device assertion, the loss and the gradient of its row are nan. The
+    backward reads `logits` again, where torch's reads their log-softmax: do not write to them before it.
 
-    Through `reference` goes what Triton does not reach, what is empty, (batch, classes, d1, ...) whose classes do not
-    lie side by side in memory, target probabilities, and arguments that torch refuses, with torch's own error.
+    Falls back to `reference` where Triton cannot run, for empty inputs, (batch, classes, d1, ...) whose classes are not
+    contiguous, target probabilities, and arguments for which torch raises its own error.
     """
-    if not (is_reached(logits) and logits.ndim > 1):
+    if not (runs_in_triton(logits) and logits.ndim > 1):
         return reference(logits, target, ignore_index, label_smoothing, reduction)
     rows = logits.movedim(1, -1)
     is_known = is_offered(rows, target, label_smoothing, reduction)
@@ -61,7 +61,7 @@ def reference(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """The same in eager torch, computed in fp32 (fp64 for fp64)."""
+    """Eager implementation, computed in fp32 (fp64 for fp64)."""
     wide = logits.to(wide_of(logits))
     loss = F.cross_entropy(
         wide, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
@@ -70,13 +70,13 @@ def reference(
 
 
 def is_offered(rows: torch.Tensor, target: torch.Tensor, label_smoothing: float, reduction: str) -> bool:
-    """Whether the kernels compute it: `rows` (..., classes), a class number for each, arguments that torch accepts."""
+    """Whether the kernels support it: `rows` (..., classes), a class index for each, arguments that torch accepts."""
     is_numbered = target.dtype == torch.int64 and target.device == rows.device and target.shape == rows.shape[:-1]
     return is_numbered and rows.numel() > 0 and 0 <= label_smoothing <= 1 and reduction in REDUCTIONS
 
 
 def loss_dtype(logits: torch.Tensor) -> torch.dtype:
-    """What torch's own loss of them would be in: autocast computes it in fp32."""
+    """The dtype of torch's own loss: fp32 under autocast."""
     is_cast = torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float64
     return torch.float32 if is_cast else logits.dtype
 
@@ -90,7 +90,7 @@ def forward(
     reduction: str,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(loss in `dtype`, log-sum-exp of each row, how many targets count: one number for a mean, else none)."""
+    """(loss in `dtype`, log-sum-exp of each row, number of targets that count: one element for a mean, else empty)."""
     logits, target = by_rows(logits), target.contiguous()
     rows, columns = logits.shape
     log_sums = torch.empty(rows, dtype=torch.float32, device=logits.device)
@@ -144,7 +144,7 @@ def backward(
     ignore_index: int,
     label_smoothing: float,
 ) -> torch.Tensor:
-    """The gradient of the logits, in their dtype. `dloss` is one number, or one a row."""
+    """The gradient of the logits, in their dtype. `dloss` is one number, or one for each row."""
     logits, target, dloss = by_rows(logits), target.contiguous(), dloss.contiguous()
     rows, columns = logits.shape
     dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
@@ -198,12 +198,12 @@ forward.register_autograd(_gradients, setup_context=_keep)
 
 
 def by_rows(logits: torch.Tensor) -> torch.Tensor:
-    """The same with the classes side by side. Rows may have gaps between them, as those of a padded vocabulary do."""
+    """The logits with contiguous classes. Rows may have gaps between them, as with a padded vocabulary."""
     return logits if logits.stride(-1) == 1 else logits.contiguous()
 
 
 def piece_of(columns: int) -> tuple[int, int]:
-    """(rows, elements of a row) that a program takes at once."""
+    """(rows, elements of a row) that a program processes at once."""
     block = min(block_of(columns), LONGEST_BLOCK)
     return max(1, SHORTEST_TILE // block), block
 
@@ -260,7 +260,7 @@ def backward_kernel(
     log_sum = tl.load(log_sums + row, mask=inside, other=0.0)
     factor = tl.load(dloss + row * EACH, mask=counts, other=0.0).to(tl.float32)
     if MEAN:
-        factor /= tl.maximum(tl.load(count), 1.0)  # zero where no row counts, and then nothing is written but zeros
+        factor /= tl.maximum(tl.load(count), 1.0)  # the count is zero if no row counts; then only zeros are written
     write_gradient(
         logits + row * stride,
         dlogits + row * columns,
@@ -280,10 +280,10 @@ def backward_kernel(
 def losses_of(
     first, wanted, counts, columns, width, smoothing, SMOOTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """(loss, log-sum-exp) of each row that counts; zeros for another, which is not read. `first` points to the rows.
+    """(loss, log-sum-exp) of each row that counts; zeros for others, which are not read. `first` points to the rows.
 
-    From `columns` to `width` a row is padding. The load is masked by the width: where that is a multiple of 16, Triton
-    sees that whole vectors are inside, and loads vectors.
+    Elements from `columns` to `width` are padding. Loads are masked by the width: if it is a multiple of 16, Triton can
+    vectorise them.
     """
     most = tl.full((ROWS, BLOCK), LOWEST, dtype=tl.float32)
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
@@ -292,7 +292,7 @@ def losses_of(
         at = (start + tl.arange(0, BLOCK))[None, :]
         value = tl.load(first[:, None] + at, mask=counts[:, None] & (at < width), other=float("-inf")).to(tl.float32)
         value = tl.where(at < columns, value, float("-inf"))
-        ratio = tl.exp(-tl.abs(value - most))  # of the smaller to the larger: one exponential serves both cases
+        ratio = tl.exp(-tl.abs(value - most))  # smaller over larger: one exponential for both cases
         total = tl.where(value > most, total * ratio + 1.0, total + ratio)
         most = tl.maximum(most, value)
         if SMOOTH:
@@ -321,7 +321,7 @@ def write_gradient(
     smoothing,
     BLOCK: tl.constexpr,
 ):
-    """softmax - target, times `factor`; 0 in rows that do not count and in padding. Source may be destination."""
+    """Writes (softmax - target) * `factor`; 0 in rows that do not count and in padding. May be in place."""
     is_class = (wanted >= 0) & (wanted < columns)
     factor = tl.where(is_class, factor, float("nan"))[:, None]
     peak = tl.where(is_class, wanted, -1).to(tl.int32)[:, None]

@@ -1,7 +1,7 @@
 """dropout(x + bias) + residual in one pass (Srivastava et al. 2014, with the kept values scaled up).
 
-No mask is stored: it comes from a seed by Philox (Salmon et al. 2011), and the backward pass draws the same one again.
-The gradient of the bias is summed in two steps in a fixed order, without atomics: the same bits every time.
+No mask is stored: it is generated from a seed with Philox (Salmon et al. 2011), and again in the backward pass. The
+gradient of the bias is summed in two steps in a fixed order, without atomics, so it is bitwise reproducible.
 """
 
 from typing import Any, Final
@@ -11,14 +11,14 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import count, is_reached, on_device_of, warps_of
+from kitsune.kernels.launch import count, on_device_of, runs_in_triton, warps_of
 from kitsune.kernels.tiles import shares_of, tile_of
 
-#: Programs of a backward pass that sums over rows: four for each of an H200's multiprocessors, resident all at once
-#: with the 96 registers a thread that Philox takes in a loop.
+#: Programs of a backward pass that sums over rows: four for each multiprocessor of an H200, all resident at once with
+#: the 96 registers a thread that Philox needs in a loop.
 PROGRAMS: Final = 528
 
-#: How many seeds there are to draw from. Inductor writes the bounds of randint as int32, and 2**62 becomes 0 there.
+#: The number of possible seeds. Inductor writes the bounds of randint as int32, and 2**62 becomes 0 there.
 SEEDS: Final = 2**31 - 1
 
 
@@ -27,15 +27,15 @@ def dropout_add(
 ) -> torch.Tensor:
     """dropout(`x` + `bias`) + `residual` for `x` and `residual` (..., n), `bias` (n,) or None, in the dtype of `x`.
 
-    Each element is dropped with the chance `p`, and the others are divided by 1 - p; nothing is dropped for p = 0 or
-    without `training`, and no random numbers are drawn then; the residual alone is left for p = 1. A p outside [0, 1]
-    raises ValueError. What Triton does not reach goes through `reference`, and so do shapes to be broadcast; its
-    random numbers are others.
+    Each element is dropped with probability `p`, and the others are divided by 1 - p. For p = 0 or without `training`
+    nothing is dropped and no random numbers are drawn; for p = 1 the result is the residual. Raises ValueError for a p
+    outside [0, 1]. Falls back to `reference`, which draws other random numbers, where Triton cannot run and for shapes
+    to be broadcast.
     """
     if not 0 <= p <= 1:
         raise ValueError(f"p is the share of elements to drop, from 0 to 1; it is {p}")
     fits = x.shape == residual.shape and (bias is None or bias.shape == x.shape[-1:])
-    if not fits or not is_reached(x, residual, bias):
+    if not fits or not runs_in_triton(x, residual, bias):
         return reference(x, residual, p, bias, training)
     seed = torch.randint(SEEDS, (1,), device=x.device) if p and training else None
     return forward(x, residual, bias, seed, p)
@@ -49,9 +49,9 @@ def reference(
     training: bool = True,
     kept: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The same in eager torch, computed in fp32 (fp64 for fp64).
+    """`dropout_add` in eager torch, computed in fp32 (fp64 for fp64).
 
-    `kept` says True for each element to keep; it is drawn when it is not given.
+    `kept` is True for each element to keep; drawn when not given.
     """
     wide = x.to(wide_of(x))
     if bias is not None:
@@ -66,7 +66,7 @@ def reference(
 def forward(
     x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None, seed: torch.Tensor | None, p: float
 ) -> torch.Tensor:
-    """The sum, laid out contiguously; nothing is dropped without a seed, an int64 tensor of one element."""
+    """The sum, contiguous. `seed` is an int64 tensor of one element; without it nothing is dropped."""
     x, residual = x.contiguous(), residual.contiguous()
     y = torch.empty_like(x)
     if x.numel():
@@ -92,7 +92,7 @@ def _(
 def backward(
     dy: torch.Tensor, bias: torch.Tensor | None, seed: torch.Tensor | None, p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(gradient of x, gradient of bias: empty without one), each in the dtype of what it belongs to."""
+    """(gradient of x, gradient of bias: empty without one), each in the dtype of its input."""
     dy, like = dy.contiguous(), dy.new_empty(0) if bias is None else bias
     dx = torch.empty_like(dy)
     if not dy.numel():
@@ -137,14 +137,14 @@ forward.register_autograd(_gradients, setup_context=_keep)
 
 
 def scale_of(p: float) -> float:
-    """What kept values are multiplied by."""
+    """The factor of kept values."""
     return 1 / (1 - p) if p < 1 else 0.0
 
 
 def quarter_of(rows: int, columns: int) -> tuple[int, int]:
-    """(rows, columns) of a quarter of a tile: Philox gives four numbers at a time, one for each quarter below another.
+    """(rows, columns) of a quarter of a tile: Philox gives four numbers at a time, one for each of its quarters.
 
-    Forward and backward number their tiles alike, whatever program works on them, so that both draw the same mask.
+    Forward and backward number the tiles in the same way, so that both generate the same mask.
     """
     return tile_of(triton.cdiv(rows, 4), columns)
 
@@ -195,6 +195,6 @@ def backward_kernel(dy, seed, dx, partial, rows, columns, share, p, scale, ROWS:
 
 @triton.jit
 def four_chances(seed, tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Four numbers in [0, 1) for each place of a quarter of the tile."""
+    """Four random numbers in [0, 1) for each element of a quarter of the tile."""
     place = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     return tl.rand4x(tl.load(seed), tile * (ROWS * COLUMNS) + place)

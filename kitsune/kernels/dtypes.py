@@ -1,4 +1,4 @@
-"""In which dtypes kernels take and give numbers, and in which references compute. No Triton here."""
+"""The dtypes that kernels support, and those that references compute in. Does not import Triton."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What every kernel asks before its launch: whether Triton reaches the tensor, how large a block is, which device."""
+"""Launch helpers of all kernels: whether Triton can run on a tensor, block and warp counts, the current device."""
 
 import contextlib
 from typing import Final
@@ -8,38 +8,38 @@ import triton
 
 from kitsune.kernels.dtypes import DTYPES
 
-#: The longest row that one program holds in registers at once; what is longer goes block by block.
+#: The longest row that one program holds in registers; longer rows are processed in blocks.
 MOST_IN_A_BLOCK: Final = 65536
 
-#: Read once, as Triton does when a kernel is defined. torch.compile cannot trace the question.
+#: Read once, as Triton does when a kernel is defined: torch.compile cannot trace the access.
 IS_INTERPRETED: Final[bool] = triton.knobs.runtime.interpret
 
 
-def is_reached(*tensors: torch.Tensor | None) -> bool:
-    """Whether Triton can launch on all of them: on a GPU, or anywhere in its interpreter, in dtypes that we compute."""
+def runs_in_triton(*tensors: torch.Tensor | None) -> bool:
+    """Whether kernels can run on all of them: GPU tensors, or any with the interpreter, of dtypes in DTYPES."""
     there = [tensor for tensor in tensors if tensor is not None]
-    at_home = all(tensor.is_cuda for tensor in there) or IS_INTERPRETED
-    return at_home and all(tensor.dtype in DTYPES for tensor in there)
+    can_launch = all(tensor.is_cuda for tensor in there) or IS_INTERPRETED
+    return can_launch and all(tensor.dtype in DTYPES for tensor in there)
 
 
 def are_rows(x: torch.Tensor, *weights: torch.Tensor | None) -> bool:
-    """Whether a row of `x` fits into a block, and every weight there is has one element for each of a row."""
+    """Whether a row of `x` fits into a block, and each weight is None or has the shape of a row."""
     columns = x.shape[-1:]
     return columns[0] <= MOST_IN_A_BLOCK and all(one is None or one.shape == columns for one in weights)
 
 
 def block_of(columns: int) -> int:
-    """The smallest power of two that holds a row of so many elements."""
+    """The smallest power of two from 16 on that holds a row of so many elements."""
     return max(16, triton.next_power_of_2(columns))
 
 
 def warps_of(block: int) -> int:
-    """How many warps share a block: some 8 to 16 elements a thread, between 1 and 16 warps."""
+    """The number of warps for a block: 8 to 16 elements a thread, between 1 and 16 warps."""
     return min(16, max(1, block // 256))
 
 
 def on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
-    """Triton launches on the current device; the tensor's is it in the block."""
+    """Makes the tensor's device current in the block, since Triton launches on the current device."""
     return torch.cuda.device_of(tensor) if tensor.is_cuda else contextlib.nullcontext()
 
 

@@ -1,7 +1,8 @@
 """LayerNorm over the last dimension (Ba, Kiros, Hinton 2016), forward and backward in one pass over each row.
 
-A row stays in registers, so its variance is that of what lies around its mean: right also where the mean is large.
-The gradients of weight and bias are summed in two steps in a fixed order, without atomics: the same bits every time.
+A row stays in registers, so its variance is computed from deviations from the mean, and is accurate for a large mean
+too. The gradients of weight and bias are summed in two steps in a fixed order, without atomics, so they are bitwise
+reproducible.
 """
 
 from typing import Any
@@ -12,25 +13,25 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import are_rows, count, is_reached, on_device_of
-from kitsune.kernels.rows import add_shares, partials_of, room_of, shares_of, tile_of
+from kitsune.kernels.launch import are_rows, count, on_device_of, runs_in_triton
+from kitsune.kernels.rows import add_shares, buffer_of, partials_of, shares_of, tile_of
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """`x` (..., n) less its mean along n, over the root of its variance, times `weight` (n,), plus `bias` (n,).
+    """(`x` - mean) / standard deviation along the last dimension n, times `weight` (n,), plus `bias` (n,).
 
-    fp32, bf16 and fp16 in any mix; the result has the dtype of `x`, sums are in fp32. Rows of more than 65536 elements,
-    weights of another shape, for which it raises what torch raises, and what else Triton does not reach go through
-    `reference`.
+    fp32, bf16 and fp16 in any mix; the result has the dtype of `x`, sums are in fp32. Falls back to `reference` for
+    rows of more than 65536 elements, weights of another shape (for which torch raises its error), and where Triton
+    cannot run.
     """
-    if not (are_rows(x, weight, bias) and is_reached(x, weight, bias)):
+    if not (are_rows(x, weight, bias) and runs_in_triton(x, weight, bias)):
         return reference(x, weight, bias, eps)
     y, _, _ = forward(x, weight, bias, eps)
     return y
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """The same in eager torch, computed in fp32 (fp64 for fp64)."""
+    """Eager implementation, computed in fp32 (fp64 for fp64)."""
     wide = wide_of(x)
     factor, shift = (None if one is None else one.to(wide) for one in (weight, bias))
     return F.layer_norm(x.to(wide), x.shape[-1:], factor, shift, eps).to(x.dtype)
@@ -59,7 +60,7 @@ def _(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     means, scales = (x.new_empty(count(x)[0], dtype=torch.float32) for _ in range(2))
-    return room_of(x, x), means, scales
+    return buffer_of(x, x), means, scales
 
 
 @torch.library.custom_op("kitsune::layer_norm_backward", mutates_args=())
@@ -71,9 +72,9 @@ def backward(
     means: torch.Tensor,
     scales: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(gradient of x, of weight, of bias), each in the dtype of what it belongs to; empty for None."""
+    """(gradient of x, of weight, of bias), each in the dtype of its input; empty for None."""
     dy, x = dy.contiguous(), x.contiguous()
-    dx, dweight, dbias = torch.empty_like(x), room_of(weight, x), room_of(bias, x)
+    dx, dweight, dbias = torch.empty_like(x), buffer_of(weight, x), buffer_of(bias, x)
     rows, columns = count(x)
     if not x.numel():
         return dx, dweight.zero_(), dbias.zero_()
@@ -98,7 +99,7 @@ def _(
     means: torch.Tensor,
     scales: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return room_of(x, x), room_of(weight, x), room_of(bias, x)
+    return buffer_of(x, x), buffer_of(weight, x), buffer_of(bias, x)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -153,7 +154,7 @@ def backward_kernel(
         dvalue = tl.load(dy + row * columns + at, mask=inside, other=0.0).to(tl.float32)
         mean = tl.load(means + row, mask=row < rows, other=0.0)
         scale = tl.load(scales + row, mask=row < rows, other=0.0)
-        normal = (value - mean) * scale  # not 0 beyond the columns, where dvalue is
+        normal = (value - mean) * scale  # not 0 beyond the columns, but dvalue is
         dweight += dvalue * normal
         dbias += dvalue
         weighted = dvalue

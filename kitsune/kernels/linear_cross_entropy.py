@@ -1,8 +1,8 @@
-"""The last layer of a language model and its loss at once: the logits never stand in memory as a whole.
+"""The last layer of a language model fused with its loss, without storing all logits at once.
 
-The method is that of Liger-Kernel (Hsu et al. 2024, arXiv 2410.10989). Forward goes through the rows in chunks: a
-matrix product makes a chunk's logits, one kernel turns them into their own gradient in place, and two more products
-make of it the gradient of x and add to that of the weight. Backward only multiplies by the gradient of the loss.
+The method is that of Liger-Kernel (Hsu et al. 2024, arXiv 2410.10989). The forward processes the rows in chunks: a
+matrix product computes a chunk's logits, one kernel replaces them by their gradient in place, and two more products
+give the gradient of x and add to that of the weight. The backward only multiplies by the gradient of the loss.
 """
 
 from typing import Any, Final
@@ -13,34 +13,34 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.cross_entropy import is_offered, loss_dtype, losses_of, piece_of, write_gradient
-from kitsune.kernels.launch import is_reached, on_device_of, warps_of
+from kitsune.kernels.launch import on_device_of, runs_in_triton, warps_of
 
-#: What a chunk's logits may take, in bytes: 128 MiB are 1334 rows of GPT-2's 50257 classes in bf16. Few large chunks
+#: The most bytes of a chunk's logits: 128 MiB are 1334 rows of GPT-2's 50257 classes in bf16. Few large chunks
 #: keep matrix products efficient, and the gradient of the weight is read and written once a chunk.
 LOGITS_BYTES: Final = 2**27
-#: A chunk has no fewer rows, whatever they take: 1024 x 768 elements of dx are 48 tiles of 128 x 128, already less than
-#: one for each of an H200's multiprocessors.
+#: The fewest rows of a chunk, whatever their size: 1024 x 768 elements of dx are 48 tiles of 128 x 128, already fewer
+#: than one for each multiprocessor of an H200.
 LEAST_ROWS: Final = 1024
-#: There are no more chunks, since the gradient of the weight is rounded to its own dtype after each. Relative errors in
+#: The most chunks, since the gradient of the weight is rounded to its dtype after each. Relative errors in
 #: bf16 against fp64, computed on a CPU (16384 rows of 128, 2048 classes as frequent as words are): 1.8e-3 by F.linear
 #: and F.cross_entropy; here 2.6e-3 with 4 chunks, 3.6e-3 with 8, 4.9e-3 with 16, 9.9e-3 with 64. A sum in fp32 stays at
 #: 1.8e-3, but takes 4 bytes an element besides the result: 2.1 GB for Llama 3 8B (128256 x 4096), where an eighth of
 #: the logits of 16384 tokens takes 0.5 GB.
 MOST_CHUNKS: Final = 8
-#: Classes are padded to such a multiple. Rows of 50257 logits in half precision start at odd multiples of two bytes,
+#: Classes are padded to a multiple of this. Rows of 50257 logits in half precision start at odd multiples of two bytes,
 #: and cuBLAS cannot load 16 bytes at once from them.
 CLASSES_MULTIPLE: Final = 64
 
-#: In fp16 the gradients of a mean over thousands of rows would be zero (its least number is 6e-8), and forward does not
-#: know a loss scaler's factor. So backward divides by the count, and the gradient of the logits is this much larger.
+#: In fp16 the gradients of a mean over thousands of rows would underflow (its smallest number is 6e-8), and the forward
+#: does not know the loss scale. So backward divides by the count, and the gradient of the logits is this much larger.
 FP16_LIFT: Final = 1024.0
-#: And sums over more rows than these are held smaller, as if of so many: what overflows in forward no loss scaler can
-#: cure. An element of the gradient of a mean may then be as large as 255.
+#: Sums over more rows than these are scaled down as if of so many, since no loss scaler can fix an overflow in the
+#: forward. An element of the gradient of a mean may then be as large as 255.
 FP16_ROWS: Final = 256
 
-#: Elements that a program scales at once: a load of 16 bytes in half precision for each thread of 8 warps.
+#: Elements that a program scales at once: one 16-byte load in half precision for each thread of 8 warps.
 SCALED_AT_ONCE: Final = 2048
-#: Programs that share the scaling: eight for each of an H200's multiprocessors.
+#: Programs for the scaling: eight for each of an H200's multiprocessors.
 SCALERS: Final = 1056
 NO_SECOND_DERIVATIVE: Final = b"kitsune::linear_cross_entropy has no second derivative: use torch's own loss here"
 
@@ -60,8 +60,8 @@ def linear_cross_entropy(
     and bias are of one dtype; under autocast they are cast to its dtype, as F.linear would, and the loss is in fp32.
     Logits are rounded to that dtype, as those of F.linear are, and so is the weight's gradient after each chunk.
 
-    Through `reference` goes what Triton does not reach, what is empty, other shapes and dtypes, reduction "none", and
-    arguments that torch refuses, with torch's own error.
+    Falls back to `reference` where Triton cannot run, for empty inputs, other shapes and dtypes, reduction "none", and
+    for arguments for which torch raises its own error.
     """
     if not is_chunked(x, weight, bias, target, label_smoothing, reduction):
         return reference(x, weight, target, bias, ignore_index, label_smoothing, reduction)
@@ -82,7 +82,7 @@ def reference(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """The same in eager torch, in the dtype of x: what a model computes that knows nothing of this kernel."""
+    """`linear_cross_entropy` in eager torch, in the dtype of x: what a model computes without this kernel."""
     return F.cross_entropy(
         F.linear(x, weight, bias),
         target,
@@ -100,11 +100,11 @@ def is_chunked(
     label_smoothing: float,
     reduction: str,
 ) -> bool:
-    """Whether the kernels compute this loss."""
+    """Whether the kernels support this loss."""
     given = [x, weight] if bias is None else [x, weight, bias]
     is_cast = torch.is_autocast_enabled(x.device.type)
     return (
-        is_reached(*given)
+        runs_in_triton(*given)
         and all(tensor.device == x.device and (is_cast or tensor.dtype == x.dtype) for tensor in given)
         and x.ndim == weight.ndim == 2
         and x.shape[1] == weight.shape[1]
@@ -129,9 +129,9 @@ def forward(
     needs_weight: bool,
     needs_bias: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(loss in `dtype`, gradients of x, weight and bias, what backward has still to multiply them by).
+    """(loss in `dtype`, gradients of x, weight and bias, the factor by which backward must multiply them).
 
-    A gradient that is not needed has no elements. That of the bias is in fp32.
+    A gradient that is not needed is empty. That of the bias is in fp32.
     """
     x, target, classes = x.contiguous(), target.contiguous(), len(weight)
     weight, bias = padded(weight), None if bias is None else padded(bias)
@@ -185,7 +185,7 @@ def _(
 
 @torch.library.custom_op("kitsune::scale_by", mutates_args=("gradient",))
 def scale(gradient: torch.Tensor, dloss: torch.Tensor, late: torch.Tensor, shrink: float) -> None:
-    """Multiplies `gradient` in place by the three; nothing is read or written if their product is one."""
+    """Multiplies `gradient` in place by the other arguments. Does nothing if their product is one."""
     share = triton.cdiv(triton.cdiv(gradient.numel(), SCALERS), SCALED_AT_ONCE) * SCALED_AT_ONCE
     with on_device_of(gradient):
         scale_kernel[(triton.cdiv(gradient.numel(), share),)](
@@ -213,7 +213,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
 
 
 def _gradients(ctx: Any, dloss: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """In place on what forward kept, unless it is kept for another backward: then on a copy."""
+    """Scales the saved gradients in place, or copies of them if they are kept for another backward."""
     *gradients, late = ctx.saved_tensors
     is_kept = torch._C._autograd._get_current_graph_task_keep_graph()
     scaled = [gradient.clone() if is_kept else gradient for gradient in gradients]
@@ -228,7 +228,7 @@ def _gradients(ctx: Any, dloss: torch.Tensor, *_: torch.Tensor) -> tuple[torch.T
 
 
 def differentiated_once(gradient: torch.Tensor) -> torch.Tensor:
-    """The same, but whoever differentiates it hears that nobody knows how: it was there before backward, as numbers."""
+    """The gradient, with an error on differentiating it again: it was computed in the forward, without a graph."""
     return torch._C._functions.DelayedError(NO_SECOND_DERIVATIVE, 1)(gradient.detach().requires_grad_())
 
 
@@ -236,7 +236,7 @@ forward.register_autograd(_gradients, setup_context=_keep)
 
 
 def padded(tensor: torch.Tensor) -> torch.Tensor:
-    """The same with zeros for classes up to a multiple of CLASSES_MULTIPLE."""
+    """The tensor padded with zeros to a multiple of CLASSES_MULTIPLE classes."""
     classes = len(tensor)
     whole = triton.cdiv(classes, CLASSES_MULTIPLE) * CLASSES_MULTIPLE
     if whole == classes:
@@ -248,24 +248,24 @@ def padded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of_a_chunk(rows: int, row_bytes: int) -> int:
-    """How many rows' logits stand in memory at a time: about equal chunks, each but the last a multiple of 64 rows."""
+    """Rows of a chunk: chunks are about equal, and all but the last a multiple of 64 rows."""
     most = max(LEAST_ROWS, LOGITS_BYTES // row_bytes, triton.cdiv(rows, MOST_CHUNKS))
     return min(rows, triton.cdiv(triton.cdiv(rows, triton.cdiv(rows, most)), 64) * 64)
 
 
 def factors_of(dtype: torch.dtype, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the kernel multiplies by, and what backward does: one of them divides by the count of the rows."""
+    """The factors of the kernel and of the backward; one of them divides by the number of rows that count."""
     share, one = 1.0 / count.clamp(min=1.0), torch.ones_like(count)
     return (one * FP16_LIFT, share) if dtype == torch.float16 else (share, one)
 
 
 def lift_of(dtype: torch.dtype) -> float:
-    """How many times too large the gradient of the logits is on purpose."""
+    """The factor by which the gradient of the logits is scaled up until backward."""
     return FP16_LIFT if dtype == torch.float16 else 1.0
 
 
 def shrink_of(dtype: torch.dtype, rows: int) -> float:
-    """How many times too small a sum over the rows is until backward."""
+    """The factor by which a sum over the rows is scaled down until backward."""
     return max(1.0, rows / FP16_ROWS) if dtype == torch.float16 else 1.0
 
 
@@ -279,7 +279,7 @@ def launch(
     label_smoothing: float,
     needs_any: bool,
 ) -> None:
-    """Writes the losses of a chunk, and over its logits their gradient times `early`."""
+    """Writes the losses of a chunk, and overwrites its logits with their gradient times `early`."""
     rows, width = logits.shape
     in_tile, block = piece_of(width)
     with on_device_of(logits):
@@ -325,7 +325,7 @@ def loss_kernel(
     loss, log_sum = losses_of(first, wanted, counts, columns, width, smoothing, SMOOTH, ROWS, BLOCK)
     tl.store(losses + row, loss, mask=inside)
     if GRADIENT:
-        tl.debug_barrier()  # all warps have read the logit of the target before one of them writes over it
+        tl.debug_barrier()  # all warps must read the logit of the target before one overwrites it
         factor = tl.load(early)
         write_gradient(first, first, wanted, counts, log_sum, factor, inside, columns, width, smoothing, BLOCK)
 

@@ -1,6 +1,6 @@
 """RMSNorm over the last dimension (Zhang, Sennrich 2019), forward and backward in one pass over each row.
 
-The gradient of the weight is summed in two steps in a fixed order, without atomics: the same bits every time.
+The gradient of the weight is summed in two steps in a fixed order, without atomics, so it is bitwise reproducible.
 """
 
 from typing import Any
@@ -10,24 +10,24 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import are_rows, count, is_reached, on_device_of
-from kitsune.kernels.rows import add_shares, partials_of, room_of, shares_of, tile_of
+from kitsune.kernels.launch import are_rows, count, on_device_of, runs_in_triton
+from kitsune.kernels.rows import add_shares, buffer_of, partials_of, shares_of, tile_of
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x` (..., n) over the root of its mean square along n, times `weight` (n,), in the dtype of `x`.
+    """`x` (..., n) divided by the root of its mean square along n, times `weight` (n,), in the dtype of `x`.
 
-    fp32, bf16 and fp16 in any mix; sums are in fp32. Rows of more than 65536 elements, a weight of another shape, and
-    what else Triton does not reach go through `reference`: it broadcasts the weight, or raises what torch raises.
+    fp32, bf16 and fp16 in any mix; sums are in fp32. Falls back to `reference` for rows of more than 65536 elements, a
+    weight of another shape (which it broadcasts, or raises torch's error), and where Triton cannot run.
     """
-    if not (are_rows(x, weight) and is_reached(x, weight)):
+    if not (are_rows(x, weight) and runs_in_triton(x, weight)):
         return reference(x, weight, eps)
     y, _ = forward(x, weight, eps)
     return y
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same in eager torch, computed in fp32 (fp64 for fp64)."""
+    """Eager implementation, computed in fp32 (fp64 for fp64)."""
     wide = x.to(wide_of(x))
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.to(wide.dtype)).to(x.dtype)
 
@@ -48,21 +48,21 @@ def forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Te
 
 @forward.register_fake
 def _(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    return room_of(x, x), x.new_empty(count(x)[0], dtype=torch.float32)
+    return buffer_of(x, x), x.new_empty(count(x)[0], dtype=torch.float32)
 
 
 @torch.library.custom_op("kitsune::rms_norm_backward", mutates_args=())
 def backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(gradient of x, gradient of weight), each in the dtype of what it belongs to."""
+    """(gradient of x, gradient of weight), each in the dtype of its input."""
     dy, x, weight = dy.contiguous(), x.contiguous(), weight.contiguous()
     rows, columns = count(x)
     if not x.numel():
         return torch.empty_like(x), torch.zeros_like(weight)
     high, block, warps = tile_of(rows, columns)
     shares, share = shares_of(rows, high, warps)
-    dx, dweight, dweights = room_of(x, x), room_of(weight, x), partials_of(shares, weight)
+    dx, dweight, dweights = buffer_of(x, x), buffer_of(weight, x), partials_of(shares, weight)
     with on_device_of(x):
         backward_kernel[(shares,)](
             dy, x, weight, scales, dx, dweights, rows, columns, share, high, block, num_warps=warps
@@ -75,7 +75,7 @@ def backward(
 def _(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return room_of(x, x), room_of(weight, x)
+    return buffer_of(x, x), buffer_of(weight, x)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -1,6 +1,6 @@
-"""Rotary position embedding (Su et al. 2021): pairs of a head's elements turned by the angle of their position.
+"""Rotary position embedding (Su et al. 2021): rotates pairs of a head's elements by the angle of their position.
 
-A rotation is undone by the opposite one: the backward pass is the same operator, and keeps nothing but the angles.
+The inverse of a rotation is the opposite one: the backward pass is the same operator, and saves the angles only.
 """
 
 from typing import Any, Final
@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import MOST_IN_A_BLOCK, is_reached, on_device_of, warps_of
+from kitsune.kernels.launch import MOST_IN_A_BLOCK, on_device_of, runs_in_triton, warps_of
 from kitsune.kernels.tiles import fitting
 
-#: Pairs of a tile: with `warps_of` so many threads, two 16-byte loads of bf16 each.
+#: Pairs of a tile: with the threads of `warps_of`, two 16-byte loads of bf16 each.
 PAIRS: Final = 1024
 
 #: The most heads that share one load of their angles.
@@ -21,23 +21,23 @@ HEADS: Final = 16
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """`x` (batch, heads, sequence, head) turned by `cos` and `sin`, in the dtype of `x`, computed in fp32.
+    """`x` (batch, heads, sequence, head) rotated by `cos` and `sin`, in the dtype of `x`, computed in fp32.
 
     `cos` and `sin` are (sequence, head / 2) or (batch, sequence, head / 2), where batch may be 1. They may also be as
-    wide as the head, in two equal halves as Hugging Face hands them over: the first half is used. The pairs are
-    elements i and i + head / 2, as in GPT-NeoX and Llama, or with `interleaved` 2 i and 2 i + 1, as in GPT-J. The
-    result has its heads within each position or around them in memory, as `x` has.
+    wide as the head, with two equal halves as in Hugging Face: the first half is used. The pairs are elements i and
+    i + head / 2, as in GPT-NeoX and Llama, or with `interleaved` 2 i and 2 i + 1, as in GPT-J. The order of heads and
+    positions in memory is that of `x`.
 
-    What Triton does not reach goes through `reference`: angles that require a gradient, other shapes, heads of more
-    than 65536 elements.
+    Falls back to `reference` where Triton cannot run, for angles that require a gradient, other shapes, and heads of
+    more than 65536 elements.
     """
-    if cos.requires_grad or sin.requires_grad or not fits(x, cos, sin) or not is_reached(x, cos, sin):
+    if cos.requires_grad or sin.requires_grad or not fits(x, cos, sin) or not runs_in_triton(x, cos, sin):
         return reference(x, cos, sin, interleaved)
     return turned(x, cos, sin, interleaved, False)
 
 
 def fits(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
-    """Whether the shapes are those that the kernel is for."""
+    """Whether the kernel supports these shapes."""
     if x.dim() != 4 or x.shape[-1] % 2 or x.shape[-1] > MOST_IN_A_BLOCK or cos.shape != sin.shape:
         return False
     batch, _, tokens, head = x.shape
@@ -45,7 +45,7 @@ def fits(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
 
 
 def reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """The same in eager torch, computed in fp32 (fp64 for fp64)."""
+    """Eager implementation, computed in fp32 (fp64 for fp64)."""
     wide = x.to(wide_of(x))
     cos, sin = (angle[..., : x.shape[-1] // 2].to(wide.dtype).unsqueeze(-3) for angle in (cos, sin))
     first, second = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
@@ -55,9 +55,9 @@ def reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved
 
 @torch.library.custom_op("kitsune::rope", mutates_args=())
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, back: bool) -> torch.Tensor:
-    """`x` turned by the angles, or `back` by their opposites."""
+    """`x` rotated by the angles, or with `back` by their opposites."""
     x = in_heads(x)
-    y = room_for(x)
+    y = buffer_for(x)
     if x.numel():
         batch, heads, tokens, head = x.shape
         cos, sin = (angles_for(x, angle) for angle in (cos, sin))
@@ -90,7 +90,7 @@ def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: b
 
 @turned.register_fake
 def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, back: bool) -> torch.Tensor:
-    return room_for(in_heads(x))
+    return buffer_for(in_heads(x))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -106,18 +106,18 @@ turned.register_autograd(_gradients, setup_context=_keep)
 
 
 def in_heads(x: torch.Tensor) -> torch.Tensor:
-    """`x` with its last dimension contiguous: as it lies if it can be, else a copy."""
+    """`x` with its last dimension contiguous: itself if possible, else a copy."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def room_for(x: torch.Tensor) -> torch.Tensor:
-    """Memory without gaps for what becomes of `x`, with the heads within a position where `x` has them there."""
+def buffer_for(x: torch.Tensor) -> torch.Tensor:
+    """A dense buffer for the result, with heads and positions in the order in memory that `x` has."""
     order = (0, 2, 1, 3) if x.stride(1) < x.stride(2) else (0, 1, 2, 3)
     return torch.empty_permuted(x.shape, order, dtype=x.dtype, device=x.device)
 
 
 def angles_for(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """`angles` as (batch, sequence, head / 2), its last dimension contiguous, without a copy if it can be."""
+    """`angles` as (batch, sequence, head / 2), the last dimension contiguous, without a copy if possible."""
     batch, _, tokens, head = x.shape
     half = angles[..., : head // 2]
     return (half if half.stride(-1) == 1 else half.contiguous()).expand(batch, tokens, head // 2)
@@ -148,7 +148,7 @@ def kernel(
     HIGH: tl.constexpr,
     LONG: tl.constexpr,
 ):
-    """A tile of LONG positions, HIGH heads and WIDE pairs; HALF of the pairs are there."""
+    """A tile of LONG positions, HIGH heads and WIDE pairs, of which HALF exist."""
     across, along = tl.cdiv(heads, HIGH), tl.cdiv(tokens, LONG)
     program = tl.program_id(0)
     batch = (program // (across * along)).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Whole rows in tiles: how many a program takes, how programs share them backward, and the sum of what each leaves."""
+"""Tiling of whole rows: rows for each program, their distribution in a backward pass, and the final reduction."""
 
 from typing import Final
 
@@ -8,25 +8,25 @@ import triton.language as tl
 
 from kitsune.kernels.launch import block_of, on_device_of, warps_of
 
-#: Elements that a program takes at once where rows are shorter than that.
+#: Elements that a program takes at once when rows are shorter.
 TILE: Final = 2048
 
-#: Of an H200, and of an H100.
+#: The number of an H200 and of an H100.
 MULTIPROCESSORS: Final = 132
 
 
 def warps_of_tile(elements: int) -> int:
-    """How many warps hold a tile of rows: 16 elements a thread, which in 16 bits are two loads under way at once.
+    """The number of warps for a tile of rows: 16 elements a thread, which in 16 bits are two loads in flight.
 
-    32 warps at most: by ptxas for sm_90, rows of 16384 elements or more spill far less than in 16 warps.
+    32 warps at most: by ptxas for sm_90, rows of 16384 elements or more spill far less than with 16 warps.
     """
     return min(32, max(1, elements // 512))
 
 
 def tile_of(rows: int, columns: int) -> tuple[int, int, int]:
-    """(rows, block of each, warps) that a program takes at once: one long row, or many short ones to keep threads busy.
+    """(rows, block of each, warps) of a program: one long row, or many short ones to keep threads busy.
 
-    Both are powers of two. No more rows than hold `rows`.
+    Rows and block are powers of two. No more rows than the next power of two of `rows`.
     """
     block = block_of(columns)
     high = min(max(1, TILE // block), triton.next_power_of_2(rows))
@@ -34,10 +34,10 @@ def tile_of(rows: int, columns: int) -> tuple[int, int, int]:
 
 
 def shares_of(rows: int, high: int, warps: int) -> tuple[int, int]:
-    """(programs, rows of each) of a backward pass that takes so many rows at once in so many warps.
+    """(programs, rows of each) of a backward pass that takes `high` rows at once with `warps` warps.
 
-    16 warps a multiprocessor, all of them there at once: 32 KB of rows in 16 bits are under way, which hides the way to
-    memory, and more programs would leave more partial sums to add.
+    16 resident warps a multiprocessor: they have 32 KB of 16-bit rows in flight, which hides memory latency, and more
+    programs would leave more partial sums to add.
     """
     tiles = triton.cdiv(rows, high)
     each = triton.cdiv(tiles, MULTIPROCESSORS * max(1, 16 // warps))
@@ -45,12 +45,12 @@ def shares_of(rows: int, high: int, warps: int) -> tuple[int, int]:
 
 
 def partials_of(shares: int, like: torch.Tensor | None) -> torch.Tensor | None:
-    """Room for each program's part of the gradient of a weight (n,): (shares, n) in fp32. None for None."""
+    """A buffer for each program's part of the gradient of a weight (n,): (shares, n) in fp32. None for None."""
     return None if like is None else like.new_empty((shares, *like.shape), dtype=torch.float32)
 
 
-def room_of(like: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-    """Room for a gradient. For None, of no elements, beside `x`: an operator must return a tensor."""
+def buffer_of(like: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    """A buffer for a gradient. For None an empty tensor like `x`, since an operator must return a tensor."""
     return x.new_empty(0) if like is None else torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
@@ -60,9 +60,9 @@ def add_shares(
     dbiases: torch.Tensor | None = None,
     dbias: torch.Tensor | None = None,
 ) -> None:
-    """Sums over the shares, in one launch and a fixed order: `dweights` (shares, n) into `dweight` (n,), and biases.
+    """Sums over the shares in one launch and a fixed order: `dweights` (shares, n) into `dweight` (n,), and biases.
 
-    Where there are no shares (None), there is no sum.
+    None is skipped.
     """
     given = dweights if dweights is not None else dbiases
     if given is None:

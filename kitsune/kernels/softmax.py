@@ -1,7 +1,7 @@
-"""Softmax over the last dimension of scaled scores under a mask, each row read once and written once.
+"""Softmax over the last dimension of scaled, masked scores, with each row read once and written once.
 
-The mask is read where it lies: a dimension along which it is broadcast has the stride 0. With `causal`, next to
-nothing beyond the diagonal is read. Backward needs the output only, in which what is masked out is 0.
+The mask is not copied: a broadcast dimension has stride 0. With `causal`, almost nothing beyond the diagonal is read.
+The backward needs the output only, in which masked elements are 0.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import MOST_IN_A_BLOCK, is_reached, on_device_of
-from kitsune.kernels.rows import room_of, tile_of
+from kitsune.kernels.launch import MOST_IN_A_BLOCK, on_device_of, runs_in_triton
+from kitsune.kernels.rows import buffer_of, tile_of
 
-#: Leading dimensions that the kernel tells apart, neighbours that one stride goes through counted as one.
+#: The most leading dimensions of the kernel, after merging neighbours that one stride covers.
 MOST_DIMENSIONS: Final = 4
 
 
@@ -25,12 +25,12 @@ def softmax(
     """The softmax of `x` * `scale` along the last dimension of `x` (..., n), in the dtype of `x`.
 
     `mask` must broadcast to the shape of `x`: boolean, where True keeps an element, or fp32, bf16 or fp16, which is
-    added. `causal` keeps what is on the diagonal or below it in the last two dimensions, from the top left corner, as
-    scaled_dot_product_attention does. A row of which nothing is kept is 0, and so are its gradients.
+    added. `causal` keeps elements on and below the diagonal of the last two dimensions, aligned to the top left corner
+    as in scaled_dot_product_attention. A row without a kept element is 0, and so are its gradients.
 
-    `x` may be fp32, bf16 or fp16; sums are in fp32. Rows of more than 65536 elements, an added mask that requires a
-    gradient, a mask that is broadcast along dimensions so scattered that more than four strides tell its rows apart,
-    and what else Triton does not reach go through `reference`. Raises RuntimeError if the mask does not broadcast.
+    `x` may be fp32, bf16 or fp16; sums are in fp32. Falls back to `reference` for rows of more than 65536 elements, an
+    added mask that requires a gradient, a mask whose rows need more than four strides, and where Triton cannot run.
+    Raises RuntimeError if the mask does not broadcast.
     """
     if not is_offered(x, mask, causal):
         return reference(x, mask, scale, causal)
@@ -40,7 +40,7 @@ def softmax(
 def reference(
     x: torch.Tensor, mask: torch.Tensor | None = None, scale: float = 1.0, causal: bool = False
 ) -> torch.Tensor:
-    """The same in eager torch, computed in fp32 (fp64 for fp64)."""
+    """Eager implementation, computed in fp32 (fp64 for fp64)."""
     wide = x.to(wide_of(x)) * scale
     if mask is not None:
         mask = mask.expand(x.shape)
@@ -53,19 +53,19 @@ def reference(
 
 
 def is_offered(x: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> bool:
-    """Whether the kernels compute it."""
-    if x.shape[-1] > MOST_IN_A_BLOCK or not is_reached(x):
+    """Whether the kernels support it."""
+    if x.shape[-1] > MOST_IN_A_BLOCK or not runs_in_triton(x):
         return False
     if mask is None:
         return True
-    is_one_we_read = mask.dtype == torch.bool or (is_reached(mask) and not mask.requires_grad)
+    is_one_we_read = mask.dtype == torch.bool or (runs_in_triton(mask) and not mask.requires_grad)
     return is_one_we_read and len(dimensions_of(x, mask, causal)) <= MOST_DIMENSIONS
 
 
 def dimensions_of(x: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> list[tuple[int, int]]:
-    """(size, stride in the mask) of each dimension before the last one that the kernel must tell apart.
+    """(size, stride in the mask) of the dimensions before the last, merged as far as possible.
 
-    Neighbours count as one where one stride goes through both, but for the diagonal's rows, which count for themselves.
+    Neighbours are merged where one stride covers both. With `causal`, the dimension of rows stays separate.
     """
     sizes = x.shape[:-1]
     strides = [0] * len(sizes) if mask is None else mask.expand(x.shape).stride()[:-1]
@@ -75,7 +75,7 @@ def dimensions_of(x: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> l
 
 
 def merged(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """(size, stride) of the dimensions without those of one element, neighbours that one stride goes through as one."""
+    """(size, stride) of the dimensions, without those of size 1, and with neighbours that one stride covers merged."""
     found: list[tuple[int, int]] = []
     for size, stride in zip(sizes, strides, strict=True):
         if found and found[-1][1] == size * stride:
@@ -87,7 +87,7 @@ def merged(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]
 
 @torch.library.custom_op("kitsune::softmax", mutates_args=())
 def forward(x: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool) -> torch.Tensor:
-    """The softmax of what `is_offered`."""
+    """The softmax, for arguments that `is_offered` accepts."""
     x = x.contiguous()
     y = torch.empty_like(x)
     if not x.numel():
@@ -127,7 +127,7 @@ def forward(x: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bo
 
 @forward.register_fake
 def _(x: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool) -> torch.Tensor:
-    return room_of(x, x)
+    return buffer_of(x, x)
 
 
 @torch.library.custom_op("kitsune::softmax_backward", mutates_args=())
@@ -148,7 +148,7 @@ def backward(dy: torch.Tensor, y: torch.Tensor, scale: float, causal: bool) -> t
 
 @backward.register_fake
 def _(dy: torch.Tensor, y: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
-    return room_of(y, y)
+    return buffer_of(y, y)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -199,7 +199,7 @@ def forward_kernel(
             value += given.to(tl.float32)
     value = tl.where(kept, value, float("-inf"))
     most = tl.max(value, 1, keep_dims=True)
-    power = tl.exp(value - tl.where(most == float("-inf"), 0.0, most))  # all 0 where nothing is kept
+    power = tl.exp(value - tl.where(most == float("-inf"), 0.0, most))  # all 0 in a row without a kept element
     total = tl.sum(power, 1, keep_dims=True)
     result = power * (1.0 / tl.where(total == 0.0, 1.0, total))
     tl.store(y + offset + at, result.to(y.dtype.element_ty), mask=inside)
@@ -219,9 +219,9 @@ def backward_kernel(
 
 @triton.jit
 def tile_in(plane, height, columns, tiles, CAUSAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """(rows in the plane, columns, where the rows begin, which elements there are, which are read) by this program.
+    """(rows in the plane, columns, offsets of the rows, mask of existing elements, mask of elements to read).
 
-    With the diagonal, those that are read end with the 16 elements that it goes through, so that loads stay wide.
+    With `causal`, elements are read up to the group of 16 that contains the diagonal, so that loads stay wide.
     """
     row = (tl.program_id(0) % tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     at = tl.arange(0, BLOCK)[None, :]

@@ -1,6 +1,6 @@
-"""SwiGLU's product silu(gate) * up (Shazeer 2020) in one pass, and both of its gradients in another.
+"""SwiGLU's product silu(gate) * up (Shazeer 2020) in one pass, and both gradients in another.
 
-The backward pass computes silu and its slope anew from the gate: nothing is kept but the inputs.
+The backward pass recomputes silu and its slope from the gate, so only the inputs are saved.
 """
 
 from typing import Any
@@ -11,30 +11,30 @@ import triton.language as tl
 from torch.nn import functional as F
 
 from kitsune.kernels.dtypes import wide_of
-from kitsune.kernels.launch import is_reached, on_device_of, warps_of
+from kitsune.kernels.launch import on_device_of, runs_in_triton, warps_of
 from kitsune.kernels.tiles import tile_of
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(`gate`) * `up`, both (..., n), in the dtype of `gate`, computed in fp32.
 
-    Rows may have gaps between them, as the halves of one projection have: they are read where they lie. What Triton
-    does not reach goes through `reference`, and so do two shapes to be broadcast.
+    Rows may have gaps between them, as the halves of one projection have; they are not copied. Falls back to
+    `reference` where Triton cannot run, and for shapes to be broadcast.
     """
-    if gate.shape != up.shape or not is_reached(gate, up):
+    if gate.shape != up.shape or not runs_in_triton(gate, up):
         return reference(gate, up)
     return forward(gate, up)
 
 
 def reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """The same in eager torch, computed in fp32 (fp64 for fp64)."""
+    """Eager implementation, computed in fp32 (fp64 for fp64)."""
     wide = wide_of(gate)
     return (F.silu(gate.to(wide)) * up.to(wide)).to(gate.dtype)
 
 
 @torch.library.custom_op("kitsune::swiglu", mutates_args=())
 def forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """The product, laid out contiguously."""
+    """The product, contiguous."""
     y = torch.empty_like(gate, memory_format=torch.contiguous_format)
     if y.numel():
         gate, up = in_rows(gate), in_rows(up)
@@ -55,7 +55,7 @@ def _(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("kitsune::swiglu_backward", mutates_args=())
 def backward(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(gradient of gate, gradient of up), each in the dtype of what it belongs to."""
+    """(gradient of gate, gradient of up), each in the dtype of its input."""
     dgate, dup = (torch.empty_like(like, memory_format=torch.contiguous_format) for like in (gate, up))
     if dgate.numel():
         dy, gate, up = in_rows(dy), in_rows(gate), in_rows(up)
@@ -90,7 +90,7 @@ forward.register_autograd(_gradients, setup_context=_keep)
 
 
 def in_rows(x: torch.Tensor) -> torch.Tensor:
-    """`x` as (rows, n) with n contiguous: as it lies where one step leads from each row to the next, else a copy."""
+    """`x` as (rows, n) with n contiguous: a view if the rows have one stride, else a copy."""
     return (x if x.stride(-1) == 1 else x.contiguous()).reshape(-1, x.shape[-1])
 
 

@@ -1,4 +1,8 @@
-"""Memory around a training step: a pool of blocks, lifetimes and their arena, batches fetched ahead, double buffers."""
+"""Tools for the memory of a training loop: prefetching, double buffers, a memory pool and lifetime analysis.
+
+Of these the runtime uses only `Prefetcher`, behind `TrainStep.batches`. `DoubleBuffer`, `MemoryPool` and
+`LifetimeAnalyzer` are documented tools for the user's own code; nothing else in Kitsune uses them.
+"""
 
 from kitsune.memory.arena import ReusePlan
 from kitsune.memory.double_buffer import DoubleBuffer

@@ -1,4 +1,4 @@
-"""Lifetimes go in; out comes where each tensor lies in one arena, so that no two that are alive together overlap. Pure.
+"""Assigns tensors offsets in one arena so that no two that are alive at the same time overlap.
 
 "Greedy by Size for Offset Calculation" of Yury Pisarchyk and Juhyun Lee, "Efficient Memory Management for Deep Neural
 Net Inference", 2020 (arXiv:2001.03288): the largest tensor first, each into the smallest gap that it fits into.
@@ -15,10 +15,10 @@ from kitsune.memory.timeline import Lifetime
 
 @dataclass(frozen=True, slots=True)
 class ReusePlan:
-    """Where each tensor begins in the arena, in bytes from its start.
+    """The offsets of tensors in an arena, in bytes.
 
-    `arena_bytes`: what the arena takes; no plan can take less than `peak_bytes`, the most that are alive at once.
-    `naive_bytes`: all tensors side by side, nothing used again, aligned as in the arena.
+    `arena_bytes`: size of the arena. `peak_bytes`: the most bytes alive at once, a lower bound for every plan.
+    `naive_bytes`: all tensors without reuse, aligned as in the arena.
     """
 
     offsets: Mapping[str, int]
@@ -28,7 +28,7 @@ class ReusePlan:
 
 
 def plan_arena(lifetimes: Mapping[str, Lifetime], peak_bytes: int, alignment_bytes: int) -> ReusePlan:
-    """Offsets are multiples of `alignment_bytes`. Raises SettingsError when that is below one."""
+    """A reuse plan. Offsets are multiples of `alignment_bytes`. Raises SettingsError when that is below 1."""
     if alignment_bytes < 1:
         raise SettingsError(f"alignment_bytes is {alignment_bytes!r}; it must be at least 1")
     placed: list[tuple[int, int, Lifetime]] = []  # begin, number, lifetime; by begin
@@ -47,7 +47,7 @@ def plan_arena(lifetimes: Mapping[str, Lifetime], peak_bytes: int, alignment_byt
 
 
 def best_gap(taken: Iterable[tuple[int, int]], nbytes: int, alignment_bytes: int) -> int:
-    """The begin of the smallest gap between the taken spans, sorted by begin, that is large enough; else their end."""
+    """The start of the smallest gap that fits between the taken spans (sorted by start), else their end."""
     best: tuple[int, int] | None = None  # size, begin
     end = 0
     for begin, its_end in taken:

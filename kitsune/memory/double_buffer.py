@@ -1,4 +1,4 @@
-"""DoubleBuffer: batches go in, the same batches come out on two static buffers, copied beside the work on the other."""
+"""DoubleBuffer: copies the next batch into one of two static buffers while the other is in use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,27 +15,26 @@ from kitsune.memory.geometry import bytes_of, rounded_up, tensor_on
 from kitsune.memory.order import Marks, order_of, refuse_capture
 from kitsune.memory.transfer import pinned
 
-UNKNOWN_TO_A_GRAPH = "a replay would wait for none of the copies that come later"
+UNKNOWN_TO_A_GRAPH = "a replay would not wait for later copies"
 
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """A batch on its way into a buffer; it is there when the marks are over."""
+    """A batch that is being copied into a buffer; complete after `marks`."""
 
     batch: Any
     marks: Marks
 
 
 class DoubleBuffer:
-    """Two buffers of `buffer_size` bytes on a device: one is worked on while the next batch is copied into the other.
+    """Two buffers of `buffer_size` bytes on a device: one is in use while the next batch is copied into the other.
 
-    Batches with the same shapes lie at the same two addresses in turn, so that CUDA graphs can read them: one graph for
-    each buffer. Tensors begin at multiples of 512 bytes from where their buffer does, which on a GPU is one itself. For
-    one thread; on a CPU the copy is done at once.
+    Batches of the same shapes alternate between two fixed sets of addresses, so that CUDA graphs can read them: one
+    graph for each buffer. Tensors are aligned to 512 bytes. Not thread-safe. On a CPU the copy is synchronous.
 
-    `buffer_size`: bytes, or a string as '512MB'. `device`: None takes the current GPU, or the CPU where there is none.
+    `buffer_size`: bytes, or a string like '512MB'. `device`: None means the current GPU, or the CPU without one.
 
-    Raises SettingsError for a size that makes no sense, UnfitError when the device is not there.
+    Raises SettingsError for an invalid size, UnfitError when the device does not exist.
     """
 
     def __init__(self, buffer_size: int | str, device: torch.device | str | None = None) -> None:
@@ -46,20 +45,20 @@ class DoubleBuffer:
         self._buffers = [torch.empty(self.buffer_size, dtype=torch.uint8, device=self.device) for _ in range(2)]
         for buffer in self._buffers:
             self._order.hold(buffer, self._copies)
-        # For each buffer, what must have ended before it is written: at first what torch had in its memory before.
+        # For each buffer, the marks to wait for before it is written; at first those of earlier users of its memory.
         self._done = [self._order.mark([self._order.current()])] * 2
         self._current = 1
         self._taker: Any = None
         self._coming: Coming | None = None
 
     def prefetch_next(self, batch: Any) -> None:
-        """Starts the copy of a batch, a tensor or a nesting of tensors, into the buffer that is not current.
+        """Starts copying a batch, a tensor or a pytree of tensors, into the buffer that is not in use.
 
-        The copy waits for the work on that buffer which was issued before the last `get_current`. A pinned tensor must
-        not be written to before the copy has ended. What is no tensor is handed on as it is.
+        The copy waits for the work on that buffer issued before the last `get_current`. Do not write to a pinned tensor
+        before its copy has ended. Leaves that are no tensors are passed on.
 
-        Raises SettingsError when the batch is larger than a buffer, or when the last one was not taken yet;
-        CaptureError during the capture of a CUDA graph.
+        Raises SettingsError when the batch is larger than a buffer, or the last one was not taken yet; CaptureError
+        during a CUDA graph capture.
         """
         refuse_capture(self._order, "prefetch_next() was called", UNKNOWN_TO_A_GRAPH)
         if self._coming is not None:
@@ -77,12 +76,11 @@ class DoubleBuffer:
         self._coming = Coming(pytree.tree_unflatten(placed, structure), self._order.mark([self._copies]))
 
     def get_current(self) -> Any:
-        """The batch of the last `prefetch_next`, on the device; the current stream waits for its copy.
+        """The batch of the last `prefetch_next`, on the device. The current stream waits for its copy.
 
-        The tensors are valid until the next call: then their buffer is free for the next batch.
+        The tensors are valid until the next call, which frees their buffer for the next batch.
 
-        Raises SettingsError when no batch was prefetched since the last call; CaptureError during the capture of a
-        CUDA graph.
+        Raises SettingsError when no batch was prefetched since the last call; CaptureError during a CUDA graph capture.
         """
         refuse_capture(self._order, "get_current() was called", UNKNOWN_TO_A_GRAPH)
         if self._coming is None:
@@ -97,7 +95,7 @@ class DoubleBuffer:
         return batch
 
     def _places(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors on the buffer, one behind the other, each with the geometry of its original."""
+        """Consecutive tensors on the buffer with the shapes, strides and dtypes of the originals."""
         places, end_bytes = [], 0
         for tensor in tensors:
             begin_bytes = rounded_up(end_bytes, BLOCK_BYTES)

@@ -1,4 +1,4 @@
-"""Sizes as users write them go in, bytes come out; a storage and a shape go in, a tensor on it comes out."""
+"""Parses sizes in bytes, and creates tensors on a given storage."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from kitsune.errors import SettingsError
 
 
 def bytes_of(option: str, size: int | str) -> int:
-    """4096, '512MB' or '2GB' (binary units) in bytes, at least one. Raises SettingsError, which names the option."""
+    """The bytes of 4096, '512MB' or '2GB' (binary units). Raises SettingsError naming the option; below 1 too."""
     try:
         nbytes = parse_bytes(size)
     except SettingsError as error:
@@ -26,6 +26,6 @@ def rounded_up(nbytes: int, alignment_bytes: int) -> int:
 def tensor_on(
     storage: torch.UntypedStorage, offset_bytes: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """A tensor of its own, no view of another one, on these bytes. The offset is a multiple of the dtype's size."""
+    """A tensor, not a view, on these bytes. The offset must be a multiple of the dtype's size."""
     tensor = torch.empty(0, dtype=dtype, device=storage.device)
     return tensor.set_(storage, offset_bytes // dtype.itemsize, tuple(shape), tuple(stride))

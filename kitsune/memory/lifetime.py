@@ -1,6 +1,6 @@
-"""LifetimeAnalyzer: which tensor is touched when goes in; out comes who is alive when, and an arena in which they fit.
+"""LifetimeAnalyzer: lifetimes of tensors from their recorded accesses, peak memory, and an arena plan.
 
-Pure: names, bytes and order numbers, whatever they stand for.
+It works on names, bytes and step numbers only, so they may stand for anything.
 """
 
 from bisect import insort
@@ -15,14 +15,14 @@ from kitsune.memory.timeline import Lifetime, Moment, peak_of, timeline
 
 
 class Recorded(Protocol):
-    """What has a launch graph, as `kitsune.launches.model.recording.Recording`."""
+    """An object with a launch graph, such as `kitsune.launches.model.recording.Recording`."""
 
     @property
     def graph(self) -> LaunchGraph: ...
 
 
 class LifetimeAnalyzer:
-    """Collects which tensors are touched at which steps. A step is an order number: larger is later, gaps are fine."""
+    """Records which tensors are accessed at which steps. A step is any integer; a larger one is later."""
 
     def __init__(self) -> None:
         self._nbytes: dict[str, int] = {}
@@ -31,10 +31,10 @@ class LifetimeAnalyzer:
 
     @classmethod
     def of(cls, recorded: LaunchGraph | Recorded) -> Self:
-        """The storages that a step makes, each touched by its launches; step numbers are those of the launches.
+        """An analyzer of the storages that a training step allocates; its steps are the indices of the launches.
 
-        What was there before the step (parameters, inputs) is left out: it is alive all the time. Storages are named
-        by their number and the launch that makes them, as "3 aten.relu".
+        Storages that exist before (parameters, inputs) are left out, since they are always alive. Storages are named by
+        their number and the launch that allocates them, as "3 aten.relu".
         """
         graph = recorded if isinstance(recorded, LaunchGraph) else recorded.graph
         analyzer = cls()
@@ -49,9 +49,9 @@ class LifetimeAnalyzer:
         return analyzer
 
     def record_usage(self, name: str, nbytes: int, step: int) -> None:
-        """Tensor `name`, of so many bytes, is read or written at this step. Steps may come in any order.
+        """Records that the tensor `name` of `nbytes` bytes is read or written at this step, in any order.
 
-        Raises SettingsError when the bytes are negative or not those of an earlier call.
+        Raises SettingsError when `nbytes` is negative or differs from an earlier call.
         """
         if nbytes < 0 or self._nbytes.setdefault(name, nbytes) != nbytes:
             known = f"it had {self._nbytes[name]:,} before" if name in self._nbytes else "there are no negative sizes"
@@ -61,13 +61,13 @@ class LifetimeAnalyzer:
             insort(touched, step)
 
     def keep(self, name: str) -> None:
-        """The tensor is needed after the last step too. Raises SettingsError when it was never touched."""
+        """Marks a tensor as needed after the last step. Raises SettingsError when it was never recorded."""
         if name not in self._touched:
             raise SettingsError(f"tensor {name!r} was never recorded; call record_usage first")
         self._kept.add(name)
 
     def lifetimes(self) -> dict[str, Lifetime]:
-        """For every tensor, by name, from its first to its last touch; of one that is kept, to the last step of all."""
+        """Name -> lifetime, from first to last access; for tensors marked by `keep` to the last step of all."""
         end = max((touched[-1] for touched in self._touched.values()), default=0)
         return {
             name: Lifetime(touched[0], end if name in self._kept else touched[-1], self._nbytes[name])
@@ -75,26 +75,26 @@ class LifetimeAnalyzer:
         }
 
     def live_at(self, step: int) -> tuple[str, ...]:
-        """The names of the tensors that must be there at this step, as they were first recorded."""
+        """The names of the tensors alive at this step, in the order in which they were first recorded."""
         return tuple(name for name, each in self.lifetimes().items() if each.first <= step <= each.last)
 
     def timeline(self) -> tuple[Moment, ...]:
-        """The bytes alive at every step that was recorded, in ascending order."""
+        """The bytes alive at every recorded step, in ascending order."""
         steps = {step for touched in self._touched.values() for step in touched}
         return timeline(self.lifetimes(), steps)
 
     def peak_bytes(self) -> int:
-        """The most bytes alive at once; 0 where nothing was recorded."""
+        """The most bytes alive at once; 0 when nothing was recorded."""
         return peak_of(self.timeline()).nbytes
 
     def compute_reuse_plan(self, alignment_bytes: int = BLOCK_BYTES) -> ReusePlan:
         """An offset for every tensor in one arena, so that no two that are alive at the same step share a byte.
 
-        Greedy by size, see `kitsune.memory.arena`. Tensors begin at multiples of `alignment_bytes`; 512 is what torch's
-        allocator aligns to on a GPU. Raises SettingsError when it is below one.
+        Greedy by size, see `kitsune.memory.arena`. Offsets are multiples of `alignment_bytes`; torch's allocator aligns
+        to 512 on a GPU. Raises SettingsError when it is below 1.
         """
         return plan_arena(self.lifetimes(), self.peak_bytes(), alignment_bytes)
 
     def get_optimization_suggestions(self) -> tuple[Suggestion, ...]:
-        """What holds the peak, which tensors are idle there, and what one arena would save, in bytes as recorded."""
+        """The largest tensors at the peak, tensors idle there, and what one arena saves, in bytes."""
         return suggestions(self.lifetimes(), self._touched, self.timeline(), self.compute_reuse_plan())

@@ -1,4 +1,4 @@
-"""Modes: what torch keeps for each thread of how tensors are made, so that another thread can make them alike."""
+"""Modes: torch's thread-local modes, copied to another thread so that it creates tensors in the same way."""
 
 import contextlib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """Grad and inference mode, the default device, and the dtype of autocast for each device on which it is on."""
+    """Grad and inference mode, the default device, and the autocast dtype of each device with autocast enabled."""
 
     is_grad: bool
     is_inference: bool
@@ -19,10 +19,10 @@ class Modes:
     autocast: Mapping[str, torch.dtype]
 
     def enter(self) -> contextlib.ExitStack:
-        """Takes them on for a new thread, until the stack is closed; autocast until the thread ends."""
+        """Enters these modes in a new thread until the stack is closed; autocast stays until the thread ends."""
         for device, dtype in self.autocast.items():
-            # All threads share one cache of weights that were cast. It knows no streams, so nothing of this thread may
-            # come from it or go there; and leaving torch.autocast would empty it in the midst of a forward elsewhere.
+            # All threads share one cache of cast weights. It does not track streams, so this thread must not use it.
+            # torch.autocast is not used, since leaving it would clear the cache during a forward in another thread.
             torch.set_autocast_cache_enabled(False)
             torch.set_autocast_dtype(device, dtype)
             torch.set_autocast_enabled(device, True)
@@ -30,13 +30,13 @@ class Modes:
         if self.is_inference:
             entered.enter_context(torch.inference_mode())
         entered.enter_context(torch.set_grad_enabled(self.is_grad))
-        if self.device != torch.get_default_device():  # it costs something at every call of torch
+        if self.device != torch.get_default_device():  # it slows down every call of torch
             entered.enter_context(self.device)
         return entered
 
 
 def modes() -> Modes:
-    """Those of this thread."""
+    """The modes of this thread."""
     return Modes(
         is_grad=torch.is_grad_enabled(),
         is_inference=torch.is_inference_mode_enabled(),

@@ -1,6 +1,6 @@
-"""A device goes in; out comes how its streams are put in order, for memory that goes from one stream to another.
+"""Orders the streams of a device, for memory that one stream uses after another.
 
-The CPU twin has one stream, on which everything has ended when the call returns.
+The CPU implementation has one stream, on which all work has finished when a call returns.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ HOST: Final = "host"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a stream had come: `event` is what others wait for."""
+    """A point on a stream; other streams can wait for its `event`."""
 
     stream: Any
     event: Any
@@ -31,29 +31,29 @@ class Order(Protocol):
     """The streams of one device. A stream is a `torch.cuda.Stream`; on a CPU it is HOST."""
 
     def current(self) -> Any:
-        """The stream to which this thread issues."""
+        """The current stream of this thread."""
 
     def new_stream(self) -> Any:
-        """A stream beside all others."""
+        """A new stream."""
 
     def on(self, stream: Any) -> AbstractContextManager[None]:
-        """What this thread issues in the block goes to `stream`."""
+        """Makes `stream` current in the block."""
 
     def mark(self, streams: Iterable[Any]) -> Marks:
-        """How far each of these streams has come."""
+        """A mark at the current end of each of these streams."""
 
     def wait(self, stream: Any, marks: Marks) -> None:
-        """What is issued to `stream` from now on runs after the marks; those of the stream itself cost nothing."""
+        """Makes `stream` wait for the marks. Marks on the stream itself are skipped."""
 
     def hold(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Torch gives the memory of the tensor to nobody else before what `stream` does with it now has ended."""
+        """Keeps torch from reusing the memory of the tensor before the work issued to `stream` so far has ended."""
 
     def is_capturing(self, stream: Any) -> bool:
-        """Whether what is issued to `stream` goes into a CUDA graph."""
+        """Whether `stream` is being captured into a CUDA graph."""
 
 
 class HostOrder:
-    """One stream, which is always done."""
+    """The CPU: one stream without pending work."""
 
     def current(self) -> Any:
         return HOST
@@ -78,7 +78,7 @@ class HostOrder:
 
 
 class DeviceOrder:
-    """The streams of one GPU, whichever one is current."""
+    """The streams of one GPU, which need not be the current one."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -113,6 +113,6 @@ def order_of(device: torch.device) -> Order:
 
 
 def refuse_capture(order: Order, what: str, why: str) -> None:
-    """Raises CaptureError when what this thread issues now goes into a CUDA graph."""
+    """Raises CaptureError during a CUDA graph capture on the current stream."""
     if order.is_capturing(order.current()):
         raise CaptureError(f"{what} during a CUDA graph capture: {why}; do it before the capture")

@@ -1,8 +1,8 @@
-"""MemoryPool: sizes go in, uninitialised tensors come out of blocks that are used again and again.
+"""MemoryPool: allocates uninitialised tensors from reusable blocks.
 
-A block goes back when the last tensor on it is gone. Each tensor gets a storage of its own, made from memory that
-belongs to somebody else (the buffer protocol on a CPU, the CUDA array interface on a GPU): torch drops its reference to
-the owner when the last tensor, view or saved activation on that storage goes, in whichever thread that is.
+A block returns to the pool with the last tensor on it. Each tensor has its own storage on memory owned by another
+object (the buffer protocol on a CPU, the CUDA array interface on a GPU): torch drops its reference to the owner when
+the last tensor, view or saved activation on that storage is destroyed, in whichever thread that happens.
 """
 
 import ctypes
@@ -26,11 +26,11 @@ from kitsune.memory.order import Marks, Order, order_of, refuse_capture
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """What a pool did so far.
+    """Statistics of a pool.
 
-    `allocations`: tensors handed out; `hits`: those that took a block which was there already.
-    `used_bytes`: blocks that tensors lie on now; `peak_bytes`: the most that ever were. `reserved_bytes`: all blocks,
-    those that wait to be used again counted in. Blocks are counted whole, not only what was asked for.
+    `allocations`: tensors allocated. `hits`: allocations served by an existing block. `used_bytes`: blocks in use now.
+    `peak_bytes`: the maximum of `used_bytes`. `reserved_bytes`: all blocks, including free ones. Blocks count in full,
+    not only the requested bytes.
     """
 
     allocations: int
@@ -41,13 +41,13 @@ class PoolStats:
 
     @property
     def hit_rate(self) -> float | None:
-        """Which part of the allocations, 0 to 1, were hits; None before the first."""
+        """`hits` over `allocations`, 0 to 1; None before the first allocation."""
         return self.hits / self.allocations if self.allocations else None
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Memory of the pool. `marks`: what must have ended before another stream may write to it."""
+    """Memory of the pool. `marks`: the events after which another stream may write to it."""
 
     base: torch.Tensor
     marks: Marks = ()
@@ -59,7 +59,7 @@ class Block:
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """A block in the hands of one storage, which `key` names. `is_over`: it was given back while the storage lives."""
+    """A block used by the storage `key`. `is_over`: it was freed while the storage still exists."""
 
     block: Block
     stream: Any
@@ -69,7 +69,7 @@ class Lease:
 
 @dataclass(eq=False)
 class DeviceBytes:
-    """Bytes of a GPU, as the CUDA array interface (version 3) names them."""
+    """Bytes of a GPU, with the CUDA array interface (version 3)."""
 
     address: int
     nbytes: int
@@ -79,22 +79,22 @@ class DeviceBytes:
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "strides": None, "version": 3}
 
 
-# What came back: the lease, and what its streams had still to do; None where a capture makes that unknowable.
+# Released leases, each with the marks of its streams; None during a capture, in which no mark can be taken.
 Released = deque[tuple[Lease, Marks | None]]
 
 
 class MemoryPool:
-    """Memory of one device in blocks of powers of two, 512 bytes at least. For any number of threads.
+    """A memory pool of one device, with blocks of powers of two from 512 bytes on. Thread-safe.
 
-    `pool_size`: bytes, or a string as '512MB' or '2GB': the most that all blocks together take. Blocks are made when
-    they are needed. `device`: None takes the current GPU, or the CPU where there is none.
+    `pool_size`: the most bytes of all blocks together, as a number or a string like '512MB' or '2GB'. Blocks are
+    allocated when needed. `device`: None means the current GPU, or the CPU without one.
 
-    On a GPU a block is given again to the stream that had it at once, and to another stream after that stream was made
-    to wait for the end of what the streams had to do at the release: the stream that asked for it, and the current one
-    of the thread that let go of it. Work on yet other streams must be waited for before the tensor goes, since
-    `Tensor.record_stream` does not know memory of a pool.
+    On a GPU a freed block is reused at once by the stream that had it. Another stream first waits for the work issued
+    before the release to two streams: the one that allocated the block, and the current one of the thread that released
+    it. Wait for work on any other stream before you drop the tensor, since `Tensor.record_stream` has no effect on
+    memory of a pool.
 
-    Raises SettingsError for a size that makes no sense, UnfitError when the device is not there.
+    Raises SettingsError for an invalid size, UnfitError when the device does not exist.
     """
 
     def __init__(self, pool_size: int | str, device: torch.device | str | None = None) -> None:
@@ -102,23 +102,23 @@ class MemoryPool:
         self.device = pick_device(device)
         self._order = order_of(self.device)
         self._lock = threading.Lock()
-        self._free: defaultdict[int, list[Block]] = defaultdict(list)  # bytes -> blocks, the longest free first
+        self._free: defaultdict[int, list[Block]] = defaultdict(list)  # bytes -> free blocks, oldest first
         self._leases: dict[int, Lease] = {}
-        # The garbage collector may let go of tensors while this very thread holds the lock: that only appends here.
+        # Appended to without the lock: the garbage collector may destroy tensors while this thread holds it.
         self._released: Released = deque()
         self._allocations = self._hits = 0
         self._used_bytes = self._peak_bytes = self._reserved_bytes = 0
 
     def allocate(self, size: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """An uninitialised, contiguous tensor of this shape (an int stands for one dimension) on the pool's device.
+        """An uninitialised, contiguous tensor of this shape (an int is one dimension) on the pool's device.
 
-        Its memory goes back to the pool with the last reference to it and to every view of it, or with `free`.
+        Its memory returns to the pool with the last reference to it and to all its views, or with `free`.
 
-        Raises SettingsError for a size or dtype that makes no sense, and where the pool cannot hold it beside what is
-        in use; CaptureError during the capture of a CUDA graph.
+        Raises SettingsError for an invalid size or dtype, and when the pool has too little free memory; CaptureError
+        during a CUDA graph capture.
         """
         shape, nbytes = checked(size, dtype)
-        why = "the graph would write to memory that the pool has given to somebody else since"
+        why = "the graph would write to memory that the pool has reused since"
         refuse_capture(self._order, "a pool was asked for memory", why)
         stream = self._order.current()
         with self._lock:
@@ -129,9 +129,9 @@ class MemoryPool:
             return self._lend(Lease(block, stream), nbytes, shape, dtype)
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Gives the memory of a tensor, or of a view of one, back now. None of them may be used afterwards.
+        """Returns the memory of a tensor, or of a view of one, to the pool now. None of them may be used afterwards.
 
-        Raises SettingsError when it was given back already, or is not of this pool.
+        Raises SettingsError when it was freed already, or is not of this pool.
         """
         if not isinstance(tensor, torch.Tensor):
             raise SettingsError(f"free() takes a tensor of the pool, not {type(tensor).__name__}")
@@ -143,28 +143,28 @@ class MemoryPool:
                     "this tensor is not of this pool; free() takes what allocate() of the same pool gave"
                 )
             if lease.is_over:
-                raise SettingsError("this tensor was given back to the pool already; call free() once")
+                raise SettingsError("this tensor was freed already; call free() once")
             lease.is_over = True
             self._put_back(lease.block, marks_of(lease, self._order))
 
     def trim(self) -> None:
-        """Gives all blocks that no tensor lies on back to torch."""
+        """Returns all free blocks to torch."""
         with self._lock:
             self._collect()
             self._drop_free(self._reserved_bytes)
 
     @property
     def stats(self) -> PoolStats:
-        """Allocations so far, how many of them were served from the pool, and bytes in use, at most and held."""
+        """Counts of allocations and hits so far, and bytes in use, at the peak and reserved."""
         with self._lock:
             self._collect()
             return PoolStats(self._allocations, self._hits, self._used_bytes, self._peak_bytes, self._reserved_bytes)
 
     def _collect(self) -> None:
-        """Takes in what came back since the last call."""
+        """Processes the leases released since the last call."""
         while self._released:
             lease, marks = self._released.popleft()
-            if self._leases.get(lease.key) is lease:  # its storage is gone, and its name may be another's by now
+            if self._leases.get(lease.key) is lease:  # else the key may belong to a new storage by now
                 del self._leases[lease.key]
             if not lease.is_over:
                 self._put_back(lease.block, marks)
@@ -178,7 +178,7 @@ class MemoryPool:
             self._free[block.nbytes].append(block)
 
     def _take(self, nbytes: int, stream: Any) -> Block:
-        """A free block of this size, if there is one whose streams this one need not wait for, or a new one."""
+        """A free block of this size, preferably one without a wait for another stream, or a new one."""
         if free := self._free[nbytes]:
             own = (place for place, block in enumerate(free) if all(mark.stream == stream for mark in block.marks))
             self._hits += 1
@@ -193,16 +193,16 @@ class MemoryPool:
         return Block(base)
 
     def _make_room(self, nbytes: int) -> None:
-        """Free blocks of other sizes give way to a new one."""
+        """Frees blocks of other sizes for a new one. Raises SettingsError when there is too little free memory."""
         if self._used_bytes + nbytes > self.pool_size:
             raise SettingsError(
                 f"a block of {nbytes:,} bytes does not fit into the pool: {self._used_bytes:,} of its pool_size of "
-                f"{self.pool_size:,} bytes are in use; let go of tensors, or make the pool larger"
+                f"{self.pool_size:,} bytes are in use; free tensors, or make the pool larger"
             )
         self._drop_free(self._reserved_bytes + nbytes - self.pool_size)
 
     def _drop_free(self, wanted_bytes: int) -> None:
-        """Gives free blocks back to torch, the largest first, until so many bytes are gone or no block is free."""
+        """Returns free blocks to torch, largest first, until so many bytes are returned or no block is free."""
         for nbytes in sorted(self._free, reverse=True):
             while wanted_bytes > 0 and self._free[nbytes]:
                 self._free[nbytes].pop(0)
@@ -221,7 +221,7 @@ class MemoryPool:
 
 
 def checked(size: int | Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
-    """The shape, and how many bytes it has. Raises SettingsError."""
+    """The shape and its bytes. Raises SettingsError for an invalid size or dtype."""
     try:
         shape = tuple(map(index, [size] if isinstance(size, SupportsIndex) else size))
     except TypeError as error:
@@ -234,22 +234,22 @@ def checked(size: int | Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, .
 
 
 def size_class(nbytes: int) -> int:
-    """The least power of two that is not less, from 512 on."""
+    """The smallest power of two, from 512 on, of at least so many bytes."""
     return max(BLOCK_BYTES, 1 << max(nbytes - 1, 0).bit_length())
 
 
 def lent_storage(lease: Lease, nbytes: int, order: Order, released: Released) -> torch.UntypedStorage:
-    """A storage on the bytes of the block that owns nothing; when it dies, the lease is appended to `released`.
+    """A non-owning storage on the block. When it is destroyed, the lease is appended to `released`.
 
-    Whoever watches it keeps the block, so that the memory outlives the pool as long as a tensor lies on it.
+    Its finalizer references the block, so that the memory outlives the pool as long as a tensor uses it.
     """
     owner, bytes_ = borrowed(lease.block.base, max(nbytes, 1))
-    weakref.finalize(owner, let_go, lease, order, released).atexit = False
+    weakref.finalize(owner, release, lease, order, released).atexit = False
     return bytes_.untyped_storage()
 
 
 def borrowed(base: torch.Tensor, nbytes: int) -> tuple[Any, torch.Tensor]:
-    """The first bytes of a tensor as a tensor with a storage of its own, and the object that this storage refers to."""
+    """The first bytes of a tensor as a tensor with its own storage, and the object that this storage references."""
     if base.device.type == "cuda":
         span = DeviceBytes(base.data_ptr(), nbytes)
         return span, torch.as_tensor(span, device=base.device)
@@ -257,15 +257,15 @@ def borrowed(base: torch.Tensor, nbytes: int) -> tuple[Any, torch.Tensor]:
     return buffer, torch.frombuffer(buffer, dtype=torch.uint8)
 
 
-def let_go(lease: Lease, order: Order, released: Released) -> None:
-    """Runs wherever the last reference was dropped, so it takes no lock."""
+def release(lease: Lease, order: Order, released: Released) -> None:
+    """Finalizer of a storage. Takes no lock, since it runs in any thread that drops the last reference."""
     released.append((lease, () if lease.is_over else marks_of(lease, order)))
 
 
 def marks_of(lease: Lease, order: Order) -> Marks | None:
-    """How far the streams have come that may work on the block; None while one of them is captured into a graph.
+    """Marks on the streams that may use the block; None while one of them is being captured.
 
-    What is captured has not run, so there is nothing to wait for: such a block goes back to torch instead.
+    Captured work has not run, so there is nothing to wait for: such a block is returned to torch instead.
     """
     streams = (lease.stream, order.current())
     for stream in streams:

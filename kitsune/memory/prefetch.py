@@ -1,4 +1,4 @@
-"""Prefetcher: a loader goes in, the same batches come out, taken from it by a thread of their own ahead of time."""
+"""Prefetcher: fetches batches of a loader ahead in a background thread, and copies them to the device."""
 
 import contextlib
 import threading
@@ -19,16 +19,16 @@ from kitsune.memory.transfer import Transfer, transfer_to
 Batch = TypeVar("Batch")
 Orders = SimpleQueue["Future[Any] | None"]  # None: no more are wanted
 
-# How long leaving a loop waits for a loader that is in the middle of a batch; after that batch the thread ends anyway.
+# Seconds that closing waits for a loader in the middle of a batch. The thread ends after that batch in any case.
 JOIN_S: Final = 1.0
 
 
 class Prefetcher:
-    """Takes up to `lookahead` batches ahead, and has them on the device before they are asked for.
+    """Fetches up to `lookahead` batches ahead and copies them to the device.
 
-    `device`: None takes the current GPU, or the CPU where there is none, on which nothing is copied.
+    `device`: None means the current GPU, or the CPU without one, on which nothing is copied.
 
-    Raises SettingsError for a lookahead below one, UnfitError when the device is not there.
+    Raises SettingsError for a lookahead below 1, UnfitError when the device does not exist.
     """
 
     def __init__(self, device: torch.device | str | None = None, lookahead: int = 2) -> None:
@@ -38,17 +38,17 @@ class Prefetcher:
         self.lookahead = lookahead
 
     def wrap(self, loader: Iterable[Batch]) -> "Prefetched[Batch]":
-        """The batches of any iterable, in their order; it can be iterated as often as the loader itself."""
+        """The batches of any iterable, in order. The result can be iterated as often as the loader."""
         return Prefetched(loader, self.device, self.lookahead)
 
 
 class Prefetched(Generic[Batch]):
-    """A loader whose batches are fetched ahead. `len` is that of the loader, where it has one.
+    """A loader whose batches are fetched ahead. `len` is that of the loader, if it has one.
 
-    Tensors in tuples, lists, dicts, namedtuples and what else is registered with torch's pytrees come on the device;
-    other objects come as they are. A loader must not write to a batch that it has given out: it is still in use.
+    Tensors in tuples, lists, dicts, namedtuples and other registered pytrees are copied to the device; other objects
+    are passed on. A loader must not write to a batch that it has returned, which may still be in use.
 
-    The loader runs in the modes that the iterating thread has when an iteration begins: grad and inference mode,
+    The loader runs in the modes of the iterating thread at the start of the iteration: grad and inference mode,
     autocast, default device.
     """
 
@@ -61,16 +61,16 @@ class Prefetched(Generic[Batch]):
         return Ahead(iter(self._loader), transfer_to(self._device), self._lookahead)
 
     def __len__(self) -> int:
-        """Batches, as many as the loader has. Raises TypeError where it has no length."""
+        """The number of batches of the loader. Raises TypeError when it has no length."""
         if not isinstance(self._loader, Sized):
             raise TypeError(f"object of type {type(self._loader).__name__!r} has no len()")
         return len(self._loader)
 
 
 class Ahead(Iterator[Batch]):
-    """One iteration. What the loader raises is raised where its batch would have come.
+    """One iteration. An exception of the loader is raised in place of its batch.
 
-    `close`, which also happens when the iterator is dropped, has the thread end and let go of the loader's iterator.
+    `close`, which also runs when the iterator is destroyed, ends the thread and releases the loader's iterator.
     """
 
     def __init__(self, batches: Iterator[Batch], transfer: Transfer, lookahead: int) -> None:
@@ -83,7 +83,7 @@ class Ahead(Iterator[Batch]):
             target=work, args=(batches, transfer, self._orders, modes()), name="kitsune-prefetch", daemon=True
         )
         worker.start()
-        # The thread knows nothing of this object, so dropping it is enough to end both.
+        # The thread holds no reference to this object, so destroying the object ends the thread.
         self._stop = weakref.finalize(self, stop, self._orders, worker)
 
     def __next__(self) -> Batch:
@@ -99,36 +99,36 @@ class Ahead(Iterator[Batch]):
         return batch
 
     def close(self) -> None:
-        """Ends the iteration now. Waits a second at most for a loader that is in the middle of a batch."""
+        """Ends the iteration. Waits at most one second for a loader in the middle of a batch."""
         self._stop()
         self._due.clear()
 
     def _order(self) -> None:
-        """One order for each batch: the thread takes none that was not ordered."""
+        """Requests one batch: the thread fetches only as many as were requested."""
         future: Future[Any] = Future()
         self._due.append(future)
         self._orders.put(future)
 
 
 def work(batches: Iterator[Any], transfer: Transfer, orders: Orders, modes: Modes) -> None:
-    """Takes a batch for each order, until no more are wanted or the loader has no more to give."""
+    """Thread function: fetches a batch for each request, until told to stop or the loader is exhausted."""
     is_open = True
     with modes.enter():
         while is_open and (future := orders.get()) is not None:
             try:
                 future.set_result(transfer.send(batches))
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the loader's end too, the consumer gets it
+            except BaseException as error:  # noqa: BLE001 - passed on to the consumer, StopIteration too
                 future.set_exception(error)
                 is_open = False
-            # A batch belongs to the consumer alone while this thread waits; and an error refers to this frame.
+            # While waiting, this frame must not keep a batch alive; an exception references the frame, too.
             del future
 
 
 def stop(orders: Orders, worker: threading.Thread) -> None:
-    """Takes all orders back and ends the thread. SimpleQueue may be used in the midst of garbage collection."""
+    """Cancels all requests and ends the thread. SimpleQueue is safe to use during garbage collection."""
     with contextlib.suppress(Empty):
         while True:
             orders.get_nowait()
     orders.put(None)
-    if worker is not threading.current_thread():  # where the collector runs there and finds the iterator
+    if worker is not threading.current_thread():  # the garbage collector may run in that thread
         worker.join(JOIN_S)

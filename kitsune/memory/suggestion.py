@@ -1,6 +1,6 @@
-"""Lifetimes and the steps at which tensors are touched go in; out comes what would need less memory. Pure.
+"""Suggests how a step could use less memory, from the lifetimes and accesses of its tensors.
 
-Every number is computed from what was recorded; what it would cost to do is not known here, and is not guessed.
+All numbers are computed from what was recorded. The cost of a suggestion in time is not estimated.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,17 +12,16 @@ from kitsune.memory.arena import ReusePlan
 from kitsune.memory.timeline import Lifetime, Moment, peak_of
 
 NAMED: Final = 3  # how many of the largest tensors are named
-IDLERS: Final = 5  # how many idle tensors are named
+IDLERS: Final = 5  # the most idle tensors that are named
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """Something that could be done about the memory of a step.
+    """A suggestion to reduce the memory of a step.
 
-    `text` says in a sentence what `names` have to do with it; `nbytes` are the bytes that it is about.
-
-    `kind`: "peak" (what these tensors hold at the peak), "idle" (by how much the peak falls if this tensor is away
-    while nobody touches it), or "reuse" (by how much one arena is smaller than all tensors side by side).
+    `text`: the suggestion as a sentence. `names`: the tensors. `nbytes` depends on `kind`: "peak": bytes that these
+    tensors hold at the peak; "idle": by how much the peak falls if this tensor is not in memory while unused; "reuse":
+    by how much one arena is smaller than all tensors without reuse.
     """
 
     kind: str
@@ -37,7 +36,7 @@ def suggestions(
     moments: Sequence[Moment],
     plan: ReusePlan,
 ) -> tuple[Suggestion, ...]:
-    """What holds the peak, who is idle there, and what one arena would save. Nothing where nothing is alive."""
+    """The largest tensors at the peak, tensors idle there, and what an arena saves. Empty when nothing is alive."""
     peak = peak_of(moments)
     if not peak.nbytes:
         return ()
@@ -61,7 +60,7 @@ def holders(peak: Moment, largest: Sequence[str], alive: Mapping[str, Lifetime])
 def idle_at(
     peak: Moment, name: str, lifetime: Lifetime, touched: Sequence[int], moments: Sequence[Moment]
 ) -> Suggestion | None:
-    """That the tensor is alive at the peak and not touched around it, if the peak falls without it; else None."""
+    """A suggestion for a tensor that is alive but unused at the peak, if the peak falls without it; else None."""
     before, after = around(touched, peak.step)
     if before is None or before == peak.step:
         return None
@@ -71,14 +70,14 @@ def idle_at(
         return None
     until = f"between steps {before} and {after}" if after != inf else f"after step {before}, and kept to the end"
     text = (
-        f"{name} ({lifetime.nbytes:,} bytes) is alive at the peak, but is not touched {until}: computed again or "
-        f"kept elsewhere meanwhile, it would lower the peak by {saved_bytes:,} bytes"
+        f"{name} ({lifetime.nbytes:,} bytes) is alive at the peak, but is not touched {until}: recomputing or "
+        f"offloading it would lower the peak by {saved_bytes:,} bytes"
     )
     return Suggestion("idle", (name,), saved_bytes, text)
 
 
 def around(touched: Sequence[int], step: int) -> tuple[int | None, float]:
-    """The last touch at this step or before it, and the first after it; infinity where there is none."""
+    """The last access at or before this step (None if none), and the first after it (infinity if none)."""
     before = max((each for each in touched if each <= step), default=None)
     return before, min((each for each in touched if each > step), default=inf)
 

@@ -1,4 +1,4 @@
-"""Lifetimes go in; out comes how many bytes are alive at each step. Pure."""
+"""Lifetimes of tensors, and the bytes alive at each step."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A tensor of `nbytes` bytes that must be there from step `first` to step `last`, both included."""
+    """The lifetime of a tensor of `nbytes` bytes: steps `first` to `last`, both included."""
 
     first: int
     last: int
     nbytes: int
 
     def overlaps(self, other: "Lifetime") -> bool:
-        """Whether both are in memory at once."""
+        """Whether both are alive at the same step."""
         return self.first <= other.last and other.first <= self.last
 
 
@@ -39,5 +39,5 @@ def timeline(lifetimes: Mapping[str, Lifetime], steps: Iterable[int]) -> tuple[M
 
 
 def peak_of(moments: Iterable[Moment]) -> Moment:
-    """The first moment at which most bytes are alive; step 0 without a byte where there are no moments."""
+    """The first moment with the most bytes alive; step 0 with 0 bytes when there are none."""
     return max(moments, key=lambda moment: moment.nbytes, default=Moment(0, 0))

@@ -1,6 +1,6 @@
-"""Batches from a loader go in, batches on the device come out, with what the consumer's stream must wait for.
+"""Copies batches to the device on a separate stream, and makes the consumer's stream wait for them.
 
-Sending runs in the thread that fetches ahead, receiving in the thread that trains.
+`send` runs in the prefetch thread, `receive` in the training thread.
 """
 
 import functools
@@ -15,17 +15,17 @@ from kitsune.device.cuda_graph import tensors_in
 
 
 class Transfer(Protocol):
-    """One way from a loader to the step."""
+    """Transfers batches from a loader to the training thread."""
 
     def send(self, batches: Iterator[Any]) -> Any:
-        """Takes the next batch and sends it off. Raises what the loader raises, StopIteration at the end."""
+        """Fetches the next batch and starts its copy. Raises what the loader raises, StopIteration at the end."""
 
     def receive(self, sent: Any) -> Any:
         """The batch, ready for the current stream of this thread."""
 
 
 class HostTransfer:
-    """On a CPU a batch stays where it is."""
+    """The CPU: batches are not copied."""
 
     def send(self, batches: Iterator[Any]) -> Any:
         return next(batches)
@@ -36,7 +36,7 @@ class HostTransfer:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch on its way; it is there when `arrived` is over."""
+    """A batch that is being copied; `arrived` is recorded after the copy."""
 
     batch: Any
     arrived: torch.cuda.Event
@@ -44,15 +44,15 @@ class Sent:
 
 @functools.cache
 def copy_stream(index: int) -> torch.cuda.Stream:
-    """The stream of a GPU on which batches are fetched ahead, one for all: torch keeps freed memory by stream."""
+    """The stream for prefetching on a GPU. There is only one, since torch reuses freed memory by stream."""
     return torch.cuda.Stream(index)
 
 
 class DeviceTransfer:
-    """Copies to a GPU on a stream of its own, beside the work of the consumer.
+    """Copies to a GPU on a separate stream, concurrently with the consumer.
 
-    The loader runs on that stream too, after what the consumer had issued before: a loader may cut its batches from
-    tensors that are on the GPU already.
+    The loader runs on that stream too, after the work that the consumer has issued before: a loader may slice its
+    batches from tensors on the GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -69,8 +69,8 @@ class DeviceTransfer:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(sent.arrived)
         for tensor in tensors_in(sent.batch):
-            # The memory belongs to the copy stream: without this, torch gives it to the next batch as soon as the
-            # consumer drops the tensor, while kernels of the consumer have still to read it.
+            # The memory belongs to the copy stream: without this, torch would reuse it for the next batch as soon as
+            # the consumer drops the tensor, while the consumer's kernels may still read it.
             tensor.record_stream(stream)
         return sent.batch
 
@@ -83,6 +83,6 @@ def transfer_to(device: torch.device) -> Transfer:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """A host tensor in pinned memory, from which copies run beside the host; what is there already is not copied."""
+    """A host tensor in pinned memory, from which copies are asynchronous. A pinned or GPU tensor is returned as is."""
     is_pageable = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_pinned()
     return tensor.pin_memory() if is_pageable else tensor

@@ -1,7 +1,7 @@
-"""What a training loop asks of time and memory: timers, trackers, metrics, reports, comparisons, streams.
+"""Tools to measure time and memory of a training loop: timers, memory tracking, metrics, reports, stream use.
 
-Public names are bound lazily, as those of `kitsune` are: `python -m kitsune.profiler.memory_tracker` must find its
-module not loaded yet. What is not used costs nothing: nothing here hooks into torch.
+Public names are bound lazily, as in `kitsune`: `python -m kitsune.profiler.memory_tracker` requires that the module is
+not loaded yet. Importing this package does not install hooks in torch.
 """
 
 import importlib

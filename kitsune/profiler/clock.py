@@ -1,4 +1,4 @@
-"""A device in, marks on its current stream and the times between them out; nothing waits before somebody asks."""
+"""Clock: timestamps on the current stream of a device, and the times between them, without waiting for the device."""
 
 import time
 from collections import deque
@@ -11,15 +11,14 @@ from kitsune.device.backend import pick_device, synchronize
 from kitsune.errors import CaptureError
 
 Mark = float | torch.cuda.Event
-MOST_PENDING: Final = 1000  # intervals; beyond that, those which have ended are read on the way: each holds two events
+MOST_PENDING: Final = 1000  # intervals of two events each; above it, finished ones are read early
 
 
 class Clock:
-    """Marks are CUDA events on a GPU, and readings of time.perf_counter on a CPU.
+    """Takes marks: CUDA events on a GPU, readings of time.perf_counter on a CPU.
 
-    On a GPU an interval is the time on the stream: from when the GPU came to the first mark to when it came to the
-    second.
-    Raises UnfitError when the device is not there. The current device stays what it is.
+    On a GPU an interval is the time between the moments at which the stream reaches the two marks. Raises UnfitError
+    when the device does not exist. Does not change the current device.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
@@ -27,7 +26,7 @@ class Clock:
         self._pending: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
 
     def mark(self) -> Mark:
-        """Raises CaptureError while a CUDA graph is captured: an event in it is a part of the graph, without a time."""
+        """A mark now. Raises CaptureError during a CUDA graph capture, in which an event has no time."""
         if self.device.type != "cuda":
             return time.perf_counter()
         if torch.cuda.is_current_stream_capturing():
@@ -37,7 +36,7 @@ class Clock:
         return event
 
     def keep(self, begin: Mark, end: Mark, tell: Callable[[float], None]) -> None:
-        """Has the milliseconds between two marks told once they are known: at once on a CPU, by `settle` on a GPU."""
+        """Calls `tell` with the milliseconds between two marks: at once on a CPU, in `settle` on a GPU."""
         if isinstance(begin, float) or isinstance(end, float):
             assert isinstance(begin, float) and isinstance(end, float)
             tell((end - begin) * 1e3)
@@ -48,7 +47,7 @@ class Clock:
                 self._tell_first()
 
     def settle(self) -> None:
-        """Tells all that is kept, in the order in which it was kept. Waits for the GPU, once, if there is any."""
+        """Calls the pending `tell` callbacks in order. Waits for the GPU once, if any is pending."""
         if self._pending:
             synchronize(self.device)
         while self._pending:

@@ -1,4 +1,4 @@
-"""Rows of words in, lines of text with straight columns out."""
+"""Formats rows of text as aligned columns."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from kitsune.cli.output import clean
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The first column to the left, all others to the right. No word breaks its line or steers a terminal."""
+    """A text table: the first column left-aligned, the others right-aligned. Control characters are replaced."""
     lines = [[clean(word).replace("\n", " ").replace("\t", " ") for word in row] for row in (header, *rows)]
     first, *rest = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -16,5 +16,5 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def shown(value: float) -> str:
-    """Six digits that mean something."""
+    """The number with six significant digits."""
     return f"{value:.6g}"

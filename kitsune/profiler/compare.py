@@ -1,4 +1,4 @@
-"""The metrics of two runs in; for each name the ratio of the medians, its interval and a verdict out."""
+"""Compares the metrics of two runs: the ratio of medians of each name, its interval and a verdict."""
 
 import math
 import random
@@ -15,14 +15,14 @@ from kitsune.profiler.metrics import TIMES_MS, MetricsCollector, Series
 from kitsune.profiler.reporter import read_series
 
 RESAMPLES: Final = 2000
-#: All of n values are above the median, or all below, with a chance of 2^(1-n): from 6 on that is less than 5 %.
+#: n values lie all above or all below the median with probability 2^(1-n): below 5 % from 6 values on.
 LEAST_VALUES: Final = 6
-#: The sum of two such values, and the ratio of any two, is a float.
+#: Bound on values so that the sum and the ratio of two do not overflow.
 LARGEST: Final = 1e150
 
 
 class Verdict(StrEnum):
-    """What the interval allows us to say of the second run. Only times, and rates per second, are fast or slow."""
+    """The second run relative to the first. Only times and rates per second are called faster or slower."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -34,10 +34,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MetricComparison:
-    """One name in both runs, medians in its unit.
+    """The comparison of one name; `before` and `after` are medians in its unit.
 
-    `ratio` is the median before over the median after: of times, 2.0 is twice as fast. `low` and `high` are its 95 %
-    interval.
+    `ratio` is `before` over `after`: for times, 2.0 means twice as fast. `low` and `high` are its 95 % interval.
     """
 
     name: str
@@ -52,7 +51,7 @@ class MetricComparison:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Two runs, name by name. `incomparable` has the names of both that have no ratio, each with the reason."""
+    """The comparison of two runs by name. `incomparable`: names in both runs without a ratio, with the reason."""
 
     metrics: tuple[MetricComparison, ...]
     only_before: tuple[str, ...]
@@ -76,9 +75,9 @@ def compare_runs(
 ) -> RunComparison:
     """Compares two runs: collectors, or files of `Reporter.save_json`. The same seed gives the same intervals.
 
-    The interval is the 95 % percentile bootstrap of the ratio of medians (Efron 1979), the two runs resampled
-    independently of each other. It knows what varied within the runs, and not what differed between them: a warmer GPU,
-    another process. Raises SettingsError for a file that is none of ours.
+    The interval is the 95 % percentile bootstrap of the ratio of medians (Efron 1979), with the two runs resampled
+    independently. It covers variation within the runs, but not differences between them, such as a warmer GPU or
+    another process. Raises SettingsError for a file that `Reporter.save_json` did not write.
     """
     first, second = _series(before), _series(after)
     common = [name for name in first if name in second]
@@ -125,14 +124,14 @@ def ratio_interval(before: Sequence[float], after: Sequence[float], chance: rand
 
 
 def resampled_median(ordered: Sequence[float], chance: random.Random) -> float:
-    """The median of as many values drawn with replacement, in constant time.
+    """The median of a bootstrap resample of the sorted values, in constant time.
 
-    A value that is drawn is ordered[floor(n * u)] for a uniform u, and the k-th smallest of n uniforms has the
-    distribution Beta(k, n + 1 - k); below it, the largest of k - 1 is its (k - 1)-th root of a uniform times as large
-    (Devroye 1986, Non-Uniform Random Variate Generation, ch. V).
+    A drawn value is ordered[floor(n * u)] for a uniform u. The k-th smallest of n uniforms is distributed as
+    Beta(k, n + 1 - k), and the one before it is that times the (k - 1)-th root of a uniform (Devroye 1986, Non-Uniform
+    Random Variate Generation, ch. V).
     """
     count = len(ordered)
-    rank = count // 2 + 1  # of the middle value, or of the upper one of two
+    rank = count // 2 + 1  # of the middle value, or of the upper one of two middle values
     upper = chance.betavariate(rank, count + 1 - rank)
     middle = _at(ordered, upper)
     if count % 2:

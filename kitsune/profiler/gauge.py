@@ -1,7 +1,7 @@
-"""A memory in, its level now and the highest since each watch began out, however many watches look at it.
+"""Gauge: current and peak memory for any number of concurrent watches.
 
-There is one counter of the peak for a GPU, and one for a process. Whoever resets it takes the peak from all others. So
-all watches of a memory share one gauge, which hands every reading to each of them before it resets.
+A GPU and a process have a single peak counter each, and resetting it loses the peak for every other reader. So all
+watches of a memory share one gauge, which passes each reading to all of them before it resets the counter.
 """
 
 import functools
@@ -19,7 +19,7 @@ SAMPLED: Final = "resident memory of this process, sampled: its peak cannot be r
 
 
 class Memory(Protocol):
-    """A level with a counter of its peak."""
+    """A memory with a counter of its peak. `reset` returns whether the peak was reset."""
 
     def now(self) -> int: ...
 
@@ -29,10 +29,10 @@ class Memory(Protocol):
 
 
 class Tensors:
-    """Bytes in tensors on one GPU, as torch's allocator counts them; nothing waits for the GPU."""
+    """Bytes of tensors on one GPU, as torch's allocator counts them, without waiting for the GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        torch.cuda.init()  # the counters cannot be reset before
+        torch.cuda.init()  # required before the counters can be reset
         self.device = device
 
     def now(self) -> int:
@@ -47,7 +47,7 @@ class Tensors:
 
 
 class Resident:
-    """Bytes of this process that are in the host's memory, those of Python and its libraries included."""
+    """Resident bytes of this process, including Python and its libraries."""
 
     def now(self) -> int:
         return resident.resident_bytes()
@@ -61,17 +61,17 @@ class Resident:
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """What one tracker has seen of a memory since it began, in bytes."""
+    """Memory in bytes when one tracker began, and the peak since then."""
 
     begin_bytes: int
     highest_bytes: int
 
 
 class Gauge:
-    """Reads a memory for all that watch it. `highest_bytes` is the most that was ever seen.
+    """Reads a memory on behalf of all its watches. `highest_bytes` is the highest value ever read.
 
-    Where the counter cannot be reset, a new record of the whole process is still seen; a lower peak only if a reading
-    hits it, and `source` says so.
+    Where the counter cannot be reset, only a new peak of the whole process is seen exactly; a lower peak is seen only
+    if a reading samples it, and `source` says so.
     """
 
     def __init__(self, memory: Memory, source: str, sampled_source: str = "") -> None:
@@ -85,7 +85,7 @@ class Gauge:
 
     @property
     def source(self) -> str:
-        """Which memory this is, in words."""
+        """A description of the memory."""
         exact, sampled = self._sources
         return exact if self._can_reset else sampled
 
@@ -97,12 +97,12 @@ class Gauge:
             return watch
 
     def read(self) -> int:
-        """The level now, with the peak until now handed to every watch."""
+        """The level now. Updates the peak of every watch."""
         with self._lock:
             return self._read()
 
     def end(self, watch: Watch) -> int:
-        """The level now; the watch sees nothing any more."""
+        """Removes a watch, and returns the level now."""
         with self._lock:
             now = self._read()
             self._watches.remove(watch)
@@ -121,7 +121,7 @@ class Gauge:
 
 @functools.cache
 def gauge_of(device: torch.device) -> Gauge:
-    """The one gauge of a device in this process; `device` as `pick_device` gives it."""
+    """The gauge of a device, shared in this process. `device` is a result of `pick_device`."""
     if device.type == "cuda":
         return Gauge(Tensors(device), f"tensors on {device}")
     return Gauge(Resident(), RESIDENT, SAMPLED)

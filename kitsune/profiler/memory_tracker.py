@@ -1,4 +1,4 @@
-"""A block of code in, the most memory that it held out; as a command, the same for a whole script."""
+"""MemoryTracker: peak memory of a block of code. As a command, of a whole script."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ MIB: Final = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The memory at one moment of a block, in bytes: the level then, and the highest from the block's beginning on."""
+    """Memory at one moment of a block, in bytes: allocated then, and the peak since the block began."""
 
     label: str
     allocated_bytes: int
@@ -31,7 +31,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What changed from one snapshot to another, in bytes; negative where memory was given back."""
+    """The difference of two snapshots, in bytes; negative where memory was freed."""
 
     before: str
     after: str
@@ -40,13 +40,13 @@ class Change:
 
 
 class MemoryTracker:
-    """Follows the memory of a device over a block: `with MemoryTracker() as tracker: ...`.
+    """Tracks the memory of a device over a block: `with MemoryTracker() as tracker: ...`.
 
-    On a GPU it counts the bytes in tensors, as torch's allocator does, without waiting for the GPU. On a CPU, where
-    torch counts nothing, it takes the resident memory of this process; `source` says which. Trackers may be nested.
-    Each sets the peak that torch.cuda.max_memory_allocated tells back, and so may not be mixed with others that do.
+    On a GPU it counts the bytes of tensors in torch's allocator, without waiting for the GPU. On a CPU, where torch
+    counts nothing, it uses the resident memory of this process; `source` says which. Trackers may be nested. Each
+    resets the peak of torch.cuda.max_memory_allocated, so do not combine it with other code that does.
 
-    `device` is a device or its name; without it the current GPU, or the CPU. Raises UnfitError when it is not there.
+    `device` is a device or its name; by default the current GPU, or the CPU. Raises UnfitError when it does not exist.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
@@ -59,7 +59,7 @@ class MemoryTracker:
 
     def __enter__(self) -> Self:
         if self._is_open:
-            raise SettingsError("this tracker follows a block already; make another MemoryTracker for the inner one")
+            raise SettingsError("this tracker is active already; use another MemoryTracker for the inner block")
         self.snapshots = {}
         self._watch = self._gauge.begin()
         self._is_open = True
@@ -73,22 +73,22 @@ class MemoryTracker:
 
     @property
     def source(self) -> str:
-        """Which memory is tracked, and how, in words."""
+        """A description of the memory that is tracked."""
         return self._gauge.source
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes there were at once in the block, those from before it included. In the block: until now."""
+        """Peak bytes in the block, including what was allocated before it. Inside the block: until now."""
         self._level_bytes()
         return self._seen().highest_bytes
 
     @property
     def allocated_bytes(self) -> int:
-        """By how many bytes the memory grew over the block, negative where it shrank. In the block: until now."""
+        """Growth in bytes over the block, negative where memory was freed. Inside the block: until now."""
         return self._level_bytes() - self._seen().begin_bytes
 
     def snapshot(self, label: str) -> Snapshot:
-        """Keeps the memory of this moment under a label; the newest of a label counts. Only in the block."""
+        """Stores the memory at this moment under a label, replacing an older one. Works only inside the block."""
         if not self._is_open:
             raise SettingsError(f"snapshot({label!r}) belongs into the block: with MemoryTracker() as tracker: ...")
         now = self._gauge.read()
@@ -96,7 +96,7 @@ class MemoryTracker:
         return self.snapshots[label]
 
     def compare(self, before: str, after: str) -> Change:
-        """What changed between the snapshots of two labels. Raises SettingsError for a label that none has."""
+        """The difference of two snapshots. Raises SettingsError for a label without a snapshot."""
         first, second = self._taken(before), self._taken(after)
         return Change(
             before, after, second.allocated_bytes - first.allocated_bytes, second.peak_bytes - first.peak_bytes
@@ -121,9 +121,9 @@ class MemoryTracker:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs a script, then prints a table of its memory on stdout. Raises what the script raises, SystemExit too.
+    """Runs a script, then prints a table of its memory on stdout. Raises what the script raises, including SystemExit.
 
-    CUDA is not touched before the script does: it may still choose its GPUs or fork.
+    CUDA is not initialised before the script does it: the script may still choose its GPUs or fork.
     """
     if not arguments or arguments[0].startswith("-"):
         is_help = bool(arguments) and arguments[0] in ("-h", "--help")
@@ -158,12 +158,12 @@ def _row(source: str, peak_bytes: int, begin_bytes: int, end_bytes: int) -> tupl
 
 
 def _tell(rows: Sequence[tuple[str, ...]]) -> None:
-    """A stdout that takes nothing more changes nothing about the script's own exit code."""
+    """Prints the table. A stdout that cannot be written does not change the script's exit code."""
     numbers = ("peak", "before the script", "after it")
     try:
         output.stdout().print(output.table("memory", *numbers, rows=rows, right=frozenset(numbers)))
     except (UnfitError, ValueError) as error:  # ValueError: the script closed it
-        output.note(f"the memory of the script cannot be told: {error}")
+        output.note(f"the memory of the script cannot be printed: {error}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Values and timed regions of a loop in; their summary, a report and the shares of the time out."""
+"""MetricsCollector: records values and timed regions of a loop, and summarises them."""
 
 import contextlib
 import math
@@ -18,14 +18,14 @@ from kitsune.profiler.clock import Clock
 from kitsune.profiler.columns import columns, shown
 
 SUMMARY_HEADER: Final = ("name", "count", "mean", "median", "p90", "min", "max", "unit")
-#: Units of time, and how many milliseconds one is.
+#: Unit of time -> milliseconds.
 TIMES_MS: Final[Mapping[str, float]] = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 LARGEST: Final = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """All values of one name, in the order in which they became known. For a time, the region that each was part of."""
+    """All values of one name, in order. `inside`: for each value the region that was open, or None."""
 
     unit: str
     values: tuple[float, ...]
@@ -34,7 +34,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the values of one name come to, in their unit. `p90`: nine of ten values are at most so large."""
+    """Summary statistics of one name, in its unit. `p90` is the 90th percentile."""
 
     count: int
     mean: float
@@ -46,17 +46,17 @@ class Summary:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What stands beside the name in a table; SUMMARY_HEADER says what each is."""
+        """The cells of a table row after the name, as in SUMMARY_HEADER."""
         numbers = (self.mean, self.median, self.p90, self.min, self.max)
         return str(self.count), *map(shown, numbers), self.unit
 
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """One region's part of the time.
+    """One region's share of the time.
 
-    `own_ms` is its time less that of the regions in it, `share` the part that is of all regions' own time: the shares
-    of all regions are 1 together. `total_ms` is its time with what is in it.
+    `total_ms` includes nested regions, `own_ms` does not. `share` is `own_ms` over the sum of `own_ms` of all regions,
+    so the shares add up to 1.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Bottleneck:
 
     @property
     def sentence(self) -> str:
-        """The same in words."""
+        """This as a sentence."""
         who = self.name if math.isclose(self.own_ms, self.total_ms) else f"{self.name}, without the regions inside it,"
         times = "once" if self.count == 1 else f"{self.count} times"
         return f"{who} takes {self.share:.1%} of the time: {shown(self.own_ms)} ms in all, {times}."
@@ -85,29 +85,29 @@ class _Recorded:
 
 
 class MetricsCollector:
-    """Keeps what a loop tells of itself: values by `record`, times by `measure_time`.
+    """Collects values with `record` and times with `measure_time`.
 
-    Times are those of CUDATimer: on a GPU measuring does not wait for it, and whatever reads them does, once.
-    `device` is a device or its name; without it the current GPU, or the CPU. For one thread at a time.
+    Times are measured as by CUDATimer: measuring does not wait for the GPU, but reading the times does, once. `device`
+    is a device or its name; by default the current GPU, or the CPU. Not thread-safe.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         self._device = device
         self._recorded: dict[str, _Recorded] = {}
         self._open: list[str] = []
-        self._clock: Clock | None = None  # made with the first region: values need no device
+        self._clock: Clock | None = None  # created with the first region: values need no device
 
     def record(self, name: str, value: float | torch.Tensor, unit: str = "") -> None:
-        """Keeps a value. A time (unit ns, us, ms or s) counts as spent in the region that is open, else as its own.
+        """Records a value. A time (unit ns, us, ms or s) counts as part of the region that is open, if any.
 
-        A tensor on a GPU has to be waited for. Raises SettingsError for what is no finite number, and for another unit
-        than the name has.
+        Waits for a tensor on a GPU. Raises SettingsError when the value is not a finite number, or the name already has
+        another unit.
         """
         try:
             number = float(value.detach() if isinstance(value, torch.Tensor) else value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise SettingsError(f"the value of {name!r} is {value!r:.100}; it must be a number") from error
-        except OverflowError as error:  # Python does not even write out an integer of more than 4300 digits
+        except OverflowError as error:  # not shown: Python cannot print an integer of more than 4300 digits
             raise SettingsError(f"the value of {name!r} is too large: a float holds {LARGEST:.2g} at most") from error
         if not math.isfinite(number):
             raise SettingsError(f"the value of {name!r} is {number}; it must be finite")
@@ -115,9 +115,9 @@ class MetricsCollector:
 
     @contextlib.contextmanager
     def measure_time(self, name: str) -> Iterator[None]:
-        """Times the block, in ms. A block that raises gives no value.
+        """Times the block, in ms. A block that raises records no value.
 
-        Raises SettingsError where the name has another unit.
+        Raises SettingsError when the name already has another unit.
         """
         recorded, inside = self._of(name, "ms"), self._parent()
         clock = self._clock = self._clock or Clock(self._device)
@@ -131,7 +131,7 @@ class MetricsCollector:
 
     @property
     def series(self) -> dict[str, Series]:
-        """The raw values by name, in the order in which the names first came."""
+        """The raw values by name, in the order in which the names were first used. Waits for the GPU."""
         if self._clock is not None:
             self._clock.settle()
         kept = {name: one for name, one in self._recorded.items() if one.values}
@@ -142,7 +142,7 @@ class MetricsCollector:
         return {name: summarized(series) for name, series in self.series.items()}
 
     def analyze_bottlenecks(self) -> tuple[Bottleneck, ...]:
-        """The regions, that with the largest share of the time first. Empty when no time was recorded."""
+        """The regions by share of the time, largest first. Empty when no time was recorded."""
         return bottlenecks(self.series)
 
     def generate_report(self) -> str:
@@ -180,12 +180,12 @@ def summarized(series: Series) -> Summary:
 def mean(values: Sequence[float]) -> float:
     try:
         return statistics.fmean(values)
-    except OverflowError:  # of the sum; this one is exact, and slower
+    except OverflowError:  # the sum overflows; statistics.mean is exact, and slower
         return statistics.mean(values)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of values in order, by linear interpolation: definition 7 of Hyndman and Fan 1996, which NumPy uses too."""
+    """A quantile of sorted values, with linear interpolation: definition 7 of Hyndman and Fan 1996, NumPy's default."""
     place = (len(ordered) - 1) * share
     below = math.floor(place)
     low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
@@ -194,17 +194,17 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def bottlenecks(every: Mapping[str, Series]) -> tuple[Bottleneck, ...]:
-    """The share of each name with a unit of time; that with the largest first."""
+    """The share of each name with a unit of time, largest first."""
     total_ms: dict[str, float] = {}
     times_inside_ms: defaultdict[str | None, list[float]] = defaultdict(list)
     for name, series in every.items():
         if series.unit in TIMES_MS:
-            times_ms = [held(value * TIMES_MS[series.unit]) for value in series.values]
+            times_ms = [clamped(value * TIMES_MS[series.unit]) for value in series.values]
             total_ms[name] = total(times_ms)
             for parent, time_ms in zip(series.inside, times_ms, strict=True):
                 times_inside_ms[parent].append(time_ms)
-    # Clocks have a resolution, and a recorded time may not have been spent inside: no region has less than no time.
-    own_ms = {name: held(max(0.0, time_ms - total(times_inside_ms[name]))) for name, time_ms in total_ms.items()}
+    # Clamped at 0: clocks have limited resolution, and a recorded time may not have been spent inside the region.
+    own_ms = {name: clamped(max(0.0, time_ms - total(times_inside_ms[name]))) for name, time_ms in total_ms.items()}
     shares = dict(zip(own_ms, shares_of(list(own_ms.values())), strict=True))
     found = [
         Bottleneck(name, len(every[name].values), total_ms[name], own, shares[name]) for name, own in own_ms.items()
@@ -213,7 +213,7 @@ def bottlenecks(every: Mapping[str, Series]) -> tuple[Bottleneck, ...]:
 
 
 def shares_of(parts: Sequence[float]) -> list[float]:
-    """The share of each in all, 0 where all are nothing. Their sum may be larger than a float holds."""
+    """The share of each part in the sum, all 0 if the sum is 0. Scaled first, since the sum may overflow a float."""
     largest = max(parts, default=0.0)
     if not largest:
         return [0.0 for _ in parts]
@@ -223,13 +223,13 @@ def shares_of(parts: Sequence[float]) -> list[float]:
 
 
 def total(values: Sequence[float]) -> float:
-    """The sum of finite values, or the float that is next to it."""
+    """The sum of finite values, clamped to the range of floats."""
     try:
         return math.fsum(values)
-    except OverflowError:  # of a part of the sum at least
-        return held(sum(map(Fraction, values)))
+    except OverflowError:  # of a partial sum
+        return clamped(sum(map(Fraction, values)))
 
 
-def held(number: float | Fraction) -> float:
-    """The same, or the largest float where no float holds it."""
+def clamped(number: float | Fraction) -> float:
+    """The number clamped to the range of floats."""
     return float(max(-LARGEST, min(LARGEST, number)))

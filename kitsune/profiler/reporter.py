@@ -1,4 +1,4 @@
-"""The metrics of a run in, a JSON, CSV or HTML file out, and a JSON file of ours back in."""
+"""Reporter: writes the metrics of a run to a JSON, CSV or HTML file. Reads the JSON file back."""
 
 import csv
 import html
@@ -32,16 +32,16 @@ STYLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Writes what a MetricsCollector holds at that moment.
+    """Writes the current contents of a MetricsCollector to files.
 
-    A file appears whole or not at all, and takes the place of the one before. Every writer raises SettingsError when
-    the file cannot be written.
+    Files are written atomically and replace existing ones. Every method raises SettingsError when the file cannot be
+    written.
     """
 
     metrics: MetricsCollector
 
     def save_json(self, path: str | Path) -> None:
-        """Raw values and summaries by name, and the shares of the time. `compare_runs` reads it."""
+        """Writes raw values and summaries by name, and the shares of the time. `compare_runs` reads the file."""
         every = self.metrics.series
         value = {
             "format": FORMAT,
@@ -54,7 +54,7 @@ class Reporter:
         _written(Path(path), json.dumps(value, indent=2, allow_nan=False) + "\n")
 
     def save_csv(self, path: str | Path) -> None:
-        """The raw values, one a line: name, unit, number within the name from 0, value."""
+        """Writes the raw values, one a line: name, unit, index within the name, value."""
         text = io.StringIO(newline="")
         writer = csv.writer(text)
         writer.writerow(("name", "unit", "index", "value"))
@@ -63,7 +63,7 @@ class Reporter:
         _written(Path(path), text.getvalue())
 
     def save_html(self, path: str | Path) -> None:
-        """A page with the summaries and the shares of the time, which loads nothing from anywhere."""
+        """Writes a self-contained page with the summaries and the shares of the time."""
         every = self.metrics.series
         body = _summary_table({name: summarized(one) for name, one in every.items()}) + _share_table(bottlenecks(every))
         page = (
@@ -74,7 +74,7 @@ class Reporter:
 
 
 def read_series(path: str | Path) -> dict[str, Series]:
-    """The raw values in a file of `Reporter.save_json`. Raises SettingsError for what is none."""
+    """The raw values in a file of `Reporter.save_json`. Raises SettingsError for another file."""
     try:
         saved = json.loads(Path(path).read_bytes())
         if saved["format"] != FORMAT:
@@ -109,7 +109,7 @@ def _share_table(regions: Sequence[Bottleneck]) -> str:
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """The cells are HTML already."""
+    """An HTML table of cells that are HTML already."""
     head = "".join(f"<th>{name}</th>" for name in header)
     body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n"

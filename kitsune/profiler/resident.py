@@ -1,4 +1,4 @@
-"""What the kernel says of this process's memory: how much is resident, and the most that ever was. Linux only."""
+"""Resident memory of this process and its peak, from the Linux kernel. Linux only."""
 
 import re
 import resource
@@ -13,21 +13,21 @@ RESET_PEAK: Final = "5"  # proc(5): resets the peak of the resident set, since L
 
 
 def resident_bytes() -> int:
-    """Raises UnfitError where the kernel does not tell."""
+    """Resident bytes now. Raises UnfitError where the kernel does not report them."""
     now = _field("VmRSS")
     if now is None:
-        raise UnfitError(f"{STATUS} does not tell the memory of this process; memory is tracked on Linux only")
+        raise UnfitError(f"{STATUS} does not show the memory of this process; memory is tracked on Linux only")
     return now
 
 
 def peak_resident_bytes() -> int:
-    """The most that was resident since the process began, or since the last reset."""
+    """Peak resident bytes since the process began, or since the last reset."""
     peak = _field("VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if peak is None else peak
 
 
 def reset_peak_resident() -> bool:
-    """Lets the peak begin anew at what is resident now; False where the kernel does not allow it."""
+    """Resets the peak to what is resident now. Returns False where the kernel does not allow it."""
     try:
         CLEAR_REFS.write_text(RESET_PEAK, encoding="ascii")
     except OSError:

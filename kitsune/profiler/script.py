@@ -1,4 +1,4 @@
-"""A Python script in, run as `python SCRIPT ARGS...` would run it, in this process."""
+"""Runs a Python script in this process as `python SCRIPT ARGS...` would."""
 
 import importlib.machinery
 import io
@@ -12,7 +12,7 @@ from kitsune.errors import SettingsError
 
 
 def read_script(script: str) -> bytes:
-    """Its source. Raises SettingsError when it cannot be read."""
+    """The source of a script. Raises SettingsError when it cannot be read."""
     try:
         with io.open_code(os.path.abspath(script)) as file:
             return file.read()
@@ -21,11 +21,11 @@ def read_script(script: str) -> bytes:
 
 
 def run_script(source: bytes, words: Sequence[str]) -> None:
-    """Runs it as `__main__`, and leaves it there: what it registers with atexit, or pickles, still finds its names.
+    """Runs a script as `__main__` and leaves it there, so that atexit handlers and pickling still find its names.
 
-    `words` are the script, as it was named, and its arguments. Whatever it raises, SystemExit too, comes through; an
-    uncaught error is shown without our own frames, by the hook that the script may have set. Not runpy.run_path, which
-    changes sys.argv[0] and takes `__main__` away at the end.
+    `words`: the script as named on the command line, and its arguments. Raises what the script raises, including
+    SystemExit; an uncaught error is shown without Kitsune's frames, by the excepthook that the script may have set.
+    runpy.run_path does not fit: it changes sys.argv[0] and removes `__main__` at the end.
     """
     path = os.path.abspath(words[0])
     sys.argv = [*words]
@@ -49,7 +49,7 @@ def _main_module(path: str) -> types.ModuleType:
 
 
 def _hide_our_frames(path: str) -> None:
-    """For the error that is on its way out of this process."""
+    """Wraps sys.excepthook so that the traceback begins at the script."""
     show = sys.excepthook
 
     def show_theirs(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:

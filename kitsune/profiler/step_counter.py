@@ -1,4 +1,4 @@
-"""One step of a loop in; out comes what a GPU ran in it, and how often torch had to ask CUDA for memory."""
+"""StepCounter: what a GPU ran in one step of a loop, and how often torch's allocator had to call CUDA."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from kitsune.profiler.streams import StreamProfile, StreamWatch
 
 @dataclass(frozen=True, slots=True)
 class StepCount:
-    """`allocations`: how often memory of the GPU was asked for in a step; `hits`: how often torch had it there."""
+    """Counts of one step. `allocations`: GPU allocations in torch. `hits`: those served from its cache."""
 
     streams: StreamProfile
     allocations: int
@@ -17,14 +17,14 @@ class StepCount:
 
     @property
     def hit_rate(self) -> float | None:
-        """From 0 to 1; None where no memory was asked for."""
+        """`hits` over `allocations`; None without allocations."""
         return self.hits / self.allocations if self.allocations else None
 
 
 class StepCounter:
-    """Counts from now on, until `end`. Waits for the GPU, now and at the end.
+    """Counts from now until `end`. Waits for the GPU at both ends.
 
-    Raises CaptureError where another profiler is in the way.
+    Raises CaptureError when another profiler is running.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,16 +33,16 @@ class StepCounter:
         self._watch = StreamWatch(device)
 
     def end(self) -> StepCount:
-        """Raises CaptureError where no kernel was seen."""
+        """Stops, and returns the counts. Raises CaptureError when no kernel was seen."""
         allocations, segments = (now - before for now, before in zip(asked(self._device), self._before, strict=True))
         return StepCount(self._watch.end(), allocations, allocations - segments)
 
     def drop(self) -> None:
-        """Ends it, and forgets what was seen."""
+        """Stops and discards the result."""
         self._watch.drop()
 
 
 def asked(device: torch.device) -> tuple[int, int]:
-    """How often torch was asked for memory of a GPU so far, and how often it asked CUDA for some then."""
+    """The numbers of allocations on a GPU so far: in torch's allocator, and of segments from CUDA."""
     stats = torch.cuda.memory_stats(device)
     return stats.get("allocation.all.allocated", 0), stats.get("segment.all.allocated", 0)

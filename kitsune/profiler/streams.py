@@ -1,4 +1,4 @@
-"""A function in, how busy each CUDA stream was while it ran out, and how much they ran side by side."""
+"""StreamProfiler: how busy each CUDA stream is while a function runs, and how much the streams overlap."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ Span = tuple[float, float]  # begin and end, in us
 
 @dataclass(frozen=True, slots=True)
 class StreamUse:
-    """One stream, by the number that CUDA gives it. `moves`, the driver's copies and fills, keep it busy too."""
+    """Use of one stream, by its CUDA id. `moves`: copies and memsets, which count as busy time too."""
 
     stream: int
     busy_ms: float
@@ -33,7 +33,7 @@ class StreamUse:
 class StreamProfile:
     """What ran on the streams of a GPU, the busiest first.
 
-    `busy_ms` is the time in which at least one stream was busy, `overlap_ms` that in which two or more were.
+    `busy_ms`: time in which at least one stream was busy. `overlap_ms`: time in which two or more were.
     """
 
     streams: tuple[StreamUse, ...]
@@ -42,12 +42,12 @@ class StreamProfile:
 
     @property
     def kernels(self) -> int:
-        """On all streams."""
+        """Number of kernels on all streams."""
         return sum(use.kernels for use in self.streams)
 
     @property
     def overlap_share(self) -> float:
-        """From 0, one stream at a time, to 1."""
+        """`overlap_ms` over `busy_ms`: 0 when streams never overlap, at most 1."""
         return self.overlap_ms / self.busy_ms if self.busy_ms else 0.0
 
     def __str__(self) -> str:
@@ -58,9 +58,9 @@ class StreamProfile:
 
 
 class StreamProfiler:
-    """Looks at the streams on which a function runs, by torch.profiler.
+    """Profiles the streams on which a function runs, with torch.profiler.
 
-    `device` is a GPU or its name; without it the current one. Raises UnfitError when it is not there, and on a CPU.
+    `device` is a GPU or its name; by default the current one. Raises UnfitError when it does not exist or is a CPU.
     """
 
     def __init__(self, function: Callable[[], Any], device: torch.device | str | None = None) -> None:
@@ -70,9 +70,9 @@ class StreamProfiler:
         self._function = function
 
     def run(self) -> StreamProfile:
-        """Runs the function once, without a run before to warm up, and waits for the GPU.
+        """Runs the function once, without a warm-up run, and waits for the GPU.
 
-        Raises CaptureError where another profiler is in the way.
+        Raises CaptureError when another profiler is running, or no kernel was seen.
         """
         watch = StreamWatch(self.device)
         try:
@@ -84,9 +84,9 @@ class StreamProfiler:
 
 
 class StreamWatch:
-    """Looks at the streams of a GPU from now on, until `end`. Waits for the GPU, now and at the end.
+    """Profiles the streams of a GPU from now until `end`. Waits for the GPU at both ends.
 
-    Raises CaptureError where another profiler is in the way.
+    Raises CaptureError when another profiler is running.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -98,7 +98,7 @@ class StreamWatch:
         self._profile.start()
 
     def end(self) -> StreamProfile:
-        """What ran since. Raises CaptureError where no kernel was seen."""
+        """Stops, and returns what ran. Raises CaptureError when no kernel was seen."""
         try:
             synchronize(self._device)
         finally:
@@ -109,12 +109,12 @@ class StreamWatch:
         return found
 
     def drop(self) -> None:
-        """Ends it, and forgets what was seen."""
+        """Stops and discards the result."""
         self._profile.stop()
 
 
 def profile_of(events: Iterable[FunctionEvent], device_index: int) -> StreamProfile:
-    """What the events say of one GPU; ranges that are only names of parts are none of it."""
+    """The profile of one GPU from profiler events. User annotations are ignored."""
     spans: defaultdict[int, list[Span]] = defaultdict(list)
     moves: defaultdict[int, int] = defaultdict(int)
     for event in events:
@@ -134,7 +134,7 @@ def profile_of(events: Iterable[FunctionEvent], device_index: int) -> StreamProf
 
 
 def busy_us(streams: Sequence[Iterable[Span]], at_least: int) -> float:
-    """For how long so many streams were busy at once. Spans of one stream that overlap keep it busy once."""
+    """Time in us in which at least so many streams were busy. Overlapping spans of one stream count once."""
     steps: defaultdict[float, int] = defaultdict(int)
     for ran in streams:
         for begin, end in _joined(ran):

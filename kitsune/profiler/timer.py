@@ -1,4 +1,4 @@
-"""Named regions of a loop in, the time that each took on the device out."""
+"""CUDATimer: times named regions of a loop on the device."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -11,11 +11,11 @@ from kitsune.profiler.clock import Clock, Mark
 
 
 class CUDATimer:
-    """Times regions by CUDA events on the current stream; by the host's clock on a CPU.
+    """Times regions with CUDA events on the current stream, or with the host's clock on a CPU.
 
-    Measuring never waits for the GPU: only `get_elapsed`, `samples_ms`, `time` and `time_iterations` do, once for each
-    call. `device` is a device or its name; without it the current GPU, or the CPU. Raises UnfitError when it is not
-    there. Regions may be nested and repeated. A region that raises gives no sample. For one thread at a time.
+    Measuring does not wait for the GPU: only `get_elapsed`, `samples_ms`, `time` and `time_iterations` do, once for
+    each call. `device` is a device or its name; by default the current GPU, or the CPU. Raises UnfitError when it does
+    not exist. Regions may be nested and repeated. A region that raises gives no sample. Not thread-safe.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
@@ -25,12 +25,12 @@ class CUDATimer:
 
     @property
     def device(self) -> torch.device:
-        """Whose time is taken."""
+        """The device that is timed."""
         return self._clock.device
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every region that ended at least once, in the order in which they first did."""
+        """The names of regions that have ended at least once, in the order of their first end."""
         return tuple(self._samples)
 
     @contextlib.contextmanager
@@ -41,31 +41,32 @@ class CUDATimer:
         self._end(name, begin)
 
     def start(self, name: str) -> None:
-        """Begins a region that `stop` ends. The same name may be started again before: the last one ends first."""
+        """Begins a region that `stop` ends. A name may be started again before: the last one ends first."""
         self._started.setdefault(name, []).append(self._clock.mark())
 
     def stop(self, name: str) -> None:
-        """Ends what `start` began last under this name. Raises SettingsError when there was no `start` for it."""
+        """Ends the region started last under this name. Raises SettingsError without a matching `start`."""
         if not self._started.get(name):
             raise SettingsError(f"the timer was not started for {name!r}; call start({name!r}) before stop({name!r})")
         self._end(name, self._started[name].pop())
 
     def get_elapsed(self, name: str) -> float:
-        """Milliseconds of the last region of this name. Raises SettingsError for a name that no region has."""
+        """Milliseconds of the last region of this name. Raises SettingsError for an unknown name."""
         return self._of(name)[-1]
 
     def samples_ms(self, name: str) -> tuple[float, ...]:
-        """Milliseconds of all regions of this name, as they ended. Raises SettingsError for a name that none has."""
+        """Milliseconds of all regions of this name, in order. Raises SettingsError for an unknown name."""
         return tuple(self._of(name))
 
     def time(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> float:
-        """Milliseconds of one call, without any before it to warm up. Kept under no name."""
+        """Milliseconds of one call, without warm-up. The time is not stored."""
         return self._calls_ms(lambda: function(*arguments, **named), 1)[0]
 
     def time_iterations(self, function: Callable[[], Any], count: int) -> tuple[float, ...]:
-        """Milliseconds of each of `count` calls, issued one after the other without waiting in between.
+        """Milliseconds of each of `count` calls, issued back to back without waiting.
 
-        The first ones may be slower: nothing is warmed up. Kept under no name. Raises SettingsError for no count.
+        The first ones may be slower, since there is no warm-up. The times are not stored. Raises SettingsError when
+        `count` is not a positive integer.
         """
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise SettingsError(f"count is {count!r}; it must be a whole number of at least 1")

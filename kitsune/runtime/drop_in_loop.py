@@ -10,7 +10,7 @@ import torch
 
 from kitsune.autograd.backward_thread import CallingThread
 from kitsune.autograd.hooks import Hooks, has_global_hooks
-from kitsune.base.switches import is_disabled
+from kitsune.base.environment import is_disabled
 from kitsune.capture.forward_dispatch import NOTES, SegmentedForward
 from kitsune.device.cuda_graph import Recorder
 from kitsune.plan import Plan

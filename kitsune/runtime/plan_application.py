@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from kitsune.base.switches import is_disabled
+from kitsune.base.environment import is_disabled
 from kitsune.device.backend import environment, first_line
 from kitsune.errors import DeclinedError, SettingsError
 from kitsune.knobs import KNOBS, Choice, clashes

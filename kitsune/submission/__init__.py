@@ -1,1 +1,1 @@
-"""A model as data: the archive format, its export and its rebuilding."""
+"""Archives: the format of a submitted training step, its export and its rebuilding."""

@@ -50,7 +50,7 @@ def test_kernel_fusion_says_what_the_engine_did_to_a_block():
     if torch.cuda.is_available():
         assert "kernels launched, forward and backward: " in shown
     else:
-        assert "nothing was fused: kernels of ours run on a GPU, and the graph is on a CPU" in shown
+        assert "nothing was fused: Kitsune's kernels run on a GPU, but the graph is on a CPU" in shown
 
 
 @pytest.mark.minutes

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from kitsune.base.switches import is_on
+from kitsune.base.environment import is_on
 from kitsune.device.backend import (
     allocated_bytes,
     graph_pool_bytes,

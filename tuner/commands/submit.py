@@ -11,7 +11,7 @@ from kitsune.client.remote_run import check_budget, check_switched_on, send
 from kitsune.client.server_address import Server
 from kitsune.device.backend import environment, pick_device
 from kitsune.errors import NotFoundError
-from kitsune.plan import Asked
+from kitsune.plan import PlanQuery
 from kitsune.submission.exporting.export import to_archive
 from kitsune.submission.format.archive import Archive
 from tuner.commands.runs import save, watch_run
@@ -49,7 +49,7 @@ def fetch(spec: str, server: Server, out: Path | None, *, device: str | None, as
     client = Client(server)
     client.check_presence()
     archive = archive_of(spec)
-    found = client.find_plan(Asked(archive.fingerprint, archive.batch), environment(pick_device(device)))
+    found = client.find_plan(PlanQuery(archive.fingerprint, archive.batch), environment(pick_device(device)))
     if found.plan is None:
         raise NotFoundError(f"{server.url} has no plan for {spec} on this machine: {found.reason}")
     output.note(found.reason)

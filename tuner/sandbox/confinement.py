@@ -20,8 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from kitsune.base.environment import PREFIX
-from kitsune.base.switches import is_on
+from kitsune.base.environment import PREFIX, is_on
 from tuner.sandbox.lockdown import lower
 
 #: What is read from no name: an address may hold a password.

@@ -1,1 +1,1 @@
-"""From a live training step to an archive: no weights, no code."""
+"""Exports a training step to an archive, without weights and code."""

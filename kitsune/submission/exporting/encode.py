@@ -1,4 +1,4 @@
-"""A node of an exported graph -> a node of a document: operator and arguments as JSON."""
+"""Converts nodes of an exported graph to nodes of a document, with arguments as JSON."""
 
 import cmath
 import math
@@ -16,7 +16,7 @@ from kitsune.submission.format.ops import ASSERTIONS, is_allowed
 from kitsune.submission.format.source import WAY_OUT, line_of_node
 from kitsune.submission.format.targets import target_name
 
-# torch writes the state of torch.backends.cudnn into these calls: it belongs to the machine, not to the model.
+# torch writes the state of torch.backends.cudnn into these calls, which is not part of the model.
 _CUDNN_ARGUMENT: Final = {"aten.batch_norm.default": 8, "aten.instance_norm.default": 8}
 _CUDNN_WITH_DEFAULT: Final = {"aten.layer_norm.default": 5, "aten.group_norm.default": 5}
 _REGIONS: Final = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
@@ -28,7 +28,7 @@ def word(value: torch.dtype | torch.memory_format | torch.layout) -> str:
 
 
 class Encoder:
-    """Writes the nodes of one graph, given the number of each value. Device `own` is the one that the model is on."""
+    """Encodes the nodes of one graph, given the number of each value. Device `own` is the device of the model."""
 
     def __init__(self, module: GraphModule, device: torch.device, number: Mapping[FxNode, int]) -> None:
         self.module, self.device, self.number = module, device, number
@@ -37,18 +37,18 @@ class Encoder:
         return f"%{self.number[node]}"
 
     def node(self, node: FxNode) -> Node | Region:
-        """Raises ExportError naming the operator and its line when an archive cannot hold it."""
+        """Encodes a node. Raises ExportError naming the operator and its line when it cannot be exported."""
         name = target_name(node.target)
         if name in _REGIONS:
             return self._region(node, name)
         if not is_allowed(name):
-            raise ExportError(f"operator {name} cannot travel in an archive{line_of_node(node)}; {WAY_OUT}")
+            raise ExportError(f"operator {name} cannot be exported{line_of_node(node)}; {WAY_OUT}")
         try:
             args = [self._argument(argument) for argument in node.args]
             kwargs = {key: self._argument(value) for key, value in sorted(node.kwargs.items())}
         except ValueError as error:
             raise ExportError(
-                f"operator {name} has an argument that cannot travel: {error}{line_of_node(node)}; {WAY_OUT}"
+                f"operator {name} has an argument that cannot be exported: {error}{line_of_node(node)}; {WAY_OUT}"
             ) from error
         return _without_machine(Node(name, args, kwargs))
 
@@ -123,12 +123,12 @@ def _number(value: complex) -> Any:
 
 def _other_device(device: torch.device) -> str:
     if device.type != "cpu":
-        raise ValueError(f"device {device}, where the model is not")
+        raise ValueError(f"device {device}, which is not the device of the model")
     return "cpu"
 
 
 def _without_machine(node: Node) -> Node:
-    """The node without what tells only where it was exported: cuDNN's switch, pinned memory."""
+    """The node without arguments that depend only on the machine: the cuDNN flag, pinned memory."""
     args = node.args
     kwargs = {key: value for key, value in node.kwargs.items() if (key, value) != ("pin_memory", False)}
     flag, end = _CUDNN_ARGUMENT.get(node.op), _CUDNN_WITH_DEFAULT.get(node.op)

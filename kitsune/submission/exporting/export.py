@@ -1,4 +1,4 @@
-"""A live training step -> an archive. What leaves is structure: weights, batches and code stay with the user."""
+"""Exports a training step to an archive. It holds structure only: no weights, batches or code."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from kitsune.submission.format.structure import describe, substitute
 from kitsune.workload import Batch, LossFn, Workload, call_model, own_loss
 
 _Result = TypeVar("_Result")
-# What torch.export and the code that it traces raise; its own errors derive from RuntimeError.
+# What torch.export and the traced code may raise. torch.export's own errors derive from RuntimeError.
 _FAILURES: Final = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
     ValueError,
@@ -34,11 +34,11 @@ _FAILURES: Final = (
 
 
 def export(model: nn.Module, loss_fn: LossFn, optimizer: torch.optim.Optimizer, batch: Batch, path: str | Path) -> str:
-    """Write the archive of a training step to `path` and return its fingerprint.
+    """Writes the archive of a training step to `path` and returns its fingerprint.
 
-    The file holds no weights, no code and no batch; model, optimizer and random state are left as they were. Raises
-    ExportError, which names the line or the operator, when the step cannot travel, and OSError when `path` cannot be
-    written.
+    The file holds no weights, no code and no batch. Model, optimizer and random state do not change. Raises
+    ExportError, which names the line or the operator, when the step cannot be exported, and OSError when `path` cannot
+    be written.
     """
     archive = to_archive(Workload(model, loss_fn, optimizer, batch))
     archive.save(path)
@@ -46,7 +46,7 @@ def export(model: nn.Module, loss_fn: LossFn, optimizer: torch.optim.Optimizer, 
 
 
 def to_archive(workload: Workload) -> Archive:
-    """The workload as an archive that was checked against the module: same loss, same gradients under one seed."""
+    """The archive of a workload, verified to give the same loss and gradients. Raises ExportError."""
     step = _Step(workload)
     device = _device_of(step)
     _refuse_hooks(step)
@@ -59,7 +59,7 @@ def to_archive(workload: Workload) -> Archive:
 
 
 def fingerprint_of(workload: Workload) -> str:
-    """The fingerprint of the archive, for less: the graph is not checked, since it goes nowhere. Raises ExportError."""
+    """The fingerprint of the archive, without verifying the graph, which is not sent anywhere. Raises ExportError."""
     step = _Step(workload)
     device = _device_of(step)
     archive, _ = _unchecked(step, workload.optimizer, device, _masks(step, device))
@@ -67,7 +67,7 @@ def fingerprint_of(workload: Workload) -> str:
 
 
 def model_fingerprint_of(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any) -> str:
-    """The `model_fingerprint` of the archive of this model under any loss, its own one too. Raises ExportError."""
+    """The `model_fingerprint` of this model, which is the same for every loss. Raises ExportError."""
     step = _Step(Workload(model, _any_loss, optimizer, (x, None)))
     device = _device_of(step)
     archive, _ = _unchecked(step, optimizer, device, _masks(step, device))
@@ -75,23 +75,23 @@ def model_fingerprint_of(model: nn.Module, optimizer: torch.optim.Optimizer, x: 
 
 
 def _any_loss(output: Any, _: Any) -> torch.Tensor:
-    """The loss that the model returns, or one of all outputs that a loss could be made of."""
+    """The loss that the model returns, or the sum of all its differentiable outputs."""
     own = own_loss(output)
     if isinstance(own, torch.Tensor) and own.dim() == 0:
         return own
     leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
     trained = [leaf for leaf in leaves if leaf.requires_grad and leaf.is_floating_point()]
     if not trained:
-        raise WorkloadError(f"the model's output, a {type(output).__name__}, holds no tensor that can be trained by")
+        raise WorkloadError(f"the model's output, a {type(output).__name__}, holds no differentiable tensor")
     return torch.stack([leaf.sum(dtype=torch.float32) for leaf in trained]).sum()
 
 
 def _unchecked(
     step: "_Step", optimizer: torch.optim.Optimizer, device: torch.device, masks: Sequence[bool]
 ) -> tuple[Archive, list[torch.Tensor]]:
-    """The archive, not yet checked against the module, and the tensors that its entries stand for.
+    """The archive, not yet verified, and the tensors of its entries.
 
-    `masks` is which of the masks that the step looks at are causal.
+    `masks`: for each check of a mask in the step whether it is causal.
     """
     try:
         with transformer_mask.repeated(masks):
@@ -103,7 +103,7 @@ def _unchecked(
 
 
 def _refuse_hooks(step: "_Step") -> None:
-    """Raises ExportError for what happens in the backward and is not in the graph; the self-check cannot see it."""
+    """Raises ExportError for hooks on gradients: they are not in the graph, and the verification cannot detect them."""
     what = [f"parameter {name}" for name, parameter in step.named_parameters() if is_hooked(parameter)]
     what += [
         f"module {name}"
@@ -121,7 +121,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _each_once(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-    """A tensor given twice (x and y of a language model) would become one input, and the graph would mix them up."""
+    """Copies repeated tensors (x and y of a language model), since export would merge them into one input."""
     first = {id(leaf): index for index, leaf in reversed(list(enumerate(leaves)))}
     return [
         leaf if first[id(leaf)] == index else leaf.detach().clone().requires_grad_(leaf.requires_grad)
@@ -131,13 +131,13 @@ def _each_once(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Stands for a tensor in the nesting of a batch."""
+    """Placeholder for a tensor in the structure of a batch."""
 
     index: int
 
 
 class _Step(nn.Module):
-    """Leaves of x and y -> the loss. Tensors go in and out alone: export sees none of the user's own types."""
+    """A module from the leaves of x and y to the loss, so that export sees tensors only and no user-defined types."""
 
     def __init__(self, workload: Workload) -> None:
         super().__init__()
@@ -151,11 +151,11 @@ class _Step(nn.Module):
             self.x_count = len(leaves)
             self.y_structure = describe(workload.batch[1], _is_tensor, leaves, "y")
         except ValueError as error:
-            raise ExportError(f"the batch cannot travel: {error}; {WAY_OUT}") from error
+            raise ExportError(f"the batch cannot be exported: {error}; {WAY_OUT}") from error
         leaves = _each_once(leaves)
         slots = iter([_Slot(index) for index in range(len(leaves))])
         self.skeleton = [substitute(part, _is_tensor, slots) for part in workload.batch]
-        # A dict is no tensor attribute: export must not take the batch for constants of the model.
+        # In a dict, since export would treat a tensor attribute as a constant of the model.
         self.held = {"leaves": leaves}
 
     @property
@@ -173,7 +173,7 @@ class _Step(nn.Module):
 
 
 def _device_of(step: _Step) -> torch.device:
-    """The one device of parameters, buffers and batch. Raises ExportError when there are several."""
+    """The device of parameters, buffers and batch. Raises ExportError when there are several."""
     tensors = [*step.parameters(), *step.buffers(), *step.leaves]
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
@@ -184,7 +184,7 @@ def _device_of(step: _Step) -> torch.device:
 
 
 def _masks(step: _Step, device: torch.device) -> list[bool]:
-    """Which of the masks that the step looks at are causal; a step without such a look does not run for it."""
+    """For each check of a mask in the step whether it is causal. Runs the step only if it has such checks."""
     with transformer_mask.noted() as masks:
         if transformer_mask.asks(step):
             _eager(step, device, lambda: step(*step.leaves))
@@ -220,7 +220,7 @@ def _archive(
 
 
 def _program(step: _Step, device: torch.device, is_dynamic: bool) -> ExportedProgram:
-    """The program in the step's present mode; the first dimension of the batch may vary where export can say so."""
+    """The exported program in the step's current mode. With `is_dynamic` first dimensions of the batch may vary."""
     shapes = [{0: Dim.AUTO} if is_dynamic and leaf.dim() else None for leaf in step.leaves]
     with quiet(), preserved(step, device), torch.enable_grad(), mended_lstm_shapes():
         try:

@@ -1,4 +1,4 @@
-"""A traced graph in, those of its inputs that it changes out: a buffer that a step changes is learned."""
+"""Finds the inputs that a traced graph writes: a buffer that a step changes counts as learned."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -6,11 +6,11 @@ from typing import Any, Final
 import torch
 from torch.fx import GraphModule, Node
 
-STATISTICS: Final = ("running_mean", "running_var")  # batch norms write them, though no schema says so
+STATISTICS: Final = ("running_mean", "running_var")  # batch norms write them, which their schemas do not declare
 
 
 def written_inputs(module: GraphModule) -> set[Node]:
-    """Placeholders whose memory the graph, or a graph within it, writes, also through views."""
+    """Placeholders whose memory the graph or a nested graph writes, also through views."""
     base = {node: node for node in module.graph.nodes if node.op == "placeholder"}
     found: set[Node] = set()
     for node in (node for node in module.graph.nodes if node.op == "call_function"):
@@ -22,14 +22,14 @@ def written_inputs(module: GraphModule) -> set[Node]:
 
 
 def written_by(module: GraphModule, node: Node) -> Iterator[Any]:
-    """What one call writes of its arguments."""
+    """The arguments that a call writes."""
     if isinstance(node.target, torch._ops.OpOverload):
         for at, argument in enumerate(node.target._schema.arguments):
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             if is_written or argument.name in STATISTICS:
                 yield node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
         return
-    # a region without gradients or under autocast: its graph, and behind that what it is given
+    # A region without gradients or under autocast: its arguments are a graph and the inputs of that graph.
     for at, value in enumerate(node.args):
         inner = getattr(module, str(value.target)) if isinstance(value, Node) and value.op == "get_attr" else None
         if isinstance(inner, GraphModule):
@@ -39,7 +39,7 @@ def written_by(module: GraphModule, node: Node) -> Iterator[Any]:
 
 
 def is_alias(target: Any) -> bool:
-    """Whether what it returns is memory of its first argument: views, and operations in place."""
+    """Whether the result aliases the first argument: views and in-place operations."""
     return isinstance(target, torch._ops.OpOverload) and any(
         out.alias_info is not None for out in target._schema.returns
     )

@@ -1,4 +1,4 @@
-"""Run a model without leaving a trace: what it was before, it is afterwards."""
+"""Context managers that run a model without side effects."""
 
 import contextlib
 import io
@@ -13,9 +13,10 @@ from torch import nn
 
 @contextlib.contextmanager
 def preserved(root: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restores buffers, attributes and training flags of a module and all in it; random states of torch and Python.
+    """Restores buffers, attributes and training flags of a module and its submodules, and random states afterwards.
 
-    Gradients are not touched here: use torch.autograd.grad, which leaves `.grad` alone.
+    The random states are those of torch and Python. Gradients are not restored: use torch.autograd.grad, which does not
+    change `.grad`.
     """
     modules = list(root.modules())
     attributes = [(module, dict(module.__dict__)) for module in modules]
@@ -45,11 +46,11 @@ def preserved(root: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings, log lines or dumps of graphs: what export has to say is in the error that we raise."""
+    """Suppresses warnings, log lines and dumps of graphs: everything relevant is in the error that export raises."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        # torch.export prints the graph that it has so far, straight to stderr.
+        # torch.export prints the partial graph directly to stderr.
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield

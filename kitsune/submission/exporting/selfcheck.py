@@ -1,4 +1,4 @@
-"""The exported graph against the module that it came from: same seed, same loss, same gradients."""
+"""Verifies that an exported graph gives the loss and gradients of its module under the same seed."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,15 +17,15 @@ from kitsune.submission.rebuilding.rebuild import assemble_modules
 from kitsune.workload import call_model
 
 _SEED: Final = 20_240_229
-# Relative error allowed. Graph and module agree to the bit on a CPU when they run the same operators, but libraries
-# take other paths while they are traced: transformers then builds a causal mask instead of passing is_causal.
+# Tolerated relative error. Graph and module agree bitwise on a CPU when they run the same operators, but some libraries
+# behave differently while traced: transformers then builds a causal mask instead of passing is_causal.
 _TOLERANCE: Final = {"cpu": 1e-5, "cuda": 1e-3}
 _HALF_TOLERANCE: Final = 3e-2
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Loss and gradients of one step (None where there is none), and torch's autograd.Functions behind it."""
+    """Loss and gradients of one step (None without one), and the Python autograd.Functions of torch in its graph."""
 
     loss: torch.Tensor
     gradients: tuple[torch.Tensor | None, ...]
@@ -33,10 +33,10 @@ class Outcome:
 
 
 def outcome_of(run: Callable[[], torch.Tensor], parameters: Sequence[torch.Tensor]) -> Outcome:
-    """Run under a fixed seed. Gradients are returned; `.grad` of the parameters is not touched."""
+    """Runs a step under a fixed seed. Does not change `.grad`. Raises ExportError when the step cannot be exported."""
     torch.manual_seed(_SEED)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    with _one_way_to_compute(parameters[0].device if parameters else torch.device("cpu")):
+    with _deterministic_kernels(parameters[0].device if parameters else torch.device("cpu")):
         loss = run()
         functions = set(_functions(loss))
         _refuse_own(functions)
@@ -52,11 +52,11 @@ def outcome_of(run: Callable[[], torch.Tensor], parameters: Sequence[torch.Tenso
 
 
 @contextlib.contextmanager
-def _one_way_to_compute(device: torch.device) -> Iterator[None]:
-    """Kernels on a GPU that do not depend on the path that led to them.
+def _deterministic_kernels(device: torch.device) -> Iterator[None]:
+    """Makes a GPU use the same kernels for the graph as for the module.
 
-    With a mask or without one, attention takes another backend, and each draws its dropout differently: a BERT on an
-    H200 had another loss (0.0127) as a graph. TF32 convolutions of a GoogLeNet differed by 3.5e-4.
+    Attention selects its backend by whether it has a mask, and each backend draws dropout differently: the loss of a
+    BERT on an H200 differed by 0.0127 as a graph. TF32 convolutions of a GoogLeNet differed by 3.5e-4.
     """
     if device.type != "cuda":
         yield
@@ -71,7 +71,7 @@ def _one_way_to_compute(device: torch.device) -> Iterator[None]:
 
 
 def _refuse_own(functions: Iterable[type]) -> None:
-    """Raises ExportError for an autograd.Function that is not torch's: this batch may not show what is lost."""
+    """Raises ExportError for a custom autograd.Function. Comparing gradients of one batch may not reveal its loss."""
     for kind in sorted(functions, key=_name):
         if kind.__module__.partition(".")[0] != "torch":
             raise ExportError(
@@ -85,7 +85,7 @@ def _name(kind: type) -> str:
 
 
 def _functions(loss: torch.Tensor) -> Iterator[type]:
-    """The autograd.Functions written in Python in the graph behind a loss."""
+    """The autograd.Functions written in Python in the autograd graph of a loss."""
     waiting, seen = [loss.grad_fn], set()
     while waiting:
         node = waiting.pop()
@@ -100,9 +100,9 @@ def _functions(loss: torch.Tensor) -> Iterator[type]:
 def verify(
     archive: Archive, originals: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], expected: Outcome
 ) -> None:
-    """Raises ExportError unless the archive, holding the module's own weights, gives the module's loss and gradients.
+    """Raises ExportError unless the archive with the module's weights gives the module's loss and gradients.
 
-    `originals` are the tensors of the archive in its order; buffers are copied, parameters are not.
+    `originals`: the module's tensors in the order of the archive. Buffers are copied, parameters are not.
     """
     document = archive.document
     tensors = [t if isinstance(t, torch.nn.Parameter) else t.detach().clone() for t in originals]
@@ -135,7 +135,7 @@ def _tolerance(archive: Archive, device: torch.device) -> float:
 
 
 def _difference(expected: Outcome, found: Outcome, archive: Archive, tolerance: float) -> str:
-    """What differs by more than the tolerance, in words; empty when nothing does."""
+    """A description of the first difference above the tolerance, or ""."""
     names = [entry.names[0] for entry in archive.document.tensors if entry.kind == "parameter"]
     norms = [float(gradient.norm()) for gradient in expected.gradients if gradient is not None]
     floor = 1e-3 * max(norms, default=0.0)

@@ -1,8 +1,8 @@
-"""An exported program -> the forward block and the loss block of a document.
+"""Splits an exported program into the forward block and the loss block of a document.
 
-The program holds model and loss in one straight line. It is cut after the last node that the model's own forward made;
-whatever the loss reads from before the cut becomes an output of the forward. Sizes never cross the cut: each side reads
-them from its own inputs, so that the forward needs x only.
+The program is one sequence of nodes. It is split after the last node created by the model's own forward; values from
+before the split that the loss reads become outputs of the forward. Sizes never cross the split: each side computes them
+from its own inputs, so that the forward needs x only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from kitsune.submission.format.targets import target_name
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where each placeholder of the program comes from: "t0", "x0" or "y1"; and which tensors are parameters."""
+    """The source of each placeholder of the program ("t0", "x0", "y1"), and which tensors are parameters."""
 
     of: Mapping[str, str]
     parameters: frozenset[str]
@@ -34,7 +34,7 @@ class Origins:
 def cut(
     program: torch.export.ExportedProgram, origins: Origins, has_loss: bool, device: torch.device
 ) -> tuple[Block, Block | None]:
-    """Forward and loss (None when the model returns its loss). Raises ExportError naming the operator and its line."""
+    """The blocks of forward and loss (None when the model returns its loss). Raises ExportError naming the operator."""
     module = program.graph_module
     _merge_ties(module, origins)
     _merge_copies(module)
@@ -55,7 +55,7 @@ def cut(
 
 
 def _merge_ties(module: torch.fx.GraphModule, origins: Origins) -> None:
-    """Tied parameters have a placeholder for each name; here they become one."""
+    """Merges the placeholders of tied parameters, which have one for each name."""
     first: dict[str, FxNode] = {}
     for node in module.graph.nodes:
         if node.op == "placeholder" and node.users:
@@ -65,7 +65,7 @@ def _merge_ties(module: torch.fx.GraphModule, origins: Origins) -> None:
 
 
 def _merge_copies(module: torch.fx.GraphModule) -> None:
-    """Attention copies and views what it has transposed in torch 2.11, and reshapes it, which is the same, in 2.13."""
+    """Normalises attention: torch 2.11 copies and views a transposed tensor where 2.13 reshapes it, which is equal."""
     for node in module.graph.nodes:
         copy: Any = next(iter(node.args), None)
         if target_name(node.target) == "aten.view.default" and _is_copy_of_attention(copy):
@@ -82,12 +82,12 @@ def _is_copy_of_attention(node: Any) -> bool:
 
 
 def _is_in_model(node: FxNode) -> bool:
-    """Whether the node was made while the model's own forward ran (the adapter holds it under the name `model`)."""
+    """Whether the model's own forward created the node (`_Step` holds the model as `model`)."""
     return any(path == "model" for path, _ in node.meta.get("nn_module_stack", {}).values())
 
 
 def _is_size(node: FxNode) -> bool:
-    """Whether the node is arithmetic on sizes, which is repeated wherever it is needed."""
+    """Whether the node is arithmetic on sizes, which both sides compute for themselves."""
     if node.op != "call_function" or isinstance(node.meta.get("val"), torch.Tensor):
         return False
     name = target_name(node.target)
@@ -95,7 +95,7 @@ def _is_size(node: FxNode) -> bool:
 
 
 class _Side:
-    """One side of the cut, being written down: first which values it needs and in which order, then their numbers."""
+    """Builds the block of one side of the split: first orders the values it needs, then numbers them."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Side:
         return Node("aten.sym_size.int", [encoder.reference(tensor), dimension], {})
 
     def _place(self, node: FxNode) -> None:
-        """Append the node after everything that it needs from this side."""
+        """Appends the node after everything that it needs from this side."""
         if node in self.placed or node.op == "get_attr":
             return
         self.placed.add(node)
@@ -180,7 +180,7 @@ class _Side:
         yield tensor
 
     def _same_size(self, size: str) -> tuple[FxNode, int] | None:
-        """An input of this side with a dimension of that size: a leaf of the batch, or what already crosses."""
+        """An input of this side and its dimension of that size: a leaf of the batch, or an output of the forward."""
         leaf = "x" if self.before is None else "y"
         placeholders = (node for node in self.module.graph.nodes if node.op == "placeholder")
         leaves = [node for node in placeholders if self.origins.source(node)[:1] == leaf]
@@ -192,5 +192,5 @@ class _Side:
 
 
 def _is_idle(node: FxNode) -> bool:
-    """Whether it computes nothing and nobody asks for it; torch 2.11 leaves empty tensors of transformer layers."""
+    """Whether the node is unused and has no effect; torch 2.11 leaves empty tensors of transformer layers."""
     return target_name(node.target).startswith(("py.getitem", "aten.empty.")) and not node.users

@@ -1,6 +1,6 @@
-"""The tensors of a step and of its batch -> entries of a document, with the values of small buffers.
+"""Converts the tensors of a step and of its batch to entries of a document, with the values of small buffers.
 
-What is learned stays: parameters, buffers that the step changes, and the statistics of batch norms.
+Learned values are not exported: parameters, buffers that the step changes, and the statistics of batch norms.
 """
 
 import torch
@@ -20,7 +20,7 @@ from kitsune.submission.rebuilding.value_statistics import spread_of
 
 
 class Table:
-    """Every tensor of a step once, numbered: all parameters, then the buffers and constants that its graph reads.
+    """The numbered tensors of a step: all parameters, then the buffers and constants that its graph reads.
 
     Tied parameters are one tensor with several names.
     """
@@ -67,13 +67,13 @@ class Table:
         return index
 
     def origins(self, x_count: int) -> Origins:
-        """Where each placeholder comes from; the first `x_count` leaves of the batch belong to x."""
+        """The source of each placeholder; the first `x_count` leaves of the batch belong to x."""
         leaves = {node.name: f"{'x' if i < x_count else 'y'}{i}" for i, node in enumerate(self.leaves)}
         parameters = frozenset(f"t{index}" for index, kind in enumerate(self.kinds) if kind == "parameter")
         return Origins(self.of | leaves, parameters)
 
     def entries(self) -> tuple[tuple[TensorEntry, ...], tuple[bytes, ...]]:
-        """The entries, and the raw values of those that carry them. Raises ExportError for other dtypes."""
+        """The entries, and the raw values of small buffers. Raises ExportError for unsupported dtypes."""
         buffers: list[bytes] = []
         entries = []
         for tensor, kind, names in zip(self.tensors, self.kinds, self.names, strict=True):
@@ -92,14 +92,14 @@ class Table:
         return tuple(entries), tuple(buffers)
 
     def inputs(self, leaves: list[torch.Tensor]) -> tuple[tuple[InputEntry, ...], dict[str, int]]:
-        """The entries of the batch, and how large the sizes that may vary are in this one: s0, s1, ..."""
+        """The entries of the batch, and the values in this batch of the sizes that may vary: s0, s1, ..."""
         symbols: dict[str, str] = {}
         sizes: dict[str, int] = {}
         entries = []
         for node, leaf in zip(self.leaves, leaves, strict=True):
             shape: list[int | str] = []
             for here, size in zip(node.meta["val"].shape, leaf.shape, strict=True):
-                if str(here).isdigit():  # also a symbol that export settled on one size
+                if str(here).isdigit():  # also a symbol that export has specialised to one size
                     shape.append(size)
                     continue
                 if not str(here).isidentifier():
@@ -116,21 +116,21 @@ class Table:
 
 
 def statistics_of(step: nn.Module) -> set[int]:
-    """The ids of what batch norms have learned of the data, also where they are frozen."""
+    """The ids of the running statistics of batch norms, including frozen ones."""
     norms = (module for module in step.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
     return {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
 
 
 def learned_spread(tensor: torch.Tensor) -> Normal | Integers:
-    """Of floats as of a parameter; counters begin anew, at 0."""
+    """The statistics of a learned buffer: floats as for a parameter, counters as 0."""
     spread = spread_of(tensor)
     return spread if isinstance(spread, Normal) else Integers(kind="integers", low=0, high=0)
 
 
 def dtype_of(tensor: torch.Tensor, what: str) -> str:
-    """ "float32" and so on. Raises ExportError for dtypes and layouts that an archive does not know."""
+    """The name of its dtype, such as "float32". Raises ExportError for unsupported dtypes and layouts."""
     if word(tensor.dtype) not in ITEM_BYTES or tensor.layout is not torch.strided or tensor.is_quantized:
-        raise ExportError(f"a {what} tensor is {tensor.dtype}, {tensor.layout}, which cannot travel; {WAY_OUT}")
+        raise ExportError(f"a {what} tensor is {tensor.dtype}, {tensor.layout}, which cannot be exported; {WAY_OUT}")
     return word(tensor.dtype)
 
 

@@ -1,4 +1,4 @@
-"""nn.Transformer asks the values of a mask whether it is causal, and export has no values: eager answers for it."""
+"""Answers nn.Transformer's check whether a mask is causal: export has no values, so an eager run records the result."""
 
 import contextlib
 import threading
@@ -12,13 +12,13 @@ _ASKED = "_detect_is_causal_mask"
 
 
 def asks(root: nn.Module) -> bool:
-    """Whether there is a module in it that looks at its mask."""
+    """Whether a module in it checks the values of its mask."""
     return any(isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder) for module in root.modules())
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[list[bool]]:
-    """The list of what was answered, call by call."""
+    """Records the answer of every check in the block, in order."""
     answers: list[bool] = []
 
     def note(ask: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
@@ -31,7 +31,7 @@ def noted() -> Iterator[list[bool]]:
 
 @contextlib.contextmanager
 def repeated(answers: Sequence[bool]) -> Iterator[None]:
-    """Gives the same answers in the same order; a call beyond them looks for itself."""
+    """Replays recorded answers in order; further calls check the values."""
     left = iter(answers)
 
     def repeat(ask: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
@@ -44,7 +44,7 @@ def repeated(answers: Sequence[bool]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(answer: Callable[..., bool]) -> Iterator[None]:
-    """`answer` in place of torch's function, which is its first argument. Other threads keep torch's."""
+    """Replaces torch's function by `answer`, which gets torch's as its first argument. For this thread only."""
     ask: Callable[..., bool] = getattr(transformer, _ASKED)
     mine = threading.get_ident()
 

@@ -1,1 +1,1 @@
-"""The archive of a submission: what may stand in it, how it is written and read."""
+"""The archive format of a submission: what it may contain, and how it is written and validated."""

@@ -1,6 +1,6 @@
-"""Archive: a training step as data. Bytes of a `.ksn` file in, a checked document out, and its fingerprint. No torch.
+"""Archive: a training step as data. Reads, validates and writes `.ksn` files. Does not import torch.
 
-Reading is total: whatever the bytes are, they give an Archive or an ArchiveError that names the field.
+For any bytes, reading gives an Archive or raises an ArchiveError that names the field.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from kitsune.base.atomic_write import write_whole
 from kitsune.base.base_record import canonical_json
 from kitsune.errors import ArchiveError
-from kitsune.plan import told_shapes
+from kitsune.plan import shapes_text
 from kitsune.submission.format.blocks import block_json
 from kitsune.submission.format.container import GRAPH, member_name, pack, unpack
 from kitsune.submission.format.document import Document
@@ -34,20 +34,20 @@ from kitsune.submission.format.limits import (
 from kitsune.submission.format.npy import npy_header, read_npy
 
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-# Schedulers change it while training goes on.
+# Not part of a fingerprint: schedulers change the learning rate during training.
 _LEFT_OUT_OPTIONS = frozenset(("lr",))
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A document and the raw little-endian values of its small buffers, `buffers[entry.blob]`."""
+    """A document and the raw little-endian values of its small buffers, as `buffers[entry.blob]`."""
 
     document: Document
     buffers: tuple[bytes, ...]
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Raises ArchiveError, and nothing else, for bytes that are not an archive within the limits."""
+        """The archive in these bytes. Raises only ArchiveError, for invalid bytes and for archives above the limits."""
         graph, *members = unpack(data)
         document = checked_document(_parsed(graph))
         entries = [entry for entry in document.tensors if entry.blob is not None]
@@ -65,14 +65,14 @@ class Archive:
         if len(graph) > MAX_GRAPH_BYTES:
             raise ArchiveError(f"{GRAPH}: {len(graph)} bytes, more than the {MAX_GRAPH_BYTES} that are allowed")
         if len(self.buffers) >= MAX_MEMBERS:
-            raise ArchiveError(f"tensors: {len(self.buffers)} buffers with values; at most {MAX_MEMBERS - 1} travel")
+            raise ArchiveError(f"tensors: {len(self.buffers)} buffers with values; at most {MAX_MEMBERS - 1} fit")
         entries = (entry for entry in self.document.tensors if entry.blob is not None)
         pairs = zip(entries, self.buffers, strict=True)
         return pack([graph, *(npy_header(entry.dtype, entry.shape) + data for entry, data in pairs)])
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The archive in a file. Raises ArchiveError also when the file cannot be read."""
+        """The archive in a file. Raises ArchiveError, also when the file cannot be read."""
         try:
             with Path(path).open("rb") as file:
                 data = file.read(MAX_ARCHIVE_BYTES + 1)
@@ -81,17 +81,17 @@ class Archive:
         return cls.from_bytes(data)
 
     def save(self, path: str | Path) -> None:
-        """Writes the file, whole or not at all. Raises OSError, and ArchiveError as `to_bytes` does."""
+        """Writes the file atomically. Raises OSError, and ArchiveError as `to_bytes` does."""
         write_whole(path, self.to_bytes())
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of what decides how the step runs, as 64 hexadecimal digits.
 
-        In: operators, their arguments and their order; shapes, dtypes, layouts, ties and requires_grad of parameters,
-        buffers and batch; which sizes vary; train or eval mode; the optimizer's class, groups and flags, and of each
-        of its numbers only whether it is zero (a momentum of zero saves a buffer; 0.9 and 0.95 cost the same).
-        Out: values and their statistics, names, the learning rate, the batch size where it may vary.
+        Included: operators, their arguments and their order; shapes, dtypes, layouts, ties and requires_grad of
+        parameters, buffers and batch; which sizes vary; train or eval mode; the optimizer's class, groups and flags,
+        and for each of its numbers whether it is zero (a momentum of zero saves a buffer; 0.9 and 0.95 cost the same).
+        Excluded: values and their statistics, names, the learning rate, the batch size where it may vary.
         """
         document = _json_of(self.document)
         del document["sizes"]
@@ -99,28 +99,28 @@ class Archive:
 
     @cached_property
     def model_fingerprint(self) -> str:
-        """The same of the model and its optimizer alone, whatever the loss: for those who cannot name their loss.
+        """The fingerprint of the model and its optimizer alone, for callers that have no loss function.
 
-        In, as above: the forward, x, the model's parameters, the buffers that it reads, the optimizer. Out: the loss,
-        y, and which values of the forward the loss reads.
+        Included, as above: the forward, x, the model's parameters, the buffers that it reads, the optimizer. Excluded:
+        the loss, y, and which values of the forward the loss reads.
         """
         return _digest(forward_part(self.document))
 
     @cached_property
     def batch(self) -> str:
-        """The shapes of the tensors of x, as `Plan.batch` has them."""
-        return told_shapes(map(self.document.input_shape, range(self.document.x_leaves)))
+        """The shapes of the tensors in x, in the format of `Plan.batch`."""
+        return shapes_text(map(self.document.input_shape, range(self.document.x_leaves)))
 
 
 def _json_of(document: Document, *, exclude_defaults: bool = False) -> dict[str, Any]:
-    """As `model_dump` gives it, which would walk every argument of every node once more."""
-    told = document.model_dump(mode="json", exclude={"forward", "loss"}, exclude_defaults=exclude_defaults)
+    """As `model_dump`, which would traverse every argument of every node once more."""
+    rest = document.model_dump(mode="json", exclude={"forward", "loss"}, exclude_defaults=exclude_defaults)
     loss = None if document.loss is None else block_json(document.loss)
-    return {**told, "forward": block_json(document.forward), "loss": loss}
+    return {**rest, "forward": block_json(document.forward), "loss": loss}
 
 
 def _digest(document: dict[str, Any]) -> str:
-    """SHA-256 of the JSON of a document, or of a part of it, without what does not decide how it runs."""
+    """SHA-256 of the JSON of a document or a part of it, without what does not affect how it runs."""
     for entry in (*document["tensors"], *document["inputs"]):
         for key in ("names", "blob", "spread"):
             entry.pop(key, None)
@@ -131,14 +131,14 @@ def _digest(document: dict[str, Any]) -> str:
 
 
 def _kind(value: Any) -> Any:
-    """A word or a flag as it is; of a number whether it is zero. None, False and zero are all "off"."""
+    """Strings unchanged; numbers and flags as a boolean. None, False and zero are all false."""
     if isinstance(value, list):
         return [_kind(part) for part in value]
     return value if isinstance(value, str) else bool(value)
 
 
 def checked_document(value: Any) -> Document:
-    """The document, if it is one. Raises ArchiveError naming the field that is refused."""
+    """Validates a document. Raises ArchiveError naming the invalid field."""
     try:
         return Document.model_validate(value)
     except ValidationError as error:
@@ -150,7 +150,7 @@ def checked_document(value: Any) -> Document:
 
 
 def _parsed(graph: bytes) -> Any:
-    """The JSON value, after its size once parsed was bounded by counting."""
+    """Parses JSON, after counting brackets and commas to limit the memory that the result takes."""
     if not graph.isascii() or b"\\" in graph:
         raise ArchiveError(f"{GRAPH}: holds bytes that are not plain ASCII, or escapes")
     outside = b"".join(graph.split(b'"')[::2])
@@ -167,7 +167,7 @@ def _parsed(graph: bytes) -> Any:
             graph, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite, parse_int=_short
         )
     except (ValueError, RecursionError) as error:
-        raise ArchiveError(f"{GRAPH}: is not JSON that we accept: {ascii(str(error))[1:-1][:200]}") from error
+        raise ArchiveError(f"{GRAPH}: is not JSON of the expected form: {ascii(str(error))[1:-1][:200]}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

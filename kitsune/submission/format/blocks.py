@@ -1,8 +1,8 @@
-"""Blocks of nodes: JSON <-> frozen records, every operator, argument and reference checked. No torch.
+"""Blocks of nodes: JSON format and validation of operators, arguments and references. Does not import torch.
 
-A block is a straight line. Its values are numbered: first its inputs, then the result of each node. A node may refer
-only to values before it, as "%7". Other arguments are JSON: null, booleans, numbers, lists, and objects of one key for
-what JSON lacks (`{"dtype": "float32"}`, `{"device": "own"}`, `{"slice": [0, null, 1]}`, `{"float": "inf"}`, ...).
+A block has no branches. Its values are numbered: first its inputs, then the result of each node. A node refers to
+earlier values only, as "%7". Other arguments are JSON: null, booleans, numbers, lists, and objects of one key for what
+JSON lacks (`{"dtype": "float32"}`, `{"device": "own"}`, `{"slice": [0, null, 1]}`, `{"float": "inf"}`, ...).
 """
 
 import keyword
@@ -20,7 +20,7 @@ _SOURCE = re.compile(r"[txyo](0|[1-9][0-9]{0,6})", re.ASCII)
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,31}", re.ASCII)
 _TEXT = re.compile(r"[A-Za-z0-9_ .,>-]{0,64}", re.ASCII)
 _MAX_LIST_DEPTH = 4
-# What an object of one key may hold, for the keys whose values form a closed set.
+# Objects of one key -> allowed values, for keys with a fixed set of values.
 _WORDS: Final = {
     "dtype": frozenset(ITEM_BYTES),
     "memory_format": frozenset(("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")),
@@ -41,7 +41,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Nodes that run with gradients off (or on), or under autocast. `block.inputs` are the values named in `args`."""
+    """Nodes that run with gradients disabled or enabled, or under autocast. `block.inputs` are the values in `args`."""
 
     kind: str  # "grad" or "autocast"
     enabled: bool
@@ -54,7 +54,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`inputs` say where each input comes from: t3 a tensor, x0/y1 a leaf of the batch, o0 an output of the forward."""
+    """Nodes in order. `inputs` are sources: t3 a tensor, x0/y1 a leaf of the batch, o0 an output of the forward."""
 
     inputs: list[str]
     nodes: list[Node | Region] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Block:
 
 
 class _Budget:
-    """Counts the nodes of all blocks of an archive."""
+    """Limits the number of nodes in all blocks of an archive."""
 
     def __init__(self) -> None:
         self.left = MAX_NODES
@@ -74,7 +74,7 @@ class _Budget:
 
 
 def read_block(value: Any) -> Block:
-    """A block from JSON, or checked anew. Raises ValueError naming the node and argument that is refused."""
+    """A validated block, from JSON or from a block. Raises ValueError naming the invalid node and argument."""
     if isinstance(value, Block):
         value = block_json(value)
     _expect_keys(value, "block", {"inputs", "nodes", "outputs"})
@@ -92,7 +92,7 @@ def block_json(block: Block) -> dict[str, Any]:
 
 
 def walk(block: Block) -> Iterator[Node | Region]:
-    """Every node and region of a block, those inside regions too."""
+    """Every node and region of a block, including those inside regions."""
     for node in block.nodes:
         yield node
         if isinstance(node, Region):
@@ -122,7 +122,7 @@ def _block(value: dict[str, Any], inputs: list[str], where: str, depth: int, bud
         budget.take(here)
         parsed.append(_node(node, len(inputs) + number, here, depth, budget))
     outputs = value["outputs"]
-    if not isinstance(outputs, list) or not (outputs or depth):  # a region may be there for what it writes
+    if not isinstance(outputs, list) or not (outputs or depth):  # a region may have side effects only
         raise ValueError(f"{where}outputs must be a list that is not empty")
     for index, output in enumerate(outputs):
         _check_reference(output, len(inputs) + len(parsed), f"{where}outputs[{index}]")
@@ -130,7 +130,7 @@ def _block(value: dict[str, Any], inputs: list[str], where: str, depth: int, bud
 
 
 def _node(value: Any, values: int, where: str, depth: int, budget: _Budget) -> Node | Region:
-    """`values` is how many values exist before this node."""
+    """Parses a node. `values`: how many values exist before it."""
     if isinstance(value, dict) and "region" in value:
         return _region(value, values, where, depth, budget)
     _expect_keys(value, where, {"op", "args"}, {"kwargs"})
@@ -240,6 +240,6 @@ def _expect_keys(value: Any, where: str, needed: set[str], optional: set[str] | 
 
 
 def _shown(value: Any) -> str:
-    """What the sender wrote, short enough for a message."""
+    """A received value, shortened for a message."""
     text = ascii(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,7 +1,7 @@
-"""The outer shell: bytes of a zip <-> bytes of `graph.json` and of the members `b/0.npy`, `b/1.npy`, ...
+"""The container of an archive: a zip of `graph.json` and the members `b/0.npy`, `b/1.npy`, ...
 
-The reader is ours because `zipfile` accepts what we must refuse: bytes before and after the archive, two members of one
-name, compressed members that grow a thousandfold, headers that contradict the directory.
+It has its own reader, since `zipfile` accepts what must be refused: bytes before and after the archive, two members of
+one name, compressed members that expand a thousandfold, headers that contradict the directory.
 """
 
 import io
@@ -28,7 +28,7 @@ def member_name(index: int) -> str:
 
 
 def pack(members: Sequence[bytes]) -> bytes:
-    """A zip (STORED, fixed dates) of the graph followed by the buffers: equal members give equal bytes."""
+    """A zip (STORED, fixed dates) of the graph and the buffers. Deterministic: equal members give equal bytes."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as zipped:
         for index, member in enumerate(members):
@@ -39,7 +39,7 @@ def pack(members: Sequence[bytes]) -> bytes:
 def unpack(data: bytes) -> list[bytes]:
     """The members of an archive. Raises ArchiveError for anything but what `pack` writes.
 
-    What a zip says of dates, of the system and of permissions is not looked at: nothing is ever unpacked to a disk.
+    Dates, operating system and permissions in the zip are ignored, since nothing is extracted to disk.
     """
     if len(data) > MAX_ARCHIVE_BYTES:
         raise ArchiveError(f"archive: {len(data)} bytes, more than the {MAX_ARCHIVE_BYTES} that are allowed")

@@ -1,6 +1,7 @@
-"""The document of an archive, `graph.json`: closed records, checked as a whole. No torch.
+"""The document of an archive, `graph.json`: its records and their validation. Does not import torch.
 
-Values never appear here: a parameter is a shape, a dtype and a spread; only buffers of at most 64 KiB travel as data.
+It holds no tensor values: a parameter is a shape, a dtype and value statistics (`spread`). Only buffers of at most 64
+KiB are stored with their values, outside the document.
 """
 
 from math import prod
@@ -24,7 +25,7 @@ from kitsune.submission.format.limits import (
 from kitsune.submission.format.structure import checked_structure, leaf_paths
 
 _Item = TypeVar("_Item")
-# JSON has lists, the records hold tuples. The first bad item ends the check: a million of them would fill the memory.
+# JSON has lists, the records hold tuples. Fail-fast, since the errors of a million invalid items would fill the memory.
 Items = Annotated[tuple[_Item, ...], Field(strict=False, fail_fast=True)]
 Dtype = Literal[
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
@@ -51,7 +52,7 @@ OPTIONS: Final = frozenset(_OPTION_NAMES.split())
 
 
 class Part(Record):
-    """A part of a document: no value is converted into another type."""
+    """Base of the records of a document. Strict: no value is converted to another type."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
@@ -72,7 +73,7 @@ class Normal(Part):
 
 
 class Integers(Part):
-    """Integers drawn evenly from [low, high]; a share of them is `marker` (padding, an ignored label, a flag)."""
+    """Integers drawn uniformly from [low, high]; a share of them is `marker` (padding, an ignored label, a flag)."""
 
     kind: Literal["integers"]
     low: Sample
@@ -96,7 +97,7 @@ def _check_order(low: float, high: float) -> None:
 
 
 class TensorEntry(Part):
-    """A parameter, buffer or constant. Tied ones are one entry with several names in the module's state_dict."""
+    """A parameter, buffer or constant. Tied tensors are one entry with several names of the state_dict."""
 
     kind: Literal["parameter", "buffer", "constant"]
     names: Items[Name]
@@ -120,7 +121,7 @@ class TensorEntry(Part):
 
 
 class InputEntry(Part):
-    """A tensor of the batch; the sizes that may vary from batch to batch are symbols."""
+    """A tensor of the batch. Sizes that may vary from batch to batch are symbols."""
 
     shape: Annotated[Items[Count | Symbol], Field(max_length=MAX_RANK)]
     dtype: Dtype
@@ -146,7 +147,7 @@ def _check_form(entry: TensorEntry | InputEntry) -> None:
 
 
 class Group(Part):
-    """One parameter group: which tensors, and the arguments that differ from the optimizer's defaults."""
+    """One parameter group: the indices of its tensors, and its arguments of the optimizer."""
 
     parameters: Items[Annotated[int, Field(ge=0)]]
     options: dict[str, Option | Annotated[Items[float | int | None], Field(max_length=8)]]
@@ -173,7 +174,7 @@ class Document(Part):
     """
 
     format: Literal["kitsune-archive"]
-    version: Annotated[int, Field(ge=1, le=1)]  # Literal[1] takes true for it
+    version: Annotated[int, Field(ge=1, le=1)]  # Literal[1] would accept true
     training: bool
     tensors: Annotated[Items[TensorEntry], Field(max_length=MAX_TENSORS)]
     inputs: Annotated[Items[InputEntry], Field(min_length=1, max_length=MAX_INPUTS)]
@@ -194,7 +195,7 @@ class Document(Part):
         return self
 
     def input_shape(self, index: int) -> tuple[int, ...]:
-        """The shape that the example batch had."""
+        """The shape of this input in the example batch."""
         return tuple(self.sizes[size] if isinstance(size, str) else size for size in self.inputs[index].shape)
 
     @property
@@ -275,13 +276,13 @@ _Shapes = dict[str, tuple[int, ...]]
 
 
 def _tensor_shapes(document: Document, block: Block) -> _Shapes:
-    """The shapes of those inputs of a block that are tensors of the archive, by their references."""
+    """Reference -> shape, for the inputs of a block that are tensors of the archive."""
     sources = ((f"%{number}", name) for number, name in enumerate(block.inputs) if name[0] == "t")
     return {reference: document.tensors[int(name[1:])].shape for reference, name in sources}
 
 
 def _check_recurrent(block: Block, shapes: _Shapes, where: str) -> None:
-    """The weights of recurrent operators, where they are tensors of the archive; `guards.py` checks them all."""
+    """Checks weights of recurrent operators that are tensors of the archive; `guards.py` checks all at run time."""
     for number, node in enumerate(block.nodes):
         here = f"{where}nodes[{number}]"
         if not isinstance(node, Node):

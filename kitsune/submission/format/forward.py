@@ -1,7 +1,7 @@
-"""A document in, what decides how its forward and its update run out: the same whatever the loss is. No torch.
+"""The part of a document that does not depend on the loss, for the model fingerprint. Does not import torch.
 
-The cut of a step into forward and loss leaves traces of the loss in the forward: which values leave it and in which
-order, tensors that it only hands on, and so the numbers of all values. Here they are gone.
+Splitting a step into forward and loss leaves traces of the loss in the forward: its outputs and their order, tensors
+that it only passes on, and so the numbering of all values. `forward_part` removes them.
 """
 
 from typing import Any
@@ -11,10 +11,10 @@ from kitsune.submission.format.document import Document
 
 
 def forward_part(document: Document) -> dict[str, Any]:
-    """The forward's nodes, the tensors of the model and the leaves of x, and the optimizer, as JSON.
+    """The forward's nodes, the tensors of the model, the leaves of x and the optimizer, as JSON.
 
-    Parameters keep their order, whether the forward reads them or not, since the update does. Of the buffers and
-    constants those are left that the forward computes with, in the order in which it first reads them.
+    All parameters are kept in order, whether the forward reads them or not, since the update does. Buffers and
+    constants are kept if the forward reads them, in the order in which it does first.
     """
     block = document.forward
     nodes = block_json(block)["nodes"]
@@ -48,12 +48,12 @@ def _kept_tensors(document: Document) -> list[int]:
 
 
 def _as_arguments(x: dict[str, Any]) -> dict[str, Any]:
-    """How the model is called: `model(x)` and `model(*(x,))` are the same call."""
+    """The structure of x in normal form: `model(x)` and `model(*(x,))` are the same call."""
     return x if x.keys() & {"tuple", "dict"} else {"tuple": [x]}
 
 
 def _renamed(nodes: list[dict[str, Any]], sources: list[str]) -> list[dict[str, Any]]:
-    """The nodes with inputs named by their source, and the results of nodes numbered from 0."""
+    """The nodes with inputs referred to by source, and results of nodes renumbered from 0."""
 
     def renamed(argument: Any) -> Any:
         if isinstance(argument, str) and argument.startswith("%"):

@@ -1,7 +1,7 @@
-"""How large an archive may be. Everything here is checked before anything is built from the bytes.
+"""Size limits of an archive. All are checked before anything is built from the bytes.
 
-An archive at the limits of its graph takes some 0.5 s of one core to be read, checked, written down and fingerprinted.
-An encoder of 100 layers has 3503 nodes, 1200 tensors and a graph of 0.44 MB.
+Reading, validating, writing and fingerprinting an archive at the limits of its graph takes about 0.5 s of one core. An
+encoder of 100 layers has 3503 nodes, 1200 tensors and a graph of 0.44 MB.
 """
 
 from typing import Final
@@ -13,22 +13,22 @@ MAX_BUFFER_BYTES: Final = 64 * 2**10
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 12_000
 MAX_REGION_DEPTH: Final = 6
-# An empty JSON object costs up to 30 times its two bytes once it is parsed: these two bound the memory of parsing.
+# An empty JSON object takes up to 30 times its two bytes once parsed: these two bound the memory of parsing.
 MAX_CONTAINERS: Final = 50_000
 MAX_COMMAS: Final = 120_000
 MAX_KEYS: Final = 256
-"""Of one JSON object."""
+"""The most keys of one JSON object."""
 MAX_DIGITS: Final = 20
-"""Of one integer, its sign counted in; more than 64 bits hold."""
+"""The most characters of one integer, including its sign; more than 64 bits need."""
 MAX_TENSORS: Final = 8192
 MAX_INPUTS: Final = 1024
 MAX_RANK: Final = 16
 MAX_NUMEL: Final = 2**34
 MAX_TOTAL_BYTES: Final = 2**39
 MAX_INTEGER: Final = 2**63 - 1
-"""What an int64 argument of an operator holds."""
+"""The largest int64, for arguments of operators."""
 MAX_SAMPLE: Final = 2**62
-"""Largest magnitude of an integer that is sampled for a batch or a buffer."""
+"""The largest magnitude of an integer sampled for a batch or a buffer."""
 
 ITEM_BYTES: Final = {
     "float32": 4,

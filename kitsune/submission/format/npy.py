@@ -1,4 +1,4 @@
-"""A buffer's raw bytes <-> a `.npy` member (version 1.0 of the format, C order, never an object array)."""
+"""Writes and reads `.npy` members (format version 1.0, C order, no object arrays)."""
 
 from collections.abc import Sequence
 from math import prod
@@ -7,7 +7,7 @@ from typing import Final
 from kitsune.errors import ArchiveError
 from kitsune.submission.format.limits import ITEM_BYTES, MAX_BUFFER_BYTES
 
-# bfloat16 has no name in the format: its bits travel as 16-bit integers.
+# The format has no name for bfloat16: its bits are stored as 16-bit integers.
 _DESCRIPTIONS: Final = {
     "float32": "<f4",
     "float64": "<f8",
@@ -25,7 +25,7 @@ _DESCRIPTIONS: Final = {
 
 
 def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
-    """The one header that we write and accept for an array of this dtype and shape."""
+    """The only header that is written and accepted for an array of this dtype and shape."""
     words = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
     text = f"{{'descr': '{_DESCRIPTIONS[dtype]}', 'fortran_order': False, 'shape': ({words}), }}"
     padding = -(10 + len(text) + 1) % 64

@@ -1,9 +1,9 @@
-"""Which operators a submission may hold: names as data, checked before torch is touched.
+"""The allowlist of operators in a submission. Names are checked before torch is called.
 
-A positive list: the forward operators of torch that compute on their arguments. Left out on purpose: whatever reads or
-writes files (`save`, `from_file`), replaces or resizes storage (`set_`, `resize_`, every `out=` form), makes views
-without bounds checks (`as_strided`, `_unsafe_index`), trusts the sizes that it is given (`native_batch_norm`), prints,
-touches streams, or exists for internal use only. `guards.py` has those that need a check of their arguments first.
+It lists forward operators of torch that compute on their arguments. Excluded are operators that read or write files
+(`save`, `from_file`), replace or resize storage (`set_`, `resize_`, every `out=` form), make views without bounds
+checks (`as_strided`, `_unsafe_index`), do not validate sizes (`native_batch_norm`), print, use streams, or are
+internal. `guards.py` checks the arguments of operators that need it.
 """
 
 import re
@@ -101,13 +101,13 @@ _PYTHON_BY_ARGUMENTS: Final = {
 }
 
 ATEN: Final = frozenset(name for group in _NAMES for name in group.split())
-"""Base names in the aten namespace; the in-place form of each (`relu_`) is allowed with it."""
+"""Base names in the aten namespace; the in-place form of each (`relu_`) is allowed too."""
 
 _PYTHON_CALLS: Final = frozenset(
     (f"py.{name}", count) for count, names in _PYTHON_BY_ARGUMENTS.items() for name in names.split()
 )
 PYTHON: Final = frozenset(name for name, _ in _PYTHON_CALLS)
-"""Arithmetic on sizes, and picking one of several results. No power and no shift: both can build huge numbers."""
+"""Arithmetic on sizes, and selecting one of several results. No power and no shift: both can build huge numbers."""
 
 ASSERTIONS: Final = frozenset(
     (
@@ -119,7 +119,7 @@ ASSERTIONS: Final = frozenset(
         "aten.sym_constrain_range_for_size.default",
     )
 )
-"""Checks that export inserts for itself; they compute nothing and are left out of an archive."""
+"""Assertions that export inserts; they compute nothing and are left out of an archive."""
 
 DROPOUT: Final = {
     "aten.dropout.default": ("p", 1),
@@ -141,9 +141,9 @@ DROPOUT: Final = {
     "aten.rnn_tanh.input": ("dropout", 5),
     "aten.rnn_relu.input": ("dropout", 5),
 }
-"""Operators that drop values at random: the name of the probability among their arguments, and its position."""
+"""Operators with dropout -> the name and position of the probability among their arguments."""
 
-# Over packed sequences, which torch cannot export: their lengths are data. Nothing of them is checked below Python.
+# Operators on packed sequences: torch cannot export them, and validates their arguments only in Python.
 _PACKED = frozenset(("aten.lstm.data", "aten.gru.data", "aten.rnn_tanh.data", "aten.rnn_relu.data"))
 _TARGET = re.compile(r"aten\.((?:__)?[A-Za-z][A-Za-z0-9_]*|_[a-z][A-Za-z0-9_]*)\.([A-Za-z][A-Za-z0-9_]*)", re.ASCII)
 
@@ -162,5 +162,5 @@ def is_allowed(target: str) -> bool:
 
 
 def takes(target: str, positional: int, named: int) -> bool:
-    """Whether an allowed operator can be called so. torch looks at those of its own, when they are called."""
+    """Whether an allowed `py.` operator takes so many arguments. torch checks its own operators when called."""
     return target not in PYTHON or (not named and (target, positional) in _PYTHON_CALLS)

@@ -1,4 +1,4 @@
-"""A live optimizer of torch.optim <-> its entry in a document."""
+"""Converts an optimizer of torch.optim to its entry in a document, and back."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from kitsune.update.optimizer_flags import given_groups
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, number: Mapping[int, int]) -> OptimizerEntry:
-    """The optimizer as data. `number[id(parameter)]` is the index of its tensor. Raises ExportError."""
+    """The entry of an optimizer. `number[id(parameter)]` is the index of its tensor. Raises ExportError."""
     kind = type(optimizer)
     name = kind.__name__
     if name not in get_args(OptimizerName) or kind is not getattr(torch.optim, name, None):
         raise ExportError(
-            f"optimizer {kind.__module__}.{name} cannot travel; these of torch.optim can: "
+            f"optimizer {kind.__module__}.{name} cannot be exported; these of torch.optim can: "
             f"{', '.join(get_args(OptimizerName))}; {WAY_OUT}"
         )
     accepted = [option for option in _arguments(kind) if option in OPTIONS]
@@ -36,7 +36,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, number: Mapping[int, in
 
 
 def build_optimizer(entry: OptimizerEntry, tensors: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-    """A real optimizer over those of `tensors` that the groups name. Raises ArchiveError when torch refuses."""
+    """The optimizer of an entry, over `tensors`. Raises ArchiveError when torch cannot construct it."""
     kind = getattr(torch.optim, entry.name, None)
     if kind is None:
         raise ArchiveError(f"optimizer: torch {torch.__version__} has no {entry.name}")
@@ -60,7 +60,7 @@ def _arguments(kind: type) -> list[str]:
 def _options(group: Group, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     options = dict(group.options)
     if options.get("capturable") and not any(tensors[index].is_cuda for index in group.parameters):
-        options["capturable"] = False  # means nothing, and is refused, where there are no CUDA graphs
+        options["capturable"] = False  # torch refuses it on a CPU, where it has no meaning
     return options
 
 
@@ -71,4 +71,4 @@ def _plain(value: Any, option: str) -> Any:
         return [_plain(part, option) for part in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise ExportError(f"the optimizer's option {option} is a {type(value).__name__}, which cannot travel; {WAY_OUT}")
+    raise ExportError(f"the optimizer's option {option}, a {type(value).__name__}, cannot be exported; {WAY_OUT}")

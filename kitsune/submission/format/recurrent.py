@@ -1,7 +1,7 @@
-"""Whether the weights of a recurrent operator fit its other arguments. No torch: shapes in, words out.
+"""Checks that the weights of a recurrent operator fit its other arguments. Does not import torch.
 
-torch checks this in Python, in `nn.LSTM.forward`. The operator below it does not: on a CPU, torch 2.13 hands a weight
-of a wrong shape to oneDNN, which writes past the end of its memory.
+torch checks this only in Python, in `nn.LSTM.forward`. The operator itself does not: on a CPU, torch 2.13 passes a
+weight of a wrong shape to oneDNN, which writes out of bounds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ OPERATORS: Final = frozenset(_GATES)
 
 
 def settings_problem(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Why these are not the arguments of a recurrent operator, or ""."""
+    """The reason why these are not valid arguments of a recurrent operator, or ""."""
     if len(args) != _ARGUMENTS or kwargs:
         return f"takes {_ARGUMENTS} arguments by position, not {len(args)} and {len(kwargs)} by name"
     if not isinstance(args[2], list):
@@ -30,7 +30,7 @@ def settings_problem(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def weights_problem(op: str, args: Sequence[Any], shapes: Sequence[Shape]) -> str:
-    """Which of the weights does not fit, given the shapes of all of them, or ""."""
+    """The reason why the weights of these shapes do not fit each other, or ""."""
     biases, layers, bidirectional = _settings(args)
     stacks = layers * (1 + bidirectional)
     # An LSTM with proj_size has one more weight for each layer and direction.
@@ -54,7 +54,7 @@ def weights_problem(op: str, args: Sequence[Any], shapes: Sequence[Shape]) -> st
 
 
 def state_problem(op: str, args: Sequence[Any], weights: Sequence[Shape], x: Shape, states: Sequence[Shape]) -> str:
-    """Why input and states do not fit weights that fit each other, or ""."""
+    """The reason why input and states do not fit the weights, which fit each other, or ""."""
     _, layers, bidirectional = _settings(args)
     if len(x) != 3 or x[2] != weights[0][1]:
         return f"input has shape {list(x)}, and must have 3 dimensions, the last of {weights[0][1]}"
@@ -75,7 +75,7 @@ def _settings(args: Sequence[Any]) -> tuple[bool, int, bool]:
 
 
 def _names(biases: bool, layers: int, bidirectional: bool, projected: bool) -> Iterator[str]:
-    """As nn.RNNBase names them, in its order."""
+    """The names of the weights in nn.RNNBase, in its order."""
     parts = ["weight_ih", "weight_hh", *["bias_ih", "bias_hh"] * biases, *["weight_hr"] * projected]
     for layer in range(layers):
         for direction in ("", "_reverse") if bidirectional else ("",):

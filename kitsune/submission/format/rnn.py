@@ -1,4 +1,4 @@
-"""Weights of recurrent layers in one block of memory, as cuDNN wants them and as torch.nn keeps them."""
+"""Recurrent layers: stores their weights contiguously, as cuDNN requires, and fixes the export of LSTM shapes."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _LAYERS: Final[dict[Any, type[nn.RNNBase]]] = {
 
 @contextlib.contextmanager
 def mended_lstm_shapes() -> Iterator[None]:
-    """torch 2.11 traces the last states of an LSTM with a dimension too many: it squeezes the batch, not the layer."""
+    """Works around torch 2.11, which exports an LSTM's last states with an extra dimension (squeezes the wrong one)."""
     one_layer = decompositions.one_layer_lstm
 
     def mended(*args: Any, **kwargs: Any) -> Any:
@@ -33,9 +33,9 @@ def mended_lstm_shapes() -> Iterator[None]:
 
 
 def flatten_rnn_weights(graph: fx.GraphModule) -> None:
-    """Move the weights of each recurrent node together, in place. Without this cuDNN copies them at every call.
+    """Makes the weights of each recurrent node contiguous, in place. Otherwise cuDNN copies them at every call.
 
-    Does nothing on a CPU, and to layers whose weights are computed in the graph.
+    Does nothing on a CPU, and for layers whose weights are computed in the graph.
     """
     for node in graph.graph.nodes:
         if node.op == "call_function" and node.target in _LAYERS:
@@ -45,7 +45,7 @@ def flatten_rnn_weights(graph: fx.GraphModule) -> None:
 
 
 def layer_around(node: fx.Node, weights: list[Any]) -> nn.RNNBase:
-    """A layer of torch.nn that holds these parameters: its public method does the work, with all its conditions."""
+    """A torch.nn layer with these parameters, whose public method flatten_parameters can be called."""
     arguments: tuple[Any, ...] = node.args
     bias, layers, _, _, bidirectional, batch_first = arguments[3:9]
     projected = 0

@@ -1,4 +1,4 @@
-"""How the tensors of a batch are nested: a value <-> its shape as JSON plus a flat list of leaves. No torch.
+"""The nesting of a batch: converts a value to JSON plus a flat list of leaves, and back. Does not import torch.
 
 {"leaf": 3}   {"tuple": [...]}   {"list": [...]}   {"dict": {"key": ...}}   {"value": 1.5}
 """
@@ -17,9 +17,9 @@ _MAX_DEPTH = 8
 
 
 def describe(value: Any, is_leaf: Callable[[Any], bool], leaves: list[Any], where: str) -> dict[str, Any]:
-    """The structure of `value`; its leaves are appended to `leaves`, those of a dict in the order of sorted keys.
+    """The structure of `value`. Its leaves are appended to `leaves`, those of a dict in order of sorted keys.
 
-    Raises ValueError naming the part that an archive cannot hold.
+    Raises ValueError naming the part that an archive cannot represent.
     """
     if is_leaf(value):
         leaves.append(value)
@@ -41,7 +41,7 @@ def describe(value: Any, is_leaf: Callable[[Any], bool], leaves: list[Any], wher
 
 
 def substitute(value: Any, is_leaf: Callable[[Any], bool], leaves: Iterator[Any]) -> Any:
-    """`value` with other leaves, given in the order in which `describe` lists them; named tuples stay named."""
+    """`value` with other leaves, in the order in which `describe` lists them. Named tuples keep their type."""
     if is_leaf(value):
         return next(leaves)
     if isinstance(value, dict):
@@ -56,7 +56,7 @@ def substitute(value: Any, is_leaf: Callable[[Any], bool], leaves: Iterator[Any]
 
 
 def assemble(structure: dict[str, Any], leaves: Sequence[Any]) -> Any:
-    """The value that has this structure and these leaves."""
+    """The value with this structure and these leaves. Inverse of `describe`."""
     ((kind, content),) = structure.items()
     if kind == "leaf":
         return leaves[content]
@@ -69,7 +69,7 @@ def assemble(structure: dict[str, Any], leaves: Sequence[Any]) -> Any:
 
 
 def leaf_paths(structure: dict[str, Any], path: Path = ()) -> Iterator[tuple[int, Path]]:
-    """Every leaf's number with the keys that lead to it, in order."""
+    """The index and path of every leaf, in order."""
     ((kind, content),) = structure.items()
     if kind == "leaf":
         yield content, path
@@ -82,7 +82,7 @@ def leaf_paths(structure: dict[str, Any], path: Path = ()) -> Iterator[tuple[int
 
 
 def checked_structure(value: Any, where: str = "structure", depth: int = 0) -> dict[str, Any]:
-    """The structure, if it is one. Raises ValueError naming the part that is not."""
+    """Validates a structure and returns it. Raises ValueError naming the invalid part."""
     if not isinstance(value, dict) or len(value) != 1 or depth > _MAX_DEPTH:
         raise ValueError(f"{where} must be an object of one key, at most {_MAX_DEPTH} deep")
     ((kind, content),) = value.items()

@@ -1,4 +1,4 @@
-"""Names of operators <-> the callables of torch that they stand for."""
+"""Maps the names of operators in an archive to torch's callables, and back."""
 
 import math
 import operator
@@ -24,7 +24,7 @@ _NAMES: Final = {function: name for name, function in _PYTHON.items() if name !=
 
 
 def target_name(target: Any) -> str:
-    """`aten.add.Tensor`, `py.mul`, or, for what an archive cannot hold, some other name of it."""
+    """The name of an operator, as `aten.add.Tensor` or `py.mul`; for others a name that `is_allowed` refuses."""
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     if callable(target) and target in _NAMES:
@@ -34,7 +34,7 @@ def target_name(target: Any) -> str:
 
 
 def target(name: str) -> Callable[..., Any]:
-    """The callable. Raises LookupError when the name is not allowed, or when this torch does not have it."""
+    """The callable of a name. Raises LookupError when it is not allowed, or this torch does not have it."""
     if not is_allowed(name):
         raise LookupError(f"{name} is not an operator that an archive may hold")
     if name in PYTHON:

@@ -1,1 +1,1 @@
-"""From an archive to a training step that runs."""
+"""Rebuilds a training step from an archive."""

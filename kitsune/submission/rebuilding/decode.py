@@ -1,4 +1,4 @@
-"""Blocks of a document -> graph modules of torch, with names of our own throughout."""
+"""Builds torch graph modules from blocks of a document. All names in them are generated here."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -29,7 +29,7 @@ MEMORY_FORMATS: Final = {
 
 
 class GradRegion(nn.Module):
-    """Runs its body with gradients switched on or off."""
+    """Runs its body with gradients enabled or disabled."""
 
     def __init__(self, body: fx.GraphModule, enabled: bool) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class GradRegion(nn.Module):
 
 
 class AutocastRegion(nn.Module):
-    """Runs its body under autocast (or with autocast switched off)."""
+    """Runs its body with autocast enabled or disabled."""
 
     def __init__(self, body: fx.GraphModule, region: Region, device: torch.device) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Decoder:
         self.device, self.randomness = device, randomness
 
     def module(self, block: Block, placeholders: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> fx.GraphModule:
-        """A module that takes `placeholders` in order; the block's other inputs are its `tensors`, by their source."""
+        """A module that takes `placeholders` in order. The block's other inputs are `tensors`, by source."""
         root, graph = nn.Module(), fx.Graph()
         values: dict[str, fx.Node] = {name: graph.placeholder(name) for name in placeholders}
         named = set(block.inputs)
@@ -145,7 +145,7 @@ def _switch_off_dropout(op: str, args: list[Any], kwargs: dict[str, Any]) -> Non
 
 
 def _guard(graph: fx.Graph, op: str, args: list[Any], kwargs: dict[str, Any], name: str) -> None:
-    """Put the guard of an operator in front of it, where it has one."""
+    """Inserts the guard of an operator before it, if it has one."""
     if op not in GUARDS:
         return
     position, guard = GUARDS[op]
@@ -155,7 +155,7 @@ def _guard(graph: fx.Graph, op: str, args: list[Any], kwargs: dict[str, Any], na
 
 
 def _adopt(module: fx.GraphModule, root: nn.Module) -> None:
-    """A GraphModule copies only what its graph names; an optimizer may hold parameters that no node reads."""
+    """Registers tensors that no node reads: a GraphModule drops them, but an optimizer may hold them."""
     for name, parameter in root.named_parameters(recurse=False):
         if not hasattr(module, name):
             module.register_parameter(name, parameter)

@@ -1,8 +1,9 @@
-"""Checks in front of operators that trust their arguments: a hostile archive must not make torch write past a tensor.
+"""Run-time checks of operators that do not validate their arguments, so that a hostile archive cannot make torch
+access memory out of bounds.
 
-Each guard takes the name and the arguments of an operator and returns one of the arguments: refused when it does not
-fit the others, or limited to the range that a sound one is in anyway. With torch 2.13 on a CPU every one of these
-operators crashed, or read past a tensor, without its guard. What no guard makes safe is not in `ops.py`.
+Each guard takes the name and the arguments of an operator and returns one of the arguments: it raises ArchiveError when
+the argument does not fit the others, or clamps it to the valid range. With torch 2.13 on a CPU each of these operators
+crashed or read out of bounds without its guard. Operators that no guard makes safe are not in `ops.py`.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,11 @@ from kitsune.errors import ArchiveError
 from kitsune.submission.format import recurrent
 
 _FAR: Final = 1e4
-"""Where -1 and 1 are the edges of the image. 3.4e38, reflected, crashed."""
+"""The bound of grid coordinates, where -1 and 1 are the edges of the image. 3.4e38 crashed with reflection."""
 
 
 def fitting_input(op: str, *args: Any) -> torch.Tensor:
-    """The input of a recurrent operator, if weights and states fit it and each other."""
+    """The input of a recurrent operator, checked against weights and states."""
     x, hx, params = args[:3]
     weights = [weight.shape for weight in params]
     states = [state.shape for state in ([hx] if isinstance(hx, torch.Tensor) else hx)]
@@ -30,37 +31,37 @@ def fitting_input(op: str, *args: Any) -> torch.Tensor:
 
 
 def fitting_value(op: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
-    """The value of an attention, if it is as long as the key."""
+    """The value of an attention, checked to be as long as the key."""
     if min(query.dim(), key.dim(), value.dim()) < 2 or key.shape[-2] != value.shape[-2]:
         raise ArchiveError(f"{op}: value of shape {list(value.shape)} does not fit key of {list(key.shape)}")
     return value
 
 
 def fitting_norm(op: str, v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """The magnitudes of a weight_norm, if there is one for each row or column; over other dimensions torch looks."""
+    """The magnitudes of a weight_norm, checked to be one for each row or column; torch checks other dimensions."""
     if dim in (0, v.dim() - 1) and (v.dim() == 0 or g.numel() != v.shape[dim] or g.dtype != v.dtype):
         raise ArchiveError(f"{op}: g of shape {list(g.shape)} does not fit v of shape {list(v.shape)}")
     return g
 
 
 def known_labels(_: str, scores: torch.Tensor, labels: torch.Tensor, *__: Any, **___: Any) -> torch.Tensor:
-    """The labels of a ctc_loss, none past the last class."""
+    """The labels of a ctc_loss, clamped to the classes."""
     return labels.clamp(0, max(scores.shape[-1] - 1, 0)) if labels.device.type == "cpu" else labels
 
 
 def known_offsets(_: str, weight: torch.Tensor, __: torch.Tensor, offsets: torch.Tensor, *___: Any) -> torch.Tensor:
-    """The offsets of an embedding_bag, none below zero; torch looks at the others."""
+    """The offsets of an embedding_bag, clamped to at least 0; torch checks the upper bound."""
     return offsets.clamp(min=0) if weight.device.type == "cpu" else offsets
 
 
 def samples_in_range(_: str, *args: Any) -> torch.Tensor:
-    """Where the regions of a fractional_max_pool start, as shares from 0 to 1."""
+    """The random samples of a fractional_max_pool, clamped to [0, 1]."""
     samples: torch.Tensor = args[3]
     return samples.clamp(0, 1) if samples.device.type == "cpu" else samples
 
 
 def bounded_grid(_: str, *args: Any) -> torch.Tensor:
-    """The grid of a grid_sampler. Its kernels for padding by the border or by reflection take a NaN for an address."""
+    """The grid of a grid_sampler, finite and bounded: with border or reflection padding a NaN becomes an address."""
     grid, padding = args[1], args[3]
     return grid.nan_to_num().clamp(-_FAR, _FAR) if grid.device.type == "cpu" and padding else grid
 

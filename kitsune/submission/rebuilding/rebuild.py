@@ -1,4 +1,4 @@
-"""An archive -> a workload that trains: modules of our own around its graphs, an optimizer, a synthesised batch."""
+"""Rebuilds a workload from an archive: modules around its graphs, an optimizer and a synthesised batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from kitsune.workload import Workload
 
 
 class RebuiltModel(nn.Module):
-    """Takes x as the original did, and returns the tensors that the loss needs: one, or a tuple.
+    """The forward of an archive. Takes x as the original model, returns what the loss needs: a tensor or a tuple.
 
     Its parameters are named t0, t1, ... in the order of the archive. Train or eval mode is part of the graph.
     """
@@ -35,7 +35,7 @@ class RebuiltModel(nn.Module):
 
 
 class RebuiltLoss(nn.Module):
-    """loss_fn(output, y) -> the loss, from what RebuiltModel returns and y as the original took it."""
+    """The loss of an archive, from the output of RebuiltModel and y as the original loss function took it."""
 
     def __init__(self, graph: fx.GraphModule, structure: dict[str, Any]) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ def _at(value: Any, path: Path) -> Any:
 
 
 def rebuild(archive: Archive, device: str | torch.device = "cpu", seed: int = 0, randomness: bool = True) -> Workload:
-    """A workload on `device` whose step does what the original's did, with weights and batch drawn by `seed`.
+    """A workload on `device` with the original's step, and with weights and batch drawn with `seed`.
 
-    With `randomness=False` every dropout has p = 0. The global random state is left alone. Raises ArchiveError when
+    With `randomness=False` every dropout has p = 0. The global random state does not change. Raises ArchiveError when
     this torch lacks an operator or an option of the optimizer.
     """
     place = torch.device(device)
@@ -90,10 +90,9 @@ def assemble_modules(
 
 
 def load_weights(workload: Workload, archive: Archive, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors into a rebuilt workload by their names in the original model, as `state_dict()` gives them.
+    """Copies tensors into a rebuilt workload by their names in the original model's `state_dict()`.
 
-    Raises ArchiveError when a name is unknown or a shape differs. Names that the archive has and `weights` lacks keep
-    the values that they have.
+    Tensors that are not in `weights` keep their values. Raises ArchiveError when a name is unknown or a shape differs.
     """
     known = {name: index for index, entry in enumerate(archive.document.tensors) for name in entry.names}
     own = dict(named_tensors(workload))
@@ -108,7 +107,7 @@ def load_weights(workload: Workload, archive: Archive, weights: Mapping[str, tor
 
 
 def named_tensors(workload: Workload) -> dict[str, torch.Tensor]:
-    """The tensors of a rebuilt workload under the archive's numbers: t0, t1, ..."""
+    """The tensors of a rebuilt workload by their index in the archive: t0, t1, ..."""
     graphs = [part.graph for part in (workload.model, workload.loss_fn) if isinstance(part, RebuiltModel | RebuiltLoss)]
     found: dict[str, torch.Tensor] = {}
     for graph in graphs:

@@ -1,7 +1,7 @@
-"""Values <-> how they are spread: what an archive keeps of tensors whose values stay with the user.
+"""Value statistics of tensors, which an archive holds instead of values, and sampling from them.
 
-No number of a tensor can be read off its spread: ends of a range are rounded outwards to powers of two, and of tensors
-with few elements the mean and the deviation too.
+No value of a tensor can be read from its statistics: the bounds of a range are rounded outwards to powers of two, and
+for tensors with few elements mean and standard deviation are rounded to powers of two as well.
 """
 
 import math
@@ -15,12 +15,12 @@ from kitsune.submission.format.document import Integers, Normal
 from kitsune.submission.format.limits import MAX_SAMPLE
 from kitsune.submission.rebuilding.decode import DTYPES, MEMORY_FORMATS
 
-FEW: Final = 64  # elements, whose mean is as good as telling them
-DIGITS: Final = 3  # of the mean and the deviation of more
+FEW: Final = 64  # elements; the mean of fewer would reveal their values
+DIGITS: Final = 3  # significant digits of mean and deviation of larger tensors
 
 
 def spread_of(tensor: torch.Tensor) -> Normal | Integers:
-    """Mean, deviation and range of floats (non-finite ones left out); range, flags and order of integers."""
+    """Mean, deviation and range of floats (without non-finite values); range, marker and order of integers."""
     values = tensor.detach()
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
@@ -36,7 +36,7 @@ def _normal(values: torch.Tensor) -> Normal:
     if not (abs(low) < float("inf") and abs(high) < float("inf")):
         return _normal(values[values.isfinite()])
     size = 1.0
-    if values.dtype == torch.float64:  # no number holds the sum of the largest ones
+    if values.dtype == torch.float64:  # the sum of large values may overflow
         size = max(abs(low), abs(high)) or 1.0
         values = values / size
     std, mean = (float(value) * size for value in torch.std_mean(values, correction=0))
@@ -46,7 +46,7 @@ def _normal(values: torch.Tensor) -> Normal:
 
 
 def significant(value: float) -> float:
-    """To DIGITS significant digits; the largest double to fewer."""
+    """Rounds to DIGITS significant digits. Values that overflow become the largest double."""
     rounded = float(f"{value:.{DIGITS - 1}e}")
     return rounded if math.isfinite(rounded) else math.copysign(sys.float_info.max, value)
 
@@ -57,7 +57,7 @@ def nearest_power(value: float) -> float:
 
 
 def outwards(value: float, if_positive: Callable[[float], int], if_negative: Callable[[float], int]) -> float:
-    """A power of two with the sign of the value, its exponent rounded the way that its sign asks for."""
+    """A power of two with the sign of the value, whose exponent is rounded by the function for that sign."""
     if not value:
         return 0.0
     size = min(abs(value), sys.float_info.max)
@@ -83,21 +83,21 @@ def _integers(values: torch.Tensor) -> Integers:
 
 
 def _is_prefix_mask(values: torch.Tensor) -> bool:
-    """Whether every row is ones and then zeros, as the mask of padded sequences is."""
+    """Whether every row is ones followed by zeros, as in the mask of padded sequences."""
     if values.dim() < 2 or values.shape[-1] < 2:
         return False
     return bool((values[..., 0] == 1).all() and (values[..., 1:] <= values[..., :-1]).all())
 
 
 def _is_sorted(values: torch.Tensor) -> bool:
-    """Whether the last dimension never falls: positions, offsets, the graph that each node belongs to."""
+    """Whether the last dimension never decreases, as for positions, offsets or batch indices of graph nodes."""
     return values.dim() > 0 and values.shape[-1] > 2 and bool((values[..., 1:] >= values[..., :-1]).all())
 
 
 def sample(
     spread: Normal | Integers, shape: tuple[int, ...], dtype: str, layout: str, generator: torch.Generator
 ) -> torch.Tensor:
-    """A tensor on the CPU drawn from the spread; equal generators give equal tensors."""
+    """A CPU tensor drawn from the statistics; equal generator states give equal tensors."""
     kind = DTYPES[dtype]
     if isinstance(spread, Integers):
         values = _sampled_integers(spread, shape, generator)
@@ -113,7 +113,7 @@ def _sampled_floats(
 ) -> torch.Tensor:
     wide, most = torch.float64 if kind == torch.float64 else torch.float32, torch.finfo(kind).max
     values = torch.randn(shape, generator=generator, dtype=wide)
-    # Rounded outwards, -3.4e38, with which masks are filled, is no float32 any more
+    # Rounded outwards, the -3.4e38 of attention masks no longer fits in float32.
     low, high = (max(-most, min(most, end)) for end in (spread.low, spread.high))
     return values.mul_(spread.std).add_(spread.mean).clamp_(low, high)
 
@@ -131,7 +131,7 @@ def _sampled_integers(spread: Integers, shape: tuple[int, ...], generator: torch
 
 
 def _sampled_prefixes(share: float, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Rows of ones and then zeros, their lengths spread evenly around the share."""
+    """Rows of ones followed by zeros, with lengths uniformly distributed around the share."""
     width = shape[-1]
     reach = min(share, 1 - share)
     lengths = (share - reach + 2 * reach * torch.rand((*shape[:-1], 1), generator=generator)) * width

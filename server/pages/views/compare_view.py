@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kitsune.knobs import KNOBS
-from kitsune.plan import Environment, Evidence, Plan
-from kitsune.plan_diff import Row, differences
+from kitsune.plan import Environment, Evidence, Plan, Row, differences
 from server.api.compare import Side, warnings
 from server.charts.drawing import words
 from server.pages.views.facts_view import budget_words

@@ -15,7 +15,6 @@ from kitsune.kernels import (
     linear_cross_entropy,
     rms_norm,
     rope,
-    sgd,
     softmax,
     swiglu,
 )
@@ -31,7 +30,6 @@ MODULES = (
     linear_cross_entropy,
     rms_norm,
     rope,
-    sgd,
     softmax,
     swiglu,
 )
@@ -41,7 +39,7 @@ TINY = {
     "rope": (2, 3, 5, 8),
     "linear_cross_entropy": (6, 16, 33),
     **{name: (3, 5, 4, 6) for name in KERNELS if name.startswith("batch_norm")},
-    **dict.fromkeys(("adamw", "sgd"), ((7, 3), (5,), (2, 3, 2, 2))),
+    "adamw": ((7, 3), (5,), (2, 3, 2, 2)),
 }
 #: Eager rounds every intermediate in half precision, our kernels round once.
 TOLERANCES = {"fp32": 2e-5, "bf16": 0.05, "fp16": 0.01}

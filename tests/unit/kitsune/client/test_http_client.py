@@ -12,7 +12,7 @@ import pytest
 from kitsune.client.http_client import MACHINE, Client, Found
 from kitsune.client.server_address import Server
 from kitsune.errors import RefusedError, UnreachableError
-from kitsune.plan import MAX_PLAN_BYTES, Asked, Environment, Plan
+from kitsune.plan import MAX_PLAN_BYTES, Environment, Plan, PlanQuery
 from tests.scripted_server import (
     Play,
     ScriptedServer,
@@ -33,7 +33,7 @@ HURRIED_S, SLACK_S = 0.3, 15.0
 SECRET = "ksn_" + "s3cret" * 7
 HERE = Environment(device="cpu", gpu="Some CPU", memory_bytes=2**34, torch="2.13.0", python="3.11.7", kitsune="0.1.0")
 PLAN = Plan(knobs={"precision": "bf16"}, fingerprint="f" * 64, environment=HERE)
-ASKED = Asked("f" * 64)
+ASKED = PlanQuery("f" * 64)
 PLANS = "GET /api/v1/plans"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
@@ -71,12 +71,12 @@ MISBEHAVIOUR: dict[str, tuple[Play, str]] = {
     "garbage": (answers({PLANS: raw(200, b"\xff\xfe{{{")}), "not a JSON object"),
     "a list": (answers({PLANS: of_json([1])}), "not a JSON object"),
     "deep": (answers({PLANS: raw(200, b"[" * 100_000)}), "not a JSON object"),
-    "another object": (answers({PLANS: of_json({"hello": 1})}), "names no plan"),
+    "another object": (answers({PLANS: of_json({"hello": 1})}), "has no field plan"),
     "a plan that is a list": (answers({PLANS: of_json({"plan": [1]})}), "refused"),
     "an unknown knob": (answers({PLANS: of_json({"plan": {**PLAN.to_json(), "knobs": {"x": 1}}})}), "refused"),
     "a plan that was altered": (answers({PLANS: tampered()}), "altered after it was written"),
     "a plan of another step": (
-        answers({PLANS: found(PLAN.model_copy(update={"fingerprint": "e" * 64}))}), "of another workload"),
+        answers({PLANS: found(PLAN.model_copy(update={"fingerprint": "e" * 64}))}), "for another workload"),
     "a database that is away": (answers({PLANS: problem(503, "try again")}), r"cannot answer now \(503\): try again"),
     "too many of us": (answers({PLANS: problem(429, "slow down")}), r"cannot answer now \(429\)"),
     "a web page": (answers({PLANS: raw(200, b"<html>", Content_Type="text/html")}), "not a JSON object"),
@@ -219,7 +219,7 @@ def test_the_machine_is_part_of_the_question():
 
 def test_the_batch_is_part_of_the_question_where_it_is_known():
     with ScriptedServer(answers({PLANS: found(PLAN)})).running() as server:
-        client_of(server.url).find_plan(Asked("f" * 64, "16x128,16x128"), HERE)
+        client_of(server.url).find_plan(PlanQuery("f" * 64, "16x128,16x128"), HERE)
     assert "batch=16x128%2C16x128" in server.seen[0].query.split("&")
 
 
@@ -253,7 +253,7 @@ def test_another_service_is_not_taken_for_ours():
 def test_a_plan_under_anothers_name():
     other = Plan(knobs={"precision": "fp16"}, environment=HERE)
     server = ScriptedServer(answers({f"GET /api/v1/plans/{PLAN.plan_id}": of_json(other.to_json())}))
-    with server.running(), pytest.raises(UnreachableError, match="was asked for, and"):
+    with server.running(), pytest.raises(UnreachableError, match="was requested, but"):
         client_of(server.url).plan(PLAN.plan_id)
 
 

@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from kitsune.client.plan_cache import PlanCache
-from kitsune.plan import Asked, Environment, Plan
+from kitsune.plan import Environment, Plan, PlanQuery
 
 HERE = Environment(device="cpu", gpu="Some CPU", memory_bytes=2**34, torch="2.13.0", python="3.11.7", kitsune="0.1.0")
 PLAN = Plan(knobs={"precision": "bf16"}, fingerprint="f" * 64, environment=HERE)
-ASKED = Asked("f" * 64, "4x8")
+ASKED = PlanQuery("f" * 64, "4x8")
 URL = "http://127.0.0.1:8537"
 
 
@@ -36,7 +36,7 @@ def test_kept_under_the_home_folder_and_found_again(cache, kitsune_home):
 
 
 def test_another_question_another_machine_and_another_server_have_their_own(cache):
-    assert cache.get(Asked("g" * 64), HERE) is None
+    assert cache.get(PlanQuery("g" * 64), HERE) is None
     assert cache.get(ASKED, HERE.model_copy(update={"torch": "2.14.0"})) is None
     assert PlanCache("http://127.0.0.1:9").get(ASKED, HERE) is None
     assert PlanCache("http://127.0.0.1:9").is_empty
@@ -76,7 +76,7 @@ def test_a_plan_of_another_step_is_not_taken_even_from_the_right_file(cache):
 
 
 def test_another_batch_is_another_question(cache):
-    assert cache.get(Asked("f" * 64, "9x8"), HERE) is None
+    assert cache.get(PlanQuery("f" * 64, "9x8"), HERE) is None
 
 
 def test_a_plan_of_no_machine_is_not_taken(cache):
@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_made_costs_nothing(kitsune_home, caplog):
     cache = PlanCache(URL)
     caplog.set_level("INFO")
     cache.keep(ASKED, HERE, PLAN)
-    assert "not kept" in caplog.text
+    assert "cannot cache the plan" in caplog.text
     assert cache.get(ASKED, HERE) is None
     assert cache.is_empty
 

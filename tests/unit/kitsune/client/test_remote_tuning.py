@@ -14,7 +14,7 @@ from torch import nn
 
 import kitsune
 from kitsune.client import plan_lookup, remote_run
-from kitsune.client.plan_lookup import NOBODYS
+from kitsune.client.plan_lookup import NO_STEP
 from kitsune.device.backend import environment
 from kitsune.errors import ExportError, RefusedError, SettingsError, TuneError, UnfitError, UnreachableError
 from kitsune.plan import Plan
@@ -49,7 +49,7 @@ NO_PLAN = {"match": "none", "reason": "it was never tuned here", "plan": None}
 
 @pytest.fixture(autouse=True)
 def fresh_warnings(monkeypatch):
-    monkeypatch.setattr(plan_lookup, "_told", set())
+    monkeypatch.setattr(plan_lookup, "_warned", set())
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def knows(plan: Plan) -> Play:
 
     def play(request: Request, connection: socket.socket, over: threading.Event) -> None:
         asked = dict(urllib.parse.parse_qsl(request.query)).get("fingerprint", "")
-        of_the_model = plan.model_copy(update={"model_fingerprint": asked}) if asked != NOBODYS.fingerprint else None
+        of_the_model = plan.model_copy(update={"model_fingerprint": asked}) if asked != NO_STEP.fingerprint else None
         answers({PLANS: found(of_the_model)})(request, connection, over)
 
     return play
@@ -593,7 +593,7 @@ def test_cancelling():
 
 def test_a_run_in_a_way_that_we_do_not_know():
     service = Service(status="asleep")
-    with service.server.running(), pytest.raises(UnreachableError, match="no way that we know"):
+    with service.server.running(), pytest.raises(UnreachableError, match="has an unknown status"):
         submit(service.server.url).status()
 
 
@@ -629,7 +629,7 @@ def test_a_model_that_cannot_travel():
     model, _, batch = parts()
     optimizer = torch.optim.SparseAdam(model.parameters())
     service = Service()
-    with service.server.running(), pytest.raises(ExportError, match="cannot travel"):
+    with service.server.running(), pytest.raises(ExportError, match="cannot be exported"):
         kitsune.submit(model, F.cross_entropy, optimizer, batch, server=service.server.url)
     assert service.requests("/api") == []
 

@@ -149,7 +149,7 @@ def test_a_tracker_says_when_it_is_used_outside_of_its_block(counter):
     for ask in (lambda: tracker.peak_bytes, lambda: tracker.allocated_bytes):
         with pytest.raises(SettingsError, match="nothing was tracked yet"):
             ask()
-    with tracker, pytest.raises(SettingsError, match="follows a block already"):
+    with tracker, pytest.raises(SettingsError, match="is active already"):
         tracker.__enter__()
     with pytest.raises(SettingsError, match="belongs into the block"):
         tracker.snapshot("late")
@@ -334,7 +334,7 @@ def test_a_stdout_that_was_closed_changes_nothing_about_the_script(command, monk
     with (Path(os.devnull)).open("w", encoding="utf-8") as nowhere:
         monkeypatch.setattr(sys, "stdout", nowhere)
         command("import sys\nsys.stdout.close()")
-    assert "the memory of the script cannot be told" in command.err
+    assert "the memory of the script cannot be printed" in command.err
 
 
 @pytest.mark.parametrize(("words", "code"), [((), 2), (("--frob",), 2), (("--help",), 0)])

@@ -12,8 +12,7 @@ from kitsune.cli.output import duration
 from kitsune.client.http_client import Client
 from kitsune.client.server_address import Server
 from kitsune.errors import CursorError, RefusedError, UnreachableError
-from kitsune.plan import Plan
-from kitsune.plan_diff import differences
+from kitsune.plan import Plan, differences
 from kitsune.submission.format.archive import Archive
 from tests.scripted_server import ScriptedServer, absent, of_json, problem, raw
 from tests.store.samples import a_plan, a_run

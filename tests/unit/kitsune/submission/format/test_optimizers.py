@@ -54,11 +54,11 @@ def test_capturable_is_dropped_where_there_is_no_gpu():
 def test_foreign_class_and_option_are_refused():
     tensors = [nn.Parameter(torch.ones(2))]
     foreign = type("SGD", (torch.optim.SGD,), {})
-    with pytest.raises(ExportError, match="SGD cannot travel"):
+    with pytest.raises(ExportError, match="SGD cannot be exported"):
         described(foreign(tensors), tensors)
     odd = torch.optim.Adam(tensors)
     odd.param_groups[0]["eps"] = object()
-    with pytest.raises(ExportError, match="eps is a object"):
+    with pytest.raises(ExportError, match="eps, a object, cannot"):
         described(odd, tensors)
 
 

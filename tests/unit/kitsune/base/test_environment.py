@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kitsune.base.switches import is_disabled
+from kitsune.base.environment import is_disabled
 from kitsune.errors import SettingsError
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
