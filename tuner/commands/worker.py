@@ -23,8 +23,8 @@ from tuner.store.error_translation import shown
 from tuner.store.moments import check_clock
 from tuner.terminal.progress import Lines, Logged
 from tuner.worker.backoff import pauses, rest
-from tuner.worker.loop import AWAY_S, Stop, Worker
 from tuner.worker.run_execution import How
+from tuner.worker.worker import AWAY_S, Stop, Worker
 
 #: Shorter ones are lost to a moment's load.
 MIN_LEASE_S: Final = 2.0

@@ -131,52 +131,52 @@ def carry_out(
     its trials, and GpuError is raised. A database that refuses is asked again for `patience_s`; after that the
     StoreError propagates, and a run that came through the queue is put back, if that can be written.
     """
-    with Lease(database, run, lease_s).kept() as lease:
+    with Heartbeat(database, run, lease_s).running() as heartbeat:
 
         def check() -> None:
             stop()
-            lease.check()
+            heartbeat.check()
 
-        ledger = Ledger(database, run, check, patience_s)
+        writer = RunWriter(database, run, check, patience_s)
         try:
-            known = ledger.write(lambda connection, run: trials.list_of(connection, run.id))
-            tuning = make(run=run, trials=known, check=check, knows=partial(_knowledge, ledger))
-            kept = ledger.write(_kept)
-            conclusion = kept or _follow(tuning.steps(), ledger, tell, diagnose)
-            ledger.write(partial(runs.keep, plan=conclusion.plan, verdict=conclusion.verdict))
+            known = writer.write(lambda connection, run: trials.list_of(connection, run.id))
+            tuning = make(run=run, trials=known, check=check, knows=partial(_knowledge, writer))
+            kept = writer.write(_kept)
+            conclusion = kept or _follow(tuning.steps(), writer, tell, diagnose)
+            writer.write(partial(runs.keep, plan=conclusion.plan, verdict=conclusion.verdict))
             if conclusion.timeline is not None:
-                ledger.write(partial(timelines.put, timeline=conclusion.timeline))
+                writer.write(partial(timelines.put, timeline=conclusion.timeline))
         except LeaseLostError:
             raise
         except GpuError:
-            ledger.write_end(partial(_give_back, is_death=True))
+            writer.write_end(partial(_give_back, is_death=True))
             raise
         except NOT_ITS_FAULT:
-            ledger.write_end(_give_back)
+            writer.write_end(_give_back)
             raise
         except Exception as error:
             if isinstance(error, StoreError) and run.archive is not None:
-                ledger.write_end(_give_back)
+                writer.write_end(_give_back)
             else:
                 reason = _reason(error)
-                ledger.write_end(lambda connection, run: runs.fail(connection, run, reason))
+                writer.write_end(lambda connection, run: runs.fail(connection, run, reason))
             raise
         finish = partial(runs.finish, plan=conclusion.plan, verdict=conclusion.verdict)
         try:
-            is_whole = _ablate(tuning.ablation(conclusion.plan, is_taken_over=kept is not None), ledger, tell)
+            is_whole = _ablate(tuning.ablation(conclusion.plan, is_taken_over=kept is not None), writer, tell)
         except LeaseLostError:
             raise
         except (SystemExit, StoreError):
-            ledger.write_end(finish)
+            writer.write_end(finish)
             raise
         is_interrupted = conclusion.interrupted or tuning.interrupted or not is_whole
-        return ledger.write(finish), replace(conclusion, interrupted=is_interrupted)
+        return writer.write(finish), replace(conclusion, interrupted=is_interrupted)
 
 
-def _ablate(steps: Generator[Event, None, None], ledger: "Ledger", tell: Tell) -> bool:
+def _ablate(steps: Generator[Event, None, None], writer: "RunWriter", tell: Tell) -> bool:
     """Whether nobody has interrupted it. The plan is stored, so no error in this is worth failing the run."""
     try:
-        _follow(steps, ledger, tell)
+        _follow(steps, writer, tell)
     except (KeyboardInterrupt, StoppedError):
         return False
     except StoreError:
@@ -186,7 +186,7 @@ def _ablate(steps: Generator[Event, None, None], ledger: "Ledger", tell: Tell) -
     return True
 
 
-def _follow(steps: Generator[Event, None, Ended], ledger: "Ledger", tell: Tell, diagnose: Diagnose = fit) -> Ended:
+def _follow(steps: Generator[Event, None, Ended], writer: "RunWriter", tell: Tell, diagnose: Diagnose = fit) -> Ended:
     with closing(steps):
         while True:
             try:
@@ -197,8 +197,8 @@ def _follow(steps: Generator[Event, None, Ended], ledger: "Ledger", tell: Tell, 
             except TuneError as error:
                 _examine(str(error), diagnose)
                 raise
-            ledger.check()
-            _store(event, ledger)
+            writer.check()
+            _store(event, writer)
             if fault_injection.struck("worker-kill", type(event).__name__.lower()):
                 os.kill(os.getpid(), signal.SIGKILL)
             tell(event)
@@ -213,10 +213,10 @@ def _examine(reason: str, diagnose: Diagnose) -> None:
         raise GpuError(why)
 
 
-def _store(event: Event, ledger: "Ledger") -> None:
+def _store(event: Event, writer: "RunWriter") -> None:
     if isinstance(event, Inspected):
         found = event.inspection
-        ledger.write(
+        writer.write(
             lambda connection, run: runs.note_inspection(
                 connection,
                 run,
@@ -227,12 +227,12 @@ def _store(event: Event, ledger: "Ledger") -> None:
         )
     elif isinstance(event, Tried):
         trial = event.trial
-        ledger.write(lambda connection, run: trials.add(connection, run, trial))
+        writer.write(lambda connection, run: trials.add(connection, run, trial))
 
 
-def _knowledge(ledger: "Ledger", inspection: Inspection, budget_s: float | None) -> Knowledge:
+def _knowledge(writer: "RunWriter", inspection: Inspection, budget_s: float | None) -> Knowledge:
     """What the store tells of earlier runs of this team."""
-    return ledger.write(lambda connection, run: knowledge_of(connection, run, inspection, budget_s))
+    return writer.write(lambda connection, run: knowledge_of(connection, run, inspection, budget_s))
 
 
 def _kept(connection: Connection, run: Run) -> Conclusion | None:
@@ -255,7 +255,7 @@ def _reason(error: Exception) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class RunWriter:
     """What a worker writes about its run: each time in a transaction, again and again while the database refuses."""
 
     database: Database
@@ -292,7 +292,7 @@ class Ledger:
             log.warning("how run %s ended could not be stored: %s", self.run.id, trouble)
 
 
-class Lease:
+class Heartbeat:
     """Heartbeats of a run from a thread of their own, since a trial may take minutes.
 
     They are more frequent than the lease asks for: their answer is how a worker learns that its run was cancelled.
@@ -308,7 +308,7 @@ class Lease:
         self._thread = threading.Thread(target=context.run, args=(self._beat,), name="kitsune-heartbeat", daemon=True)
 
     @contextmanager
-    def kept(self) -> Iterator["Lease"]:
+    def running(self) -> Iterator["Heartbeat"]:
         self._thread.start()
         try:
             yield self
