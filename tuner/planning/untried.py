@@ -8,7 +8,7 @@ from kitsune.plan import Plan
 from tuner.planning.pace import expected_s
 from tuner.planning.standings import searched
 from tuner.records import Run, Source, Trial
-from tuner.search.outcomes import is_late, is_success, shunned
+from tuner.search.outcomes import is_late, is_success, items_to_avoid
 from tuner.search.presets import OPENING
 from tuner.search.proposal import named
 from tuner.search.space import Configuration, Space
@@ -42,7 +42,7 @@ def untried(run: Run, trials: Sequence[Trial], plan: Plan | None = None) -> list
     known = {space.key(trial.knobs) for trial in ended}
     has_compiled = any("compile" in trial.knobs for trial in filter(is_success, tried))
     found = []
-    for proposal in named(OPENING, space, shunned(space, ended)):
+    for proposal in named(OPENING, space, items_to_avoid(space, ended)):
         name = space.key(proposal.knobs)
         if name not in known:
             took_s = LONGER * late[name] if name in late else expected_s(proposal.knobs, tried, space)
