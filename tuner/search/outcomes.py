@@ -57,11 +57,8 @@ def blamed_pairs(trials: Sequence[Trial]) -> frozenset[frozenset[Item]]:
     An example is TF32 with several streams, where a library launches kernels that cannot be scheduled.
     """
     cleared = {pair for trial in trials if is_success(trial) for pair in pairs_of(trial.knobs)}
-    unexplained = [
-        trial
-        for trial, suspects in zip(filter(is_caused_by_choices, trials), suspects_of(trials), strict=True)
-        if not suspects
-    ]
+    caused = list(filter(is_caused_by_choices, trials))
+    unexplained = [trial for trial, suspects in zip(caused, suspects_of(trials), strict=True) if not suspects]
     counted = Counter(pair for trial in unexplained for pair in pairs_of(trial.knobs))
     return frozenset(pair for pair, count in counted.items() if count > 1) - cleared
 
