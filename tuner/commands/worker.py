@@ -1,4 +1,4 @@
-"""Options and signals in, a worker on duty and its exit code out: `kitsune worker`."""
+"""`kitsune worker`: carries out runs of the queue until a signal stops it."""
 
 import contextlib
 import signal
@@ -26,11 +26,11 @@ from tuner.worker.backoff import pauses, rest
 from tuner.worker.run_execution import How
 from tuner.worker.worker import AWAY_S, Stop, Worker
 
-#: Shorter ones are lost to a moment's load.
+#: Shorter leases would expire under a short peak of load.
 MIN_LEASE_S: Final = 2.0
-#: The signals that ask a worker to end, and the code it then leaves with: to be ended is the usual end of a worker.
+#: Signals that stop a worker -> its exit code. SIGTERM is the normal way to stop one, so it gives 0.
 CODES: Final = {signal.SIGTERM: ExitCode.OK, signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGHUP: ExitCode.HUNG_UP}
-#: What one run came to, for --once.
+#: Exit codes of --once.
 ENDS: Final = {
     How.FINISHED: ExitCode.OK,
     How.FAILED: ExitCode.NO_RESULT,
@@ -43,10 +43,10 @@ ENDS: Final = {
 def work(
     device: str | None, database_url: str | None, lease: str, *, once: bool, log_format: LogFormat | None = None
 ) -> int:
-    """Carries out runs until a signal comes, or one of them with `once`; the exit code.
+    """Carries out runs until a signal arrives, or one run with `once`; returns the exit code.
 
-    Raises UnfitError when this machine cannot carry out runs, SettingsError for a lease that makes no sense, and
-    StoreError when the database can never be opened, or with `once` not now.
+    Raises UnfitError when this machine cannot carry out runs, SettingsError for an invalid lease, and StoreError when
+    waiting for the database cannot help, or with `once` when it is unavailable now.
     """
     json_logging.set_up(json_logging.chosen(log_format))
     lease_s = _lease_s(lease)
@@ -85,13 +85,13 @@ def work(
 
 
 def _opened(url: str, stop: Stop | None) -> Database:
-    """With `stop`, a database that is away is asked for again until it is there, or StoppedError.
+    """Opens the database. With `stop`, waits for an unreachable database until StoppedError is raised.
 
-    Raises StoreError when waiting does not help, or without `stop` at once.
+    Raises StoreError when waiting does not help; without `stop`, at once.
     """
-    engine = create(url)  # an address that cannot be read stays so, and a driver that is missing too
+    engine = create(url)  # raises at once for an invalid URL or a missing driver
     engine.dispose()
-    is_file = engine.dialect.name == "sqlite"  # which no other host takes away: it is locked, or it is wrong
+    is_file = engine.dialect.name == "sqlite"  # waiting helps only if the file is locked
     away = pauses(*AWAY_S)
     while True:
         try:
@@ -121,7 +121,7 @@ def _lease_s(lease: str) -> float:
 
 
 class Signals:
-    """The first one asks the worker to stop, which takes it a moment; the second one ends the process."""
+    """Signal handlers: the first signal asks the worker to stop soon, the second one ends the process."""
 
     def __init__(self) -> None:
         self.stop = Stop()
