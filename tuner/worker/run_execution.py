@@ -85,13 +85,25 @@ def worker_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
-def ending_of(carry: Callable[[], tuple[Run, Conclusion]]) -> Ending:
-    """Calls `carry` and converts exceptions about the run to an Ending, so that the worker can continue.
+def ending_of(
+    database: Database,
+    run: Run,
+    make: Make,
+    tell: Tell,
+    *,
+    lease_s: float,
+    patience_s: float,
+    stop: Check,
+    diagnose: Diagnose,
+) -> Ending:
+    """Calls `carry_out` and converts exceptions about the run to an Ending, so that the worker can continue.
 
     UnfitError propagates: it is about the machine, so the next run would end in the same way.
     """
     try:
-        _, conclusion = carry()
+        _, conclusion = carry_out(
+            database, run, make, tell, lease_s=lease_s, patience_s=patience_s, stop=stop, diagnose=diagnose
+        )
     except UnfitError:
         raise
     except StoppedError as error:

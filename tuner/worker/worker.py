@@ -18,7 +18,7 @@ from tuner.tuning.events import Started
 from tuner.tuning.run import Tuning
 from tuner.worker.archive_files import archive_file
 from tuner.worker.backoff import pauses, rest
-from tuner.worker.run_execution import Diagnose, Ending, How, Make, carry_out, ending_of, fit, worker_name
+from tuner.worker.run_execution import Diagnose, Ending, How, Make, ending_of, fit, worker_name
 
 #: First and maximal pause before an empty queue is polled again.
 IDLE_S: Final = (0.5, 2.0)
@@ -104,17 +104,14 @@ class Worker:
         tell = self.teller()
         tell(Started(run))
         ending = ending_of(
-            partial(
-                carry_out,
-                self.database,
-                run,
-                partial(self._tuning, content),
-                tell,
-                lease_s=self.lease_s,
-                patience_s=self.lease_s,
-                stop=self.stop.check,
-                diagnose=self.diagnose,
-            )
+            self.database,
+            run,
+            partial(self._tuning, content),
+            tell,
+            lease_s=self.lease_s,
+            patience_s=self.lease_s,
+            stop=self.stop.check,
+            diagnose=self.diagnose,
         )
         tell.say(f"run {run.id} {_WORDS[ending.how]}: {ending.words}")
         return ending
@@ -130,7 +127,7 @@ class Worker:
             return run, archives.content(connection, run.archive)
 
     def _tuning(self, content: bytes | None, *, run: Run, **given: Any) -> Tuning:
-        """Raises ArchiveError and UnfitError."""
+        """Called by `carry_out`, which handles ArchiveError (the run fails) and UnfitError (it is put back)."""
         spec = run.workload if run.archive is None else str(archive_file(self.home, run.archive, content))
         return self.make(run=run, spec=spec, **given)
 
