@@ -124,7 +124,7 @@ def tune(
     with tempfile.TemporaryDirectory(prefix="kitsune-") as folder:
         path = Path(folder) / "model.ksn"
         archive.save(path)
-        with Interrupts(_silent, _silent).heard() as interrupts:
+        with Interrupts(_silent, _silent).installed() as interrupts:
             heard = interrupts.counted
             tuning = partial(Tuning, spec=str(path), ablates=ablation, interrupts=heard, begun_s=begun_s)
             return _tune(run, tuning, database or settings.database_url, interrupts.tell).plan

@@ -27,7 +27,7 @@ def tune(spec: str, *, options: Mapping[str, Any], out: Path | None, as_json: bo
     """
     if out is not None:
         check_writable(out)
-    with telling(quiet=quiet) as teller, Interrupts(teller, teller.say).heard() as interrupts:
+    with telling(quiet=quiet) as teller, Interrupts(teller, teller.say).installed() as interrupts:
         try:
             result = tune_workload(spec, tell=interrupts.tell, interrupts=interrupts.counted, **options)
         except (KeyboardInterrupt, NoTrialError) as error:

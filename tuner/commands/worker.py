@@ -59,7 +59,7 @@ def work(
     fitness = Fitness(str(place))
     if place.type == "cuda" and (trouble := fitness.trouble()):
         raise GpuError(f"{place} takes no runs: {trouble}")
-    with Signals().heard() as signals:
+    with Signals().installed() as signals:
         code = ExitCode.OK
         with (
             contextlib.suppress(StoppedError),
@@ -128,18 +128,18 @@ class Signals:
         self.first: signal.Signals | None = None
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator["Signals"]:
+    def installed(self) -> Iterator["Signals"]:
         before = {number: signal.getsignal(number) for number in CODES}
         caught = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # as under nohup
         for number in caught:
-            signal.signal(number, self._hear)
+            signal.signal(number, self._on_signal)
         try:
             yield self
         finally:
             for number in caught:
                 signal.signal(number, before[number])
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.first is not None:
             raise SystemExit(128 + number)
         self.first = signal.Signals(number)

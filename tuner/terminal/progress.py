@@ -54,7 +54,7 @@ class Standing:
     began_at: float = 0.0
     finish_at: float | None = None
 
-    def hear(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         if isinstance(event, Started):
             self.run, self.began_at, self.doing = event.run, self.clock(), "running the step as given"
         elif isinstance(event, Budgeted) and self.run is not None:
@@ -125,7 +125,7 @@ class Quiet:
         self.standing = Standing()
 
     def __call__(self, event: Event) -> None:
-        self.standing.hear(event)
+        self.standing.update(event)
 
     def say(self, text: str) -> None:
         return None

@@ -47,20 +47,20 @@ class Interrupts:
         return self.count
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator["Interrupts"]:
+    def installed(self) -> Iterator["Interrupts"]:
         """Installs the handler, unless SIGINT is ignored (as in a shell's background job) or handled by the caller."""
         before = signal.getsignal(signal.SIGINT)
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or before not in (signal.default_int_handler, signals.interrupt):
             yield self
             return
-        signal.signal(signal.SIGINT, self._hear)
+        signal.signal(signal.SIGINT, self._on_signal)
         try:
             yield self
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1
         if self.count > 1 or not self._is_under_way:
             raise KeyboardInterrupt

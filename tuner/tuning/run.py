@@ -174,7 +174,7 @@ class Tuning:
                 yield Ablating(chunk)
                 job = self._job(arms_without(plan.knobs, chunk, self._space), ABLATION_ROUNDS, numerics=False)
                 self._work.begin(Source.ABLATION, plan.knobs, job, limits_within(self._left_s()))
-                done = self._waited()
+                done = self._wait()
                 if done is None:
                     return
                 yield Tried(self._work.keep(*done))
@@ -182,7 +182,7 @@ class Tuning:
     def _inspected(self, crew: Crew) -> Inspection:
         job = Job(kind="inspect", workload=self.spec, device=self.run.device, seed=self.run.seed)
         crew.begin(job, limits_within(self._left_s()))
-        found = crew.finished(self._ask).outcome
+        found = crew.finished(self._check_or_abort).outcome
         if isinstance(found, Failure):
             if found.phase is Phase.START:  # no code of the workload has run
                 raise UnfitError(f"this machine cannot look at the workload: {found.reason}")
@@ -216,7 +216,7 @@ class Tuning:
                     yield Tried(self._work.give_up(begun.source, begun.knobs, GIVEN_UP))
             if not self._work.begun:
                 return
-            done = self._waited(self._ask_in_time)
+            done = self._wait(self._check_search)
             if done is None:
                 return
             if ran_out_of_shared_memory(done[1]):
@@ -272,7 +272,7 @@ class Tuning:
         arms = [ArmSpec(name=name, knobs=trial.knobs) for name, trial in zip(names, contenders, strict=True)]
         job = self._job(tuple(arms), PLAYOFF_ROUNDS, numerics=False)
         self._work.begin(Source.PLAYOFF, contenders[0].knobs, job, self._search_limits())
-        done = self._waited()
+        done = self._wait()
         if done is not None:
             yield Tried(self._ranked(contenders, names, *done))
 
@@ -342,10 +342,10 @@ class Tuning:
         plan = confirmed.plan(self.run.id, inspection, budget_s=self._budget_s, interrupted=self._is_ended())
         return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
 
-    def _waited(self, ask: Check | None = None) -> tuple[Begun, Finished] | None:
-        """Waits for the first trial to end. None when the user or `ask` ended the wait; then all trials are dropped."""
+    def _wait(self, check: Check | None = None) -> tuple[Begun, Finished] | None:
+        """Waits for the first trial to end. None if the user or `check` ended the wait; then all trials are dropped."""
         try:
-            return self._work.finished(ask or self._ask)
+            return self._work.finished(check or self._check_or_abort)
         except OutOfTime:
             self._work.drop()
             return None
@@ -356,16 +356,16 @@ class Tuning:
             self.interrupted = True
             return None
 
-    def _ask(self) -> None:
+    def _check_or_abort(self) -> None:
         """Like `check`, but Ctrl-C aborts. Confirmations use `check`, so that Ctrl-C does not end them."""
         self.check()
         if self.interrupts():
             raise KeyboardInterrupt
 
-    def _ask_in_time(self) -> None:
+    def _check_search(self) -> None:
         """The `check` of a search. Raises OutOfTime when the rest of the budget is needed to confirm the leader, or no
         running trial can end before that; never before the step as given, which every result needs, was measured."""
-        self._ask()
+        self._check_or_abort()
         tried = searched(self.trials)
         left_s = self._left_s() - self._reserve().least_s()
         if tried and (left_s < 0 or is_in_vain(self._work.underway(), tried, self._space, left_s)):
