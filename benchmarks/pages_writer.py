@@ -25,7 +25,7 @@ from tuner.tuning.events import Event, Inspected, Tried
 from tuner.tuning.run import Conclusion
 from tuner.wall_clock import utcnow
 from tuner.worker.backoff import rest
-from tuner.worker.loop import Stop, Worker
+from tuner.worker.worker import Stop, Worker
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from tests.unit.tuner.machine import Machine
 from tuner.store.engine import open_database
 from tuner.terminal.progress import Quiet
 from tuner.tuning.run import Tuning
-from tuner.worker.loop import Stop, Worker
+from tuner.worker.worker import Stop, Worker
 
 READY: Final = "Kitsune serves on "
 #: So many of the kills at most, within so many seconds, are of servers on an empty database: of migrations and tokens.

@@ -29,7 +29,7 @@ from tuner.measuring.scratch import scratch
 from tuner.records import Failure, Measurement
 from tuner.search.space import Configuration, Space
 from tuner.tuning.run import cores
-from tuner.tuning.trials_in_flight import is_for_want_of_room
+from tuner.tuning.trials_in_flight import ran_out_of_shared_memory
 
 COUNT = 72
 ROUNDS = 12
@@ -64,7 +64,7 @@ class Recorder:
                 return
             done = self.crew.finished(lambda: None)
             knobs, begun_s = self._begun.pop(done.ticket)
-            if is_for_want_of_room(done):
+            if ran_out_of_shared_memory(done):
                 left.append(knobs)
                 self.at_once = max(1, self.at_once - 1)
             elif not self._is_cut_off(done, end_s):

@@ -1,4 +1,4 @@
-"""Alembic runs this file: on the connection that `tuner/store/migrate.py` hands over, or for its own command line.
+"""Alembic's environment script: uses the connection of `tuner/store/migrate.py`, or serves Alembic's command line.
 
 The command line (`alembic revision --autogenerate -m "..."`, `alembic upgrade head --sql`) uses KITSUNE_DATABASE_URL.
 """
@@ -15,12 +15,12 @@ from tuner.store.tables import VERSION_TABLE, metadata
 
 
 def is_ours(name: str | None, kind: str, _parents: object) -> bool:
-    """Tables of others in the same database (Optuna's, for one) are neither compared nor dropped."""
+    """Excludes tables of other programs in the same database (such as Optuna's) from comparison and dropping."""
     return kind != "table" or name in metadata.tables
 
 
 def plain_type(kind: str, item: object, _context: object) -> str | Literal[False]:
-    """A revision is written in types of SQLAlchemy: it must not change when ours do."""
+    """Renders custom types as SQLAlchemy's own, so that a revision does not change when the custom types do."""
     return f"sa.{item.impl!r}" if kind == "type" and isinstance(item, TypeDecorator) else False
 
 

@@ -1,1 +1,1 @@
-"""Search and measure: what turns a workload into a plan."""
+"""The tuner: searches and measures configurations of a workload, and produces a plan."""

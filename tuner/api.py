@@ -1,4 +1,4 @@
-"""Tune on this machine: a workload in, a plan out, everything remembered in the database."""
+"""The Python API for tuning on this machine. Runs, trials and plans are stored in the database."""
 
 import contextlib
 import random
@@ -46,16 +46,16 @@ class Result(Record):
 
     @property
     def ablation(self) -> Ablation | None:
-        """What each choice of the plan gives, where that was measured."""
+        """The contribution of each choice of the plan; None if it was not measured."""
         return ablation_of(self.plan.knobs, self.trials, self.run.inapplicable)
 
     @property
     def untried(self) -> list[Untried]:
-        """What is tried first and there was no time for."""
+        """Configurations of the opening that there was no time for."""
         return untried(self.run, self.trials, self.plan)
 
     def summary(self) -> dict[str, Any]:
-        """What `kitsune tune --json` prints."""
+        """The output of `kitsune tune --json`."""
         evidence = self.plan.evidence
         assert evidence is not None
         searched = [trial for trial in self.trials if trial.source.is_search]
@@ -86,7 +86,7 @@ class Result(Record):
 
 @contextlib.contextmanager
 def _same_draws() -> Iterator[None]:
-    """Python's `random` goes on as if nothing had been drawn: packages that are loaded on the way draw from it."""
+    """Restores the state of Python's `random`, because packages that tuning imports draw from it."""
     state = random.getstate()
     try:
         yield
@@ -106,13 +106,13 @@ def tune(
     database: str | None = None,
     ablation: bool = True,
 ) -> Plan:
-    """The best measured plan for this training step on the device of the model; model, optimizer and RNG stay as given.
+    """The best measured plan for this training step on the model's device. Model, optimizer and RNG stay unchanged.
 
-    `budget` is seconds or "90s", "5m", "1h"; `trials` a number of configurations; without either a first look at the
-    model gives a budget.
-    `ablation`: whether it is measured afterwards, in what is left of a budget of time, what each choice gives.
-    Raises ExportError when the model cannot travel to the measuring process, BaselineError when the step fails as
-    given, NoTrialError when nothing could be measured. Ctrl-C ends the search: the best so far is confirmed and
+    `budget` is seconds or "90s", "5m", "1h"; `trials` a number of configurations. Without either, a budget is derived
+    from an inspection of the model.
+    `ablation`: whether to measure the contribution of each choice afterwards, in what is left of a time budget.
+    Raises ExportError when the model cannot be exported to the measuring process, BaselineError when the step as given
+    fails, NoTrialError when nothing could be measured. Ctrl-C ends the search: the best so far is confirmed and
     returned; a second one propagates as KeyboardInterrupt.
     """
     begun_s = time.monotonic()
@@ -124,7 +124,7 @@ def tune(
     with tempfile.TemporaryDirectory(prefix="kitsune-") as folder:
         path = Path(folder) / "model.ksn"
         archive.save(path)
-        with Interrupts(_silent, _silent).heard() as interrupts:
+        with Interrupts(_silent, _silent).installed() as interrupts:
             heard = interrupts.counted
             tuning = partial(Tuning, spec=str(path), ablates=ablation, interrupts=heard, begun_s=begun_s)
             return _tune(run, tuning, database or settings.database_url, interrupts.tell).plan
@@ -143,10 +143,10 @@ def tune_workload(
     interrupts: Callable[[], int] = no_interrupts,
     begun_s: float | None = None,
 ) -> Result:
-    """The same for "zoo:NAME", "FILE.py:FUNCTION" or "FILE.ksn". `tell` hears every event. Raises WorkloadError too.
+    """Like `tune` for "zoo:NAME", "FILE.py:FUNCTION" or "FILE.ksn". Raises WorkloadError too.
 
-    `interrupts` gives how often the user has pressed Ctrl-C; the signal itself is left to the caller. `begun_s`: since
-    when the budget counts, by the monotonic clock; now without it.
+    `tell` is called with every event. `interrupts` returns how often the user has pressed Ctrl-C; the caller handles
+    the signal itself. `begun_s`: start of the budget by the monotonic clock; default now.
     """
     settings = _settings()
     check_spec(spec)
@@ -158,7 +158,7 @@ def tune_workload(
 def new_run(
     workload: str, device: str, *, trials: int | None = None, budget: str | float | None = None, seed: int = 0
 ) -> Run:
-    """A queued run. Raises SettingsError for a budget that makes no sense."""
+    """A new queued run, not yet stored. Raises SettingsError for an invalid budget."""
     if trials is not None and not (isinstance(trials, int) and trials >= 1):
         raise SettingsError(f"trials is {trials!r}; it must be a whole number of at least 1")
     budget_s = None if budget is None else parse_budget(budget)
@@ -199,7 +199,7 @@ def _tune(run: Run, make: Make, database_url: str, tell: Tell) -> Result:
             finished, conclusion = carry_out(database, claimed, make, tell, diagnose=diagnose)
         except (KeyboardInterrupt, SystemExit):
             with contextlib.suppress(StoreError), database.begin() as connection:
-                runs.cancel(connection, run.id)  # no other process goes on with it
+                runs.cancel(connection, run.id)  # no other process can continue it
             raise
         with database.read() as connection:
             tried = trials.list_of(connection, run.id)

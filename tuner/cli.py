@@ -1,6 +1,6 @@
-"""The tuner's part of the command line: options in; the work is done by modules that are loaded when a command runs.
+"""The tuner's part of the command line: options and help. Modules that do the work are loaded when a command runs.
 
-So `kitsune --help` loads neither torch nor optuna nor SQLAlchemy, and says what to install where they are missing.
+So `kitsune --help` needs neither torch nor optuna nor SQLAlchemy; a command says what to install if they are missing.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from kitsune.cli.main import PLAN_GROUP, Device, Json, LogFormatOption, PlanFile
 from kitsune.plan import Plan
 from tuner.records import RunStatus
 
-#: Packages of the extra, by the name under which they are imported.
+#: Import names of the packages of the `tuner` extra.
 EXTRA: Final = ("alembic", "optuna", "pynvml", "sqlalchemy")
 PLAN_SUFFIX: Final = ".json"
 _load = partial(load, extra="tuner", packages=EXTRA)
@@ -41,7 +41,7 @@ After = Annotated[str | None, typer.Option(metavar="CURSOR", help='Go on after t
 
 
 def register(app: typer.Typer) -> None:
-    """The entry point: adds the commands of this file, `plan fetch` to those of `plan`."""
+    """The entry point: adds the commands of this file, and `plan fetch` to the `plan` group."""
     app.command("tune")(tune)
     app.command("explain")(explain)
     app.command("verify")(verify)
@@ -120,7 +120,7 @@ def explain(
 ) -> None:
     """Show where the time of a step goes, launch by launch, and what several streams could do about it."""
     spec, chosen = _explained(subject, workload, plan)
-    # absolute: code of the user's, which runs in this process, may change to another folder
+    # absolute, because the user's code, which runs in this process, may change the working directory
     pictures = {kind: path.absolute() for kind, path in (("trace", trace), ("svg", svg)) if path is not None}
     if len(set(pictures.values())) < len(pictures):
         raise typer.BadParameter("a trace is written there already", param_hint="--svg")
@@ -130,7 +130,7 @@ def explain(
 
 
 def _explained(subject: str, workload: str | None, plan: Path | None) -> tuple[str, Plan | None]:
-    """(workload, plan): which of them stands first is told by its name. Raises PlanError."""
+    """(workload, plan). The suffix of `subject` tells which of them it is. Raises PlanError."""
     if not subject.endswith(PLAN_SUFFIX):
         if workload is not None:
             raise typer.BadParameter(f"{subject!r} is a workload already", param_hint="--workload")
@@ -216,7 +216,7 @@ def plan_fetch(
 ) -> None:
     """The plan that a server has for a workload on this machine, as JSON: on stdout, or in a file."""
     if out is not None:
-        out = out.absolute()  # code of the user's, which runs in this process, may change to another folder
+        out = out.absolute()  # the user's code, which runs in this process, may change the working directory
         _load("tuner.commands.runs").check_writable(out)
     _load("tuner.commands.submit").fetch(workload, _server(server), out, device=device, as_json=as_json)
 
@@ -312,7 +312,7 @@ def runs_delete(
 
 @contextlib.contextmanager
 def _ledger(database: str | None, server: str | None) -> Iterator[Any]:
-    """Where the runs are: on a server when one is named, by KITSUNE_SERVER too unless a database is."""
+    """The runs of a server if one is given (by option, or by KITSUNE_SERVER without --database), else of a database."""
     if database is not None and server is not None:
         raise typer.BadParameter("give one of them", param_hint=["--database", "--server"])
     if server is None and (database is not None or variable("server") is None):

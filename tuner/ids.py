@@ -1,4 +1,4 @@
-"""Nothing in, a new name for a run out: names sort by the time at which they were given."""
+"""Run ids that sort by creation time."""
 
 import secrets
 import time
@@ -8,6 +8,6 @@ ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: sor
 
 
 def new_id() -> str:
-    """26 characters that sort by time: 48 bits of milliseconds, 80 of chance (after the ULID specification)."""
+    """26 characters that sort by time: 48 bits of milliseconds and 80 random bits (as in the ULID specification)."""
     number = (int(time.time() * 1000) << 80) | secrets.randbits(80)
     return "".join(ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))

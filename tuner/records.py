@@ -1,4 +1,4 @@
-"""Run -> Trial -> Measurement: what the tuner remembers. Frozen, JSON in and out, no torch."""
+"""The tuner's records: a Run has Trials, a Trial has a Measurement. Frozen, serialisable as JSON, without torch."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -14,13 +14,12 @@ from kitsune.plan import Environment, Interval, Numerics
 from kitsune.run_status import RunStatus as RunStatus
 from kitsune.timeline import Timeline
 
-#: So many configurations are tried when nobody says how many, or for how long.
-#: Whose everything is that nobody gave to a team: what this machine tunes, and what its operators ask for.
+#: The team of everything that has no other team: runs of this machine, and requests of its operators.
 DEFAULT_TEAM: Final = "default"
 
 
 def seconds_between(begin: datetime, end: datetime) -> float:
-    """At least 0, whatever was done to the clock of the machine."""
+    """Seconds from `begin` to `end`; 0 if the clock was set back in between."""
     return max(0.0, (end - begin).total_seconds())
 
 
@@ -30,8 +29,8 @@ class Verdict(StrEnum):
     FASTER = "faster"
     SAME = "same"
     SLOWER = "slower"
-    AMBIGUOUS = "ambiguous"  #: these samples do not decide it; more of them would
-    TOO_NOISY = "too_noisy"  #: more samples would not decide it either, on a machine as restless as it was
+    AMBIGUOUS = "ambiguous"  #: undecided; more samples would decide it
+    TOO_NOISY = "too_noisy"  #: undecided; more samples on a machine as noisy as this would not decide it
 
 
 class Source(StrEnum):
@@ -39,14 +38,14 @@ class Source(StrEnum):
 
     BASELINE = "baseline"  #: the step as given, against itself: the noise floor
     STOCK = "stock"  #: what a user of plain torch would try by hand
-    KNOWN = "known"  #: what won in an earlier run
-    SEED = "seed"  #: what an expert would try first
-    MODEL = "model"  #: the most promising by what each choice did so far
+    KNOWN = "known"  #: a winner of an earlier run
+    SEED = "seed"  #: a preset that an expert would try first
+    MODEL = "model"  #: the largest expected improvement by the main-effects model
     DESCENT = "descent"  #: one knob changed from the best so far
     TPE = "tpe"  #: Optuna's tree-structured Parzen estimator
-    PLAYOFF = "playoff"  #: the best few, against each other in one process
+    PLAYOFF = "playoff"  #: the best few against each other in one process
     CONFIRM = "confirm"  #: the winner, measured again in a fresh process
-    ABLATION = "ablation"  #: the plan beside itself without one choice or two: what each of them gives
+    ABLATION = "ablation"  #: the plan against itself without one or two choices
 
     @property
     def is_search(self) -> bool:
@@ -128,7 +127,7 @@ class Measurement(Record):
     notes: tuple[str, ...] = ()
     numerics: Numerics | None = None
     environment: Environment
-    # Not part of the trial: large, read rarely, and kept with the run whose plan it shows
+    # Not stored with the trial: it is large, rarely read, and stored with the run whose plan it shows
     timeline: SkipJsonSchema[Timeline | None] = Field(default=None, exclude=True, repr=False)
 
 

@@ -1,4 +1,4 @@
-"""Settings: environment variables in, one frozen record out, read once and handed down."""
+"""Settings from environment variables: one frozen record, read once and passed on."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ class Settings(Record):
     def from_environment(cls, variables: Mapping[str, str] | None = None) -> Self:
         """Settings of this process, or of the given variables. An empty variable counts as unset.
 
-        Raises SettingsError naming the variable that makes no sense.
+        Raises SettingsError, which names the invalid variable.
         """
         home = home_folder(variables)
         database_url = variable("database_url", variables) or sqlite_url(home / "kitsune.db")
@@ -37,5 +37,5 @@ class Settings(Record):
 
 
 def sqlite_url(path: Path) -> str:
-    """The database URL of a file; characters that mean something in a URL are escaped."""
+    """The database URL of a file, with special characters of URLs escaped."""
     return "sqlite:///" + quote(str(path), safe=" !\"$'()*+,-./:;<=>@[\\]^_`{|}~")

@@ -1,6 +1,6 @@
-"""The wall clock of this machine, in UTC: what people are shown, and dates.
+"""The wall clock of this machine in UTC, for dates and for times shown to users.
 
-It may be wrong and may jump, so no duration comes from it, and no lease where a database has a clock of its own.
+It may be wrong and may jump, so durations never use it, nor do leases if the database has its own clock.
 """
 
 from datetime import UTC, datetime, timedelta

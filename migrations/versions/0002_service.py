@@ -1,4 +1,4 @@
-"""Archives, tokens and submits; what a run was asked for.
+"""Archives, tokens and submits; name, archive and request digest of a run.
 
 Revision ID: 0002
 Revises: 0001
@@ -40,7 +40,7 @@ def upgrade() -> None:
     )
     op.create_index("ix_kitsune_tokens_digest", "kitsune_tokens", ["digest"], unique=True)
 
-    # Not by a batch: SQLite would make the table anew, and refuse to drop the old one while trials refer to it.
+    # No batch mode: SQLite would recreate the table, and refuse to drop the old one while trials refer to it.
     op.execute("ALTER TABLE kitsune_runs ADD COLUMN name TEXT DEFAULT '' NOT NULL")
     op.execute(
         "ALTER TABLE kitsune_runs ADD COLUMN archive TEXT "

@@ -1,4 +1,4 @@
-"""Which batch a plan was measured with.
+"""The batch that a plan was measured with.
 
 Revision ID: 0003
 Revises: 0002

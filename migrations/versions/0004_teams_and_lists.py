@@ -1,7 +1,7 @@
-"""Teams; what a list of runs shows and sorts by; read-only links.
+"""Teams; columns that a list of runs shows and sorts by; read-only links.
 
-Printed as SQL (`alembic upgrade --sql`) it leaves the gain and the memory of older runs empty: they stand in the
-documents of their plans, which have to be read for it.
+In offline mode (`alembic upgrade --sql`) the gain and the memory of older runs stay empty, because they must be read
+from the documents of the plans.
 
 Revision ID: 0004
 Revises: 0003
@@ -78,7 +78,7 @@ def downgrade() -> None:
         op.drop_index(f"ix_kitsune_runs_team_{name}_id", "kitsune_runs")
     op.drop_table("kitsune_shares")
     op.drop_table("kitsune_archive_owners")
-    # Not by a batch: SQLite would make the table anew, and refuse to drop the old one while others refer to it.
+    # No batch mode: SQLite would recreate the table, and refuse to drop the old one while others refer to it.
     for name in ("note", "tags", "memory_ratio", "gain", "speedup", "trials"):
         op.drop_column("kitsune_runs", name)
     for table in ("runs", "plans", "tokens"):
@@ -86,7 +86,7 @@ def downgrade() -> None:
 
 
 def _tell_of_plans(connection: sa.Connection) -> None:
-    """Gain and memory of the runs that have a plan, from its evidence."""
+    """Sets gain and memory of the runs that have a plan, from its evidence."""
     found = connection.execute(
         sa.text(
             "SELECT kitsune_runs.id, kitsune_plans.document FROM kitsune_runs "
@@ -104,7 +104,7 @@ def _tell_of_plans(connection: sa.Connection) -> None:
 
 
 def _summary(document: str) -> dict[str, Any] | None:
-    """None for a plan without evidence, and for one that was altered into something that cannot be read."""
+    """None for a plan without evidence, and for one that is damaged."""
     try:
         evidence = json.loads(document)["evidence"]
         speedup = {name: float(evidence["speedup"][name]) for name in ("high", "low", "median")}

@@ -1,4 +1,4 @@
-"""Sessions of browsers.
+"""Browser sessions.
 
 Revision ID: 0005
 Revises: 0004

@@ -1,4 +1,4 @@
-"""What it takes to delete runs and archives: which model a step is of, apart from archives; indexes of what refers.
+"""Deleting runs and archives: the models of steps are stored apart from archives; indexes of referring columns.
 
 Revision ID: 0006
 Revises: 0005

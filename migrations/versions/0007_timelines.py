@@ -1,4 +1,4 @@
-"""The launches of a step by the plan of a run, where they were planned.
+"""Timelines: the launches of a step under the plan of a run.
 
 Revision ID: 0007
 Revises: 0006

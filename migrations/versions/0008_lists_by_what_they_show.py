@@ -1,7 +1,6 @@
-"""What a list of runs shows can be sorted by: the name, the verdict, the low end of the gain.
+"""A list of runs can be sorted by label, verdict and the low end of the gain.
 
-Printed as SQL (`alembic upgrade --sql`) it leaves older runs without their names and intervals: both are read out of
-rows.
+In offline mode (`alembic upgrade --sql`) older runs get no label and no low end, because both are computed from rows.
 
 Revision ID: 0008
 Revises: 0007
@@ -47,7 +46,7 @@ def _tell(connection: sa.Connection) -> None:
 
 
 def _label(row: sa.Row[Any]) -> str:
-    """As this version called a run; characters that cannot be shown are replaced."""
+    """The label of a run as this version showed it; unprintable characters are replaced."""
     text = row.name or row.workload
     if not row.name and text.startswith("zoo:"):
         name, _, options = text.removeprefix("zoo:").partition("?")

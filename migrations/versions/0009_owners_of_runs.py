@@ -1,6 +1,6 @@
-"""Which token asked for a run: how many of its runs have not ended can be limited.
+"""The token that submitted a run, so that the number of its unfinished runs can be limited.
 
-Of runs that are there already it is not known, and none of them counts.
+Existing runs get no owner and are not counted.
 
 Revision ID: 0009
 Revises: 0008

@@ -1,7 +1,7 @@
-"""Verdicts that noise hides: runs, trials and plans may say "ambiguous" and "too_noisy".
+"""New verdicts of runs, trials and plans: "ambiguous" and "too_noisy".
 
-No table changes: verdicts are text without a constraint. The revision keeps programs that do not know the new words,
-and would fail on the first row with one of them, from opening the database.
+No table changes: verdicts are text without a constraint. The revision prevents older programs, which would fail on the
+first row with a new verdict, from opening the database.
 
 Revision ID: 0010
 Revises: 0009
@@ -16,11 +16,11 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Rows of before keep what was said of them."""
+    """Existing rows keep their verdicts."""
 
 
 def downgrade() -> None:
-    """What was too noisy to tell is undecided in the words of before; no plan of before said either."""
+    """Maps the new verdicts to old ones: "too_noisy" to "ambiguous"; in plans, which had neither, both to "same"."""
     for table in ("runs", "trials"):
         op.execute(f"UPDATE kitsune_{table} SET verdict = 'ambiguous' WHERE verdict = 'too_noisy'")  # noqa: S608
     op.execute("UPDATE kitsune_plans SET verdict = 'same' WHERE verdict IN ('ambiguous', 'too_noisy')")

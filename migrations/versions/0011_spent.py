@@ -1,4 +1,4 @@
-"""What the time of a trial went to, as JSON; nothing is known of earlier trials.
+"""Time spent per part of a trial, as JSON; NULL for earlier trials.
 
 Revision ID: 0011
 Revises: 0010

@@ -1,6 +1,6 @@
-"""How many workers a run has lost since it last came forward: what killed them is given up, and not the run.
+"""Number of workers that a run has lost since its last progress, so that the trial that kills them can be given up.
 
-Runs that are there already have lost none.
+Existing runs start at 0.
 
 Revision ID: 0012
 Revises: 0011

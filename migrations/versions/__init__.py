@@ -1,1 +1,1 @@
-"""One file a revision, in order; a published one is never edited."""
+"""Schema revisions in order, one per file. A published revision is never edited."""

@@ -10,7 +10,8 @@ import pytest
 from tests.postgres import Postgres, is_there, started
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.worker import loop, run_execution
+from tuner.worker import run_execution
+from tuner.worker import worker as worker_module
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +37,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker in this process beats every 0.1 s, not 2, and pauses a tenth of what it would before it tries again."""
     monkeypatch.setattr(run_execution, "BEAT_S", 0.1)
     monkeypatch.setattr(run_execution, "FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(loop, "AWAY_S", (0.05, 3.0))
+    monkeypatch.setattr(worker_module, "AWAY_S", (0.05, 3.0))
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -116,7 +116,7 @@ def test_a_heart_that_stops_has_its_run_taken_over_and_writes_nothing_more(datab
     monkeypatch.setattr(run_execution, "BEAT_S", 0.01)
     run = claimed(database)
     plant("heart-stop@1+")
-    with run_execution.Lease(database, run, 60).kept():
+    with run_execution.Heartbeat(database, run, 60).running():
         while "planted fault heart-stop strikes" not in caplog.text:
             pass
     assert stored(database, run)[0].heartbeat_at == run.heartbeat_at
@@ -128,8 +128,8 @@ def test_a_worker_is_killed_at_an_event() -> None:
         "from tests.store.samples import a_run\n"
         "from tests.unit.tuner.machine import Machine\n"
         "faults.plant(faults.parsed('worker-kill=tried@2'))\n"
-        "ledger = type('L', (), {'check': lambda s: None, 'write': lambda s, entry: None})()\n"
-        "worker._follow(Machine().tuning(a_run(budget_trials=3)).steps(), ledger, print)\n"
+        "writer = type('L', (), {'check': lambda s: None, 'write': lambda s, entry: None})()\n"
+        "worker._follow(Machine().tuning(a_run(budget_trials=3)).steps(), writer, print)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -31,9 +31,9 @@ from tuner.store.queries import archives, runs, trials
 from tuner.terminal.progress import Quiet
 from tuner.tuning.events import Event, Started
 from tuner.wall_clock import utcnow
-from tuner.worker import loop
-from tuner.worker.loop import Worker
+from tuner.worker import worker as worker_module
 from tuner.worker.run_execution import How
+from tuner.worker.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -172,8 +172,8 @@ def held(url: str, is_noticed: Callable[[], bool]) -> Iterator[None]:
 def test_runs_are_carried_out_oldest_first_without_a_pause(database, hired, monkeypatch):
     made = [submitted(database, number) for number in (1, 0, 2)]
     rests: list[float] = []
-    rest = loop.rest
-    monkeypatch.setattr(loop, "rest", lambda seconds, check: (rests.append(seconds), rest(seconds, check)))
+    rest = worker_module.rest
+    monkeypatch.setattr(worker_module, "rest", lambda seconds, check: (rests.append(seconds), rest(seconds, check)))
     hired.work_until(lambda: bool(rests))
     found = [stored(database, run)[0] for run in made]
     assert {run.status for run in found} == {RunStatus.FINISHED}, "it rested before the queue was empty"
@@ -191,7 +191,7 @@ def test_an_empty_queue_is_asked_at_longer_and_longer_intervals(hired, monkeypat
             hired.worker.stop.ask()
         check()
 
-    monkeypatch.setattr(loop, "rest", rest)
+    monkeypatch.setattr(worker_module, "rest", rest)
     hired.worker.work()
     for pause, whole in zip(rests, (0.5, 1, 2, 2, 2, 2), strict=True):
         assert whole / 2 <= pause <= whole

@@ -286,8 +286,8 @@ def test_a_heartbeat_learns_that_the_run_is_lost(database, machine, how, monkeyp
     """So a worker stops before its next trial begins, even where it has nothing to write."""
     run = claimed(database)
     learnt: list[str] = []
-    beat = run_execution.Lease._beat
-    monkeypatch.setattr(run_execution.Lease, "_beat", lambda self: (beat(self), learnt.append(self._lost)))
+    beat = run_execution.Heartbeat._beat
+    monkeypatch.setattr(run_execution.Heartbeat, "_beat", lambda self: (beat(self), learnt.append(self._lost)))
 
     def lose(number: int, _: Job) -> None:
         if number == 1:

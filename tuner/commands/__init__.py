@@ -1,1 +1,1 @@
-"""One file a command of `kitsune`."""
+"""The commands of `kitsune`, one module each."""

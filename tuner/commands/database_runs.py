@@ -1,4 +1,4 @@
-"""The runs of a database, as `kitsune runs` reads them."""
+"""Access to runs in a database, for `kitsune runs`."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from tuner.worker.purge import clear
 
 
 class DatabaseLedger:
-    """See `tuner.commands.runs.Ledger`. Every question is a transaction of its own."""
+    """A `tuner.commands.runs.Ledger` of a database. Each call is one transaction."""
 
     how_to_begin = "kitsune tune 'zoo:lenet5?batch=64' --trials 12"
 

@@ -1,4 +1,4 @@
-"""A workload in, where the time of its step goes and what streams can do about it on the terminal out."""
+"""`kitsune explain`: shows where the time of a step goes, and what several streams could gain."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -37,7 +37,7 @@ def explain(
     pictures: Mapping[str, Path],
     as_json: bool,
 ) -> None:
-    """`streams`: the one count to look at; `pictures`: "trace" or "svg" -> where to write it.
+    """`streams`: the only number of streams to analyse; `pictures`: "trace" or "svg" -> output file.
 
     Raises SettingsError when a picture cannot be written, and the errors of `load_workload` and of `rehearse`.
     """
@@ -69,8 +69,10 @@ def add_notes(report: Report, plan: Plan | None, here: Environment) -> None:
 
 
 def analysis_of(plans: Sequence[Planned], finest: Planned, asked: Sequence[int]) -> Analysis:
-    """`plans`: the quickest first. Looked at are the launches as several streams run them, those of `finest`: as they
-    were recorded, more of them wait for each other."""
+    """The analysis of `finest`, with an outlook for each count in `asked` from `plans`, which are quickest first.
+
+    `finest` has the launches in the form for several streams; as recorded, more of them depend on each other.
+    """
     fewest = min(plans, key=lambda plan: plan.schedule.streams)  # where the pool is too small for one stream
     quickest = {count: next((plan for plan in plans if plan.schedule.streams <= count), fewest) for count in asked}
     outlooks = [outlook(count, plan.schedule, plan.memory) for count, plan in quickest.items()]
@@ -103,7 +105,7 @@ def as_object(spec: str, here: Environment, report: Report, analysis: Analysis) 
 
 
 def others(knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Without those that are looked at here, whatever the plan says."""
+    """Without the knobs that this command analyses itself."""
     return {name: value for name, value in knobs.items() if name not in LOOKED_AT}
 
 
@@ -114,7 +116,7 @@ def show(spec: str, here: Environment, report: Report, analysis: Analysis) -> No
 
 
 def explain_screen(spec: str, here: Environment, report: Report, analysis: Analysis) -> list[Any]:
-    """Everything that was found, for `Console.print`."""
+    """All results, for `Console.print`."""
     one_us = next((each.predicted_us for each in analysis.outlooks if each.streams == 1), analysis.sum_us)
     plans = [outlook_row(each, one_us) for each in analysis.outlooks]
     path_us = analysis.critical_us

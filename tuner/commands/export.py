@@ -1,4 +1,4 @@
-"""A workload in, an archive in a file out: `kitsune export`."""
+"""`kitsune export`: writes a workload as an archive file."""
 
 from pathlib import Path
 

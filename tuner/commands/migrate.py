@@ -1,4 +1,4 @@
-"""A database in, the same at the schema of this version out: `kitsune migrate`."""
+"""`kitsune migrate`: brings a database to the schema of this version."""
 
 from kitsune.cli import output
 from tuner.settings import Settings

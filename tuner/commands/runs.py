@@ -1,4 +1,4 @@
-"""A ledger of runs in, its runs on the terminal out: `kitsune runs`."""
+"""`kitsune runs`: lists, shows, watches, cancels and deletes the runs of a database or a server."""
 
 import math
 import os
@@ -20,41 +20,41 @@ from tuner.records import Run, RunStatus, Trial
 from tuner.terminal import views
 
 LAST: Final = "last"
-PAUSE_S: Final = 1.0  # between two looks at a run that is watched
-#: A run that nobody has claimed by then may be waiting for a worker that does not exist.
+PAUSE_S: Final = 1.0  # interval of polling a watched run
+#: After this time in the queue, a message asks whether a worker is running.
 QUEUE_S: Final = 10.0
 
 Answer = TypeVar("Answer")
 
 
 class Ledger(Protocol):
-    """Where runs are kept: the database of this machine, or a server. `how_to_begin` is a command for a first run."""
+    """Access to runs, in a database or on a server. `how_to_begin` is an example command that creates a run."""
 
     how_to_begin: str
 
     def page(
         self, *, status: RunStatus | None = None, after: str | None = None, limit: int
     ) -> tuple[Sequence[Run], str | None]:
-        """Runs, newest first, and the cursor of the next page."""
+        """Runs, newest first, and the cursor of the next page, if there is one."""
 
     def run(self, run_id: str) -> Run | None: ...
 
     def trials(self, run_id: str, after: int = -1) -> Sequence[Trial]:
-        """All trials of a higher number than `after`, by number."""
+        """All trials with a number above `after`, by number."""
 
     def plan(self, plan_id: str) -> Plan | None:
-        """Raises PlanError when what is kept is no plan that this version reads."""
+        """Raises PlanError when this version cannot read the stored plan."""
 
     def cancel(self, run_id: str) -> Run | None: ...
 
     def delete(self, run_id: str, *, with_plan: bool) -> object:
-        """None when there is no such run. Raises ConflictError or RefusedError for one that has not ended."""
+        """None when there is no such run. Raises ConflictError or RefusedError for a run that has not ended."""
 
     def count_ended(self, before: datetime) -> tuple[int, int]:
-        """How many runs ended before then, and how many trials they have."""
+        """How many runs ended before `before`, and how many trials they have."""
 
     def delete_ended(self, before: datetime, *, with_plans: bool) -> int:
-        """How many runs are deleted."""
+        """Deletes the runs that ended before `before`; returns how many."""
 
 
 def list_runs(ledger: Ledger, *, limit: int, status: RunStatus | None, after: str | None, as_json: bool) -> None:
@@ -89,9 +89,9 @@ def give_plan(ledger: Ledger, run_id: str, out: Path | None, *, as_json: bool) -
 
 
 def watch_run(ledger: Ledger, run_id: str, *, as_json: bool) -> ExitCode:
-    """Tells of every trial on stderr until the run has ended, then shows it.
+    """Prints each trial on stderr until the run has ended, then shows the run.
 
-    A server that goes away for less than a minute does not disturb it. Raises NotFoundError.
+    Tolerates a server that is unreachable for less than a minute. Raises NotFoundError.
     """
     run = _run(ledger, run_id)
     tried: list[Trial] = []
@@ -116,7 +116,7 @@ def watch_run(ledger: Ledger, run_id: str, *, as_json: bool) -> ExitCode:
 
 
 def _outlasting(ask: Callable[[], Answer]) -> Answer:
-    """What `ask` gives, in the end: the run goes on without its server. Raises UnreachableError after PATIENCE_S."""
+    """Calls `ask` until the server answers. Raises UnreachableError after PATIENCE_S."""
     end = time.monotonic() + PATIENCE_S
     is_told = False
     while True:
@@ -136,7 +136,7 @@ def _outlasting(ask: Callable[[], Answer]) -> Answer:
 
 
 def cancel_run(ledger: Ledger, run_id: str, *, as_json: bool) -> None:
-    """Ends a run; one that has ended stays as it is. Raises NotFoundError."""
+    """Cancels a run; an ended run is unchanged. Raises NotFoundError."""
     run = ledger.cancel(_run(ledger, run_id).id)
     if run is None:
         raise _no_run(run_id)
@@ -147,7 +147,10 @@ def cancel_run(ledger: Ledger, run_id: str, *, as_json: bool) -> None:
 
 
 def delete_run(ledger: Ledger, run_id: str, *, is_meant: bool, with_plan: bool, as_json: bool) -> None:
-    """Deletes a run that has ended, or says what that would delete. Raises NotFoundError."""
+    """Deletes an ended run, or (unless `is_meant`) says what would be deleted.
+
+    Raises NotFoundError, and SettingsError for a run that has not ended.
+    """
     run = _run(ledger, run_id)
     if not run.status.is_finished:
         raise SettingsError(f"run {run.id} is {views.standing(run)}; cancel it first, or wait until it has ended")
@@ -157,7 +160,7 @@ def delete_run(ledger: Ledger, run_id: str, *, is_meant: bool, with_plan: bool, 
 
 
 def delete_old(ledger: Ledger, age: str, *, is_meant: bool, with_plans: bool, as_json: bool) -> None:
-    """The same for all runs that ended longer ago than `age`. Raises SettingsError."""
+    """Like `delete_run` for all runs that ended longer ago than `age`. Raises SettingsError."""
     before = before_now(age, "--older-than")
     found, tried = ledger.count_ended(before)
     if is_meant:
@@ -167,7 +170,7 @@ def delete_old(ledger: Ledger, age: str, *, is_meant: bool, with_plans: bool, as
 
 
 def before_now(age: str, what: str) -> datetime:
-    """Raises SettingsError that names `what`."""
+    """The moment `age` ("12h", "90d") ago. Raises SettingsError that names `what`."""
     try:
         return datetime.now(UTC) - timedelta(seconds=seconds_of(age, what))
     except OverflowError as error:
@@ -186,14 +189,14 @@ def _tell_deleted(what: str, count: int, tried: int, *, is_meant: bool, with_pla
 
 
 def check_writable(out: Path, option: str = "--out") -> None:
-    """Before time is spent, not after. Raises SettingsError, which names the option."""
+    """Checks an output path before the work begins. Raises SettingsError, which names the option."""
     target = out if out.exists() else out.absolute().parent
     if not os.access(target, os.W_OK):
         raise SettingsError(f"{option} {out} cannot be written: {target} is missing or not yours to write")
 
 
 def save(plan: Plan, out: Path, *, kept: str = "the plan is in the database") -> None:
-    """Raises SettingsError when the file cannot be written; `kept` says where the plan is then."""
+    """Raises SettingsError when the file cannot be written; `kept` then tells where else the plan is stored."""
     try:
         plan.save(out)
     except OSError as error:
@@ -239,7 +242,7 @@ def _plan_of(ledger: Ledger, run: Run) -> Plan | None:
 
 
 def _readable_plan(ledger: Ledger, run: Run) -> Plan | None:
-    """One plan that this version cannot read must not hide the other runs; `kitsune runs show` tells of it."""
+    """None for an unreadable plan, so that it does not hide the other runs; `kitsune runs show` reports the error."""
     try:
         return _plan_of(ledger, run)
     except PlanError:

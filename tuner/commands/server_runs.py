@@ -1,4 +1,4 @@
-"""The runs of a server, as `kitsune runs --server` reads them."""
+"""Access to runs on a server, for `kitsune runs --server`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -13,14 +13,14 @@ from kitsune.errors import CursorError, RefusedError, UnreachableError
 from kitsune.plan import Plan
 from tuner.records import Run, RunStatus, Trial
 
-#: The server gives no more runs at once.
+#: The largest page of runs that the server returns.
 PAGE: Final = 200
 
 _Kind = TypeVar("_Kind", bound=Record)
 
 
 class ServerLedger:
-    """See `tuner.commands.runs.Ledger`. Raises UnreachableError, RefusedError, and CursorError as a database does."""
+    """A `tuner.commands.runs.Ledger` of a server. Raises UnreachableError, RefusedError and CursorError."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -38,12 +38,12 @@ class ServerLedger:
                 return found, after
 
     def _part(self, status: RunStatus | None, after: str | None, limit: int) -> tuple[list[Run], str | None]:
-        """What the server gives at once."""
+        """One page of the server."""
         query = {"limit": str(limit), "status": status.value if status else "", "after": after or ""}
         try:
             page = self._client.runs({name: value for name, value in query.items() if value})
         except RefusedError as error:
-            if after and error.status == HTTPStatus.UNPROCESSABLE_ENTITY:  # the rest of the query is ours
+            if after and error.status == HTTPStatus.UNPROCESSABLE_ENTITY:  # only the cursor comes from the user
                 raise CursorError(error.detail) from error
             raise
         cursor = page.get("after")
@@ -80,11 +80,11 @@ class ServerLedger:
         return len(found), sum(run.trials for run in found)
 
     def delete_ended(self, before: datetime, *, with_plans: bool) -> int:
-        """One after the other: what has gone meanwhile does not count."""
+        """Deletes one run at a time; runs that someone else deleted meanwhile are not counted."""
         return sum(self.delete(run.id, with_plan=with_plans) is not None for run in list(self._ended(before)))
 
     def _ended(self, before: datetime) -> Iterator[Run]:
-        """Runs of the token's team that ended before then, the oldest first."""
+        """Runs of the token's team that ended before `before`, oldest first within each status."""
         for status in (RunStatus.FINISHED, RunStatus.FAILED, RunStatus.CANCELLED):
             query, after = {"status": status.value, "sort": "created", "order": "asc", "limit": str(PAGE)}, ""
             while True:
@@ -99,13 +99,13 @@ class ServerLedger:
         try:
             return self._record(Run, ask(run_id))
         except RefusedError as error:
-            # 422: what was given cannot be the name of a run
+            # 422: the given text cannot be the id of a run
             if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY):
                 return None
             raise
 
     def _record(self, kind: type[_Kind], value: Any) -> _Kind:
-        """Its fields that we know; a server may be newer, and adds links."""
+        """The record from its known fields; a newer server may send more, and servers add links."""
         if not isinstance(value, dict):
             raise self._strange(f"a {kind.__name__.lower()} that it sent is none")
         try:

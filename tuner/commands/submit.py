@@ -1,4 +1,4 @@
-"""A workload in, a run on a server or a plan from one out: `kitsune submit`, `kitsune plan fetch`."""
+"""`kitsune submit` and `kitsune plan fetch`: start a run on a server, and get a plan from one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ from tuner.workloads.loader import WorkloadSource, load_workload, workload_sourc
 
 
 def submit(spec: str, server: Server, options: Mapping[str, Any], *, wait: bool, as_json: bool) -> ExitCode:
-    """Starts a run and names it; with `wait` follows it to its end. `options`: of `kitsune.client.remote_run.send`.
+    """Starts a run and prints its id; with `wait`, watches it. `options`: see `kitsune.client.remote_run.send`.
 
     Raises WorkloadError, ExportError, ArchiveError, SettingsError, UnreachableError and RefusedError.
     """
@@ -42,7 +42,7 @@ def submit(spec: str, server: Server, options: Mapping[str, Any], *, wait: bool,
 
 
 def fetch(spec: str, server: Server, out: Path | None, *, device: str | None, as_json: bool) -> None:
-    """The plan that the server has for this workload on this machine, as JSON: on stdout, or in a file.
+    """Writes the server's plan for this workload on this machine as JSON, to stdout or to a file.
 
     Raises NotFoundError when it has none, and the errors of `submit`.
     """
@@ -60,7 +60,7 @@ def fetch(spec: str, server: Server, out: Path | None, *, device: str | None, as
 
 
 def archive_of(spec: str) -> Archive:
-    """The workload as an archive; one that is an archive already is only read."""
+    """The workload as an archive; an archive file is only read."""
     if workload_source(spec) is WorkloadSource.ARCHIVE:
         return Archive.load(spec)
     with output.aside():

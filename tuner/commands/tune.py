@@ -1,4 +1,4 @@
-"""A workload and options in, the result on the terminal out: `kitsune tune`."""
+"""`kitsune tune`: tunes a workload on this machine and prints the result."""
 
 import contextlib
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from tuner.terminal.progress import Quiet, telling
 from tuner.tuning.interrupts import Interrupts
 
 PLAN_FILE = "plan.json"
-#: By `kitsune.cli.main`, which turns these signals into SystemExit.
+#: Exit codes of the SystemExit that `kitsune.cli.main` raises for these signals -> message.
 STOPPED: Final[Mapping[int, str]] = {ExitCode.TERMINATED: "stopped by SIGTERM", ExitCode.HUNG_UP: "stopped by SIGHUP"}
 
 
@@ -27,7 +27,7 @@ def tune(spec: str, *, options: Mapping[str, Any], out: Path | None, as_json: bo
     """
     if out is not None:
         check_writable(out)
-    with telling(quiet=quiet) as teller, Interrupts(teller, teller.say).heard() as interrupts:
+    with telling(quiet=quiet) as teller, Interrupts(teller, teller.say).installed() as interrupts:
         try:
             result = tune_workload(spec, tell=interrupts.tell, interrupts=interrupts.counted, **options)
         except (KeyboardInterrupt, NoTrialError) as error:
@@ -39,10 +39,10 @@ def tune(spec: str, *, options: Mapping[str, Any], out: Path | None, as_json: bo
                 raise
             result, code, why = None, error.code, STOPPED[error.code]
     if result is None:
-        with contextlib.suppress(OSError):  # a terminal that went away must not change the code
+        with contextlib.suppress(OSError):  # a closed terminal must not change the exit code
             output.fail("Interrupted", _stopped(teller, why), code, as_json=as_json)
         return code
-    if interrupts.count:  # when nothing was left to end
+    if interrupts.count:  # interrupted when the run had nothing left to end early
         result = result.model_copy(update={"interrupted": True})
     if out is not None:
         save(result.plan, out)

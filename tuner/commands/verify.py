@@ -1,4 +1,4 @@
-"""A plan and its workload in, trainings by it and plainly from several seeds, and what they say, out."""
+"""`kitsune verify`: trains with and without a plan from several seeds, and compares the held-out losses."""
 
 from pathlib import Path
 from typing import Final
@@ -26,12 +26,12 @@ CODES: Final = {
 def verify(
     file: Path, spec: str | None, *, steps: int, seeds: int, device: str | None, out: Path | None, as_json: bool
 ) -> int:
-    """Trains, keeps the curves, tells of them and returns the exit code.
+    """Trains, saves the curves, prints the result and returns the exit code.
 
-    Raises PlanError, UnfitError for a plan of another machine, WorkloadError for a workload that the plan is not of or
-    that has one batch only, DeclinedError for a choice that cannot be applied, SettingsError.
+    Raises PlanError, UnfitError for a plan of another machine, WorkloadError for a workload of another step or with
+    only one batch, DeclinedError for a choice that cannot be applied, and SettingsError.
     """
-    out = (out or file.with_name(file.stem + SUFFIX)).absolute()  # code of the user's may change to another folder
+    out = (out or file.with_name(file.stem + SUFFIX)).absolute()  # the user's code may change the working directory
     check_writable(out)
     plan = Plan.load(file)
     with output.aside():
@@ -49,7 +49,7 @@ def verify(
 
 
 def verified(plan: Plan, spec: str | None, *, steps: int, seeds: int, device: str | None) -> Verification:
-    """`spec` may be left out for a plan of the zoo. Raises as `verify`."""
+    """The comparison of trainings. `spec` may be None for a plan of a zoo workload. Raises like `verify`."""
     place = pick_device(device)
     make_current(place)
     here = environment(place)

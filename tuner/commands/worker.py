@@ -1,4 +1,4 @@
-"""Options and signals in, a worker on duty and its exit code out: `kitsune worker`."""
+"""`kitsune worker`: carries out runs of the queue until a signal stops it."""
 
 import contextlib
 import signal
@@ -23,14 +23,14 @@ from tuner.store.error_translation import shown
 from tuner.store.moments import check_clock
 from tuner.terminal.progress import Lines, Logged
 from tuner.worker.backoff import pauses, rest
-from tuner.worker.loop import AWAY_S, Stop, Worker
 from tuner.worker.run_execution import How
+from tuner.worker.worker import AWAY_S, Stop, Worker
 
-#: Shorter ones are lost to a moment's load.
+#: Shorter leases would expire under a short peak of load.
 MIN_LEASE_S: Final = 2.0
-#: The signals that ask a worker to end, and the code it then leaves with: to be ended is the usual end of a worker.
+#: Signals that stop a worker -> its exit code. SIGTERM is the normal way to stop one, so it gives 0.
 CODES: Final = {signal.SIGTERM: ExitCode.OK, signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGHUP: ExitCode.HUNG_UP}
-#: What one run came to, for --once.
+#: Exit codes of --once.
 ENDS: Final = {
     How.FINISHED: ExitCode.OK,
     How.FAILED: ExitCode.NO_RESULT,
@@ -43,10 +43,10 @@ ENDS: Final = {
 def work(
     device: str | None, database_url: str | None, lease: str, *, once: bool, log_format: LogFormat | None = None
 ) -> int:
-    """Carries out runs until a signal comes, or one of them with `once`; the exit code.
+    """Carries out runs until a signal arrives, or one run with `once`; returns the exit code.
 
-    Raises UnfitError when this machine cannot carry out runs, SettingsError for a lease that makes no sense, and
-    StoreError when the database can never be opened, or with `once` not now.
+    Raises UnfitError when this machine cannot carry out runs, SettingsError for an invalid lease, and StoreError when
+    waiting for the database cannot help, or with `once` when it is unavailable now.
     """
     json_logging.set_up(json_logging.chosen(log_format))
     lease_s = _lease_s(lease)
@@ -59,7 +59,7 @@ def work(
     fitness = Fitness(str(place))
     if place.type == "cuda" and (trouble := fitness.trouble()):
         raise GpuError(f"{place} takes no runs: {trouble}")
-    with Signals().heard() as signals:
+    with Signals().installed() as signals:
         code = ExitCode.OK
         with (
             contextlib.suppress(StoppedError),
@@ -85,13 +85,13 @@ def work(
 
 
 def _opened(url: str, stop: Stop | None) -> Database:
-    """With `stop`, a database that is away is asked for again until it is there, or StoppedError.
+    """Opens the database. With `stop`, waits for an unreachable database until StoppedError is raised.
 
-    Raises StoreError when waiting does not help, or without `stop` at once.
+    Raises StoreError when waiting does not help; without `stop`, at once.
     """
-    engine = create(url)  # an address that cannot be read stays so, and a driver that is missing too
+    engine = create(url)  # raises at once for an invalid URL or a missing driver
     engine.dispose()
-    is_file = engine.dialect.name == "sqlite"  # which no other host takes away: it is locked, or it is wrong
+    is_file = engine.dialect.name == "sqlite"  # waiting helps only if the file is locked
     away = pauses(*AWAY_S)
     while True:
         try:
@@ -121,25 +121,25 @@ def _lease_s(lease: str) -> float:
 
 
 class Signals:
-    """The first one asks the worker to stop, which takes it a moment; the second one ends the process."""
+    """Signal handlers: the first signal asks the worker to stop soon, the second one ends the process."""
 
     def __init__(self) -> None:
         self.stop = Stop()
         self.first: signal.Signals | None = None
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator["Signals"]:
+    def installed(self) -> Iterator["Signals"]:
         before = {number: signal.getsignal(number) for number in CODES}
         caught = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # as under nohup
         for number in caught:
-            signal.signal(number, self._hear)
+            signal.signal(number, self._on_signal)
         try:
             yield self
         finally:
             for number in caught:
                 signal.signal(number, before[number])
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.first is not None:
             raise SystemExit(128 + number)
         self.first = signal.Signals(number)

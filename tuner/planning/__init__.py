@@ -1,1 +1,1 @@
-"""What to try next and what a budget still holds. Pure: trials and seconds in, decisions out."""
+"""Decisions of a tuning run: which configuration to try next, and what still fits into the budget. Pure functions."""

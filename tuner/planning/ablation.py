@@ -1,12 +1,12 @@
-"""A plan's choices and its trials in, what each choice gives out: leave-one-out. Pure.
+"""Leave-one-out ablation: how much each choice of a plan contributes to its gain.
 
-What a choice gives is by how much a step without it is longer than one of the plan, each pair of blocks from one round
-of one process, as a part of the plan's block: processes differ in speed, and a ratio does not see that. Every part is
-turned into ms by the same step of the plan. Choices work together, so these do not add up to the gain of the plan: what
-is missing is the interaction.
+The contribution of a choice is the extra time of a step without it over a step of the plan. It is computed per pair of
+blocks from the same round of the same process, relative to the plan's block, because processes differ in speed and a
+ratio cancels that. All relative values are converted to ms with the same step time of the plan. Choices interact, so
+contributions do not add up to the gain of the plan; the difference is the interaction.
 
-A choice that others need cannot go alone: what it gives is by how much a step without it and them is longer than one
-without them.
+A choice that other choices depend on cannot be left out alone. Its contribution is the extra time of a step without it
+and its dependents over a step without only the dependents.
 """
 
 import random
@@ -28,41 +28,41 @@ from tuner.search.space import Configuration, Space
 from tuner.statistics.block_statistics import MIN_BLOCKS, median
 from tuner.statistics.plan_evidence import CANDIDATE, EAGER
 
-#: How the arm is named that leaves a knob at its default.
+#: Prefix of the name of an arm that leaves a knob at its default.
 WITHOUT: Final = "without "
-#: Besides the step as given and the plan: each has a model of its own in the memory of one process.
+#: Ablated arms in one process, beside the step as given and the plan. Each arm keeps its own model in memory.
 MOST_LEFT_OUT: Final = 2
-RESAMPLES: Final = 1000  # half of those for a verdict: a page waits for them, 40 ms for six choices
+RESAMPLES: Final = 1000  # half as many as for a verdict, because a page waits for them: 40 ms for six choices
 UNREACHED: Final = "the run ended before it was measured"
 TOO_FEW: Final = "too few undisturbed blocks"
 
-#: The knobs that are left out, one at a time, in one process.
+#: Knobs that are measured in the same process, each left out in an arm of its own.
 Chunk = tuple[str, ...]
-#: One resample: takes as many of the blocks of a process as there are, some of them several times.
+#: One bootstrap resample: draws n blocks with replacement from the n blocks of a process.
 Draw = Callable[[Sequence[float]], Sequence[float]]
-#: Of one process: by block, what the step as given (`GAIN`) takes more than the plan, or the step without the knob, as
-#: a part of the plan's block.
+#: Extra time per block in one process, relative to the plan's block. Keys: `GAIN` for the step as given, else the knob
+#: that was left out.
 Excesses = Mapping[str, Sequence[float]]
 GAIN: Final = "eager"
 INTERACTION: Final = "interaction"
 
 
 class Contribution(Record):
-    """What one choice of a plan gives, all other choices but `beside` being there: negative when the step is slower."""
+    """Time saved by one choice of a plan while all others except `beside` are active. Negative: it slows the step."""
 
     knob: str
     choice: Choice
-    beside: tuple[str, ...] = Field(default=(), description="knobs that need this one and were at their defaults too")
-    saved_ms: Interval = Field(description="how much longer a step is without the choice, where the plan takes plan_ms")
-    share: float | None = Field(description="of the whole gain; null when the plan gained nothing here")
+    beside: tuple[str, ...] = Field(default=(), description="knobs that depend on this one, also at their defaults")
+    saved_ms: Interval = Field(description="extra time of a step without the choice, scaled to plan_ms")
+    share: float | None = Field(description="fraction of the whole gain; null when the plan gained nothing here")
 
 
 class Ablation(Record):
-    """What the choices of a plan give: eager_ms - the contributions - interaction_ms = plan_ms, by the medians.
+    """Contributions of the choices of a plan. Medians satisfy eager_ms - contributions - interaction_ms = plan_ms.
 
-    `interaction_ms` is what the contributions leave of the gain. Positive: choices that stand in for each other, so
-    that leaving out one of them does not show what they give. Negative: choices that need each other, so that what they
-    give together is in more than one contribution. What was not measured is in it too.
+    `interaction_ms` is the gain minus the contributions. Positive: choices replace each other, so leaving out one of
+    them hides its effect. Negative: choices depend on each other, so their common effect is counted in more than one
+    contribution. Choices that were not measured are included in it.
     """
 
     eager_ms: float
@@ -70,13 +70,13 @@ class Ablation(Record):
     gain_ms: Interval
     contributions: tuple[Contribution, ...] = Field(description="in the order of the knobs table")
     interaction_ms: Interval
-    unmeasured: Mapping[str, str] = Field(description="knob of the plan -> why there is no contribution of it")
-    blocks: int = Field(ge=1, description="of the step as given and of the plan, in all processes that had enough")
+    unmeasured: Mapping[str, str] = Field(description="knob of the plan -> why it has no contribution")
+    blocks: int = Field(ge=1, description="timed blocks of the plan, over all processes with enough blocks")
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """How far leaving out one by one has come: which trial measured what, in which order, and what is still to do."""
+class AblationProgress:
+    """Progress of an ablation: the chunk that each finished trial measured, in order, and the chunks still to do."""
 
     ended: tuple[tuple[Chunk, Trial], ...]
     pending: tuple[Chunk, ...]
@@ -90,7 +90,7 @@ def without(knobs: Configuration, *left_out: str) -> dict[str, Choice]:
 
 
 def companions(knobs: Configuration, space: Space) -> dict[str, tuple[str, ...]]:
-    """For each knob that can be left out the others that have to go with it, as few as possible: of most none."""
+    """For each knob that can be left out: the smallest set of other knobs to leave out with it, usually empty."""
     found = {}
     for knob in in_order(knobs):
         others = [name for name in in_order(knobs) if name != knob]
@@ -106,14 +106,14 @@ def is_allowed(knobs: Configuration, left_out: Collection[str], space: Space) ->
 
 
 def refusals(knobs: Configuration, space: Space) -> dict[str, str]:
-    """The knobs that cannot be left out, also with others, each with the reason why not alone."""
+    """Knobs that cannot be left out, even together with others -> the reason why not alone."""
     free = companions(knobs, space)
     rests = {knob: space.allows(without(knobs, knob)) for knob in in_order(knobs) if knob not in free}
     return {knob: reason for knob, reason in rests.items() if reason is not None}
 
 
 def chunks(knobs: Configuration, space: Space) -> list[Chunk]:
-    """What is to be measured together. Nothing of a single choice: without it is the step as given."""
+    """Knobs grouped by process. Empty for a plan of one choice: without it, the step is the one as given."""
     if len(knobs) < 2:
         return []
     found = companions(knobs, space)
@@ -122,10 +122,10 @@ def chunks(knobs: Configuration, space: Space) -> list[Chunk]:
     return [*pairs, *((knob,) for knob, others in found.items() if others)]
 
 
-def course(knobs: Configuration, trials: Iterable[Trial], space: Space) -> Course:
+def progress_of(knobs: Configuration, trials: Iterable[Trial], space: Space) -> AblationProgress:
     """The trials of this plan's ablation, by number, each with the chunk that it measured.
 
-    Where two left out together fail, each has its turn alone, which needs less memory; but not where time ran out.
+    A chunk of two that failed is split into two chunks, which need less memory; not after a timeout.
     """
     pending = chunks(knobs, space)
     ended: list[tuple[Chunk, Trial]] = []
@@ -136,18 +136,18 @@ def course(knobs: Configuration, trials: Iterable[Trial], space: Space) -> Cours
         ended.append((chunk, trial))
         if trial.failure is not None and trial.failure.kind is not FailureKind.TIMEOUT and len(chunk) > 1:
             pending = [*((knob,) for knob in chunk), *pending]
-    return Course(tuple(ended), tuple(pending))
+    return AblationProgress(tuple(ended), tuple(pending))
 
 
 def next_chunk(knobs: Configuration, trials: Iterable[Trial], space: Space) -> Chunk | None:
-    """What is to be measured next, or None when all is done."""
-    return next(iter(course(knobs, trials, space).pending), None)
+    """The next chunk to measure, or None when all are done."""
+    return next(iter(progress_of(knobs, trials, space).pending), None)
 
 
 def arms_without(knobs: Configuration, chunk: Chunk, space: Space) -> tuple[ArmSpec, ...]:
-    """The step as given, the plan without each knob of the chunk, and the plan.
+    """The arms of one process: the step as given, the plan without each knob of the chunk, and the plan.
 
-    Before a knob that cannot go alone the plan without the others only, which is what it is compared with.
+    A knob that cannot be left out alone is preceded by its baseline: the plan without only its dependents.
     """
     arms = [ArmSpec(name=EAGER)]
     found = companions(knobs, space)
@@ -168,7 +168,7 @@ def in_order(knobs: Configuration) -> list[str]:
 def ablation_of(
     knobs: Configuration, trials: Sequence[Trial], inapplicable: Mapping[str, str] | None = None
 ) -> Ablation | None:
-    """What each choice of the run's plan gives, by the trials of the run; None when none of them tells.
+    """The ablation of the run's plan from the trials of the run; None when no trial has enough blocks.
 
     `inapplicable` is `Run.inapplicable`.
     """
@@ -179,16 +179,16 @@ def ablation_of(
 def measurements_of(
     knobs: Configuration, trials: Sequence[Trial], inapplicable: Mapping[str, str] | None = None
 ) -> list[Measurement]:
-    ended = course(knobs, trials, Space.of(inapplicable)).ended
+    ended = progress_of(knobs, trials, Space.of(inapplicable)).ended
     return [trial.measurement for _, trial in ended if trial.measurement] or _confirmed_alone(knobs, trials)
 
 
 def reasons_of(
     knobs: Configuration, trials: Sequence[Trial], inapplicable: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Why knobs of the run's plan were not measured, also where none was; of one that was not reached nothing."""
+    """Knob of the run's plan -> why it was not measured. Knobs that were not reached are missing."""
     space = Space.of(inapplicable)
-    ended = course(knobs, trials, space).ended
+    ended = progress_of(knobs, trials, space).ended
     failed = {knob: trial.failure.reason for chunk, trial in ended if trial.failure for knob in chunk}
     few = too_few(knobs, measurements_of(knobs, trials, inapplicable))
     return {**failed, **few, **refusals(knobs, space)}
@@ -197,18 +197,18 @@ def reasons_of(
 def contributions(
     knobs: Configuration, measurements: Sequence[Measurement], reasons: Mapping[str, str] | None = None
 ) -> Ablation | None:
-    """What each choice gives, by measurements with the arms of `arms_without`; None when none has enough blocks.
+    """The ablation from measurements with the arms of `arms_without`; None when none has enough blocks.
 
-    Each choice is compared with the plan in the same process; in the gain every process has the same weight.
-    `reasons` say why a choice was not measured.
+    Each choice is compared with the plan in the same process. For the gain, all processes have equal weight.
+    `reasons`: knob -> why it was not measured.
     """
-    told = [measurement for measurement in measurements if has_enough(knobs, measurement)]
-    if not told:
+    usable = [measurement for measurement in measurements if has_enough(knobs, measurement)]
+    if not usable:
         return None
-    plans = [plan_arm(knobs, measurement) for measurement in told]
+    plans = [plan_arm(knobs, measurement) for measurement in usable]
     plan_ms = median([median(arm.step_ms) for arm in plans])
-    parts = intervals([excesses(knobs, measurement) for measurement in told])
-    others = {knob: gone for measurement in told for knob, gone in left_out_too(knobs, measurement).items()}
+    parts = intervals([excesses(knobs, measurement) for measurement in usable])
+    others = {knob: gone for measurement in usable for knob, gone in left_out_too(knobs, measurement).items()}
     found = {name: in_ms(part, plan_ms) for name, part in parts.items()}
     gain = found[GAIN]
     known = {**(reasons or {}), **too_few(knobs, measurements)}
@@ -238,7 +238,7 @@ def has_enough(knobs: Configuration, measurement: Measurement) -> bool:
 
 
 def too_few(knobs: Configuration, measurements: Iterable[Measurement]) -> dict[str, str]:
-    """The knobs that were left out in a process that had too few blocks to tell."""
+    """Knobs that were left out in a process with too few blocks -> the reason."""
     short = [measurement for measurement in measurements if not has_enough(knobs, measurement)]
     return {knob: TOO_FEW for measurement in short for knob in excesses(knobs, measurement) if knob != GAIN}
 
@@ -252,7 +252,7 @@ def plan_arm(knobs: Configuration, measurement: Measurement) -> Arm:
 
 
 def excesses(knobs: Configuration, measurement: Measurement) -> dict[str, list[float]]:
-    """Block by block. Without the only choice of a plan, its step is the step as given."""
+    """Extra time per block and knob. A plan of one choice without that choice is the step as given."""
     plan = plan_arm(knobs, measurement)
     eager = next(arm for arm in measurement.arms if not arm.knobs)
     found = {GAIN: excess(eager, plan, plan)}
@@ -264,7 +264,7 @@ def excesses(knobs: Configuration, measurement: Measurement) -> dict[str, list[f
 
 
 def left_out_too(knobs: Configuration, measurement: Measurement) -> dict[str, tuple[str, ...]]:
-    """The knobs that were left out in a process, each with those that went with it."""
+    """Each knob that was left out in a process, with the knobs that were left out with it."""
     left_out = (knob for knob in in_order(knobs) if any(arm.name == WITHOUT + knob for arm in measurement.arms))
     return {knob: tuple(in_order(without(knobs, knob, *arm_without(measurement, knob).knobs))) for knob in left_out}
 
@@ -278,17 +278,17 @@ def arm_of(measurement: Measurement, knobs: Configuration) -> Arm:
 
 
 def excess(slower: Arm, quicker: Arm, plan: Arm) -> list[float]:
-    """Block by block, as a part of the plan's."""
+    """`slower` minus `quicker` per block, relative to the plan's block."""
     blocks = zip(slower.step_ms, quicker.step_ms, plan.step_ms, strict=True)
     return [(slow_ms - quick_ms) / plan_ms for slow_ms, quick_ms, plan_ms in blocks]
 
 
 def intervals(processes: Sequence[Excesses], resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Interval]:
-    """Medians with their 95 % percentile bootstrap intervals, and what they leave of the gain.
+    """Median and 95 % percentile bootstrap interval of each excess, and of the interaction.
 
-    The blocks of a process are drawn together, all arms of a round or none: what disturbed a round hit them all. For
-    the gain the processes are drawn too, as those that were measured are only some of those that could have been; a
-    choice has no other process than its own.
+    Rounds are resampled as a whole, with all their arms, because a disturbance hits every arm of a round. For the gain,
+    processes are resampled too, since they are a sample of all possible processes. A choice is measured in one process
+    only.
     """
     rng = random.Random(seed)  # noqa: S311 - statistics, not secrets
     seen = with_interaction(*[medians(process) for process in processes])
@@ -304,18 +304,18 @@ def intervals(processes: Sequence[Excesses], resamples: int = RESAMPLES, seed: i
 
 @lru_cache(maxsize=16)
 def draws(blocks: int, resamples: int, seed: str) -> tuple[Draw, ...]:
-    """The same for all runs with so many blocks: to draw them took half of the time."""
+    """Cached resamples, shared by all processes with this number of blocks: drawing took half of the time."""
     rng = random.Random(seed)  # noqa: S311 - statistics, not secrets
     return tuple(itemgetter(*rng.choices(range(blocks), k=blocks)) for _ in range(resamples))
 
 
 def redrawn_medians(process: Excesses, drawn: Sequence[Draw]) -> Excesses:
-    """By name the median of each resample."""
+    """Name -> the median of each resample."""
     return {name: [median(draw(values)) for draw in drawn] for name, values in process.items()}
 
 
 def redrawn_whole(processes: Sequence[Excesses], rng: random.Random) -> Excesses:
-    """What `with_interaction` gives of each resample, by name, in columns, which take less time than many records."""
+    """`with_interaction` of every resample, computed in columns per name because that is faster than row by row."""
     names = dict.fromkeys(name for process in processes for name in process)
     columns = {name: [process[name] for process in processes if name in process] for name in names}
     gains = [rng.choices(each, k=len(each)) for each in zip(*columns.pop(GAIN), strict=True)]
@@ -330,14 +330,14 @@ def medians(process: Excesses) -> dict[str, float]:
 
 
 def with_interaction(*processes: Mapping[str, float]) -> dict[str, float]:
-    """What was found in each process, each of them with the same weight, and what the choices leave of the gain."""
+    """Medians over the processes, with equal weights, and the interaction: the gain minus all contributions."""
     names = dict.fromkeys(name for process in processes for name in process)
     found = {name: median([process[name] for process in processes if name in process]) for name in names}
     return {**found, INTERACTION: found[GAIN] - sum(part for name, part in found.items() if name != GAIN)}
 
 
 def _confirmed_alone(knobs: Configuration, trials: Sequence[Trial]) -> list[Measurement]:
-    """The last confirmation of a plan of one choice, which has the step without it: as given."""
+    """For a plan of one choice: its last confirmation, which timed the step as given and so the plan without it."""
     confirmed = [
         trial.measurement for trial in trials if trial.source is Source.CONFIRM and trial.measurement is not None
     ]

@@ -1,9 +1,9 @@
-"""A first look at a workload in, the budget that a search of it needs out: for a user who names none.
+"""Suggests a time budget from the inspection of a workload, for users who give none.
 
-A dozen trials, which come within 3 % of the best as a rule, and the confirmation. What a trial takes is starting a
-process, compiling, the numerics gate and timing. Compiling grows with the number of operations, which nobody knows
-before it; the number of parameters is what is known, and grows with it as far as depth does. Measured on an H200 with
-cold caches: MLP 8 s, ResNet-50 50 s, GPT-2 of 124 M parameters 40 s.
+The budget covers a dozen trials, which usually come within 3 % of the best, and the confirmation. A trial starts a
+process, compiles, passes the numerics gate and is timed. Compile time grows with the number of operations, which is
+unknown before compiling, so it is estimated from the number of parameters, which grows with depth as well. Measured on
+an H200 with cold caches: MLP 8 s, ResNet-50 50 s, GPT-2 of 124 M parameters 40 s.
 """
 
 import math
@@ -16,18 +16,19 @@ from tuner.search.space import Space
 TRIALS: Final = 12
 START_S: Final = 10.0  # importing torch and a CUDA context, on a busy machine
 COMPILE_S: Final = 8.0  # of the smallest model, forward and backward
-COMPILE_S_A_DOUBLING: Final = 6.0  # of the parameters, from a million on
-GATE_STEPS: Final = 20  # of the candidate, and warming up
+COMPILE_S_A_DOUBLING: Final = 6.0  # per doubling of the parameters, from a million on
+GATE_STEPS: Final = 20  # steps of the candidate in the numerics gate and the warm-up
 ROUNDS: Final = 15
-CONFIRMATIONS: Final = 5  # processes, each of three arms and ten rounds
+CONFIRMATIONS: Final = 5  # processes, each with three arms and ten rounds
 CONFIRMATION_ROUNDS: Final = 10
 BLOCK_S: Final = {"cuda": 0.05, "cpu": 0.02}  # the shortest block
-REFERENCE: Final = 0.1  # of the budget, at most, goes to the reference of the numerics
-#: Trials by the guess. Side by side, trials of 100 M parameters took 1.3 times the guess on H100s, and those on several
-#: streams a fifth more; then there is the confirmation. Of two minutes nothing is left for that.
+REFERENCE: Final = 0.1  # maximal fraction of the budget for the numerics reference
+#: A run is short if fewer trials than this fit by the estimate. In parallel, trials of 100 M parameters took 1.3 times
+#: the estimate on H100s, and those on several streams a fifth more; then a budget of two minutes has no time left for
+#: the confirmation.
 SHORT: Final = 2.5
-#: The same for a run in which none may end, since compiling takes several times the guess: 26 s of a GoogLeNet of 6.6 M
-#: parameters, which took 66 to 117 s alone, and more than 111 with three others.
+#: Below this number no trial may finish, because compiling may take several times the estimate. For a GoogLeNet of
+#: 6.6 M parameters the estimate is 26 s; it took 66 to 117 s alone, and more than 111 s beside three others.
 TIGHT: Final = 5.0
 SHORTEST_S: Final = 60.0
 LONGEST_S: Final = 3600.0
@@ -35,10 +36,10 @@ ROUNDED_S: Final = 30.0
 
 
 def suggested_budget_s(inspection: Inspection, space: Space, *, at_once: int = 1) -> float:
-    """Seconds that a search of this workload should have, in half minutes, from one minute to an hour.
+    """The suggested budget in seconds: a multiple of half a minute, from one minute to one hour.
 
-    `at_once`: how many candidates are built at the same time; timing is one after the other. What takes minutes to
-    compile is not in it.
+    `at_once`: number of candidates that are built in parallel; they are timed one after the other. Configurations that
+    take minutes to compile are not included.
     """
     step_s = inspection.step_ms / 1e3
     block_s = _block_s(inspection)
@@ -51,24 +52,24 @@ def suggested_budget_s(inspection: Inspection, space: Space, *, at_once: int = 1
 
 
 def trials_within(left_s: float, inspection: Inspection, space: Space) -> float:
-    """How many trials, one after the other, so much time holds by the guess: that compile, where something does."""
+    """How many sequential trials fit into `left_s` by the estimate; compiled ones if anything can be compiled."""
     return left_s / (_built_s(inspection, space) + _timed_s(inspection))
 
 
 def expected_trials(space: Space) -> int:
-    """A dozen, or all there are."""
+    """A dozen, or the size of the space if that is smaller."""
     return sum(1 for _ in islice(space.configurations(), TRIALS))
 
 
 def compile_s(inspection: Inspection, space: Space) -> float:
-    """What compiling takes once with cold caches; 0 where nothing can be compiled."""
+    """Estimated seconds of one compilation with cold caches; 0 where nothing can be compiled."""
     if "compile" not in space.searchable():
         return 0.0
     return COMPILE_S + COMPILE_S_A_DOUBLING * math.log2(1 + inspection.parameters / 1e6)
 
 
-def told(budget_s: float, space: Space) -> str:
-    """The sentence for a user who named no budget."""
+def budget_message(budget_s: float, space: Space) -> str:
+    """The message for a user who gave no budget."""
     return (
         f"no budget was given: {budget_s / 60:g} min, enough for about {expected_trials(space)} trials of this step "
         "and the confirmation; --budget or --trials sets another"
@@ -76,12 +77,12 @@ def told(budget_s: float, space: Space) -> str:
 
 
 def _built_s(inspection: Inspection, space: Space) -> float:
-    """What a trial takes until it is timed."""
+    """Seconds of a trial before timing."""
     return START_S + compile_s(inspection, space) + GATE_STEPS * inspection.step_ms / 1e3
 
 
 def _timed_s(inspection: Inspection) -> float:
-    """What timing it beside its baseline takes."""
+    """Seconds of timing a candidate beside its baseline."""
     return 2 * ROUNDS * _block_s(inspection)
 
 

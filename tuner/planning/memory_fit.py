@@ -1,6 +1,7 @@
-"""Peaks of memory of what a confirmation times in, which of its processes have room beside each other out. Pure; bytes.
+"""Decides which processes of a confirmation fit into GPU memory side by side, from the peaks of their arms, in bytes.
 
-By what ran out of memory on H100s and what did not: a Llama of 125 M, GPT-2 and a nanoGPT, four and two at a time.
+The constants come from runs on H100s that did and did not run out of memory: a Llama of 125 M parameters, GPT-2 and a
+nanoGPT, with four and two processes at a time.
 """
 
 import math
@@ -12,22 +13,22 @@ from tuner.measuring.protocol import Inspection, Job
 from tuner.records import Trial
 from tuner.statistics.plan_evidence import CANDIDATE, EAGER, STOCK
 
-RESERVED: Final = 1.15  # what torch's allocator holds, over the peak of what is allocated
-CONTEXT_BYTES: Final = 600_000_000  # CUDA and its libraries, a process
-#: Peaks of the step as given that the long look takes, beside the candidate's; one more where dropout is looked at too.
+RESERVED: Final = 1.15  # memory reserved by torch's allocator over the peak of allocated memory
+CONTEXT_BYTES: Final = 600_000_000  # CUDA and its libraries, per process
+#: Memory of the long numerics gate in peaks of the step as given, beside the candidate's peak; one more with dropout.
 LOOK: Final = 1.75
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """`peak_bytes` of an arm by its name; infinite `memory_bytes` where memory is not counted, on a CPU."""
+class MemoryFit:
+    """Memory of the device and `peak_bytes` by name of the arm. On a CPU, `memory_bytes` is infinite."""
 
     memory_bytes: float
     peak_bytes: Mapping[str, int]
     look: float
 
     @classmethod
-    def of(cls, inspection: Inspection, first: Trial, stock: Trial | None) -> "Room":
+    def of(cls, inspection: Inspection, first: Trial, stock: Trial | None) -> "MemoryFit":
         is_counted = inspection.environment.device == "cuda"
         peaks = {EAGER: inspection.peak_bytes, STOCK: _peak_bytes(stock), CANDIDATE: _peak_bytes(first)}
         return cls(inspection.environment.memory_bytes if is_counted else math.inf, peaks, LOOK + inspection.random)

@@ -1,4 +1,4 @@
-"""The trials of a run and the time that is left in, the next configuration out. Pure; seconds."""
+"""Picks the next configuration of a search that still fits into the time left."""
 
 import math
 from collections.abc import Sequence
@@ -30,13 +30,14 @@ def next_trial(
     known: Sequence[Configuration],
     trials_within: float = math.inf,
 ) -> Proposal | None:
-    """None where there is no time for it. The step as given, without which there is no answer, in any case.
+    """The next proposal, or None when there is no time for it. The step as given is always proposed.
 
-    While nothing that is compiled is best, the first proposal for which there is time; later the very next or none,
-    since what is not compiled does not win any more. `compile_s`: what compiling takes by a guess; those `at_work`,
-    each for so many seconds, and those that ran out of time show when it takes longer. `trials_within`: how many that
-    compile the whole run has time for. Where they are few, one that does not compile comes early; where it is little
-    more than one, presets are on one stream until something is better than the step as given.
+    While the best configuration is not a compiled one, this is the first proposal that fits into the time. Later it is
+    the next proposal or None, since a configuration that is not compiled no longer wins.
+    `compile_s`: estimated compile time; it is raised by trials `at_work` (configuration, seconds so far) and by trials
+    that timed out. `trials_within`: number of compiled trials that the whole run has time for. If it is below `TIGHT`,
+    a configuration that does not compile is tried early; if it is below `SHORT`, presets use one stream until
+    something beats the step as given.
     """
     tried, first = searched(trials), leader(trials)
     patient, best = is_patient(tried, space, left_s), {} if first is None else first.knobs

@@ -1,6 +1,6 @@
-"""What trials took so far in, what may still be begun within a budget out. Pure; seconds.
+"""Estimates how long trials, confirmations and play-offs take, from the trials so far. All times in seconds.
 
-A trial's own time is without what it waited for others: to compile what it needs too, and for its turn to be timed.
+A trial's own time excludes waiting: for another process to compile the same code, and for its turn to be timed.
 """
 
 import math
@@ -15,58 +15,61 @@ from tuner.search.presets import is_stock
 from tuner.search.space import Configuration, Space
 from tuner.statistics.block_statistics import median
 
-#: Autotuning over compiling, on an H200: a GPT-2 171 s and 40, a ResNet-50 more than 222 s and 50. Coordinate descent:
-#: a ResNet-50 345 s and 56 there, 413 s and 65 on an H100; transformers and an MLP about twice as long as compiling.
-#: In five minutes of models of ordinary size it was begun six times, and ended once.
+#: Time of autotuning relative to plain compiling. Autotuning on an H200: 171 s against 40 s for a GPT-2, more than
+#: 222 s against 50 s for a ResNet-50. Coordinate descent: 345 s against 56 s for a ResNet-50 there, 413 s against 65 s
+#: on an H100; about twice the compile time for transformers and an MLP. In runs of five minutes on models of ordinary
+#: size it was begun six times and ended once.
 SLOW_FACTOR: Final = 5.0
-#: Of what a first compilation took, what it takes with a warm cache. Llama of 125 M on an H100: 9 of 32 s; ResNet-50 on
-#: an H200: 12 of 59 s.
+#: Compile time with a warm cache, as a fraction of the first compilation. Llama of 125 M on an H100: 9 of 32 s;
+#: ResNet-50 on an H200: 12 of 59 s.
 WARM: Final = 0.3
-#: What a first step takes at the least where it took that long once: tracing and planning are in no cache. On H100s
-#: 4 to 20 s where the trial's own first step, after the gate had compiled, took 2 to 21.
+#: Minimum of a first step with a warm cache, if the cold one took that long: tracing and planning are not cached.
+#: On H100s 4 to 20 s where the trial's own first step, after the gate had compiled, took 2 to 21 s.
 LEAST_WARM_S: Final = 10.0
-#: The same of what plain torch compiles, which plans nothing: 3 to 12 s of 22 to 72 on H100s.
+#: The same for stock configurations of torch, which plan nothing: 3 to 12 s of 22 to 72 s on H100s.
 WARM_STOCK: Final = 0.2
 LEAST_WARM_STOCK_S: Final = 5.0
-#: Processes that time the step as given too, where another stock configuration is clearly faster and gains are over
-#: that one. In fp32 it is what takes most memory and time: of a nanoGPT on an H100 16 of 33 GB, and 5 of 8 s of timing.
+#: Number of confirming processes that also time the step as given, where another stock configuration is clearly faster
+#: and is the baseline of the gain. In fp32 the step as given takes most memory and time: for a nanoGPT on an H100
+#: 16 of 33 GB, and 5 of 8 s of timing.
 WITH_EAGER: Final = 2
-#: Times as fast as the step as given, by the low end of its interval in the search. Two processes are enough then, as
-#: each of them will show a gain of more than `FAR_APART`, which no noise makes.
+#: Speedup over the step as given (low end of the interval in the search) from which a configuration is clearly faster.
+#: Two processes are enough then: each will show a gain above `FAR_APART`, which noise does not produce.
 CLEARLY_FASTER: Final = 1.5
-#: Of what is expected of a trial, what it takes at the least. Of 144 that compiled on H100s and H200s none took less
-#: than 0.65 of it; of an MLP's 115, which take 4 to 40 s, five.
+#: Minimum of a trial's time as a fraction of its expected time. Of 144 trials that compiled on H100s and H200s none
+#: took less than 0.65; of 115 trials of an MLP, which take 4 to 40 s, five did.
 AT_BEST: Final = 0.6
 LEAVE_S: Final = 2.0  # from the answer of a child on a GPU until the next one is timed
-#: Eager steps that the long gate takes as many as, at its usual depth (tuner/numerics/depth.py).
+#: Cost of the long numerics gate at its usual depth, in eager steps (tuner/numerics/depth.py).
 PROOF_STEPS: Final = 700
 MOST_AT_ONCE: Final = 4
-CORES_A_CHILD: Final = 4  # Inductor compiles on several
-CORES_FOR_A_SPARE: Final = 4  # on a CPU; with fewer it would take from what is measured
-#: Peaks of the step as given that a child needs: of a Llama of 125 M on an H100 three children had 1.3 each. One more
+CORES_A_CHILD: Final = 4  # Inductor compiles in several processes
+CORES_FOR_A_SPARE: Final = 4  # on a CPU; with fewer cores an idle child would slow down the measurement
+#: Memory of a child in peaks of the step as given: three children of a Llama of 125 M on an H100 had 1.3 each. One more
 #: where a second process compiles beside it.
 STEPS_A_CHILD: Final = 1.6
-ROOM: Final = 0.9  # of the GPU's memory
-#: Of a candidate beside the step as given: ten rounds where steps are short. What is near the best is timed against it.
+USABLE_MEMORY: Final = 0.9  # usable fraction of the GPU's memory
+#: Minimal time limit for timing a candidate against the step as given: ten rounds of short steps. Candidates near the
+#: best are timed against the best.
 LEAST_TIMING_S: Final = 4.0
-TIMED_STEPS: Final = 16  # warming up, and three rounds of two arms, each block with a step before it
+TIMED_STEPS: Final = 16  # warm-up, and three rounds of two arms, with one step before each block
 MIN_CHILD_S: Final = 30.0  # importing torch and a first step take up to 15 s on a busy machine
 
 
 def at_once(found: Inspection, cores: int) -> int:
-    """How many children may build side by side: on a GPU what cores and memory allow, on a CPU one."""
+    """How many children may build in parallel: limited by cores and memory on a GPU, one on a CPU."""
     if found.environment.device != "cuda":
         return 1
     steps = STEPS_A_CHILD + found.random
-    room = ROOM * found.environment.memory_bytes / (steps * max(1, found.peak_bytes))
-    return max(1, min(beside(cores), int(room)))
+    fitting = USABLE_MEMORY * found.environment.memory_bytes / (steps * max(1, found.peak_bytes))
+    return max(1, min(beside(cores), int(fitting)))
 
 
 def spares(device: str, cores: int) -> int:
-    """How many idle children to keep that have imported torch: on a GPU as many as may be begun at once.
+    """How many idle children that have imported torch to keep: on a GPU as many as may start at once.
 
-    With three for four trials the fourth waited 5 to 16 s for its process in 22 of 29 runs of five minutes on H100s and
-    H200s, and later a process that confirms.
+    With three spares for four trials, the fourth trial waited 5 to 16 s for its process in 22 of 29 runs of five
+    minutes on H100s and H200s, and later a confirming process waited too.
     """
     if device.partition(":")[0] == "cuda":
         return beside(cores)
@@ -74,17 +77,17 @@ def spares(device: str, cores: int) -> int:
 
 
 def beside(cores: int) -> int:
-    """How many children the cores of a host with a GPU are enough for."""
+    """How many children the cores of a GPU host can serve."""
     return max(1, min(MOST_AT_ONCE, cores // CORES_A_CHILD))
 
 
 def limits_within(left_s: float) -> Limits:
-    """The limits of a child for which so many seconds are left."""
+    """The time limits of a child when `left_s` seconds of the budget are left."""
     return Limits() if left_s == math.inf else Limits(total_s=max(MIN_CHILD_S, left_s))
 
 
 def warm_s(compiled_s: float, *, stock: bool = False) -> float:
-    """What compiling takes with a warm cache, by what it took before."""
+    """Estimated compile time with a warm cache, from the time with a cold one."""
     part, least_s = (WARM_STOCK, LEAST_WARM_STOCK_S) if stock else (WARM, LEAST_WARM_S)
     return max(part * compiled_s, min(compiled_s, least_s))
 
@@ -94,10 +97,11 @@ def own_s(trial: Trial) -> float:
 
 
 def expected_s(knobs: Configuration, trials: Iterable[Trial], space: Space, compile_s: float = 0.0) -> float:
-    """What a trial of this configuration may take: where its code was compiled before, a part of what that took.
+    """Expected time of a trial of this configuration.
 
-    Else the median of those that compile too; before one of these has ended, the quickest of all and `compile_s`, what
-    compiling takes by a guess.
+    If its code was compiled before, that is a fraction of that trial's time. Otherwise it is the median of the trials
+    that compile too, or of those that do not. Before one of them has ended, it is the quickest trial plus `compile_s`,
+    the estimated compile time.
     """
     worked = list(filter(is_success, trials))
     code = code_of(knobs, randomness=True)
@@ -111,7 +115,7 @@ def expected_s(knobs: Configuration, trials: Iterable[Trial], space: Space, comp
 
 
 def is_patient(trials: Iterable[Trial], space: Space, left_s: float) -> bool:
-    """Whether so much time holds a trial that takes minutes to compile, by what trials took so far."""
+    """Whether `left_s` is enough for a trial that takes minutes to compile, judged by the trials so far."""
     worked = list(filter(is_success, trials))
     slow_s = [own_s(trial) for trial in worked if space.is_slow(trial.knobs)]
     needed_s = max(slow_s) if slow_s else SLOW_FACTOR * max(map(own_s, worked), default=0.0)
@@ -121,9 +125,9 @@ def is_patient(trials: Iterable[Trial], space: Space, left_s: float) -> bool:
 def is_in_vain(
     at_work: Iterable[tuple[Configuration, float]], trials: Iterable[Trial], space: Space, left_s: float
 ) -> bool:
-    """Whether none of these configurations, each at work for so many seconds, can end in time.
+    """Whether none of the running trials (configuration, seconds so far) can end within `left_s`.
 
-    By what trials like it took. That is known once one that compiles has ended.
+    Judged by the times of similar trials, so False until a trial that compiles has ended.
     """
     worked = list(filter(is_success, trials))
     if not any("compile" in trial.knobs for trial in worked):
@@ -132,7 +136,7 @@ def is_in_vain(
 
 
 def eager_processes(leader: Trial, stock: Trial | None, processes: int) -> int:
-    """How many of the processes that confirm the leader time the step as given."""
+    """How many of the confirming processes time the step as given."""
     if stock is None or not stock.knobs or stock.knobs == leader.knobs or stock.comparison is None:
         return processes
     return min(WITH_EAGER, processes) if stock.comparison.speedup.low >= CLEARLY_FASTER else processes
@@ -141,11 +145,11 @@ def eager_processes(leader: Trial, stock: Trial | None, processes: int) -> int:
 def confirmation_s(
     leader: Trial | None, stock: Trial | None, processes: int, side_by_side: int, proven_s: float = 0.0
 ) -> float:
-    """What confirming the leader in so many processes may take, by its own trial and that of the best stock one.
+    """Expected time of confirming the leader in `processes` processes, from its trial and the best stock trial.
 
-    They prove no numbers, load the workload once and find compiled what they build; they build side by side, and are
-    timed one by one. `proven_s`: of the long look at its numbers, which is one more process, and stands still while
-    others are timed; 0 where there is none.
+    These processes check no numerics, load the workload once and find their code compiled. They build in parallel and
+    are timed one by one. `proven_s`: time of the long numerics gate, which runs in one more process and pauses while
+    others are timed; 0 without one.
     """
     if leader is None:
         return 0.0
@@ -164,24 +168,24 @@ def confirmation_s(
 
 
 def timing_s(step_s: float) -> float:
-    """The time limit of timing a candidate beside the step as given, which takes `step_s`: enough for three rounds."""
+    """Time limit for timing a candidate against the step as given, which takes `step_s`: enough for three rounds."""
     return max(LEAST_TIMING_S, TIMED_STEPS * step_s)
 
 
 def playoff_s(contenders: Iterable[Trial]) -> float:
-    """What building and timing them all in one process may take: all has been compiled."""
+    """Expected time of building and timing all contenders in one process, with warm compile caches."""
     found = [(trial.spent or Spent(build_s=trial.took_s), _warm_first_step_s(trial)) for trial in contenders]
     arms_s = sum(each.build_s + first_step_s + each.timing_s for each, first_step_s in found)
     return (median([each.start_s for each, _ in found]) if found else 0.0) + arms_s
 
 
 def proof_s(budget_s: float, step_s: float) -> float:
-    """What the long look at the winner's numbers may take, by what an eager step takes; without what compiling does."""
+    """Time limit of the long numerics gate without compiling; `step_s` is the time of an eager step."""
     return min(budget_s, PROOF_STEPS * step_s)
 
 
 def elapsed_s(trials: Sequence[Trial]) -> float:
-    """Seconds in which at least one of the trials was at work, by the clock of the wall."""
+    """Wall-clock seconds during which at least one of the trials was running."""
     spans = sorted((trial.started_at, trial.finished_at) for trial in trials)
     total_s, end = 0.0, None
     for begin, until in spans:

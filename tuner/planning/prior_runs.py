@@ -1,4 +1,4 @@
-"""What earlier runs tell of a step, as far as a new run needs it. Plain data; tuner/store/queries/known.py finds it."""
+"""Results of earlier runs that a new run uses, as plain data. `tuner/tuning/recall.py` loads them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from tuner.records import Trial
 from tuner.search.space import Configuration
 from tuner.statistics.process_statistics import Prior
 
-#: Processes that confirm what was proven before.
+#: Processes that confirm a plan that an earlier run confirmed.
 AGAIN: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What an earlier search of this very step came to, as long as this one, with an equal torch, driver and GPU.
+    """The result of an earlier run of the same step, with at least the same budget and an equal torch, driver and GPU.
 
-    `first` is the trial of its plan, `stock` that of the best stock configuration; `prior` how far its processes lay
-    apart, and `proof` the long look at its numbers, where these are known.
+    `first` is the trial of its plan, `stock` that of the best stock configuration. `prior` is the spread between its
+    processes and `proof` the result of the long numerics gate, where known.
     """
 
     run_id: str
@@ -31,7 +31,7 @@ class Proven:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """`winners`: what won in earlier runs, the nearest first."""
+    """`winners`: configurations of earlier plans, from the most similar step first."""
 
     winners: Sequence[Configuration] = ()
     proven: Proven | None = None

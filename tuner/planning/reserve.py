@@ -1,4 +1,4 @@
-"""The trials so far in, what of a budget a search must leave for what follows it, out. Pure; seconds."""
+"""Time that a search must reserve for the play-off and the confirmation, in seconds."""
 
 import math
 from collections.abc import Sequence
@@ -15,18 +15,19 @@ from tuner.search.space import Configuration
 from tuner.statistics.process_statistics import FAR_APART, LEAST_PROCESSES, PROCESSES, Extent
 
 PLAYOFF_SHARE: Final = 0.15  # of the budget
-PROOF_SHARE: Final = 0.2  # of the budget, for the long look at the numbers of the winner
+PROOF_SHARE: Final = 0.2  # of the budget, for the long numerics gate of the winner
 PROOF_S: Final = 60.0
-LEAST_PROOF_STEPS: Final = (
-    150  # eager ones, which the long look takes as many as at its least depth (tuner/numerics/depth.py)
-)
-LATE_S: Final = 2.0  # by which a search may notice late that it must end
+#: Cost of the long numerics gate at its minimal depth, in eager steps (tuner/numerics/depth.py).
+LEAST_PROOF_STEPS: Final = 150
+LATE_S: Final = 2.0  # maximal delay until a search notices that it must end
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """For a run with these trials. `budget_s` None: trials are counted. `step_s`: of a step as given, which `is_random`
-    where it draws random numbers."""
+    """The reserve of a run with these trials. `budget_s` is None when the budget is a number of trials.
+
+    `step_s`: time of the step as given. `is_random`: whether the step draws random numbers.
+    """
 
     trials: Sequence[Trial]
     known: Knowledge
@@ -36,8 +37,11 @@ class Reserve:
     is_random: bool = False
 
     def confirmation_s(self) -> float:
-        """What confirming the leader may take. While that is the step as given, the least that a winner will need that
-        may still come: more would keep it from being tried."""
+        """Expected time of confirming the leader.
+
+        While the step as given leads, this is the minimum that a later winner will need; a larger reserve would keep
+        that winner from being tried.
+        """
         first = leader(self.trials)
         knobs: Configuration = {} if first is None else first.knobs
         processes = self.processes(knobs) if knobs else AGAIN
@@ -48,8 +52,8 @@ class Reserve:
         return self._confirmed_s(first, processes, look_s + self._compiling_s(first))
 
     def least_s(self) -> float:
-        """What confirming the leader takes at the least, with the shortest long look at its numbers beside it where
-        that is no more than its part of the budget."""
+        """Minimal time of confirming the leader, with the shortest long numerics gate if that fits its share of the
+        budget."""
         first = leader(self.trials)
         if first is None or not first.knobs:
             return 0.0
@@ -62,7 +66,7 @@ class Reserve:
         return self._confirmed_s(first, least, look_s + self._compiling_s(first))
 
     def extent(self, first: Trial, left_s: float) -> Extent:
-        """How much confirming it comes to within this time."""
+        """How many processes and how much of the long numerics gate fit into `left_s`."""
         knobs = first.knobs
         return Extent(
             self.processes_within(first, left_s),
@@ -74,21 +78,22 @@ class Reserve:
         )
 
     def least(self, first: Trial) -> int:
-        """How many processes decide on it at the least: two where its gain is more than noise explains (decision
-        0088)."""
+        """Minimal number of confirming processes: two where the gain exceeds noise (decision 0088)."""
         rival = best_stock(unrefused(self.trials))
         gain = speedup(first) if rival is None or rival.knobs == first.knobs else speedup(first) / speedup(rival)
         return min(AGAIN if gain > FAR_APART else LEAST_PROCESSES, self.processes(first.knobs))
 
     def processes_within(self, first: Trial, left_s: float) -> int:
-        """How many processes confirm its choices: as many as fit into this time, at least as many as decide."""
+        """Number of confirming processes that fit into `left_s`, at least `least`."""
         least = self.least(first)
         wanted = range(self.processes(first.knobs), least, -1)
         return next((count for count in wanted if self._confirmed_s(first, count) <= left_s), least)
 
     def proof_within(self, first: Trial, left_s: float) -> float:
-        """What of this time the long look at the leader's numbers may take, beside the least processes and without what
-        compiling does; 0 where that is too little for any. Compiled twice where that fits, else once."""
+        """Time for the long numerics gate of the leader beside the minimal number of processes, without compiling.
+
+        0 where too little time is left. Two compilations are planned where they fit, else one.
+        """
         least, shortest_s, longest_s = self.least(first), self._least_look_s(), self.proof_s()
         if longest_s < shortest_s:
             return 0.0
@@ -103,12 +108,14 @@ class Reserve:
         return LEAST_PROOF_STEPS * self.step_s
 
     def _reserved_look_s(self) -> float:
-        """The shortest look, and by how much a search may end late."""
+        """The shortest long gate, plus the delay with which a search may end."""
         return self._least_look_s() + LATE_S
 
     def _compiling_s(self, first: Trial) -> float:
-        """What compiling takes for a long look: once more for what the step does with random numbers, where all of the
-        shortest look is no more than its part of the budget."""
+        """Compile time of the long numerics gate.
+
+        A step with random numbers compiles twice, if the shortest gate then still fits its share of the budget.
+        """
         once_s = warm_s(own_s(first))
         is_twice = self.is_random and self._reserved_look_s() + 2 * once_s <= self._proof_share_s()
         return 2 * once_s if is_twice else once_s
@@ -117,11 +124,11 @@ class Reserve:
         return PROOF_SHARE * (self.budget_s or math.inf)
 
     def _confirmed_s(self, first: Trial | None, processes: int, proven_s: float = 0.0) -> float:
-        """What confirming takes. `proven_s`: of a long look and its compiling, where there is one."""
+        """Expected time of confirming. `proven_s`: time of the long gate with its compilation; 0 without one."""
         return confirmation_s(first, best_stock(unrefused(self.trials)), processes, self.at_once, proven_s)
 
     def contenders(self, left_s: float = math.inf) -> list[Trial]:
-        """Trials to be ranked anew in one process, best first: as many as fit into `left_s`."""
+        """Trials for the play-off, best first: as many as fit into `left_s`."""
         share_s = 0.0 if self.budget_s is None else min(left_s, PLAYOFF_SHARE * self.budget_s)
         found = contenders_of(unrefused(self.trials), playoff_s, share_s)
         while len(found) > 1 and playoff_s(found) > left_s:
@@ -129,18 +136,18 @@ class Reserve:
         return found
 
     def playoff_s(self) -> float:
-        """What ranking the best few anew may take, where a part of the budget is enough for it; else it is left out."""
+        """Expected time of the play-off; 0 where it exceeds its share of the budget and is left out."""
         contenders = self.contenders()
         longest_s = playoff_s(contenders) if len(contenders) > 1 else 0.0
         return longest_s if self.budget_s is not None and longest_s <= PLAYOFF_SHARE * self.budget_s else 0.0
 
     def processes(self, knobs: Configuration) -> int:
-        """That confirm these choices: one for the step as given, which is surely as fast as itself; fewer where it is
-        known how far they lie apart."""
+        """Number of confirming processes: one for the step as given, which needs no comparison; fewer where the spread
+        between processes is known from an earlier run."""
         if not knobs:
             return 1
         return PROCESSES if self.known.prior_for(knobs) is None else AGAIN
 
     def proof_s(self) -> float:
-        """What the long look at the numbers may take, without what compiling does."""
+        """Time limit of the long numerics gate, without compiling."""
         return min(PROOF_S, self._proof_share_s())

@@ -1,4 +1,4 @@
-"""Trials of a run in, who leads, who must be beaten and what cannot be confirmed out. Pure."""
+"""Ranks the trials of a run: the leader, the baseline to beat, and configurations that failed their confirmation."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -11,24 +11,24 @@ from tuner.search.ranking import rankable
 from tuner.search.space import Space
 from tuner.statistics.block_statistics import THRESHOLD
 
-MAX_CONFIRMATIONS: Final = 3  # that fail
-#: A rival whose step is hardly shorter than the one as given saves no time, and costs its own compilation.
+MAX_CONFIRMATIONS: Final = 3  # failed ones, before the run gives up
+#: Minimal speedup of a rival: one that is hardly faster than the step as given saves no time and must be compiled.
 RIVAL_FROM: Final = 1.25
 
 
 def searched(trials: Sequence[Trial]) -> list[Trial]:
-    """Those of the search, with speedups by which they can be ranked."""
+    """The trials of the search, with speedups that can be ranked against each other."""
     return [trial for trial in rankable(trials) if trial.source.is_search]
 
 
 def failed_confirmations(trials: Iterable[Trial]) -> list[Trial]:
-    """One for each configuration whose confirmation failed."""
+    """One failed trial for each configuration whose confirmation failed."""
     failed = [trial for trial in trials if trial.source is Source.CONFIRM and trial.failure is not None]
     return [trial for place, trial in enumerate(failed) if trial.knobs not in [each.knobs for each in failed[:place]]]
 
 
 def unrefused(trials: Sequence[Trial]) -> list[Trial]:
-    """What was searched, without what could not be confirmed."""
+    """The trials of the search, without configurations whose confirmation failed."""
     refused = [trial.knobs for trial in failed_confirmations(trials)]
     return [trial for trial in searched(trials) if trial.knobs not in refused]
 
@@ -36,8 +36,8 @@ def unrefused(trials: Sequence[Trial]) -> list[Trial]:
 def leader(trials: Sequence[Trial]) -> Trial | None:
     """The best trial whose confirmation has not failed.
 
-    The last try goes to the best stock configuration: it needs one arm less, and what three arms in one process
-    fail of (memory, above all) hits every other candidate alike.
+    The last attempt goes to the best stock configuration: it needs one arm less, and whatever makes three arms in one
+    process fail (usually memory) affects every other candidate too.
     """
     left = unrefused(trials)
     is_last_try = len(failed_confirmations(trials)) == MAX_CONFIRMATIONS - 1
@@ -48,9 +48,10 @@ def leader(trials: Sequence[Trial]) -> Trial | None:
 
 
 def stock_beside(first: Trial, trials: Sequence[Trial]) -> Trial | None:
-    """The best stock configuration, over which the leader must gain.
+    """The best stock configuration, the baseline of the leader's gain.
 
-    The step as given where that leads, by a play-off say, and no trial was sure that another one is worth a claim.
+    It is the leader itself if the step as given leads (after a play-off, for example) and no stock configuration was
+    certainly faster.
     """
     found = best_stock(unrefused(trials))
     is_sure = found is not None and found.comparison is not None and found.comparison.speedup.low > 1 + THRESHOLD
@@ -58,13 +59,13 @@ def stock_beside(first: Trial, trials: Sequence[Trial]) -> Trial | None:
 
 
 def rival(trials: Sequence[Trial]) -> Trial | None:
-    """What the next trial is timed against: the best so far, where it is much faster than the step as given."""
+    """The baseline of the next trial: the best so far if it is much faster than the step as given, else None."""
     first = leader(trials)
     return first if first is not None and first.knobs and speedup(first) > RIVAL_FROM else None
 
 
 def to_beat(trials: Sequence[Trial], proposal: Proposal) -> float | None:
-    """The speedup over the rival below which a trial may be stopped early; rivals are measured in full."""
+    """The speedup over its baseline below which a trial may stop early; None for trials that are measured in full."""
     first = None if proposal.source in (Source.BASELINE, Source.STOCK) else leader(trials)
     if first is None:
         return None
@@ -73,17 +74,17 @@ def to_beat(trials: Sequence[Trial], proposal: Proposal) -> float | None:
 
 
 def is_played_off(trials: Iterable[Trial]) -> bool:
-    """Whether the best few have met since the last search, in this process or in one that died afterwards.
+    """Whether a play-off has followed the last trial of the search, in this process or in one that died afterwards.
 
-    To play off again would be a new trial of each attempt, by which a run that kills its workers in the confirmation
-    looks as if it came forward, and is never given up.
+    A play-off per attempt would store a new trial each time. A run that kills its workers in the confirmation would
+    then look as if it made progress, and would never be given up.
     """
     ranked = [trial.source for trial in trials if trial.source.is_search or trial.source is Source.PLAYOFF]
     return ranked[-1:] == [Source.PLAYOFF]
 
 
 def is_unsearched(trials: Sequence[Trial], space: Space) -> bool:
-    """Whether nothing was measured against the step as given, though there is something to try."""
+    """Whether no candidate was measured against the step as given although there are candidates."""
     compared = [trial for trial in searched(trials) if trial.knobs and not is_late(trial)]
     return bool(space.searchable()) and not compared
 

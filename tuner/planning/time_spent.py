@@ -1,4 +1,4 @@
-"""Trials in; where the time of their run went, part by part, out. Pure."""
+"""Sums up where the time of a run went, by part of a trial."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Final
 
 from tuner.records import Trial
 
-#: Part of a trial, in the order in which a trial passes through them -> what it is called.
+#: Parts of a trial in their order -> the label shown to users.
 PARTS: Final[Mapping[str, str]] = {
     "start_s": "Starting Python and importing torch",
     "build_s": "Loading the workload and running it as given",
@@ -20,7 +20,7 @@ PARTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """The sums over the trials of which it is known, in seconds by PARTS, and how many of all trials these are."""
+    """Seconds by key of PARTS, summed over the `known` trials that recorded them, and the number of all trials."""
 
     parts_s: Mapping[str, float]
     known: int
@@ -32,7 +32,7 @@ class TimeSpent:
 
     @property
     def sentence(self) -> str:
-        """What these are sums of."""
+        """The explanation below the table."""
         of = "" if self.known == self.trials else f"{self.known:,} of "
         rest = "; of the others it is not known" if of else ""
         counted = f"{self.trials:,} trial{'' if self.trials == 1 else 's'}"
@@ -43,7 +43,7 @@ class TimeSpent:
 
 
 def time_spent(trials: Sequence[Trial]) -> TimeSpent | None:
-    """None where it is known of no trial, or nothing took any time."""
+    """The sums; None where no trial recorded its time, or all recorded 0."""
     known = [trial.spent for trial in trials if trial.spent is not None]
     spent = TimeSpent({part: sum(getattr(each, part) for each in known) for part in PARTS}, len(known), len(trials))
     return spent if spent.total_s else None

@@ -1,4 +1,4 @@
-"""A run and its trials in; what is tried first and there was no time for, with what it may take, out. Pure."""
+"""Lists the configurations of the opening that a run had no time for, with their expected times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from kitsune.plan import Plan
 from tuner.planning.pace import expected_s
 from tuner.planning.standings import searched
 from tuner.records import Run, Source, Trial
-from tuner.search.outcomes import is_late, is_success, shunned
+from tuner.search.outcomes import is_late, is_success, items_to_avoid
 from tuner.search.presets import OPENING
 from tuner.search.proposal import named
 from tuner.search.space import Configuration, Space
 
-#: What ran out of time is expected to take so many times as long as it was given.
+#: A trial that timed out is expected to take this many times as long.
 LONGER: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Untried:
-    """A configuration of the opening that was not measured; seconds, None where no trial tells."""
+    """A configuration of the opening that was not measured; `expected_s` is None where it cannot be estimated."""
 
     knobs: Configuration
     name: str
@@ -27,8 +27,11 @@ class Untried:
 
 
 def untried(run: Run, trials: Sequence[Trial], plan: Plan | None = None) -> list[Untried]:
-    """Nothing where trials were counted and not time, where an earlier run's plan took the place of a search, and where
-    the user ended the one of `plan`."""
+    """The opening's configurations that were not measured.
+
+    Empty if the budget was a number of trials, if a plan of an earlier run replaced the search, and if the user
+    interrupted the run of `plan`.
+    """
     tried = searched(trials)
     is_ended = plan is not None and plan.was_interrupted
     if is_ended or run.budget_trials is not None or not any(trial.source is Source.BASELINE for trial in tried):
@@ -39,7 +42,7 @@ def untried(run: Run, trials: Sequence[Trial], plan: Plan | None = None) -> list
     known = {space.key(trial.knobs) for trial in ended}
     has_compiled = any("compile" in trial.knobs for trial in filter(is_success, tried))
     found = []
-    for proposal in named(OPENING, space, shunned(space, ended)):
+    for proposal in named(OPENING, space, items_to_avoid(space, ended)):
         name = space.key(proposal.knobs)
         if name not in known:
             took_s = LONGER * late[name] if name in late else expected_s(proposal.knobs, tried, space)

@@ -1,1 +1,1 @@
-"""The space of configurations, and the order in which it is tried. Pure."""
+"""The search space of configurations, and the strategy that picks the next one to try. Pure functions."""

@@ -1,10 +1,10 @@
-"""Trials in, the most promising configurations out: a cheap model of what each choice does to the time of a step.
+"""Surrogate model of the search: main effects of the choices on the log step time, ranked by expected improvement.
 
-The log of the step time is a sum, one effect for each choice that differs from the default (main effects, no
-interactions). Bayesian linear regression: each effect has the prior N(0, PRIOR_SD^2), so that a choice that was never
-tried is uncertain, not bad. Configurations come by their expected improvement over the best so far (Mockus 1975; Jones
-et al. 1998). Choices interact, and far from the best in another way than near it (a graph gives nothing to a step that
-fills the GPU): a slow trial weighs less.
+The log of the step time is a sum of one effect for each choice that differs from the default (main effects, no
+interactions). The effects are fitted by Bayesian linear regression with the prior N(0, PRIOR_SD^2), so that a choice
+that was never tried is uncertain, not bad. Configurations are ranked by expected improvement over the best so far
+(Mockus 1975; Jones et al. 1998). Choices interact, and differently far from the best than near it (a graph does not
+speed up a step that fills the GPU), so slow trials have less weight.
 """
 
 import math
@@ -21,18 +21,18 @@ Matrix = NDArray[np.floating[Any]]
 Vector = NDArray[np.floating[Any]]
 
 PRIOR_SD: Final = 0.3  # in log time: two thirds of all choices change a step by less than a third
-ERROR_SD: Final = 0.05  # of the sum itself at the best so far: interactions, and the noise of a trial
-NEAR: Final = 0.5  # the error's variance is e-fold at this distance from the best, in log time
-WORTH: Final = 0.003  # expected improvement, in log time, below which the model has nothing to say
+ERROR_SD: Final = 0.05  # model error at the best so far, from interactions and the noise of a trial
+NEAR: Final = 0.5  # distance from the best, in log time, at which the variance of the error has grown e-fold
+WORTH: Final = 0.003  # expected improvement, in log time, below which the model proposes nothing
 
 
 def promising(
     space: Space, costs: Sequence[tuple[Configuration, float]], pending: Sequence[Configuration] = ()
 ) -> Iterator[dict[str, Choice]]:
-    """Configurations of the space by expected improvement, the highest first, as far as it is worth a trial.
+    """Configurations by expected improvement, highest first, down to the minimum that is worth a trial.
 
-    `costs`: log of the relative step time of each trial, at least one of them. `pending` are taken to come out as
-    expected, so that what is being measured is not asked again in another guise. 8 208 configurations take 15 ms.
+    `costs`: log of the relative step time of each trial; at least one trial. `pending` trials are assumed to end as
+    predicted, so that nearly equal configurations are not proposed while they run. 8 208 configurations take 15 ms.
     """
     grid = Grid(space)
     tried = np.array([grid.row(knobs) for knobs, _ in costs])
@@ -48,7 +48,7 @@ def promising(
 
 
 def regression(rows: Matrix, logs: Vector, variances: Vector, running: Matrix) -> tuple[Vector, Matrix]:
-    """(mean, covariance) of the effects after the trials; rows without a result only narrow the covariance."""
+    """Posterior (mean, covariance) of the effects; `running` rows have no result yet and only reduce the covariance."""
     precision = np.full(rows.shape[1], PRIOR_SD**-2)
     precision[0] = 1e-6  # the base has no prior
     known = np.diag(precision) + rows.T @ (rows / variances[:, None])
@@ -58,13 +58,13 @@ def regression(rows: Matrix, logs: Vector, variances: Vector, running: Matrix) -
 
 
 def deviations(rows: Matrix, covariance: Matrix) -> Vector:
-    """The standard deviation of each row's sum of effects."""
+    """Posterior standard deviation of each row's sum of effects."""
     found: Vector = np.sqrt(np.einsum("ij,ij->i", rows @ covariance, rows))
     return found
 
 
 def improvement(means: Vector, deviations: Vector, best: float) -> Vector:
-    """By how much each is expected to undercut the best, where it does."""
+    """Expected improvement of each configuration over `best`, in log time."""
     z = (best - means) / deviations
     cumulative = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
     density = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
@@ -73,7 +73,7 @@ def improvement(means: Vector, deviations: Vector, best: float) -> Vector:
 
 
 class Grid:
-    """Every allowed configuration as a row: 1 for the base, then one column for each choice but the defaults."""
+    """Design matrix of all allowed configurations: a column of ones, then a 0/1 column per choice except defaults."""
 
     def __init__(self, space: Space) -> None:
         self._searchable = space.searchable()
@@ -84,7 +84,7 @@ class Grid:
         self.rows: Matrix = np.stack([np.ones(self._chosen.shape[1]), *columns], axis=1).astype(float)
 
     def row(self, knobs: Configuration) -> Vector:
-        """Choices that are not searched are passed over."""
+        """The row of a configuration; choices that are not searched are ignored."""
         items = [knobs.get(knob) == choice for knob, choices in self._searchable.items() for choice in choices[1:]]
         return np.array([1.0, *items])
 
@@ -93,7 +93,7 @@ class Grid:
         return {knob: choices[index] for (knob, choices), index in chosen if index > 0}
 
     def _clashing(self, space: Space, chosen: NDArray[np.int_]) -> NDArray[np.bool_]:
-        """Space.configurations asks the same one by one, which takes five times as long."""
+        """Mask of excluded configurations, vectorised: five times as fast as the checks of Space.configurations."""
         place = {knob: number for number, knob in enumerate(self._searchable)}
 
         def is_among(knob: str, wanted: tuple[Choice, ...]) -> NDArray[np.bool_]:

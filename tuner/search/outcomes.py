@@ -1,4 +1,4 @@
-"""Trials in; which of them worked, which is the best, and which choices made others fail, out. Pure."""
+"""Evaluates trials: which succeeded, which is best, and which choices caused failures and are avoided."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,12 +10,12 @@ from tuner.records import FailureKind, Trial
 from tuner.search.presets import is_stock
 from tuner.search.space import Configuration, Item, Space
 
-TAKES_MEMORY: Final = ("streams", "capture")  # the most first
+TAKES_MEMORY: Final = ("streams", "capture")  # knobs that need extra memory, the most demanding first
 TORCHS_GRAPHS: Final = frozenset(("compile", choice) for choice in OWN_GRAPHS)
 
 
 def is_late(trial: Trial) -> bool:
-    """Whether its time was over before it came to something."""
+    """Whether it timed out."""
     return trial.failure is not None and trial.failure.kind is FailureKind.TIMEOUT
 
 
@@ -24,9 +24,9 @@ def is_success(trial: Trial) -> bool:
 
 
 def best(trials: Iterable[Trial]) -> Trial | None:
-    """The successful trial with the highest median speedup over its own baseline; of equals the first.
+    """The successful search trial with the highest median speedup over its own baseline; the first of equals.
 
-    Confirmations are left out: they measure a choice that was made already, and may be against another baseline.
+    Confirmations are ignored: they measure a configuration that was already chosen, maybe against another baseline.
     """
     return max(
         (trial for trial in trials if is_success(trial) and trial.source.is_search),
@@ -36,7 +36,7 @@ def best(trials: Iterable[Trial]) -> Trial | None:
 
 
 def best_stock(trials: Iterable[Trial]) -> Trial | None:
-    """The best of what plain torch offers, whoever proposed it, the step as given included: gains are over this one."""
+    """The best configuration of plain torch, whoever proposed it, or the step as given: the baseline of gains."""
     return best(trial for trial in trials if is_stock(trial.knobs))
 
 
@@ -47,19 +47,18 @@ def speedup(trial: Trial) -> float:
 
 
 def blamed(trials: Sequence[Trial]) -> frozenset[Item]:
-    """Choices that a failed trial leaves as its only suspect, since all its others were seen to work elsewhere."""
+    """Choices that certainly cause a failure: all other choices of the failed trial worked in another trial."""
     return frozenset(item for suspects in suspects_of(trials) if len(suspects) == 1 for item in suspects)
 
 
 def blamed_pairs(trials: Sequence[Trial]) -> frozenset[frozenset[Item]]:
-    """Pairs of choices that failed together in two trials and worked together in none, where each choice did work.
+    """Pairs of choices that failed together in two trials and never worked together, though each choice worked alone.
 
-    As TF32 on several streams, where a library launches what cannot be planned.
+    An example is TF32 with several streams, where a library launches kernels that cannot be scheduled.
     """
     cleared = {pair for trial in trials if is_success(trial) for pair in pairs_of(trial.knobs)}
-    unexplained = [
-        trial for trial, suspects in zip(filter(blames, trials), suspects_of(trials), strict=True) if not suspects
-    ]
+    caused = list(filter(is_caused_by_choices, trials))
+    unexplained = [trial for trial, suspects in zip(caused, suspects_of(trials), strict=True) if not suspects]
     counted = Counter(pair for trial in unexplained for pair in pairs_of(trial.knobs))
     return frozenset(pair for pair, count in counted.items() if count > 1) - cleared
 
@@ -69,11 +68,12 @@ def pairs_of(knobs: Configuration) -> Iterator[frozenset[Item]]:
 
 
 def suspected(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
-    """What the next presets do without: the knobs of half of the choices that failed at least twice and never worked.
+    """All choices of the knobs to leave out of the next presets, by bisection over the possible causes of failures.
 
-    Presets share most of their choices, so that one which fails would fail all of them. It is found as by bisection:
-    what works without it clears the others, and what fails again ranks its own first. The whole knob is left out, as
-    the other half precision often fails with the one. The half: what failed most often, of equals what is applied last.
+    Presets share most of their choices, so one failing choice would make all of them fail. Candidates are choices that
+    failed at least twice and never worked. Half of them are left out: those that failed most often, then those that
+    are applied last. A trial that works clears the choices that it has; one that fails again raises the count of its
+    own. The whole knob is left out, because if one half precision fails the other often does too.
     """
     counted = Counter(item for suspects in suspects_of(trials) for item in suspects)
     order = list(space.table)
@@ -82,10 +82,10 @@ def suspected(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
     return all_choices(space, {item[0] for _, _, item in at_fault[len(at_fault) // 2 :]})
 
 
-def outgrown(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
-    """What the next presets do without where trials ran out of memory: several streams, or else the graph.
+def items_out_of_memory(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
+    """All choices of the knobs to leave out after trials ran out of memory: several streams, or else the graph.
 
-    A graph has a pool of its own, and several streams a larger one.
+    A graph has its own memory pool, and several streams need a larger one.
     """
     worked = {knob for trial in trials if is_success(trial) for knob in trial.knobs}
     failed = [trial for trial in trials if trial.failure and trial.failure.kind is FailureKind.OUT_OF_MEMORY]
@@ -94,9 +94,9 @@ def outgrown(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
 
 
 def failed_graphs(trials: Sequence[Trial]) -> frozenset[Item]:
-    """Torch's own graphs, where a trial with them failed, for whatever reason, and none worked.
+    """Torch's own CUDA graphs, if a trial with them failed for any reason and none worked.
 
-    One failure is enough: the rival of plain torch is needed, and does without them next.
+    One failure is enough: the rival of plain torch is needed soon, so it is tried next without them.
     """
     worked = {item for trial in trials if is_success(trial) for item in trial.knobs.items()}
     failed = {item for trial in trials if trial.failure is not None for item in trial.knobs.items()}
@@ -104,21 +104,21 @@ def failed_graphs(trials: Sequence[Trial]) -> frozenset[Item]:
 
 
 def all_choices(space: Space, knobs: Iterable[str]) -> frozenset[Item]:
-    """Of those knobs that the space has."""
+    """Every choice of these knobs, as far as the space has them."""
     return frozenset((knob, choice) for knob in knobs if knob in space.table for choice in space.table[knob].choices)
 
 
-def shunned(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
-    """Choices that presets do without, by what has failed."""
-    return blamed(trials) | suspected(space, trials) | outgrown(space, trials) | failed_graphs(trials)
+def items_to_avoid(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
+    """Choices that presets avoid because of failed trials."""
+    return blamed(trials) | suspected(space, trials) | items_out_of_memory(space, trials) | failed_graphs(trials)
 
 
 def suspects_of(trials: Sequence[Trial]) -> list[set[Item]]:
-    """Of each failed trial the choices that worked in no other."""
+    """For each failed trial: its choices that worked in no other trial."""
     cleared = {item for trial in trials if is_success(trial) for item in trial.knobs.items()}
-    return [set(trial.knobs.items()) - cleared for trial in filter(blames, trials)]
+    return [set(trial.knobs.items()) - cleared for trial in filter(is_caused_by_choices, trials)]
 
 
-def blames(trial: Trial) -> bool:
-    """Whether it failed for its choices. Running out of memory blames nobody: it depends on everything at once."""
+def is_caused_by_choices(trial: Trial) -> bool:
+    """Whether its choices caused the failure. Not if it ran out of memory: that depends on all choices together."""
     return trial.failure is not None and trial.failure.kind is not FailureKind.OUT_OF_MEMORY

@@ -1,8 +1,9 @@
-"""What one would try by hand, in the order in which it is tried, and which of it plain torch offers.
+"""Presets: configurations that an expert would try by hand, in order, and which of them plain torch offers.
 
-The order: the best guess for the device, half precision, compiled, captured, on streams; the strongest rival of plain
-torch beside it, so that a search that is cut short has one; what most often adds to the best guess. Where a device has
-no graphs, or a model no convolutions, a preset comes to less, and of two that come to the same the first stays.
+The order: the best guess for the device (half precision, compiled, captured, several streams); the strongest
+configuration of plain torch, so that a search that is cut short has a rival; then variants that most often improve the
+best guess. Choices that do not apply (no graphs on the device, no convolutions in the model) are dropped from a preset;
+of presets that become equal, the first stays.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,10 +24,10 @@ class Named:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """A configuration as one would write it by hand, before it is known what applies.
+    """A configuration template that is resolved on a space.
 
-    It is dropped when something it needs does not apply; of each wish the first choice that applies is taken, where
-    its knob is not needed otherwise.
+    It is dropped if one of its `needs` does not apply. For each of its `wishes`, the first choice that applies is taken
+    unless `needs` sets the knob.
     """
 
     name: str
@@ -63,9 +64,9 @@ HALF: Final[Mapping[str, tuple[Choice, ...]]] = {
 FULL: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, "precision": ("tf32",)}
 INDUCTOR: Final[Mapping[str, tuple[Choice, ...]]] = {"compile": ("default",)}
 GRAPHS: Final[Mapping[str, tuple[Choice, ...]]] = {"capture": ("step", "segments")}
-#: Recorded spaces hold 25 pairs of five models that differ in nothing but four streams and of which one is near the
-#: best: four were faster in all of them, by 4 to 26 % in the median of a space (python -m benchmarks.pairs). An MLP
-#: gained nothing; its race of plans keeps one stream.
+#: Recorded spaces of five models hold 25 pairs that differ only in one or four streams, one of each pair near the best.
+#: Four streams were faster in all pairs, by 4 to 26 % in the median of a space (python -m benchmarks.pairs). An MLP
+#: gained nothing; its comparison of schedules keeps one stream.
 ON_STREAMS: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, **INDUCTOR, **GRAPHS, "streams": (4,)}
 AT_ITS_BEST: Final[Mapping[str, tuple[Choice, ...]]] = {
     "layout": ("channels_last",),
@@ -80,8 +81,8 @@ MAX_AUTOTUNE: Final = Preset(name="max_autotune", needs={"compile": "max-autotun
 ONE_GRAPH: Final = Preset(name="best guess, one stream", needs={}, wishes={**HALF, **INDUCTOR, **GRAPHS})
 STOCK: Final = (REDUCE_OVERHEAD, COMPILE, EAGER_BF16, MAX_AUTOTUNE)
 
-#: The strongest that plain torch has here. Without graphs, `compile` took 1.01 to 5 times as long in each of 47 runs of
-#: eight models on H100s and H200s, and compiled for 20 to 180 s of their five minutes.
+#: The strongest configuration of plain torch. Without graphs, `compile` took 1.01 to 5 times as long in each of 47 runs
+#: of eight models on H100s and H200s, and compiled for 20 to 180 s of their five minutes.
 RIVAL: Final = Preset(
     name="rival of plain torch", needs={}, wishes={"compile": ("reduce-overhead", "default"), **AT_ITS_BEST}
 )
@@ -90,10 +91,10 @@ BEST_GUESS: Final = Preset(name="best guess", needs={}, wishes=ON_STREAMS)
 NOT_COMPILED: Final = Preset(
     name="best guess, not compiled", needs={}, wishes={**HALF, **GRAPHS, "streams": ON_STREAMS["streams"]}
 )
-# Near the best of recorded spaces our kernels were faster in 9 of 10 pairs (1 to 2 %; an MLP and a DLRM lost 2 to 4),
-# cuDNN's attention in 14 of 15 (2 to 3 %), and fp16 in convolutional models (2 % and more). With coordinate descent a
-# ResNet-50 is 8 % (H200) and 3 % (H100) faster than without, and 5 and 0.1 % faster than the best without; it compiles
-# for 345 and 413 s. Transformers, an MLP, a DLRM and a LeNet-5 gained nothing by it.
+# Near the best of recorded spaces, Kitsune's kernels were faster in 9 of 10 pairs (1 to 2 %; an MLP and a DLRM lost 2
+# to 4 %), cuDNN's attention in 14 of 15 (2 to 3 %), and fp16 in convolutional models (2 % and more). With coordinate
+# descent a ResNet-50 is 8 % (H200) and 3 % (H100) faster than without, and 5 and 0.1 % faster than the best without; it
+# compiles for 345 and 413 s. Transformers, an MLP, a DLRM and a LeNet-5 gained nothing.
 OPENING: Final = (
     BEST_GUESS,
     RIVAL,
@@ -107,8 +108,9 @@ OPENING: Final = (
         wishes=ON_STREAMS,
     ),
 )
-#: Where time is for only a few trials that compile. Of a GoogLeNet none ended within two minutes on an H200; the one
-#: that does not compile took 32 s, and its step 0.62 of `reduce-overhead` (results/search/2026-11-28-h200-12.jsonl).
+#: The opening if there is time for only a few trials that compile. For a GoogLeNet on an H200 none of these ended in
+#: two minutes; the trial that does not compile took 32 s, and its step took 0.62 times that of `reduce-overhead`
+#: (results/search/2026-11-28-h200-12.jsonl).
 TIGHT_OPENING: Final = (BEST_GUESS, RIVAL, NOT_COMPILED, *OPENING[2:])
 LATER: Final = (
     Preset(name="best guess, full precision", needs={}, wishes={**ON_STREAMS, **FULL}),
@@ -126,13 +128,13 @@ SLOW: Final = (
         wishes={**HALF, **GRAPHS},
     ),
 )
-# The other precisions and the other layout of the best rival. AMP alone makes launch-bound steps slower (eager MLP on
-# an H200: 1.08 ms in fp32, 1.28 ms in bf16), so a rival in bf16 only would not be at its best.
+# Variants of the best rival in the other precision and the other layout. AMP alone slows launch-bound steps down (eager
+# MLP on an H200: 1.08 ms in fp32, 1.28 ms in bf16), so a rival in bf16 only would be too weak.
 STOCK_VARIANTS: Final[Mapping[str, tuple[tuple[Choice, ...], ...]]] = {
     "precision": (("bf16",), ("tf32", "fp32")),
     "layout": (("channels_last",), ("contiguous",)),
 }
-#: All that a user of plain torch would choose by hand.
+#: All choices that a user of plain torch would make by hand.
 STOCK_ITEMS: Final = frozenset(
     item
     for preset in STOCK
@@ -146,9 +148,9 @@ def is_stock(knobs: Configuration) -> bool:
 
 
 def resolved(presets: Iterable[Preset], space: Space, avoid: Iterable[Item] = ()) -> tuple[Named, ...]:
-    """The presets on this space; of those that come to the same the first, under the name of plain torch if it has one.
+    """The presets resolved on this space without duplicates; one equal to a stock preset has the stock preset's name.
 
-    Choices in `avoid` (known to fail here) are left out where there is another one.
+    Choices in `avoid` (known to fail here) are replaced by the next choice, if there is one.
     """
     avoided = frozenset(avoid)
     rivals = [(preset.name, preset.resolve(space, avoided)) for preset in STOCK]

@@ -1,4 +1,4 @@
-"""Presets and winners of earlier runs in, what is tried without a model of anything, out. Pure."""
+"""Proposals that need no surrogate model: presets, and winning configurations of earlier runs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tuner.search.space import Configuration, Item, Space
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What to try next, who says so, and the name of the configuration if it has one."""
+    """A configuration to try, the source that proposed it, and its name if it has one."""
 
     knobs: Configuration
     source: Source
@@ -21,14 +21,14 @@ class Proposal:
 def opening(
     space: Space, presets: Iterable[Preset], known: Sequence[Configuration], avoid: frozenset[Item]
 ) -> list[Proposal]:
-    """The first trials: the nearest earlier winner, the best guess and a rival; then the other winners and presets."""
+    """The first trials: the most similar earlier winner, the best guess, a rival; then other winners and presets."""
     learned = [Proposal(space.repair(knobs), Source.KNOWN) for knobs in known]
     first = named(presets, space, avoid)
     return [*learned[:1], *first[:2], *learned[1:], *first[2:]]
 
 
 def by_hand(space: Space, trials: Sequence[Trial], avoid: frozenset[Item]) -> Iterator[Proposal]:
-    """What else one would try: quick presets, the best rival in its other variants, and last what compiles slowly."""
+    """Further presets: the quick ones, variants of the best rival, and last those that take minutes to compile."""
     yield from named(LATER, space, avoid)
     leader = best_stock(trials)
     for variant in stock_variants(space, leader.knobs if leader else {}, avoid):

@@ -1,14 +1,13 @@
-"""Trials in, the same with speedups by which they can be ranked out. Pure.
+"""Makes the speedups of trials comparable, although they were timed against different baselines in different processes.
 
-A trial is timed beside a yardstick, the step as given or the best so far, and its speedup is that of the yardstick
-times the ratio of both. What a process does to all times, as the clock of its GPU, is in both and cancels. But what the
-host launches takes another time in each process for reasons of its own, and a step that is captured whole hardly does:
-in confirmations of BERT-base and GoogLeNet on H100s and H200s `reduce-overhead` differs by 4 to 16 % (standard
-deviation), captured steps by 0.1 to 1.5 %. A ratio of the two tells how the yardstick fared: a BERT-base of 5.02 ms
-came before one of 4.69. So a captured step that stands beside what the host launches is ranked by the mean of its ratio
-and its time, in logs. The ratio's weight is the part of the yardstick's variance between processes that captured steps
-have as well, as far as this run tells: the regression of the one on the other (control variates, Lavenberg & Welch
-1981).
+A trial is timed against a yardstick: the step as given, or the best so far. Its speedup is the yardstick's speedup
+times the ratio of both. Effects on the whole process, such as the GPU clock, cancel in the ratio. But steps that the
+host launches vary between processes for other reasons, and steps captured as one graph hardly do: in confirmations of
+BERT-base and GoogLeNet on H100s and H200s the standard deviation is 4 to 16 % for `reduce-overhead`, and 0.1 to 1.5 %
+for captured steps. The ratio of the two then mostly shows how the yardstick varied: a BERT-base of 5.02 ms ranked
+before one of 4.69 ms. So a captured step with a host-launched yardstick is ranked by a weighted mean, in logs, of its
+ratio and its absolute time. The weight of the ratio is the part of the yardstick's variance between processes that
+captured steps share, estimated from this run: the regression coefficient of control variates (Lavenberg & Welch 1981).
 """
 
 import math
@@ -22,8 +21,8 @@ from tuner.search.outcomes import is_success, speedup
 from tuner.search.space import Configuration, Item
 from tuner.statistics.block_statistics import log_ratios, median
 
-#: How far processes of a step that is captured whole lie apart, before two of one are known; in half of 49
-#: confirmations on GPUs by 0.6 % at most. It counts like one such pair.
+#: Prior standard deviation of a captured step between processes, with the weight of one degree of freedom. In half of
+#: 49 confirmations on GPUs it was at most 0.6 %.
 CAPTURED_SD: Final = 0.01
 
 Key = frozenset[Item]
@@ -33,7 +32,7 @@ FIRST_ARM: Final = slice(1)  # the yardstick
 
 
 def rankable(trials: Sequence[Trial]) -> list[Trial]:
-    """In their order, which is that in which they ended: what a trial was timed beside has ended before it."""
+    """The same trials with comparable speedups. `trials` must be in the order in which they ended."""
     share, as_given = shared_part(trials), log_times(trials).get(AS_GIVEN)
     ranks = {AS_GIVEN: 0.0}  # log speedup of each configuration by its first trial
     found = []
@@ -53,9 +52,9 @@ def rankable(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def shared_part(trials: Sequence[Trial]) -> float:
-    """Of the variance between processes of what the host launches, the part that captured steps have too, 0 to 1.
+    """The part of the between-process variance of host-launched steps that captured steps share, from 0 to 1.
 
-    1 where nothing is captured, or nothing that the host launches was timed in two processes.
+    1 if nothing is captured, or if no host-launched configuration was timed in two processes.
     """
     by_process = log_times(trials)
     captured = [logs for key, logs in by_process.items() if is_captured(dict(key))]
@@ -69,7 +68,7 @@ def shared_part(trials: Sequence[Trial]) -> float:
 
 
 def log_times(trials: Iterable[Trial], which: slice = ALL_ARMS) -> dict[Key, list[float]]:
-    """Of each configuration the log of its step time in every process that timed it, as one of `which` arms."""
+    """Configuration -> log step time in each process that timed it as one of the arms in `which`."""
     found: defaultdict[Key, list[float]] = defaultdict(list)
     for trial in trials:
         arms = () if trial.measurement is None else trial.measurement.arms[which]
@@ -79,7 +78,7 @@ def log_times(trials: Iterable[Trial], which: slice = ALL_ARMS) -> dict[Key, lis
 
 
 def spread(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Sum of squares within the groups, and its degrees of freedom."""
+    """Sum of squared deviations within the groups, and its degrees of freedom."""
     squares, degrees = 0.0, 0
     for logs in groups:
         mean = sum(logs) / len(logs)
@@ -89,7 +88,7 @@ def spread(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
 
 
 def is_captured(knobs: Configuration) -> bool:
-    """Whether the whole step is one graph, which the host launches at once."""
+    """Whether the whole step is one graph, which the host launches in one call."""
     return knobs.get("capture") == "step"
 
 
@@ -102,7 +101,7 @@ def log_ms(arm: Arm) -> float:
 
 
 def with_speedup(trial: Trial, value: float) -> Trial:
-    """Its interval is as wide as it was. The trial itself where that is its speedup, but for rounding."""
+    """The trial with this median speedup and a scaled interval; the trial itself if nothing changes but rounding."""
     assert trial.comparison is not None
     was = trial.comparison.speedup
     factor = value / was.median

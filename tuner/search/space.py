@@ -1,7 +1,7 @@
-"""Which choices may be tried on this device and model, and which may stand together.
+"""The search space: which choices apply on this device and model, and which may be combined.
 
-The knobs table and the reasons why some choices do not apply go in; allowed configurations come out. Pure.
-A configuration is a mapping from knob to choice; knobs that are left out are at their default.
+It is built from the knobs table and the reasons why some choices do not apply. A configuration is a mapping from knob
+to choice; missing knobs are at their default.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,10 +24,10 @@ class Space:
 
     @classmethod
     def of(cls, inapplicable: Mapping[str, str] | None = None, table: Mapping[str, Knob] = KNOBS) -> Self:
-        """`inapplicable` maps "knob=choice" to the reason; names that are not in the table are of no effect.
+        """`inapplicable` maps "knob=choice" to the reason; names that are not in the table have no effect.
 
-        "knob=choice, other=choice" is a choice that does not apply beside that one of another knob: an exclusion that
-        holds on this device and model.
+        "knob=choice, other=choice" declares an exclusion for this device and model: the first choice does not apply
+        together with the second one.
         """
         reasons = dict(inapplicable or {})
         found = dict(table)
@@ -41,7 +41,7 @@ class Space:
         return cls(found, reasons)
 
     def choices(self, knob: str) -> tuple[Choice, ...]:
-        """What may be chosen for the knob, default first; empty when there is no such knob."""
+        """The applicable choices of a knob, default first; empty when there is no such knob."""
         entry = self.table.get(knob)
         if entry is None:
             return ()
@@ -51,7 +51,7 @@ class Space:
         )
 
     def searchable(self) -> dict[str, tuple[Choice, ...]]:
-        """The knobs that leave a choice, with what a search may choose, in table order."""
+        """Knobs with more than one choice, with the choices that a search may pick, in table order."""
         found = {name: tuple(filter(knob.is_searched, self.choices(name))) for name, knob in self.table.items()}
         return {name: choices for name, choices in found.items() if len(choices) > 1}
 
@@ -82,14 +82,14 @@ class Space:
         return {name: knobs[name] for name, knob in self.table.items() if name in knobs and knobs[name] != knob.default}
 
     def key(self, knobs: Configuration) -> frozenset[Item]:
-        """Equal for configurations that come to the same."""
+        """A hashable key, equal for configurations that differ only in explicit defaults or unknown knobs."""
         return frozenset(self.canonical(knobs).items())
 
     def repair(self, knobs: Configuration, keep: str | None = None) -> dict[str, Choice]:
-        """The nearest allowed configuration: what does not apply, or clashes, goes back to its default.
+        """The nearest allowed configuration: choices that do not apply, or clash, are reset to their defaults.
 
-        Of two knobs that clash, the one that declares the exclusion gives way, unless it is `keep` or was made to
-        serve it.
+        Of two clashing knobs, the one that declares the exclusion is reset, unless it is `keep` or was already changed
+        for its sake. {} if no repair is found.
         """
         fixed = {knob: choice for knob, choice in knobs.items() if choice in self.choices(knob)}
         kept = {keep}
@@ -109,18 +109,18 @@ class Space:
         return {}
 
     def _instead(self, exclusion: Exclusion, knobs: Configuration) -> Choice | None:
-        """What the other knob of an exclusion may be so that they do not clash: the nearest, or the first, or None."""
+        """A choice of the excluded knob that does not clash: the nearest one, else the first, else None."""
         free = [choice for choice in self.choices(exclusion.other) if choice not in exclusion.other_choices]
         now = knobs.get(exclusion.other, self.table[exclusion.other].default)
         nearest = exclusion.instead.get(now)
         return nearest if nearest in free else next(iter(free), None)
 
     def neighbours(self, knobs: Configuration) -> Iterator[tuple[Item, dict[str, Choice]]]:
-        """Every allowed configuration with one knob changed, in table order, each with the change that made it.
+        """Every allowed configuration with one knob changed, in table order, each with that change.
 
-        Where the new choice clashes with another knob, that one gives way as well: otherwise a search could never cross
-        from `capture=step` to a compile mode with graphs of its own, or back to the same kernels without. Where what
-        gives way clashes again, all other knobs go back to their defaults.
+        If the new choice clashes with another knob, that knob is changed too. Otherwise a search could never move from
+        `capture=step` to a compile mode with its own graphs, or back to the same kernels without them. If that clashes
+        again, all other knobs are reset to their defaults.
         """
         here = self.repair(knobs)
         for knob, choices in self.searchable().items():
@@ -131,7 +131,7 @@ class Space:
                     yield (knob, choice), moved
 
     def configurations(self) -> Iterator[dict[str, Choice]]:
-        """Every allowed configuration once, the default first. Lazy: their number is a product."""
+        """Every allowed configuration once, the default first. Lazy, because the number grows as a product."""
         searchable = self.searchable()
         for chosen in product(*searchable.values()):
             knobs = dict(zip(searchable, chosen, strict=True))

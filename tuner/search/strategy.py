@@ -1,12 +1,12 @@
-"""The trials so far in, the next configuration to try out. Pure: the same trials give the same proposal.
+"""The search strategy: proposes the next configuration from the trials so far. The same trials give the same proposal.
 
-The order: the step as given, against itself; the winner of an earlier run; the best guess for the device, with the
-strongest rival of plain torch beside it; the other winners and presets of the opening; then a cheap model of what each
-choice does, and every fifth time what else one would try by hand, what takes minutes to compile last (GPT-2 with
-max-autotune: 171 s on an H200). Where the model expects nothing worth a trial any more: coordinate descent from the
-best so far; then TPE; then whatever is left.
+The order: the step as given, against itself; the winner of an earlier run; the best guess for the device, and the
+strongest configuration of plain torch; the other winners and presets of the opening; then proposals of the main-effects
+model, and every fifth time another preset, with those that take minutes to compile last (GPT-2 with max-autotune: 171 s
+on an H200). When the model expects no improvement that is worth a trial: coordinate descent from the best so far, then
+TPE, then all remaining configurations.
 Mean regret on 40 simulated steps (tests/unit/tuner/simulation.py) after 9, 12 and 25 trials: 27, 17 and 3.4 %. With
-presets, descent and TPE alone, as it was before: 46, 43 and 7.1 %.
+presets, descent and TPE alone: 46, 43 and 7.1 %.
 """
 
 import hashlib
@@ -23,18 +23,18 @@ from optuna.trial import create_trial
 from kitsune.knobs import Choice
 from tuner.records import Source, Trial
 from tuner.search.main_effects import promising
-from tuner.search.outcomes import best, blamed, blamed_pairs, is_success, shunned, speedup
+from tuner.search.outcomes import best, blamed, blamed_pairs, is_success, items_to_avoid, speedup
 from tuner.search.presets import OPENING, Preset
 from tuner.search.proposal import Proposal, by_hand, opening
 from tuner.search.space import Configuration, Item, Space
 
-ASKS: Final = 10  # proposals of TPE that may repeat a known configuration before chance takes over
+ASKS: Final = 10  # proposals of TPE, which may repeat known configurations, before random ones follow
 DRAWS: Final = 100
-MODEL_AFTER: Final = 4  # trials with a result; fewer say too little about the choices
-OTHERS_TURN: Final = 5  # one of so many proposals is not the model's, but what one would try by hand
+MODEL_AFTER: Final = 4  # minimal number of trials for the main-effects model
+OTHERS_TURN: Final = 5  # every fifth proposal is a preset instead of one of the model
 
 
-def anything(_: Configuration) -> bool:
+def always(_: Configuration) -> bool:
     return True
 
 
@@ -43,18 +43,18 @@ def propose(
     trials: Sequence[Trial],
     seed: int = 0,
     *,
-    may: Callable[[Configuration], bool] = anything,
+    may: Callable[[Configuration], bool] = always,
     pending: Sequence[Configuration] = (),
     known: Sequence[Configuration] = (),
     presets: Sequence[Preset] = OPENING,
     without: frozenset[Item] = frozenset(),
 ) -> Proposal | None:
-    """The next configuration that is allowed and was not tried yet, or None when there is none left.
+    """The next allowed configuration that was not tried yet, or None when none is left.
 
-    `may` tells which configurations there is time for. `seed` is the run's; chance is drawn from it and from the number
-    of trials, so nothing needs to be remembered. `pending` are being measured by other processes: tried, without a
-    result. `known` won in earlier runs, the nearest first; what does not apply here is left out of them. A run begins
-    with these `presets`, which do `without` some choices.
+    `may`: whether there is time for a configuration. `seed`: the run's seed; random numbers derive from it and the
+    number of trials, so there is no state. `pending`: configurations that other processes are measuring. `known`:
+    winners of earlier runs, most similar step first; choices that do not apply here are removed. `presets`: the opening
+    of the run, resolved without the choices in `without`.
     """
     tried = {space.key(knobs) for knobs in (*(trial.knobs for trial in trials), *pending)}
     for proposal in proposals(space, trials, seed, pending, known, presets, without):
@@ -72,11 +72,11 @@ def proposals(
     presets: Sequence[Preset] = OPENING,
     without: frozenset[Item] = frozenset(),
 ) -> Iterator[Proposal]:
-    """Everything worth trying, the best guess first, whether or not it was tried already. Lazy."""
+    """All proposals in the order of the strategy, including configurations that were tried already. Lazy."""
     avoid = blamed(trials)
     number = len(trials) + len(pending)
     yield Proposal({}, Source.BASELINE, "eager")
-    without |= shunned(space, trials)
+    without |= items_to_avoid(space, trials)
     yield from opening(space, presets, known, without)
     if len(trials) >= MODEL_AFTER and number % OTHERS_TURN:
         yield from modelled(space, trials, pending, avoid)
@@ -94,7 +94,7 @@ def proposals(
 def modelled(
     space: Space, trials: Sequence[Trial], pending: Sequence[Configuration], avoid: frozenset[Item]
 ) -> Iterator[Proposal]:
-    """What the model of effects expects to be better than the best so far, without choices that fail here."""
+    """Proposals of the main-effects model, without choices and pairs that fail here."""
     known = costs(space, trials)
     if known:
         pairs = blamed_pairs(trials)
@@ -106,10 +106,10 @@ def modelled(
 def descent(
     space: Space, trials: Sequence[Trial], avoid: frozenset[Item], pending: Sequence[Configuration]
 ) -> list[dict[str, Choice]]:
-    """The neighbours of the best so far: those to avoid last, otherwise choices that were tried least come first.
+    """The neighbours of the best so far. Changes to `avoid` come last; then the least tried choices come first.
 
-    Of these the ones whose knob was turned least, so that a knob of which the presets know nothing gets its turn at
-    once. Ties are in table order.
+    Among these, the least changed knob comes first, so that a knob that no preset uses is tried at once. Ties are in
+    table order.
     """
     leader = best(trials)
     tried = [*(trial.knobs for trial in trials), *pending]
@@ -126,8 +126,8 @@ def descent(
 def estimated(space: Space, trials: Sequence[Trial], seed: int) -> Iterator[dict[str, Choice]]:
     """Proposals of the tree-structured Parzen estimator (Bergstra et al. 2011), then random ones; all allowed.
 
-    The study is rebuilt from our trials each time, since they are the only truth. Every trial says something about
-    every knob, so Optuna's `group=True` (for conditional knobs) would change nothing.
+    The study is rebuilt from the trials each time, so there is no second state. Every trial sets every knob, so
+    Optuna's `group=True` (for conditional knobs) would change nothing.
     """
     searchable = space.searchable()
     if not searchable:
@@ -140,7 +140,7 @@ def estimated(space: Space, trials: Sequence[Trial], seed: int) -> Iterator[dict
         params = {knob: knobs.get(knob, space.table[knob].default) for knob in searchable}
         study.add_trial(create_trial(params=params, distributions=distributions, value=cost))
     for _ in range(ASKS):
-        # An asked trial stays open, and the sampler keeps away from open ones: asking again does not repeat itself.
+        # An asked trial stays open, and the sampler avoids open trials, so asking again does not repeat it.
         yield space.repair(study.ask(distributions).params)
     rng = random.Random(seed)  # noqa: S311 - a search, not secrets
     for _ in range(DRAWS):
@@ -148,7 +148,7 @@ def estimated(space: Space, trials: Sequence[Trial], seed: int) -> Iterator[dict
 
 
 def quiet_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
-    """A new study in memory, without the line that Optuna logs for it; the caller's own verbosity stays as it is."""
+    """A new in-memory study, without Optuna's log line for it; the caller's log verbosity is restored."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -158,12 +158,12 @@ def quiet_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
 
 
 def costs(space: Space, trials: Sequence[Trial]) -> list[tuple[Configuration, float]]:
-    """Log of the relative step time of each trial of this space; a failed one costs more than any that worked.
+    """Log of the relative step time of each search trial in this space; a failed trial costs more than any other.
 
-    Trials of a choice that is no longer searched are left out: the sampler knows none.
+    Trials with a choice that is no longer searched are left out, because the sampler does not know it.
 
-    A penalty and not Optuna's FAIL, which the sampler ignores: it would walk into the same wall again (measured on a
-    simulated surface: regret of 21 % with FAIL, 13 % with a penalty, after 60 trials).
+    Failures get a penalty instead of Optuna's FAIL state, which the sampler ignores and so proposes the same failure
+    again (on a simulated surface: regret of 21 % with FAIL, 13 % with a penalty, after 60 trials).
     """
     ours = [trial for trial in trials if trial.source.is_search and space.allows(trial.knobs) is None]
     fitting = [trial for trial in ours if all(space.table[knob].is_searched(c) for knob, c in trial.knobs.items())]

@@ -1,1 +1,1 @@
-"""Raw times to intervals, verdicts and evidence. Pure: no clock, no device."""
+"""Statistics of raw step times: intervals, verdicts and evidence. Pure functions without clock or device."""

@@ -1,4 +1,4 @@
-"""Raw block times in, a Comparison with interval and verdict out. Pure Python, no clock, no device."""
+"""Statistics of the blocks of one process: paired comparison, bootstrap interval, signed-rank test and verdict."""
 
 import hashlib
 import math
@@ -12,8 +12,8 @@ from kitsune.errors import MeasureError
 from kitsune.plan import Interval
 from tuner.records import Comparison, Measurement, Verdict
 
-THRESHOLD: Final = 0.005  # a difference below 0.5 % is not worth a claim
-SAME_WITHIN: Final = 0.01  # one that is surely below 1 % is none
+THRESHOLD: Final = 0.005  # differences below 0.5 % are never claimed
+SAME_WITHIN: Final = 0.01  # differences certainly below 1 % count as none
 ALPHA: Final = 0.01
 MIN_BLOCKS: Final = 6  # below this no verdict; the exact test cannot reach p < 0.01 with fewer than 8
 RESAMPLES: Final = 2000
@@ -28,12 +28,12 @@ def compare(
     threshold: float = THRESHOLD,
     resamples: int = RESAMPLES,
 ) -> Comparison:
-    """A candidate against a baseline, both in ms per step; element i of both was timed within the same round.
+    """Compares a candidate with a baseline, in ms per step; element i of both was timed in the same round.
 
     The estimate is the median of the paired log-ratios, the interval its 95 % percentile bootstrap (Efron 1979), the
     p-value a two-sided Wilcoxon signed-rank test. Swapping the arguments inverts the speedup and mirrors the verdict.
-    `threshold` is relative (0.005 = 0.5 %). What holds for these blocks holds for their process alone: another one may
-    lie elsewhere, so a claim about the step takes `tuner.statistics.process_statistics`.
+    `threshold` is relative (0.005 = 0.5 %). The result holds for this process only, because processes differ; claims
+    about the step need `tuner.statistics.process_statistics`.
     Raises MeasureError when the blocks are not pairs of positive finite times, or when there are none.
     """
     ratios = log_ratios(baseline_ms, candidate_ms)
@@ -48,11 +48,11 @@ def compare(
 
 
 def verdict(low: float, high: float, p_value: float, threshold: float = THRESHOLD) -> Verdict:
-    """What the 95 % interval [low, high] of the log speedup and the p-value allow us to say.
+    """The verdict by the 95 % interval [low, high] of the log speedup and the p-value.
 
     FASTER: p < 0.01 and the whole interval above +threshold. SLOWER: the mirror image. SAME: the whole interval within
-    1 % of 1, whatever p is. AMBIGUOUS: everything else; more samples would decide. How noisy the step is against
-    itself is no part of it: the interval has that noise in it already.
+    1 % of 1, for any p. AMBIGUOUS: everything else; more samples would decide. The noise of the step against itself is
+    not used, because the interval contains it already.
     """
     margin, same = math.log1p(threshold), math.log1p(SAME_WITHIN)
     if p_value < ALPHA and low > margin:
@@ -65,17 +65,20 @@ def verdict(low: float, high: float, p_value: float, threshold: float = THRESHOL
 
 
 def noise_floor(same: Comparison) -> float:
-    """The largest relative difference that a comparison of the baseline with itself (A/A) leaves possible.
+    """The largest relative difference within the interval of an A/A comparison (the baseline with itself).
 
     0.004 when the interval of its speedup is [0.997, 1.004]; infinite where the interval begins at 0, which excludes no
-    difference at all. It tells people how quiet a machine is, and decides nothing.
+    difference. It shows users how quiet a machine is and is used in no decision.
     """
     slowest = 1.0 / same.speedup.low if same.speedup.low > 0 else math.inf
     return max(same.speedup.high, slowest, 1.0) - 1.0
 
 
 def log_ratios(baseline_ms: Sequence[float], candidate_ms: Sequence[float]) -> list[float]:
-    """ln(baseline / candidate) of each pair: positive where the candidate is faster. Raises MeasureError."""
+    """ln(baseline / candidate) of each pair: positive where the candidate is faster.
+
+    Raises MeasureError for unequal lengths, no blocks, or a time that is not positive and finite.
+    """
     if len(baseline_ms) != len(candidate_ms):
         raise MeasureError(
             f"{len(baseline_ms)} blocks of the baseline against {len(candidate_ms)} of the candidate: "
@@ -86,7 +89,7 @@ def log_ratios(baseline_ms: Sequence[float], candidate_ms: Sequence[float]) -> l
     for time_ms in (*baseline_ms, *candidate_ms):
         if not (math.isfinite(time_ms) and time_ms > 0):
             raise MeasureError(f"a block took {time_ms} ms per step: a time must be positive and finite")
-    # A difference of logs, not the log of a quotient: swapping the arguments then negates it to the last bit.
+    # A difference of logs, not the log of a quotient, so that swapping the arguments negates it exactly.
     return [math.log(slow) - math.log(fast) for slow, fast in zip(baseline_ms, candidate_ms, strict=True)]
 
 
@@ -143,7 +146,7 @@ def ranked(sizes: Sequence[float]) -> tuple[list[float], list[int]]:
 
 
 def exact_p(n: int, rank_sum: int) -> float:
-    """P(a signed-rank sum at least as far from its mean as `rank_sum`), by counting all 2**n signs."""
+    """P(a signed-rank sum at least as far from its mean as `rank_sum`), by counting all 2**n sign assignments."""
     total = n * (n + 1) // 2
     counts = [1] + [0] * total  # counts[s] = subsets of the ranks so far whose sum is s
     for rank in range(1, n + 1):
@@ -154,17 +157,17 @@ def exact_p(n: int, rank_sum: int) -> float:
 
 
 def normal_p(n: int, rank_sum: float, ties: Sequence[int]) -> float:
-    """The same for many differences or with ties, by the normal approximation."""
+    """The p-value by the normal approximation, for many differences or ties."""
     variance = n * (n + 1) * (2 * n + 1) / 24 - sum(size**3 - size for size in ties) / 48
     distance = abs(rank_sum - n * (n + 1) / 4) - 0.5
     return min(1.0, math.erfc(max(0.0, distance) / math.sqrt(2 * variance)))
 
 
 def order(rounds: int, arms: int, seed: int = 0) -> tuple[tuple[int, ...], ...]:
-    """In which order the arms 0..arms-1 run in each round.
+    """The order in which the arms 0..arms-1 run in each round.
 
-    Rounds come in pairs, a random permutation and its reverse (ABBA for two arms): over a pair every arm has the same
-    mean position, so a linear drift of the clock hits all arms alike, and no arm always follows the same other one.
+    Rounds come in pairs, a random permutation and its reverse (ABBA for two arms). Over a pair all arms have the same
+    mean position, so a linear clock drift affects them equally, and no arm always follows the same other one.
     """
     rng = random.Random(seed)  # noqa: S311 - statistics, not secrets
     plan: list[tuple[int, ...]] = []
@@ -175,9 +178,10 @@ def order(rounds: int, arms: int, seed: int = 0) -> tuple[tuple[int, ...], ...]:
 
 
 def samples_digest(processes: Sequence[Measurement]) -> str:
-    """SHA-256 (hex) of the canonical JSON of the raw samples: of each process its arms, choices and blocks' times.
+    """SHA-256 (hex) of the canonical JSON of the raw samples: arms, choices and block times of each process.
 
-    Of one process alone it is that of its object, not of a list of one, as in plans of before several were measured.
+    A single process is hashed as an object, not as a list of one, for compatibility with plans from when only one
+    process was measured.
     """
     raw = [_raw(measurement) for measurement in processes]
     return hashlib.sha256(canonical_json(raw if len(raw) > 1 else raw[0]).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Curves of trainings by a plan and plainly in, whether they are the same training out. Pure."""
+"""Compares loss curves of trainings with and without a plan, and decides whether the plan trains equally well."""
 
 import math
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from kitsune.base.base_record import Record
 from kitsune.plan import Environment
 from tuner.statistics.student_t import quantile
 
-#: Of the points of a curve, those at its end whose mean is compared: one point alone is noisy.
+#: Last fraction of a curve whose mean is compared, because a single point is noisy.
 LAST_SHARE: Final = 0.25
-#: Of the means of two arms that are the same, chance calls so many the same.
+#: Probability that two equal arms are found equal.
 CONFIDENCE: Final = 0.99
-#: Of the loss: what nobody asks for, where the seeds lie closer together than that.
+#: Minimal tolerance relative to the loss, for seeds that are closer together than this.
 FLOOR: Final = 1e-3
-#: Of the loss before training: who learns less has shown nothing.
+#: Minimal reduction of the loss, relative to the loss before training; with less the result is unclear.
 LEAST_LEARNED: Final = 0.02
-#: Of what is learnt: seeds that let the arms be further apart than that tell nothing.
+#: Maximal tolerance relative to the reduction of the loss; with more the result is unclear.
 MOST_ALLOWED: Final = 0.5
 
 ALL_ALIKE: Final = (
@@ -32,7 +32,7 @@ ArmName = Literal["plain", "plan"]
 
 
 class Learned(StrEnum):
-    """Whether the plan trains as the step as given does. Unclear: little is learnt, or the seeds are far apart."""
+    """Whether the plan trains like the step as given. Unclear: little is learnt, or the seeds are far apart."""
 
     SAME = "same"
     DIFFERS = "differs"
@@ -40,9 +40,9 @@ class Learned(StrEnum):
 
 
 class Curve(Record):
-    """One training: the loss on the held-out batches before it, and then at each of `steps`.
+    """One training: the loss on the held-out batches before it (`start`) and after each of `steps`.
 
-    `trained` is the mean loss of the training steps since the point before. `ended`: why it was given up, or empty.
+    `trained`: mean loss of the training steps since the previous point. `ended`: why it was aborted, or empty.
     """
 
     seed: int
@@ -55,12 +55,12 @@ class Curve(Record):
 
     @property
     def final(self) -> float:
-        """The held-out loss at the end, over the last quarter of the points."""
+        """Mean held-out loss over the last quarter of the points."""
         return fmean(self.held_out[-max(1, round(LAST_SHARE * len(self.held_out))) :])
 
 
 class Outcome(Record):
-    """Mean held-out loss at the end by each arm, how far they are apart, and how far the seeds let them be."""
+    """Final mean held-out loss of each arm, and the difference that the spread between seeds allows (`allowed`)."""
 
     verdict: Learned
     reason: str
@@ -72,7 +72,7 @@ class Outcome(Record):
 
 
 class Verification(Record):
-    """The evidence of `kitsune verify`: the plan, on what it was trained and where, and all curves."""
+    """The evidence of `kitsune verify`: plan, workload, environment and all curves."""
 
     plan_id: str
     workload: str
@@ -86,10 +86,10 @@ class Verification(Record):
 
 
 def judge(curves: Sequence[Curve]) -> Outcome:
-    """Two means over the same seeds, by Student's t with the variance within both arms.
+    """Compares the mean final losses by Student's t-test with the pooled variance within the arms.
 
-    Both arms begin at the same weights and see the same batches, so that chance sets them less far apart than two arms
-    of their own seeds, as the test supposes. Raises ValueError with fewer than two seeds.
+    Both arms start from the same weights and see the same batches, so they differ less by chance than the independent
+    arms that the test assumes. Raises ValueError with fewer than two seeds.
     """
     plain, plan = ([curve for curve in curves if curve.arm == arm] for arm in ("plain", "plan"))
     if min(len(plain), len(plan)) < 2:
@@ -111,13 +111,13 @@ def _compared(start: float, plain: Sequence[float], plan: Sequence[float]) -> Ou
     spread = math.sqrt(fmean((variance(plain), variance(plan))))
     standard_error = spread * math.sqrt(1 / len(plain) + 1 / len(plan))
     allowed = max(FLOOR * abs(means[0]), quantile(len(plain) + len(plan) - 2, CONFIDENCE) * standard_error)
-    verdict, reason = _said(start, *means, allowed)
+    verdict, reason = _verdict(start, *means, allowed)
     return Outcome(
         verdict=verdict, reason=reason, start=start, plain=means[0], plan=means[1], spread=spread, allowed=allowed
     )
 
 
-def _said(start: float, plain: float, plan: float, allowed: float) -> tuple[Learned, str]:
+def _verdict(start: float, plain: float, plan: float, allowed: float) -> tuple[Learned, str]:
     learnt = start - plain
     if learnt < LEAST_LEARNED * abs(start):
         return Learned.UNCLEAR, f"the step as given learns nothing: held-out loss {start:.4g} before, {plain:.4g} after"

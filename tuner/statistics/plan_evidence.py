@@ -1,4 +1,4 @@
-"""Measurements in, the plan with its evidence out. Pure."""
+"""Decides by the measurements of a confirmation which arm becomes the plan, and builds the plan with its evidence."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ from tuner.statistics.process_statistics import (
     Prior,
     apart,
     confirm,
+    has_too_large_spread,
     is_plainly_faster,
-    is_restless,
     scatter,
 )
 
 EAGER, STOCK, CANDIDATE = "eager", "stock", "candidate"
-#: The best so far, which a trial is timed against.
+#: The baseline arm of a trial if that is the best configuration so far.
 RIVAL: Final = "rival"
 
 #: The step as given is its own reference.
@@ -38,16 +38,16 @@ UNCHANGED = Numerics(
     note="the step as given",
 )
 PROVEN_BEFORE = "proven when it was first tried"
-CALLED: Final = {EAGER: "the step as given", STOCK: "the best stock configuration"}
+ARM_NAMES: Final = {EAGER: "the step as given", STOCK: "the best stock configuration"}
 CERTAIN: Final = (Verdict.FASTER, Verdict.SLOWER)
-WAYS_OUT: Final[Mapping[CauseKind, str]] = {
+REMEDIES: Final[Mapping[CauseKind, str]] = {
     CauseKind.LOAD: "end what else runs here, or tune when this machine is idle",
     CauseKind.STEAL: "tune at another hour, or on a machine whose cores are not shared",
     CauseKind.QUOTA: "give this container more CPU time",
     CauseKind.GPU_PROCESS: "end the other processes on the GPU, or choose another one",
     CauseKind.GPU_CLOCK: "let the GPU cool, or lock its clocks (nvidia-smi --lock-gpu-clocks)",
 }
-WAY_OUT_UNSEEN: Final = (
+REMEDY_UNSEEN: Final = (
     "no cause of it was seen: close what else runs here and tune again; kitsune doctor --measure shows what this "
     "machine can tell"
 )
@@ -57,9 +57,9 @@ WAY_OUT_UNSEEN: Final = (
 class Decision:
     """Which arm becomes the plan, which arm its gain is quoted against, and what decided.
 
-    They are one and the same arm unless the verdict is FASTER. The verdict: FASTER (the candidate over the best stock
-    configuration), SAME (it is surely no gain of 1 %), AMBIGUOUS or TOO_NOISY (these samples do not tell; `note` says
-    why, and the way out). `found` is of the candidate over the best stock configuration.
+    Both are the same arm unless the verdict is FASTER. Verdicts: FASTER (the candidate beats the best stock
+    configuration), SAME (a gain of 1 % is excluded), AMBIGUOUS or TOO_NOISY (the samples do not decide; `note` says
+    why, and what to do). `found` compares the candidate with the best stock configuration.
     """
 
     chosen: str
@@ -74,7 +74,7 @@ class Decision:
 
 
 def compare_arms(measurement: Measurement, baseline: str, candidate: str) -> Comparison:
-    """The candidate arm against the baseline arm, paired by round: what one process says, which is no proof.
+    """The candidate arm against the baseline arm in one process, paired by round. Not sufficient as evidence.
 
     AMBIGUOUS where disturbed rounds had to be kept.
     """
@@ -84,9 +84,9 @@ def compare_arms(measurement: Measurement, baseline: str, candidate: str) -> Com
 
 
 def over(found: Comparison, rival: Comparison) -> Comparison:
-    """What was found over a rival, over what that rival was compared with: speedups are multiplied.
+    """Converts a comparison over a rival into one over the rival's own baseline, by multiplying the speedups.
 
-    The rival's own interval is left out: trials of one rival are ranked, and it is the same in all of them.
+    The rival's interval is ignored, because it is the same for all trials that are ranked against this rival.
     """
     factor = rival.speedup.median
     low, middle, high = (factor * each for each in (found.speedup.low, found.speedup.median, found.speedup.high))
@@ -101,14 +101,14 @@ def over(found: Comparison, rival: Comparison) -> Comparison:
 
 
 def words(knobs: Mapping[str, Choice]) -> str:
-    """A configuration in words, in the order of the knobs table: "eager" when nothing is changed."""
+    """A configuration as text, in the order of the knobs table; "eager" when all knobs are at their defaults."""
     return ", ".join(f"{name}={knobs[name]}" for name in KNOBS if name in knobs) or EAGER
 
 
 def confirmation_arms(
     candidate: Mapping[str, Choice], stock: Mapping[str, Choice] | None, *, with_eager: bool = True
 ) -> tuple[ArmSpec, ...]:
-    """The step as given, the best stock configuration and the candidate, none of them twice; the last one is proven."""
+    """The step as given, the best stock configuration and the candidate, without duplicates; the candidate is last."""
     arms = [ArmSpec(name=EAGER)] if with_eager else []
     if stock:
         arms.append(ArmSpec(name=STOCK, knobs=stock))
@@ -118,16 +118,16 @@ def confirmation_arms(
 
 
 def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Decision:
-    """What a confirmation allows: one Measurement for each fresh process, the candidate its last arm.
+    """The decision of a confirmation. `processes`: a Measurement of each fresh process, with the candidate as last arm.
 
-    All have the same arms, but for the step as given, which some may lack and not all. A speedup is of the processes
-    that have both arms.
-    The candidate becomes the plan when it is FASTER than the best stock configuration: the better one, by these very
-    samples, of the step as given and of what was the best in the search. Otherwise the plan is the best stock
-    configuration itself; the step as given, unless the other is FASTER than it or seems so by more than 1 %. That is
-    settled, however few processes have timed both, where most rounds of each show a gain that no noise makes.
-    `prior`: from `prior_of` the evidence of an equal plan, where torch, driver and model are the same; two processes
-    then decide nearly as well as five.
+    All have the same arms, except that some (not all) may lack the step as given. A speedup uses the processes that
+    have both arms.
+    The candidate becomes the plan if it is FASTER than the best stock configuration, which is the better one of the
+    step as given and the search's best stock configuration by these samples. Otherwise the plan is a stock
+    configuration: the step as given, unless the other one is FASTER or has a median gain above 1 %. That choice is
+    certain with any number of processes if most rounds of each show a gain above any noise.
+    `prior`: from `prior_of` the evidence of an equal plan with equal torch, driver and model; two processes then decide
+    nearly as well as five.
     """
     used = undisturbed(processes)
     stock = _best_stock(used)
@@ -141,7 +141,7 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
     over_eager, noise_of_eager = judged(used, EAGER, stock)
     kept = stock if _seems_faster(over_eager.comparison) else EAGER
     is_settled = len(used) > 1 and _is_plainly_faster(used, EAGER, stock)
-    said = _said_of((over_stock,) if is_settled else (over_stock, over_eager))
+    said = _least_certain((over_stock,) if is_settled else (over_stock, over_eager))
     note = ""
     if said is Verdict.TOO_NOISY:
         note = too_noisy(noise or noise_of_eager, used)
@@ -153,9 +153,9 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
 def judged(
     processes: Sequence[Measurement], baseline: str, candidate: str, prior: Prior | None = None
 ) -> tuple[Confirmed, str]:
-    """What the samples say of two arms, and what makes them too noisy to say it. What is certain stays certain.
+    """The comparison of two arms, and why it is too noisy (empty if it is not). A certain verdict is never replaced.
 
-    An arm is surely as fast as itself, by one process too, where its own times do not lie far apart.
+    An arm compared with itself is SAME, even from one process, unless its times are too noisy.
     """
     processes = _of_both(processes, baseline, candidate)
     found = confirm(_times(processes, baseline), _times(processes, candidate), prior)
@@ -164,7 +164,7 @@ def judged(
     disturbed = any(measurement.disturbed for measurement in processes)
     if found.comparison.verdict in CERTAIN and not disturbed:
         return found, ""
-    noise = next(_noises(processes, baseline, found), "")
+    noise = next(_noise_signs(processes, baseline, found), "")
     if not noise:
         return found, ""
     comparison = found.comparison.model_copy(update={"verdict": Verdict.TOO_NOISY})
@@ -172,32 +172,32 @@ def judged(
 
 
 def too_noisy(noise: str, processes: Sequence[Measurement]) -> str:
-    """What lay apart, the causes that were seen, one of a kind, and the way out."""
+    """The message for a verdict of TOO_NOISY: the noise, the causes that were seen (one per kind), and what to do."""
     causes = {cause.kind: cause.seen for cause in chain.from_iterable(each.causes for each in processes)}
     if not causes:
-        return f"{noise}; {WAY_OUT_UNSEEN}"
-    ways = dict.fromkeys(WAYS_OUT[kind] for kind in causes)
+        return f"{noise}; {REMEDY_UNSEEN}"
+    ways = dict.fromkeys(REMEDIES[kind] for kind in causes)
     return f"{noise}, while {' and '.join(causes.values())}; {'; '.join(ways)}"
 
 
 def undisturbed(processes: Sequence[Measurement]) -> Sequence[Measurement]:
-    """Without those that kept disturbed rounds, where at least two others are left, one with the step as given."""
+    """The processes without disturbed rounds if these are at least two, one with the step as given; else all."""
     quiet = [measurement for measurement in processes if not measurement.disturbed]
     return quiet if len(quiet) > 1 and has_eager(quiet) else processes
 
 
 def has_eager(processes: Sequence[Measurement]) -> bool:
-    """Whether one of them has timed the step as given, without which nothing can be said."""
+    """Whether a process has timed the step as given, which every result needs."""
     return bool(arms_of(processes, EAGER))
 
 
 def arms_of(processes: Sequence[Measurement], name: str) -> list[Arm]:
-    """Those of this name, of all processes that have timed it."""
+    """The arms of this name in all processes that timed it."""
     return [arm for measurement in processes for arm in measurement.arms if arm.name == name]
 
 
 def prior_of(evidence: Evidence) -> Prior | None:
-    """What a plan's evidence says of how far processes lie apart, for `decide`; None where it says nothing."""
+    """The spread between processes from a plan's evidence, for `decide`; None if the evidence has none."""
     if evidence.process_spread is None:
         return None
     return Prior(evidence.process_spread, evidence.process_degrees, evidence.baseline)
@@ -210,7 +210,7 @@ def plan_from(
     inspection: Inspection,
     numerics: Mapping[str, Numerics],
 ) -> Plan:
-    """The plan that was decided on. `numerics`: of the best stock configuration and of the candidate, by arm."""
+    """The plan of a decision. `numerics`: arm -> numerics of the best stock configuration and of the candidate."""
     used = undisturbed(processes)
     return Plan(
         knobs=dict(arms_of(used, decision.chosen)[0].knobs),
@@ -225,7 +225,7 @@ def plan_from(
 def evidence(
     processes: Sequence[Measurement], decision: Decision, run_id: str, proven: Mapping[str, Numerics]
 ) -> Evidence:
-    """What the samples say of the chosen arm; a speedup of an arm over itself is exactly 1."""
+    """The evidence for the chosen arm. The speedup of an arm over itself is exactly 1."""
     is_gain = decision.chosen != decision.baseline
     spread = decision.found.spread
     both = _of_both(processes, decision.baseline, decision.chosen)
@@ -258,7 +258,7 @@ def _arm(measurement: Measurement, name: str) -> Arm:
 
 
 def _of_both(processes: Sequence[Measurement], *names: str) -> Sequence[Measurement]:
-    """Those that have timed both."""
+    """The processes that have timed all these arms."""
     return [each for each in processes if set(names) <= {arm.name for arm in each.arms}]
 
 
@@ -267,7 +267,7 @@ def _times(processes: Sequence[Measurement], name: str) -> list[tuple[float, ...
 
 
 def _step_ms(arms: Sequence[Arm]) -> float:
-    """Median of the medians of the processes."""
+    """Median over the processes of their medians."""
     return median([median(arm.step_ms) for arm in arms])
 
 
@@ -277,23 +277,23 @@ def _best_stock(processes: Sequence[Measurement]) -> str:
     return STOCK if _speedup(processes, EAGER, STOCK).median > 1 else EAGER
 
 
-def _noises(processes: Sequence[Measurement], baseline: str, found: Confirmed) -> Iterator[str]:
-    """Each sign that this machine was too restless for an answer, in words."""
+def _noise_signs(processes: Sequence[Measurement], baseline: str, found: Confirmed) -> Iterator[str]:
+    """Each sign that the machine was too noisy for a verdict, as text."""
     times = _times(processes, baseline)
-    what = CALLED.get(baseline, f"the {baseline}")
+    what = ARM_NAMES.get(baseline, f"the {baseline}")
     if any(measurement.disturbed for measurement in processes):
         yield "the machine was disturbed in nearly every round"
     if apart(times) > FAR_APART:
         yield f"{what} took {apart(times):.1f} times as long in one process as in another"
     if scatter(times) > FAR_APART:
         yield f"blocks of {what} lay {scatter(times):.1f} times apart in one process"
-    if is_restless(found):
+    if has_too_large_spread(found):
         speedup = found.comparison.speedup
         yield f"the gain lies anywhere between {speedup.low:.2f} and {speedup.high:.2f} times"
 
 
 def _undecided(over_stock: Confirmed, over_eager: Confirmed) -> str:
-    """Of the candidate over the best stock configuration, and of that over the step as given: what is left open."""
+    """The message for an undecided comparison: of the candidate, else of the best stock configuration."""
     is_open = over_stock.comparison.verdict is Verdict.AMBIGUOUS
     what = "the best candidate" if is_open else "the best stock configuration, over the step as given,"
     found = over_stock if is_open else over_eager
@@ -306,7 +306,7 @@ def _undecided(over_stock: Confirmed, over_eager: Confirmed) -> str:
 
 
 def _throttled(processes: Sequence[Measurement]) -> str:
-    """That the GPU was slowed down in more than half of the processes, which hits all arms."""
+    """A note if the GPU was throttled in more than half of the processes, which affects all arms; else empty."""
     seen = [cause.seen for each in processes for cause in each.causes if cause.kind is CauseKind.GPU_CLOCK]
     return f"measured while {seen[0]}" if 2 * len(seen) > len(processes) else ""
 
@@ -315,8 +315,8 @@ def _left_out(count: int, of: int) -> str:
     return f"{count} of {of} processes left out, as the machine was disturbed" if count else ""
 
 
-def _said_of(compared: Sequence[Confirmed]) -> Verdict:
-    """Of a run that found no certain gain: the least that any comparison allows to be said."""
+def _least_certain(compared: Sequence[Confirmed]) -> Verdict:
+    """The verdict of a run without a certain gain: the least certain one of the comparisons."""
     said = {found.comparison.verdict for found in compared}
     return next((unclear for unclear in (Verdict.TOO_NOISY, Verdict.AMBIGUOUS) if unclear in said), Verdict.SAME)
 
@@ -331,7 +331,7 @@ def _seems_faster(comparison: Comparison) -> bool:
 
 
 def _numerics(processes: Sequence[Measurement], chosen: str, proven: Mapping[str, Numerics]) -> Numerics:
-    """The newest proof of this arm: a process proves its last arm only, and must not be told of another one."""
+    """The newest numerics of this arm. A process checks the numerics of its last arm only."""
     if not arms_of(processes, chosen)[0].knobs:
         return UNCHANGED
     if chosen == processes[0].arms[-1].name:

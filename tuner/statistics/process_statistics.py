@@ -1,7 +1,7 @@
-"""Block times of several fresh processes in; speedup, intervals and verdict, with the spread between them, out. Pure.
+"""Statistics over several fresh processes: speedup, Student's interval, spread between processes and verdict.
 
-What sits in a process (address layout, clocks at its start, an autotuner's choice) shifts all its blocks alike. So a
-process is one value, the median of its paired log-ratios, and the interval is Student's over these values.
+Properties of a process (address layout, clocks at its start, an autotuner's choice) shift all its blocks equally. So
+each process counts as one value, the median of its paired log-ratios, and the interval is Student's over these values.
 Simulated false claims and coverage: `python -m benchmarks.verdicts`.
 """
 
@@ -18,30 +18,32 @@ from tuner.statistics.block_statistics import MIN_BLOCKS, bootstrap_interval, lo
 from tuner.statistics.student_t import quantile, two_sided_p
 
 PROCESSES: Final = 5
-#: Fewer prove little: two that found 1.062 and 1.064 times leave p = 0.011.
+#: Fewer processes rarely decide: two that found speedups of 1.062 and 1.064 give p = 0.011.
 LEAST_PROCESSES: Final = 3
 ROUNDS: Final = 10
-#: An earlier proof counts as much as a confirmation of five processes, however many were pooled in it.
+#: An earlier confirmation counts like one of five processes at most, however many were pooled in it.
 MAX_PRIOR_DEGREES: Final = PROCESSES - 1
-#: Variances of 1 and 4 degrees of freedom lie further apart once in 25 times when nothing has changed.
+#: Maximal ratio of the found variance to the prior one. With 1 and 4 degrees of freedom it is exceeded once in 25 times
+#: by chance.
 PRIOR_HOLDS_UP_TO: Final = 9.0
-#: Of the log speedup, between processes of two runs. Those of one run lie closer, by chance and since they are of one
-#: minute: of a ResNet-50 on an H200 four lay 0.13 % apart, and two some minutes later 0.8 %.
+#: Minimal standard deviation of the log speedup between processes of two runs. Processes of one run are closer, by
+#: chance and because they run within a minute: four of a ResNet-50 on an H200 were 0.13 % apart, and two some minutes
+#: later 0.8 %.
 LEAST_DEVIATION: Final = 0.001
-#: Student's interval of such five processes reaches 5 % to either side: no ordinary gain shows in it.
-RESTLESS: Final = 0.04
-#: The times of a baseline, between processes or from block to block: slowest over fastest.
+#: Standard deviation from which Student's interval of five processes reaches 5 % to either side and hides usual gains.
+MAX_DEVIATION: Final = 0.04
+#: Ratio of slowest to fastest time of a baseline, between processes or blocks, above which the times are too noisy.
 FAR_APART: Final = 1.25
-_NORMAL: Final = 1.96  # Student's quantile of very many degrees of freedom
-_WIDEST: Final = math.log(1e6)  # two processes that disagree leave an interval that no float holds
+_NORMAL: Final = 1.96  # Student's quantile for very many degrees of freedom
+_WIDEST: Final = math.log(1e6)  # limit of an interval: that of two processes that disagree may overflow a float
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """How far processes lay apart when an equal plan was proven with an equal torch, driver and model.
+    """The spread between processes when an equal plan was confirmed with equal torch, driver and model.
 
-    `deviation`: standard deviation of the log speedup between processes, with so many `degrees` of freedom.
-    `baseline`: the configuration in words that the speedup was over; of another one it says nothing.
+    `deviation`: standard deviation of the log speedup between processes, with `degrees` degrees of freedom.
+    `baseline`: the baseline of that speedup as text; the prior does not apply to another baseline.
     """
 
     deviation: float
@@ -51,12 +53,11 @@ class Prior:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is done to confirm a candidate.
+    """The size of a confirmation.
 
-    `processes` are timed: fewer where time ends, though not less than `least`, and up to `most` where it is enough for
-    another one, by what those took that have ended. `prior`: how far those of an equal plan lay apart. `proof_s`: what
-    the long look at the numbers may take; 0 where there is no time for one. None is taken where `proof` is one of an
-    equal plan.
+    `processes`: how many are timed; if time runs out fewer, but at least `least`, and if time is left up to `most`.
+    `prior`: spread between the processes of an equal plan. `proof_s`: time for the long numerics gate; 0 if there is no
+    time for it. `proof`: the result of the long gate for an equal plan, which replaces the gate.
     """
 
     processes: int
@@ -69,7 +70,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Standard deviation of the log speedup between processes, and its degrees of freedom: 0 when it is not known."""
+    """Standard deviation of the log speedup between processes, and its degrees of freedom (0: unknown)."""
 
     deviation: float
     degrees: int
@@ -77,9 +78,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """A candidate against a baseline in several processes.
+    """A comparison of a candidate with a baseline over several processes.
 
-    `prediction`: measured in one more fresh process, the speedup lies in it 95 % of the time; None of one process.
+    `prediction`: 95 % prediction interval of the speedup in one more fresh process; None with one process.
     """
 
     comparison: Comparison
@@ -89,23 +90,24 @@ class Confirmed:
 
     @property
     def has_prior(self) -> bool:
-        """Whether the spread of an earlier proof is in it: without, there is one degree of freedom less than values."""
+        """Whether a prior was pooled: without one, there is one degree of freedom less than processes."""
         return self.spread.degrees >= self.processes
 
 
 def confirm(
     baseline_ms: Sequence[Sequence[float]], candidate_ms: Sequence[Sequence[float]], prior: Prior | None = None
 ) -> Confirmed:
-    """Element p of both holds the ms per step of the blocks of process p, paired by round.
+    """Compares a candidate with a baseline. Element p of both holds the ms per step of the blocks of process p, paired
+    by round.
 
-    The speedup is the exponential of the mean of the process values, its interval Student's (95 %), the p-value that of
-    the t-test against "no difference". With a prior its variance is pooled with the one found, weighted by degrees of
-    freedom (as in an analysis of variance with equal variances), unless the two contradict each other. A difference
-    larger than any that noise makes takes the interval alone: two processes that find 4.15 and 3.97 times have one of
-    2.28 to 6.92, and p = 0.01. One process alone decides nothing: its interval is the bootstrap of its own blocks. The
-    prediction takes processes to lie at least as far apart as the scatter of their own rounds makes the median of a few
-    of them: simulated with bursts of other load it came true 88 % of the time without that, 96 % with it. Raises
-    MeasureError as `log_ratios` does.
+    The speedup is the exponential of the mean of the process values, with Student's 95 % interval and the p-value of
+    the t-test against "no difference". The variance of a prior is pooled with the one found, weighted by degrees of
+    freedom (as in an analysis of variance with equal variances), unless they contradict each other. If the difference
+    is larger than any noise, the interval alone decides the verdict: two processes with speedups of 4.15 and 3.97 have
+    an interval of 2.28 to 6.92, and p = 0.01. One process alone decides nothing; its interval is the bootstrap of its
+    own blocks. The prediction assumes a spread between processes of at least the standard error of a process's median:
+    in simulations with bursts of other load the prediction held 88 % of the time without that, 96 % with it.
+    Raises MeasureError as `log_ratios` does.
     """
     rounds = [log_ratios(base, candidate) for base, candidate in zip(baseline_ms, candidate_ms, strict=True)]
     values = [median(ratios) for ratios in rounds]
@@ -126,7 +128,7 @@ def confirm(
 
 
 def pooled(values: Sequence[float], prior: Prior | None = None) -> Spread:
-    """How far the values of at least two processes lie apart, by them and by what was known before."""
+    """The spread between at least two process values, pooled with a prior that does not contradict it."""
     degrees = len(values) - 1
     found = variance(values)
     before = 0.0 if prior is None else max(prior.deviation, LEAST_DEVIATION) ** 2
@@ -137,33 +139,33 @@ def pooled(values: Sequence[float], prior: Prior | None = None) -> Spread:
     return Spread(math.sqrt(together), degrees + known)
 
 
-def is_restless(found: Confirmed) -> bool:
-    """Whether not even five such processes could show a gain of some per cent."""
+def has_too_large_spread(found: Confirmed) -> bool:
+    """Whether the spread is so large that even five processes could not show a gain of a few per cent."""
     if found.processes > 1:
-        return found.spread.deviation > RESTLESS
+        return found.spread.deviation > MAX_DEVIATION
     speedup = found.comparison.speedup  # the standard error of one process is as much as the deviation of several
-    return math.log(speedup.high / speedup.low) / (2 * _NORMAL) > RESTLESS
+    return math.log(speedup.high / speedup.low) / (2 * _NORMAL) > MAX_DEVIATION
 
 
 def is_plainly_faster(baseline_ms: Sequence[Sequence[float]], candidate_ms: Sequence[Sequence[float]]) -> bool:
-    """Whether most rounds of every process say so, by more than times of one baseline ever differ."""
+    """Whether most rounds of every process show a gain above FAR_APART, which noise does not produce."""
     rounds = [log_ratios(base, candidate) for base, candidate in zip(baseline_ms, candidate_ms, strict=True)]
     return _is_plain(rounds) and all(median(ratios) > 0 for ratios in rounds)
 
 
 def apart(processes_ms: Sequence[Sequence[float]]) -> float:
-    """Slowest over fastest median of the processes that timed one step."""
+    """Ratio of the slowest to the fastest process median of one arm."""
     medians = [median(blocks) for blocks in processes_ms]
     return max(medians) / min(medians)
 
 
 def scatter(processes_ms: Sequence[Sequence[float]]) -> float:
-    """Upper over lower quartile of the blocks of one step, in the process where they lie furthest apart."""
+    """Ratio of the upper to the lower quartile of the blocks of one arm, in the process where it is largest."""
     return max(map(_quartile_ratio, processes_ms))
 
 
 def _is_plain(rounds: Sequence[Sequence[float]]) -> bool:
-    """Whether most rounds of every process differ, in one direction, by more than times of one baseline ever do."""
+    """Whether most rounds of every process differ in the same direction by more than FAR_APART."""
     if any(len(ratios) < MIN_BLOCKS for ratios in rounds):
         return False
     lower, _, upper = zip(*(quantiles(ratios, n=4, method="inclusive") for ratios in rounds), strict=True)
@@ -171,9 +173,9 @@ def _is_plain(rounds: Sequence[Sequence[float]]) -> bool:
 
 
 def _median_error(rounds: Sequence[Sequence[float]]) -> float:
-    """Standard error of the median of one process's rounds by their interquartile range, as if they were normal.
+    """Standard error of a process's median, from the interquartile range of its rounds, assuming a normal distribution.
 
-    The range and not the deviation, which one round in ten that something disturbed would widen threefold.
+    The range is robust: one disturbed round in ten would widen the standard deviation threefold.
     """
     varied = [(_quartile_range(ratios) / 1.349) ** 2 / len(ratios) for ratios in rounds if len(ratios) > 1]
     return math.sqrt(math.pi / 2 * sum(varied) / len(varied)) if varied else 0.0

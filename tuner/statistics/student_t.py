@@ -8,7 +8,7 @@ _WIDEST: Final = 1e6  # 636 is the 99.9 % quantile of one degree of freedom
 
 
 def within(t: float, degrees: int) -> float:
-    """P(|T| <= t). Abramowitz & Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4: exact, no series."""
+    """P(|T| <= t), exact. Abramowitz & Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)
     if degrees % 2:
@@ -23,7 +23,7 @@ def two_sided_p(t: float, degrees: int) -> float:
 
 @cache
 def quantile(degrees: int, share: float = 0.95) -> float:
-    """The t with P(|T| <= t) = `share`: 2.776 of 4 degrees of freedom."""
+    """The t with P(|T| <= t) = `share`, such as 2.776 for 4 degrees of freedom."""
     low, high = 0.0, _WIDEST
     while high - low > 1e-9 * high:
         middle = (low + high) / 2

@@ -1,1 +1,1 @@
-"""What the tuner remembers, in SQLite or PostgreSQL."""
+"""The database of the tuner, in SQLite or PostgreSQL."""

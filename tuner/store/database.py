@@ -1,4 +1,4 @@
-"""An engine in, transactions out: one for writing, one for reading, each committed at its edge."""
+"""Database: an engine with transactions for writing and for reading, which commit at the end of a `with` block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ from tuner.measuring import fault_injection
 from tuner.store.error_translation import FULL, shown
 from tuner.store.fair_lock import Turns
 
-#: 8 processes that claim at once waited 0.57 s at most (2000 runs, SQLite, 2 cores); beyond this something hangs.
+#: 8 processes that claimed at once waited at most 0.57 s (2000 runs, SQLite, 2 cores); a longer wait means a hang.
 BUSY_TIMEOUT_S: Final = 10.0
-#: The execution option that tells `tuner/store/engine.py` to begin a transaction that only reads.
+#: The execution option that makes `tuner/store/engine.py` begin a read-only transaction.
 READ_ONLY = "kitsune_read_only"
 
 
 class Database:
-    """An open database. `with database.begin() as connection:` is one transaction: all of it is kept, or nothing."""
+    """An open database. `with database.begin() as connection:` is one transaction; an exception rolls it back."""
 
     def __init__(self, engine: Engine, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
         self.engine = engine
@@ -35,7 +35,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that only reads; it waits for no writer. A write in it raises StoreError."""
+        """A read-only transaction; it does not wait for writers. A write in it raises StoreError."""
         with self._pool_errors(), self.engine.connect() as connection:
             connection.execution_options(**{READ_ONLY: True})
             if connection.dialect.name == "postgresql":
@@ -53,7 +53,7 @@ class Database:
         self.close()
 
     def _meet_faults(self) -> None:
-        """Before the commit, so that nothing of the transaction is kept."""
+        """Raises planted faults before the commit, so that the transaction is rolled back."""
         if fault_injection.struck("database-full"):
             raise StoreFullError(f"the database {shown(self.engine.url)} {FULL}")
         if fault_injection.struck("database-away"):
@@ -61,15 +61,15 @@ class Database:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """The threads of this process write to SQLite one after the other, in the order in which they came.
+        """Serialises SQLite writes of this process's threads, first come, first served.
 
-        SQLite has one writer at a time, and lets the others ask again and again, the luckiest first: of 100 clients
-        that submitted through 40 threads one was answered after 12 s, and two not at all.
+        SQLite allows one writer at a time and makes others poll without any order: of 100 clients that submitted
+        through 40 threads, one was answered after 12 s, and two not at all.
         """
         if self._turns is None:
             yield
             return
-        if not self._turns.take(2 * self._busy_timeout_s):  # so that one that gives up leaves the next its own try
+        if not self._turns.take(2 * self._busy_timeout_s):  # twice: if the holder times out, the next can still try
             raise StoreBusyError("other writers of this process kept the database for too long; try again")
         try:
             yield
@@ -78,7 +78,7 @@ class Database:
 
     @contextmanager
     def _pool_errors(self) -> Iterator[None]:
-        """Waiting for a connection of the pool is the one failure that no event tells of."""
+        """Translates the pool's timeout, the only error that does not pass through the `handle_error` event."""
         try:
             yield
         except PoolTimeoutError as error:

@@ -1,4 +1,4 @@
-"""A database URL in, an open and migrated Database out; every error of the driver becomes one of ours."""
+"""Opens databases: creates the SQLAlchemy engine, sets up connections, translates driver errors and migrates."""
 
 import contextlib
 import os
@@ -19,15 +19,15 @@ from tuner.store.error_translation import store_error
 from tuner.store.migrate import bring_up_to_date
 
 CONNECT_TIMEOUT_S = 10
-#: A network that swallows what we send, or a host that vanished, is noticed after 30 s; TCP itself takes 15 minutes.
+#: A broken network or a vanished host is detected after 30 s; TCP by itself takes 15 minutes.
 KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
-#: PostgreSQL ends a transaction whose client fell silent: the host of a worker may vanish without closing its
-#: connection, and its locks would hide the run from every claim until TCP gives up, after two hours.
+#: PostgreSQL ends idle transactions after this time. The host of a worker may vanish without closing its connection,
+#: and its locks would hide the run from every claim until TCP gives up, after two hours.
 SILENCE_S = 60.0
 
 
 def open_database(url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Database:
-    """Opens `sqlite:///PATH` (its folder is made), `sqlite://` (in memory, for one thread) or `postgresql://...`.
+    """Opens `sqlite:///PATH` (its folder is created), `sqlite://` (in memory, for one thread) or `postgresql://...`.
 
     An empty or older database is migrated first. Raises SchemaError for a database of another version, and StoreError
     (StoreBusyError, StoreFullError) when it cannot be opened.
@@ -45,7 +45,7 @@ def open_database(url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Databa
 
 
 def create(url: str | URL, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:
-    """An engine with our habits, not yet connected and not migrated."""
+    """An engine with Kitsune's timeouts and event handlers, not yet connected and not migrated."""
     parsed = _checked(url)
     in_memory = parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:")
     try:
@@ -70,7 +70,7 @@ def create(url: str | URL, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:
 
 
 def _checked(url: str | URL) -> URL:
-    """The URL with the driver we use. Raises StoreError, without repeating a URL that may hold a password."""
+    """The URL with the supported driver. Raises StoreError; the message omits the URL, which may hold a password."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
@@ -87,7 +87,7 @@ def _checked(url: str | URL) -> URL:
 
 
 def _make_private(url: URL) -> None:
-    """A new file of SQLite's is for this user alone, and with it what SQLite puts beside it."""
+    """Creates a new SQLite file with access for this user only; SQLite's side files inherit its mode."""
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         return
     path = Path(url.database).absolute()
@@ -98,14 +98,14 @@ def _make_private(url: URL) -> None:
             f"cannot make the folder {path.parent} for the database ({error.strerror}); choose another with "
             "KITSUNE_HOME or KITSUNE_DATABASE_URL"
         ) from error
-    with contextlib.suppress(OSError):  # it is there, or cannot be made, which SQLite tells of
+    with contextlib.suppress(OSError):  # it exists, or cannot be created, which SQLite will report
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _translate(context: ExceptionContext) -> StoreError | None:
-    """SQLAlchemy calls this wherever a driver fails: connecting, beginning, executing, fetching, committing.
+    """SQLAlchemy calls this for every driver error: on connect, begin, execute, fetch and commit.
 
-    A connection of the pool that died unseen is told of as SQLAlchemy's own error, which makes the pool replace it.
+    For a dead pooled connection SQLAlchemy's own error is kept, because that makes the pool replace the connection.
     """
     if context.sqlalchemy_exception is None or context.is_pre_ping:
         return None
@@ -114,11 +114,11 @@ def _translate(context: ExceptionContext) -> StoreError | None:
 
 def _sqlite_preparer(busy_timeout_s: float) -> Any:
     def prepare(dbapi_connection: DBAPIConnection, _record: Any) -> None:
-        """Once for each connection.
+        """Runs once per connection.
 
         isolation_level None: Python's sqlite3 opens no transaction by itself; `_begin_sqlite` does.
-        synchronous FULL: in WAL mode NORMAL would lose the last commits at a power cut, and an acknowledged run is
-        never lost.
+        synchronous FULL: in WAL mode NORMAL would lose the last commits at a power failure, but an acknowledged run
+        must never be lost.
         """
         dbapi_connection.isolation_level = None
         cursor = dbapi_connection.cursor()
@@ -131,10 +131,10 @@ def _sqlite_preparer(busy_timeout_s: float) -> Any:
 
 
 def _use_wal(cursor: DBAPICursor, deadline: float) -> None:
-    """In WAL mode readers and the writer do not wait for each other. The file remembers it: one connection switches.
+    """Switches the file to WAL mode, in which readers and the writer do not block each other. The mode is persistent.
 
-    That one step ignores SQLite's busy timeout when processes meet at a new file (2 of some 220 openings by 8 processes
-    failed with "database is locked"), so it is tried until the deadline here.
+    The switch ignores SQLite's busy timeout when several processes open a new file (2 of some 220 openings by 8
+    processes failed with "database is locked"), so it is retried here until the deadline.
     """
     while True:
         try:
@@ -151,7 +151,7 @@ def _use_wal(cursor: DBAPICursor, deadline: float) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A writer locks at once: 8 processes with BEGIN DEFERRED met 1148 "database is locked" errors in 300 runs."""
+    """Writers lock at once: with BEGIN DEFERRED, 8 processes got 1148 "database is locked" errors in 300 runs."""
     read_only = connection.get_execution_options().get(READ_ONLY, False)
     connection.exec_driver_sql(f"PRAGMA query_only = {'ON' if read_only else 'OFF'}")
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")

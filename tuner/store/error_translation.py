@@ -1,4 +1,4 @@
-"""What a database driver raised goes in, an error of ours that says what to do comes out: the only such place."""
+"""Translates errors of the database drivers into StoreErrors that say what to do. The only place that does so."""
 
 import sqlite3
 from typing import Final
@@ -22,11 +22,11 @@ _SQLITE: Final = {
     sqlite3.SQLITE_CANTOPEN: (StoreError, "cannot be opened; its folder must exist, and this user may write to it"),
     sqlite3.SQLITE_NOTADB: (StoreError, "is not an SQLite database; choose another path, or move that file away"),
     sqlite3.SQLITE_CORRUPT: (StoreError, _DAMAGED),
-    # A quota (EDQUOT) reaches us as an I/O error; only a full disk (ENOSPC) is told as such.
+    # An exceeded quota (EDQUOT) is reported as an I/O error; only a full disk (ENOSPC) as SQLITE_FULL.
     sqlite3.SQLITE_IOERR: (StoreError, "cannot be read or written; look at the disk, its quota and its mount"),
 }
 
-#: SQLSTATE, or its first three or two characters, by https://www.postgresql.org/docs/current/errcodes-appendix.html
+#: SQLSTATE, or its first two or three characters; see https://www.postgresql.org/docs/current/errcodes-appendix.html
 _POSTGRESQL: Final = {
     "55P03": (StoreBusyError, _BUSY),
     "57014": (StoreBusyError, "cancelled a statement that took too long; try again"),
@@ -44,14 +44,14 @@ _POSTGRESQL: Final = {
 
 
 def store_error(error: BaseException, url: URL | None) -> StoreError:
-    """Our error for what SQLAlchemy or a driver raised; the caller raises it `from error`."""
+    """The StoreError for an error of SQLAlchemy or a driver; the caller raises it `from error`."""
     driver_error = error.orig if isinstance(error, StatementError) else error
     kind, why = _explained(error, driver_error)
     return kind(f"the database {shown(url) if url else ''} {why}")
 
 
 def shown(url: URL) -> str:
-    """Which database it is, for people and logs: without a user, and without the query, which may hold a password."""
+    """The URL for messages and logs, without the user and the query, which may hold a password."""
     return URL.create(url.drivername, host=url.host, port=url.port, database=url.database).render_as_string()
 
 

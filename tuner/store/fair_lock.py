@@ -1,6 +1,6 @@
-"""Threads in, one at a time out, in the order in which they came.
+"""A fair (first-in, first-out) lock for threads.
 
-A `threading.Lock` is given to whoever asks at the right moment: on a busy core a thread may wait for it for ever.
+A `threading.Lock` goes to whichever thread asks at the right moment, so on a busy core a thread may starve.
 """
 
 import threading
@@ -8,7 +8,7 @@ from collections import deque
 
 
 class Turns:
-    """A lock that its holder hands over to whoever has waited longest."""
+    """A lock that is handed over to the thread that has waited longest."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
@@ -20,7 +20,7 @@ class Turns:
         return len(self._waiting)
 
     def take(self, timeout_s: float) -> bool:
-        """Waits for its turn; False when it did not come in time."""
+        """Acquires the lock; False when that takes longer than `timeout_s`."""
         with self._changing:
             if not self._is_taken:
                 self._is_taken = True
@@ -29,14 +29,14 @@ class Turns:
             self._waiting.append(mine)
         try:
             has_come = mine.wait(timeout_s)
-        except BaseException:  # of a signal: nobody is left to end the turn
+        except BaseException:  # raised by a signal handler: if the lock was just handed over, release it
             if not self._leaves(mine):
                 self.end()
             raise
         return has_come or not self._leaves(mine)
 
     def _leaves(self, mine: threading.Event) -> bool:
-        """Whether it still waited; otherwise its turn has come in this very moment."""
+        """Removes the waiter from the queue; False if the lock was handed over to it in the meantime."""
         with self._changing:
             if mine.is_set():
                 return False

@@ -1,7 +1,7 @@
-"""What a list of runs is to hold in, the condition of a statement out.
+"""Filters of a list of runs, as SQL conditions.
 
-None of them is read off an index, as none would serve every order: a list is read in its own order, and what does not
-match is passed over. Hence the sums and calls around columns, which keep SQLite from an index that would not be in it.
+No filter uses an index, because none would fit every sort order: a list is read from the index of its order, and rows
+that do not match are skipped. The `+ 0` and function calls around columns keep SQLite from choosing another index.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,13 +20,13 @@ _runs = tables.runs
 
 
 class Filters(TypedDict, total=False):
-    """All that is given has to hold. None is as good as not given. Parts of names match in small letters and large."""
+    """All given filters must match; None counts as not given. Parts of names match case-insensitively."""
 
     status: RunStatus | None
-    is_lost: bool | None  #: running by the database, and its worker has fallen silent
+    is_lost: bool | None  #: marked as running, but its lease has expired
     fingerprint: str | None
-    gpu: str | None  #: a part of the name of where it ran, or of what it asks for
-    workload: str | None  #: a part of what a list calls it, or of the workload
+    gpu: str | None  #: part of the name of the GPU it ran on, or of the device it asks for
+    workload: str | None  #: part of its label in lists, or of the workload
     verdict: Verdict | None
     tag: str | None
     min_gain: float | None
@@ -57,12 +57,12 @@ def _is_called(part: str) -> ColumnElement[bool]:
 
 
 def _has_tag(tag: str) -> ColumnElement[bool]:
-    """The tag as it stands in the JSON of the list."""
+    """Matches the tag as it is encoded in the JSON list."""
     return _holds(type_coerce(_runs.c.tags, Text), canonical_json(tag))
 
 
 def _holds(text: ColumnElement[str], part: str) -> ColumnElement[bool]:
-    """Not LIKE, which on SQLite takes "A" for "a", and to which "_" is any letter."""
+    """Substring match. Not LIKE, which ignores case on SQLite and treats "_" as a wildcard."""
     return func.replace(text, part, "", type_=Text) != text
 
 
@@ -77,6 +77,6 @@ _CONDITIONS: Final[Mapping[str, Callable[[Any], ColumnElement[bool]]]] = {
     "min_gain_low": lambda least: _runs.c.gain_low + 0 >= least,
     "max_memory": lambda most: _runs.c.memory_ratio + 0 <= most,
     "min_trials": lambda least: _runs.c.trials + 0 >= least,
-    # as a value of its type, but not by the index of the column
+    # coalesce keeps the type of the column but not its index
     "created_after": lambda moment: func.coalesce(_runs.c.created_at, _runs.c.created_at) > moment,
 }

@@ -1,4 +1,4 @@
-"""Rows that are written once: a row in, whether it was new out. A rival that writes the same key is waited for."""
+"""Idempotent inserts: a row is written unless its key exists. A concurrent insert of the same key is waited for."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 
 def insert_once(connection: Connection, table: Table, values: dict[str, Any]) -> bool:
-    """INSERT ... ON CONFLICT DO NOTHING. Whether the row was inserted; it is not when its primary key is there."""
+    """INSERT ... ON CONFLICT DO NOTHING. Returns whether the row was inserted; False if its primary key exists."""
     return _is_inserted(connection, table, _insert(connection, table).values(values))
 
 
 def insert_selected(connection: Connection, table: Table, names: list[str], source: Select[Any]) -> bool:
-    """The same for the row that `source` selects, if it selects one."""
+    """Like `insert_once`, for the row that `source` selects, if any."""
     return _is_inserted(
         connection, table, _insert(connection, table).from_select(names, source, include_defaults=False)
     )

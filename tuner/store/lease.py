@@ -1,8 +1,8 @@
-"""The fence: writes that happen only while the writer still owns its run, checked in the very statement that writes.
+"""Leases and fencing: a worker can write to a run only while it holds it, checked in the same statement as the write.
 
-A claim raises the run's `attempt`; (run id, attempt) is the fencing token (M. Kleppmann, "How to do distributed
-locking", 2016). A worker that slept through its lease is refused even when its clock says otherwise: the clock only
-decides when a take-over may begin, never who may write. That it may begin a `Vigil` confirms, without that clock.
+Each claim increments the run's `attempt`; (run id, attempt) is the fencing token (M. Kleppmann, "How to do distributed
+locking", 2016). A worker that slept through its lease is refused whatever its clock says: clocks only decide when a
+take-over may begin, never who may write. A `Vigil` confirms by a monotonic clock that it may begin.
 """
 
 import time
@@ -19,18 +19,19 @@ from tuner.store.insert_once import insert_selected
 from tuner.store.moments import Instant
 from tuner.store.rows import from_row
 
-#: A living worker beats every 2 s. Clocks that jump, and machines that wake up, make its lease look ended for so long.
+#: A living worker sends a heartbeat every 2 s, so a lease that only looks expired (the clock jumped, or the machine
+#: woke up) is renewed within this time.
 SETTLE_S: Final = 5.0
-#: A heartbeat that is so far ahead of now is from before the clock was set back.
+#: A heartbeat this far in the future was written before the clock was set back.
 AHEAD: Final = timedelta(seconds=60)
 
 _runs = tables.runs
 
 
 class Vigil:
-    """Runs that look abandoned, as one process has watched them by its own monotonic clock.
+    """Watches runs that look abandoned, by the monotonic clock of this process.
 
-    No wall clock has a say in it: a run whose heartbeat has not moved for `settle_s` has no living worker.
+    A run whose heartbeat has not changed for `settle_s` has no living worker, independent of any wall clock.
     """
 
     def __init__(self, settle_s: float = SETTLE_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,11 +41,11 @@ class Vigil:
 
     @property
     def is_kept(self) -> bool:
-        """Whether any run looked abandoned at the last look."""
+        """Whether any run looked abandoned at the last check."""
         return bool(self._since)
 
     def settled(self, connection: Connection, at: Instant) -> list[str]:
-        """Looks once more; the ids of the runs that have stayed as they were for long enough."""
+        """Checks again; returns the ids of the runs that have not changed for `settle_s`."""
         now = self._clock()
         seen = connection.execute(select(_runs.c.id, _runs.c.attempt, _runs.c.heartbeat_at).where(is_abandoned(at)))
         self._since = {key: self._since.get(key, now) for key in map(tuple, seen)}
@@ -52,14 +53,14 @@ class Vigil:
 
 
 def try_update(connection: Connection, run: Run, **changes: Any) -> Run | None:
-    """Changes columns of the run that `run` claimed; returns it as it now stands, or None when the claim is void."""
+    """Updates columns of the claimed run; returns the updated run, or None when the claim no longer holds."""
     statement = update(_runs).where(_held_by(run)).values(**changes).returning(_runs)
     row = connection.execute(statement).one_or_none()
     return None if row is None else from_row(Run, _runs, row)
 
 
 def update_if_held(connection: Connection, run: Run, **changes: Any) -> Run:
-    """As `try_update`, but raises LeaseLostError when the claim is void."""
+    """Like `try_update`, but raises LeaseLostError when the claim no longer holds."""
     changed = try_update(connection, run, **changes)
     if changed is None:
         raise lost(connection, run)
@@ -67,10 +68,10 @@ def update_if_held(connection: Connection, run: Run, **changes: Any) -> Run:
 
 
 def insert_if_held(connection: Connection, run: Run, table: Table, values: dict[str, Any]) -> bool:
-    """Inserts a row unless its key is there already (then False). Raises LeaseLostError.
+    """Inserts a row unless its key exists (then False). Raises LeaseLostError when the claim no longer holds.
 
-    FOR NO KEY UPDATE keeps a rival's claim from slipping in between the check and the commit on PostgreSQL; SQLite has
-    one writer at a time anyway, and SQLAlchemy leaves the clause out there.
+    On PostgreSQL, FOR NO KEY UPDATE prevents another claim between the check and the commit. SQLite has one writer at a
+    time, and SQLAlchemy omits the clause there.
     """
     chosen = (
         select(*(literal(value, table.c[name].type) for name, value in values.items()))
@@ -86,7 +87,7 @@ def insert_if_held(connection: Connection, run: Run, table: Table, values: dict[
 
 
 def lost(connection: Connection, run: Run) -> LeaseLostError:
-    """Why the token of `run` is no longer good, in words."""
+    """The error that says why the fencing token of `run` is no longer valid."""
     row = connection.execute(
         select(_runs.c.status, _runs.c.attempt, _runs.c.worker).where(_runs.c.id == run.id)
     ).one_or_none()
@@ -105,14 +106,14 @@ def is_claimable(now: Instant, settled: Collection[str] | None = None) -> Column
 
 
 def is_abandoned(now: Instant, settled: Collection[str] | None = None) -> ColumnElement[bool]:
-    """Running, and its lease has ended, or is from before the clock was set back; `settled`: and it is one of them."""
+    """Running with an expired lease, or with one from before the clock was set back. `settled`: only these ids."""
     watched = [] if settled is None else [_runs.c.id.in_(settled)]
     is_over = or_(_runs.c.lease_until < now, _runs.c.heartbeat_at > now + AHEAD)
     return and_(_runs.c.status == RunStatus.RUNNING, is_over, *watched)
 
 
 def is_in_vain(now: Instant, settled: Collection[str] | None, most: int) -> ColumnElement[bool]:
-    """So many deaths in a row, the last one just now, or of a GPU, whose worker has put the run back."""
+    """At least `most` deaths in a row: counting the current lost worker, or queued after a broken GPU."""
     in_queue = and_(_runs.c.status == RunStatus.QUEUED, _runs.c.deaths >= most)
     return or_(in_queue, and_(is_abandoned(now, settled), _runs.c.deaths + 1 >= most))
 

@@ -1,4 +1,4 @@
-"""Words in, a lock of PostgreSQL on them until the transaction ends. SQLite has one writer at a time anyway."""
+"""Named PostgreSQL advisory locks until the end of a transaction; no-ops on SQLite, which has one writer at a time."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,19 +8,19 @@ from sqlalchemy import Connection, func, select
 
 from kitsune.base.base_record import canonical_json
 
-#: Held together by all who refer to an archive, and alone by who deletes some: what was found is still there when a row
-#: is written that refers to it. Taken before any row is locked.
+#: Held shared while rows refer to an archive, and exclusively while archives are deleted: an archive that was found
+#: still exists when a row that refers to it is written. Taken before any row lock.
 ARCHIVES: Final = ("archives",)
 
 
 def alone(connection: Connection, what: Sequence[str]) -> None:
-    """Waits until nobody else holds it."""
+    """Takes the lock exclusively; waits until nobody else holds it."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_number(what))))
 
 
 def together(connection: Connection, what: Sequence[str]) -> None:
-    """Waits until nobody holds it alone."""
+    """Takes the lock shared; waits until nobody holds it exclusively."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock_shared(_number(what))))
 

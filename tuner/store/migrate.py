@@ -1,4 +1,4 @@
-"""Brings a database to the schema of this version: an open database in, the same database at head out."""
+"""Migrates a database to the schema of this version."""
 
 import threading
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from kitsune.errors import SchemaError
 from tuner.store.database import Database
 from tuner.store.tables import SCHEMA_REVISION, VERSION_TABLE, metadata
 
-#: Names the advisory lock under which one process migrates a PostgreSQL database: "kitsune" in ASCII.
+#: Key of the advisory lock for migrating a PostgreSQL database: "kitsune" in ASCII.
 _LOCK = 0x6B697473756E65
 
-#: Alembic hands the running migration around in a module global, so one thread at a time.
+#: Alembic keeps the running migration in a module global, so only one thread may migrate at a time.
 _one_at_a_time = threading.Lock()
 
 
 def bring_up_to_date(database: Database) -> None:
-    """Migrates an empty or older database to head, in one transaction, whoever comes first.
+    """Migrates an empty or older database to head in one transaction. Safe to call from several processes at once.
 
-    Raises SchemaError for a database that a newer or a foreign version wrote.
+    Raises SchemaError for a database that a newer version or another program wrote.
     """
     with database.read() as connection:
         if revisions(connection) == (SCHEMA_REVISION,):
@@ -40,13 +40,13 @@ def bring_up_to_date(database: Database) -> None:
 
 
 def revisions(connection: Connection) -> tuple[str, ...]:
-    """What the database says about itself: empty for a database without our tables."""
+    """The schema revisions that the database records; empty for a database without Kitsune's tables."""
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
     return tuple(context.get_current_heads())
 
 
 def config(connection: Connection) -> Config:
-    """Alembic's configuration for an open connection; it needs no file, so it works from an installed wheel."""
+    """Alembic's configuration for an open connection, without a file, so that it works in an installed wheel."""
     made = Config()
     made.set_main_option("script_location", str(scripts_folder()).replace("%", "%%"))
     made.attributes["connection"] = connection
@@ -54,15 +54,15 @@ def config(connection: Connection) -> Config:
 
 
 def scripts_folder() -> Path:
-    """`migrations/` stands beside `tuner/`, in the repository as in an installed wheel.
+    """`migrations/` beside `tuner/`, in the repository and in an installed wheel.
 
-    It is found by place, never by name: an import of `migrations` from the user's folder might find another's.
+    It is found by path and not imported: in the user's folder `import migrations` might find another package.
     """
     return Path(__file__).resolve().parents[2] / "migrations"
 
 
 def refuse_strangers(connection: Connection, found: tuple[str, ...]) -> None:
-    """Raises SchemaError for a database of these `revisions` that a newer or a foreign version wrote."""
+    """Raises SchemaError if these `revisions` show that a newer version or another program wrote the database."""
     known = set(_known_revisions(connection))
     if unknown := [revision for revision in found if revision not in known]:
         raise SchemaError(

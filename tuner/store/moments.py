@@ -1,7 +1,8 @@
-"""What time it is for those who share a database.
+"""The clock of the database, shared by all hosts that use it.
 
-On PostgreSQL its own clock, read in the very statement that needs it: hosts may be minutes apart, and a lease that one
-writes is judged by others. A file of SQLite's is on one machine, whose clock all of them have (docs/decisions/0070).
+On PostgreSQL it is the server's clock, read in the statement that needs it: clocks of hosts may differ by minutes, and
+a lease that one host writes is checked by others. An SQLite file is on one machine and uses its clock
+(docs/decisions/0070).
 """
 
 import time
@@ -15,24 +16,24 @@ from tuner.store.database import Database
 from tuner.store.error_translation import shown
 from tuner.wall_clock import utcnow
 
-#: A moment, or the statement's own.
+#: A fixed moment, or an SQL expression for the start of the statement.
 Instant = datetime | ColumnElement[datetime]
 
-#: So far may the clock of a host be from the database's: tokens, sessions and retention go by dates of the hosts.
+#: Maximal clock difference of a host: tokens, sessions and retention use the hosts' clocks.
 MOST_SKEW_S: Final = 60.0
 
 
 def current(connection: Connection) -> Instant:
-    """When the statement began in which it stands: a wait for a lock must not make a lease look older than it was."""
+    """The start of the statement that contains it, so that waiting for a lock does not make a lease look older."""
     return _its_clock() if connection.dialect.name == "postgresql" else utcnow()
 
 
 def skew_s(database: Database) -> float:
-    """By how many seconds the clock of this machine is ahead of the database's, at least; 0 for a file."""
+    """Seconds by which this machine's clock is ahead of the database's (negative: behind), at least; 0 for SQLite."""
     if database.engine.dialect.name != "postgresql":
         return 0.0
     with database.read() as connection:
-        connection.execute(select(1))  # not to time the connecting
+        connection.execute(select(1))  # connects first, to keep that out of the measurement
         begin, before = time.monotonic(), utcnow()
         theirs = connection.execute(select(_its_clock())).scalar_one()
         after = before + timedelta(seconds=time.monotonic() - begin)

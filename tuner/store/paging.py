@@ -1,7 +1,6 @@
-"""A list in an order and where its last page ended in, the next page and where that ends out.
+"""Keyset pagination of sorted lists.
 
-A place is the value that the list is sorted by and the id beside it, so rows that arrive meanwhile shift nothing. The
-cursor that names it names the order as well.
+A cursor encodes the sort order, and the sort value and id of the last row of a page, so new rows do not shift pages.
 """
 
 import base64
@@ -21,7 +20,7 @@ Value = datetime | float | str | None  # an int is a float to type checkers
 
 
 class Order(NamedTuple):
-    """By which column, and by which id among equals. Rows without a value come last, whichever way it goes."""
+    """Sort column, with the id as tie-breaker. Rows without a value come last in both directions."""
 
     column: Column[Any]
     id: Column[str]
@@ -33,7 +32,7 @@ class Order(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A row: what it is sorted by, None where it has no such value, and its id."""
+    """The position of a row: its sort value, or None if it has none, and its id."""
 
     value: Value
     id: str
@@ -44,7 +43,7 @@ def rows_after(
 ) -> tuple[list[Row[Any]], str | None]:
     """Up to `limit` (>= 1) rows of the statement after this cursor, and the cursor of the next page, if there is one.
 
-    Raises CursorError for a cursor that is not ours, or of a list in another order.
+    Raises CursorError for an invalid cursor, or one of a list in another order.
     """
     rows: list[Row[Any]] = []
     for part in _parts(statement, order, None if after is None else decode(order, after)):
@@ -61,7 +60,7 @@ def encode(order: Order, place: Place) -> str:
 
 
 def decode(order: Order, cursor: str) -> Place:
-    """Raises CursorError for what `encode` did not give for this order."""
+    """The inverse of `encode`. Raises CursorError for an invalid cursor, or one of another order."""
     try:
         name, value, row_id = json.loads(base64.b64decode(cursor, altchars=b"-_", validate=True))
         if name != order.name:
@@ -72,9 +71,9 @@ def decode(order: Order, cursor: str) -> Place:
 
 
 def _parts(statement: Select[Any], order: Order, place: Place | None) -> Iterator[Select[Any]]:
-    """The rows that have a value to sort by, and then those that lack it: both are read off an index.
+    """Two statements that each use an index: rows with a sort value, then rows without one.
 
-    In one statement NULLS LAST would be needed, for which no index of either database serves both directions.
+    A single statement would need NULLS LAST, for which neither database can use one index in both directions.
     """
     column, row_id, is_descending = order
     if place is None or place.value is not None:
@@ -91,7 +90,7 @@ def _parts(statement: Select[Any], order: Order, place: Place | None) -> Iterato
 
 
 def _value(value: object, column: Column[Any]) -> Value:
-    """Raises ValueError or TypeError unless it fits into the column."""
+    """The value converted for the column. Raises ValueError or TypeError if its type does not fit."""
     kind = column.type.python_type
     if value is None and column.nullable:
         return None
@@ -109,5 +108,5 @@ def _value(value: object, column: Column[Any]) -> Value:
 def _text(value: object) -> str:
     if not isinstance(value, str) or "\x00" in value:
         raise TypeError("not a text that a column can hold")
-    value.encode()  # half of a pair of surrogates is no text: UnicodeEncodeError
+    value.encode()  # raises UnicodeEncodeError for an unpaired surrogate
     return value

@@ -1,4 +1,4 @@
-"""Rows and records: a mapping of column values in, a validated record out, and back."""
+"""Converts records to rows of a table, and rows to validated records."""
 
 import json
 from typing import Any, TypeVar
@@ -13,12 +13,12 @@ R = TypeVar("R", bound=Record)
 
 
 def to_row(record: Record, **derived: object) -> dict[str, Any]:
-    """Every field of the record under its name, and beside them columns that are computed from it."""
+    """A row with every field of the record under its name, and with derived columns."""
     return {**{name: getattr(record, name) for name in type(record).model_fields}, **derived}
 
 
 def from_row(model: type[R], table: Table, row: Row[Any]) -> R:
-    """The record that `to_row` took apart. Raises StoreError when the row was altered into something else."""
+    """The inverse of `to_row`. Raises StoreError when the row is no valid record, because it was altered."""
     values = row._mapping
     try:
         return model.model_validate({name: _decoded(table, name, values[name]) for name in model.model_fields})

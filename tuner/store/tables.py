@@ -1,6 +1,7 @@
-"""The tables of the store: columns for what is filtered and sorted by, JSON text for the rest. Nothing else here.
+"""The tables of the store: columns for values that are filtered or sorted by, JSON text for the rest.
 
-Every name starts with `kitsune_`: Optuna's own tables (`trials`, `studies`, `alembic_version`) may share the database.
+Every name starts with `kitsune_`, because Optuna's tables (`trials`, `studies`, `alembic_version`) may share the
+database.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +26,12 @@ from sqlalchemy import (
 from kitsune.base.base_record import Record, canonical_json
 from tuner.records import DEFAULT_TEAM
 
-#: The newest revision in `migrations/versions`; a test compares.
+#: The newest revision in `migrations/versions`; a test compares them.
 SCHEMA_REVISION = "0012"
-#: Ours alone: Optuna keeps its own revision in `alembic_version` of the same database.
+#: Separate from Optuna's `alembic_version` in the same database.
 VERSION_TABLE = "kitsune_alembic_version"
 
-#: A list of runs can be in the order of each: a page of it is read off an index, which ends in "id".
+#: Columns that a list of runs can be sorted by. Each has an index (team, column, id), from which a page is read.
 SORTED_BY = ("created_at", "label", "gain", "gain_low", "memory_ratio", "verdict", "trials", "gpu", "status")
 
 metadata = MetaData(
@@ -43,7 +44,7 @@ metadata = MetaData(
 
 
 class Line(TypeDecorator[str]):
-    """Text without NUL characters, which PostgreSQL cannot hold: refused on both databases alike."""
+    """Text without NUL characters, which PostgreSQL cannot store; both databases refuse them."""
 
     impl = Text
     cache_ok = True
@@ -56,7 +57,7 @@ class Line(TypeDecorator[str]):
 
 
 class Whole(TypeDecorator[int]):
-    """A whole number of at most 64 bits: a larger one is refused on both databases alike."""
+    """An integer of at most 64 bits; both databases refuse larger ones."""
 
     impl = BigInteger
     cache_ok = True
@@ -69,7 +70,7 @@ class Whole(TypeDecorator[int]):
 
 
 class Moment(TypeDecorator[datetime]):
-    """An instant to the microsecond, stored in UTC (SQLite has no time zones; its text sorts as time does)."""
+    """A time in microseconds, stored in UTC. (SQLite has no time zones and stores text that sorts like time.)"""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -89,7 +90,7 @@ class Moment(TypeDecorator[datetime]):
 
 
 class JsonText(TypeDecorator[Any]):
-    """Canonical JSON going in (ASCII, so any character fits); text coming out, which `rows.from_row` decodes."""
+    """Stores values as canonical JSON (ASCII, so any character fits). Reads text, which `rows.from_row` decodes."""
 
     impl = Text
     cache_ok = True
@@ -140,8 +141,8 @@ archives = Table(
     Column("created_at", Moment, nullable=False),
 )
 
-# The bytes of an archive are kept once, whoever sends them; a team may refer to those that it sent itself. Their size
-# stands here too: to read it beside the bytes, SQLite walks through all of them.
+# The bytes of an archive are stored once, for all teams; a team may use only archives that it sent itself. The size is
+# here too, because reading it from the row with the bytes makes SQLite walk through all of them.
 archive_owners = Table(
     "kitsune_archive_owners",
     metadata,
@@ -153,7 +154,7 @@ archive_owners = Table(
     Index(None, "sha256"),
 )
 
-# Which steps of a team are of which model and optimizer: what a look-up by a model needs, also without the archives.
+# The model and optimizer of each step of a team, for look-ups by model, which must work without the archives.
 models = Table(
     "kitsune_models",
     metadata,
@@ -230,7 +231,7 @@ trials = Table(
     Column("spent", JsonText),
 )
 
-# The launches of a step by the plan of the run, compressed: read for one page, and never beside a list of runs.
+# The launches of a step under the plan of the run, compressed. A separate table, because only one page reads it.
 timelines = Table(
     "kitsune_timelines",
     metadata,

@@ -1,1 +1,1 @@
-"""A run on the terminal: progress, tables, sentences."""
+"""Terminal output of runs: progress, tables and messages."""

@@ -1,4 +1,4 @@
-"""Events of a tuning run in, progress on stderr out: one live line on a terminal, plain lines elsewhere."""
+"""Progress of a tuning run on stderr: one live line on a terminal, plain lines elsewhere."""
 
 import contextlib
 import logging
@@ -36,13 +36,13 @@ from tuner.tuning.events import (
 
 log = logging.getLogger("kitsune.worker")
 
-#: In trials: five processes, which are prepared while one of them is timed.
+#: Estimated time of a confirmation, in trials: five processes, prepared while another one is timed.
 CONFIRMATION: Final = 3.0
 
 
 @dataclass(slots=True)
 class Standing:
-    """How far a run has come; `finish_at` is in seconds of `clock`, None while nothing can be said."""
+    """The progress of a run; `finish_at` is the estimated end in seconds of `clock`, None if it is unknown."""
 
     clock: Callable[[], float] = time.monotonic
     run: Run | None = None
@@ -54,7 +54,7 @@ class Standing:
     began_at: float = 0.0
     finish_at: float | None = None
 
-    def hear(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         if isinstance(event, Started):
             self.run, self.began_at, self.doing = event.run, self.clock(), "running the step as given"
         elif isinstance(event, Budgeted) and self.run is not None:
@@ -81,13 +81,13 @@ class Standing:
 
     @property
     def best(self) -> str:
-        """The best so far, over the step as given."""
+        """The best configuration so far and its speedup over the step as given, as text."""
         leader = best(rankable(self.trials))
         return "" if leader is None else f"best {factor(speedup(leader))} ({words(leader.knobs)})"
 
     @property
     def share(self) -> float:
-        """How much of the budget is spent, 0 to 1."""
+        """The spent fraction of the budget, from 0 to 1."""
         if self.run is None:
             return 0.0
         spent = [0.0]
@@ -114,25 +114,25 @@ class Standing:
         return min(ends, default=None)
 
     def _confirmation_left(self) -> float:
-        """In trials."""
+        """The rest of the confirmation, in trials."""
         return CONFIRMATION * max(0.0, 1 - self.confirmed / PROCESSES)
 
 
 class Quiet:
-    """Says nothing, but knows how the run stands: the base of those that speak."""
+    """Prints nothing but tracks the progress; base class of the other reporters."""
 
     def __init__(self) -> None:
         self.standing = Standing()
 
     def __call__(self, event: Event) -> None:
-        self.standing.hear(event)
+        self.standing.update(event)
 
     def say(self, text: str) -> None:
         return None
 
 
 class Lines(Quiet):
-    """A line for each thing that has happened, for logs."""
+    """Prints a line per event, for logs."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -156,14 +156,14 @@ class Lines(Quiet):
 
 
 class Logged(Lines):
-    """The same lines as records of the log, for programs."""
+    """Writes the same lines as log records, for programs."""
 
     def say(self, text: str) -> None:
         log.info(text)
 
 
 class Live(Lines):
-    """What is being tried, the best so far and the time left, on one line that stays in place."""
+    """Shows the current trial, the best so far and the time left on one line that is updated in place."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -191,7 +191,7 @@ class Live(Lines):
 
 
 class TimeLeft(ProgressColumn):
-    """Counts down between the events too."""
+    """Elapsed time and time left, counting down between events too."""
 
     def __init__(self, standing: Standing) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class TimeLeft(ProgressColumn):
 
 
 def opening(event: Event) -> Iterator[str]:
-    """What is worth a line of its own everywhere."""
+    """Lines for events that every reporter prints."""
     if isinstance(event, Started):
         yield f"run {event.run.id}: {event.run.workload} on {event.run.device}"
     elif isinstance(event, Inspected):
@@ -227,7 +227,7 @@ def _as_given(found: Inspection) -> str:
 
 @contextlib.contextmanager
 def telling(*, quiet: bool) -> Iterator[Quiet]:
-    """The teller that fits stderr."""
+    """The reporter that fits stderr: live, lines or quiet."""
     console = stderr()
     if quiet:
         yield Quiet()

@@ -1,4 +1,4 @@
-"""Runs and trials in, tables and sentences for a terminal out."""
+"""Tables and messages about runs and trials for the terminal."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -69,7 +69,7 @@ def tried_line(trial: Trial, position: int, total: int | None) -> str:
 
 
 def run_table(runs: Sequence[Run], plans: Sequence[Plan | None]) -> Table:
-    """A row for each run; the column of names is there when one of them has a name."""
+    """A row for each run, with a column of names if any run has one."""
     columns = ["run", "created (UTC)", "status", "workload", "device", "verdict", "speedup"]
     rows = [_run_row(run, plan) for run, plan in zip(runs, plans, strict=True)]
     if not any(run.name for run in runs):
@@ -85,7 +85,7 @@ def _run_row(run: Run, plan: Plan | None) -> tuple[str, ...]:
 
 
 def standing(run: Run, now: datetime | None = None) -> str:
-    """The status in a word; a run whose worker has fallen silent is "lost", though the database has it as running."""
+    """The status; a run that is stored as running but whose lease has expired is "lost"."""
     return LOST if is_lost(run, now or datetime.now(UTC)) else run.status.value
 
 
@@ -94,7 +94,7 @@ def is_lost(run: Run, now: datetime) -> bool:
 
 
 def time_screen(trials: Sequence[Trial]) -> list[Any]:
-    """Where the time of a run went, for `Console.print`; nothing where that is not known."""
+    """Where the time of a run went, for `Console.print`; empty if unknown."""
     spent = time_spent(trials)
     if spent is None:
         return []
@@ -110,7 +110,7 @@ def time_screen(trials: Sequence[Trial]) -> list[Any]:
 
 
 def untried_screen(found: Sequence[tuple[str, float | None]]) -> list[Any]:
-    """Configurations that there was no time for, with the seconds each may take where that is known."""
+    """Configurations that there was no time for, with their expected seconds if known."""
     if not found:
         return []
     rows = [(name, "not known" if took_s is None else duration(took_s)) for name, took_s in found]
@@ -124,7 +124,7 @@ def untried_screen(found: Sequence[tuple[str, float | None]]) -> list[Any]:
 
 
 def ablation_screen(found: Ablation | None) -> list[Any]:
-    """What each choice of a plan gives, for `Console.print`; nothing where that was not measured."""
+    """The contribution of each choice of a plan, for `Console.print`; empty if it was not measured."""
     if found is None:
         return []
     columns = ("choice", "ms saved", "95 %", "share")

@@ -1,7 +1,7 @@
-"""What a tuning run tells while it goes on.
+"""Events of a tuning run.
 
-Started, Inspected, (Trying, Tried) for each trial, several of which may be at work at once, (Confirming, Tried for each
-process), then (Ablating, Tried) for each process. Recalled stands before a confirmation that comes before any search.
+Order: Started, Inspected, (Trying, Tried) for each trial, of which several may run at once, (Confirming, Tried for each
+process), then (Ablating, Tried) for each process. Recalled precedes a confirmation without a search before it.
 """
 
 from collections.abc import Mapping
@@ -15,21 +15,21 @@ from tuner.search.proposal import Proposal
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The run is in the database and ours."""
+    """The run is stored and claimed by this worker."""
 
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """The workload ran once as given."""
+    """The workload was run once as given."""
 
     inspection: Inspection
 
 
 @dataclass(frozen=True, slots=True)
 class Budgeted:
-    """Nobody named a budget, so that one was taken from the first look; `words` say so."""
+    """No budget was given, so one was derived from the inspection; `words` is the message for the user."""
 
     budget_s: float
     words: str
@@ -37,7 +37,7 @@ class Budgeted:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """An earlier run has proven a plan for this very step here: it is measured again, in place of a search."""
+    """An earlier run has confirmed a plan for the same step here: it is measured again instead of a search."""
 
     run_id: str
 
@@ -46,7 +46,7 @@ class Recalled:
 class Trying:
     """A trial begins; `total` is None when the budget is time. No Tried follows when the user interrupts it.
 
-    `number` is what it will have if those that are at work end in the order in which they began.
+    `number` is its expected number: the one it gets if running trials end in the order in which they began.
     """
 
     number: int
@@ -63,23 +63,23 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Crowded:
-    """A process ran out of memory beside others. These choices are measured again, with fewer at a time."""
+    """A process ran out of memory beside others. Its choices are measured again with fewer processes in parallel."""
 
     knobs: Mapping[str, Choice]
 
 
 @dataclass(frozen=True, slots=True)
 class PlayingOff:
-    """The search has ended; the best few are measured against each other in one process."""
+    """The search has ended; the best candidates are measured against each other in one process."""
 
     contenders: tuple[Mapping[str, Choice], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Confirming:
-    """These choices are measured again, fresh, and only those samples are published.
+    """These choices are measured again in fresh processes; only those samples are published.
 
-    Told again when the confirmation failed and the next best has its turn, and when it is measured once more, longer.
+    Sent once for each confirmation: another one follows when a confirmation failed and the next best is confirmed.
     """
 
     knobs: Mapping[str, Choice]
@@ -87,7 +87,7 @@ class Confirming:
 
 @dataclass(frozen=True, slots=True)
 class Ablating:
-    """The plan is kept; it is measured beside itself without each of these knobs.
+    """The plan is stored; it is now measured against itself without each of these knobs.
 
     No Tried follows when the user interrupts it.
     """

@@ -1,4 +1,4 @@
-"""Ctrl-C while a run is carried out: a signal in; a count, of which the run asks where it can end well, out."""
+"""Handles Ctrl-C during a run: counts interrupts, so that the run can end at a safe point instead of being aborted."""
 
 import contextlib
 import signal
@@ -13,7 +13,7 @@ from tuner.tuning.events import Ablating, Confirming, Event, PlayingOff, Tried, 
 AFRESH: Final = "Stopping: the best so far is measured afresh. Ctrl-C once more stops at once."
 NOTHING: Final = "Stopping: nothing was measured yet."
 STAYS: Final = "Stopping: the plan stays as it was measured."
-#: What the first Ctrl-C leads to, by the event that was told last.
+#: The message for the first Ctrl-C, by the type of the last event.
 _WORDS: Final[Mapping[type[Event], str]] = {PlayingOff: AFRESH, Confirming: AFRESH, Ablating: STAYS}
 
 
@@ -22,8 +22,8 @@ def no_interrupts() -> int:
 
 
 class Interrupts:
-    """Ctrl-C, counted. The first one raises nothing while a run is under way: what it found must not be lost between
-    two trials, where nobody expects it. Before that, and from the second one on, it raises KeyboardInterrupt.
+    """Counts Ctrl-C. The first one raises nothing while a run is under way, because an exception between two trials
+    would lose results. Before the run has started, and from the second one on, it raises KeyboardInterrupt.
     """
 
     def __init__(self, tell: Callable[[Event], None], say: Callable[[str], None]) -> None:
@@ -35,7 +35,7 @@ class Interrupts:
         self._words = ""
 
     def tell(self, event: Event) -> None:
-        """Hands the event on."""
+        """Passes the event on, and picks the message that a Ctrl-C after it would show."""
         self._is_under_way = True
         self._has_measured |= isinstance(event, Tried) and event.trial.measurement is not None
         if isinstance(event, Trying) or self._words == NOTHING:
@@ -47,23 +47,23 @@ class Interrupts:
         return self.count
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator["Interrupts"]:
-        """Hears nothing where SIGINT is ignored, as in a shell's background job, or handled by the caller."""
+    def installed(self) -> Iterator["Interrupts"]:
+        """Installs the handler, unless SIGINT is ignored (as in a shell's background job) or handled by the caller."""
         before = signal.getsignal(signal.SIGINT)
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or before not in (signal.default_int_handler, signals.interrupt):
             yield self
             return
-        signal.signal(signal.SIGINT, self._hear)
+        signal.signal(signal.SIGINT, self._on_signal)
         try:
             yield self
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1
         if self.count > 1 or not self._is_under_way:
             raise KeyboardInterrupt
         if self._words:
-            with contextlib.suppress(OSError, RuntimeError):  # stderr is gone, or was being written when this came
+            with contextlib.suppress(OSError, RuntimeError):  # stderr is closed, or was being written to
                 self._say(self._words)

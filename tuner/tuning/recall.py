@@ -1,4 +1,4 @@
-"""The store and a first look at a step in, what earlier runs tell of it out."""
+"""Loads results of earlier runs that help a new run: winning configurations, and a plan of the same step."""
 
 from sqlalchemy import Connection
 
@@ -11,13 +11,13 @@ from tuner.search.outcomes import best, best_stock
 from tuner.statistics.plan_evidence import prior_of
 from tuner.store.queries import known, plans, runs, trials
 
-WINNERS = 3  # that are tried first
+WINNERS = 3  # earlier winners that are tried first
 DECIDED = (Verdict.FASTER, Verdict.SAME)
-SUGGESTED_ALIKE = 1.5  # a suggested budget is met by an earlier one that is no more than so many times smaller
+SUGGESTED_ALIKE = 1.5  # an earlier budget may be smaller than a suggested one by at most this factor
 
 
 def knowledge_of(connection: Connection, run: Run, found: Inspection, budget_s: float | None) -> Knowledge:
-    """Of the runs of this team, on this model of GPU. `budget_s`: what the run has, asked for or suggested."""
+    """What earlier runs of this team found on this GPU model. `budget_s`: the run's budget, given or suggested."""
     winners = known.winners(
         connection,
         fingerprint=found.fingerprint,
@@ -32,10 +32,10 @@ def knowledge_of(connection: Connection, run: Run, found: Inspection, budget_s: 
 
 
 def proven_before(connection: Connection, run: Run, found: Inspection, budget_s: float | None) -> Proven | None:
-    """Of this very step, in an equal environment, what a run came to that had at least the time of this one.
+    """The result of an earlier run of the same step in an equal environment, with at least the budget of this run.
 
-    A run that only measured again what an earlier one had found has no trials of its own, and is passed over; so is one
-    that was left open, which to measure again decides nothing, and one whose search the user ended.
+    Skipped are runs that only repeated an earlier plan and so have no search trials, runs without a decided verdict,
+    which another measurement would not decide, and runs whose search the user interrupted.
     """
     for plan in plans.find(connection, found.fingerprint, found.environment, team=run.team, batch=found.batch):
         evidence = plan.evidence
@@ -52,15 +52,15 @@ def proven_before(connection: Connection, run: Run, found: Inspection, budget_s:
 
 
 def is_of(plan: Plan, found: Inspection) -> bool:
-    """Whether it was made for this very step, with an equal torch, driver and GPU."""
+    """Whether the plan was made for the same step, with an equal torch, driver and GPU."""
     is_equal = plan.fingerprint == found.fingerprint and plan.batch == found.batch
     return is_equal and plan.environment is not None and plan.environment.match(found.environment)[0] is Match.EXACT
 
 
 def is_as_long(earlier: Run, evidence: Evidence, run: Run, budget_s: float | None) -> bool:
-    """Whether the earlier run has ended, and was given as much as this one, in time and in trials.
+    """Whether the earlier run has finished, with at least the budget of this run in time and in trials.
 
-    A budget that was suggested differs a little from one look at the step to the next.
+    A suggested budget may be up to `SUGGESTED_ALIKE` times larger, because it varies between inspections.
     """
     if earlier.status is not RunStatus.FINISHED:
         return False

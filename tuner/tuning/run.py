@@ -1,4 +1,4 @@
-"""A run in, trials out as they come, and in the end the plan. Knows children and search, but no database."""
+"""The tuning loop of one run: inspection, search, play-off, confirmation and ablation. It does not use the database."""
 
 import math
 import os
@@ -18,8 +18,8 @@ from tuner.measuring.gpu_health import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.measuring.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.measuring.scratch import scratch
 from tuner.planning.ablation import Chunk, arms_without, next_chunk
-from tuner.planning.budget import SHORT, compile_s, suggested_budget_s, told, trials_within
-from tuner.planning.memory_fit import Room
+from tuner.planning.budget import SHORT, budget_message, compile_s, suggested_budget_s, trials_within
+from tuner.planning.memory_fit import MemoryFit
 from tuner.planning.next_trial import next_trial
 from tuner.planning.pace import at_once, elapsed_s, is_in_vain, limits_within, own_s, spares, timing_s
 from tuner.planning.prior_runs import Knowledge, nothing_known
@@ -42,19 +42,19 @@ from tuner.statistics.plan_evidence import CANDIDATE, EAGER, RIVAL, compare_arms
 from tuner.tuning.confirmation import Confirmation, Confirmed
 from tuner.tuning.events import Ablating, Budgeted, Crowded, Event, Inspected, PlayingOff, Recalled, Tried, Trying
 from tuner.tuning.interrupts import no_interrupts
-from tuner.tuning.trials_in_flight import Begun, Work, is_for_want_of_room
+from tuner.tuning.trials_in_flight import Begun, Work, ran_out_of_shared_memory
 from tuner.wall_clock import utcnow
 
 SEARCH_ROUNDS = 10
 PLAYOFF_ROUNDS = 30
-SHORT_AT_ONCE = 3  # the step as given, the best guess and a rival: each one more slows them down
+SHORT_AT_ONCE = 3  # parallel trials of a short run: step as given, best guess and rival; more would slow them down
 ABLATION_ROUNDS = 20
-OVERTIME = 0.03  # of the budget: what a confirmation may take longer than was expected
-SEARCH_SHARE = 0.5  # of the budget: stays for a search where what was proven before may not hold
-REFERENCE_SHARE = 0.05  # of the budget; what each precision loses takes as much again
+OVERTIME = 0.03  # fraction of the budget by which a confirmation may exceed its expected time
+SEARCH_SHARE = 0.5  # fraction of the budget kept for a search in case an earlier plan is not confirmed
+REFERENCE_SHARE = 0.05  # fraction of the budget for the numerics reference; the error of each precision takes as much
 UNSEARCHED = "nothing but the step as given could be measured in this time; give the run more"
 ENDED_EARLY = "the search was ended before anything but the step as given was measured"
-#: A step that fails like this against itself does so in every other trial too.
+#: If the step as given fails like this against itself, every other trial will fail too.
 FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
 
 Steps = Generator[Event, None, "Conclusion"]
@@ -62,9 +62,9 @@ Steps = Generator[Event, None, "Conclusion"]
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What a run came to. `interrupted` when the user ended the search early.
+    """The result of a run. `interrupted`: whether the user ended the search early.
 
-    `timeline`: the launches of a step by the plan, where the plan has them scheduled.
+    `timeline`: the launches of a step under the plan, if the plan schedules launches.
     """
 
     plan: Plan
@@ -77,19 +77,19 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class OutOfTime(Exception):  # noqa: N818 - it ends a search, and is no error
-    """No more of the budget is left than confirming the leader takes."""
+class OutOfTime(Exception):  # noqa: N818 - it ends a search and is not an error
+    """The rest of the budget is needed to confirm the leader."""
 
 
 @dataclass(slots=True)
 class Tuning:
-    """One run on its way. `trials` are those that were stored before, so that a run goes on where it stopped.
+    """One run. `trials` are those that were stored before, so that a run continues where it stopped.
 
-    `spec` is what the children load: the run's workload, or the archive that stands for a live model. `crew` makes
-    those who measure, for a workload, a device and a number of idle children to keep. What `check` raises kills the
-    children of the moment and propagates. `ablates`: whether `ablation` measures anything. `interrupts`: how often the
-    user has pressed Ctrl-C; it is asked between trials, and while one is waited for. `knows`: what earlier runs tell,
-    given the inspection and the budget in seconds. `begun_s`: since when the budget counts, by `clock`; now without it.
+    `spec` is what the children load: the run's workload, or the archive of a live model. `crew` creates the measuring
+    processes from a workload, a device and a number of idle children to keep. An exception from `check` kills the
+    running children and propagates. `ablates`: whether `ablation` measures anything. `interrupts` returns how often the
+    user has pressed Ctrl-C; it is polled between trials and while waiting for one. `knows` returns results of earlier
+    runs for an inspection and a budget in seconds. `begun_s`: start of the budget by `clock`; default now.
     """
 
     run: Run
@@ -127,9 +127,10 @@ class Tuning:
     def steps(self) -> Steps:
         """Yields events; the Conclusion is the generator's return value.
 
-        Raises BaselineError when the step fails as given, NoTrialError when nothing at all could be measured, and
-        WorkloadError when the stored trials are of another workload or machine. An interrupt ends the search, and what
-        is best so far is confirmed. KeyboardInterrupt does so too where a trial is waited for; elsewhere it propagates.
+        Raises BaselineError when the step as given fails, NoTrialError when nothing could be measured, and
+        WorkloadError when the stored trials are of another workload or machine. An interrupt ends the search, and the
+        best so far is confirmed. KeyboardInterrupt has the same effect while waiting for a trial; elsewhere it
+        propagates.
         """
         idle = spares(self.run.device, cores())
         with closing(self.crew(self.spec, self.run.device, idle)) as crew, scratch() as folder:
@@ -141,7 +142,7 @@ class Tuning:
             self._is_random, self._compile_s = inspection.random, compile_s(inspection, self._space)
             if self.run.budget_s is None and self.run.budget_trials is None:
                 self._budget_s = suggested_budget_s(inspection, self._space, at_once=self._at_once)
-                yield Budgeted(self._budget_s, told(self._budget_s, self._space))
+                yield Budgeted(self._budget_s, budget_message(self._budget_s, self._space))
             self._trials_within = trials_within(self._left_s() + elapsed_s(self.trials), inspection, self._space)
             if self._trials_within < SHORT:
                 self._at_once = min(self._at_once, SHORT_AT_ONCE)
@@ -154,12 +155,12 @@ class Tuning:
             return (yield from self._conclude(inspection))
 
     def ablation(self, plan: Plan, *, is_taken_over: bool = False) -> Generator[Event, None, None]:
-        """Measures what each choice of the confirmed plan gives, in what is left of the budget; may follow `steps`.
+        """Measures the contribution of each choice of the confirmed plan within the rest of the budget, after `steps`.
 
-        One trial for each process; none of a plan that was recalled, as the earlier run has them. `is_taken_over`: by a
-        run whose worker vanished when the plan was stored already. What it may have been about is given up, so each
-        attempt comes forward. An interrupt, or KeyboardInterrupt where a trial is waited for, ends this, and the plan
-        stays as it is.
+        One trial per process; none for a recalled plan, because the earlier run has them. `is_taken_over`: the plan was
+        stored already when the run's earlier worker vanished. The chunk that was being measured is then given up, so
+        that each attempt makes progress. An interrupt, or KeyboardInterrupt while waiting for a trial, ends the
+        ablation and leaves the plan unchanged.
         """
         if not self.ablates or self._is_recalled or self._is_ended() or self._chunk(plan) is None:
             return
@@ -173,7 +174,7 @@ class Tuning:
                 yield Ablating(chunk)
                 job = self._job(arms_without(plan.knobs, chunk, self._space), ABLATION_ROUNDS, numerics=False)
                 self._work.begin(Source.ABLATION, plan.knobs, job, limits_within(self._left_s()))
-                done = self._waited()
+                done = self._wait()
                 if done is None:
                     return
                 yield Tried(self._work.keep(*done))
@@ -181,9 +182,9 @@ class Tuning:
     def _inspected(self, crew: Crew) -> Inspection:
         job = Job(kind="inspect", workload=self.spec, device=self.run.device, seed=self.run.seed)
         crew.begin(job, limits_within(self._left_s()))
-        found = crew.finished(self._ask).outcome
+        found = crew.finished(self._check_or_abort).outcome
         if isinstance(found, Failure):
-            if found.phase is Phase.START:  # nothing of the workload has run
+            if found.phase is Phase.START:  # no code of the workload has run
                 raise UnfitError(f"this machine cannot look at the workload: {found.reason}")
             raise BaselineError(f"the workload fails as given: {found.reason}")
         assert isinstance(found, Inspection)
@@ -195,7 +196,7 @@ class Tuning:
         return found
 
     def _change(self, found: Inspection) -> str | None:
-        """What is no longer as it was when the run was last worked on, in words."""
+        """What has changed since the run was last worked on, for a message; None if nothing has."""
         before = self.run.environment
         if self.run.fingerprint not in ("", found.fingerprint):
             return f"{self.run.workload} has changed"
@@ -204,7 +205,7 @@ class Tuning:
         return None
 
     def _search(self) -> Iterator[Event]:
-        """Keeps as many trials at work as may be; what ran out of memory beside others is tried again alone."""
+        """Keeps as many trials running as allowed; a trial that ran out of memory beside others is repeated alone."""
         again: list[Begun] = []
         while True:
             while (begun := self._next(again)) is not None:
@@ -215,10 +216,10 @@ class Tuning:
                     yield Tried(self._work.give_up(begun.source, begun.knobs, GIVEN_UP))
             if not self._work.begun:
                 return
-            done = self._waited(self._ask_in_time)
+            done = self._wait(self._check_search)
             if done is None:
                 return
-            if is_for_want_of_room(done[1]):
+            if ran_out_of_shared_memory(done[1]):
                 again.append(done[0])
                 yield Crowded(done[0].knobs)
                 continue
@@ -228,7 +229,7 @@ class Tuning:
                 raise BaselineError(f"the step as given fails against itself: {trial.failure.reason}")
 
     def _next(self, again: list[Begun]) -> Begun | None:
-        """The next trial, at work; None while there is none to begin."""
+        """Starts the next trial and returns it; None if none can start now."""
         tried, at_work = searched(self.trials), self._work.underway()
         if self._is_ended() or is_starved(tried) or len(at_work) >= (1 if again else self._at_once):
             return None
@@ -250,7 +251,7 @@ class Tuning:
         if found is None:
             return None
         if self._deaths >= DEATHS_OF_A_TRIAL and found.source is not Source.BASELINE:
-            self._deaths = 0  # workers in a row vanished over it
+            self._deaths = 0  # several workers in a row vanished during this trial
             return Begun(found.source, found.knobs, None, self.now(), proposal=found)
         against = rival(self.trials)
         base = ArmSpec(name=EAGER) if against is None else ArmSpec(name=RIVAL, knobs=against.knobs)
@@ -262,7 +263,7 @@ class Tuning:
         return self._work.begin(found.source, found.knobs, job, limits, rival=against, proposal=found)
 
     def _play_off(self) -> Iterator[Event]:
-        """Ranks the best few in one process; interrupted, or short of time, the ranking of their own trials stands."""
+        """Ranks the best few in one process. Without it (interrupted, no time) the ranking of their trials stands."""
         contenders = self._reserve().contenders(self._left_s() - self._reserve().confirmation_s())
         if len(contenders) < 2 or self._is_ended() or is_played_off(self.trials):
             return
@@ -271,12 +272,12 @@ class Tuning:
         arms = [ArmSpec(name=name, knobs=trial.knobs) for name, trial in zip(names, contenders, strict=True)]
         job = self._job(tuple(arms), PLAYOFF_ROUNDS, numerics=False)
         self._work.begin(Source.PLAYOFF, contenders[0].knobs, job, self._search_limits())
-        done = self._waited()
+        done = self._wait()
         if done is not None:
             yield Tried(self._ranked(contenders, names, *done))
 
     def _ranked(self, contenders: Sequence[Trial], names: Sequence[str], begun: Begun, done: Finished) -> Trial:
-        """The play-off, as the trial of its winner. The first contender is the baseline of the others."""
+        """The play-off stored as a trial of its winner. The first contender is the baseline of the others."""
         first = contenders[0].comparison
         if not isinstance(done.outcome, Measurement) or first is None:
             return self._work.keep(begun, done)
@@ -285,7 +286,7 @@ class Tuning:
         return self._work.keep(replace(begun, knobs=contenders[place].knobs), done, compared[place])
 
     def _recalled(self, inspection: Inspection) -> Generator[Event, None, Conclusion | None]:
-        """What was proven before, measured again at once. None where it does not hold, or this run has begun before."""
+        """Confirms the plan of an earlier run. None if there is none, it is not confirmed, or this run has trials."""
         proven = self._known.proven
         if proven is None or self.trials or self._deaths:
             return None
@@ -299,8 +300,8 @@ class Tuning:
     def _conclude(self, inspection: Inspection) -> Steps:
         """Measures the best again in fresh processes, against eager and the best stock configuration.
 
-        What is left open stays open: to look again until something shows would widen every interval (decision 0060).
-        Where nothing but the step as given was measured there is no choice that other samples would have to bear out.
+        An undecided result is not measured again: repeating until a verdict appears would widen every interval
+        (decision 0060). If only the step as given was measured, there is no choice that needs a confirmation.
         """
         alone = leader(self.trials)
         if alone is not None and is_unsearched(self.trials, self._space):
@@ -326,12 +327,12 @@ class Tuning:
             lambda: self._left_s() - kept_s,
             self.check,
             self._at_once,
-            Room.of(inspection, first, stock),
+            MemoryFit.of(inspection, first, stock),
             self._reserve().extent(first, self._left_s()),
         )
 
     def _unsearched(self, alone: Trial) -> Confirmed:
-        """What the trial of the step as given allows to be said."""
+        """The result of a run that measured only the step as given."""
         assert alone.measurement is not None
         note = ENDED_EARLY if self._is_ended() else UNSEARCHED
         decision = replace(decide([alone.measurement]), verdict=Verdict.AMBIGUOUS, note=note)
@@ -341,10 +342,10 @@ class Tuning:
         plan = confirmed.plan(self.run.id, inspection, budget_s=self._budget_s, interrupted=self._is_ended())
         return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
 
-    def _waited(self, ask: Check | None = None) -> tuple[Begun, Finished] | None:
-        """The first trial that has ended; None when the user or `ask` ends it, and then nothing is at work any more."""
+    def _wait(self, check: Check | None = None) -> tuple[Begun, Finished] | None:
+        """Waits for the first trial to end. None if the user or `check` ended the wait; then all trials are dropped."""
         try:
-            return self._work.finished(ask or self._ask)
+            return self._work.finished(check or self._check_or_abort)
         except OutOfTime:
             self._work.drop()
             return None
@@ -355,17 +356,16 @@ class Tuning:
             self.interrupted = True
             return None
 
-    def _ask(self) -> None:
-        """The `check` of what an interrupt ends at once; to a confirmation that one begins, it does not matter."""
+    def _check_or_abort(self) -> None:
+        """Like `check`, but Ctrl-C aborts. Confirmations use `check`, so that Ctrl-C does not end them."""
         self.check()
         if self.interrupts():
             raise KeyboardInterrupt
 
-    def _ask_in_time(self) -> None:
-        """The `check` of a search: ends it when no more time is left than confirming the leader takes, or nothing that
-        is at work can end before that. Not before the step as given has been measured, without which there is no
-        answer."""
-        self._ask()
+    def _check_search(self) -> None:
+        """The `check` of a search. Raises OutOfTime when the rest of the budget is needed to confirm the leader, or no
+        running trial can end before that; never before the step as given, which every result needs, was measured."""
+        self._check_or_abort()
         tried = searched(self.trials)
         left_s = self._left_s() - self._reserve().least_s()
         if tried and (left_s < 0 or is_in_vain(self._work.underway(), tried, self._space, left_s)):
@@ -379,7 +379,7 @@ class Tuning:
         return next_chunk(plan.knobs, self.trials, self._space)
 
     def _ablation_s(self, plan: Plan, chunk: Chunk) -> float:
-        """What measuring it may take: for each step but the one as given the time of the plan's own trial."""
+        """Expected time of measuring the chunk: the time of the plan's own trial for each arm but the step as given."""
         of_plan = [own_s(trial) for trial in searched(self.trials) if trial.knobs == plan.knobs]
         return (len(arms_without(plan.knobs, chunk, self._space)) - 1) * max(of_plan, default=0.0)
 
@@ -390,7 +390,7 @@ class Tuning:
         return Job.model_validate({**given, "arms": arms, "rounds": rounds, **more})
 
     def _left_s(self) -> float:
-        """Seconds of the budget that are left; infinite when only trials are counted."""
+        """Seconds left in the budget; infinite when only trials are counted."""
         return math.inf if self._budget_s is None else self._budget_s - (self.clock() - self._begin_s)
 
     def _reserve(self) -> Reserve:

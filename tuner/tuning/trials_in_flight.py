@@ -1,4 +1,4 @@
-"""Jobs of a run that are at work, and the trials that come of them. Knows the crew, and nothing of what to try next."""
+"""Running jobs of a tuning run, and how their outcomes become trials. Does not decide what to try next."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from tuner.statistics.plan_evidence import CANDIDATE, compare_arms, over
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A trial that is at work. `rival`: whose configuration its baseline is, where that is not the step as given."""
+    """A running trial. `rival`: the trial whose configuration is the baseline; None if that is the step as given."""
 
     source: Source
     knobs: Mapping[str, Choice]
@@ -28,7 +28,7 @@ class Begun:
 
 @dataclass(slots=True)
 class Work:
-    """What is at work for a run. Trials are numbered in the order in which they end, so that no reader misses one."""
+    """The running trials of a run. Trials are numbered in the order in which they end, so that no reader misses one."""
 
     run: Run
     trials: list[Trial]
@@ -55,33 +55,36 @@ class Work:
         return begun
 
     def again(self, begun: Begun, limits: Limits) -> Begun:
-        """The same trial in another child, which starts none of its own."""
+        """Starts the trial again in another child, which does not compile ahead in a process of its own."""
         assert begun.job is not None
         self.begun[self.crew.begin(begun.job.model_copy(update={"ahead": False}), limits)] = begun
         return begun
 
     def underway(self) -> list[tuple[Mapping[str, Choice], float]]:
-        """The configurations that are at work, and for how many seconds."""
+        """Running configurations with the seconds since their start."""
         now = self.now()
         return [(begun.knobs, (now - begun.started_at).total_seconds()) for begun in self.begun.values()]
 
     def finished(self, check: Check) -> tuple[Begun, Finished]:
-        """The first that has come to something. What `check` raises propagates, and all go on working."""
+        """Waits for the first trial to end. An exception from `check` propagates and stops no trial."""
         done = self.crew.finished(check)
         return self.begun.pop(done.ticket), done
 
     def give_up(self, source: Source, knobs: Mapping[str, Choice], why: Failure) -> Trial:
-        """A trial that was under way elsewhere, and that nobody will end."""
+        """Appends a failed trial without running it, such as one that a vanished worker has left unfinished."""
         return self.keep(Begun(source, dict(knobs), None, self.now()), Finished(0, why, Spent(), alone=True))
 
     def drop(self) -> None:
-        """Ends what is at work; nothing is kept of it."""
+        """Stops all running trials and discards them."""
         self.crew.drop()
         self.begun.clear()
 
     def keep(self, begun: Begun, done: Finished, comparison: Comparison | None = None) -> Trial:
-        """The trial; compared over the step as given, whatever its baseline was, where nothing else is given. One of
-        the search is kept with the speedup by which it is ranked now."""
+        """Appends the outcome as a trial and returns it.
+
+        Without a `comparison`, its speedup is over the step as given, whatever its baseline was. The speedup of a
+        search trial is the one by which it is ranked now.
+        """
         outcome = done.outcome
         measured = outcome if isinstance(outcome, Measurement) else None
         if measured is not None and comparison is None:
@@ -105,7 +108,7 @@ class Work:
         return trial
 
 
-def is_for_want_of_room(done: Finished) -> bool:
-    """Whether it ran out of memory beside others, so that it may have it when it is alone."""
+def ran_out_of_shared_memory(done: Finished) -> bool:
+    """Whether it ran out of memory beside other processes, so that it may succeed alone."""
     outcome = done.outcome
     return isinstance(outcome, Failure) and outcome.kind is FailureKind.OUT_OF_MEMORY and not done.alone

@@ -1,1 +1,1 @@
-"""Runs of the queue, claimed and carried out."""
+"""The worker: claims runs of the queue and carries them out."""

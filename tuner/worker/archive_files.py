@@ -1,4 +1,4 @@
-"""The bytes of an archive in, a file of its own out, from which the measuring processes load it. No torch here."""
+"""Writes an archive from the database to a file, from which the measuring processes load it. Does not import torch."""
 
 import hashlib
 import os
@@ -12,14 +12,14 @@ FOLDER = "archives"
 
 
 def archive_file(home: Path, sha256: str, content: bytes | None) -> Path:
-    """The archive in `home`/archives/SHA256.ksn, readable by this user alone, whole or not there at all.
+    """Writes the archive atomically to `home`/archives/SHA256.ksn, readable by this user only; returns the path.
 
-    Raises ArchiveError when the bytes are missing or not those of this name, and UnfitError when the folder refuses.
+    Raises ArchiveError when `content` is None or has another digest, and UnfitError when the file cannot be written.
     """
     if content is None:
         raise ArchiveError(f"the database no longer holds archive {sha256}; send it again and start a new run")
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise ArchiveError(f"the bytes that the database holds for archive {sha256} are not those; send it again")
+        raise ArchiveError(f"the bytes that the database holds for archive {sha256} are damaged; send it again")
     folder = home / FOLDER
     try:
         return _replaced(private_folder(folder) / f"{sha256}.ksn", content)
@@ -31,7 +31,7 @@ def archive_file(home: Path, sha256: str, content: bytes | None) -> Path:
 
 
 def _replaced(path: Path, content: bytes) -> Path:
-    """Another worker of this user may be reading the file, or writing the same one."""
+    """Replaces the file atomically, because another worker may be reading or writing it."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:16]}-")  # mkstemp: mode 0600
     fresh = Path(name)
     try:

@@ -1,4 +1,4 @@
-"""Bounds in, pauses between tries out: longer each time, up to a limit, never quite the same."""
+"""Exponential backoff with jitter, and a sleep that can be interrupted."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,10 +9,10 @@ _chance = SystemRandom()
 
 
 def pauses(first_s: float, most_s: float) -> Iterator[float]:
-    """Seconds to wait before each next try, without end: doubling from `first_s` to `most_s`.
+    """Endless pauses in seconds, doubling from `first_s` to `most_s`.
 
-    Each is shortened by up to half at random, so that workers that lost the database together do not all come back in
-    the same moment.
+    Each is shortened at random by up to half, so that workers that lost the database together do not all reconnect at
+    the same time.
     """
     longest_s = first_s
     while True:
@@ -21,7 +21,7 @@ def pauses(first_s: float, most_s: float) -> Iterator[float]:
 
 
 def rest(seconds: float, check: Callable[[], None]) -> None:
-    """Sleeps, and asks `check` every tick; what it raises ends the sleep and propagates."""
+    """Sleeps and calls `check` every `TICK_S`; an exception from it ends the sleep and propagates."""
     end = time.monotonic() + seconds
     while (left_s := end - time.monotonic()) > 0:
         check()

@@ -1,4 +1,4 @@
-"""A moment in, the runs that ended before it gone, step by step: no step holds the database for long."""
+"""Deletes old runs and unused archives in small steps, so that no step locks the database for long."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -8,19 +8,20 @@ from tuner.store.database import Database
 from tuner.store.queries import retention
 from tuner.worker.backoff import rest
 
-#: Runs, and archives, of one step.
+#: Runs and archives that are deleted per step.
 RUNS_AT_ONCE: Final = 10
 ARCHIVES_AT_ONCE: Final = 4
-#: After each step: SQLite has one writer at a time, and those who wait ask again after up to 0.1 s.
+#: Pause after each step: SQLite has one writer at a time, and waiting writers poll every 0.1 s or less.
 PAUSE_S: Final = 0.1
 
 
 def clear(
     database: Database, before: datetime, *, with_plans: bool = False, check: Callable[[], None] = lambda: None
 ) -> int:
-    """Deletes runs that ended before then, and archives that nobody uses; returns how many runs.
+    """Deletes runs that ended before `before`, and archives that no run uses; returns the number of runs.
 
-    What `check` raises between two steps ends it. Several processes may do it at the same time. Raises StoreError.
+    `check` is called between steps; an exception from it propagates. Safe to run in several processes. Raises
+    StoreError.
     """
     cleared = 0
     while deleted := _clear_runs(database, before, with_plans=with_plans):

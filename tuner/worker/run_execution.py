@@ -1,4 +1,4 @@
-"""Worker: carries out a run that it has claimed, and stores every trial as it comes."""
+"""Carries out one claimed run, stores each trial as it ends, and keeps the lease alive by heartbeats."""
 
 import logging
 import os
@@ -44,54 +44,66 @@ from tuner.worker.backoff import pauses, rest
 log = logging.getLogger("kitsune")
 
 Tell = Callable[[Event], None]
-#: Called with `run`, `trials` (those that are stored already) and `check`.
+#: Creates the Tuning of a run. Called with `run`, `trials` (those that are stored already), `check` and `knows`.
 Make = Callable[..., Tuning]
-#: The reason of a failure in; why this machine is to measure nothing more out, None where it may go on.
+#: Maps the reason of a failure to the reason why this machine must not measure any more; None if it may continue.
 Diagnose = Callable[[str], str | None]
 Written = TypeVar("Written")
 Ended = TypeVar("Ended")
 
-#: How soon a worker learns that its run was cancelled, where a third of the lease is not sooner.
+#: Interval of heartbeats, if shorter than a third of the lease. A worker learns of a cancellation within this time.
 BEAT_S = 2.0
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
-#: The run is as good as before, so it goes back into the queue.
+#: Exceptions that the run did not cause, so it goes back into the queue.
 NOT_ITS_FAULT = (KeyboardInterrupt, SystemExit, StoppedError, UnfitError)
 
 
 def fit(_: str) -> None:
-    """The Diagnose that finds nothing."""
+    """A Diagnose that never finds a fault of the machine."""
 
 
 class How(StrEnum):
-    """What became of a run that a worker had claimed."""
+    """How the execution of a claimed run ended."""
 
     FINISHED = "finished"
     FAILED = "failed"
-    LOST = "lost"  #: cancelled, or another worker's
-    RETURNED = "returned"  #: to the queue, since the worker was asked to end
-    UNWRITTEN = "unwritten"  #: the database is away; back in the queue at the latest when the lease ends
+    LOST = "lost"  #: cancelled, or taken over by another worker
+    RETURNED = "returned"  #: put back into the queue, because the worker was asked to stop
+    UNWRITTEN = "unwritten"  #: the database is unreachable; the run is claimable again when the lease ends
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What became of a run, and why in a sentence."""
+    """How the execution of a run ended, and why in a sentence."""
 
     how: How
     words: str
 
 
 def worker_name() -> str:
-    """Another one at each call: a host that starts again, and every container, gives the same numbers again."""
+    """A unique name. Host name and process id are not enough: they repeat after a reboot and in containers."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
-def ending_of(carry: Callable[[], tuple[Run, Conclusion]]) -> Ending:
-    """The border between a worker and its runs: what `carry_out` raises over a run becomes a value.
+def ending_of(
+    database: Database,
+    run: Run,
+    make: Make,
+    tell: Tell,
+    *,
+    lease_s: float,
+    patience_s: float,
+    stop: Check,
+    diagnose: Diagnose,
+) -> Ending:
+    """Calls `carry_out` and converts exceptions about the run to an Ending, so that the worker can continue.
 
-    UnfitError passes: it is about the machine, so the next run would end like this one.
+    UnfitError propagates: it is about the machine, so the next run would end in the same way.
     """
     try:
-        _, conclusion = carry()
+        _, conclusion = carry_out(
+            database, run, make, tell, lease_s=lease_s, patience_s=patience_s, stop=stop, diagnose=diagnose
+        )
     except UnfitError:
         raise
     except StoppedError as error:
@@ -119,74 +131,73 @@ def carry_out(
     stop: Check = go_on,
     diagnose: Diagnose = fit,
 ) -> tuple[Run, Conclusion]:
-    """Tunes the claimed run to its end; trials that are stored already are not tried again.
+    """Tunes the claimed run to its end; trials that are already stored are not repeated.
 
-    The plan is stored as soon as it is confirmed; then it is measured what each of its choices gives, and whatever ends
-    that early ends the run well.
+    The plan is stored as soon as it is confirmed. The ablation follows; if it ends early, the run still finishes.
 
-    A run that cannot be tuned is stored as failed with the reason, and the error raised. What ends the trial of the
-    moment within seconds and propagates: LeaseLostError, when the run was cancelled or taken over, and what others
-    wrote stays; what `stop` raises, and KeyboardInterrupt that no trial has caught, which put the run back into the
-    queue. Where `diagnose` finds after a failure that the GPU is broken, the run goes back as after a death, with all
-    its trials, and GpuError is raised. A database that refuses is asked again for `patience_s`; after that the
-    StoreError propagates, and a run that came through the queue is put back, if that can be written.
+    A run that cannot be tuned is stored as failed with the reason, and the error is raised. These exceptions end the
+    current trial within seconds and propagate: LeaseLostError when the run was cancelled or taken over, without
+    overwriting anything; exceptions from `stop`, and KeyboardInterrupt that no trial has caught, which put the run back
+    into the queue. If `diagnose` finds a broken GPU after a failure, the run goes back into the queue with all its
+    trials, counted as a death, and GpuError is raised. Database errors are retried for `patience_s`; then StoreError
+    propagates, and a run from the queue is put back if that can be written.
     """
-    with Lease(database, run, lease_s).kept() as lease:
+    with Heartbeat(database, run, lease_s).running() as heartbeat:
 
         def check() -> None:
             stop()
-            lease.check()
+            heartbeat.check()
 
-        ledger = Ledger(database, run, check, patience_s)
+        writer = RunWriter(database, run, check, patience_s)
         try:
-            known = ledger.write(lambda connection, run: trials.list_of(connection, run.id))
-            tuning = make(run=run, trials=known, check=check, knows=partial(_knowledge, ledger))
-            kept = ledger.write(_kept)
-            conclusion = kept or _follow(tuning.steps(), ledger, tell, diagnose)
-            ledger.write(partial(runs.keep, plan=conclusion.plan, verdict=conclusion.verdict))
+            known = writer.write(lambda connection, run: trials.list_of(connection, run.id))
+            tuning = make(run=run, trials=known, check=check, knows=partial(_knowledge, writer))
+            kept = writer.write(_kept)
+            conclusion = kept or _follow(tuning.steps(), writer, tell, diagnose)
+            writer.write(partial(runs.keep, plan=conclusion.plan, verdict=conclusion.verdict))
             if conclusion.timeline is not None:
-                ledger.write(partial(timelines.put, timeline=conclusion.timeline))
+                writer.write(partial(timelines.put, timeline=conclusion.timeline))
         except LeaseLostError:
             raise
         except GpuError:
-            ledger.write_end(partial(_give_back, is_death=True))
+            writer.write_end(partial(_give_back, is_death=True))
             raise
         except NOT_ITS_FAULT:
-            ledger.write_end(_give_back)
+            writer.write_end(_give_back)
             raise
         except Exception as error:
             if isinstance(error, StoreError) and run.archive is not None:
-                ledger.write_end(_give_back)
+                writer.write_end(_give_back)
             else:
                 reason = _reason(error)
-                ledger.write_end(lambda connection, run: runs.fail(connection, run, reason))
+                writer.write_end(lambda connection, run: runs.fail(connection, run, reason))
             raise
         finish = partial(runs.finish, plan=conclusion.plan, verdict=conclusion.verdict)
         try:
-            is_whole = _ablate(tuning.ablation(conclusion.plan, is_taken_over=kept is not None), ledger, tell)
+            is_whole = _ablate(tuning.ablation(conclusion.plan, is_taken_over=kept is not None), writer, tell)
         except LeaseLostError:
             raise
         except (SystemExit, StoreError):
-            ledger.write_end(finish)
+            writer.write_end(finish)
             raise
         is_interrupted = conclusion.interrupted or tuning.interrupted or not is_whole
-        return ledger.write(finish), replace(conclusion, interrupted=is_interrupted)
+        return writer.write(finish), replace(conclusion, interrupted=is_interrupted)
 
 
-def _ablate(steps: Generator[Event, None, None], ledger: "Ledger", tell: Tell) -> bool:
-    """Whether nobody has interrupted it. The plan is stored, so no error in this is worth failing the run."""
+def _ablate(steps: Generator[Event, None, None], writer: "RunWriter", tell: Tell) -> bool:
+    """Runs the ablation; False if it was interrupted. Errors do not fail the run, because its plan is stored."""
     try:
-        _follow(steps, ledger, tell)
+        _follow(steps, writer, tell)
     except (KeyboardInterrupt, StoppedError):
         return False
     except StoreError:
         raise
     except Exception:
-        log.warning("what each choice gives could not be measured to the end", exc_info=True)
+        log.warning("the ablation ended early: an error was raised", exc_info=True)
     return True
 
 
-def _follow(steps: Generator[Event, None, Ended], ledger: "Ledger", tell: Tell, diagnose: Diagnose = fit) -> Ended:
+def _follow(steps: Generator[Event, None, Ended], writer: "RunWriter", tell: Tell, diagnose: Diagnose = fit) -> Ended:
     with closing(steps):
         while True:
             try:
@@ -197,8 +208,8 @@ def _follow(steps: Generator[Event, None, Ended], ledger: "Ledger", tell: Tell, 
             except TuneError as error:
                 _examine(str(error), diagnose)
                 raise
-            ledger.check()
-            _store(event, ledger)
+            writer.check()
+            _store(event, writer)
             if fault_injection.struck("worker-kill", type(event).__name__.lower()):
                 os.kill(os.getpid(), signal.SIGKILL)
             tell(event)
@@ -207,16 +218,16 @@ def _follow(steps: Generator[Event, None, Ended], ledger: "Ledger", tell: Tell, 
 
 
 def _examine(reason: str, diagnose: Diagnose) -> None:
-    """Raises GpuError where the device is no longer to be measured on."""
+    """Raises GpuError if `diagnose` finds that the device is broken."""
     why = diagnose(reason)
     if why is not None:
         raise GpuError(why)
 
 
-def _store(event: Event, ledger: "Ledger") -> None:
+def _store(event: Event, writer: "RunWriter") -> None:
     if isinstance(event, Inspected):
         found = event.inspection
-        ledger.write(
+        writer.write(
             lambda connection, run: runs.note_inspection(
                 connection,
                 run,
@@ -227,16 +238,16 @@ def _store(event: Event, ledger: "Ledger") -> None:
         )
     elif isinstance(event, Tried):
         trial = event.trial
-        ledger.write(lambda connection, run: trials.add(connection, run, trial))
+        writer.write(lambda connection, run: trials.add(connection, run, trial))
 
 
-def _knowledge(ledger: "Ledger", inspection: Inspection, budget_s: float | None) -> Knowledge:
-    """What the store tells of earlier runs of this team."""
-    return ledger.write(lambda connection, run: knowledge_of(connection, run, inspection, budget_s))
+def _knowledge(writer: "RunWriter", inspection: Inspection, budget_s: float | None) -> Knowledge:
+    """Results of earlier runs of this team, from the store."""
+    return writer.write(lambda connection, run: knowledge_of(connection, run, inspection, budget_s))
 
 
 def _kept(connection: Connection, run: Run) -> Conclusion | None:
-    """What a worker that vanished afterwards had come to. Raises PlanError when the plan was damaged."""
+    """The conclusion that an earlier worker stored before it vanished. Raises PlanError when the plan is damaged."""
     plan = plans.get(connection, run.plan_id) if run.plan_id else None
     if plan is None or plan.evidence is None:
         return None
@@ -255,8 +266,8 @@ def _reason(error: Exception) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
-    """What a worker writes about its run: each time in a transaction, again and again while the database refuses."""
+class RunWriter:
+    """Writes to the database for one run, one transaction per call, with retries while the database refuses."""
 
     database: Database
     run: Run
@@ -264,9 +275,10 @@ class Ledger:
     patience_s: float
 
     def write(self, entry: Callable[[Connection, Run], Written]) -> Written:
-        """Raises StoreError when patience has ended, LeaseLostError at once, and what `check` raises while it waits.
+        """Calls `entry` in a transaction and returns its result.
 
-        An entry may be written twice, where the answer to a commit was lost: what is written here allows that.
+        Raises StoreError after `patience_s`, LeaseLostError at once, and exceptions from `check` while waiting. `entry`
+        must be idempotent: it is called again if the reply to a commit was lost.
         """
         end = time.monotonic() + self.patience_s
         waits = pauses(FIRST_PAUSE_S, MOST_PAUSE_S)
@@ -284,7 +296,7 @@ class Ledger:
                 rest(min(left_s, next(waits)), self.check)
 
     def write_end(self, entry: Callable[[Connection, Run], object]) -> None:
-        """How the run ended, if the database can take it; the error that ended it is what the caller must see."""
+        """Tries once to store how the run ended. Only logs errors, because the caller raises the one that ended it."""
         try:
             with self.database.begin() as connection:
                 entry(connection, self.run)
@@ -292,10 +304,10 @@ class Ledger:
             log.warning("how run %s ended could not be stored: %s", self.run.id, trouble)
 
 
-class Lease:
-    """Heartbeats of a run from a thread of their own, since a trial may take minutes.
+class Heartbeat:
+    """Renews the lease of a run from a background thread, because a trial may take minutes.
 
-    They are more frequent than the lease asks for: their answer is how a worker learns that its run was cancelled.
+    Heartbeats are more frequent than the lease needs: their reply tells the worker that its run was cancelled.
     """
 
     def __init__(self, database: Database, run: Run, lease_s: float) -> None:
@@ -304,11 +316,11 @@ class Lease:
         self._lease_s = lease_s
         self._done = threading.Event()
         self._lost: str | None = None
-        context = copy_context()  # of the log
+        context = copy_context()  # carries the run id of the log
         self._thread = threading.Thread(target=context.run, args=(self._beat,), name="kitsune-heartbeat", daemon=True)
 
     @contextmanager
-    def kept(self) -> Iterator["Lease"]:
+    def running(self) -> Iterator["Heartbeat"]:
         self._thread.start()
         try:
             yield self
@@ -317,7 +329,7 @@ class Lease:
             self._thread.join()
 
     def check(self) -> None:
-        """Raises LeaseLostError when the run is no longer ours to go on with."""
+        """Raises LeaseLostError when the run was cancelled or taken over."""
         if self._lost is not None:
             raise LeaseLostError(self._lost)
 

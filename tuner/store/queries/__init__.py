@@ -1,1 +1,1 @@
-"""One file a table: the questions that the tuner and the server ask the database."""
+"""Database queries of the tuner and the server, one module per table or topic."""

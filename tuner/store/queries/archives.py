@@ -1,4 +1,4 @@
-"""Archives: a training step as bytes in, the same bytes under their SHA-256 out. Never changed once written."""
+"""Archives of training steps, stored under their SHA-256 and never changed."""
 
 import hashlib
 from datetime import datetime
@@ -20,7 +20,7 @@ _owners = tables.archive_owners
 
 
 class StoredArchive(Record):
-    """What is known of an archive without reading it."""
+    """Metadata of an archive."""
 
     sha256: str
     size_bytes: int
@@ -38,10 +38,10 @@ def put(
     most_bytes: int = 0,
     now: datetime | None = None,
 ) -> tuple[StoredArchive, bool]:
-    """Stores `content`, which must be `archive.to_bytes()`, for a team; and whether it was new to that team.
+    """Stores `content`, which must be `archive.to_bytes()`, for a team. Returns it and whether it was new to the team.
 
-    The bytes are kept once. Nothing in the answer tells whether another team had sent them before. Raises QuotaError
-    when the team would have more than `most_bytes` (0: any number); the caller's transaction must then keep nothing.
+    The bytes are stored once for all teams; the result does not reveal whether another team sent them before. Raises
+    QuotaError when the team would exceed `most_bytes` (0: no limit); the caller must then roll back.
     """
     locks.together(connection, locks.ARCHIVES)
     made = StoredArchive(
@@ -63,19 +63,19 @@ def put(
     is_theirs = and_(_owners.c.team == team, _owners.c.sha256 == made.sha256)
     connection.execute(update(_owners).where(is_theirs).values(sent_at=made.created_at))
     stored = get(connection, made.sha256, team=team)
-    assert stored is not None, "the lock keeps it from being deleted meanwhile"
+    assert stored is not None, "the lock prevents its deletion"
     return stored, False
 
 
 def _mend(connection: Connection, made: StoredArchive, content: bytes) -> None:
-    """What was damaged is as it was, once somebody sends it again."""
+    """Repairs a damaged row when the same archive is sent again."""
     of_content = {"content": content, **made.model_dump(include={"size_bytes", "fingerprint", "model_fingerprint"})}
     is_damaged = or_(*(_archives.c[name] != value for name, value in of_content.items()))
     connection.execute(update(_archives).where(_archives.c.sha256 == made.sha256, is_damaged).values(**of_content))
 
 
 def _check_quota(connection: Connection, team: str, most_bytes: int) -> None:
-    """Raises QuotaError. Archives that are sent in the same moment may pass together."""
+    """Raises QuotaError. Archives that are sent concurrently may exceed the quota together."""
     kept_bytes = connection.scalar(select(func.sum(_owners.c.size_bytes)).where(_owners.c.team == team)) or 0
     if kept_bytes > most_bytes:
         raise QuotaError(
@@ -85,7 +85,7 @@ def _check_quota(connection: Connection, team: str, most_bytes: int) -> None:
 
 
 def get(connection: Connection, sha256: str, *, team: str = DEFAULT_TEAM) -> StoredArchive | None:
-    """What the team sent under this name, since when it has it."""
+    """The archive of this digest if the team sent it; `created_at` is when the team first did."""
     columns = [(_owners if name == "created_at" else _archives).c[name] for name in StoredArchive.model_fields]
     is_theirs = and_(_owners.c.team == team, _owners.c.sha256 == sha256)
     row = connection.execute(select(*columns).join_from(_owners, _archives).where(is_theirs)).one_or_none()
@@ -93,9 +93,6 @@ def get(connection: Connection, sha256: str, *, team: str = DEFAULT_TEAM) -> Sto
 
 
 def content(connection: Connection, sha256: str) -> bytes | None:
-    """The bytes of the archive, for those who carry out runs of any team.
-
-    Whoever reads them checks them again: `Archive.from_bytes`.
-    """
+    """The bytes of an archive of any team, for workers. The caller validates them with `Archive.from_bytes`."""
     found: bytes | None = connection.scalar(select(_archives.c.content).where(_archives.c.sha256 == sha256))
     return found

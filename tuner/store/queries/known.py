@@ -1,9 +1,9 @@
-"""Earlier runs in, what won in them out: the first things to try in a new run on the same model of GPU.
+"""Winning configurations of earlier runs on the same GPU model, to be tried first in a new run.
 
-The nearest first: plans of the same step, of the same batch before others; of the same model and optimizer under
-another loss; and of other models. Of those the ones come first to which the same choices apply, since this is what the
-inspection knows of an architecture: a convolution, attention, a half-precision dtype, a hook, an optimizer. Among
-equals what won most often.
+Most similar first: plans of the same step, with the same batch before others; plans of the same model and optimizer
+with another loss; plans of other models. These are ordered by how many inapplicable choices differ, since that is what
+the inspection knows of an architecture: a convolution, attention, a half-precision dtype, a hook, an optimizer. Ties
+are ordered by how often a configuration won.
 """
 
 import json
@@ -17,8 +17,8 @@ from kitsune.knobs import Choice
 from tuner.store import tables
 from tuner.store.queries import plans
 
-NEWEST: Final = 200  # plans of other models that are looked at
-UNKNOWN: Final = 1_000  # differences to a run that is no longer stored
+NEWEST: Final = 200  # number of plans that are considered
+UNKNOWN: Final = 1_000  # distance to a run that is no longer stored
 
 
 def winners(
@@ -32,10 +32,10 @@ def winners(
     batch: str = "",
     inapplicable: Collection[str] = (),
 ) -> list[dict[str, Choice]]:
-    """The choices of at most `limit` stored plans for this model of GPU, the nearest first, each once.
+    """The distinct choices of at most `limit` stored plans for this GPU model, most similar step first.
 
-    Of plans that this team may see; without one, of all, as on a machine of one's own. `batch` is as in `Plan.batch`,
-    `inapplicable` the names in `Run.inapplicable`. Plans that keep the step as given say nothing, and are left out.
+    `team`: only plans of this team; None means all, as on a single-user machine. `batch` is as in `Plan.batch`,
+    `inapplicable` the names in `Run.inapplicable`. Plans that keep the step as given are left out.
     """
     own = _of_model(connection, fingerprint, model_fingerprint, gpu, team)
     rows = {row.plan_id: row for row in (*own, *_of_gpu(connection, gpu, team))}
@@ -58,7 +58,7 @@ def winners(
 def _of_model(
     connection: Connection, fingerprint: str, model_fingerprint: str, gpu: str, team: str | None
 ) -> list[Row[Any]]:
-    """Plans of this step or model, the largest gain first. A step may have no fingerprint of its model: ""."""
+    """Plans of this step or model, largest gain first. `model_fingerprint` may be empty."""
     models = tables.models
     steps = select(models.c.fingerprint).where(
         models.c.model_fingerprint == model_fingerprint,
@@ -72,7 +72,7 @@ def _of_model(
 
 
 def _of_gpu(connection: Connection, gpu: str, team: str | None) -> list[Row[Any]]:
-    """Plans of whatever step, the newest first."""
+    """Plans of any step, newest first."""
     return list(connection.execute(_plans_on(gpu, team).order_by(*_NEWEST_FIRST).limit(NEWEST)))
 
 
@@ -91,5 +91,5 @@ def _plans_on(gpu: str, team: str | None) -> Select[Any]:
 
 
 def _distance(theirs: str | None, ours: Collection[str]) -> int:
-    """How many choices apply to one of two steps only."""
+    """How many choices apply to only one of two steps."""
     return UNKNOWN if theirs is None else len(set(json.loads(theirs)) ^ set(ours))

@@ -1,7 +1,7 @@
 """Plans: content-addressed by plan_id, written once, found by workload and machine.
 
-A workload is named by the fingerprint of its step, or by the `model_fingerprint` of an archive that was sent: then
-plans for that model and optimizer are found, whatever the loss, and also when the archive is no longer kept.
+A workload is identified by the fingerprint of its step, or by the `model_fingerprint` of an archive that was sent. The
+latter finds plans for the model and optimizer with any loss, even after the archive was deleted.
 """
 
 import hashlib
@@ -41,19 +41,19 @@ from tuner.wall_clock import utcnow
 _log = logging.getLogger(__name__)
 _plans = tables.plans
 
-#: The columns that tell a plan for exactly this machine from one for its like (see Environment.match).
+#: The columns that must be equal for an exact match of the machine (see Environment.match).
 _EXACT = ("compute_capability", "memory_bytes", "torch", "triton", "cuda", "driver")
-#: Those of the plan's document, and of the environment in it, by which it is found.
+#: Search columns that copy fields of the plan's document, and of its environment.
 _OF_PLAN = ("fingerprint", "batch")
 _OF_ENVIRONMENT = ("device", "gpu", *_EXACT)
-#: Beyond those that were asked for: looked at where one of them was damaged.
+#: Extra rows to read when one of the found plans is damaged.
 _IN_RESERVE = 20
 
 
 class Extent(NamedTuple):
-    """What there is to be found. While it is the same, so is every find: one plan in the place of another is newer.
+    """A version stamp of all plans: while it is unchanged, every search has the same result.
 
-    The models are those that the steps of a team are of, and are only ever added.
+    A plan that replaces a deleted one is newer. Rows of `models` are never deleted.
     """
 
     plans: int
@@ -62,7 +62,7 @@ class Extent(NamedTuple):
 
 
 class StoredPlan(NamedTuple):
-    """A plan as its stored text, and the columns that tell for which workload and which machine it holds."""
+    """The stored text of a plan, with the columns of its workload and machine."""
 
     plan_id: str
     fingerprint: str
@@ -83,12 +83,12 @@ def _given(name: str) -> BindParameter[Any]:
 
 
 def _agrees(name: str) -> ColumnElement[bool]:
-    """Whether the plan holds for what is given of the machine; what is not given agrees with everything."""
+    """Whether the column equals the given value, or no value is given."""
     return or_(_given(name).is_(None), _plans.c[name] == _given(name))
 
 
 def _best_first() -> Select[Any]:
-    """One statement for all searches, made once: making it took longer than running it."""
+    """The statement of all searches, built once because building it took longer than running it."""
     models = tables.models
     named = union_all(
         select(_given("fingerprint")),
@@ -129,19 +129,19 @@ _EXTENT = select(
 
 
 def put(connection: Connection, plan: Plan, run: Run | None = None, *, now: datetime | None = None) -> bool:
-    """Stores the plan unless it is there already (then False): a plan never changes once written.
+    """Stores the plan unless it exists (then False). Plans never change.
 
-    `run` is the claim under which a worker writes, and its team gets the plan: LeaseLostError when it no longer holds.
-    Without it the plan comes from outside, such as from a file on this machine.
+    `run` is the claim under which a worker writes; its team owns the plan. Raises LeaseLostError when the claim no
+    longer holds. None: the plan is not from a run, but from a file, for example.
     """
     row = _to_row(plan, run.team if run else DEFAULT_TEAM, now or utcnow())
     return insert_once(connection, _plans, row) if run is None else insert_if_held(connection, run, _plans, row)
 
 
 def get(connection: Connection, plan_id: str, *, team: str | None = None) -> Plan | None:
-    """The plan, if it is of this team; without one, whosever it is, as for this machine.
+    """The plan if this team owns it; `team` None means any team.
 
-    Raises PlanError when the stored plan is not what was written under this id.
+    Raises PlanError when the stored plan was altered.
     """
     whose = [] if team is None else [_plans.c.team == team]
     row = connection.execute(select(_plans).where(_plans.c.plan_id == plan_id, *whose)).one_or_none()
@@ -149,14 +149,14 @@ def get(connection: Connection, plan_id: str, *, team: str | None = None) -> Pla
 
 
 def get_readable(connection: Connection, plan_ids: Sequence[str], *, team: str | None = None) -> dict[str, Plan]:
-    """As `get`, several at once, by their ids; those that are not there or cannot be read are left out."""
+    """Like `get` for several plans: id -> plan. Missing and unreadable plans are left out."""
     whose = [] if team is None else [_plans.c.team == team]
     rows = connection.execute(select(_plans).where(_plans.c.plan_id.in_(plan_ids), *whose))
     return {row.plan_id: plan for row in rows if (plan := _readable(row)) is not None}
 
 
 def get_document(connection: Connection, plan_id: str, *, team: str | None = None) -> str | None:
-    """The stored canonical JSON of a plan, unread. Raises PlanError when it is not what was written under this id."""
+    """The stored canonical JSON of a plan, without parsing it. Raises PlanError when it was altered."""
     found: str | None = connection.scalar(_DOCUMENT, {"plan_id": plan_id, "team": team})
     if found is not None:
         _check_text(plan_id, found)
@@ -164,7 +164,7 @@ def get_document(connection: Connection, plan_id: str, *, team: str | None = Non
 
 
 def delete_of(connection: Connection, plan_ids: Sequence[str]) -> int:
-    """Deletes those of these plans that no run has; returns how many."""
+    """Deletes those of these plans that no run refers to; returns how many."""
     is_had = exists().where(tables.runs.c.plan_id == _plans.c.plan_id)
     gone = delete(_plans).where(_plans.c.plan_id.in_(plan_ids), ~is_had).returning(_plans.c.plan_id)
     return len(connection.execute(gone).all())
@@ -185,10 +185,9 @@ def find(
 ) -> list[Plan]:
     """Plans of a workload for this type of device, best first.
 
-    Those that were measured with `batch` (Plan.batch) come before those of other sizes; then those of exactly this
-    environment, those of the same torch and triton, and the rest. Among equals the largest measured gain over the step
-    as given comes first (that baseline is the same in every run), then the newest. Plans that this version cannot read
-    are left out with a warning.
+    Sorted by: measured with `batch` (Plan.batch) before other sizes; exactly this environment, then the same torch and
+    triton, then the rest; the gain over the step as given, a baseline that is the same in every run; newest first.
+    Plans that this version cannot read are left out with a warning.
     """
     software = {name: getattr(environment, name) for name in _EXACT}
     rows = _found(connection, fingerprint, team, batch, environment.device, environment.gpu, software, limit)
@@ -206,9 +205,9 @@ def find_documents(
     software: Mapping[str, str | int] | None = None,
     limit: int = 20,
 ) -> list[StoredPlan]:
-    """As `find`, unread, and for a caller who may not know everything: None is any batch, any device, any GPU.
+    """Like `find`, without parsing the plans. None means any batch, device or GPU.
 
-    `software` names what is known of compute_capability, memory_bytes, torch, triton, cuda and driver.
+    `software`: the known ones of compute_capability, memory_bytes, torch, triton, cuda and driver.
     """
 
     def sound(most: int) -> tuple[int, list[StoredPlan]]:
@@ -253,13 +252,13 @@ def _to_row(plan: Plan, team: str, now: datetime) -> dict[str, Any]:
 
 
 def _check_text(plan_id: str, document: str) -> None:
-    """Raises PlanError. To the byte: another spelling of the same number is damage as well."""
+    """Raises PlanError unless the text has this digest. Even equivalent JSON counts as damage."""
     if hashlib.sha256(document.encode()).hexdigest() != plan_id:
         raise PlanError("plan", f"{plan_id} was altered after it was written; restore the database from a backup")
 
 
 def _is_sound(row: Row[Any]) -> bool:
-    """Whether the text of the plan is as it was written, and the columns by which it is found say what it says."""
+    """Whether the plan's text is unaltered and the search columns agree with it."""
     try:
         _check_text(row.plan_id, row.document)
     except PlanError as error:
@@ -270,7 +269,7 @@ def _is_sound(row: Row[Any]) -> bool:
     said = {name: content[name] for name in _OF_PLAN} | {name: environment.get(name) for name in _OF_ENVIRONMENT}
     wrong = [name for name, value in said.items() if getattr(row, name) != value]
     if wrong:
-        _log.warning("plan %s is left out: its row has another %s than it has", row.plan_id, ", ".join(wrong))
+        _log.warning("plan %s is left out: these columns differ from its document: %s", row.plan_id, ", ".join(wrong))
     return not wrong
 
 

@@ -1,7 +1,7 @@
-"""Runs that have ended in, nothing of them out: each function is one short transaction, and may run in many processes.
+"""Deletes ended runs and unused archives. Each function is one short transaction and may run in several processes.
 
-A plan stays without its run unless its end is asked for: look-ups go on giving it, and `kitsune_models` still tells of
-which model it is. An archive goes when no run of its team is left that was asked for with it.
+Plans are kept when their run is deleted, unless the caller asks otherwise: look-ups still find them, and
+`kitsune_models` keeps their models. An archive is deleted when no run of its team uses it.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tuner.store.queries import plans, runs
 from tuner.store.rows import from_row
 from tuner.wall_clock import utcnow
 
-#: Whoever has just sent an archive is about to submit a run with it.
+#: An archive that was sent less than this ago is kept, because a run with it is about to be submitted.
 ABOUT_TO_SUBMIT: Final = timedelta(hours=1)
 
 _archives = tables.archives
@@ -25,7 +25,7 @@ _owners = tables.archive_owners
 _runs = tables.runs
 
 
-#: By the column that names the run.
+#: All columns that refer to a run.
 _REFERRING: Final = tuple(
     column
     for table in tables.metadata.tables.values()
@@ -35,7 +35,7 @@ _REFERRING: Final = tuple(
 
 
 class Ended(NamedTuple):
-    """How much ended before some moment."""
+    """How many runs ended before a moment, and how many trials they have."""
 
     runs: int
     trials: int
@@ -57,14 +57,14 @@ def count_ended(connection: Connection, before: datetime) -> Ended:
 def delete_ended(connection: Connection, before: datetime, *, limit: int, with_plans: bool = False) -> int:
     """Deletes up to `limit` runs that ended before then, the oldest first; returns how many.
 
-    Rivals that delete at the same time take others.
+    Processes that delete at the same time take different runs.
     """
     oldest = select(_runs).where(_ended(before)).order_by(_runs.c.created_at, _runs.c.id).limit(limit)
     return len(_deleted(connection, oldest.with_for_update(skip_locked=True), with_plans=with_plans))
 
 
 def delete_run(connection: Connection, run_id: str, *, team: str | None = None, with_plan: bool = False) -> Run | None:
-    """Deletes a run that has ended, and its archive if no other run of its team has it; None when there is no such run.
+    """Deletes an ended run, and its archive if no other run of the team uses it; None when there is no such run.
 
     Raises ConflictError for a run that has not ended.
     """
@@ -81,7 +81,7 @@ def delete_run(connection: Connection, run_id: str, *, team: str | None = None, 
 
 
 def unused_archives(connection: Connection, before: datetime, *, limit: int) -> list[Owned]:
-    """Archives that were last sent before then, and that no run of their team was asked for with."""
+    """Archives that were last sent before then and that no run of their team uses."""
     unused = select(_owners.c.team, _owners.c.sha256).where(_is_unused(before)).limit(limit)
     return [Owned._make(row) for row in connection.execute(unused)]
 
@@ -93,12 +93,12 @@ def delete_archives(connection: Connection, found: Sequence[Owned], before: date
 
 
 def latest_unused(before: datetime, *, now: datetime | None = None) -> datetime:
-    """What an archive must have been sent before, in order to go with runs that ended before `before`."""
+    """Unused archives sent before this time may be deleted together with runs that ended before `before`."""
     return min(before, (now or utcnow()) - ABOUT_TO_SUBMIT)
 
 
 def _ended(before: datetime) -> ColumnElement[bool]:
-    """No run ends before it was made, so that the oldest are read off an index."""
+    """`created_at` is compared too (a run is created before it ends), so that an index serves the query."""
     return and_(_runs.c.status.in_(runs.ENDED), _runs.c.created_at < before, _runs.c.finished_at < before)
 
 
@@ -109,7 +109,7 @@ def _is_unused(before: datetime | None) -> ColumnElement[bool]:
 
 
 def _deleted(connection: Connection, chosen: Select[tuple[object, ...]], *, with_plans: bool) -> list[Run]:
-    """Deletes the runs that are chosen, with all that refers to them."""
+    """Deletes the selected runs, with all rows that refer to them."""
     found = [from_row(Run, _runs, row) for row in connection.execute(chosen)]
     names = [run.id for run in found]
     for column in _REFERRING:
@@ -121,7 +121,7 @@ def _deleted(connection: Connection, chosen: Select[tuple[object, ...]], *, with
 
 
 def _delete_archives(connection: Connection, found: Sequence[Owned], before: datetime | None) -> int:
-    """What a team has no more; and the bytes of what nobody has any more."""
+    """Deletes the ownership rows, and the bytes of archives that no team owns any more."""
     named = or_(*(and_(_owners.c.team == one.team, _owners.c.sha256 == one.sha256) for one in found))
     gone = connection.execute(delete(_owners).where(named, _is_unused(before)).returning(_owners.c.sha256)).all()
     names = {row.sha256 for row in gone}

@@ -1,7 +1,7 @@
-"""Runs: the queue and its history. Every function takes a connection and gives records; the caller commits.
+"""Runs: the queue and its history. Functions take a connection and return records; the caller commits.
 
-Time is an argument (`now`, by default the database's clock, see `tuner/store/moments.py`), so that tests use a clock of
-their own and never sleep. Who may write is decided by the fence (`tuner/store/lease.py`), whatever the clocks say.
+Time is an argument (`now`, by default the database's clock, see `tuner/store/moments.py`), so that tests can set it and
+never sleep. Fencing tokens decide who may write (`tuner/store/lease.py`), whatever the clocks say.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,17 +23,17 @@ from tuner.store.paging import Order, rows_after
 from tuner.store.queries import plans
 from tuner.store.rows import from_row, to_row
 
-#: A worker that died is replaced after it; a living one renews it every 2 s, or at a third of it.
+#: A run is taken over when its lease has expired; a living worker renews it every 2 s, or after a third of it.
 LEASE_S = 60.0
-#: So many workers in a row vanished without one more trial, not even one that was given up: the run is the cause.
+#: If this many workers in a row vanish without storing a trial, not even one given up, the run is the cause.
 MAX_DEATHS = 10
-#: A model in the memory of the process that tunes it: no other process can take it over.
+#: Workload of a run on a model in the memory of its process; no other process can take it over.
 LIVE = "live"
-#: An archive that the database holds, see `Run.archive`: any worker can do it.
+#: Workload of a run on an archive in the database (`Run.archive`); any worker can carry it out.
 ARCHIVE = "archive"
-#: How the name of a workload begins that every installation has.
+#: Prefix of workloads that every installation has.
 ZOO = "zoo:"
-#: So much of a digest tells it from its like.
+#: Number of characters of a digest that are shown.
 SHORT: Final = 12
 
 UNFINISHED: Final = tuple(status for status in RunStatus if not status.is_finished)
@@ -43,13 +43,13 @@ _runs = tables.runs
 
 
 class Sort(StrEnum):
-    """What a list of runs can be in the order of. Runs without such a value come last, whichever way it goes."""
+    """Sort keys of a list of runs. Runs without a value come last in both directions."""
 
     CREATED = "created"
-    NAME = "name"  #: as lists show it
+    NAME = "name"  #: the label in lists
     GAIN = "gain"  #: of the plan over the best stock configuration
-    INTERVAL = "interval"  #: the low end of that gain's
-    MEMORY = "memory"  #: peak of the plan, as a part of that configuration's
+    INTERVAL = "interval"  #: low end of the gain's interval
+    MEMORY = "memory"  #: peak memory of the plan, relative to the best stock configuration
     VERDICT = "verdict"
     TRIALS = "trials"
     GPU = "gpu"
@@ -65,16 +65,16 @@ _COLUMNS: Final[Mapping[Sort, str]] = {
 
 
 class Page(Record):
-    """Some runs in the order that was asked for; `after` is the cursor of the next page, None on the last."""
+    """A page of a sorted list of runs; `after` is the cursor of the next page, None on the last."""
 
     runs: tuple[Run, ...]
     after: str | None
 
 
 def add(connection: Connection, run: Run, *, content: str | None = None, owner: str | None = None) -> Run:
-    """Stores a new run as it is. Raises StoreError when its id is taken.
+    """Stores a new run. Raises StoreError when its id is taken.
 
-    `content` is the digest of the request that it answers, by which a submit finds it; `owner` who sent that.
+    `content`: digest of its request, by which a repeated submit finds it. `owner`: who sent the request.
     """
     derived = {
         "label": label_of(run).casefold(),
@@ -87,13 +87,13 @@ def add(connection: Connection, run: Run, *, content: str | None = None, owner: 
 
 
 def get(connection: Connection, run_id: str, *, team: str | None = None) -> Run | None:
-    """The run, if it is of this team; without one, whosever it is, as for those who tune."""
+    """The run if it belongs to this team; `team` None means any team, as for workers."""
     row = connection.execute(select(_runs).where(is_of(run_id, team))).one_or_none()
     return None if row is None else from_row(Run, _runs, row)
 
 
 def get_all(connection: Connection, run_ids: Sequence[str], *, team: str | None = None) -> dict[str, Run]:
-    """As `get`, several at once, by their ids; those that are not there are left out."""
+    """Like `get` for several runs: id -> run. Missing ones are left out."""
     whose = [] if team is None else [_runs.c.team == team]
     rows = connection.execute(select(_runs).where(_runs.c.id.in_(run_ids), *whose))
     return {row.id: from_row(Run, _runs, row) for row in rows}
@@ -110,9 +110,9 @@ def page(
     now: datetime | None = None,
     **filters: Unpack[Filters],
 ) -> Page:
-    """Up to `limit` (>= 1) runs that match every filter, in this order, beginning after the cursor.
+    """Up to `limit` (>= 1) runs that match every filter, in this order, starting after the cursor.
 
-    Raises CursorError for a cursor that is not ours, or of a list in another order.
+    Raises CursorError for an invalid cursor, or one of a list in another order.
     """
     whose = [] if team is None else [_runs.c.team == team]
     statement = select(_runs).where(*whose, *conditions(filters, now or current(connection)))
@@ -122,7 +122,7 @@ def page(
 
 
 def count(connection: Connection, *, team: str | None = None) -> Mapping[RunStatus, int]:
-    """How many runs of the team stand so, for every status; without one, how many of all."""
+    """The number of runs in each status, of this team or (None) of all teams."""
     whose = [] if team is None else [_runs.c.team == team]
     rows = connection.execute(select(_runs.c.status, func.count()).where(*whose).group_by(_runs.c.status)).all()
     found: dict[str, int] = {row[0]: row[1] for row in rows}
@@ -130,15 +130,15 @@ def count(connection: Connection, *, team: str | None = None) -> Mapping[RunStat
 
 
 def count_lost(connection: Connection, *, team: str, now: datetime | None = None) -> int:
-    """How many of those that `count` has as running have lost their worker."""
+    """How many of the team's running runs have lost their worker."""
     statement = select(func.count()).where(_runs.c.team == team, is_abandoned(now or current(connection)))
     return connection.scalar(statement) or 0
 
 
 def label_of(run: Run) -> str:
-    """What a person calls the workload: the name of the run, or what can be told of the workload.
+    """The label of a run in lists: its name, or a description of the workload.
 
-    Characters that turn the direction of the text around them are taken out.
+    Bidirectional control characters are removed.
     """
     return clean(run.name or _named_by_itself(run))
 
@@ -163,16 +163,15 @@ def claim(
     max_deaths: int = MAX_DEATHS,
     now: datetime | None = None,
 ) -> Run | None:
-    """The oldest run for such a worker that is queued or whose worker vanished, now its own; None when there is none.
+    """Claims the oldest run that is queued or whose worker vanished and that suits this worker; None if there is none.
 
-    `device` is the worker's ("cuda:1", "cpu"): it takes runs for any device or for its kind, and the run then names it.
-    With `gpu`, the model that it is, a run that was begun on another one is left for its like: its trials were measured
-    there.
-    Only data is taken, an archive or a name of the zoo: never a live model, nor code in somebody's file.
-    With a `vigil`, a run whose worker vanished is taken over once that has confirmed it.
+    `device`: the worker's device ("cuda:1", "cpu"). It takes runs for any device or for its kind; the run then records
+    it. `gpu`: the GPU model; runs with trials from another model are not taken.
+    Only runs on an archive or a zoo workload are taken, never a live model or code in a user's file.
+    `vigil`: a run whose worker vanished is taken over only after the vigil has confirmed it.
 
-    One conditional UPDATE. `= (scalar subquery)`, not IN: PostgreSQL may run the subquery of IN again and claim more
-    than one. Rivals skip locked rows instead of waiting for each other.
+    One conditional UPDATE with `= (scalar subquery)`, not IN: PostgreSQL may evaluate the subquery of IN again and
+    claim more than one run. Concurrent claims skip locked rows instead of waiting.
     """
     at = now or current(connection)
     settled = None if vigil is None else vigil.settled(connection, at)
@@ -191,7 +190,7 @@ def claim(
 def claim_one(
     connection: Connection, run_id: str, worker: str, *, lease_s: float = LEASE_S, now: datetime | None = None
 ) -> Run | None:
-    """This very run, if it is queued or its worker vanished; else None. A local run claims its own."""
+    """Claims this run if it is queued or its worker vanished; else None. Used by local runs."""
     at = now or current(connection)
     return _taken(connection, update(_runs).where(_runs.c.id == run_id, is_claimable(at)), worker, lease_s, at)
 
@@ -203,11 +202,11 @@ def fail_abandoned(
     max_deaths: int = MAX_DEATHS,
     now: Instant | None = None,
 ) -> int:
-    """Ends runs whose worker vanished and that nobody takes over; returns how many. `settled`: only of these.
+    """Ends runs whose worker vanished and that no worker may take over; returns how many. `settled`: only these ids.
 
-    A run of which no trial more was stored while `max_deaths` workers in a row vanished, or had their GPU break, would
-    take down the next one too; a live model is gone with its process, and the code of a local run is nobody else's to
-    start. What has its plan already has finished.
+    These are runs that lost `max_deaths` workers in a row (vanished, or with a broken GPU) without another stored trial
+    and would take down the next worker too; live models, which are gone with their process; and local code, which only
+    its own machine may run. Runs that have a plan end as finished, others as failed.
     """
     at = current(connection) if now is None else now
     error = "the worker vanished before the run had ended; read the worker's log, then start the run again"
@@ -227,10 +226,10 @@ def fail_abandoned(
 
 
 def heartbeat(connection: Connection, run: Run, *, lease_s: float = LEASE_S, now: datetime | None = None) -> Run:
-    """Extends the lease and returns the run as it stands.
+    """Extends the lease and returns the current run.
 
-    A run that was cancelled meanwhile comes back as such, with nothing extended: the worker stops. Raises
-    LeaseLostError when the run is another worker's or has ended.
+    If the run was cancelled, nothing is extended and the cancelled run is returned, so that the worker stops. Raises
+    LeaseLostError when another worker has the run, or when it has ended.
     """
     at = now or current(connection)
     extended = try_update(connection, run, heartbeat_at=at, lease_until=at + timedelta(seconds=lease_s))
@@ -245,7 +244,7 @@ def heartbeat(connection: Connection, run: Run, *, lease_s: float = LEASE_S, now
 def note_inspection(
     connection: Connection, run: Run, *, fingerprint: str, environment: Environment, inapplicable: dict[str, str]
 ) -> Run:
-    """Writes down what looking at the workload on this machine told. Raises LeaseLostError."""
+    """Stores the result of the inspection. Raises LeaseLostError."""
     return update_if_held(
         connection,
         run,
@@ -257,16 +256,16 @@ def note_inspection(
 
 
 def release(connection: Connection, run: Run, *, is_death: bool = False) -> Run:
-    """Puts the run back into the queue for anybody. Raises LeaseLostError.
+    """Puts the run back into the queue. Raises LeaseLostError.
 
-    `is_death`: something broke under it, which counts as if its worker had vanished.
+    `is_death`: count it like a vanished worker, because the GPU broke during the run.
     """
     free = {"status": RunStatus.QUEUED, "worker": None, "heartbeat_at": None, "lease_until": None}
     return update_if_held(connection, run, **free, deaths=_runs.c.deaths + int(is_death))
 
 
 def keep(connection: Connection, run: Run, plan: Plan, verdict: Verdict) -> Run:
-    """Stores the plan of a run that goes on: whoever asks for it gets it from now on. Deaths are counted anew.
+    """Stores the plan of a run that continues, so that look-ups find it from now on, and resets the count of deaths.
 
     Raises LeaseLostError.
     """
@@ -282,23 +281,23 @@ def finish(
     verdict: Verdict | None = None,
     now: datetime | None = None,
 ) -> Run:
-    """Ends the run well, and stores its plan if it has one. Raises LeaseLostError, and then stores neither."""
+    """Ends the run as finished, and stores its plan if it has one. Raises LeaseLostError, and then stores nothing."""
     if plan is not None:
         plans.put(connection, plan, run, now=now)
     return _ended(connection, run, now or current(connection), RunStatus.FINISHED, **_result(plan, verdict))
 
 
 def fail(connection: Connection, run: Run, error: str, *, now: datetime | None = None) -> Run:
-    """Ends the run with the reason why it has no result. Raises LeaseLostError."""
-    told = error.replace("\x00", "\N{REPLACEMENT CHARACTER}")
-    return _ended(connection, run, now or current(connection), RunStatus.FAILED, error=told)
+    """Ends the run as failed, with the reason. Raises LeaseLostError."""
+    text = error.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    return _ended(connection, run, now or current(connection), RunStatus.FAILED, error=text)
 
 
 def cancel(connection: Connection, run_id: str, *, team: str | None = None, now: datetime | None = None) -> Run | None:
-    """Ends a queued or running run, whoever works on it; one that has ended stays as it is. None when there is none.
+    """Ends a queued or running run of any worker; an ended run is unchanged. None when there is no such run.
 
-    One that has its plan, and is measured choice by choice, has finished: what was not measured, the ablation tells.
-    Its worker learns of it from its next heartbeat, and can write nothing more.
+    A run that has its plan and is in its ablation ends as finished; the ablation names what was not measured. The
+    worker learns of it from its next heartbeat, and its writes are refused from now on.
     """
     ended = (
         update(_runs)
@@ -318,7 +317,7 @@ def annotate(
     tags: Sequence[str] | None = None,
     note: str | None = None,
 ) -> Run | None:
-    """Writes down what people say of a run; None leaves it as it is. None when there is no such run."""
+    """Sets tags and note of a run; an argument of None keeps the old value. Returns None when there is no such run."""
     said = {"tags": tags, "note": note}
     given = {name: value for name, value in said.items() if value is not None}
     if not given:
@@ -332,13 +331,13 @@ def is_of(run_id: str, team: str | None) -> ColumnElement[bool]:
 
 
 def _result(plan: Plan | None, verdict: Verdict | None) -> dict[str, Any]:
-    """What a run says of its plan."""
-    told = _told(plan.evidence) if plan and plan.evidence else {}
-    return {"plan_id": plan.plan_id if plan else None, "verdict": verdict, **told}
+    """The columns of a run that describe its plan."""
+    shown = _list_columns(plan.evidence) if plan and plan.evidence else {}
+    return {"plan_id": plan.plan_id if plan else None, "verdict": verdict, **shown}
 
 
-def _told(evidence: Evidence) -> dict[str, Any]:
-    """What a list shows of a plan."""
+def _list_columns(evidence: Evidence) -> dict[str, Any]:
+    """The columns that a list of runs shows of a plan."""
     before = evidence.baseline_peak_bytes
     return {
         "speedup": evidence.speedup,
@@ -349,7 +348,7 @@ def _told(evidence: Evidence) -> dict[str, Any]:
 
 
 def is_data() -> ColumnElement[bool]:
-    """Runs that need nothing of the machine where they were asked for."""
+    """Runs whose workload is an archive or from the zoo, so that any machine can carry them out."""
     is_archive = and_(_runs.c.workload == ARCHIVE, _runs.c.archive.is_not(None))
     return or_(is_archive, _begins(_runs.c.workload, ZOO))
 
@@ -361,7 +360,7 @@ def _suits(device: str, gpu: str | None) -> ColumnElement[bool]:
 
 
 def _begins(column: ColumnElement[str], word: str) -> ColumnElement[bool]:
-    """Not LIKE, to which on SQLite "ZOO:" is "zoo:": a file of code may lie in a folder of that name."""
+    """Prefix match. Not LIKE, which ignores case on SQLite: "ZOO:" could be a user's folder with code."""
     return func.substr(column, 1, len(word)) == word
 
 
@@ -381,7 +380,7 @@ def _taken(connection: Connection, statement: Update, worker: str, lease_s: floa
 
 
 def _ended_as(status: RunStatus) -> ColumnElement[str]:
-    """How a run stands that somebody ends: well if it has its plan, else so."""
+    """FINISHED for a run that has its plan, else `status`."""
     return case((_runs.c.plan_id.is_not(None), RunStatus.FINISHED.value), else_=status.value)
 
 

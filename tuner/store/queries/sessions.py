@@ -1,6 +1,6 @@
-"""Sessions of browsers: what a cookie opens, for how long, and by whose token. Only digests of cookies are stored.
+"""Browser sessions: cookie, lifetime and token. Only digests of cookies are stored.
 
-A session holds as long as its token does: every look asks for both, so a revoked token ends its sessions at once.
+Every look-up checks the token too, so revoking a token ends its sessions at once.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _tokens = tables.tokens
 
 
 class Session(Record):
-    """Who is signed in. `csrf` stands in every form of its pages: no other page knows it."""
+    """A signed-in session. `csrf` is the secret in every form of its pages."""
 
     token_id: str
     csrf: str
@@ -33,7 +33,7 @@ class Session(Record):
 
 
 def start(connection: Connection, token: Token, *, now: datetime | None = None) -> tuple[Session, str]:
-    """A new session and the secret that its cookie carries. Those that have ended are forgotten."""
+    """A new session and the secret for its cookie. Deletes expired sessions."""
     at = now or utcnow()
     connection.execute(delete(_sessions).where(_sessions.c.ends_at <= at))
     secret = secrets.token_urlsafe(32)
@@ -49,7 +49,7 @@ def start(connection: Connection, token: Token, *, now: datetime | None = None) 
 
 
 def find(connection: Connection, secret: str, *, now: datetime | None = None) -> tuple[Session, Token] | None:
-    """The session of this cookie and its token; None when it is unknown or has ended, or its token is not good."""
+    """The session of this cookie and its token; None when it is unknown or expired, or its token is not valid."""
     at = now or utcnow()
     columns = [_sessions.c[name] for name in Session.model_fields]
     row = connection.execute(
@@ -64,7 +64,7 @@ def find(connection: Connection, secret: str, *, now: datetime | None = None) ->
 
 
 def end(connection: Connection, secret: str) -> None:
-    """Its cookie opens nothing any more."""
+    """Deletes the session of this cookie."""
     connection.execute(delete(_sessions).where(_sessions.c.cookie == _digest(secret)))
 
 

@@ -1,4 +1,4 @@
-"""Read-only links: a run in, a secret that shows it to whoever has it out. What is stored is its SHA-256."""
+"""Read-only links to runs. Anyone with the secret of a link can see its run; only the SHA-256 of it is stored."""
 
 import hashlib
 import re
@@ -21,7 +21,7 @@ _shares = tables.shares
 
 
 class Share(Record):
-    """What a link shows, and until when. The secret is not part of it."""
+    """A link to a run, without its secret."""
 
     id: str
     run_id: str
@@ -37,7 +37,7 @@ class Share(Record):
 def create(
     connection: Connection, run_id: str, *, team: str, expires_at: datetime | None = None, now: datetime | None = None
 ) -> tuple[Share, str] | None:
-    """A new link and its secret, which is shown once; None when the team has no such run."""
+    """A new link and its secret, which is not stored; None when the team has no such run."""
     if runs.get(connection, run_id, team=team) is None:
         return None
     secret = secrets.token_urlsafe(32)
@@ -58,7 +58,7 @@ def find(connection: Connection, secret: str, *, now: datetime | None = None) ->
 
 
 def listed(connection: Connection, run_id: str, *, team: str, now: datetime | None = None) -> list[Share]:
-    """The links that show a run of the team now, the oldest first."""
+    """The valid links to a run of the team, oldest first."""
     statement = (
         select(_shares)
         .where(_shares.c.run_id == run_id, _shares.c.team == team, _shares.c.ended_at.is_(None))
@@ -69,7 +69,7 @@ def listed(connection: Connection, run_id: str, *, team: str, now: datetime | No
 
 
 def end(connection: Connection, run_id: str, *, team: str, now: datetime | None = None) -> int:
-    """Makes every link to a run of the team worthless, at once and for good; returns how many there were."""
+    """Revokes every link to a run of the team; returns how many were open."""
     ended = (
         update(_shares)
         .where(_shares.c.run_id == run_id, _shares.c.team == team, _shares.c.ended_at.is_(None))

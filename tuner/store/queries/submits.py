@@ -1,4 +1,4 @@
-"""Submits: a request to tune in, one queued run out, however often and by however many processes it is sent."""
+"""Idempotent submits: a request to tune becomes one queued run, even if several processes send it several times."""
 
 import hashlib
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Request(Record):
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How many runs may be unfinished at once; 0 is any number."""
+    """How many runs may be unfinished at once; 0 means no limit."""
 
     team: int = 0
     owner: int = 0
@@ -53,16 +53,16 @@ def submit(
     quota: Quota = UNLIMITED,
     now: datetime | None = None,
 ) -> tuple[Run, bool]:
-    """The run of this request, and whether it is new. `connection` is of a transaction that may write.
+    """The run of this request, and whether it is new. Needs a transaction that may write.
 
-    With a key: the run that this owner's first submit with this key started, also when it has ended; ConflictError when
-    that one asked for something else. Without: the oldest unfinished run of the same request and owner, if there is
-    one. Raises NotFoundError for an archive that the team has not sent, and then remembers nothing. An owner belongs to
-    one team for good. Raises QuotaError when there would be more unfinished runs than `quota` allows.
+    With a key: the run of this owner's first submit with this key, even if it has ended; ConflictError when that
+    request was different. Without: the oldest unfinished run of the same request and owner, if there is one. Raises
+    NotFoundError for an archive that the team has not sent, and then stores nothing. An owner always belongs to the
+    same team. Raises QuotaError when there would be more unfinished runs than `quota` allows.
     """
     at = now or utcnow()
     digest = _digest([owner, request.model_dump(mode="json")])
-    locks.alone(connection, ("key", owner, key) if key is not None else ("content", digest))  # a twin waits
+    locks.alone(connection, ("key", owner, key) if key is not None else ("content", digest))  # equal submits wait
     known = unfinished(connection, digest) if key is None else _keyed(connection, owner, key, digest)
     if known is not None:
         return known, False
@@ -84,14 +84,14 @@ def retry(
     quota: Quota = UNLIMITED,
     now: datetime | None = None,
 ) -> tuple[Run, bool] | None:
-    """A queued run that asks for what an ended one asked for, and whether it is new; None when there is no such run.
+    """A queued run with the request of an ended one, and whether it is new; None when there is no such run.
 
-    While a retry of the run is unfinished, that one is given. Raises ConflictError for a run that has not ended, and
-    for one that needs the machine where it was asked for, and QuotaError as `check_quota` does.
+    While a retry of the run is unfinished, that one is returned. Raises ConflictError for a run that has not ended and
+    for one that only its own machine can carry out, and QuotaError as `check_quota` does.
     """
     locks.together(connection, locks.ARCHIVES)
     mine = select(_runs, runs.is_data().label("is_data")).where(runs.is_of(run_id, team))
-    row = connection.execute(mine.with_for_update(key_share=True)).one_or_none()  # a twin waits for this one
+    row = connection.execute(mine.with_for_update(key_share=True)).one_or_none()  # a concurrent retry waits
     if row is None:
         return None
     old = from_row(Run, _runs, row)
@@ -108,16 +108,16 @@ def retry(
         return known, False
     check_quota(connection, old.team, owner, quota)
     asked = old.model_dump(include={"team", "name", "workload", "archive", "budget_trials", "budget_s", "seed", "tags"})
-    fingerprint = old.fingerprint if old.archive else ""  # that of a name is told by looking at it on the machine
+    fingerprint = old.fingerprint if old.archive else ""  # that of a zoo workload is found by the inspection
     device = old.device.partition(":")[0]
     again = Run(id=new_id(), **asked, fingerprint=fingerprint, device=device, created_at=now or utcnow())
     return runs.add(connection, again, content=content, owner=owner), True
 
 
 def check_quota(connection: Connection, team: str, owner: str, quota: Quota) -> None:
-    """Raises QuotaError when the team, or the owner, has so many unfinished runs.
+    """Raises QuotaError when the team or the owner has reached its number of unfinished runs.
 
-    Those of the same moment may pass together.
+    Concurrent submits may exceed the quota together.
     """
     for who, is_theirs, most in (
         (f"the team {team}", _runs.c.team == team, quota.team),
@@ -132,7 +132,7 @@ def check_quota(connection: Connection, team: str, owner: str, quota: Quota) -> 
 
 
 def unfinished(connection: Connection, content: str) -> Run | None:
-    """The oldest run of this content (see `add`) that has not ended."""
+    """The oldest unfinished run with this content (see `runs.add`)."""
     statement = (
         select(_runs)
         .where(_runs.c.content == content, _runs.c.status.in_(runs.UNFINISHED))
@@ -144,7 +144,7 @@ def unfinished(connection: Connection, content: str) -> Run | None:
 
 
 def _keyed(connection: Connection, owner: str, key: str, digest: str) -> Run | None:
-    """Raises ConflictError."""
+    """The run that was submitted with this key. Raises ConflictError when its request was different."""
     row = connection.execute(
         select(_submits.c.digest, *_runs.c)
         .join_from(_submits, _runs)

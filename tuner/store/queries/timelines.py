@@ -1,4 +1,4 @@
-"""Timelines: the launches of a step by the plan of a run; written once, and gone with their run."""
+"""Timelines: the launches of a step under the plan of a run. Written once, deleted with the run."""
 
 import logging
 import zlib
@@ -12,7 +12,7 @@ from tuner.records import Run
 from tuner.store import tables
 from tuner.store.lease import insert_if_held
 
-#: Of the JSON of a timeline. That of 20,000 launches has 1 MB, and takes 0.3 MB compressed.
+#: Maximal size of a timeline's JSON. For 20,000 launches it is 1 MB, and 0.3 MB compressed.
 MAX_BYTES: Final = 16 * 2**20
 
 _log = logging.getLogger(__name__)
@@ -20,13 +20,13 @@ _timelines = tables.timelines
 
 
 def put(connection: Connection, run: Run, timeline: Timeline) -> bool:
-    """Stores the timeline of the run that `run` claimed, unless it has one (then False). Raises LeaseLostError."""
+    """Stores the timeline of the claimed run unless it has one (then False). Raises LeaseLostError."""
     content = zlib.compress(timeline.model_dump_json().encode())
     return insert_if_held(connection, run, _timelines, {"run_id": run.id, "content": content})
 
 
 def get(connection: Connection, run_id: str) -> Timeline | None:
-    """Raises StoreError when what is stored is not what was written."""
+    """The timeline of a run, if it has one. Raises StoreError when the stored one is damaged."""
     content = _content(connection, run_id)
     try:
         return None if content is None else _read(content)
@@ -38,7 +38,7 @@ def get(connection: Connection, run_id: str) -> Timeline | None:
 
 
 def readable(connection: Connection, run_id: str) -> Timeline | None:
-    """As `get`, for those who show it beside other things: what cannot be read is left out with a warning."""
+    """Like `get`, but logs a warning and returns None for a damaged timeline, so that a page can show the rest."""
     content = _content(connection, run_id)
     try:
         return None if content is None else _read(content)
@@ -53,7 +53,7 @@ def _content(connection: Connection, run_id: str) -> bytes | None:
 
 
 def _read(content: bytes) -> Timeline:
-    """Raises ValueError for what is damaged, and for more than any timeline has."""
+    """Raises ValueError for damaged data, and for more than MAX_BYTES."""
     inflater = zlib.decompressobj()
     try:
         found = inflater.decompress(content, MAX_BYTES)

@@ -1,7 +1,7 @@
-"""Tokens: who may do what. A secret goes out once, when it is made; what is stored is its SHA-256.
+"""Access tokens and their scopes. The secret is returned once, when it is created; only its SHA-256 is stored.
 
-A plain digest is enough: a secret holds 256 bits of chance, so nobody finds it by trying, however fast the digest is.
-It is looked up by that digest, so how long a look-up takes tells nothing of a secret.
+A plain digest is enough: with 256 random bits a secret cannot be guessed, however fast the digest is. Tokens are looked
+up by the digest, so timing reveals nothing about a secret.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from tuner.store import tables
 from tuner.store.rows import from_row, to_row
 from tuner.wall_clock import utcnow
 
-#: Secret scanners know a token by its first characters.
+#: A fixed prefix, so that secret scanners recognise tokens.
 PREFIX: Final = "ksn_"
 _SECRET: Final = re.compile(r"ksn_[A-Za-z0-9_-]{43}")
 
@@ -39,7 +39,7 @@ class Scope(StrEnum):
 
 
 class Token(Record):
-    """Whom a secret speaks for. The secret is not part of it."""
+    """An access token, without its secret."""
 
     id: str
     name: str
@@ -50,7 +50,7 @@ class Token(Record):
     revoked_at: AwareDatetime | None = None
 
     def is_good(self, now: datetime) -> bool:
-        """Neither revoked nor expired. A revoked token stays so, whatever the clock of a machine says."""
+        """Whether it is neither revoked nor expired. Revocation does not depend on any clock."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
@@ -64,9 +64,9 @@ def create(
     secret: str | None = None,
     now: datetime | None = None,
 ) -> tuple[Token, str]:
-    """A token and its secret: a new one, or the given one, which must be of the same form.
+    """A token and its secret: a new one, or the given `secret`, which must have the same format.
 
-    Raises StoreError when the secret is of another form or was given before.
+    Raises StoreError when the secret has another format or is in use.
     """
     secret = secret or new_secret()
     if _SECRET.fullmatch(secret) is None:
@@ -96,7 +96,7 @@ def authenticate(connection: Connection, secret: str, *, now: datetime | None = 
 
 
 def listed(connection: Connection, *, team: str | None = None) -> list[Token]:
-    """Every token that was ever made, of this team or of all, the oldest first."""
+    """All tokens of this team or (None) of all teams, including revoked ones, oldest first."""
     whose = [] if team is None else [_tokens.c.team == team]
     statement = select(_tokens).where(*whose).order_by(_tokens.c.created_at, _tokens.c.id)
     return [from_row(Token, _tokens, row) for row in connection.execute(statement)]
@@ -105,7 +105,7 @@ def listed(connection: Connection, *, team: str | None = None) -> list[Token]:
 def revoke(
     connection: Connection, token_id: str, *, team: str | None = None, now: datetime | None = None
 ) -> Token | None:
-    """Makes a token worthless at once and for good; one that is revoked stays as it is. None when there is none."""
+    """Revokes a token; an already revoked one is unchanged. None when there is no such token."""
     at = now or utcnow()
     statement = (
         update(_tokens)

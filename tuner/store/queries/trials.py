@@ -1,4 +1,4 @@
-"""Trials of a run: each stored once, with raw samples or with the reason of its failure. The run counts them."""
+"""Trials of a run. Each is stored once, with raw samples or the reason of its failure."""
 
 from sqlalchemy import Connection, select
 
@@ -12,11 +12,10 @@ _trials = tables.trials
 
 
 def add(connection: Connection, run: Run, trial: Trial) -> bool:
-    """Stores a trial of the run that `run` claimed. A trial may be tried twice but counts once: the first stays.
+    """Stores a trial of the claimed run and counts it. Returns whether it was new; an existing trial is kept.
 
-    A new one is how the run comes forward, so deaths are counted anew; but a confirmation does so only when it fails or
-    its plan is kept, since the next worker begins it afresh. Returns whether it was new. Raises LeaseLostError when the
-    run is no longer this worker's.
+    A new trial is progress, so it resets the count of deaths. A confirmation does so only if it failed, because the
+    next worker repeats it until its plan is stored. Raises LeaseLostError when the run is no longer this worker's.
     """
     if trial.run_id != run.id:
         raise StoreError(f"trial {trial.number} belongs to run {trial.run_id}, not to run {run.id}")

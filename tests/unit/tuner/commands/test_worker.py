@@ -144,7 +144,7 @@ def heard():
 @pytest.mark.parametrize("number", CODES)
 def test_the_first_signal_asks_and_the_second_ends(number, heard):
     before = {each: signal.getsignal(each) for each in CODES}
-    with Signals().heard() as signals:
+    with Signals().installed() as signals:
         assert not signals.stop.is_asked
         os.kill(os.getpid(), number)
         assert signals.stop.is_asked
@@ -158,7 +158,7 @@ def test_the_first_signal_asks_and_the_second_ends(number, heard):
 def test_a_signal_that_is_ignored_stays_so(monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Signals().heard() as signals:
+        with Signals().installed() as signals:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not signals.stop.is_asked
     finally:

@@ -20,9 +20,9 @@ from tuner.planning.ablation import (
     chunks,
     companions,
     contributions,
-    course,
     in_order,
     next_chunk,
+    progress_of,
     reasons_of,
     refusals,
     without,
@@ -324,7 +324,7 @@ def test_a_choice_that_cannot_go_at_all_says_why():
 def test_two_that_fail_together_have_their_turn_alone_unless_time_ran_out(kind):
     first, second = chunks(PLAN, EVERYTHING)
     failed = a_trial(0, PLAN, failure("it broke", kind))
-    pending = course(PLAN, [failed], EVERYTHING).pending
+    pending = progress_of(PLAN, [failed], EVERYTHING).pending
     alone = () if kind is FailureKind.TIMEOUT else tuple((knob,) for knob in first)
     assert pending == (*alone, second)
 

@@ -8,10 +8,10 @@ from tuner.planning.budget import (
     SHORTEST_S,
     TIGHT,
     TRIALS,
+    budget_message,
     compile_s,
     expected_trials,
     suggested_budget_s,
-    told,
     trials_within,
 )
 from tuner.search.space import Space
@@ -74,7 +74,7 @@ def test_no_budget_is_longer_than_an_hour() -> None:
 
 
 def test_the_user_is_told() -> None:
-    assert told(450.0, EVERYTHING).startswith("no budget was given: 7.5 min, enough for about 12 trials")
+    assert budget_message(450.0, EVERYTHING).startswith("no budget was given: 7.5 min, enough for about 12 trials")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Which processes of a confirmation have room beside each other. What ran out of memory on H100s is here in bytes."""
+"""Which processes of a confirmation fit into GPU memory side by side: cases from runs on H100s, in bytes."""
 
 import pytest
 
 from tests.unit.tuner.planning.test_pace import inspection
 from tuner.measuring.protocol import ArmSpec, Job
-from tuner.planning.memory_fit import Room
+from tuner.planning.memory_fit import MemoryFit
 from tuner.statistics.plan_evidence import CANDIDATE, EAGER, STOCK
 
 GB = 10**9
@@ -19,12 +19,12 @@ PROOF = job(EAGER, CANDIDATE, kind="prove")
 WITH, WITHOUT = job(EAGER, STOCK, CANDIDATE), job(STOCK, CANDIDATE)
 
 
-def room(eager_gb: float, stock_gb: float, candidate_gb: float, *, is_random: bool = False) -> Room:
+def fit_of(eager_gb: float, stock_gb: float, candidate_gb: float, *, is_random: bool = False) -> MemoryFit:
     peaks = {EAGER: eager_gb, STOCK: stock_gb, CANDIDATE: candidate_gb}
-    return Room(H100, {name: int(gb * GB) for name, gb in peaks.items()}, 1.75 + is_random)
+    return MemoryFit(H100, {name: int(gb * GB) for name, gb in peaks.items()}, 1.75 + is_random)
 
 
-LLAMA, GPT2, NANOGPT = room(11.15, 6.31, 6.07), room(6.57, 4.42, 4.68, is_random=True), room(16.3, 7.9, 9.1)
+LLAMA, GPT2, NANOGPT = fit_of(11.15, 6.31, 6.07), fit_of(6.57, 4.42, 4.68, is_random=True), fit_of(16.3, 7.9, 9.1)
 
 
 def test_what_ran_out_of_memory_is_not_begun_together():
@@ -33,11 +33,11 @@ def test_what_ran_out_of_memory_is_not_begun_together():
 
 
 @pytest.mark.parametrize("found", [LLAMA, GPT2, NANOGPT])
-def test_the_long_look_has_room_beside_one_that_is_timed(found):
+def test_the_long_look_fits_beside_one_that_is_timed(found):
     assert found.fits(WITH, [PROOF])
 
 
-def test_more_have_room_without_the_step_as_given():
+def test_more_fit_without_the_step_as_given():
     assert LLAMA.fits(WITHOUT, [PROOF, WITH])
     assert NANOGPT.fits(WITHOUT, [WITHOUT, WITH])
     assert not NANOGPT.fits(WITH, [WITH, WITHOUT])
@@ -45,7 +45,7 @@ def test_more_have_room_without_the_step_as_given():
 
 
 def test_dropout_is_looked_at_with_more():
-    alike = room(6.57, 4.42, 4.68)
+    alike = fit_of(6.57, 4.42, 4.68)
     beside = [PROOF, WITH, WITH, WITHOUT]
     assert alike.fits(WITHOUT, beside)
     assert not GPT2.fits(WITHOUT, beside)
@@ -53,5 +53,5 @@ def test_dropout_is_looked_at_with_more():
 
 def test_on_a_cpu_memory_is_not_counted():
     found = inspection("cpu", 1, 10 * GB)
-    assert Room.of(found, None, None).fits(WITH, [WITH] * 10)
-    assert not Room.of(inspection("cuda", 1, 10 * GB), None, None).fits(WITH, [])
+    assert MemoryFit.of(found, None, None).fits(WITH, [WITH] * 10)
+    assert not MemoryFit.of(inspection("cuda", 1, 10 * GB), None, None).fits(WITH, [])

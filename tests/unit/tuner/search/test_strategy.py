@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kitsune.knobs import KNOBS, Choice, Knob
 from tests.unit.tuner.simulation import Surface, replay, trial
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
-from tuner.search.outcomes import best, best_stock, blamed, blamed_pairs, failed_graphs, outgrown, suspected
+from tuner.search.outcomes import best, best_stock, blamed, blamed_pairs, failed_graphs, items_out_of_memory, suspected
 from tuner.search.presets import LATER, OPENING, SLOW, resolved
 from tuner.search.proposal import Proposal
 from tuner.search.space import Configuration, Item, Space
@@ -331,7 +331,7 @@ def test_presets_do_without_what_took_more_memory_than_there_is() -> None:
     smallest = propose(EVERYTHING, trials)
     assert smallest is not None
     assert smallest.knobs == {knob: choice for knob, choice in smaller.knobs.items() if knob != "capture"}
-    assert outgrown(EVERYTHING, [*trials, trial(3, dict(guess.knobs))]) == frozenset()
+    assert items_out_of_memory(EVERYTHING, [*trials, trial(3, dict(guess.knobs))]) == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tuner.statistics.process_statistics import (
     Prior,
     apart,
     confirm,
-    is_restless,
+    has_too_large_spread,
     pooled,
     scatter,
 )
@@ -156,9 +156,9 @@ def test_processes_come_in_pairs_of_positive_times():
 def test_a_restless_machine():
     quiet = processes(offset(0.5), Random(1), 1.0, ROUNDS, PROCESSES)
     wild = processes(iid(30), Random(1), 1.0, ROUNDS, PROCESSES)
-    assert [is_restless(confirm(*found)) for found in (quiet, wild)] == [False, True]
+    assert [has_too_large_spread(confirm(*found)) for found in (quiet, wild)] == [False, True]
     alone = [([base[0]], [candidate[0]]) for base, candidate in (quiet, wild)]
-    assert [is_restless(confirm(*found)) for found in alone] == [False, True]
+    assert [has_too_large_spread(confirm(*found)) for found in alone] == [False, True]
     assert scatter(quiet[0]) < 1.02 < 1.25 < scatter(wild[0])
 
 

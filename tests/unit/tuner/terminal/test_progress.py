@@ -41,7 +41,7 @@ def test_a_standing_is_sane_whatever_happens(outcomes, budget_trials, budget_s, 
     share = 0.0
     for event, wait in zip(a_course(run, tried), waits, strict=False):
         clock.now += wait
-        standing.hear(event)
+        standing.update(event)
         assert share <= standing.share <= 1.0
         share = standing.share
         assert standing.left_s() is None or standing.left_s() >= 0
@@ -54,21 +54,21 @@ def test_the_time_left_is_that_of_the_trials_to_come_and_counts_down():
     standing = Standing(clock)
     events = a_course(a_run(budget_trials=4), [a_trial(0, BF16)])
     for event in events[:4]:
-        standing.hear(event)
+        standing.update(event)
     assert standing.left_s() == (3 + progress.CONFIRMATION) * 10  # a trial of this test takes 10 s
     clock.now += 7
     assert standing.left_s() == (3 + progress.CONFIRMATION) * 10 - 7
-    standing.hear(events[4])
+    standing.update(events[4])
     assert standing.left_s() == progress.CONFIRMATION * 10
-    standing.hear(Ablating(("precision",)))
+    standing.update(Ablating(("precision",)))
     assert standing.left_s() is None, "how many processes are to come depends on what fails"
 
 
 def test_a_time_budget_is_the_longest_that_is_left():
     standing = Standing(Clock())
-    standing.hear(Started(a_run(budget_s=30.0)))
+    standing.update(Started(a_run(budget_s=30.0)))
     assert standing.left_s() == 30.0
-    standing.hear(Tried(a_trial(0, BF16)))
+    standing.update(Tried(a_trial(0, BF16)))
     assert standing.left_s() == 30.0
 
 
@@ -145,5 +145,5 @@ def test_a_day_of_trials_is_counted_in_hours():
     slow = trial.model_copy(update={"finished_at": trial.started_at + timedelta(hours=2)})
     standing = Standing(Clock())
     for event in (Started(a_run(budget_trials=2)), Tried(slow)):
-        standing.hear(event)
+        standing.update(event)
     assert standing.left_s() == (1 + progress.CONFIRMATION) * 7200

@@ -329,7 +329,7 @@ def test_however_processes_end_the_answer_knows_the_step_as_given(seed, at_once,
     run = a_run(budget_s=budget_s) if budget_s else a_run(budget_trials=6)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("tuner.tuning.run.at_once", lambda *_: at_once)
-        patched.setattr("tuner.planning.memory_fit.Room.fits", lambda *_: chance.random() < 0.5)
+        patched.setattr("tuner.planning.memory_fit.MemoryFit.fits", lambda *_: chance.random() < 0.5)
         try:
             trials, conclusion = run_out(machine, run)
         except NoTrialError:

@@ -61,7 +61,7 @@ def test_processes_that_confirm_are_begun_as_they_have_room(monkeypatch):
         asked.append((job.kind, [each.kind for each in beside]))
         return job.kind == "prove"
 
-    monkeypatch.setattr("tuner.planning.memory_fit.Room.fits", alone)
+    monkeypatch.setattr("tuner.planning.memory_fit.MemoryFit.fits", alone)
     _, conclusion = drained(Machine(step_ms=GRAPH_WINS, inapplicable=SMALL).tuning(a_run(budget_trials=6)))
     assert conclusion.plan.evidence.processes == PROCESSES
     assert conclusion.plan.evidence.proof is not None

@@ -62,7 +62,7 @@ def machine(monkeypatch) -> Machine:
 
 def tuned(url: str, tell, trials: int = 12):
     said: list[str] = []
-    with Interrupts(tell, said.append).heard() as interrupts:
+    with Interrupts(tell, said.append).installed() as interrupts:
         options = {"device": "cpu", "trials": trials, "database": url}
         result = tune_workload("zoo:mlp", tell=interrupts.tell, interrupts=interrupts.counted, **options)
     return result, said
@@ -213,7 +213,7 @@ def test_a_playoff_is_ended_at_once():
 
 def heard(*events: Event, presses: int = 1) -> list[str]:
     said: list[str] = []
-    with Interrupts(lambda _: None, said.append).heard() as interrupts:
+    with Interrupts(lambda _: None, said.append).installed() as interrupts:
         for event in events:
             interrupts.tell(event)
         for _ in range(presses):
@@ -246,7 +246,7 @@ def test_a_terminal_that_takes_no_words_breaks_nothing():
     def gone(_):
         raise OSError(5, "Input/output error")
 
-    with Interrupts(lambda _: None, gone).heard() as interrupts:
+    with Interrupts(lambda _: None, gone).installed() as interrupts:
         interrupts.tell(SEARCHING)
         press()
     assert interrupts.count == 1
@@ -256,7 +256,7 @@ def test_a_terminal_that_takes_no_words_breaks_nothing():
 def test_a_handler_of_the_caller_stays(before):
     usual = signal.signal(signal.SIGINT, before)
     try:
-        with Interrupts(lambda _: None, lambda _: None).heard():
+        with Interrupts(lambda _: None, lambda _: None).installed():
             assert signal.getsignal(signal.SIGINT) is before
     finally:
         signal.signal(signal.SIGINT, usual)
@@ -265,7 +265,7 @@ def test_a_handler_of_the_caller_stays(before):
 def test_the_handler_of_the_command_line_gives_way_and_comes_back():
     usual = signal.signal(signal.SIGINT, signals.interrupt)
     try:
-        with Interrupts(lambda _: None, lambda _: None).heard():
+        with Interrupts(lambda _: None, lambda _: None).installed():
             assert signal.getsignal(signal.SIGINT) is not signals.interrupt
         assert signal.getsignal(signal.SIGINT) is signals.interrupt
     finally:
@@ -276,7 +276,7 @@ def test_another_thread_than_the_first_hears_nothing():
     counts = []
 
     def tune():
-        with Interrupts(lambda _: None, lambda _: None).heard() as interrupts:
+        with Interrupts(lambda _: None, lambda _: None).installed() as interrupts:
             counts.append(interrupts.counted())
 
     thread = threading.Thread(target=tune)

@@ -1,4 +1,4 @@
-"""The queue's runs in, each carried out to its end: a worker's life, without its terminal and without torch."""
+"""The worker's loop: claims runs of the queue and carries them out, one at a time. Does not import torch."""
 
 import contextlib
 from collections.abc import Callable
@@ -18,18 +18,18 @@ from tuner.tuning.events import Started
 from tuner.tuning.run import Tuning
 from tuner.worker.archive_files import archive_file
 from tuner.worker.backoff import pauses, rest
-from tuner.worker.run_execution import Diagnose, Ending, How, Make, carry_out, ending_of, fit, worker_name
+from tuner.worker.run_execution import Diagnose, Ending, How, Make, ending_of, fit, worker_name
 
-#: An empty queue is asked again after so long, at first and at most.
+#: First and maximal pause before an empty queue is polled again.
 IDLE_S: Final = (0.5, 2.0)
-#: A database that does not answer is.
+#: First and maximal pause before a database that does not answer is tried again.
 AWAY_S: Final = (0.5, 30.0)
 
 
 class Stop:
-    """Whether the worker was asked to end.
+    """A flag that asks the worker to stop.
 
-    A plain flag, since a signal sets it: the lock of a threading.Event may be held when the signal comes.
+    Not a threading.Event, because a signal handler sets it and the event's lock may be held at that moment.
     """
 
     def __init__(self) -> None:
@@ -39,16 +39,16 @@ class Stop:
         self.is_asked = True
 
     def check(self) -> None:
-        """Raises StoppedError when it was."""
+        """Raises StoppedError when the worker was asked to stop."""
         if self.is_asked:
             raise StoppedError("the worker was asked to end")
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One process that carries out runs on one device, one at a time. `teller` makes a teller for each run.
+    """Carries out runs on one device, one at a time. `teller` creates the progress reporter of each run.
 
-    `gpu` is the device's model, by which runs that were begun elsewhere are told.
+    `gpu` is the model of the device; runs that were begun on another model are not claimed.
     """
 
     database: Database
@@ -64,10 +64,10 @@ class Worker:
     diagnose: Diagnose = fit
 
     def work(self) -> None:
-        """Until it is asked to stop. The database may be away for any time.
+        """Works until it is asked to stop. Waits if the database is unreachable, however long.
 
-        Raises UnfitError when this machine cannot carry out any run, GpuError among them; the run of the moment is put
-        back.
+        Raises UnfitError (or its subclass GpuError) when this machine cannot carry out any run; the current run is put
+        back into the queue.
         """
         with contextlib.suppress(StoppedError):
             idle, away = pauses(*IDLE_S), pauses(*AWAY_S)
@@ -89,8 +89,8 @@ class Worker:
     def work_once(self) -> Ending | None:
         """Claims a run and carries it out; None when there is none.
 
-        Raises StoreError when nothing can be claimed, StoppedError when asked to stop before there was a run, and
-        UnfitError as `work` does.
+        Raises StoreError when the database refuses the claim, StoppedError when asked to stop before a run was claimed,
+        and UnfitError as `work` does.
         """
         self.stop.check()
         claimed = self._claimed()
@@ -104,23 +104,20 @@ class Worker:
         tell = self.teller()
         tell(Started(run))
         ending = ending_of(
-            partial(
-                carry_out,
-                self.database,
-                run,
-                partial(self._tuning, content),
-                tell,
-                lease_s=self.lease_s,
-                patience_s=self.lease_s,
-                stop=self.stop.check,
-                diagnose=self.diagnose,
-            )
+            self.database,
+            run,
+            partial(self._tuning, content),
+            tell,
+            lease_s=self.lease_s,
+            patience_s=self.lease_s,
+            stop=self.stop.check,
+            diagnose=self.diagnose,
         )
         tell.say(f"run {run.id} {_WORDS[ending.how]}: {ending.words}")
         return ending
 
     def _claimed(self) -> tuple[Run, bytes | None] | None:
-        """A run, and the bytes of its archive when it has one. A claim whose archive cannot be read is not made."""
+        """A run, and the bytes of its archive if it has one. If these cannot be read, the claim is rolled back."""
         with self.database.begin() as connection:
             run = runs.claim(
                 connection, self.name, device=self.device, gpu=self.gpu, lease_s=self.lease_s, vigil=self.vigil
@@ -130,7 +127,7 @@ class Worker:
             return run, archives.content(connection, run.archive)
 
     def _tuning(self, content: bytes | None, *, run: Run, **given: Any) -> Tuning:
-        """Raises ArchiveError and UnfitError."""
+        """Called by `carry_out`, which handles ArchiveError (the run fails) and UnfitError (it is put back)."""
         spec = run.workload if run.archive is None else str(archive_file(self.home, run.archive, content))
         return self.make(run=run, spec=spec, **given)
 
