@@ -24,7 +24,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     module.parent.mkdir(parents=True)
     module.write_text("ANSWER = 42\n")
     monkeypatch.setattr(bytecode, "PACKAGE", "bare_package")
-    monkeypatch.setattr(bytecode, "ROOM_BYTES", 0)
+    monkeypatch.setattr(bytecode, "MIN_FREE_BYTES", 0)
     monkeypatch.syspath_prepend(tmp_path / "site")
     return module
 
@@ -87,6 +87,6 @@ def test_a_folder_that_is_not_there_yet_is_made_by_python(
 
 def test_a_disk_with_little_room_is_not_filled(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", True)
-    monkeypatch.setattr(bytecode, "ROOM_BYTES", 2**60)
+    monkeypatch.setattr(bytecode, "MIN_FREE_BYTES", 2**60)
     assert lacks_bytecode(bare)
     assert not bytecode_variables(tmp_path, is_confined=False)
