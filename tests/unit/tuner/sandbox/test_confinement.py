@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kitsune.errors import SettingsError
 from tuner.sandbox import confinement, self_test
 from tuner.sandbox.confinement import (
-    FREE,
+    UNCONFINED,
     Confinement,
     Means,
     confinement_here,
@@ -117,8 +117,8 @@ def untested(monkeypatch):
 
 @pytest.mark.parametrize("workload", ["train.py:make", "/home/ada/a.ksn.py:make"])
 def test_code_of_the_users_own_is_started_as_it_is(workload):
-    assert confinement_of(workload, "cpu") is FREE
-    assert FREE.command(["python", "-m", "tuner.child.main"]) == ["python", "-m", "tuner.child.main"]
+    assert confinement_of(workload, "cpu") is UNCONFINED
+    assert UNCONFINED.command(["python", "-m", "tuner.child.main"]) == ["python", "-m", "tuner.child.main"]
 
 
 def test_a_stranger_is_started_by_the_best_means_that_work_here(untested):

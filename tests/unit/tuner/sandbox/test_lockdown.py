@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from tuner.sandbox import confinement, lockdown
-from tuner.sandbox.confinement import FREE, Confinement, Means, confinement_here, problem_of
+from tuner.sandbox.confinement import UNCONFINED, Confinement, Means, confinement_here, problem_of
 from tuner.sandbox.lockdown import MACHINES, Machine, instructions
 
 KEPT_OUT = (Means.NAMESPACES, Means.FILTER)
@@ -93,7 +93,7 @@ def test_whoever_is_kept_from_the_network_reaches_nobody(means, listener):
             listener.accept()
 
 
-@pytest.mark.parametrize("confined", [FREE, Confinement(Means.BOUNDS)])
+@pytest.mark.parametrize("confined", [UNCONFINED, Confinement(Means.BOUNDS)])
 def test_whoever_is_not_reaches_this_machine(confined, listener):
     assert calls_out(confined, listener)["TCP 127.0.0.1"] == "sent"
     caller, _ = listener.accept()
@@ -200,7 +200,7 @@ def test_it_may_not_look_into_other_processes_of_the_user_nor_end_them(means):
 
 
 def test_whoever_is_not_confined_may():
-    assert looks_into(FREE) == [True] * 4
+    assert looks_into(UNCONFINED) == [True] * 4
 
 
 @pytest.mark.parametrize(
