@@ -28,7 +28,7 @@ from tuner.workloads.plain_step import plain_step
 LOOKED_AT: Final = ("capture", "streams")
 #: Knobs left out on a CPU: those of a GPU, and `compile`, whose code makes no launches that can be recorded there.
 OF_A_GPU: Final = (*LOOKED_AT, "pool_bytes", "compile")
-UNSEEN: Final = "without compile, whose launches are seen on a GPU only"
+UNSEEN: Final = "without compile, whose launches can be recorded on a GPU only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
             return Rehearsal(sorted(fitting(asked, build.pool_bytes), key=predicted_us), finest, assembly.report)
         except torch.OutOfMemoryError as error:
             raise UnfitError(
-                f"a step that is recorded keeps all of its memory to its end: {first_line(error)}"
+                f"out of memory, since a recorded step frees memory only at its end: {first_line(error)}"
             ) from error
         except RuntimeError as error:
             knob = assembly.culprit(error)

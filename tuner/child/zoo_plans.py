@@ -19,7 +19,7 @@ def zoo_workload(plan: Plan, device: str) -> str:
     for spec in _of_shapes(plan.batch) if plan.fingerprint else ():
         if is_plan_of(plan, spec, device):
             return spec
-    raise WorkloadError("the plan is of no model of the zoo: name its workload, as in kitsune verify PLAN WORKLOAD")
+    raise WorkloadError("the plan is for no model of the zoo: name its workload, as in kitsune verify PLAN WORKLOAD")
 
 
 def is_plan_of(plan: Plan, spec: str, device: str) -> bool:

@@ -218,7 +218,7 @@ class Child:
     def _hear(self, data: bytes) -> None:
         for message in self._reader.feed(data):
             if self._answer is not None:
-                raise MeasureError("the measuring process went on talking after its answer")
+                raise MeasureError("the measuring process sent a message after its answer")
             self._take(message)
 
     def _take(self, message: Message) -> None:

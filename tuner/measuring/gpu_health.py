@@ -107,7 +107,7 @@ class Fitness:
     def trouble(self) -> str | None:
         """Runs the self-test in a process of its own, which is abandoned if it hangs; why the device fails, or None."""
         if fault_injection.struck("gpu-sick"):
-            return "its self-test fails: planted"
+            return "its self-test fails: planted fault"
         environment = {name: value for name, value in os.environ.items() if is_harmless(name)}
         try:
             process = subprocess.Popen(
@@ -141,5 +141,5 @@ def _trouble(code: int, answer: bytes) -> str | None:
     try:
         broken = json.loads(answer)["broken"] if code == 0 else [f"it ended with {code}"]
     except (ValueError, LookupError, TypeError):
-        broken = ["it said nothing that can be read"]
+        broken = ["its answer cannot be read"]
     return f"its self-test fails: {'; '.join(map(str, broken))}" if broken else None

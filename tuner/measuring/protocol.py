@@ -187,7 +187,7 @@ def misfit(job: Job, outcome: Inspection | Measurement | LongProof) -> str | Non
     if answered != job.kind:
         return f"it was asked to {job.kind}, and did {answered}"
     if isinstance(outcome, LongProof):
-        return None if all(margin.is_kept for margin in outcome.margins) else "it calls wrong numbers proven"
+        return None if all(margin.is_kept for margin in outcome.margins) else "its proof has errors beyond their limits"
     if isinstance(outcome, Inspection):
         return None
     asked = [(arm.name, dict(arm.knobs)) for arm in job.arms]
@@ -203,7 +203,7 @@ def misfit(job: Job, outcome: Inspection | Measurement | LongProof) -> str | Non
     if job.numerics and outcome.numerics is None:
         return "it left out the numerics"
     if outcome.timeline is not None and not (job.timeline and len(outcome.timeline.launches) <= MAX_LAUNCHES):
-        return "it sent a timeline that nobody asked for, or too long a one"
+        return "it sent a timeline that was not asked for or is too long"
     return None
 
 

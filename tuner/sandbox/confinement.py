@@ -149,7 +149,7 @@ def problem_of(confinement: Confinement, device: str) -> str | None:
     if told["broken"]:
         return f"measuring would fail: {'; '.join(told['broken'])}"
     if told["open"] and not confinement.has_network:
-        return f"{', '.join(told['open'])} can be reached all the same"
+        return f"{', '.join(told['open'])} can still be reached"
     return None
 
 

@@ -103,7 +103,7 @@ def die_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit("the process that asked is gone")
+        sys.exit("the parent process is gone")
 
 
 def go_first() -> None:

@@ -106,17 +106,17 @@ def told(process: subprocess.Popen[str]) -> Measurement:
             out, err = process.communicate("\n", TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             process.kill()
-            raise UnfitError(f"a measuring process took longer than {TIMEOUT_S:g} s; find what keeps it") from error
+            raise UnfitError(f"a measuring process took longer than {TIMEOUT_S:g} s; stop other programs") from error
         except BaseException:
             process.kill()
             raise
     if process.returncode:
-        last = (err.strip().splitlines() or ["no word"])[-1]
+        last = (err.strip().splitlines() or ["no message"])[-1]
         raise UnfitError(f"a measuring process ended with code {process.returncode}: {one_line(last)}")
     try:
         return Measurement.model_validate_json(out)
     except ValidationError as error:
-        raise MeasureError("a measuring process did not tell what it had measured; run it again") from error
+        raise MeasureError("the answer of a measuring process cannot be read; run it again") from error
 
 
 def checkup(device: str | None, measure: Measure = measure) -> Checkup:
@@ -168,7 +168,7 @@ def checkup_screen(found: Checkup) -> list[Any]:
     parts: list[Any] = [
         f"{output.machine(found.environment)}: {how}.",
         output.table(*columns, rows=map(_row, found.claims)),
-        f"Processes lie {apart:.2%} apart (standard deviation): gains from about {found.smallest_gain:.1%} on show.",
+        f"Processes lie {apart:.2%} apart (standard deviation): detects gains from about {found.smallest_gain:.1%}.",
     ]
     parts += [f"Too noisy to tell: {note}." for note in dict.fromkeys(claim.note for claim in found.claims) if note]
     return [*parts, *found.notes]

@@ -31,7 +31,7 @@ class Data:
         """Raises WorkloadError when the workload has no `batches`, or too few of them fit."""
         if workload.batches is None:
             raise WorkloadError(
-                f"{name} has one batch only, from which nothing can be learnt that holds for others: "
+                f"{name} has one batch only, so there are no others to hold out: "
                 "return kitsune.Workload(model, loss_fn, optimizer, batch, batches=...)"
             )
         self._batches = workload.batches

@@ -64,7 +64,7 @@ def test_python_may_write_it_beside_the_modules(bare: Path, tmp_path: Path, monk
     assert bytecode_variables(tmp_path, is_confined=False)
 
 
-def test_the_users_own_place_stays(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_prefix_set_by_the_user_is_kept(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     monkeypatch.setattr("sys.pycache_prefix", str(tmp_path))
     assert not bytecode_variables(tmp_path, is_confined=False)
@@ -85,7 +85,9 @@ def test_a_folder_that_is_not_there_yet_is_made_by_python(
     assert bytecode_variables(tmp_path / "not" / "yet", is_confined=False)
 
 
-def test_a_disk_with_little_room_is_not_filled(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bytecode_is_written_when_disk_space_is_short(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     monkeypatch.setattr(bytecode, "MIN_FREE_BYTES", 2**60)
     assert lacks_bytecode(bare)
