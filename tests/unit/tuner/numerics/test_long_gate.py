@@ -173,7 +173,7 @@ def test_a_proof_with_exceeded_margins_is_refused():
     kept, broken = (Margin(what="loss", error=error, allowed=1.0) for error in (0.5, 2.0))
     proof = LongProof(steps=50, restarts=8, updates=12, directions=0, margins=(kept,))
     assert misfit(job, proof) is None
-    assert "wrong numbers" in str(misfit(job, proof.model_copy(update={"margins": (kept, broken)})))
+    assert "errors beyond their limits" in str(misfit(job, proof.model_copy(update={"margins": (kept, broken)})))
     assert "asked to measure" in str(misfit(job.model_copy(update={"kind": "measure"}), proof))
 
 
