@@ -1,1 +1,1 @@
-"""One arm of a job, built: a workload with a plan applied, ready to run."""
+"""Builds an arm of a job: a workload with a plan applied, ready to run."""

@@ -1,4 +1,4 @@
-"""A job and one of its arms in, a live step with its own copy of the workload out."""
+"""Builds the step of an arm on its own copy of the workload, and measures its compile time and peak memory."""
 
 import contextlib
 import gc
@@ -22,7 +22,7 @@ from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.timeline import Timeline
 from kitsune.workload import Workload
-from tuner.building.dropout import silence
+from tuner.building.dropout import disable_dropout
 from tuner.measuring.compile_lock import turn_for
 from tuner.measuring.protocol import MAX_LAUNCHES, ArmSpec, Job
 from tuner.records import Arm
@@ -33,7 +33,7 @@ MAX_SETTLING_STEPS = 32
 
 
 def prepare(job: Job) -> None:
-    """What every process that runs the job's step does first: its device, its share of memory, its seed."""
+    """Selects the device, limits memory and sets the seed. Every process that runs the job's step calls it first."""
     device = pick_device(job.device)
     make_current(device)
     if device.type == "cpu" and is_on("confine", default=True) and not runs_code(job.workload):
@@ -42,15 +42,15 @@ def prepare(job: Job) -> None:
 
 
 def fresh_workload(job: Job, *, randomness: bool = True) -> Workload:
-    """The job's workload with the weights of its seed; without randomness, all its dropouts have p = 0."""
+    """The job's workload with the weights of the job's seed. Without randomness, all its dropouts have p = 0."""
     workload = load_workload(job.workload, job.device, job.seed, randomness=randomness)
     if not randomness:
-        silence(workload.model)
+        disable_dropout(workload.model)
     return workload
 
 
 class Rates:
-    """The learning rates of an optimizer, which tests and timing change and give back."""
+    """The learning rates of an optimizer, which the numerics gate and timing scale and reset."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._groups = [group for group in optimizer.param_groups if "lr" in group]
@@ -66,15 +66,15 @@ class Rates:
 
 
 class LiveArm:
-    """A step run by an arm's choices, on its own model and optimizer, and what it took to get there."""
+    """A step with an arm's choices applied, on its own model and optimizer, with its compile time and peak memory."""
 
     def __init__(self, job: Job, spec: ArmSpec, *, randomness: bool = True) -> None:
         """Raises DeclinedError when a choice cannot be applied, and whatever the workload raises."""
         self.spec = spec
         self.device = pick_device(job.device)
         synchronize(self.device)
-        gc.collect()  # what dies while this arm lives, a step in a cycle with its hooks, would be taken off its peak
-        release_cached(self.device)  # what an earlier arm's graphs have left is not there before this one
+        gc.collect()  # garbage freed later (a step in a cycle with its hooks) would be subtracted from this arm's peak
+        release_cached(self.device)  # so that memory left by an earlier arm's graphs does not count as in use
         self._before_bytes = allocated_bytes(self.device) + graph_pool_bytes(self.device)
         self.workload = fresh_workload(job, randomness=randomness)
         begin = time.perf_counter()
@@ -87,7 +87,7 @@ class LiveArm:
         self.rates = Rates(optimizer)
 
     def __call__(self, x: object, y: object) -> torch.Tensor:
-        """One step, timed for as long as the arm is compiling, warming up and capturing."""
+        """One step. Its time is added to `first_step_s` while the arm still compiles, warms up or captures."""
         if self.step.is_settled:
             return self.step(x, y)
         first, self._first = self._first, contextlib.nullcontext()
@@ -103,7 +103,10 @@ class LiveArm:
         return self.step(*self.workload.batch)
 
     def settle(self) -> bool:
-        """Steps on the example batch until nothing more will be compiled or captured; False when it never ends."""
+        """Runs steps on the example batch until nothing more will be compiled or captured.
+
+        Returns False when that is not so after MAX_SETTLING_STEPS.
+        """
         for _ in range(MAX_SETTLING_STEPS):
             if self.step.is_settled:
                 break
@@ -111,9 +114,9 @@ class LiveArm:
         return self.step.is_settled
 
     def weigh(self) -> None:
-        """Finds the peak memory of the settled arm, to be called before another one is built.
+        """Measures the peak memory of the settled arm; call it before another arm is built.
 
-        What compiling and warming up needed once does not count; what graphs keep for themselves, Inductor's too, does.
+        Memory needed only for compiling and warming up does not count; private pools of graphs, also Inductor's, do.
         """
         gc.collect()
         release_cached(self.device)
@@ -125,13 +128,13 @@ class LiveArm:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """What is allocated in the block and stays is not the arm's: its peak is without it."""
+        """Memory that is allocated in the block and kept does not count towards the arm's peak."""
         before_bytes = allocated_bytes(self.device)
         yield
         self._before_bytes += allocated_bytes(self.device) - before_bytes
 
     def is_random(self) -> bool:
-        """Whether the loss of one and the same batch differs from step to step while the weights stand still."""
+        """Whether the loss of one batch differs from step to step with fixed weights (learning rate 0)."""
         self.rates.scale(0.0)
         losses = {float(self.run()) for _ in range(4)}
         self.rates.scale(1.0)
@@ -150,7 +153,7 @@ class LiveArm:
         )
 
     def timeline(self) -> Timeline | None:
-        """The launches of the step as they were planned, where they were; the longest of too many."""
+        """The planned launches of the step, or None; at most MAX_LAUNCHES, the longest ones."""
         return self.step.report.timeline(MAX_LAUNCHES)
 
     def close(self) -> None:

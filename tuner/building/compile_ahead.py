@@ -1,7 +1,8 @@
-"""A candidate with random numbers, compiled with them in a second process while its numbers are proven without.
+"""Compiles the timed code in a second process while the numerics gate runs with dropout switched off.
 
-Dropout that is switched off for the gate is other code than what is timed. One after the other the two compilations of
-GoogLeNet take 130 and 105 s on an H100, those of BERT-base 40 s each; the second one is found in torch's caches then.
+Switching off dropout changes the code, so a candidate with dropout is compiled twice. One after the other, the two
+compilations of GoogLeNet take 130 and 105 s on an H100, those of BERT-base 40 s each. After compiling ahead, the second
+one is found in torch's caches.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ START: Final = (
 def compiled_ahead(job: Job) -> Iterator[None]:
     """Compiles the job's candidate in a second process while the block runs, and waits for that process at the end.
 
-    It is killed when the block raises. None is started where the job does not ask for it, or where another child has
+    It is killed when the block raises. No process is started if the job does not ask for it, or if another child has
     compiled the same code or is compiling it.
     """
     if not (job.ahead and is_due(job.arms[-1].knobs, randomness=True)):
@@ -57,7 +58,7 @@ def _started(job: Job) -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    """The second process: takes one step. What it raises ends it, and the first one will find out by itself."""
+    """The second process: runs one step. An error ends it; the first process will then hit the same error itself."""
     go_first()
     leave_no_core()
     job = Job.model_validate_json(sys.stdin.buffer.readline())

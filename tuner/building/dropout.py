@@ -1,4 +1,4 @@
-"""Dropout switched off for as long as numbers are compared: compiled code draws other masks than eager code does."""
+"""Switches dropout off while numbers are compared, since compiled code draws other masks than eager code."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,10 +24,10 @@ _attention = F.scaled_dot_product_attention
 
 @contextlib.contextmanager
 def dropout_off() -> Iterator[None]:
-    """Makes every dropout function of torch the identity, as plain Python that torch.compile can trace.
+    """Replaces every dropout function of torch by the identity, in plain Python that torch.compile can trace.
 
-    A function that was imported by name (`from torch.nn.functional import dropout`) escapes; `silence` and looking at
-    the generator afterwards catch what can be caught of the rest.
+    Functions imported by name (`from torch.nn.functional import dropout`) are not replaced. `disable_dropout` covers
+    dropout modules, and a caller can check whether the generator has still moved.
     """
     patches: list[tuple[Any, str, Any]] = [(*place, _identity) for place in DROPOUTS]
     patches.append((F, "scaled_dot_product_attention", _attention_without_dropout))
@@ -41,7 +41,7 @@ def dropout_off() -> Iterator[None]:
             setattr(module, name, original)
 
 
-def silence(model: torch.nn.Module) -> None:
+def disable_dropout(model: torch.nn.Module) -> None:
     """Sets the probability of the model's dropout modules to 0, for good."""
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
@@ -59,7 +59,7 @@ def _attention_without_dropout(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,  # noqa: ARG001 - the point
+    dropout_p: float = 0.0,  # noqa: ARG001 - ignored on purpose
     *rest: Any,
     **options: Any,
 ) -> torch.Tensor:

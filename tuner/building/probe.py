@@ -1,4 +1,4 @@
-"""A workload in, what its step does as given out: does it work, does it draw random numbers, how long does it take."""
+"""Runs the step as given: whether it works, whether it draws random numbers, its time and its memory."""
 
 import math
 import time
@@ -20,7 +20,7 @@ TIMED_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The step as given. `vary`: whether other batches of the same shapes work; `notes` says why when they do not."""
+    """Properties of the step as given. `vary`: whether other batches of the same shapes work; `notes`: why not."""
 
     random: bool
     vary: bool
@@ -43,19 +43,21 @@ def probe_workload(job: Job) -> Probe | Failure:
     if problem is not None:
         return Failure(kind=FailureKind.NOT_FINITE, phase=Phase.BUILD, reason=f"the step as given fails: {problem}")
     step_ms = _step_ms(workload, device)
-    surprise = _surprise(workload, job.seed)
+    problem_with_other = _problem_with_other_batch(workload, job.seed)
     return Probe(
         random=is_random,
-        vary=surprise is None,
+        vary=problem_with_other is None,
         step_ms=step_ms,
         peak_bytes=max(0, peak_bytes(device) - before_bytes),
         parameters=sum(parameter.numel() for parameter in workload.model.parameters()),
-        notes=() if surprise is None else (f"the same batch at every step: another one fails with {surprise}",),
+        notes=()
+        if problem_with_other is None
+        else (f"the same batch at every step: another one fails with {problem_with_other}",),
     )
 
 
 def draws_random(workload: Workload, device: torch.device) -> bool:
-    """Whether one plain step moves a generator of torch."""
+    """Whether one plain step advances a random generator of torch."""
     before = rng_state(device)
     plain_step(workload, *workload.batch)
     after = rng_state(device)
@@ -70,7 +72,7 @@ def check_gradients(workload: Workload) -> None:
 
 
 def not_finite(workload: Workload, *, gradients: bool = True) -> str | None:
-    """What is NaN or infinite among parameters, and gradients, after a step, or None."""
+    """Which parameter or gradient is NaN or infinite after a step, or None."""
     for name, parameter in workload.model.named_parameters():
         if not torch.isfinite(parameter).all():
             return f"{name} is not finite"
@@ -90,8 +92,8 @@ def _step_ms(workload: Workload, device: torch.device) -> float:
     return sorted(times)[TIMED_STEPS // 2]
 
 
-def _surprise(workload: Workload, seed: int) -> str | None:
-    """What goes wrong with a varied batch, or None."""
+def _problem_with_other_batch(workload: Workload, seed: int) -> str | None:
+    """Why the step fails on a varied batch, or None."""
     try:
         loss = float(plain_step(workload, *varied(workload.batch, seed + 1), update=False))
     except SURPRISES as error:

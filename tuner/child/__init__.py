@@ -1,1 +1,1 @@
-"""The measuring process."""
+"""The code that runs in a measuring process."""

@@ -1,4 +1,4 @@
-"""A workload in, an Inspection out: what it is, and which choices do not apply to it here."""
+"""Inspects a workload: its fingerprint, its cost as given, and the choices that do not apply to it here."""
 
 import ast
 import contextlib
@@ -25,7 +25,7 @@ from tuner.workloads.loader import WorkloadSource, workload_source
 
 
 def inspect_workload(job: Job) -> Inspection | Failure:
-    """Raises whatever the workload raises when it is run as given."""
+    """Runs the job's workload as given and describes it. Raises whatever the workload raises."""
     probe = probe_workload(job)
     if isinstance(probe, Failure):
         return probe
@@ -47,7 +47,11 @@ def inspect_workload(job: Job) -> Inspection | Failure:
 
 
 def fingerprints_of(spec: str, workload: Workload) -> tuple[str, str, str]:
-    """(of the step, of its model, note): of the workload's graph, or one that holds on this machine only, and why."""
+    """(fingerprint of the step, of its model, note).
+
+    Computed from the exported graph. If the workload cannot be exported, the first one is local to this code, the
+    second is empty, and the note says why.
+    """
     try:
         is_archive = workload_source(spec) is WorkloadSource.ARCHIVE
         archive = Archive.load(spec) if is_archive else to_archive(workload)
@@ -58,9 +62,10 @@ def fingerprints_of(spec: str, workload: Workload) -> tuple[str, str, str]:
 
 
 def local_fingerprint(workload: Workload, built_by: str) -> str:
-    """Of what a graph would hold: the model, the code of it and of its loss, and what the optimizer was given.
+    """A hash of the model, the code of the model and its loss, and the optimizer's options.
 
-    `built_by`: the function that makes the workload. It may change, to give batches for `kitsune verify`, say.
+    `built_by`: the function that makes the workload. It is left out, so that it may change, for example to return
+    batches for `kitsune verify`.
     """
     model, loss_fn, optimizer = workload.model, workload.loss_fn, workload.optimizer
     code = {code_in(path, built_by) for path in files_of([*map(type, model.modules()), loss_fn])}
@@ -77,7 +82,7 @@ def local_fingerprint(workload: Workload, built_by: str) -> str:
 
 
 def files_of(objects: Iterable[object]) -> Iterator[Path]:
-    """The Python files that define them, but torch's own."""
+    """The Python files that define the objects, except torch's own."""
     names = {str(getattr(each, "__module__", "")) for each in objects}
     for module in [sys.modules.get(name) for name in names if name.partition(".")[0] != "torch"]:
         path = Path(getattr(module, "__file__", None) or "")
@@ -86,13 +91,13 @@ def files_of(objects: Iterable[object]) -> Iterator[Path]:
 
 
 def code_in(path: Path, built_by: str) -> str:
-    """Digest of what is in a file, but for comments and one function."""
+    """A digest of the code of a file without comments and without one function."""
     nodes = [node for node in ast.parse(path.read_bytes()).body if getattr(node, "name", "") != built_by]
     return hashlib.sha256("\n".join(map(ast.dump, nodes)).encode()).hexdigest()
 
 
 def source_of(loss_fn: object) -> str:
-    """Of a function its source, since `code_in` leaves out what the workload's function defines; else the name."""
+    """The source of a function, since `code_in` leaves out what the workload's function defines; else the name."""
     with contextlib.suppress(OSError):
         if inspect.isfunction(loss_fn):
             return inspect.getsource(loss_fn)

@@ -1,8 +1,7 @@
-"""The measuring process: a Job on stdin, messages on the descriptor named in argv.
+"""Entry point of a measuring process, started by tuner/measuring/child_process.py only.
 
-Started by tuner/measuring/child_process.py only.
-
-It may be started before there is a job, and loads what a job will need. A second line on stdin is its turn to time.
+It reads a Job from stdin and writes messages to the descriptor given in argv. It may be started before there is a job,
+and then imports what a job will need. A second line on stdin is its turn to time.
 
 Whatever a workload or a technique raises becomes a Failure here; what kills the process becomes one in the parent.
 """
@@ -40,21 +39,21 @@ LOST_CONTEXT = ("CUDA error", "device-side assert", "unspecified launch failure"
 
 
 class Channel:
-    """The way back to the parent, and the phase that it was last told."""
+    """Sends messages to the parent, and remembers the current phase."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.phase = Phase.START
 
     def enter(self, phase: Phase) -> None:
-        """Of timing: returns when it is this process's turn."""
+        """Reports that a phase begins. For timing, waits until it is this process's turn."""
         self.phase = phase
         self._send(Message(phase=phase))
         if phase is Phase.TIMING and sys.stdin.buffer.readline() != GO:
-            raise MeasureError("the tuner has gone, and left no turn to time")
+            raise MeasureError("the tuner ended before it was this process's turn to time")
 
     def answer(self, outcome: Outcome, queued_s: Mapping[Phase, float]) -> None:
-        """`queued_s`: how long each phase has waited for what other children compiled."""
+        """Sends the outcome. `queued_s`: seconds that each phase has waited for other children's compilations."""
         if isinstance(outcome, Failure):
             self._send(Message(failure=outcome, queued_s=queued_s))
         elif isinstance(outcome, Inspection):
@@ -71,8 +70,8 @@ class Channel:
 
 
 def start() -> NoReturn:
-    """Leaves at once when all is said: taking a compiled step and its graphs apart takes up to 7 s on an H200."""
-    gc.freeze()  # what was loaded by now is no garbage, and is not looked through again
+    """Runs the job, then exits without clean-up: destroying a compiled step and its graphs takes up to 7 s (H200)."""
+    gc.freeze()  # nothing imported so far is garbage: the collector need not scan it
     gc.enable()
     main(int(sys.argv[1]))
     sys.stderr.flush()
@@ -94,18 +93,18 @@ def main(descriptor: int) -> None:
 def outcome_of(job: Job, channel: Channel) -> Outcome:
     try:
         return run(job, channel)
-    except Exception as error:  # noqa: BLE001 - the border of the process
+    except Exception as error:  # noqa: BLE001 - top level of the process
         traceback.print_exc()
         return failure_of(error, channel.phase)
 
 
 def is_waiting(file: IO[str]) -> bool:
-    """Whether there is something to read."""
+    """Whether the file has something to read."""
     return bool(select.select([file], [], [], 0)[0])
 
 
 def preload() -> None:
-    """What the first step of a compiled candidate would import, 2 to 4 s, while there is no job yet."""
+    """Imports what the first step of a compiled candidate needs, which takes 2 to 4 s, while there is no job yet."""
     for module in PRELOADED:
         importlib.import_module(module)
 
@@ -118,7 +117,7 @@ def run(job: Job, channel: Channel) -> Outcome:
 
 
 def failure_of(error: BaseException, phase: Phase) -> Failure:
-    """The Failure that an exception is: its kind by type, then by what torch says in words."""
+    """The Failure for an exception. Its kind follows from the type, then from the text of torch's messages."""
     return Failure(kind=kind_of(error), phase=phase, reason=one_line(described(error)))
 
 
@@ -148,7 +147,7 @@ def causes(error: BaseException) -> list[BaseException]:
 
 
 def described(error: BaseException) -> str:
-    """Ours say enough by themselves; of others the type, the first line and the place."""
+    """The message of one of our errors; of any other, its type, first line and place."""
     if isinstance(error, KitsuneError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""A job in, its Measurement or the Failure that came instead out: probe, numerics gate, warm-up, interleaved timing."""
+"""Measures the arms of a job: probe, numerics gate, warm-up, interleaved timing."""
 
 import time
 from collections.abc import Callable
@@ -20,15 +20,19 @@ from tuner.timing.interleaved_rounds import Schedule, Timing, Watches, hopeless,
 
 BLOCK_MS = {"cpu": 20.0, "cuda": 50.0}
 WARM_S = {"cpu": 0.2, "cuda": 1.0}
-# Thousands of steps on one batch at the given rate would diverge, or fit it until gradients are denormal numbers.
+# Factor for learning rates while timing. Thousands of steps on one batch at the given rate would diverge, or fit the
+# batch until gradients are denormal numbers.
 TIMED_RATE = 1e-3
-LEFT_SHARE = 0.8  # of the time until the process is ended; the rest is for the round that is under way, and to answer
+LEFT_SHARE = 0.8  # of the time until the process is killed; the rest is for the current round and the answer
 
 Enter = Callable[[Phase], None]
 
 
 def measure_job(job: Job, enter: Enter) -> Measurement | Failure:
-    """`enter` is told when a phase begins. Raises whatever the workload or a technique raises."""
+    """The job's Measurement, or why there is none. Calls `enter` when a phase begins.
+
+    Raises whatever the workload or a technique raises.
+    """
     probe = probe_workload(job)
     if isinstance(probe, Failure):
         return probe
@@ -63,7 +67,7 @@ def measure_job(job: Job, enter: Enter) -> Measurement | Failure:
 
 
 def _arms(job: Job, candidate: LiveArm | None) -> list[LiveArm]:
-    """Every arm settled; the candidate is the one whose numbers were proven, when it can be used."""
+    """All arms, settled. The candidate is the arm whose numerics were checked, if that one can be timed."""
     arms = []
     for spec in job.arms:
         is_proven = candidate is not None and spec is job.arms[-1]
@@ -73,7 +77,7 @@ def _arms(job: Job, candidate: LiveArm | None) -> list[LiveArm]:
 
 
 def _settled(job: Job, spec: ArmSpec) -> LiveArm:
-    """Settled before the next arm is built, so that its peak memory is its own."""
+    """An arm that is settled before the next one is built, so that its peak memory is its own."""
     torch.manual_seed(job.seed)
     arm = LiveArm(job, spec)
     arm.settle()
@@ -82,7 +86,10 @@ def _settled(job: Job, spec: ArmSpec) -> LiveArm:
 
 
 def _frozen(arms: list[LiveArm]) -> Failure | None:
-    """A candidate whose losses repeat while the baseline's are random has its dropout masks compiled or captured in."""
+    """The Failure of a candidate whose dropout masks are frozen into compiled or captured code.
+
+    Its losses repeat, while the baseline's are random.
+    """
     if not arms[0].is_random() or arms[-1].is_random():
         return None
     reason = "dropout mask is frozen: the loss of one batch repeats from step to step, and does not as given"
@@ -90,9 +97,9 @@ def _frozen(arms: list[LiveArm]) -> Failure | None:
 
 
 def _broken(arms: list[LiveArm]) -> Failure | None:
-    """A candidate whose parameters are not finite after all the steps that were timed, where the baseline's are.
+    """The Failure of a candidate whose parameters are not finite after the timed steps, while the baseline's are.
 
-    Gradients are not looked at: fp16 may have skipped the last step for theirs.
+    Gradients are not checked: with fp16 they may be infinite in a step that was skipped for that reason.
     """
     found = [not_finite(arm.workload, gradients=False) for arm in (arms[0], arms[-1])]
     if found[0] is not None or found[1] is None:
@@ -118,7 +125,7 @@ def _time(job: Job, arms: list[LiveArm]) -> Timing:
 
 
 def _budget_s(job: Job) -> float | None:
-    """Seconds that timing may take: no more than a share of those that are left until the process is ended."""
+    """Seconds that timing may take: at most LEFT_SHARE of the time until the process is killed."""
     if job.end_s is None:
         return job.budget_s
     left_s = max(0.0, LEFT_SHARE * (job.end_s - time.monotonic()))

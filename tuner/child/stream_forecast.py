@@ -1,4 +1,4 @@
-"""A workload and a plan's choices in, plans for the launches of one of its steps out: what `streams` would decide."""
+"""Predicts the schedule that the knob `streams` would choose for a workload, without capturing or trying it."""
 
 import contextlib
 from collections.abc import Mapping
@@ -24,17 +24,17 @@ from kitsune.workload import Workload, call_model, device_of, loss_of
 from tuner.search.space import Space
 from tuner.workloads.plain_step import plain_step
 
-#: What is looked at here, whatever the plan says.
+#: Knobs that are set here, whatever the plan says.
 LOOKED_AT: Final = ("capture", "streams")
-#: What a CPU does not have, and what torch.compile makes for one: no launch of that is seen.
+#: Knobs left out on a CPU: those of a GPU, and `compile`, whose code makes no launches that can be recorded there.
 OF_A_GPU: Final = (*LOOKED_AT, "pool_bytes", "compile")
-UNSEEN: Final = "without compile, whose launches are seen on a GPU only"
+UNSEEN: Final = "without compile, whose launches can be recorded on a GPU only"
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """`plans`: of the launches of one step, the quickest first; `finest`: the quickest on several streams, whatever
-    memory it needs and however few were asked for; `report`: what became of the choices."""
+    """`plans`: for the launches of one step, the fastest first. `finest`: the fastest on several streams, even if it
+    needs too much memory or more streams than were asked for. `report`: which choices were applied or declined."""
 
     plans: list[Planned]
     finest: Planned
@@ -42,11 +42,11 @@ class Rehearsal:
 
 
 def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> Rehearsal:
-    """Runs a few steps by the choices, records one, and plans its launches for 1 to `streams` streams.
+    """Runs a few steps with the choices, records one, and plans its launches for 1 to `streams` streams.
 
-    The recording is proven to be the step; nothing is captured, and the streams are not tried out. Weights and
-    optimizer are changed. Raises CaptureError with the reason when the launches cannot be followed, WorkloadError when
-    the step fails as given, DeclinedError when it fails by one of the choices, UnfitError for want of memory.
+    The recording is verified against the step. Nothing is captured, and the schedules are not tried out. Weights and
+    optimizer state are changed. Raises CaptureError when the launches cannot be recorded, WorkloadError when the step
+    fails as given, DeclinedError when it fails because of a choice, UnfitError for lack of memory.
     """
     check_runs(workload)
     model, optimizer, device = workload.model, workload.optimizer, device_of(workload.model)
@@ -68,7 +68,7 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
             return Rehearsal(sorted(fitting(asked, build.pool_bytes), key=predicted_us), finest, assembly.report)
         except torch.OutOfMemoryError as error:
             raise UnfitError(
-                f"a step that is recorded keeps all of its memory to its end: {first_line(error)}"
+                f"out of memory, since a recorded step frees memory only at its end: {first_line(error)}"
             ) from error
         except RuntimeError as error:
             blamed = assembly.blamed(error)
@@ -82,7 +82,7 @@ def predicted_us(plan: Planned) -> float:
 
 
 def check_runs(workload: Workload) -> None:
-    """Raises WorkloadError when the step fails in plain torch, which is then no choice's fault."""
+    """Raises WorkloadError when the step fails in plain torch, so that no choice is blamed for it."""
     try:
         plain_step(workload, *workload.batch, update=False)
     except SURPRISES as error:
@@ -90,10 +90,10 @@ def check_runs(workload: Workload) -> None:
 
 
 def recordable(knobs: Mapping[str, Choice], device: torch.device) -> dict[str, Choice]:
-    """The choices with the whole step in one graph; where a compile mode has graphs of its own, the same without.
+    """The choices, changed so that the whole step is one graph; a compile mode with graphs of its own loses them.
 
-    Nothing is captured or compiled on a CPU. There the fused update stands for all of them: the others ask the host for
-    their step, and what the host reads cannot be recorded.
+    On a CPU nothing is captured or compiled, and the fused update replaces the others: those read the step counter on
+    the host, which cannot be recorded.
     """
     if device.type != "cuda":
         return {**{name: choice for name, choice in knobs.items() if name not in OF_A_GPU}, "update": "fused"}
@@ -109,7 +109,7 @@ def check_plannable(report: Report) -> None:
 
 
 def recorded(build: Build, batch: tuple[Any, Any], report: Report) -> Recording:
-    """Raises CaptureError with the refusal."""
+    """The recording of one step. Raises CaptureError with the reason if there is none."""
     body = Body(
         build.model,
         build.forward,

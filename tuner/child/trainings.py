@@ -1,4 +1,4 @@
-"""A plan and a workload in, curves of trainings by it and plainly, from any seed, out."""
+"""Trains a workload from several seeds, with a plan and as given, and records loss curves for `kitsune verify`."""
 
 import math
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ from kitsune.plan import Plan
 from kitsune.workload import Workload, call_model, loss_of, move_batch
 from tuner.building.arms import LiveArm
 from tuner.measuring.protocol import ArmSpec, Job
-from tuner.numerics.restarts import Place, put
+from tuner.numerics.restarts import ModelState, set_state
 from tuner.statistics.loss_curves import ArmName, Curve
 from tuner.workloads.data import Data
 from tuner.workloads.loader import load_workload
 
-#: Of a curve.
+#: Points of a curve, and significant digits of its losses.
 POINTS: Final = 20
 DIGITS: Final = 6
 
 
 class HeldOut:
-    """A model in eval mode, in fp32, that takes the weights of another one and tells its loss on the held-out batches.
+    """Computes the loss of a model's weights on the held-out batches, in eval mode and fp32.
 
-    A model whose loss there is only in train mode is left in it.
+    A model that fails in eval mode is evaluated in train mode.
     """
 
     def __init__(self, workload: Workload, batches: Sequence[Any]) -> None:
@@ -43,7 +43,7 @@ class HeldOut:
             self.notes.append(f"held-out losses are of train mode, since in eval mode: {error}"[:1000])
 
     def loss_of(self, model: torch.nn.Module) -> float:
-        put(self._workload, Place(list(model.parameters()), list(model.buffers())))
+        set_state(self._workload, ModelState(list(model.parameters()), list(model.buffers())))
         return self._losses()
 
     def _losses(self) -> float:
@@ -55,7 +55,7 @@ class HeldOut:
 
 @dataclass(slots=True)
 class Points:
-    """The steps of a training at which it is looked at; the losses since the last one."""
+    """The points of a curve so far. `at`: the steps to record; `since`: losses since the last recorded step."""
 
     at: frozenset[int]
     since: list[torch.Tensor]
@@ -65,7 +65,7 @@ class Points:
 
 
 class Trainings:
-    """Of one workload: by the plan or plainly, from any seed."""
+    """Trains one workload, with the plan or as given, from any seed."""
 
     def __init__(self, plan: Plan, spec: str, device: str, steps: int) -> None:
         self._plan, self._spec, self._device, self._steps = plan, spec, device, steps
@@ -74,7 +74,7 @@ class Trainings:
         self.held_out = HeldOut(workload, [move_batch(batch, device) for batch in self._data.held_out])
 
     def curve(self, seed: int, name: ArmName) -> Curve:
-        """Both arms of a seed begin at the same weights and see the same batches."""
+        """One training. Both arms of a seed start from the same weights and see the same batches."""
         knobs = self._plan.knobs if name == "plan" else {}
         spec = ArmSpec(name=name, knobs=dict(knobs))
         arm = LiveArm(Job(kind="prove", workload=self._spec, device=self._device, seed=seed, arms=(spec,)), spec)
@@ -111,7 +111,7 @@ class Trainings:
         )
 
     def _look(self, points: Points, model: torch.nn.Module, step: int) -> str:
-        """Why the training need not go on, or nothing."""
+        """Records a point. Returns why the training must end, or an empty string."""
         trained = float(torch.stack(points.since).double().mean())
         held_out = self.held_out.loss_of(model)
         if not (math.isfinite(trained) and math.isfinite(held_out)):

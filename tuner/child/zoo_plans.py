@@ -1,4 +1,4 @@
-"""A plan in, the zoo's name of the workload that it was tuned for out: its fingerprint tells."""
+"""Finds the zoo workload that a plan was tuned for, by the plan's fingerprint."""
 
 import re
 from collections.abc import Iterator
@@ -15,21 +15,21 @@ from tuner.zoo.recipe import SIZES
 
 
 def zoo_workload(plan: Plan, device: str) -> str:
-    """Raises WorkloadError for a plan of any other workload: a plan holds no code and no model."""
+    """The spec of the plan's zoo workload. Raises WorkloadError if it is not in the zoo: a plan holds no model."""
     for spec in _of_shapes(plan.batch) if plan.fingerprint else ():
         if is_plan_of(plan, spec, device):
             return spec
-    raise WorkloadError("the plan is of no model of the zoo: name its workload, as in kitsune verify PLAN WORKLOAD")
+    raise WorkloadError("the plan is for no model of the zoo: name its workload, as in kitsune verify PLAN WORKLOAD")
 
 
 def is_plan_of(plan: Plan, spec: str, device: str) -> bool:
-    """Whether it was tuned for this workload, or for its model and optimizer."""
+    """Whether the plan was tuned for this workload, or for its model and optimizer."""
     fingerprint, model_fingerprint, _ = fingerprints_of(spec, load_workload(spec, device))
     return plan.is_of(fingerprint) or plan.is_of(model_fingerprint)
 
 
 def _of_shapes(batch: str) -> Iterator[str]:
-    """Every model whose x may have these shapes, as `Plan.batch` tells them; first those that are quickly built."""
+    """The specs whose x has these shapes, written as in `Plan.batch`; those that are built fastest come first."""
     sizes = [int(size) for size in re.findall(r"\d+", batch)[:2]]
     for size in reversed(SIZES):
         for name, entry in ZOO.items():

@@ -1,1 +1,1 @@
-"""Measuring processes, as the tuner sees them: started, bounded, killed, read."""
+"""The tuner's side of measuring processes: start them, enforce limits, read their messages, kill them."""

@@ -1,8 +1,8 @@
-"""Child processes that are not trusted: started in a group of their own, bounded in time and output, killed, reaped.
+"""Runs measuring processes, which are not trusted: each has its own process group and limits on time and output.
 
-A Job goes in on the child's stdin as one line, messages come back on a pipe of their own, so that what user code prints
-does not disturb them. Before it times anything a child waits for its turn, a second line. Whatever the child does
-becomes a value. No torch here.
+The child reads a Job from its stdin as one line and answers on a separate pipe, so that output of user code cannot
+corrupt the messages. Before it times anything it waits for a second line, its turn. Whatever the child does becomes a
+value, never an exception. Does not import torch.
 """
 
 import contextlib
@@ -28,35 +28,35 @@ from tuner.measuring.scratch import scratch_beside
 from tuner.records import Failure, FailureKind, Phase, Spent
 from tuner.sandbox.confinement import confinement_of, environment_of, runs_code
 
-#: Asked every TICK_S while a child runs. What it raises kills the child and propagates.
+#: Called every TICK_S while a child runs. What it raises kills the child and propagates.
 Check = Callable[[], None]
 
-GRACE_S = 10.0  # for a child that has answered to leave by itself: a CUDA context takes up to seconds to go
-HOST_THREADS = "8"  # beside a GPU
-HANG_UP_S = 2.0  # from the end of its results to its exit, for a child that is going down
+GRACE_S = 10.0  # for a child that has answered to exit by itself: destroying a CUDA context can take seconds
+HOST_THREADS = "8"  # OMP_NUM_THREADS for a step on a GPU
+HANG_UP_S = 2.0  # from the end of its results pipe to its exit
 KILL_S = 30.0
 TICK_S = 0.1
 CHUNK_BYTES = 64 * 1024
-CHUNKS = 64  # that are read of one child before others have their turn
+CHUNKS = 64  # read from one child before the next one is looked at
 TAIL_BYTES = 8 * 1024
-# -P: a folder of the user's named tuner/ or torch/ beside their script must not be imported instead of ours.
-# It asks to die with its parent before it loads torch for seconds. Loading makes no garbage, and looking for it there
-# takes 0.4 s of 4.4.
+# -P: a folder named tuner/ or torch/ beside the user's script must not shadow the installed package.
+# die_with comes before the import of torch, which takes seconds. Importing makes no garbage, and the collector would
+# take 0.4 of the 4.4 s.
 START = (
     "import gc, sys; gc.disable(); from tuner.sandbox.lockdown import die_with; die_with(int(sys.argv[2]));"
     "from tuner.child.main import start; start()"
 )
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-NO_FOLDER = "No usable temporary directory"  # by Python, of disks that are full, too
+NO_FOLDER = "No usable temporary directory"  # Python says this when the disk is full, too
 COMMAND = (sys.executable, "-P", "-c", START)
 
 
 def go_on() -> None:
-    """The Check that never objects."""
+    """The Check that does nothing."""
 
 
 class Child:
-    """One measuring process: idle until it is given a job, and then what it has said so far."""
+    """One measuring process: idle until it is given a job, then running it. Keeps the messages received so far."""
 
     def __init__(self, process: subprocess.Popen[bytes], results: int, orders: int) -> None:
         assert process.stderr is not None
@@ -83,7 +83,7 @@ class Child:
         self._answer: Outcome | None = None
 
     def give(self, job: Job, limits: Limits) -> None:
-        """Once. Seconds are counted from here, so that an idle child has no deadline."""
+        """Sends the job; call it once. Limits count from here, so that an idle child has no deadline."""
         now = time.monotonic()
         self._limits = limits
         self._total_s = math.inf if limits.total_s is None else limits.total_s
@@ -93,14 +93,14 @@ class Child:
         self._order(job.model_dump_json().encode() + b"\n")
 
     def go(self) -> None:
-        """The child's turn to time, or leave to do so whenever it is ready; the limit of timing counts from both."""
+        """Lets the child time, now or as soon as it is ready. The timing limit counts from the later of the two."""
         self._gone_at = time.monotonic()
         if self.phase is Phase.TIMING:
             self._deadline = min(self._end, self._gone_at + self._limits.of(Phase.TIMING))
         self._order(GO)
 
     def halt(self) -> None:
-        """Stops the process group where it is; neither the clock of its phase nor anything else of it goes on."""
+        """Stops the process group (SIGSTOP). The deadline of its phase is moved by as long as it was stopped."""
         if self._halted_at is None and not self.has_exited():
             self._halted_at = time.monotonic()
             self._signal(signal.SIGSTOP)
@@ -112,13 +112,13 @@ class Child:
             self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends the process group; it is reaped where the child is closed."""
+        """Kills the process group; `started` reaps it."""
         if not self.has_exited():
             self._signal(signal.SIGKILL)
 
     @property
     def is_ready(self) -> bool:
-        """Whether it waits for its turn to time."""
+        """Whether it is waiting for its turn to time."""
         return self.phase is Phase.TIMING and self._gone_at is None and not self.has_answered
 
     @property
@@ -126,9 +126,9 @@ class Child:
         return self._answer is not None
 
     def look(self, timeout_s: float) -> Outcome | None:
-        """What the child came to; None as long as it is at work, or leaves after it has answered.
+        """Reads new messages; returns the outcome, or None while the child works, or is exiting after its answer.
 
-        An exited child that said nothing, one that went beyond a limit and one that sent garbage are Failures.
+        A child that exits without an answer, exceeds a limit or sends garbage is a Failure.
         """
         was_running = not self.has_exited()
         try:
@@ -147,7 +147,7 @@ class Child:
         return None
 
     def spent(self) -> Spent:
-        """Seconds since it was given its job, by what they went to."""
+        """Seconds since it was given its job, split by phase."""
         end = self._answered_at or time.monotonic()
         begins = sorted((at, phase) for phase, at in self._entered.items())
         ends = [at for at, _ in begins[1:]] + [end]
@@ -167,7 +167,7 @@ class Child:
         )
 
     def has_exited(self) -> bool:
-        """Without reaping: as long as the leader is a zombie, the number of its process group cannot be reused."""
+        """Does not reap the process: while the leader is a zombie, its process group id cannot be reused."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return self._process.returncode is not None or os.waitid(os.P_PID, self._process.pid, flags) is not None
 
@@ -181,8 +181,8 @@ class Child:
         return self.has_exited() or time.monotonic() > self._answered_at + GRACE_S
 
     def _order(self, line: bytes) -> None:
-        """A child that never reads its stdin cannot block us: a pipe holds 64 KiB, and a line is a few of them."""
-        with contextlib.suppress(BrokenPipeError):  # what became of it is found out by looking
+        """Cannot block on a child that never reads its stdin: a pipe holds 64 KiB, and a line is a few KiB."""
+        with contextlib.suppress(BrokenPipeError):  # `look` finds out why the child has gone
             if os.write(self._orders, line) != len(line):
                 raise MeasureError(f"a job of {len(line)} bytes is too long")
 
@@ -191,7 +191,7 @@ class Child:
             os.killpg(self._process.pid, number)
 
     def _drain(self, timeout_s: float) -> bool:
-        """Reads what is there, of a child that writes without end a part; False when there was nothing."""
+        """Reads the available output, at most CHUNKS times; False when there was nothing."""
         heard = self._listen(timeout_s)
         reads = 1
         while heard and reads < CHUNKS and self._listen(0):
@@ -199,7 +199,7 @@ class Child:
         return heard
 
     def _listen(self, timeout_s: float) -> bool:
-        """Reads what is there; False when there was nothing."""
+        """Reads the available output once; False when there was nothing."""
         heard = False
         if not self._selector.get_map():
             time.sleep(timeout_s)
@@ -218,7 +218,7 @@ class Child:
     def _hear(self, data: bytes) -> None:
         for message in self._reader.feed(data):
             if self._answer is not None:
-                raise MeasureError("the measuring process went on talking after its answer")
+                raise MeasureError("the measuring process sent a message after its answer")
             self._take(message)
 
     def _take(self, message: Message) -> None:
@@ -227,7 +227,7 @@ class Child:
             self._answer, self._answered_at, self._queued_s = message.outcome, now, message.queued_s
             return
         order = list(Phase)
-        # only forward: a child must not be able to renew its deadline for ever
+        # only forward: a child must not be able to renew its deadline again and again
         if order.index(message.phase) <= order.index(self.phase):
             raise MeasureError(f"the measuring process went from {self.phase.value} back to {message.phase.value}")
         self.phase = message.phase
@@ -235,7 +235,7 @@ class Child:
             if fault_injection.struck(name, self.phase.value):
                 os.killpg(self._process.pid, number)
         self._entered[message.phase] = now
-        # one that waits for its turn waits as long as it takes
+        # waiting for its turn has no limit
         limit_s = math.inf if self.is_ready else self._limits.of(message.phase)
         self._deadline = min(self._end, now + limit_s)
 
@@ -266,25 +266,25 @@ class Child:
 
 
 def supervise(job: Job, limits: Limits, command: Sequence[str] = COMMAND, check: Check = go_on) -> Outcome:
-    """Runs one job in a process of its own, and leaves nothing behind: no process, no descriptor, no file.
+    """Runs one job in a process of its own, and leaves no process, descriptor or file behind.
 
-    A full disk is a Failure. The numbers of the result descriptor and of this process are added to `command`. Compiled
-    code is kept where torch keeps it for this user. KeyboardInterrupt, and what `check` raises, kills the child and
-    propagates. Raises SettingsError for a KITSUNE_CONFINE that makes no sense.
+    A full disk is a Failure. The result descriptor and the PID of this process are appended to `command`. Compiled code
+    is kept in torch's usual cache of this user. KeyboardInterrupt, and what `check` raises, kills the child and
+    propagates. Raises SettingsError for an invalid KITSUNE_CONFINE.
     """
     try:
         with started(job.workload, job.device, command) as child:
             child.give(job, limits)
-            child.go()  # nobody else is timed
+            child.go()  # no other child is timed
             while (outcome := child.look(TICK_S)) is None:
                 check()
     except OSError as error:
-        return no_room(error)
+        return disk_full(error)
     return child.hang or outcome
 
 
-def no_room(error: OSError) -> Failure:
-    """The failure that a full disk is. Raises the error itself when it is another one."""
+def disk_full(error: OSError) -> Failure:
+    """The Failure for a full disk. Raises the error itself when it is any other error."""
     if error.errno not in NO_SPACE and NO_FOLDER not in str(error):
         raise error
     reason = f"{error}; free space there, or name another folder for temporary files with TMPDIR"
@@ -293,14 +293,14 @@ def no_room(error: OSError) -> Failure:
 
 @contextlib.contextmanager
 def started(workload: str, device: str, command: Sequence[str] = COMMAND) -> Iterator[Child]:
-    """An idle child that will measure this workload; in the end it is dead, and whatever it has started.
+    """An idle child for this workload. At the end of the block it is killed with all processes that it has started.
 
-    Where it could not be killed, `hang` says so. Raises SettingsError for a KITSUNE_CONFINE that makes no sense.
+    If it cannot be killed, `Child.hang` is set. Raises SettingsError for an invalid KITSUNE_CONFINE.
     """
     compiled = usual_folder()
     confined = confinement_of(workload, device).command(command)
     with scratch_beside(compiled) as scratch, _pipe() as (results, child_end), _pipe() as (child_in, orders):
-        environment = {**_habits(device), **_environment(os.environ, workload, scratch, compiled)}
+        environment = {**_default_variables(device), **_environment(os.environ, workload, scratch, compiled)}
         process = child = None
         try:
             process = _start(confined, child_in, child_end.fileno(), environment)
@@ -310,7 +310,7 @@ def started(workload: str, device: str, command: Sequence[str] = COMMAND) -> Ite
             yield child
         finally:
             is_dead = process is None or _kill(process)
-            _kill_strays(scratch)  # the child, too, when Ctrl-C came while it started
+            _kill_strays(scratch)  # also the child itself, when Ctrl-C came while it started
             if child is not None:
                 child.close(is_dead=is_dead)
 
@@ -330,9 +330,9 @@ def _start(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> bool:
-    """SIGKILL to the whole group, then reap the leader; False when it does not die.
+    """Sends SIGKILL to the whole group and reaps the leader; False when it does not die.
 
-    Nothing gentler: a process that hangs in a GPU call does not hear it. One that hangs in the driver hears nothing.
+    A process that hangs in a GPU call ignores SIGTERM. One that hangs in the driver ignores SIGKILL, too.
     """
     assert process.stderr is not None
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -346,7 +346,7 @@ def _kill(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _kill_strays(scratch: Path) -> None:
-    """Processes that have left the group, by setsid, are known by the child's own folder in their environment."""
+    """Kills processes that have left the group by setsid. They have the child's own TMPDIR in their environment."""
     mark = f"TMPDIR={scratch}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -354,11 +354,11 @@ def _kill_strays(scratch: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-def _habits(device: str) -> dict[str, str]:
-    """Variables that the user's own override.
+def _default_variables(device: str) -> dict[str, str]:
+    """Environment variables that the user's own override.
 
-    A step on a GPU needs few threads of the host. With one for each of 128 cores, eight tuners on a host of eight GPUs
-    waited for each other's threads: 500 s for a trial of ResNet-50 that takes 40 s.
+    A step on a GPU needs few host threads. With one thread for each of 128 cores, eight tuners on a host of eight GPUs
+    waited for each other's threads: a trial of ResNet-50 took 500 s instead of 40 s.
     """
     return {"OMP_NUM_THREADS": HOST_THREADS} if device.startswith("cuda") else {}
 
@@ -380,7 +380,7 @@ def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
 
 def _read(descriptor: int) -> bytes | None:
-    """What is there to read; None at the end."""
+    """The available bytes; None at the end of the stream."""
     try:
         return os.read(descriptor, CHUNK_BYTES) or None
     except BlockingIOError:

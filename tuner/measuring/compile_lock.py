@@ -1,8 +1,8 @@
-"""What several children of a run need compiled: one of them compiles it, and the others find it in torch's caches.
+"""A lock per compiled code: one child of a run compiles it, and the others then find it in torch's caches.
 
-Two processes that compile the same at the same time both do the whole of it (H100, BERT-base in plain compile: 110 s a
-trial, and 24 s where another process had compiled the same). Codes that differ are compiled beside each other, though
-they share most of their Triton kernels: to wait for those as well made the second trial take 153 s in place of 113 s.
+Two processes that compile the same code at the same time both do all the work (H100, BERT-base in plain compile: 110 s
+a trial, but 24 s where another process had compiled the same). Different codes are compiled in parallel, though they
+share most of their Triton kernels: waiting for those as well made the second trial take 153 s instead of 113 s.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from tuner.records import Phase
 
 @dataclass(slots=True)
 class Compilations:
-    """Of the run whose children share the folder. `queued_s`: how long this process has waited for others, by phase."""
+    """The locks of one run, in a folder that its children share. `queued_s`: seconds waited for others, by phase."""
 
     folder: Path
     phase: Callable[[], Phase]
@@ -28,9 +28,9 @@ class Compilations:
 
     @contextlib.contextmanager
     def turn(self, code: str) -> Iterator[None]:
-        """Holds the lock of `code` while the block compiles it; does not wait for what has been compiled before.
+        """Holds the lock of `code` while the block compiles it; does not wait where it has been compiled before.
 
-        Where the block raises, or its process dies, the next process gets the lock and compiles.
+        If the block raises, or its process dies, the next process gets the lock and compiles.
         """
         made = self.folder / f"{code}.compiled"
         if made.exists():
@@ -64,9 +64,9 @@ _active: Compilations | None = None
 
 @contextlib.contextmanager
 def sharing(folder: str | None, phase: Callable[[], Phase]) -> Iterator[Mapping[Phase, float]]:
-    """Within, this process compiles in turn with the others of the folder; without a folder whenever it likes.
+    """Inside the block, this process takes turns compiling with the others of the folder; without a folder, no locks.
 
-    Yields for how many seconds each phase has waited so far.
+    Yields the seconds that each phase has waited so far.
     """
     global _active  # noqa: PLW0603 - of the process, as a measuring process has one job
     _active = None if folder is None else Compilations(Path(folder), phase)
@@ -77,19 +77,19 @@ def sharing(folder: str | None, phase: Callable[[], Phase]) -> Iterator[Mapping[
 
 
 def turn_for(knobs: Mapping[str, Choice], *, randomness: bool) -> contextlib.AbstractContextManager[None]:
-    """For the first step by these choices, with or without random numbers."""
+    """The lock to hold during the first step with these choices, with or without random numbers."""
     code = code_of(knobs, randomness=randomness)
     return contextlib.nullcontext() if _active is None or code is None else _active.turn(code)
 
 
 def is_due(knobs: Mapping[str, Choice], *, randomness: bool) -> bool:
-    """Whether nobody has compiled it yet, nor is at it: by the locks of the moment, so that two may both be told so."""
+    """Whether no process has compiled this code or is compiling it. Not atomic: two callers may both get True."""
     code = code_of(knobs, randomness=randomness)
     return _active is not None and code is not None and _active.is_due(code)
 
 
 def code_of(knobs: Mapping[str, Choice], *, randomness: bool) -> str | None:
-    """A name of what is compiled; choices that only launch it otherwise have the same. None where nothing is."""
+    """A hash of the choices that change the compiled code; None where nothing is compiled."""
     if "compile" not in knobs:
         return None
     items = sorted((knob, choice) for knob, choice in knobs.items() if knob not in KNOBS or KNOBS[knob].changes_code)

@@ -1,7 +1,7 @@
-"""Jobs in, their outcomes out as they come: children build side by side, and one of them is timed at a time.
+"""A pool of measuring processes: they build in parallel, and one at a time is timed. Does not import torch.
 
-While one is timed, the process groups of all others are stopped (SIGSTOP), so that what is timed has the device and the
-processors for itself. The clocks of their phases stand still too. No torch here.
+While one is timed, the process groups of all others are stopped (SIGSTOP), so that it has the device and the processors
+to itself. The time limits of the others are suspended meanwhile.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from tuner.measuring.child_process import COMMAND, Check, Child, no_room, started
+from tuner.measuring.child_process import COMMAND, Check, Child, disk_full, started
 from tuner.measuring.measure import checked, within
 from tuner.measuring.protocol import Job, Limits, Outcome
 from tuner.records import Spent
@@ -20,9 +20,9 @@ TICK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What the job of this ticket came to, and what its time went to.
+    """The outcome of the job with this ticket, and the time it took by phase.
 
-    `alone`: no other child was at work beside it, and it had no second process of its own.
+    `alone`: no other child ran beside it at any time, and it had no second process of its own.
     """
 
     ticket: int
@@ -32,18 +32,18 @@ class Finished:
 
 
 class Crew(Protocol):
-    """Those who carry out jobs, some at a time."""
+    """Carries out jobs, several at a time."""
 
     def begin(self, job: Job, limits: Limits) -> int:
-        """Returns the job's ticket; its child is at work."""
+        """Starts the job and returns its ticket."""
         ...
 
     def finished(self, check: Check) -> Finished:
-        """Waits for the first job that has come to something. What `check` raises propagates; all go on working."""
+        """Waits until a job has finished. What `check` raises propagates; the jobs go on."""
         ...
 
     def drop(self) -> None:
-        """Ends all that are at work."""
+        """Kills all running jobs."""
         ...
 
     def close(self) -> None: ...
@@ -51,7 +51,7 @@ class Crew(Protocol):
 
 @dataclass(slots=True)
 class _Place:
-    """A child with all that must be undone when it goes. `alone`: so far."""
+    """A child and its clean-up. `alone`: as in Finished, so far."""
 
     child: Child
     stack: contextlib.ExitStack
@@ -63,8 +63,8 @@ class _Place:
 class Children:
     """The Crew of real processes, all for one workload on one device.
 
-    `spares` idle children are kept at hand that have imported torch: a job finds its process ready. As a context
-    manager it leaves nothing behind. Raises SettingsError for a KITSUNE_CONFINE that makes no sense.
+    `spares` idle children are kept that have imported torch already, so that a job starts at once. Leaving the context
+    kills all of them. Raises SettingsError for an invalid KITSUNE_CONFINE.
     """
 
     workload: str
@@ -89,7 +89,7 @@ class Children:
         try:
             place = self._idle.pop(0) if self._idle else self._start()
         except OSError as error:
-            self._refused.append(Finished(ticket, checked(job, no_room(error)), Spent(), alone=True))
+            self._refused.append(Finished(ticket, checked(job, disk_full(error)), Spent(), alone=True))
             return ticket
         place.job = within(job, limits)
         self._places[ticket] = place
@@ -103,7 +103,7 @@ class Children:
     def finished(self, check: Check) -> Finished:
         if self._refused:
             return self._refused.pop(0)
-        assert self._places, "nobody is at work"
+        assert self._places, "no job is running"
         while True:
             for ticket, place in self._places.items():
                 outcome = place.child.look(0)
@@ -114,7 +114,7 @@ class Children:
             time.sleep(TICK_S)
 
     def drop(self) -> None:
-        for place in self._places.values():  # all at once: a CUDA context takes seconds to go
+        for place in self._places.values():  # all at once: destroying a CUDA context takes seconds
             place.child.kill()
         for place in self._places.values():
             place.stack.close()
@@ -142,7 +142,8 @@ class Children:
         return Finished(ticket, answer, place.child.spent(), place.alone)
 
     def _pass_the_turn(self) -> None:
-        """A child that has answered lets the others go on, but only when it has left may the next be timed."""
+        """Starts timing of the next ready child. The others resume when the timed child has answered, but the next one
+        is timed only after it has exited."""
         if self._timed is not None:
             if self._places[self._timed].child.has_answered:
                 self._resume()
@@ -165,7 +166,7 @@ class Children:
             try:
                 self._idle.append(self._start())
             except OSError as error:
-                no_room(error)  # the next job will be told
+                disk_full(error)  # raises any other error; the next job will report the full disk
                 return
 
     def _start(self) -> _Place:

@@ -1,9 +1,9 @@
-"""Planted faults: KITSUNE_FAULTS in, each struck at the place where it would come from. Unset, it costs nothing.
+"""Fault injection by KITSUNE_FAULTS, for tests and for operators who want to see how their installation reacts.
 
     KITSUNE_FAULTS="scratch-full@2, child-kill=timing@3, clock-ahead=3600, database-full@5+"
 
-NAME[=VALUE][@N[+]]: at the N-th time that its place is passed in this process (the first, unless said), and with `+`
-from then on. Each says in the log that it struck. For tests and for operators who try out what their installation does.
+NAME[=VALUE][@N[+]]: the fault occurs the N-th time that this process reaches its injection point (default: the first),
+and with `+` every time after that. Each occurrence is logged.
 """
 
 import errno
@@ -20,21 +20,21 @@ from kitsune.base.base_record import Record
 from kitsune.base.environment import PREFIX
 from kitsune.errors import SettingsError
 
-#: What can be planted, and what its value says; "" where it takes none.
+#: Name of a fault -> what its value means; "" where it takes none.
 KINDS: Final[Mapping[str, str]] = {
     "scratch-full": "",  #: the folder of a measuring process cannot be made: no space
-    "cache-full": "",  #: the folder of compiled code cannot
+    "cache-full": "",  #: the folder of compiled code cannot be made: no space
     "child-kill": "phase",  #: a measuring process is killed as it enters the phase
-    "child-stop": "phase",  #: it is stopped there, so it hangs
+    "child-stop": "phase",  #: it is stopped as it enters the phase, so it hangs
     "gpu-lost": "",  #: the answer of a measuring process is a sticky CUDA error
     "gpu-sick": "",  #: the self-test of the GPU fails
-    "worker-kill": "event",  #: this process kills itself as it hears of the event (trying, tried, confirming...)
+    "worker-kill": "event",  #: this process kills itself on it (trying, tried, confirming...)
     "heart-stop": "",  #: a heartbeat is not sent
-    "database-full": "",  #: a transaction that writes is refused: no space
-    "database-away": "",  #: one is refused: no connection
-    "clock-ahead": "seconds",  #: the wall clock jumps, and stays there
+    "database-full": "",  #: a transaction that writes fails: no space
+    "database-away": "",  #: a transaction fails: no connection
+    "clock-ahead": "seconds",  #: the wall clock jumps ahead, and stays there
 }
-#: There is no way back from these.
+#: These last from their first occurrence on, with or without `+`.
 LASTING: Final = frozenset({"clock-ahead"})
 _SPELLED: Final = re.compile(r"(?P<name>[a-z-]+)(=(?P<value>[^@]+))?(@(?P<first>[1-9][0-9]*)(?P<lasting>\+)?)?")
 
@@ -42,7 +42,7 @@ log = logging.getLogger("kitsune")
 
 
 class Fault(Record):
-    """One fault, and when it strikes: at the `first` time that its place is passed, and if it lasts from then on."""
+    """One fault. It occurs the `first`-th time that its injection point is reached, and if lasting ever after."""
 
     name: str
     value: str = ""
@@ -54,7 +54,7 @@ class Fault(Record):
 
 
 def parsed(text: str) -> tuple[Fault, ...]:
-    """Raises SettingsError for what is not spelled so."""
+    """The faults of a KITSUNE_FAULTS value. Raises SettingsError for invalid syntax or an unknown name."""
     return tuple(_fault(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -76,7 +76,7 @@ def _fault(text: str) -> Fault:
 
 
 class Planted:
-    """Faults, and how often the place of each was passed so far. Threads may ask at once."""
+    """The active faults, and how often each one's injection point was reached so far. Thread-safe."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self._faults = tuple(faults)
@@ -84,7 +84,7 @@ class Planted:
         self._lock = threading.Lock()
 
     def struck(self, name: str, value: str | None) -> Fault | None:
-        """Counts this passing; the fault that strikes here, if one does."""
+        """Counts this call; returns the fault that occurs here, or None."""
         with self._lock:
             for index, fault in enumerate(self._faults):
                 if fault.name == name and value in (None, fault.value):
@@ -104,23 +104,23 @@ _planted: Planted | None = None
 
 
 def plant(faults: Sequence[Fault]) -> None:
-    """In this process from now on, in place of those that were; none takes them away."""
+    """Replaces the faults of this process; an empty sequence removes them."""
     global _planted  # noqa: PLW0603 - one process, one set of faults
     _planted = Planted(faults) if faults else None
 
 
 def struck(name: str, value: str | None = None) -> Fault | None:
-    """Whether the fault strikes at this passing of its place; `value` tells places of one name apart."""
+    """The injection point: the fault if it occurs now, else None. `value` tells points of the same name apart."""
     return None if _planted is None else _planted.struck(name, value)
 
 
 def no_space(name: str, path: str | os.PathLike[str]) -> None:
-    """Raises OSError (ENOSPC) for the path where the fault strikes."""
+    """Raises OSError (ENOSPC) for the path if the fault occurs now."""
     if struck(name):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
 
 
 def seconds(name: str) -> float:
-    """The value of the fault where it strikes, else 0."""
+    """The value of the fault if it occurs now, else 0."""
     fault = struck(name)
     return float(fault.value) if fault else 0.0

@@ -1,7 +1,7 @@
-"""What a failure says of the machine: words of a process that died in, whether the GPU still works out. No torch.
+"""Decides after a failure whether the candidate, the CUDA context or the GPU itself is to blame. Does not import torch.
 
-A sticky CUDA error ends the process that met it and nothing else, unless the GPU itself is broken: a process that only
-asks the driver to write memory and read it back tells these apart.
+A sticky CUDA error ends only the process that hit it, unless the GPU itself is broken. A self-test process, which
+writes GPU memory and reads it back through the driver, tells the two apart.
 """
 
 import contextlib
@@ -19,29 +19,29 @@ from tuner.measuring import fault_injection
 from tuner.records import Failure, FailureKind, Phase, Trial
 from tuner.sandbox.confinement import SELF_TEST, SELF_TEST_S, is_harmless
 
-#: So many workers in a row vanished before they stored a trial of a run: what was under way is given up as a trial.
+#: After so many workers in a row died before they stored a trial of a run, the trial in progress is given up.
 DEATHS_OF_A_TRIAL: Final = 3
-#: What was under way when a worker vanished may be why it did.
+#: The result of such a trial: what was measured when the worker died may be the cause.
 GIVEN_UP: Final = Failure(
     kind=FailureKind.CRASHED, phase=Phase.BUILD, reason="the worker vanished while this was measured"
 )
 
 
 KILL_S: Final = 5.0
-#: Nothing is left to be tried where so many trials in a row found no space on the disk.
+#: The search ends after so many trials in a row that failed for want of disk space.
 STARVED: Final = 3
 _NO_SPACE: Final = re.compile(r"no space left|disk quota exceeded|no usable temporary directory", re.IGNORECASE)
 
 
 class Blame(StrEnum):
-    """Whom a failure points at."""
+    """What a failure is attributed to."""
 
-    CANDIDATE = "candidate"  #: the next process begins afresh
+    CANDIDATE = "candidate"  #: the next process is not affected
     CONTEXT = "context"  #: a sticky error: the process is lost, and perhaps the GPU
-    GPU = "gpu"  #: broken for every process, until somebody resets it
+    GPU = "gpu"  #: broken for every process, until it is reset
 
 
-#: The words of CUDA's runtime and driver, of NVML and of the kernel's log that tell of each; the worst first.
+#: Patterns in messages of CUDA's runtime and driver, NVML and the kernel log; the most severe first.
 SIGNS: Final[Mapping[Blame, Sequence[str]]] = {
     Blame.GPU: (
         r"uncorrectable (NVLink|ECC)",
@@ -73,7 +73,7 @@ SIGNS: Final[Mapping[Blame, Sequence[str]]] = {
 
 
 def blame(text: str) -> Blame:
-    """By the words of a failure or a crash."""
+    """Classifies a failure or crash by its message."""
     for found, signs in SIGNS.items():
         if any(re.search(sign, text, re.IGNORECASE) for sign in signs):
             return found
@@ -81,21 +81,21 @@ def blame(text: str) -> Blame:
 
 
 def is_starved(trials: Sequence[Trial]) -> bool:
-    """Whether the last ones failed since a disk is full: each takes no time, so a budget of it would hold thousands."""
+    """Whether the last STARVED trials failed for a full disk. They take no time, so a time budget does not end them."""
     last = trials[-STARVED:]
     return len(last) == STARVED and all(trial.failure and _NO_SPACE.search(trial.failure.reason) for trial in last)
 
 
 @dataclass(frozen=True, slots=True)
 class Fitness:
-    """Of one device. `command` asks whether it works and is given its name."""
+    """Tests whether a device works. `command` is the self-test; the device's name is appended to it."""
 
     device: str
     command: Sequence[str] = (sys.executable, "-I", str(SELF_TEST))
     patience_s: float = SELF_TEST_S
 
     def why_unfit(self, reason: str) -> str | None:
-        """After a failure with this reason: why no run is to be measured on the device, None where nothing is wrong."""
+        """After a failure with this reason: why the device must not be used any more, or None where it works."""
         found = blame(reason)
         if not self.device.startswith("cuda") or found is Blame.CANDIDATE:
             return None
@@ -105,9 +105,9 @@ class Fitness:
         return f"{self.device} is quarantined: {trouble}. Look at `nvidia-smi -q` and at the kernel's log, and reset it"
 
     def trouble(self) -> str | None:
-        """Why the device does not work, asked in a process of its own that is left alone when it hangs."""
+        """Runs the self-test in a process of its own, which is abandoned if it hangs; why the device fails, or None."""
         if fault_injection.struck("gpu-sick"):
-            return "its self-test fails: planted"
+            return "its self-test fails: planted fault"
         environment = {name: value for name, value in os.environ.items() if is_harmless(name)}
         try:
             process = subprocess.Popen(
@@ -119,7 +119,7 @@ class Fitness:
                 start_new_session=True,
             )
         except OSError:
-            return None  # which says nothing of the device
+            return None  # the self-test could not start, which says nothing about the device
         try:
             answer, _ = process.communicate(timeout=self.patience_s)
         except subprocess.TimeoutExpired:
@@ -129,7 +129,7 @@ class Fitness:
 
 
 def _abandon(process: subprocess.Popen[bytes]) -> None:
-    """Killed, but not waited for without end: one that hangs in the driver does not die."""
+    """Kills the process and waits at most KILL_S: one that hangs in the driver does not die."""
     process.kill()
     assert process.stdout is not None
     process.stdout.close()
@@ -141,5 +141,5 @@ def _trouble(code: int, answer: bytes) -> str | None:
     try:
         broken = json.loads(answer)["broken"] if code == 0 else [f"it ended with {code}"]
     except (ValueError, LookupError, TypeError):
-        broken = ["it said nothing that can be read"]
+        broken = ["its answer cannot be read"]
     return f"its self-test fails: {'; '.join(map(str, broken))}" if broken else None

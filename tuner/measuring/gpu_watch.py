@@ -1,7 +1,7 @@
-"""The UUID of a GPU in, what disturbs measurements on it out: throttling, other processes, a low clock. No torch.
+"""Detects what disturbs measurements on a GPU: throttling, other processes, a low clock. Does not import torch.
 
-A slowdown disturbs the round in which it begins or ends. One that lasts is the state of the GPU, with the clock that it
-leaves, and slows all arms.
+A slowdown disturbs the round in which it begins or ends. A slowdown that lasts is taken as the state of the GPU: it
+slows all arms alike.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from tuner.records import Cause, CauseKind
 
 try:
     import pynvml
-except ImportError:  # the extra is not installed: measuring works, disturbances go unseen
+except ImportError:  # the extra is not installed: measuring works, but disturbances are not detected
     pynvml = None
 
 # Not SwPowerCap (0x4): a GPU under matrix products runs at its power limit all the time.
@@ -25,12 +25,12 @@ SLOWDOWNS = {
     0x40: "thermal slowdown (hardware)",
     0x80: "power brake",
 }
-LOW_CLOCK = 0.75  # of the highest clock seen, as nvbench discards samples
+LOW_CLOCK = 0.75  # of the highest clock seen; nvbench discards samples by the same rule
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """What NVML says at one moment: SM clock in MHz, bits of the reasons for throttling, processes with a context."""
+    """What NVML reports at one moment: SM clock in MHz, bits of throttle reasons, PIDs of processes with a context."""
 
     sm_mhz: int
     reasons: int
@@ -38,7 +38,7 @@ class GpuState:
 
 
 class NoWatch:
-    """For where NVML cannot be asked: sees nothing, and says so."""
+    """Stands in for GpuWatch where NVML is not available: detects nothing, and notes why."""
 
     def __init__(self, note: str = "") -> None:
         self._notes = (note,) if note else ()
@@ -54,7 +54,7 @@ class NoWatch:
 
 
 def family() -> set[int]:
-    """This process, its parent, and all that have come of that: they stand still while this one is timed."""
+    """PIDs of this process, its parent and all the parent's descendants, which are stopped while this one is timed."""
     parents = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
@@ -69,7 +69,7 @@ def family() -> set[int]:
 
 
 class GpuWatch:
-    """Compares the state of the GPU after each round with that before it, and with that at the start."""
+    """Compares the state of the GPU after each round with the state before it and at the start."""
 
     def __init__(self, handle: object) -> None:
         self._handle = handle
@@ -82,7 +82,7 @@ class GpuWatch:
         try:
             now = self._state()
         except pynvml.NVMLError:
-            return None  # it answered at the start: one missing look condemns no round
+            return None  # NVML worked at the start: one failed query is no reason to drop a round
         self._clocks.append(now.sm_mhz)
         found = what_disturbed(self._first, self._last, now, max(self._clocks), self._mine)
         self._last = now
@@ -102,7 +102,7 @@ class GpuWatch:
         return tuple(Cause(kind=kind, seen=what) for kind, what in seen.items())
 
     def _others(self) -> str:
-        """In a container NVML knows our process by another number, so that nobody can be told apart."""
+        """In a container NVML reports other PIDs than ours, so other processes cannot be told from our own."""
         others = self._first.processes - self._mine if os.getpid() in self._first.processes else frozenset()
         return f"other processes were on this GPU all the time: {_listed(others)}" if others else ""
 
@@ -117,7 +117,7 @@ class GpuWatch:
 def what_disturbed(
     first: GpuState, before: GpuState, now: GpuState, highest_mhz: int, mine: Iterable[int]
 ) -> Cause | None:
-    """The reason why a round that began in state `before` and ended in `now` must not count, or None."""
+    """Why a round that began in state `before` and ended in `now` must be dropped, or None."""
     slowdown = throttling(now.reasons)
     if (slowdown is None) is not (throttling(before.reasons) is None):
         return slowdown or throttling(before.reasons)

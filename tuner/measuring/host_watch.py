@@ -1,7 +1,7 @@
-"""What /proc and the control group say of the processors in; what disturbed measurements on them out. Linux, no torch.
+"""Detects what disturbs measurements on the CPU, from /proc and the control group (Linux). Does not import torch.
 
-It is looked at over all rounds together: a round of 40 ms is four ticks of the kernel's clock. So no round is dropped
-for it; it says why the times of a machine differ.
+All rounds are judged together, since a round of 40 ms is only four ticks of the kernel's clock. So no round is dropped;
+the causes explain why times differ.
 """
 
 import os
@@ -16,7 +16,7 @@ from tuner.records import Cause, CauseKind
 PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup")
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-#: What a quiet machine shows too: daemons, the odd tick that the host took, rounding.
+#: Below these shares nothing is reported: a quiet machine shows as much, by daemons, stolen ticks and rounding.
 BUSY_SHARE: Final = 0.1
 STEAL_SHARE: Final = 0.02
 QUOTA_SHARE: Final = 0.01
@@ -24,9 +24,9 @@ QUOTA_SHARE: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """Seconds since boot, over all cores: `busy_s` and `idle_s` of this machine, `steal_s` of others on its host.
+    """CPU seconds since boot, summed over all cores: busy, idle, and stolen by other machines on the same host.
 
-    `own_s` is what this process has used, `throttled_s` how long its control group was held back.
+    `own_s` is the CPU time of this process, `throttled_s` how long its control group was throttled.
     """
 
     at_s: float
@@ -38,7 +38,7 @@ class HostState:
 
 
 class HostWatch:
-    """Compares the state of the processors now with that when it was made."""
+    """Compares the state of the processors now with their state when this object was made."""
 
     def __init__(self, proc: Path = PROC, cgroup: Path = CGROUP) -> None:
         self._proc, self._cgroup = proc, cgroup
@@ -79,7 +79,7 @@ class HostWatch:
         )
 
     def _throttled_s(self) -> float:
-        """0 where no quota is set, or none can be read."""
+        """0 where no quota is set or it cannot be read."""
         try:
             lines = (self._cgroup / "cpu.stat").read_text().splitlines()
         except OSError:
@@ -89,7 +89,7 @@ class HostWatch:
 
 
 def what_disturbed(first: HostState, now: HostState, cores: int) -> Iterator[Cause]:
-    """Each reason for which times between the two states may differ."""
+    """Each reason why times measured between the two states may differ."""
     took_s = now.at_s - first.at_s
     busy_s, steal_s = now.busy_s - first.busy_s, now.steal_s - first.steal_s
     all_s = busy_s + steal_s + now.idle_s - first.idle_s

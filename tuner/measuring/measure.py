@@ -1,4 +1,4 @@
-"""A workload or a Job in, an Inspection or a Measurement out, or the Failure that came instead. No torch here."""
+"""Runs one job in a measuring process, and checks that its answer fits the job. Does not import torch."""
 
 import time
 
@@ -20,7 +20,8 @@ def inspect(
     limits: Limits = DEFAULT_LIMITS,
     check: Check = go_on,
 ) -> Inspection | Failure:
-    """What the workload is and what can be tried on it. A workload that fails as given is a Failure in phase build."""
+    """Describes the workload and the choices that apply to it. A workload that fails as given is a Failure in phase
+    build."""
     job = Job(kind="inspect", workload=spec, device=device, seed=seed)
     outcome = checked(job, supervise(job, limits, check=check))
     assert isinstance(outcome, Inspection | Failure)
@@ -28,10 +29,10 @@ def inspect(
 
 
 def measure(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) -> Measurement | Failure:
-    """Proves the numbers of the job's last arm, then times all arms interleaved. `limits` in seconds a phase.
+    """Checks the numerics of the job's last arm, then times all arms interleaved. `limits` are seconds per phase.
 
-    Whatever the measuring process does is a Failure, never an exception. KeyboardInterrupt, and what `check` raises,
-    ends it and propagates.
+    Errors of the measuring process become a Failure, never an exception. KeyboardInterrupt, and what `check` raises,
+    kills it and propagates.
     """
     job = within(job, limits)
     outcome = checked(job, supervise(job, limits, check=check))
@@ -40,7 +41,7 @@ def measure(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) 
 
 
 def prove(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) -> LongProof | Failure:
-    """The long look at the numbers of the job's last arm, within `job.budget_s` beside what compiling takes."""
+    """The long numerics gate for the job's last arm. Takes `job.budget_s`, not counting compilation."""
     job = within(job.model_copy(update={"kind": "prove"}), limits)
     outcome = checked(job, supervise(job, limits, check=check))
     assert isinstance(outcome, LongProof | Failure)
@@ -48,9 +49,9 @@ def prove(job: Job, *, limits: Limits = DEFAULT_LIMITS, check: Check = go_on) ->
 
 
 def within(job: Job, limits: Limits) -> Job:
-    """The job knowing its limits: it ends by itself before them, and what it has is kept, which a kill would lose.
+    """The job with its limits written into it, so that the child can end in time and answer with what it has.
 
-    To be called when the process is given the job.
+    Call it when the process is given the job: `end_s` counts from now.
     """
     update = {} if limits.total_s is None else {"end_s": time.monotonic() + limits.total_s}
     if job.kind == "measure":
@@ -60,7 +61,7 @@ def within(job: Job, limits: Limits) -> Job:
 
 
 def checked(job: Job, outcome: Outcome) -> Outcome:
-    """The outcome when it can be the answer to this job, else the Failure that it is."""
+    """The outcome if it is a valid answer to this job, else a Failure."""
     if fault_injection.struck("gpu-lost"):
         return Failure(kind=FailureKind.CRASHED, phase=Phase.TIMING, reason="CUDA error: device-side assert triggered")
     problem = None if isinstance(outcome, Failure) else misfit(job, outcome)

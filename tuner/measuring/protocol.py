@@ -1,4 +1,5 @@
-"""What the tuner and its measuring child say to each other: a Job in, one JSON message a line out. No torch here."""
+"""The protocol between the tuner and a measuring process: a Job, answered by JSON messages, one per line. Does not
+import torch."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
@@ -16,20 +17,20 @@ from tuner.records import Failure, Measurement, Phase
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_TOTAL_BYTES = 32 * 1024 * 1024
 MAX_REASON_CHARS = 2000
-#: What a child reads after its job, as soon as it is its turn to time.
+#: The line that a child reads after its job when it is its turn to time.
 GO = b"go\n"
-#: Of a timeline: about 1 MB as JSON.
+#: Most launches of a timeline; about 1 MB as JSON.
 MAX_LAUNCHES = 20_000
 
 Seconds = Annotated[float, Field(ge=0)]
 
 
 class Limits(Record):
-    """Seconds of wall-clock time that each phase of a child may take, and all of them together."""
+    """Wall-clock limits in seconds: of each phase of a child, and of all together."""
 
     start_s: float = Field(default=300.0, gt=0, description="starting Python and importing torch")
     build_s: float = Field(default=300.0, gt=0, description="loading the workload, one plain step")
-    numerics_s: float = Field(default=900.0, gt=0, description="holds the candidate's first compilation")
+    numerics_s: float = Field(default=900.0, gt=0, description="includes the candidate's first compilation")
     warmup_s: float = Field(default=900.0, gt=0)
     timing_s: float = Field(default=300.0, gt=0)
     total_s: float | None = Field(default=None, gt=0, description="None: the sum of the others")
@@ -52,16 +53,16 @@ class ArmSpec(Record):
 
 
 class Job(Record):
-    """What a child is asked to do: inspect a workload, measure `arms` (the baseline first, the candidate last), or
-    prove the numbers of the last one at length.
+    """What a child has to do: inspect a workload, measure `arms` (the baseline first, the candidate last), or run the
+    long numerics gate on the last arm.
 
-    `rounds` blocks of every arm, each of at least `block_ms` (None: 50 ms on a GPU, 20 ms on a CPU), within `budget_s`
-    of timing. With `best_speedup`, timing ends after three rounds once the candidate cannot reach it any more.
-    `timeline`: whether the planned launches of the candidate are wanted, where there are any. `folder`: where children
-    of one run keep what all of them need. `reference_s`: what the reference of the numerics may take (None: 60 s).
-    `step_ms`: what the step as given takes, where that was found out while nothing else was on the device. `ahead`:
-    whether a second process may compile what is timed while the numbers are proven of what has no random numbers.
-    `end_s`: when the process is ended, by the host's monotonic clock; what would not fit is left out before.
+    `rounds`: number of blocks of every arm, each of at least `block_ms` (None: 50 ms on a GPU, 20 ms on a CPU), within
+    `budget_s` seconds of timing. `best_speedup`: after three rounds, timing ends as soon as the candidate cannot reach
+    it. `timeline`: whether to return the candidate's planned launches, if any. `folder`: shared by the children of one
+    run for caches and locks. `reference_s`: time limit of the numerics reference (None: 60 s). `step_ms`: time of the
+    step as given, if it was measured on an idle device. `ahead`: whether a second process may compile the timed code
+    while the numerics of the code without random numbers are checked. `end_s`: when the process will be killed, on the
+    host's monotonic clock; work that would not fit is skipped.
     """
 
     kind: Literal["inspect", "measure", "prove"] = "measure"
@@ -94,7 +95,7 @@ class Job(Record):
 
 
 class Inspection(Record):
-    """What a workload is and what can be tried on it, found by running it once as given."""
+    """Description of a workload and of the choices that apply to it, found by running it once as given."""
 
     environment: Environment
     fingerprint: str = Field(min_length=1, max_length=200)
@@ -114,7 +115,7 @@ Outcome = Inspection | Measurement | LongProof | Failure
 
 
 class Message(Record):
-    """One line from the child: exactly one of a phase mark, a result and a failure; a timeline beside a measurement."""
+    """One line from the child: one of phase, result and failure. A measurement may come with a timeline."""
 
     phase: Phase | None = None
     inspection: Inspection | None = None
@@ -122,7 +123,9 @@ class Message(Record):
     proof: LongProof | None = None
     failure: Failure | None = None
     timeline: Timeline | None = None
-    queued_s: Mapping[Phase, Seconds] = Field(default_factory=dict, description="waited for what others compiled")
+    queued_s: Mapping[Phase, Seconds] = Field(
+        default_factory=dict, description="seconds waited for other children's compilations"
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -144,7 +147,7 @@ class Message(Record):
 
 
 def parse_message(line: bytes) -> Message:
-    """Raises MeasureError when the line is not a message of ours."""
+    """Raises MeasureError when the line is not a valid message."""
     try:
         return Message.model_validate_json(line)
     except ValidationError as error:
@@ -154,7 +157,7 @@ def parse_message(line: bytes) -> Message:
 
 
 class LineReader:
-    """Cuts a byte stream that is not trusted into messages, within bounds on a line and on the whole."""
+    """Splits an untrusted byte stream into messages, with limits on the length of a line and of the whole stream."""
 
     def __init__(self, max_line_bytes: int = MAX_LINE_BYTES, max_total_bytes: int = MAX_TOTAL_BYTES) -> None:
         self._rest = bytearray()
@@ -163,7 +166,7 @@ class LineReader:
         self._max_total_bytes = max_total_bytes
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that `data` completes. Raises MeasureError on garbage and on too much of anything."""
+        """The messages that `data` completes. Raises MeasureError for an invalid message or an exceeded limit."""
         self._total += len(data)
         if self._total > self._max_total_bytes:
             raise MeasureError(f"the measuring process sent more than {self._max_total_bytes} bytes")
@@ -179,12 +182,12 @@ _KINDS: Mapping[type[Record], str] = {Inspection: "inspect", Measurement: "measu
 
 
 def misfit(job: Job, outcome: Inspection | Measurement | LongProof) -> str | None:
-    """Why an outcome cannot be the answer to this job, or None. The child is not trusted."""
+    """Why the outcome is not a valid answer to this job, or None. The child is not trusted."""
     answered = _KINDS[type(outcome)]
     if answered != job.kind:
         return f"it was asked to {job.kind}, and did {answered}"
     if isinstance(outcome, LongProof):
-        return None if all(margin.is_kept for margin in outcome.margins) else "it calls wrong numbers proven"
+        return None if all(margin.is_kept for margin in outcome.margins) else "its proof has errors beyond their limits"
     if isinstance(outcome, Inspection):
         return None
     asked = [(arm.name, dict(arm.knobs)) for arm in job.arms]
@@ -200,11 +203,11 @@ def misfit(job: Job, outcome: Inspection | Measurement | LongProof) -> str | Non
     if job.numerics and outcome.numerics is None:
         return "it left out the numerics"
     if outcome.timeline is not None and not (job.timeline and len(outcome.timeline.launches) <= MAX_LAUNCHES):
-        return "it sent a timeline that nobody asked for, or too long a one"
+        return "it sent a timeline that was not asked for or is too long"
     return None
 
 
 def one_line(text: str, limit: int = MAX_REASON_CHARS) -> str:
-    """Text from a process that is not trusted, fit for one line of a page or a terminal."""
+    """Makes untrusted text fit for one line of a page or terminal: printable characters only, at most `limit`."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

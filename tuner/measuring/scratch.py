@@ -1,4 +1,4 @@
-"""A folder for the temporary files of a measuring process, removed with it, and swept where its owner was killed."""
+"""Temporary folders of measuring processes. `sweep` removes those whose owner was killed."""
 
 import contextlib
 import fcntl
@@ -13,12 +13,12 @@ from typing import Final
 from tuner.measuring import fault_injection
 
 PREFIX: Final = "kitsune-"
-OWNER: Final = "owner"  # in the folder: the file that the living process it belongs to keeps locked
+OWNER: Final = "owner"  # file in the folder that its owner process keeps locked
 
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A new folder, which goes when the context ends."""
+    """A new folder, removed at the end of the block."""
     path = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
         fault_injection.no_space("scratch-full", path)
@@ -30,7 +30,8 @@ def scratch() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_beside(compiled: Path) -> Iterator[Path]:
-    """A folder for temporary files. Inductor keeps precompiled C++ headers, 5 s of work, among them: those stay."""
+    """A folder for temporary files, with a link to the compile cache. Inductor writes precompiled C++ headers, 5 s of
+    work, into the temporary folder; by the link they are kept."""
     with scratch() as path:
         fault_injection.no_space("cache-full", compiled)
         compiled.mkdir(parents=True, exist_ok=True)
@@ -40,10 +41,10 @@ def scratch_beside(compiled: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _owned(folder: Path) -> Iterator[None]:
-    """Marks the folder as that of a living process.
+    """Marks the folder as that of a living process, by a lock on the owner file.
 
-    By a lock, which ends with the process however it ends: a number may be used again, and in another container it
-    means another process. Under its name the file is locked from the first moment.
+    A lock is released however the process ends. A PID would not do: it can be reused, and in another container it means
+    another process. The file is locked before it gets its final name.
     """
     fresh = folder / f"{OWNER}.new"
     with fresh.open("wb") as file:
@@ -53,14 +54,14 @@ def _owned(folder: Path) -> Iterator[None]:
 
 
 def sweep() -> None:
-    """Removes what processes of this user have left that had no time to: the folders whose owner is gone."""
+    """Removes folders of this user whose owner process is gone."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another process sweeps too, or the folder is not ours
             _sweep(folder)
 
 
 def _sweep(folder: Path) -> None:
-    """Raises OSError when the folder is in use, or none of ours."""
+    """Raises OSError when the folder is in use, or is not one of ours."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         return

@@ -1,17 +1,17 @@
-"""Seconds of a step and of a budget in, how deeply the winner's numbers are looked at out. Pure."""
+"""Chooses how thorough the long numerics gate can be within a time budget."""
 
 from dataclasses import dataclass
 from typing import Final
 
-#: Given up first is what adds least: steps beyond 50, then moments and directions, and never the update's every step.
+#: What adds least is reduced first: steps beyond 50, then restarts and directions. Recomputed updates stay numerous.
 LEAST_STEPS: Final = 50
 MOST_STEPS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """Settled steps, restarts of a reference among them, updates recomputed, yardsticks; draws and directions of a step
-    with random numbers."""
+    """Amounts of work: settled steps, restarts of the reference at some of them, recomputed updates, yardstick runs;
+    for steps with random numbers also draws (seeds) and directions of derivatives."""
 
     steps: int
     restarts: int
@@ -21,14 +21,14 @@ class Depth:
     directions: int
 
     def cost_s(self, step_s: float, double_s: float, *, is_random: bool) -> float:
-        """Roughly: an eager step takes `step_s`, in float64 `double_s`; no candidate is taken to be faster."""
+        """A rough estimate. An eager step takes `step_s`, in float64 `double_s`; a candidate counts as eager."""
         trajectories = self.steps * (2 + self.yardsticks) * step_s
         restarts = self.restarts * (double_s + self.yardsticks * step_s)
         updates = 4 * self.updates * step_s
         return trajectories + restarts + updates + (self.masks_s(step_s) if is_random else 0.0)
 
     def masks_s(self, step_s: float) -> float:
-        """What is asked of random numbers, of the candidate and of an eager step."""
+        """Estimated seconds of the checks with random numbers, for the candidate and an eager step."""
         return 2 * (self.draws + 4 * self.directions) * step_s
 
 
@@ -42,7 +42,7 @@ DEPTHS: Final = (
 
 
 def depth_of(step_s: float, double_s: float, budget_s: float, *, is_random: bool) -> tuple[Depth, str]:
-    """The deepest that fits, and a note where not even 50 steps do."""
+    """The most thorough depth that fits the budget, and a note if not even 50 steps fit."""
     for depth in DEPTHS:
         if depth.cost_s(step_s, double_s, is_random=is_random) <= budget_s and depth.steps >= LEAST_STEPS:
             return depth, ""

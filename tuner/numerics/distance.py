@@ -1,4 +1,4 @@
-"""Two lists of tensors in; how large they are and how far they lie apart, tensor by tensor, out."""
+"""Norms of two lists of tensors and of their differences, tensor by tensor, in float64."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ Tensors = Sequence[torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Euclidean norms of our tensors, of theirs, and of the differences, by tensor, and how many elements each has.
+    """Euclidean norm per tensor of ours, of theirs and of the difference, and the number of elements.
 
     A tensor that is None counts as zeros.
     """
@@ -27,7 +27,7 @@ class Lengths:
 
     @property
     def size(self) -> float:
-        """Of ours, all together."""
+        """Norm of all our tensors together."""
         return total(self.ours)
 
     @property
@@ -36,20 +36,20 @@ class Lengths:
 
     @property
     def density(self) -> float:
-        """Root mean square over all elements of theirs."""
+        """Root mean square of all elements of their tensors."""
         return self.their_size / math.sqrt(max(1, sum(self.elements)))
 
 
 def total(norms: Sequence[float]) -> float:
-    """The norm of all together."""
+    """The norm of all tensors together, from their single norms."""
     return math.sqrt(sum(norm * norm for norm in norms))
 
 
 @dataclass(frozen=True, slots=True)
 class Ruler:
-    """Measures in float64, on a device: tensors that are elsewhere are taken there one by one, once.
+    """Computes norms in float64 on a device; tensors from elsewhere are moved there one by one.
 
-    All that a gate compares of BERT-base takes 30 s on two cores.
+    On two CPU cores, all comparisons of the gate for BERT-base would take 30 s.
     """
 
     device: torch.device
@@ -61,7 +61,7 @@ class Ruler:
             elements.append(_elements(a if b is None else b))
         if not rows:
             return Lengths((), (), (), ())
-        of_ours, of_theirs, apart = torch.stack(rows).T.tolist()  # the device is waited for once
+        of_ours, of_theirs, apart = torch.stack(rows).T.tolist()  # one synchronization with the device
         return Lengths(of_ours, of_theirs, apart, elements)
 
     def norm(self, tensors: Tensors) -> float:

@@ -1,9 +1,9 @@
-"""A step that draws random numbers, judged with them on: how much its gradients vary, and whether they derive its loss.
+"""Checks a step with its random numbers on: variance of the gradients over seeds, and directional derivatives.
 
-Compiled code draws other masks than eager code does, so no step is compared with one of another run. All steps here
-begin from the same weights and batch and differ in their seed: how a gradient varies over seeds tells the keep rate of
-each dropout around it, and with the seed held the loss is a function whose derivative along a direction must be the
-gradient's: a backward that draws masks anew gives another function's.
+Compiled code draws other masks than eager code, so single steps of two runs cannot be compared. All steps here start
+from the same weights and batch and differ only in their seed. The variance of a gradient over seeds depends on the keep
+rate of each dropout before it. With a fixed seed the loss is a deterministic function, and its numerical derivative
+along a direction must agree with the gradient: a backward that draws new masks would give another function's gradient.
 """
 
 import math
@@ -20,29 +20,31 @@ from kitsune.techniques.technique import Tolerance
 from kitsune.workload import Workload
 from tuner.building.arms import Rates
 from tuner.numerics.trace_errors import YARDSTICK_FACTOR, allowed, margin_of, nearest
-from tuner.numerics.training_trace import held
+from tuner.numerics.training_trace import cloned
 
-#: Draws of a group: each gives one estimate of the variance, and groups tell how far estimates lie apart.
+#: Draws per group. Each group gives one estimate of the variance; their spread gives the error of the estimate.
 GROUP: Final = 8
-#: Standard errors. Of 8 groups, chance exceeds 8 of them once in 10^5 tensors.
+#: Allowed standard errors of a variance. With 8 groups, chance exceeds 8 of them in one of 10^5 tensors.
 SPREADS: Final = 8.0
+#: Allowed standard errors of a mean.
 MEAN_SPREADS: Final = 5.0
-#: Of a count of elements that are dropped independently.
+#: Allowed standard errors of a count of elements that are dropped independently.
 COUNT_SPREADS: Final = 6.0
-#: A part of the variance that nobody asks for.
+#: Relative difference of variances that is always allowed.
 VARIANCE_FLOOR: Final = 0.15
-#: Of its fair share of all variance: a tensor that varies by less, as a bias before batch norm, does so by rounding.
+#: A tensor whose variance is below this part of its fair share (as of a bias before batch norm) varies only by
+#: rounding, and is skipped.
 LEAST_VARIANCE: Final = 1e-3
-#: The part of the loss by which it is moved along a direction, by the format of the candidate: rounding of the loss
-#: must be small beside it, and the curvature too.
+#: Relative change of the loss along a direction, by the candidate's format: large against the rounding of the loss,
+#: small enough that the curvature does not matter.
 REACH: Final = {"fp32": 3e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 3e-2}
 SLOPE_FLOOR: Final = {"fp32": 1e-2, "tf32": 2e-2, "fp16": 2e-2, "bf16": 3e-2}
-#: Of one direction alone, over the floor of their sum.
+#: A single direction is allowed so many times the floor of the mean.
 SINGLE_SLOPE: Final = 5.0
 
 
-class Runner:
-    """A step on its own workload, put back to the same weights and buffers before each run."""
+class SeededStep:
+    """A step on its own workload, reset to the same weights and buffers before each run."""
 
     def __init__(self, workload: Workload, step: Callable[[Any, Any], torch.Tensor]) -> None:
         self.workload = workload
@@ -51,16 +53,19 @@ class Runner:
         self._buffers = list(workload.model.buffers())
         Rates(workload.optimizer).scale(0.0)
 
-    def begin(self, parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
-        self._begin = [held(each) for each in parameters]
-        self._begin_buffers = [held(each) for each in buffers]
+    def set_start(self, parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
+        self._start_parameters = [cloned(each) for each in parameters]
+        self._start_buffers = [cloned(each) for each in buffers]
 
     def run(self, seed: int, along: Sequence[torch.Tensor | None] = (), distance: float = 0.0) -> float:
-        """The loss with these random numbers, moved by so much along a direction; gradients stay in `p.grad`."""
+        """The loss with this seed, with the weights moved by `distance` in the direction `along`.
+
+        Gradients stay in `p.grad`.
+        """
         with torch.no_grad():
-            for parameter, value in zip(self.parameters, self._begin, strict=True):
+            for parameter, value in zip(self.parameters, self._start_parameters, strict=True):
                 parameter.copy_(value)
-            for buffer, value in zip(self._buffers, self._begin_buffers, strict=True):
+            for buffer, value in zip(self._buffers, self._start_buffers, strict=True):
                 buffer.copy_(value)
             for parameter, direction in zip(self.parameters, along, strict=bool(along)):
                 if direction is not None:
@@ -74,7 +79,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of many draws: the losses, the mean gradient, and for each group and tensor the variance of its gradient."""
+    """Statistics of many draws: losses, mean gradients, and `variances[group][tensor]` of the gradients."""
 
     losses: Sequence[float]
     means: Sequence[torch.Tensor | None]
@@ -89,8 +94,8 @@ class Spread:
         return stdev(values) / math.sqrt(len(values))
 
 
-def spread_of(runner: Runner, draws: int, seed: int) -> Spread:
-    """`draws` is at least two groups. Draws whose gradients overflowed are left out."""
+def spread_of(runner: SeededStep, draws: int, seed: int) -> Spread:
+    """Runs `draws` seeds, at least two groups. Draws whose gradients overflowed are left out."""
     losses: list[float] = []
     totals: list[torch.Tensor | None] = [None] * len(runner.parameters)
     variances = []
@@ -125,7 +130,7 @@ def _add(sums: list[torch.Tensor | None], gradients: Sequence[torch.Tensor | Non
 
 
 def _sizes(tensors: Sequence[torch.Tensor | None]) -> list[float]:
-    """Squared norms; one wait for the device."""
+    """Squared norms, with one synchronization with the device."""
     zero = torch.zeros((), dtype=torch.float64)
     device = next((each.device for each in tensors if each is not None), zero.device)
     found = [
@@ -137,7 +142,7 @@ def _sizes(tensors: Sequence[torch.Tensor | None]) -> list[float]:
 
 
 def judge_spread(ours: Spread, theirs: Spread, floor: Tolerance, names: Sequence[str]) -> list[Margin]:
-    """Whether the candidate's random numbers are those of the step as given: by variance, mean loss, mean gradient."""
+    """Compares variance of the gradients, mean loss and mean gradient of the candidate with those of an eager step."""
     if min(len(ours.variances), len(theirs.variances)) < 2:
         return []
     margins = [_mean_loss(ours, theirs, floor)]
@@ -173,39 +178,39 @@ def _distance(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Along one direction: what the loss really does, and what the gradient says."""
+    """The derivative along one direction: measured from the loss, and predicted by the gradient."""
 
-    real: float
-    told: float
+    measured: float
+    predicted: float
 
     @property
-    def off(self) -> float:
-        return self.real / self.told - 1 if self.told else 0.0
+    def relative_error(self) -> float:
+        return self.measured / self.predicted - 1 if self.predicted else 0.0
 
 
-def slopes_of(runner: Runner, count: int, seed: int, precision: str) -> list[Slope]:
-    """Along seeded random directions, the gradient's with its elements at random sizes, each by a seed of its own.
+def slopes_of(runner: SeededStep, count: int, seed: int, precision: str) -> list[Slope]:
+    """Derivatives along `count` random directions (the gradient with randomly scaled elements), each with its own seed.
 
-    Central differences, whose distance moves the loss by a part that the format of the candidate can tell.
+    Measured by central differences. The distance is chosen so that the loss changes by REACH of its size.
     """
     slopes = []
     for index in range(count):
         loss = runner.run(seed + index)
         gradients = runner.gradients()
         direction = _direction(gradients, seed + index)
-        told = _along(gradients, direction)
-        if not (math.isfinite(loss) and math.isfinite(told)) or told <= 0:
+        predicted = _along(gradients, direction)
+        if not (math.isfinite(loss) and math.isfinite(predicted)) or predicted <= 0:
             continue
-        distance = REACH[precision] * max(abs(loss), 1e-6) / told
+        distance = REACH[precision] * max(abs(loss), 1e-6) / predicted
         up = runner.run(seed + index, direction, distance)
         down = runner.run(seed + index, direction, -distance)
         if math.isfinite(up) and math.isfinite(down):
-            slopes.append(Slope((up - down) / (2 * distance), told))
+            slopes.append(Slope((up - down) / (2 * distance), predicted))
     return slopes
 
 
-def repeats(runner: Runner, seed: int, precision: str) -> bool:
-    """Whether a seed fixes the step's random numbers: those of NumPy, say, are not torch's to seed."""
+def repeats(runner: SeededStep, seed: int, precision: str) -> bool:
+    """Whether a torch seed fixes the step's random numbers; it does not fix those of NumPy, for example."""
     first, again = runner.run(seed), runner.run(seed)
     return abs(again - first) <= 0.1 * REACH[precision] * abs(first)
 
@@ -233,20 +238,20 @@ def _along(gradients: Sequence[torch.Tensor | None], direction: Sequence[torch.T
 
 
 def judge_slopes(ours: Sequence[Slope], theirs: Sequence[Slope], precision: str) -> list[Margin]:
-    """The mean over all directions, and the one that is furthest off; beside those of eager in the same precision."""
+    """Margins of the mean error over all directions and of the largest, given those of eager in the same precision."""
     floor = SLOPE_FLOOR[precision]
-    off, own = [slope.off for slope in ours], [slope.off for slope in theirs]
+    errors, own = [slope.relative_error for slope in ours], [slope.relative_error for slope in theirs]
     spread = stdev(own) / math.sqrt(len(ours)) if len(own) > 1 else 0.0
     mean = max(allowed(abs(fmean(own)) if own else 0.0, floor), MEAN_SPREADS * spread)
     single = allowed(max(map(abs, own), default=0.0), SINGLE_SLOPE * floor)
     return [
-        margin_of("mean derivative along directions", "", abs(fmean(off)), mean, 1.0),
-        margin_of("derivative along a direction", "", max(map(abs, off)), single, 1.0),
+        margin_of("mean derivative along directions", "", abs(fmean(errors)), mean, 1.0),
+        margin_of("derivative along a direction", "", max(map(abs, errors)), single, 1.0),
     ]
 
 
 def given_rates(workload: Workload) -> dict[str, float]:
-    """Of each dropout module of the step as given what part it sets to zero."""
+    """Name -> probability of each active dropout module of the step as given."""
     return {
         name: module.p
         for name, module in workload.model.named_modules()
@@ -254,8 +259,11 @@ def given_rates(workload: Workload) -> dict[str, float]:
     }
 
 
-def keep_rates(runner: Runner, given: Mapping[str, float], draws: int, seed: int) -> list[Margin]:
-    """What each dropout module sets to zero, counted, beside what was given. For a step that calls its modules."""
+def keep_rates(runner: SeededStep, given: Mapping[str, float], draws: int, seed: int) -> list[Margin]:
+    """Compares the counted rate of zeros of each dropout module with the given one.
+
+    Only for a step that calls its modules, since it uses forward hooks.
+    """
     modules = {name: module for name, module in runner.workload.model.named_modules() if name in given}
     counts = {name: [0.0, 0.0] for name in modules}
     hooks = [module.register_forward_hook(partial(_count, counts[name])) for name, module in modules.items()]

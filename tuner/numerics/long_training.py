@@ -1,5 +1,8 @@
-"""The candidate's training in the winner's gate: at many of its settled steps a reference is put where it stands, and
-the last updates are recomputed in float64. Eager trainings beside it tell how far rounding alone drives them apart."""
+"""The candidate's training in the long numerics gate, with comparisons along the way.
+
+At many settled steps a reference takes the same step from the candidate's state, and the last updates are recomputed in
+float64. Eager trainings (yardsticks) show how far rounding alone drives trainings apart.
+"""
 
 import math
 import time
@@ -16,25 +19,25 @@ from kitsune.workload import Workload
 from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import Job
 from tuner.numerics.depth import DEPTHS, Depth
-from tuner.numerics.restarts import Restarted, eager_arm, place_of, reference_of, standing, taken
-from tuner.numerics.tensor_errors import Reading, Readings, judge_readings, reading
+from tuner.numerics.restarts import StepFromState, eager_arm, model_state, reference_of, step_result, yardstick_step
+from tuner.numerics.tensor_errors import Comparison, Comparisons, compared, judge_comparisons
 from tuner.numerics.trace_errors import Start, nearest
-from tuner.numerics.training_trace import BatchAt, begin, perturb
-from tuner.numerics.update_check import DoubleUpdate, kept, live, trained
+from tuner.numerics.training_trace import BatchAt, load_start, perturb
+from tuner.numerics.update_check import DoubleUpdate, copied_state, live_state, trained_parameters
 from tuner.records import Failure, FailureKind, Phase
 from tuner.workloads.plain_step import plain_step
 
-#: Of the given rates: a captured step that ignores them shows.
+#: Factors of the given learning rates. They change, so that a captured step which ignores them is detected.
 RATES: Final = (1.0, 0.8, 0.6, 0.9)
-#: Beside the steps that are asked for: compiling, warming up, capturing, and overflows of fp16.
+#: Extra steps for compiling, warm-up, capturing, and overflows of fp16.
 UNSETTLED: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is compared: values only where random numbers can be switched off; less where memory or time is short.
+class ProofTask:
+    """What to compare. Values are compared only if random numbers can be switched off, and less if memory is short.
 
-    `step_s`: of an eager step. `end_s`: of the clock `time.monotonic`.
+    `step_s`: seconds of an eager step. `end_s`: end time on the clock `time.monotonic`.
     """
 
     job: Job
@@ -61,18 +64,18 @@ class Question:
 
 
 class Training:
-    """The candidate's training: every step is looked at for what is not finite, some settled ones more closely."""
+    """The candidate's training. Every step is checked for values that are not finite, some settled ones in detail."""
 
-    def __init__(self, question: Question, arm: LiveArm, length: int) -> None:
-        self._question = question
+    def __init__(self, task: ProofTask, arm: LiveArm, length: int) -> None:
+        self._task = task
         self._arm = arm
         self._length = length
-        depth = question.depth
+        depth = task.depth
         self._at = {round(index * (depth.steps - 1) / max(1, depth.restarts - 1)) for index in range(depth.restarts)}
-        self._readings: list[Reading] = []
-        self._yardsticks: list[list[Reading]] = [[] for _ in range(depth.yardsticks)]
+        self._comparisons: list[Comparison] = []
+        self._yardsticks: list[list[Comparison]] = [[] for _ in range(depth.yardsticks)]
         self._updates: list[Margin] = []
-        self._reference: Restarted | None = None
+        self._reference: StepFromState | None = None
         self._eager: LiveArm | None = None
         self._recomputed: DoubleUpdate | None = None
         self.losses: list[float] = []
@@ -83,11 +86,11 @@ class Training:
 
     @property
     def restarts(self) -> int:
-        return len(self._readings)
+        return len(self._comparisons)
 
     def run(self) -> Failure | None:
-        question = self._question
-        torch.manual_seed(question.job.seed)
+        task = self._task
+        torch.manual_seed(task.job.seed)
         for index in range(self._length):
             is_settled = self._arm.step.is_settled
             begin_s = time.monotonic()
@@ -96,44 +99,42 @@ class Training:
                 return failure
             self.settled += is_settled
             self.settling_s += 0.0 if is_settled else time.monotonic() - begin_s
-            if self.settled >= question.depth.steps or not question.has_time_for(0.0):
+            if self.settled >= task.depth.steps or not task.has_time_for(0.0):
                 break
-        if not question.has_time_for(0.0) and not self._is_enough():
+        if not task.has_time_for(0.0) and not self._is_enough():
             return failed(FailureKind.TIMEOUT, f"{self.settled} settled steps in the time there was are too few")
-        if self.settled < question.depth.steps:
-            without = "" if self.updates or not question.recomputes else ", and no update recomputed"
-            self.notes.append(f"{self.settled} settled steps in place of {question.depth.steps}{without}")
+        if self.settled < task.depth.steps:
+            without = "" if self.updates or not task.recomputes else ", and no update recomputed"
+            self.notes.append(f"{self.settled} settled steps in place of {task.depth.steps}{without}")
         if self._eager is not None:
             self._eager.close()
         return None
 
     def _is_enough(self) -> bool:
-        """As much as the least depth has, by which right candidates are known to pass."""
+        """Whether the smallest depth was reached, which correct candidates are known to pass."""
         least = DEPTHS[-1]
-        return self.settled >= least.steps and (self.restarts >= least.restarts or not self._question.compares)
+        return self.settled >= least.steps and (self.restarts >= least.restarts or not self._task.compares)
 
     def _step(self, index: int, *, is_settled: bool) -> Failure | None:
-        question, arm = self._question, self._arm
+        task, arm = self._task, self._arm
         factor = RATES[index % len(RATES)]
         arm.rates.scale(factor)
-        batch = question.batches(index)
-        restarts = is_settled and question.compares and self.settled in self._at
-        recomputes = (
-            is_settled and question.recomputes and self.settled >= question.depth.steps - question.depth.updates
-        )
-        place = place_of(arm.workload) if restarts else None
-        before = kept(live(arm.workload)) if recomputes else None
+        batch = task.batches(index)
+        restarts = is_settled and task.compares and self.settled in self._at
+        recomputes = is_settled and task.recomputes and self.settled >= task.depth.steps - task.depth.updates
+        state = model_state(arm.workload) if restarts else None
+        before = copied_state(live_state(arm.workload)) if recomputes else None
         loss = arm(*batch)
         self.losses.append(float(loss))
         overflowed = False
         if (problem := self._not_finite()) is not None:
-            overflowed = question.precision == "fp16" and "parameter" not in problem and math.isfinite(self.losses[-1])
+            overflowed = task.precision == "fp16" and "parameter" not in problem and math.isfinite(self.losses[-1])
             if not overflowed:
                 return failed(FailureKind.NOT_FINITE, f"{problem} at step {index}")
         if before is not None:
             self._recompute(before, factor, overflowed=overflowed)
-        if place is not None and not overflowed:
-            self._compare(place, batch, loss)
+        if state is not None and not overflowed:
+            self._compare(state, batch, loss)
         return None
 
     def _not_finite(self) -> str | None:
@@ -149,79 +150,75 @@ class Training:
         return f"{list(tensors)[int(bad)]} is not finite"
 
     def _recompute(self, before: Any, factor: float, *, overflowed: bool) -> None:
-        """An update that an overflow skips must leave everything as it was."""
+        """Checks one update. An update that was skipped for an overflow must have changed nothing."""
         if self._recomputed is None:
-            self._recomputed = DoubleUpdate(fresh_workload(self._question.job))
+            self._recomputed = DoubleUpdate(fresh_workload(self._task.job))
             self._given = Rates(self._recomputed.optimizer)
         self._given.scale(factor)
         workload = self._arm.workload
-        named = trained(workload)
+        named = trained_parameters(workload)
         gradients = [None if overflowed else each.grad for each in named.values()]
-        self._updates += self._recomputed.check(list(named), before, gradients, live(workload))
+        self._updates += self._recomputed.check(list(named), before, gradients, live_state(workload))
         self.updates += 1
 
-    def _compare(self, place: Any, batch: Any, loss: torch.Tensor) -> None:
-        question = self._question
+    def _compare(self, state: Any, batch: Any, loss: torch.Tensor) -> None:
+        task = self._task
         if self._reference is None or self._eager is None:
-            randomness = question.randomness
-            self._reference, note = reference_of(
-                question.job, question.device, randomness=randomness, double=question.double
-            )
+            randomness = task.randomness
+            self._reference, note = reference_of(task.job, task.device, randomness=randomness, double=task.double)
             self.notes += [note] if note else []
-            self._eager = eager_arm(question.job, randomness=randomness)
-            self._standing = standing(self._eager, question.device)
-        reference = self._reference.take(place, batch)
-        self._readings.append(reading(taken(self._arm.workload, loss, place), reference))
-        for index, readings in enumerate(self._yardsticks):
-            noise = None if index == 0 else question.job.seed + 1000 * index + len(readings)
-            eager = self._standing.take(place, batch, noise)
-            readings.append(reading(eager, reference))
+            self._eager = eager_arm(task.job, randomness=randomness)
+            self._yardstick_step = yardstick_step(self._eager, task.device)
+        reference = self._reference.run(state, batch)
+        self._comparisons.append(compared(step_result(self._arm.workload, loss, state), reference))
+        for index, comparisons in enumerate(self._yardsticks):
+            noise = None if index == 0 else task.job.seed + 1000 * index + len(comparisons)
+            eager = self._yardstick_step.run(state, batch, noise)
+            comparisons.append(compared(eager, reference))
 
     def margins(self) -> list[Margin]:
         found = [nearest([each for each in self._updates if each.what == what]) for what in _kinds(self._updates)]
-        if not self._readings:
+        if not self._comparisons:
             return found
         model = self._arm.workload.model
         names = [name for name, _ in model.named_parameters()]
         buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
-        floor = tolerance(self._question.job.arms[-1].knobs)
-        return found + judge_readings(Readings(self._readings, self._yardsticks), floor, names, buffers)
+        floor = tolerance(self._task.job.arms[-1].knobs)
+        return found + judge_comparisons(Comparisons(self._comparisons, self._yardsticks), floor, names, buffers)
 
 
 def _kinds(margins: list[Margin]) -> list[str]:
     return list(dict.fromkeys(margin.what for margin in margins))
 
 
-def plain_losses(question: Question, workload: Workload) -> list[float]:
+def plain_losses(task: ProofTask, workload: Workload) -> list[float]:
     with full_precision():
-        return _losses(question, workload, lambda x, y: plain_step(workload, x, y), question.length)
+        return _losses(task, workload, lambda x, y: plain_step(workload, x, y), task.length)
 
 
-def yardstick_losses(question: Question, start: Start, length: int) -> list[list[float]]:
-    """Eager in the candidate's precision, from the same start and from some that are a few units in the last place
-    beside it: how far trainings drift apart by rounding alone."""
+def yardstick_losses(task: ProofTask, start: Start, length: int) -> list[list[float]]:
+    """Losses of eager trainings in the candidate's precision: one from the same start, the others from a start changed
+    by a few units in the last place. They show how far trainings drift apart by rounding alone."""
     found = []
-    for index in range(question.depth.yardsticks):
-        arm = eager_arm(question.job, randomness=question.randomness)
+    for index in range(task.depth.yardsticks):
+        arm = eager_arm(task.job, randomness=task.randomness)
         try:
-            begin(arm.workload, start)
+            load_start(arm.workload, start)
             if index:
-                perturb(arm.workload, question.job.seed + index)
-            found.append(_losses(question, arm.workload, arm, length))
+                perturb(arm.workload, task.job.seed + index)
+            found.append(_losses(task, arm.workload, arm, length))
         finally:
             arm.close()
     return found
 
 
-def _losses(
-    question: Question, workload: Workload, step: Callable[[Any, Any], torch.Tensor], length: int
-) -> list[float]:
+def _losses(task: ProofTask, workload: Workload, step: Callable[[Any, Any], torch.Tensor], length: int) -> list[float]:
     rates = Rates(workload.optimizer)
-    torch.manual_seed(question.job.seed)
+    torch.manual_seed(task.job.seed)
     losses = []
     for index in range(length):
         rates.scale(RATES[index % len(RATES)])
-        losses.append(step(*question.batches(index)))
+        losses.append(step(*task.batches(index)))
     rates.scale(1.0)
     return [float(loss) for loss in losses]
 

@@ -1,9 +1,9 @@
-"""Numbers before the clock: a job's candidate in, the proof that it still trains the model, or a Failure, out.
+"""The numerics gate: checks that a candidate still trains the model correctly, before it is timed.
 
-The candidate trains for some steps with changing data and learning rates, until after it has settled, so that replays
-of a captured graph are among what is compared. The reference (plain torch in float64 where that is affordable, else
-in fp32 without TF32) and the yardstick (eager with the candidate's precision only) follow from the same weights. They
-are the same for all candidates that have settled in time, so the first child of a run keeps them for the others.
+The candidate trains for some steps with changing data and learning rates until after it has settled, so that replays of
+a captured graph are compared, too. The reference (plain torch in float64 if that is affordable, else in fp32 without
+TF32) and the yardstick (eager with the candidate's precision and nothing else) train from the same weights. Both are
+the same for all candidates that settle in time, so the first child of a run stores them for the others.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from tuner.building.dropout import dropout_off
 from tuner.building.probe import Probe, draws_random
 from tuner.measuring.protocol import ArmSpec, Job
 from tuner.numerics.distance import Ruler
-from tuner.numerics.reference_cache import Keep, keep_of
+from tuner.numerics.reference_cache import ReferenceCache, cache_for
 from tuner.numerics.stochastic_gate import means_gate
 from tuner.numerics.trace_errors import LATE_STEPS, Errors, Start, Trace, errors_between, judge
 from tuner.numerics.training_trace import (
     RATES,
     BatchAt,
     batches_of,
-    begin,
     follow,
+    load_start,
     perturb,
     place_for,
     remember,
@@ -47,35 +47,35 @@ from tuner.workloads.plain_step import plain_step
 
 STEPS = 10  # a compiled and captured step has settled after 5
 MAX_STEPS = 40
-REFERENCE_S = 60.0  # that the reference may take where the job does not say
-DOUBLE_AT_LEAST = 1.5  # times as slow as fp32 is float64, on the GPUs that are best at it
+REFERENCE_S = 60.0  # time limit of the reference, unless the job sets one
+DOUBLE_AT_LEAST = 1.5  # float64 is at least so many times slower than fp32, on the GPUs that are best at it
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was found, and the settled candidate when it can be timed as it is (it was not built without dropout)."""
+    """The numerics, and the settled candidate if it can be timed as it is (None if it was built without dropout)."""
 
     numerics: Numerics
     arm: LiveArm | None
 
 
 def prove(job: Job, probe: Probe) -> Proof | Failure:
-    """Raises DeclinedError when a choice cannot be applied, and whatever the candidate raises."""
+    """Checks the job's last arm. Raises DeclinedError when a choice cannot be applied, and whatever the arm raises."""
     if not probe.random:
         return _prove(job, probe)
     with dropout_off():
-        is_silent = not draws_random(fresh_workload(job, randomness=False), pick_device(job.device))
-        if is_silent:
+        is_deterministic = not draws_random(fresh_workload(job, randomness=False), pick_device(job.device))
+        if is_deterministic:
             with compiled_ahead(job):
                 proof = _prove(job, probe)
-    if not is_silent:
+    if not is_deterministic:
         numerics = means_gate(job)
         return numerics if isinstance(numerics, Failure) else Proof(numerics, None)
     if isinstance(proof, Failure):
         return proof
     if proof.arm is not None:
         proof.arm.close()
-    torch.compiler.reset()  # what was compiled has no dropout
+    torch.compiler.reset()  # the compiled code is without dropout
     return Proof(proof.numerics, None)
 
 
@@ -91,8 +91,8 @@ def _prove(job: Job, probe: Probe) -> Proof | Failure:
     if isinstance(traced, Failure):
         return traced
     arm.weigh()
-    keep = keep_of(job.folder, start, arm.workload.batch) if _is_usual(traced) else Keep(None)
-    reference, note = keep.trace("reference", lambda: _trace_reference(job, probe, start, batches, traced))
+    cache = cache_for(job.folder, start, arm.workload.batch) if _is_shareable(traced) else ReferenceCache(None)
+    reference, note = cache.trace("reference", lambda: _trace_reference(job, probe, start, batches, traced))
     ruler = Ruler(pick_device(job.device))
 
     def yardstick() -> Errors:
@@ -101,7 +101,7 @@ def _prove(job: Job, probe: Probe) -> Proof | Failure:
 
     numerics, wrong = judge(
         errors_between(traced, reference, start, ruler),
-        keep.errors(f"yardstick-{job.arms[-1].knobs.get('precision', 'as-given')}", yardstick),
+        cache.errors(f"yardstick-{job.arms[-1].knobs.get('precision', 'as-given')}", yardstick),
         tolerance(job.arms[-1].knobs),
         start.names,
         traced.steps,
@@ -110,31 +110,31 @@ def _prove(job: Job, probe: Probe) -> Proof | Failure:
     return Proof(numerics, arm) if wrong is None else _failed(FailureKind.WRONG, wrong)
 
 
-def _is_usual(trace: Trace) -> bool:
-    """Whether other candidates train just so."""
+def _is_shareable(trace: Trace) -> bool:
+    """Whether other candidates have the same steps, so that they can share the reference."""
     return trace.steps == STEPS and not trace.skipped
 
 
 def _trace_candidate(arm: LiveArm, start: Start, batch_at: BatchAt, place: torch.device) -> Trace | Failure:
-    """Steps until some have followed the last one that compiled, captured or overflowed."""
+    """Trains until LATE_STEPS steps have followed the last one that compiled, captured or overflowed."""
     trace = Trace()
     scaled = arm.spec.knobs.get("precision") == "fp16"
-    quiet = 0  # steps since something was special about one
+    regular_steps = 0  # steps since the last one that compiled, captured or overflowed
     for index in count():
         arm.rates.scale(RATES[index % len(RATES)])
         settled = arm.step.is_settled
         loss = arm(*batch_at(index))
         with arm.aside():
-            taken = snapshot(arm.workload, loss, place)
-            remember(trace, index, taken)
-        problem = taken.first_not_finite(start.names)
+            recorded = snapshot(arm.workload, loss, place)
+            remember(trace, index, recorded)
+        problem = recorded.first_not_finite(start.names)
         overflowed = problem is not None and scaled
         if overflowed:
             trace.skipped.add(index)
         elif problem is not None:
             return _failed(FailureKind.NOT_FINITE, f"{problem} at step {index}")
-        quiet = 0 if overflowed or not settled else quiet + 1
-        if quiet >= LATE_STEPS and trace.steps >= STEPS:
+        regular_steps = 0 if overflowed or not settled else regular_steps + 1
+        if regular_steps >= LATE_STEPS and trace.steps >= STEPS:
             break
         if trace.steps >= MAX_STEPS:
             if overflowed:
@@ -157,7 +157,7 @@ def _trace_reference(job: Job, probe: Probe, start: Start, batches: BatchAt, can
     within_s = job.reference_s or REFERENCE_S
     step_s = min(probe.step_ms, job.step_ms or probe.step_ms) / 1e3
     if DOUBLE_AT_LEAST * step_s * candidate.steps <= within_s:
-        # What a model with a dtype written into its code says to float64 is not ours to foresee.
+        # A model with a hard-coded dtype may fail in float64 with any of these errors.
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError, SlowError):
             return _trace_plain(job, probe, start, batches, candidate, within_s=within_s), ""
     gc.collect()
@@ -165,15 +165,18 @@ def _trace_reference(job: Job, probe: Probe, start: Start, batches: BatchAt, can
 
 
 class SlowError(Exception):
-    """The first step in float64 took so long that all of them would take too long."""
+    """A step in float64 took so long that all of them would exceed the limit."""
 
 
 def _trace_plain(
     job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace, *, within_s: float | None = None
 ) -> Trace:
-    """In float64 when that must be `within_s`, by what its second step takes: raises SlowError. Else in fp32."""
+    """Trains as given: in float64 with `within_s`, else in fp32.
+
+    Raises SlowError if the second step shows that float64 would take longer than `within_s` seconds.
+    """
     workload = fresh_workload(job, randomness=not probe.random)
-    begin(workload, start)
+    load_start(workload, start)
     if within_s is not None:
         workload.model.double()
         if isinstance(workload.loss_fn, torch.nn.Module):
@@ -186,7 +189,7 @@ def _trace_plain(
             return plain_step(workload, x, y, update=index not in candidate.skipped)
         if index == 2 and (time.perf_counter() - began) * (candidate.steps - 1) > within_s:
             raise SlowError
-        if index == 1:  # the first loads libraries
+        if index == 1:  # the first step also loads libraries, so it is not timed
             synchronize(pick_device(job.device))
             began = time.perf_counter()
         return plain_step(workload, *doubled((x, y)), update=index not in candidate.skipped)
@@ -198,13 +201,13 @@ def _trace_plain(
 def _trace_yardstick(
     job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace, *, perturbed: bool
 ) -> Trace:
-    """Eager with the candidate's precision. Against a reference of the same precision it would have no error at all,
-    so there its weights start a few units in the last place away."""
+    """Trains eager with the candidate's precision. Against a reference of the same precision it would have no error at
+    all, so then its weights start a few units in the last place away."""
     precision = job.arms[-1].knobs.get("precision")
     knobs = {} if precision is None else {"precision": precision}
     arm = LiveArm(job, ArmSpec(name="yardstick", knobs=knobs), randomness=not probe.random)
     try:
-        begin(arm.workload, start)
+        load_start(arm.workload, start)
         if perturbed:
             perturb(arm.workload, job.seed)
         return follow(arm.workload, lambda _, x, y: arm(x, y), job.seed, batches, candidate)

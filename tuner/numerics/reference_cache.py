@@ -1,7 +1,7 @@
-"""What is computed once for all children of a run and kept on disk: the gate's reference, and what precisions lose.
+"""Caches the reference and the yardstick errors of the numerics gate on disk, for all children of a run.
 
-The first child that needs something computes it, the others wait for it: a lock on a file beside it ends with the
-process that holds it, however that ends, and then the next one computes. Where there is no room it is not kept.
+The first child that needs an entry computes it while the others wait for a file lock. The lock is released however its
+process ends, and then the next child computes the entry. Nothing is stored if disk space is short.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from tuner.numerics.trace_errors import Errors, Snapshot, Start, Trace
 
-ROOM = 2.0  # times what is kept must be free
+FREE_SPACE_FACTOR = 2.0  # free disk space that is needed, as a multiple of what is stored
 
 Made = TypeVar("Made")
 
@@ -27,17 +27,17 @@ _errors: TypeAdapter[Errors] = TypeAdapter(Errors)
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Files of traces from one start with one batch. Without a folder nothing is kept, and everything computed.
+class ReferenceCache:
+    """Cache entries for one start and one batch, identified by a digest. Without a folder nothing is cached.
 
-    A workload that draws its weights anew in each process has another digest in each, and shares nothing.
+    A workload that draws different weights in each process has a different digest in each, and shares nothing.
     """
 
     folder: Path | None
     digest: str = ""
 
     def trace(self, name: str, make: Callable[[], tuple[Trace, str]]) -> tuple[Trace, str]:
-        """The trace and its note. Gradients come back in fp32, parameters and buffers as they were."""
+        """The trace and its note. Gradients are loaded in fp32, parameters and buffers in their own dtype."""
         return self._of(f"{name}.pt", make, _save_trace, _load_trace)
 
     def errors(self, name: str, make: Callable[[], Errors]) -> Errors:
@@ -61,18 +61,18 @@ class Keep:
             try:
                 save(made, fresh)
                 fresh.rename(path)
-            except OSError:  # no room: the next child computes it again
+            except OSError:  # disk full: the next child computes it again
                 fresh.unlink(missing_ok=True)
             return made
 
 
-def keep_of(folder: str | None, start: Start, batch: Any) -> Keep:
-    """For traces that begin with these weights and train on this batch."""
-    return Keep(None) if folder is None else Keep(Path(folder), digest_of(start, batch))
+def cache_for(folder: str | None, start: Start, batch: Any) -> ReferenceCache:
+    """The cache for traces that start with these weights and train on this batch."""
+    return ReferenceCache(None) if folder is None else ReferenceCache(Path(folder), digest_of(start, batch))
 
 
 def digest_of(start: Start, batch: Any) -> str:
-    """Of the bytes of all tensors. 1 GB takes about a second."""
+    """A digest of the bytes of all tensors. 1 GB takes about a second."""
     digest = hashlib.sha256()
     for leaf in (*start.parameters, *start.buffers, *pytree.tree_leaves(batch)):
         if isinstance(leaf, torch.Tensor):
@@ -82,7 +82,7 @@ def digest_of(start: Start, batch: Any) -> str:
 
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[None]:
-    """The lock of this file; waits for it."""
+    """Holds the lock of this file; waits for it."""
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -91,7 +91,8 @@ def _held(path: Path) -> Iterator[None]:
 def _save_trace(made: tuple[Trace, str], path: Path) -> None:
     trace, note = made
     snapshots = {
-        index: (taken.loss, [_single(each) for each in taken.gradients]) for index, taken in trace.snapshots.items()
+        index: (recorded.loss, [_single(each) for each in recorded.gradients])
+        for index, recorded in trace.snapshots.items()
     }
     whole = {
         "note": note,
@@ -100,8 +101,8 @@ def _save_trace(made: tuple[Trace, str], path: Path) -> None:
         "parameters": list(trace.parameters),
         "buffers": list(trace.buffers),
     }
-    if shutil.disk_usage(path.parent).free < ROOM * _bytes_of(whole):
-        raise OSError("too little room")
+    if shutil.disk_usage(path.parent).free < FREE_SPACE_FACTOR * _bytes_of(whole):
+        raise OSError("too little disk space")
     torch.save(whole, path)
 
 

@@ -1,4 +1,4 @@
-"""A workload that is put where a candidate stands, for one step: the reference in float64, or eager as a yardstick."""
+"""Takes single steps from a candidate's current state: the reference in float64, or eager as a yardstick."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from kitsune.device.tf32 import full_precision
 from kitsune.workload import Workload
 from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import ArmSpec, Job
-from tuner.numerics.tensor_errors import Taken
-from tuner.numerics.training_trace import PERTURBATION, held
+from tuner.numerics.tensor_errors import StepResult
+from tuner.numerics.training_trace import PERTURBATION, cloned
 from tuner.workloads.batches import doubled
 from tuner.workloads.plain_step import plain_step
 
@@ -20,32 +20,32 @@ Step = Callable[[Any, Any], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelState:
     """Copies of a model's parameters and buffers at one moment."""
 
     parameters: Sequence[torch.Tensor]
     buffers: Sequence[torch.Tensor]
 
 
-def place_of(workload: Workload) -> Place:
-    return Place(
-        [held(each) for each in workload.model.parameters()], [held(each) for each in workload.model.buffers()]
+def model_state(workload: Workload) -> ModelState:
+    return ModelState(
+        [cloned(each) for each in workload.model.parameters()], [cloned(each) for each in workload.model.buffers()]
     )
 
 
-def put(workload: Workload, place: Place) -> None:
-    """In the workload's own dtypes, and in place: a captured graph reads the tensors that it was captured with."""
+def set_state(workload: Workload, state: ModelState) -> None:
+    """Copies in place, in the workload's own dtypes: a captured graph reads the tensors that it was captured with."""
     with torch.no_grad():
-        for parameter, value in zip(workload.model.parameters(), place.parameters, strict=True):
+        for parameter, value in zip(workload.model.parameters(), state.parameters, strict=True):
             parameter.copy_(value)
-        for buffer, value in zip(workload.model.buffers(), place.buffers, strict=True):
+        for buffer, value in zip(workload.model.buffers(), state.buffers, strict=True):
             buffer.copy_(value)
 
 
-def taken(workload: Workload, loss: torch.Tensor, before: Place) -> Taken:
-    """What a step did that began at `before`. The gradients are the live ones."""
+def step_result(workload: Workload, loss: torch.Tensor, before: ModelState) -> StepResult:
+    """The result of a step that started from `before`. The gradients are the live ones, not copies."""
     buffers = list(zip(workload.model.buffers(), before.buffers, strict=True))
-    return Taken(
+    return StepResult(
         loss=float(loss),
         gradients=[None if each.grad is None else each.grad.detach() for each in workload.model.parameters()],
         buffers=[after.detach().double() - value.double() for after, value in buffers if after.is_floating_point()],
@@ -53,20 +53,20 @@ def taken(workload: Workload, loss: torch.Tensor, before: Place) -> Taken:
     )
 
 
-class Restarted:
-    """One workload and its step, put to a place before each run."""
+class StepFromState:
+    """A workload and its step, set to a given state before each run."""
 
     def __init__(self, workload: Workload, step: Step, device: torch.device) -> None:
         self._workload = workload
         self._step = step
         self._device = device
 
-    def take(self, place: Place, batch: Any, noise: int | None = None) -> Taken:
-        """One step from there; with `noise`, a seed, from a few units in the last place beside it."""
-        put(self._workload, place)
+    def run(self, state: ModelState, batch: Any, noise: int | None = None) -> StepResult:
+        """One step from that state. With `noise`, a seed, the state is changed by a few units in the last place."""
+        set_state(self._workload, state)
         if noise is not None:
             self._perturb(noise)
-        return taken(self._workload, self._step(*batch), place)
+        return step_result(self._workload, self._step(*batch), state)
 
     def _perturb(self, seed: int) -> None:
         generator = torch.Generator(self._device).manual_seed(seed)
@@ -77,10 +77,10 @@ class Restarted:
                     parameter.mul_(1 + PERTURBATION * noise.to(parameter.dtype))
 
 
-def reference_of(job: Job, device: torch.device, *, randomness: bool, double: bool) -> tuple[Restarted, str]:
-    """The step as given in float64, or in fp32 without TF32 where that is not asked for or fails; and a note."""
+def reference_of(job: Job, device: torch.device, *, randomness: bool, double: bool) -> tuple[StepFromState, str]:
+    """The step as given in float64, or in fp32 without TF32 if float64 is not asked for or fails; and a note."""
     if double:
-        # What a model with a dtype written into its code says to float64 is not ours to foresee.
+        # A model with a hard-coded dtype may fail in float64 with any of these errors.
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):
             return _double_reference(job, device, randomness=randomness), ""
     workload = fresh_workload(job, randomness=randomness)
@@ -89,10 +89,10 @@ def reference_of(job: Job, device: torch.device, *, randomness: bool, double: bo
         with full_precision():
             return plain_step(workload, x, y, update=False)
 
-    return Restarted(workload, step, device), "the reference is fp32"
+    return StepFromState(workload, step, device), "the reference is fp32"
 
 
-def _double_reference(job: Job, device: torch.device, *, randomness: bool) -> Restarted:
+def _double_reference(job: Job, device: torch.device, *, randomness: bool) -> StepFromState:
     workload = fresh_workload(job, randomness=randomness)
     workload.model.double()
     if isinstance(workload.loss_fn, torch.nn.Module):
@@ -102,7 +102,7 @@ def _double_reference(job: Job, device: torch.device, *, randomness: bool) -> Re
         return plain_step(workload, *doubled((x, y)), update=False)
 
     step(*workload.batch)
-    return Restarted(workload, step, device)
+    return StepFromState(workload, step, device)
 
 
 def eager_arm(job: Job, *, randomness: bool) -> LiveArm:
@@ -112,7 +112,7 @@ def eager_arm(job: Job, *, randomness: bool) -> LiveArm:
     return LiveArm(job, ArmSpec(name="yardstick", knobs=knobs), randomness=randomness)
 
 
-def standing(arm: LiveArm, device: torch.device) -> Restarted:
-    """An arm as a yardstick; its own updates are of no effect, since it is put elsewhere before each step."""
+def yardstick_step(arm: LiveArm, device: torch.device) -> StepFromState:
+    """An arm as a yardstick. Its own updates have no effect: its rates are 0, and its state is set before each step."""
     Rates(arm.workload.optimizer).scale(0.0)
-    return Restarted(arm.workload, arm, device)
+    return StepFromState(arm.workload, arm, device)

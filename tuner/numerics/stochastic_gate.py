@@ -1,6 +1,6 @@
-"""The numerics gate for steps whose random numbers cannot be switched off: means over many steps are compared.
+"""The numerics gate for steps whose random numbers cannot be switched off: it compares means over many steps.
 
-Every run stands still (learning rate 0) on the same weights and batch while it draws other random numbers.
+Every run stays at the same weights (learning rate 0) and batch, and draws other random numbers in each step.
 """
 
 import math
@@ -19,7 +19,7 @@ from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import ArmSpec, Job
 from tuner.numerics.distance import HOST, Ruler, Tensors
 from tuner.numerics.trace_errors import GRADIENT_CEILING, LOSS_CEILING, YARDSTICK_FACTOR, Start, allowed
-from tuner.numerics.training_trace import begin, snapshot, start_of, state
+from tuner.numerics.training_trace import load_start, snapshot, start_of, state
 from tuner.records import Failure, FailureKind, Phase
 from tuner.workloads.plain_step import plain_step
 
@@ -35,7 +35,7 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Losses, the mean gradient and the size of one update of many steps that differ in their random numbers only."""
+    """Losses and mean gradient of many steps that differ only in their random numbers, and the size of one update."""
 
     losses: list[float]
     gradient: Tensors
@@ -47,12 +47,12 @@ class Sample:
 
     @property
     def loss_variance(self) -> float:
-        """Of the mean."""
+        """Variance of the mean loss."""
         return variance(self.losses) / len(self.losses)
 
 
 def means_gate(job: Job) -> Numerics | Failure:
-    """Raises DeclinedError when a choice cannot be applied, and whatever the candidate raises."""
+    """Checks the job's last arm. Raises DeclinedError when a choice cannot be applied, and whatever the arm raises."""
     knobs = job.arms[-1].knobs
     arm = LiveArm(job, job.arms[-1])
     start = start_of(arm.workload)
@@ -70,14 +70,14 @@ def means_gate(job: Job) -> Numerics | Failure:
 
 def _sample_plain(job: Job, start: Start, seed: int) -> Sample:
     workload = fresh_workload(job)
-    begin(workload, start)
+    load_start(workload, start)
     with full_precision():
         return _sample(workload, lambda: plain_step(workload, *workload.batch), Rates(workload.optimizer), start, seed)
 
 
 def _sample_arm(arm: LiveArm, start: Start, seed: int) -> Sample:
     try:
-        begin(arm.workload, start)
+        load_start(arm.workload, start)
         arm.rates.scale(0.0)
         arm.settle()
         return _sample(arm.workload, arm.run, arm.rates, start, seed)
@@ -91,9 +91,9 @@ def _sample(workload: Workload, step: Callable[[], torch.Tensor], rates: Rates, 
     losses: list[float] = []
     total: list[torch.Tensor | None] = [None] * len(start.names)
     for _ in range(STEPS):
-        taken = snapshot(workload, step())
-        losses.append(taken.loss)
-        for index, gradient in enumerate(taken.gradients):
+        recorded = snapshot(workload, step())
+        losses.append(recorded.loss)
+        for index, gradient in enumerate(recorded.gradients):
             if gradient is not None:
                 before = total[index]
                 total[index] = gradient / STEPS if before is None else before + gradient / STEPS
@@ -104,7 +104,7 @@ def _sample(workload: Workload, step: Callable[[], torch.Tensor], rates: Rates, 
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """`again` is the reference with other random numbers: its error is what chance alone makes."""
+    """`again` is the reference with other random numbers; its error is due to chance alone."""
 
     candidate: Sample
     reference: Sample
@@ -146,7 +146,7 @@ def _chance_of_loss(samples: _Samples) -> float:
 
 
 def _errors(sample: Sample, reference: Sample, ruler: Ruler) -> tuple[float, float, float]:
-    """Of the mean loss, of the mean gradient, and of the size of an update."""
+    """Relative errors of the mean loss, of the mean gradient, and of the size of an update."""
     return (
         abs(sample.loss - reference.loss) / max(abs(reference.loss), TINY),
         ruler.distance(sample.gradient, reference.gradient) / max(ruler.norm(reference.gradient), TINY),

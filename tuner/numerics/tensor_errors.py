@@ -1,9 +1,9 @@
-"""Two steps from one and the same state in, their differences tensor by tensor out; and the verdict over many steps.
+"""Compares steps of the candidate and the reference from the same state, tensor by tensor, and judges many such steps.
 
-A reference is put where the candidate is, at many moments of its training, so that trajectories that drift apart are
-never compared. Beside each error stands the tensor's *share*: how much of the reference's gradient is in the
-candidate's, <ours, theirs> / <theirs, theirs>. Rounding that points anywhere leaves it at 1, to the square root of the
-number of elements better than the error is small; a layer's gradient that is 1 % too large does not, in bf16 either.
+The reference starts from the candidate's state at many moments of its training, so that drifting trajectories are never
+compared. Besides its error, each tensor has a *share*: the projection of the candidate's gradient on the reference's,
+<ours, theirs> / <theirs, theirs>. Rounding in random directions changes the share less than the error, by the square
+root of the number of elements. A layer's gradient that is 1 % too large changes it by 1 %, which shows even in bf16.
 """
 
 import math
@@ -17,34 +17,35 @@ import torch
 from kitsune.long_proof import Margin
 from kitsune.techniques.technique import Tolerance
 from tuner.numerics.distance import Tensors
-from tuner.numerics.trace_errors import LOST, SINGLE_FACTOR, SIZE_FACTOR, allowed, margin_of, nearest
+from tuner.numerics.trace_errors import LARGE_EAGER_ERROR, SINGLE_FACTOR, SIZE_FACTOR, allowed, margin_of, nearest
 
-#: What a share may be off on average over the steps, beyond the yardsticks: below it nobody asks.
+#: Error of the mean share over all steps that is always allowed in addition to the yardsticks'.
 SHARE_FLOOR: Final = 2e-3
-#: Beside it, of what the format's gradients may be off: 0.5 % in bf16. Compiled code keeps digits where eager rounds
-#: them, at every moment alike (a right nanoGPT on an H100: off by 0.46 %).
+#: The same as a part of the format's gradient tolerance: 0.5 % in bf16. Compiled code keeps digits that eager rounds,
+#: in every step alike (a correct nanoGPT on an H100 is off by 0.46 %).
 SHARE_OF_FORMAT: Final = 0.1
-#: Standard errors of the mean share. Among 1000 tensors of a right candidate the largest is 3 to 4.
+#: Allowed standard errors of the mean share. Among 1000 tensors of a correct candidate the largest is 3 to 4.
 SHARE_SPREADS: Final = 5.0
-#: Times the floor, for what lies between the candidate's own moments: 2 % in bf16.
+#: Limit of the allowance for variation between the candidate's own steps, in multiples of the floor: 2 % in bf16.
 OWN_SHARE: Final = 4.0
-MAD_TO_DEVIATION: Final = 1.4826  # of normally distributed values
-#: Of how far shares lie from eager's: what nobody asks for, and how many times the median over all tensors.
+MAD_TO_DEVIATION: Final = 1.4826  # for normally distributed values
+#: Difference of a tensor's share from eager's: always allowed, and allowed as a multiple of the median of all tensors.
 OUTLIER_FLOOR: Final = 5e-3
 OUTLIER_FACTOR: Final = 10.0
-#: A tensor whose true gradient is 0, as of a bias before batch norm, is measured by this part of its fair share.
+#: The error of a tensor whose true gradient is 0 (as of a bias before batch norm) is relative to this part of its fair
+#: share of the norm.
 LEAST: Final = 0.01
-#: Among fewer moments every one counts; a rare one may be off by so many times what is allowed.
+#: With fewer steps every one counts; with more, a rare one may be off by RARE times what is allowed.
 FEW: Final = 6
 RARE: Final = 30.0
-#: Of the mean loss of a window. What is wrong by less shows where a reference begins from the same state.
+#: Relative to the mean loss of a window. Smaller errors are found by the steps from the same state.
 DRIFT_FLOOR: Final = 1e-2
 DRIFT_FACTOR: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """One step from a given state: its loss, its gradients, and what it added to the buffers of real numbers."""
+class StepResult:
+    """Result of one step: loss, gradients, changes of the floating-point buffers, and values of all other buffers."""
 
     loss: float
     gradients: Tensors
@@ -58,8 +59,8 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """Of each tensor: its error, its share, and its size, all relative to the reference's."""
+class TensorErrors:
+    """Error, share and norm of each tensor, all relative to the reference's."""
 
     errors: Sequence[float]
     shares: Sequence[float]
@@ -67,17 +68,17 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """One step beside the reference's from the same state."""
+class Comparison:
+    """Comparison of one step with the reference's step from the same state."""
 
     loss: float
     whole: float
-    gradients: Parts
-    buffers: Parts
+    gradients: TensorErrors
+    buffers: TensorErrors
     counters_agree: bool = True
 
 
-def reading(ours: Taken, theirs: Taken) -> Reading:
+def compared(ours: StepResult, theirs: StepResult) -> Comparison:
     pairs = list(zip(ours.gradients, theirs.gradients, strict=True))
     found = [_products(a, b) for a, b in pairs]
     elements = [0 if a is None and b is None else (b if a is None else a).numel() for a, b in pairs]  # type: ignore[union-attr]
@@ -85,11 +86,11 @@ def reading(ours: Taken, theirs: Taken) -> Reading:
     density = math.sqrt(total / max(1, sum(elements)))
     least = [LEAST * density * math.sqrt(count) for count in elements]
     wrong = math.sqrt(sum(error for _, _, _, error in found))
-    return Reading(
+    return Comparison(
         loss=abs(ours.loss - theirs.loss) / max(abs(theirs.loss), 1e-12),
-        whole=_over(wrong, math.sqrt(total)),
-        gradients=_parts(found, least),
-        buffers=_parts(
+        whole=_ratio(wrong, math.sqrt(total)),
+        gradients=_tensor_errors(found, least),
+        buffers=_tensor_errors(
             [_products(a, b) for a, b in zip(ours.buffers, theirs.buffers, strict=True)],
             [0.0] * len(theirs.buffers),
         ),
@@ -106,7 +107,7 @@ def _products(a: torch.Tensor | None, b: torch.Tensor | None) -> _Products:
         return 0.0, 0.0, 0.0, 0.0
     ours, theirs = (None if each is None else _flat(each) for each in (a, b))
     if ours is None or theirs is None:
-        size = float(torch.dot(_some(ours, theirs), _some(ours, theirs)))
+        size = float(torch.dot(_first_given(ours, theirs), _first_given(ours, theirs)))
         return (0.0, size, 0.0, size) if ours is None else (size, 0.0, 0.0, size)
     wrong = ours - theirs
     products = torch.stack([torch.dot(ours, ours), torch.dot(theirs, theirs), torch.dot(ours, theirs)])
@@ -114,7 +115,7 @@ def _products(a: torch.Tensor | None, b: torch.Tensor | None) -> _Products:
     return found[0], found[1], found[2], found[3]
 
 
-def _some(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor:
+def _first_given(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor:
     found = b if a is None else a
     assert found is not None
     return found
@@ -125,36 +126,38 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return real.detach().double().reshape(-1)
 
 
-def _parts(found: Sequence[_Products], least: Sequence[float]) -> Parts:
+def _tensor_errors(found: Sequence[_Products], least: Sequence[float]) -> TensorErrors:
     errors, shares, sizes = [], [], []
     for (own, theirs, both, wrong), floor in zip(found, least, strict=True):
         size = max(math.sqrt(theirs), floor)
-        errors.append(_over(math.sqrt(wrong), size))
+        errors.append(_ratio(math.sqrt(wrong), size))
         shares.append(1 + (both - theirs) / size**2 if size > 0 else (1.0 if own == 0 else 0.0))
-        sizes.append(_over(math.sqrt(own), size))
-    return Parts(errors, shares, sizes)
+        sizes.append(_ratio(math.sqrt(own), size))
+    return TensorErrors(errors, shares, sizes)
 
 
-def _over(error: float, size: float) -> float:
+def _ratio(error: float, size: float) -> float:
     if error == 0:
         return 0.0
     return min(error / size, 1e9) if size > 0 else 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
-    """Of the same moments: the candidate's, and those of each yardstick, eager with the candidate's precision."""
+class Comparisons:
+    """Comparisons at the same moments: of the candidate, and of each yardstick (eager in the candidate's precision)."""
 
-    candidate: Sequence[Reading]
-    yardsticks: Sequence[Sequence[Reading]]
+    candidate: Sequence[Comparison]
+    yardsticks: Sequence[Sequence[Comparison]]
 
-    def every(self, value: Callable[[Reading], float]) -> float:
-        """The largest among all yardsticks and moments: at one of them eager's own error may be small by luck."""
+    def every(self, value: Callable[[Comparison], float]) -> float:
+        """The largest of all yardsticks and moments: at a single moment eager's own error may be small by chance."""
         return max((value(each) for one in self.yardsticks for each in one), default=0.0)
 
 
-def judge_readings(found: Readings, floor: Tolerance, names: Sequence[str], buffers: Sequence[str]) -> list[Margin]:
-    """Of each thing that is compared the margin nearest to its limit. There is one reading at least."""
+def judge_comparisons(
+    found: Comparisons, floor: Tolerance, names: Sequence[str], buffers: Sequence[str]
+) -> list[Margin]:
+    """For each kind of comparison, the margin nearest to its limit. Needs at least one comparison."""
     margins = [
         _whole(found, "loss", lambda each: each.loss, floor.loss),
         _whole(found, "gradients", lambda each: each.whole, floor.gradient),
@@ -170,10 +173,10 @@ def judge_readings(found: Readings, floor: Tolerance, names: Sequence[str], buff
     return margins
 
 
-def lasting(errors: Sequence[float]) -> float:
-    """The error that recurs: a ReLU near 0, or a tie in a maximum, may fall otherwise by rounding at a rare moment.
+def recurring_error(errors: Sequence[float]) -> float:
+    """The largest error without rare outliers: rounding can flip a ReLU near 0 or a tie in a maximum.
 
-    One moment in sixteen, and one at least, may be off by 30 times as much.
+    One error in sixteen, and at least one, may be 30 times as large.
     """
     ordered = sorted(errors)
     if len(ordered) < FEW:
@@ -181,39 +184,39 @@ def lasting(errors: Sequence[float]) -> float:
     return max(ordered[-1 - max(1, len(ordered) // 16)], ordered[-1] / RARE)
 
 
-def _whole(found: Readings, what: str, value: Callable[[Reading], float], floor: float) -> Margin:
-    error = lasting([value(each) for each in found.candidate])
+def _whole(found: Comparisons, what: str, value: Callable[[Comparison], float], floor: float) -> Margin:
+    error = recurring_error([value(each) for each in found.candidate])
     return margin_of(what, "", error, allowed(found.every(value), floor), 1.0)
 
 
 def _tensors(
-    found: Readings,
+    found: Comparisons,
     what: str,
-    parts: Callable[[Reading], Parts],
+    errors_of: Callable[[Comparison], TensorErrors],
     floor: float,
     share_floor: float,
     names: Sequence[str],
 ) -> list[Margin]:
     errors, shares, sizes = [], [], []
     for index, name in enumerate(names):
-        own = [parts(each) for each in found.candidate]
-        others = [[parts(each) for each in one] for one in found.yardsticks]
+        own = [errors_of(each) for each in found.candidate]
+        others = [[errors_of(each) for each in one] for one in found.yardsticks]
         ours = [each.shares[index] - 1 for each in own]
-        lost = max((each.errors[index] for one in others for each in one), default=0.0)
-        worst = lasting([each.errors[index] for each in own])
-        errors.append(margin_of(what, name, worst, SINGLE_FACTOR * max(floor, lost), 1.0))
+        eager_error = max((each.errors[index] for one in others for each in one), default=0.0)
+        worst = recurring_error([each.errors[index] for each in own])
+        errors.append(margin_of(what, name, worst, SINGLE_FACTOR * max(floor, eager_error), 1.0))
         within = _share_allowed(ours, [[each.shares[index] - 1 for each in one] for one in others], share_floor)
         shares.append(margin_of(f"share of the {what}", name, abs(fmean(ours)), within, 1.0))
-        if lost > LOST:
+        if eager_error > LARGE_EAGER_ERROR:
             sizes.append(_size(f"size of the {what}", name, own, others, index))
     return [nearest(margins) for margins in (errors, shares, sizes) if margins]
 
 
-def _outliers(found: Readings, names: Sequence[str]) -> list[Margin]:
-    """A tensor whose share leaves eager's by much more than those of the other tensors do, moment by moment.
+def _outliers(found: Comparisons, names: Sequence[str]) -> list[Margin]:
+    """The tensor whose share differs from eager's, step by step, by much more than the shares of other tensors do.
 
-    What eager itself loses of a layer in bf16 may be 1 %, so a layer that is 1 % too large may even come nearer to the
-    reference. But a candidate that rounds otherwise does so in many layers.
+    In bf16, eager itself may lose 1 % of a layer, so that a layer which is 1 % too large may even be nearer to the
+    reference. But a candidate that only rounds differently does so in many layers.
     """
     if not found.yardsticks or not names:
         return []
@@ -243,11 +246,11 @@ def _outliers(found: Readings, names: Sequence[str]) -> list[Margin]:
 
 
 def _share_allowed(ours: Sequence[float], yardsticks: Sequence[Sequence[float]], floor: float) -> float:
-    """The worst yardstick's mean, and beside it half of it again, or what chance leaves between two means of so many.
+    """Allowed error of the mean share: the worst yardstick's mean, plus half of it or the standard error of the means.
 
-    Of the candidate's mean too: late in a training gradients are small, and what rounding leaves of their sums differs
-    from moment to moment, as in a right nanoGPT's last norm on an H100: 0.2 to 4.2 % within 20 steps. But a gradient
-    that is wrong now and then must not excuse itself: its spread is that of most moments, and counts to a limit.
+    The candidate's own spread counts, too: late in a training gradients are small, and the effect of rounding on their
+    sums differs from step to step (last norm of a correct nanoGPT on an H100: 0.2 to 4.2 % within 20 steps). But a
+    gradient that is wrong now and then must not widen its own limit: its spread is a robust one, and it is capped.
     """
     if not any(yardsticks):
         return floor
@@ -257,18 +260,20 @@ def _share_allowed(ours: Sequence[float], yardsticks: Sequence[Sequence[float]],
 
 
 def _deviation(yardsticks: Sequence[Sequence[float]]) -> float:
-    """Standard deviation within them."""
+    """Pooled standard deviation within the yardsticks."""
     return math.sqrt(fmean(map(pvariance, yardsticks)))
 
 
 def _robust(values: Sequence[float]) -> float:
-    """The standard deviation by the median absolute deviation, which a few outliers leave as it is."""
+    """The standard deviation estimated from the median absolute deviation, which is robust against outliers."""
     middle = median(values)
     return MAD_TO_DEVIATION * median(abs(value - middle) for value in values)
 
 
-def _size(what: str, name: str, own: Sequence[Parts], others: Sequence[Sequence[Parts]], index: int) -> Margin:
-    """Where eager loses the direction of a gradient, its size must still be eager's, within a factor of two."""
+def _size(
+    what: str, name: str, own: Sequence[TensorErrors], others: Sequence[Sequence[TensorErrors]], index: int
+) -> Margin:
+    """Where eager loses the direction of a gradient by rounding, its norm must be eager's within a factor of 2."""
     ours = math.sqrt(fmean(each.sizes[index] ** 2 for each in own))
     eager = math.sqrt(fmean(each.sizes[index] ** 2 for one in others for each in one))
     ratio = max(ours, 0.1) / max(eager, 0.1)
@@ -276,9 +281,9 @@ def _size(what: str, name: str, own: Sequence[Parts], others: Sequence[Sequence[
 
 
 def window_errors(ours: Sequence[float], theirs: Sequence[float], window: int) -> list[float]:
-    """By how much the mean loss of each window of steps is off, relative to the mean loss of all.
+    """Error of the mean loss of each window of steps, relative to the mean loss of all steps.
 
-    A step that either side skipped is not a number and is left out; windows without any step count as equal.
+    Steps whose loss is not finite on either side are left out; a window without any step has no error.
     """
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=False)]
     known = [abs(b) for _, b in pairs if math.isfinite(b)]
@@ -287,14 +292,14 @@ def window_errors(ours: Sequence[float], theirs: Sequence[float], window: int) -
     for begin in range(0, len(pairs), window):
         part = [(a, b) for a, b in pairs[begin : begin + window] if math.isfinite(a) and math.isfinite(b)]
         off = abs(fmean(a for a, _ in part) - fmean(b for _, b in part)) if part else 0.0
-        errors.append(_over(off, max(scale, 1e-12)))
+        errors.append(_ratio(off, max(scale, 1e-12)))
     return errors
 
 
 def judge_windows(ours: Sequence[float], yardsticks: Sequence[Sequence[float]]) -> Margin:
-    """Of a window is allowed what the yardsticks were off up to there, many times, and not what they are off later.
+    """Judges each window by a multiple of the yardsticks' largest error up to it; their later errors do not count.
 
-    Trainings that differ by rounding drift apart exponentially, sooner or later by chance.
+    Trainings that differ only by rounding drift apart exponentially, and when they do is a matter of chance.
     """
     margins, most = [], 0.0
     for index, error in enumerate(ours):

@@ -1,4 +1,4 @@
-"""Traces of training runs in, their errors and the verdict of the numerics gate out. Nothing is run here."""
+"""Errors between recorded training runs, and the verdict of the numerics gate."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,15 +13,16 @@ from kitsune.techniques.technique import Tolerance
 from tuner.numerics.distance import HOST, Lengths, Ruler, Tensors
 
 YARDSTICK_FACTOR = 3.0  # how many times eager's own error in the same dtype is allowed
-# One tensor alone may be this much worse than all together: it hides a gradient that is missing or doubled otherwise.
+# A single tensor may be this many times worse than all together. Without a check of single tensors, a missing or
+# doubled gradient would not be noticed.
 SINGLE_FACTOR = 10.0
-# In the first steps, before trajectories drift apart, more than this is not rounding, whatever eager loses itself.
+# In the first steps, before trajectories drift apart, a larger error is no rounding, even if eager's own is as large.
 LOSS_CEILING = 0.1
-GRADIENT_CEILING = 0.95  # short of no gradient at all
-# ResNet-50 as initialised, bf16 autocast against fp64: gradients differ by 1.31 in all, the size of each by 0.75-1.26.
-# Where eager itself loses so much, a gradient that is missing or too large still shows in its size.
-LOST = 0.5
-LOST_FACTOR = 1.5
+GRADIENT_CEILING = 0.95  # an error of 1 would be no gradient at all
+# ResNet-50 as initialised, bf16 autocast against fp64: all gradients together differ by 1.31, the norm of each is 0.75
+# to 1.26 times as large. Where eager itself loses so much, a missing or too large gradient is still found by its norm.
+LARGE_EAGER_ERROR = 0.5
+EAGER_ERROR_FACTOR = 1.5
 TOTAL_FACTOR = 1.5
 SIZE_FACTOR = 2.0
 LEAST_SIZE = 0.1
@@ -48,10 +49,8 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Trace:
-    """A training run: some of its steps, the steps whose update an overflow skipped, and the tensors it ended with.
-
-    Early are its first steps that no overflow skipped.
-    """
+    """A training run: snapshots of some steps, the steps whose update was skipped for an overflow, and the final
+    tensors. `early` are its first steps that were not skipped."""
 
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
@@ -66,11 +65,11 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Errors of a trace relative to a reference: by step, at the end, and (early steps) of each gradient alone.
+    """Errors of a trace relative to a reference: by step, at the end, and (early steps only) of each gradient.
 
-    `size` is the norm of the trace's own gradients over that of the reference, `sizes` those of each gradient alone,
-    over what it would have if all elements were alike; both are the largest of the early steps, the last of which is
-    `last_early`.
+    `size` is the norm of all gradients relative to the reference's. `sizes` are the norms of the single gradients,
+    relative to their fair share of the reference's norm (as if all elements were equal). Both are the largest of the
+    early steps, the last of which is `last_early`.
     """
 
     loss: Mapping[int, float]
@@ -93,7 +92,7 @@ class Start:
 
 
 def errors_between(trace: Trace, reference: Trace, start: Start, ruler: Ruler = HOST) -> Errors:
-    """‖trace - reference‖ / ‖reference‖; for parameters and buffers over the size of the reference's update.
+    """‖trace - reference‖ / ‖reference‖; for parameters and buffers relative to the norm of the reference's update.
 
     Steps that an overflow skipped in the trace are left out.
     """
@@ -121,7 +120,7 @@ def _drift(ours: Tensors, theirs: Tensors, start: Tensors, ruler: Ruler) -> floa
 def _buffer_error(
     ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], start: Sequence[torch.Tensor], ruler: Ruler
 ) -> float:
-    """Of floating buffers as for parameters; counters and the like must be equal."""
+    """Floating-point buffers are compared like parameters; all others, such as counters, must be equal."""
     real = [index for index, tensor in enumerate(theirs) if tensor.is_floating_point()]
     exact = [index for index in range(len(theirs)) if index not in real]
     if ruler.distance([ours[index] for index in exact], [theirs[index] for index in exact]) > 0:
@@ -131,9 +130,10 @@ def _buffer_error(
 
 
 def worst_of(errors: Sequence[Errors]) -> Errors:
-    """The largest of each error among several yardsticks: one alone may be lucky, and then a right candidate is wrong.
+    """The largest of each error of several yardsticks; a single one may be small by chance, and reject a correct arm.
 
-    Sizes of gradients are no errors: their means. All are of the same steps and tensors. Raises ValueError without any.
+    Of `size` and `sizes`, which are no errors, the means. All must have the same steps and tensors. Raises ValueError
+    for an empty sequence.
     """
     if not errors:
         raise ValueError("there is no yardstick")
@@ -154,7 +154,7 @@ def _largest(errors: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def margin_of(what: str, where: str, error: float, allowed: float, size: float) -> Margin:
-    """Both relative to `size`, the norm of what the error is of, as far as it has one."""
+    """A margin with `error` and `allowed` relative to `size`, the norm of the quantity; absolute if that is 0."""
     over = size if size > 0 and math.isfinite(size) else 1.0
     return Margin(what=what, where=where[:1000], error=_bounded(error / over), allowed=_bounded(allowed / over))
 
@@ -164,7 +164,7 @@ def _bounded(value: float) -> float:
 
 
 def nearest(margins: Sequence[Margin]) -> Margin:
-    """The one that comes nearest to its limit, or exceeds it most. Raises ValueError without any."""
+    """The margin that is nearest to its limit or exceeds it most. Raises ValueError for an empty sequence."""
     return max(margins, key=lambda margin: margin.used)
 
 
@@ -173,13 +173,16 @@ def judge(
 ) -> tuple[Numerics, str | None]:
     """The numbers to publish, and the reason why the candidate is wrong, or None.
 
-    Allowed is the larger of the floor and three times the yardstick's own error in the same part of the run.
+    The limit is the larger of the floor and three times the yardstick's own error in the same part of the run.
     """
-    lost = max((error for step, error in yardstick.gradient.items() if step <= candidate.last_early), default=0.0)
-    if lost > LOST:
-        said = f"this precision alone changes the first gradients by {lost:.2g} of their size: also sizes were compared"
+    eager_error = max(
+        (error for step, error in yardstick.gradient.items() if step <= candidate.last_early), default=0.0
+    )
+    if eager_error > LARGE_EAGER_ERROR:
+        change = f"{eager_error:.2g} of their size"
+        said = f"this precision alone changes the first gradients by {change}: also sizes were compared"
         note = "; ".join(filter(None, [note, said]))
-    last, ceiling = candidate.last_early, max(GRADIENT_CEILING, LOST_FACTOR * lost)
+    last, ceiling = candidate.last_early, max(GRADIENT_CEILING, EAGER_ERROR_FACTOR * eager_error)
     loss = _worst(candidate.loss, yardstick.loss, floor.loss, LOSS_CEILING, last)
     gradient = _worst(candidate.gradient, yardstick.gradient, floor.gradient, ceiling, last)
     parameter_allowed = allowed(yardstick.parameter, floor.parameter)
@@ -204,7 +207,7 @@ def judge(
         if error > limit:
             return numerics, _wrong(what, error, limit)
     wrong = _wrong_single(candidate, yardstick, floor, names)
-    return numerics, wrong or (_wrong_size(candidate, yardstick, names) if lost > LOST else None)
+    return numerics, wrong or (_wrong_size(candidate, yardstick, names) if eager_error > LARGE_EAGER_ERROR else None)
 
 
 def allowed(yardstick: float, floor: float, ceiling: float = LARGEST_ERROR) -> float:
@@ -221,9 +224,10 @@ class _Worst:
 def _worst(
     errors: Mapping[int, float], own: Mapping[int, float], floor: float, ceiling: float, last_early: int
 ) -> _Worst:
-    """The step whose error comes nearest to what is allowed there, or exceeds it most.
+    """The step whose error is nearest to its limit or exceeds it most.
 
-    What eager loses is taken as the most of a part of the run: at one single step it may be small by luck.
+    The yardstick's error is the largest of a part of the run (early or late): at a single step it may be small by
+    chance.
     """
     worst = _Worst(0, 0.0, floor)
     for early, limit in ((True, ceiling), (False, LARGEST_ERROR)):
@@ -237,20 +241,20 @@ def _worst(
 
 
 def _singles(found: Lengths) -> list[float]:
-    """The error of each gradient, relative to itself, or to a hundredth of its fair share."""
+    """The error of each gradient, relative to its norm, or to a hundredth of its fair share if that is larger."""
     density = found.density
     least = [0.01 * density * math.sqrt(count) for count in found.elements]
     return [_ratio(apart, max(norm, fair)) for apart, norm, fair in zip(found.apart, found.theirs, least, strict=True)]
 
 
 def _sizes(found: Lengths) -> list[float]:
-    """The norm of each gradient, over its fair share of the reference's."""
+    """The norm of each gradient, relative to its fair share of the reference's norm."""
     density = found.density
     return [_ratio(norm, density * math.sqrt(count)) for norm, count in zip(found.ours, found.elements, strict=True)]
 
 
 def _largest_of(steps: Iterable[Sequence[float]], count: int) -> list[float]:
-    """For each of `count` tensors the largest value of all steps."""
+    """The largest value of all steps, for each of `count` tensors."""
     return [max(values) for values in zip([0.0] * count, *steps, strict=True)]
 
 

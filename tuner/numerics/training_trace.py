@@ -1,7 +1,7 @@
-"""Workloads run step by step from one start: what a training run did, as a Trace.
+"""Records a training run as a Trace, step by step from a given start.
 
-It is kept on the device where there is room for it: to the host and back, the gradients that a gate compares of a GPT-2
-of 124 M parameters take 6 s of a trial on an H200.
+The trace is kept on the device if it fits: moving the compared gradients of a GPT-2 of 124 M parameters to the host and
+back takes 6 s of a trial on an H200.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,14 @@ from tuner.building.arms import Rates
 from tuner.numerics.trace_errors import LATE_STEPS, Snapshot, Start, Trace
 from tuner.workloads.batches import varied
 
-# Small rates: at full ones a step of Adam moves every weight whose gradient is noise by the whole rate, and after one
-# such step the gradients of ResNet-50 in fp32 are further from those in float64 than from zero (1.4 on an H200).
+# Factors of the learning rates. They are small: at the full rate a step of Adam moves every weight whose gradient is
+# noise by the whole rate, and after one such step the gradients of ResNet-50 in fp32 have a relative error of 1.4
+# against float64 (H200).
 RATES = (0.01, 0.006, 0.003, 0.008)
 PERTURBATION = 2.0**-21  # a few units in the last place of fp32
 
 COPIES = 8  # of all parameters: the start, the gradients of six steps, and the end
-SHARE = 0.125  # of what is free: others are at work beside it, and each step grows
+SHARE = 0.125  # of the free memory: other children share the device, and steps may need more later
 CPU = torch.device("cpu")
 
 BatchAt = Callable[[int], Any]
@@ -29,7 +30,7 @@ Step = Callable[[int, Any, Any], torch.Tensor]
 
 
 def follow(workload: Workload, step: Step, seed: int, batches: BatchAt, candidate: Trace) -> Trace:
-    """Trains as the candidate did, and remembers the same steps; those whose update it skipped are not compared."""
+    """Trains with the candidate's batches and rates, and records the same steps. Those that it skipped do not count."""
     rates = Rates(workload.optimizer)
     torch.manual_seed(seed)
     trace = Trace(skipped=set(candidate.skipped))
@@ -44,12 +45,13 @@ def follow(workload: Workload, step: Step, seed: int, batches: BatchAt, candidat
 
 
 def batches_of(batch: Any, seed: int, *, vary: bool) -> BatchAt:
-    """The batch of each step: the example first, then others like it."""
+    """The batch of each step: first the example, then variations of it if `vary`."""
     return lambda index: batch if index == 0 or not vary else varied(batch, seed + index)
 
 
 def place_for(model: torch.nn.Module, device: torch.device, step_bytes: int) -> torch.device:
-    """Where a candidate's trace is kept: on the device where that leaves room for two of its steps, else the host."""
+    """Where to keep a candidate's trace: on the device if enough memory is free besides two of its steps, else the
+    host."""
     needed = COPIES * sum(parameter.nbytes for parameter in model.parameters())
     return device if needed <= SHARE * (free_bytes(device) - 2 * step_bytes) else CPU
 
@@ -59,8 +61,8 @@ def start_of(workload: Workload, place: torch.device = CPU) -> Start:
     return Start([name for name, _ in workload.model.named_parameters()], parameters, buffers)
 
 
-def begin(workload: Workload, start: Start) -> None:
-    """Weights of the start: a workload file may draw them by other generators than torch's."""
+def load_start(workload: Workload, start: Start) -> None:
+    """Sets parameters and buffers to the start: a workload file may draw them with other generators than torch's."""
     with torch.no_grad():
         for parameter, value in zip(workload.model.parameters(), start.parameters, strict=True):
             parameter.copy_(value)
@@ -101,6 +103,6 @@ def _copy(tensor: torch.Tensor | None, place: torch.device) -> Any:
     return None if tensor is None else tensor.detach().to(place, copy=True)
 
 
-def held(tensor: torch.Tensor) -> torch.Tensor:
+def cloned(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the same device, with the same strides."""
     return tensor.detach().clone()

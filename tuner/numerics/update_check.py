@@ -1,7 +1,7 @@
-"""The optimizer's update recomputed: state and gradients of a step in, what float64 makes of them and the errors out.
+"""Recomputes an optimizer update in float64 and compares it with the candidate's.
 
-The optimizer as given runs in float64 from the candidate's own state and gradients, so that nothing but rounding may
-differ: a weight decay that was dropped moves a weight by 1e-5 of its size, rounding in fp32 by 1e-7.
+The optimizer as given starts from the candidate's own state and gradients, so that only rounding may differ. A missing
+weight decay changes a weight by 1e-5 of its size, rounding in fp32 only by 1e-7.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,64 +15,73 @@ from kitsune.long_proof import Margin
 from kitsune.update.optimizer_update import parameters_of
 from kitsune.workload import Workload
 from tuner.numerics.trace_errors import margin_of, nearest
-from tuner.numerics.training_trace import held
+from tuner.numerics.training_trace import cloned
 
-#: Of the size of the update, or of a state. Adam's corrections of bias, computed in fp32 within a graph, lose 2e-6.
+#: Relative to the norm of the update or state. Adam's bias corrections, computed in fp32 within a graph, lose 2e-6.
 RELATIVE: Final = 3e-5
-#: Units of the last place: an element is rounded twice at most, by half a unit each time.
+#: Units in the last place: an element is rounded at most twice, by half a unit each time.
 ROUNDING: Final = 1.0
-#: Roundings of a format with few digits that add up within an update or a state.
+#: Allowed roundings, in units of the format, that add up within an update or a state; matters for short formats.
 ROUNDINGS: Final = 8.0
-#: So many elements are recomputed at once where the optimizer is one of torch's: 2 GB for each tensor of its state.
+#: Number of elements recomputed at once for an optimizer of torch: 2 GB for each tensor of its state.
 PIECE_ELEMENTS: Final = 2**28
-#: A state of numbers smaller than a format has is lost without harm.
+#: Always allowed per element of a state: numbers too small for the format may be lost.
 TINY: Final = 1e-37
 
 State = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """Parameters and the states of the optimizer for each of them, in one order; copies, or the live ones."""
+class OptimizerSnapshot:
+    """Parameters and the optimizer's state for each, in the same order; copies or the live tensors."""
 
     parameters: Sequence[torch.Tensor]
     states: Sequence[State]
 
 
-def trained(workload: Workload) -> dict[str, torch.Tensor]:
-    """Name -> parameter, those that only the optimizer holds too."""
+def trained_parameters(workload: Workload) -> dict[str, torch.Tensor]:
+    """Name -> parameter, including those that only the optimizer holds."""
     named = dict(workload.model.named_parameters())
     known = {id(parameter) for parameter in named.values()}
     others = [parameter for parameter in parameters_of(workload.optimizer) if id(parameter) not in known]
     return {**named, **{f"parameter {index} beside the model's": each for index, each in enumerate(others)}}
 
 
-def live(workload: Workload) -> Moment:
-    parameters = list(trained(workload).values())
+def live_state(workload: Workload) -> OptimizerSnapshot:
+    parameters = list(trained_parameters(workload).values())
     states = workload.optimizer.state
-    return Moment([parameter.detach() for parameter in parameters], [states.get(each, {}) for each in parameters])
+    return OptimizerSnapshot(
+        [parameter.detach() for parameter in parameters], [states.get(each, {}) for each in parameters]
+    )
 
 
-def kept(moment: Moment) -> Moment:
+def copied_state(snapshot: OptimizerSnapshot) -> OptimizerSnapshot:
     """A copy on the same device."""
-    parameters = [held(parameter) for parameter in moment.parameters]
-    return Moment(parameters, [pytree.tree_map(_copied, dict(state)) for state in moment.states])
+    parameters = [cloned(parameter) for parameter in snapshot.parameters]
+    return OptimizerSnapshot(parameters, [pytree.tree_map(_copied, dict(state)) for state in snapshot.states])
 
 
 class DoubleUpdate:
-    """The optimizer of a fresh workload, as given, in float64. The workload's own parameters are given up."""
+    """The optimizer of a fresh workload as given, in float64. The workload cannot be used any more."""
 
     def __init__(self, workload: Workload) -> None:
         self.optimizer = workload.optimizer
-        self._parameters = list(trained(workload).values())
+        self._parameters = list(trained_parameters(workload).values())
         self._plain_step = _groups_by_parameter(workload.optimizer)
         for parameter in self._parameters:
             self._clear(parameter)
 
     def check(
-        self, names: Sequence[str], before: Moment, gradients: Sequence[torch.Tensor | None], after: Moment
+        self,
+        names: Sequence[str],
+        before: OptimizerSnapshot,
+        gradients: Sequence[torch.Tensor | None],
+        after: OptimizerSnapshot,
     ) -> list[Margin]:
-        """The parameter and the state that come nearest to what is allowed, after one update with these gradients."""
+        """Recomputes the update from `before` with these gradients, and compares the result with `after`.
+
+        Returns, for each kind of tensor, the margin nearest to its limit.
+        """
         margins: list[Margin] = []
         for piece in self._pieces(before):
             self._update(piece, before, gradients)
@@ -84,7 +93,9 @@ class DoubleUpdate:
         kinds = {margin.what: [each for each in margins if each.what == margin.what] for margin in margins}
         return [nearest(of_kind) for of_kind in kinds.values()]
 
-    def _update(self, piece: Sequence[int], before: Moment, gradients: Sequence[torch.Tensor | None]) -> None:
+    def _update(
+        self, piece: Sequence[int], before: OptimizerSnapshot, gradients: Sequence[torch.Tensor | None]
+    ) -> None:
         for index in piece:
             own, gradient = self._parameters[index], gradients[index]
             own.data = widened(before.parameters[index])
@@ -94,7 +105,8 @@ class DoubleUpdate:
         self.optimizer.step()
 
     def _wide_state(self, parameter: torch.Tensor, state: State) -> dict[str, Any]:
-        """`step` as the implementation wants it: a fused one in fp32 on the device, all others on the host."""
+        """The state in float64. `step` stays in fp32, where the implementation needs it: on the device for fused or
+        capturable optimizers, on the host for all others."""
         wide = pytree.tree_map(lambda leaf: widened(leaf) if isinstance(leaf, torch.Tensor) else leaf, dict(state))
         step = state.get("step")
         if isinstance(step, torch.Tensor):
@@ -102,8 +114,8 @@ class DoubleUpdate:
             wide["step"] = step.detach().to(there, torch.float32, copy=True)
         return wide
 
-    def _pieces(self, before: Moment) -> Iterator[list[int]]:
-        """All at once where one parameter's update may depend on others, as by a norm of all gradients."""
+    def _pieces(self, before: OptimizerSnapshot) -> Iterator[list[int]]:
+        """All parameters at once for an optimizer that is not torch's, whose updates may depend on each other."""
         limit = PIECE_ELEMENTS if type(self.optimizer).__module__.startswith("torch.optim") else None
         piece: list[int] = []
         elements = 0
@@ -122,7 +134,7 @@ class DoubleUpdate:
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with twice the digits, of complex numbers too; integers as they are."""
+    """A copy in float64 or complex128; integers keep their dtype."""
     tensor = tensor.detach()
     if tensor.is_complex():
         return tensor.to(torch.complex128, copy=True)
@@ -130,7 +142,7 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _groups_by_parameter(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, bool]:
-    """Whether its group keeps `step` on the device."""
+    """Parameter -> whether its group keeps `step` on the device."""
     return {
         parameter: bool(group.get("fused") or group.get("capturable"))
         for group in optimizer.param_groups
@@ -147,7 +159,7 @@ def _of_parameter(name: str, before: torch.Tensor, after: torch.Tensor, expected
 
 
 def _of_state(name: str, after: State, expected: State) -> Iterator[Margin]:
-    """Of every tensor of numbers that the optimizer keeps; one that is missing is wholly wrong."""
+    """A margin for every floating-point tensor of the optimizer's state; a missing one has an error of 1."""
     for key, wide in expected.items():
         if not isinstance(wide, torch.Tensor) or not (wide.is_floating_point() or wide.is_complex()):
             continue
@@ -162,7 +174,7 @@ def _of_state(name: str, after: State, expected: State) -> Iterator[Margin]:
 
 
 def _norms(*tensors: torch.Tensor) -> list[float]:
-    """All of them with one wait for the device."""
+    """The norms, with one synchronization with the device."""
     wide = [tensor.abs() if tensor.is_complex() else tensor for tensor in tensors]
     found: list[float] = torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in wide]).tolist()
     return found
@@ -173,4 +185,4 @@ def _unit(tensor: torch.Tensor) -> float:
 
 
 def _copied(leaf: Any) -> Any:
-    return held(leaf) if isinstance(leaf, torch.Tensor) else leaf
+    return cloned(leaf) if isinstance(leaf, torch.Tensor) else leaf

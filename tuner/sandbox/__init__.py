@@ -1,1 +1,1 @@
-"""What a measuring process is denied."""
+"""Confinement of measuring processes: environment variables, network, memory."""

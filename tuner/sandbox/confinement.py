@@ -1,9 +1,9 @@
-"""What a measuring process is denied: secrets, and for others' models the rest of the environment and the network.
+"""Decides what a measuring process may access: environment variables, network and memory (docs/decisions/0014).
 
-A script of the user's own may read whatever variables it likes, but no secret of Kitsune's, and keeps the network. An
-archive or a model of the zoo holds no code that could need either: it gets what Python, compilers and the GPU's
-libraries look at, and no way out, so that a cloud's keys in a worker's environment are out of reach, and so is whoever
-would want them, whatever a hostile archive should bring about (docs/decisions/0014).
+A user's own script sees all variables but Kitsune's secrets, and keeps the network. An archive or a zoo model has no
+code that needs more, so it sees only an allowlist of variables (for Python, compilers and GPU libraries) and has no
+network. Then a hostile archive that runs code after all can neither read cloud keys in a worker's environment nor send
+them anywhere.
 """
 
 import json
@@ -23,11 +23,11 @@ from typing import Final
 from kitsune.base.environment import PREFIX, is_on
 from tuner.sandbox.lockdown import lower
 
-#: What is read from no name: an address may hold a password.
+#: Secret variables that SECRET_WORDS does not match: a database URL may hold a password.
 SECRETS: Final = frozenset({"KITSUNE_DATABASE_URL"})
-#: In the name of a variable whose value is nobody's business.
+#: Words in the name of a variable that mark its value as a secret.
 SECRET_WORDS: Final = re.compile("TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL")
-#: Variables that a measuring process may see whatever it measures: where things are, and how to build and run kernels.
+#: Variables that every measuring process may see: paths, and settings for building and running kernels.
 KEPT: Final = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "TEMP", "TMP", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
@@ -44,36 +44,36 @@ KEPT: Final = frozenset(
         *(f"{PREFIX}{name}" for name in ("HOME", "DISABLE", "CONFINE", "LOG_FORMAT")),
     }
 )
-#: Of OpenMP, MKL, CUDA, cuDNN, cuBLAS, NCCL, torch, Inductor, Triton and Python.
+#: Prefixes of allowed variables: OpenMP, MKL, CUDA, cuDNN, cuBLAS, NCCL, torch, Inductor, Triton and Python.
 PREFIXES: Final = (
     *("LC_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_"),
     *("CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NV_", "NCCL_", "NVSHMEM_"),
     *("TORCH", "PYTORCH_", "TRITON_", "PYTHON"),
 )
-#: Scripts, which load nothing of ours: they begin every measuring process of a stranger's.
+#: Scripts, run without importing Kitsune: LOCKDOWN starts every confined measuring process.
 LOCKDOWN: Final = Path(__file__).with_name("lockdown.py")
 SELF_TEST: Final = Path(__file__).with_name("self_test.py")
-#: Of the machine's. The rest is for the worker, and for what else runs there.
+#: Share of the machine's memory that a confined process may allocate. The rest is for the worker and other programs.
 MEMORY_SHARE: Final = 0.75
 CONTAINER_MEMORY: Final = Path("/sys/fs/cgroup/memory.max")
-#: The first look at a GPU takes seconds on a host of eight.
+#: Time limit. The first CUDA call takes seconds on a host of eight GPUs.
 SELF_TEST_S: Final = 60.0
 
 log = logging.getLogger("kitsune")
 
 
 class Means(StrEnum):
-    """By what a measuring process is kept from the network, the best first. What it may use up is bounded by all."""
+    """How a measuring process is cut off from the network, the best first. All but NOTHING also set resource limits."""
 
-    NAMESPACES = "namespaces"  #: a network of its own, with nothing in it
-    FILTER = "filter"  #: the kernel refuses it sockets of the network
-    BOUNDS = "bounds"  #: nothing keeps it
-    NOTHING = "nothing"  #: nor is anything bounded
+    NAMESPACES = "namespaces"  #: an empty network namespace
+    FILTER = "filter"  #: a seccomp filter refuses network sockets
+    BOUNDS = "bounds"  #: resource limits only; the network stays reachable
+    NOTHING = "nothing"  #: no limits at all
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """How measuring processes are confined that run no code of the user's; `refused`: why not by better means."""
+    """How measuring processes without user code are confined. `refused`: why better means do not work here."""
 
     means: Means
     refused: tuple[str, ...] = ()
@@ -95,16 +95,16 @@ class Confinement:
         return f"archives and models of the zoo are measured without a network ({how[self.means]})"
 
 
-FREE: Final = Confinement(Means.NOTHING)
+UNCONFINED: Final = Confinement(Means.NOTHING)
 
 
 def confinement_of(workload: str, device: str) -> Confinement:
-    """For a process that measures this workload. Raises SettingsError for a KITSUNE_CONFINE that makes no sense."""
-    return FREE if runs_code(workload) else confinement_here(device)
+    """How a process that measures this workload is confined. Raises SettingsError for an invalid KITSUNE_CONFINE."""
+    return UNCONFINED if runs_code(workload) else confinement_here(device)
 
 
 def confinement_here(device: str) -> Confinement:
-    """Raises SettingsError."""
+    """The confinement of archives and zoo models here. Raises SettingsError for an invalid KITSUNE_CONFINE."""
     if not is_on("confine", default=True):
         return Confinement(Means.NOTHING, ("KITSUNE_CONFINE is off",))
     return _tested(device)
@@ -112,7 +112,7 @@ def confinement_here(device: str) -> Confinement:
 
 @cache
 def _tested(device: str) -> Confinement:
-    """The best means by which a process loses the network here and still works; tried once, in 0.2 s on a CPU."""
+    """The best means that cut off the network here while measuring works. Tested once; takes 0.2 s on a CPU."""
     refused: list[str] = []
     for means in (Means.NAMESPACES, Means.FILTER, Means.BOUNDS):
         found = Confinement(means, tuple(refused))
@@ -127,7 +127,7 @@ def _tested(device: str) -> Confinement:
 
 
 def problem_of(confinement: Confinement, device: str) -> str | None:
-    """Why a process that is confined so would not be kept from the network, or could not measure on the device."""
+    """Why this confinement does not cut off the network, or breaks measuring on the device; None where it works."""
     command = confinement.command([sys.executable, "-I", str(SELF_TEST), device])
     environment = {name: value for name, value in os.environ.items() if is_harmless(name)}
     try:
@@ -148,19 +148,19 @@ def problem_of(confinement: Confinement, device: str) -> str | None:
     if told["broken"]:
         return f"measuring would fail: {'; '.join(told['broken'])}"
     if told["open"] and not confinement.has_network:
-        return f"{', '.join(told['open'])} can be reached all the same"
+        return f"{', '.join(told['open'])} can still be reached"
     return None
 
 
 def environment_of(given: Mapping[str, str], workload: str) -> dict[str, str]:
-    """What of the variables a process that measures this workload may see."""
+    """The part of the given variables that a process which measures this workload may see."""
     if runs_code(workload):
         return {name: value for name, value in given.items() if not (name.startswith(PREFIX) and is_secret(name))}
     return {name: value for name, value in given.items() if is_harmless(name)}
 
 
 def runs_code(workload: str) -> bool:
-    """Whether a workload is a script of the user's."""
+    """Whether the workload is a user's own script."""
     return not (workload.startswith("zoo:") or workload.endswith(".ksn"))
 
 
@@ -169,27 +169,27 @@ def is_harmless(name: str) -> bool:
 
 
 def is_secret(name: str) -> bool:
-    """By its name, which is all that is known of a variable."""
+    """Whether the variable's name marks it as a secret."""
     return name in SECRETS or SECRET_WORDS.search(name.upper()) is not None
 
 
 def bound_memory() -> None:
-    """What a process may have in memory of its own, by which torch tells of a step that is too large for the CPU.
+    """Limits the memory of this process, so that torch raises an error for a step that is too large for a CPU.
 
-    Beside a GPU there is no such bound: what its driver maps counts as well.
+    Not for GPU measurements: memory mapped by the driver would count, too.
     """
     lower(resource.RLIMIT_DATA, int(MEMORY_SHARE * memory_bytes()))
 
 
 def memory_bytes() -> int:
-    """Of this machine, or of the container that this is."""
+    """Memory of this machine, or the limit of this container if that is lower."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(machine, int(CONTAINER_MEMORY.read_text()))
-    except (OSError, ValueError):  # there is none, or it has no limit, which is a word
+    except (OSError, ValueError):  # no such file, or no limit: then it holds the word "max"
         return machine
 
 
 def leave_no_core() -> None:
-    """A process that crashes must not leave its memory, with others' models in it, as a file."""
+    """Disables core dumps: a crash must not write memory with other people's models in it to disk."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,9 +1,9 @@
-"""Run as a script: takes the network and more from this very process, then becomes the command that it was given.
+"""A script that confines its own process (network, capabilities, resource limits) and then executes a command.
 
     python -I -S lockdown.py MEANS COMMAND...
 
-What is set here lasts through the command and all that it starts. Needs the standard library only, and nothing of ours,
-since it goes before every measuring process. `tuner/sandbox/confinement.py` chooses the means.
+The restrictions are inherited by the command and all its children. It uses the standard library only, since it runs
+before every measuring process. `tuner/sandbox/confinement.py` chooses the means.
 """
 
 import ctypes
@@ -26,26 +26,26 @@ SECCOMP_SET_MODE_FILTER: Final = 1
 SECCOMP_FILTER_FLAG_SPEC_ALLOW: Final = 1 << 2
 SECCOMP_RET_ALLOW: Final = 0x7FFF0000
 SECCOMP_RET_ERRNO: Final = 0x00050000
-BPF_LOAD: Final = 0x20  # a word of struct seccomp_data
+BPF_LOAD: Final = 0x20  # loads a word of struct seccomp_data
 BPF_EQUAL: Final = 0x15
 BPF_AT_LEAST: Final = 0x35
 BPF_RETURN: Final = 0x06
-AT_NUMBER, AT_ARCHITECTURE, AT_FIRST_ARGUMENT = 0, 4, 16  # in struct seccomp_data; of the argument the low half
+AT_NUMBER, AT_ARCHITECTURE, AT_FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; the argument's low half
 AF_UNIX: Final = 1
 AF_NETLINK: Final = 16
-IO_URING_SETUP: Final = 425  # makes sockets that no filter sees
+IO_URING_SETUP: Final = 425  # can create sockets without a filtered system call
 LANDLOCK_CREATE_RULESET: Final = 444
 LANDLOCK_RESTRICT_SELF: Final = 446
 LANDLOCK_CREATE_RULESET_VERSION: Final = 1
 LANDLOCK_ACCESS_FS_MAKE_CHAR: Final = 1 << 6
 LANDLOCK_ACCESS_NET_TCP: Final = 0b11  # to bind and to connect
 LANDLOCK_SCOPES: Final = 0b11  # abstract sockets of others, and signals to them
-WITH_NETWORK, WITH_SCOPES = 4, 6  # versions of Landlock
-X32: Final = 0x40000000  # from here on the same calls under other numbers
+WITH_NETWORK, WITH_SCOPES = 4, 6  # versions of Landlock that have these rules
+X32: Final = 0x40000000  # system call numbers of the x32 ABI begin here
 
-#: What root may go on doing with files and its own processes; CUDA needs no more, as in containers. Of the rest it
-#: loses the right: above all to enter the network of another process (CAP_SYS_ADMIN) or that process itself
-#: (CAP_SYS_PTRACE), and to lift the bounds again (CAP_SYS_RESOURCE).
+#: Capabilities that root keeps, for files and its own processes; CUDA needs no more, as in containers. All others are
+#: dropped, above all those to enter another process's network namespace (CAP_SYS_ADMIN), to trace another process
+#: (CAP_SYS_PTRACE) and to raise the limits again (CAP_SYS_RESOURCE).
 KEPT_CAPABILITIES: Final = frozenset(
     {
         0,  # CAP_CHOWN
@@ -60,15 +60,15 @@ KEPT_CAPABILITIES: Final = frozenset(
 #: The largest file. What Inductor and Triton write for a model is far below 1 GiB.
 FILE_BYTES: Final = 16 * 2**30
 OPEN_FILES: Final = 65_536
-#: So many threads and processes more than the machine has now: on a host of 128 cores Inductor starts 32 compilers with
-#: up to 128 threads each. Linux does not hold root to it.
+#: Added to the number of threads now on the machine: on a host of 128 cores Inductor starts 32 compilers with up to 128
+#: threads each. Linux does not enforce the limit for root.
 MORE_PROCESSES: Final = 16_384
-#: The most there is. When memory ends, the kernel ends the process with the highest score.
+#: The highest oom_score_adj: when memory runs out, the kernel kills the process with the highest score.
 FIRST_TO_GO: Final = 1000
 
 
 class Machine(NamedTuple):
-    """How the kernel names a kind of processor, and numbers of its calls."""
+    """The kernel's audit constant of an architecture, and its numbers of two system calls."""
 
     audit: int
     socket: int
@@ -82,13 +82,13 @@ MACHINES: Final[Mapping[str, Machine]] = {
 
 
 def main(means: str, command: list[str]) -> None:
-    """Raises OSError where the kernel does not allow it; nothing is run then."""
+    """Confines this process and executes the command. Raises OSError, without running it, if the kernel refuses."""
     bound()
     called("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for take in MEANS[means]:
         take()
     drop_capabilities()
-    os.execv(command[0], command)  # noqa: S606 - a list of ours, and no shell is wanted
+    os.execv(command[0], command)  # noqa: S606 - the command is built by us, and no shell is needed
 
 
 def bound() -> None:
@@ -99,15 +99,15 @@ def bound() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Asks Linux to kill this process when its parent dies; leaves at once when it is dead already."""
+    """Asks Linux to kill this process when its parent dies; exits at once if the parent is dead already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit("the process that asked is gone")
+        sys.exit("the parent process is gone")
 
 
 def go_first() -> None:
-    """When memory ends, this process does, and what it has started: not the worker, nor a database beside it."""
+    """Makes the kernel kill this process and its children first when memory runs out, not the worker or a database."""
     try:
         write("/proc/self/oom_score_adj", str(FIRST_TO_GO))
     except OSError:  # a container may have mounted it read-only
@@ -115,18 +115,18 @@ def go_first() -> None:
 
 
 def lower(kind: int, most: int) -> None:
-    """Both limits to at most that."""
+    """Lowers the soft and the hard limit to at most that."""
     soft, hard = (most if limit == resource.RLIM_INFINITY else min(most, limit) for limit in resource.getrlimit(kind))
     resource.setrlimit(kind, (soft, hard))
 
 
 def threads_now() -> int:
-    """Of all users: the limit counts those of the user, wherever they are."""
+    """Threads of all users: the limit counts the user's threads outside this container, too."""
     return int(read("/proc/loadavg").split()[3].partition("/")[2])
 
 
 def drop_capabilities() -> None:
-    """For good, from the next exec on. Who has none to drop may not drop any."""
+    """Drops them for good from the next exec on. Does nothing without the right to: then there are none to drop."""
     last = int(read("/proc/sys/kernel/cap_last_cap"))
     for capability in set(range(last + 1)) - KEPT_CAPABILITIES:
         try:
@@ -136,10 +136,10 @@ def drop_capabilities() -> None:
 
 
 def enter_namespaces() -> None:
-    """A network of its own, with nothing in it: even its loopback is down.
+    """Moves this process into an empty network namespace, in which even loopback is down.
 
-    Who may not make one as he is does so in a user namespace, in which he has the same number. Root of the machine is
-    left in the namespace that it is in: in one of its own it could not read the files of others any more.
+    A user without the right to create one creates a user namespace as well, with the same user id in it. Root stays in
+    its user namespace: in a new one it could not read other users' files any more.
     """
     try:
         called("unshare", CLONE_NEWNET)
@@ -152,9 +152,9 @@ def enter_namespaces() -> None:
 
 
 def stay_apart() -> None:
-    """It may not look into processes outside of it, nor (Linux 6.12) send them signals, where there is Landlock.
+    """With Landlock, forbids tracing processes outside and (from Linux 6.12) sending them signals.
 
-    That comes with any rule: the one here is no TCP, or on an older kernel no device files.
+    Any Landlock rule set forbids tracing. The rule used here is no TCP, or on an older kernel no new device files.
     """
     try:
         version = called("syscall", LANDLOCK_CREATE_RULESET, None, 0, LANDLOCK_CREATE_RULESET_VERSION)
@@ -170,7 +170,7 @@ def stay_apart() -> None:
 
 
 def filter_calls() -> None:
-    """The kernel refuses it every socket but those that stay on the machine, for good."""
+    """Installs a seccomp filter that refuses all sockets but local ones (AF_UNIX, AF_NETLINK), for good."""
     name = os.uname().machine
     machine = MACHINES.get(name)
     if machine is None or sys.byteorder != "little":
@@ -183,7 +183,7 @@ def filter_calls() -> None:
 
 
 def instructions(machine: Machine) -> Iterator[bytes]:
-    """In BPF. The offsets count the instructions that are passed over."""
+    """The filter in BPF. Jump offsets count the instructions to skip."""
     yield instruction(BPF_LOAD, AT_ARCHITECTURE)
     yield instruction(BPF_EQUAL, machine.audit, 1, 0)
     yield refusal(errno.ENOSYS)
@@ -207,7 +207,7 @@ def refusal(error: int) -> bytes:
     return instruction(BPF_RETURN, SECCOMP_RET_ERRNO | error)
 
 
-#: By the last one the process keeps the network, and only the bounds hold.
+#: With "bounds" the process keeps the network; only the resource limits apply.
 MEANS: Final[Mapping[str, Sequence[Callable[[], None]]]] = {
     "namespaces": (enter_namespaces, stay_apart),
     "filter": (filter_calls, stay_apart),
@@ -216,7 +216,7 @@ MEANS: Final[Mapping[str, Sequence[Callable[[], None]]]] = {
 
 
 def called(name: str, *arguments: object) -> int:
-    """What a function of libc returns. Raises OSError."""
+    """Calls a function of libc and returns its result. Raises OSError when it is -1."""
     found: int = getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments)
     if found == -1:
         number = ctypes.get_errno()
@@ -225,7 +225,7 @@ def called(name: str, *arguments: object) -> int:
 
 
 def read(path: str) -> str:
-    """Without pathlib, which takes as long to load as all else here."""
+    """Does not use pathlib, whose import takes as long as everything else here."""
     with open(path, encoding="ascii") as file:
         return file.read()
 

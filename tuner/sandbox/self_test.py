@@ -1,9 +1,9 @@
-"""Run as a script in a process that was confined: says what is left of the network, and whether measuring would work.
+"""A script that tests a confined process: which addresses it can still reach, and whether measuring would work.
 
     python -I self_test.py DEVICE
 
-The answer is one line of JSON, `{"open": [...], "broken": [...]}`. No torch and nothing of ours here: what torch asks
-of the system beyond this it gets in any process, and to load it takes seconds.
+It prints one line of JSON, `{"open": [...], "broken": [...]}`. It does not import torch, which takes seconds, nor
+Kitsune: whatever else torch needs of the system is available in any process.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
-#: Addresses that are nobody's (RFC 5737, RFC 3849), and this machine.
+#: Addresses reserved for documentation (RFC 5737, RFC 3849), and this machine.
 PLACES: Final = (
     (socket.AF_INET, "192.0.2.1"),
     (socket.AF_INET, "127.0.0.1"),
@@ -32,7 +32,7 @@ def main(device: str) -> None:
 
 
 def still_open() -> Iterator[str]:
-    """The addresses to which a way is left. To connect a socket of datagrams looks for the way and sends nothing."""
+    """The addresses that have a route. Connecting a datagram socket looks up the route and sends nothing."""
     for family, host in PLACES:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as way:
@@ -43,7 +43,7 @@ def still_open() -> Iterator[str]:
 
 
 def broken(device: str) -> Iterator[str]:
-    """What measuring needs and does not get, each with the reason."""
+    """What measuring needs but does not work, each with the reason."""
     needs: dict[str, Callable[[], None]] = {"processes": start_processes}
     if device.startswith("cuda"):
         index = int(device.partition(":")[2] or 0)
@@ -56,14 +56,14 @@ def broken(device: str) -> Iterator[str]:
 
 
 def start_processes() -> None:
-    """As the pools do in which Inductor compiles: with pipes and semaphores, and a thread that feeds them."""
+    """Starts a process pool as Inductor does for compiling: with pipes, semaphores and a feeder thread."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         if pool.apply(os.getpid) == os.getpid():
-            raise RuntimeError("a pool of processes has none")
+            raise RuntimeError("a process pool ran its task in this process")
 
 
 def use_gpu(index: int) -> None:
-    """Writes its memory and reads it back, by the driver alone."""
+    """Writes GPU memory and reads it back, through the driver API only."""
     driver = ctypes.CDLL("libcuda.so.1")
     device, context, place = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
     found = ctypes.create_string_buffer(BYTES)

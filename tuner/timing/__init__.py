@@ -1,1 +1,1 @@
-"""Blocks of steps, timed side by side on a device."""
+"""Times blocks of steps of several arms, interleaved, on one device."""

@@ -1,6 +1,7 @@
-"""This machine in; what would be claimed here of a step against itself and of planted slowdowns, out. No torch here.
+"""`kitsune doctor --measure`: tests whether verdicts on this machine are right. Does not import torch.
 
-`kitsune doctor --measure`: rounds, watches and decision of a confirmation, on a step of ours in fresh processes.
+It compares a step with itself and with known slowdowns of it. Rounds, watches and decision are those of a confirmation,
+in fresh processes.
 """
 
 import math
@@ -30,14 +31,14 @@ from tuner.statistics.student_t import quantile
 TIMEOUT_S: Final = 180.0
 USUAL: Final = "about a minute, on a busy machine longer"
 STEP: Final = "step"
-#: How much longer the step is made to take, by the name of the arm.
+#: Name of an arm -> how much longer its step takes; 0.01 is 1 %.
 PLANTED: Final = {"again": 0.0, "1 % slower": 0.01, "3 % slower": 0.03}
 
 Measure = Callable[[str | None, int], Measurement]
 
 
 class Claim(Record):
-    """What would be said of an arm that is slower than the step by `planted`; 0.01 is 1 %."""
+    """The verdict on an arm that is slower than the step by `planted`; 0.01 is 1 %."""
 
     planted: float = Field(ge=0)
     verdict: Verdict
@@ -48,18 +49,18 @@ class Claim(Record):
 
     @property
     def is_right(self) -> bool:
-        """Of nothing planted, no difference may be claimed; of a slowdown, that it is one."""
+        """A planted slowdown must be claimed as one; where nothing is planted, no difference may be claimed."""
         return self.verdict is Verdict.SLOWER if self.planted else self.verdict not in CERTAIN
 
     @property
     def is_wrong(self) -> bool:
-        """More than not found: a claim that is not true. SAME is true of what is slower by 1 % and no more."""
+        """Whether the claim is false, not only missing. SAME is true up to a slowdown of 1 %."""
         is_same = self.verdict is Verdict.SAME and self.planted > SAME_WITHIN
         return is_same or (self.verdict in CERTAIN and not self.is_right)
 
 
 class Checkup(Record):
-    """What was claimed on this machine, and the smallest gain that can be told here."""
+    """The claims made on this machine, and the smallest gain that can be detected here."""
 
     environment: Environment
     processes: int
@@ -71,7 +72,7 @@ class Checkup(Record):
 
 
 def tell(device: str | None, *, as_json: bool) -> int:
-    """Measures, prints, and returns the exit code. Raises as `told` does."""
+    """Measures, prints, and returns the exit code. Raises like `told`."""
     output.note(f"Timing a step with slowdowns planted in {PROCESSES} fresh processes: {USUAL} ...")
     found = checkup(device)
     if as_json:
@@ -83,12 +84,12 @@ def tell(device: str | None, *, as_json: bool) -> int:
 
 
 def measure(device: str | None, seed: int) -> Measurement:
-    """One fresh process. Raises as `told` does."""
+    """Measures in one fresh process. Raises like `told`."""
     return told(started(device, seed))
 
 
 def started(device: str | None, seed: int) -> subprocess.Popen[str]:
-    """A process that has yet to be told to measure. It imports meanwhile, and does not touch the device."""
+    """Starts a process that imports torch and then waits, without using the device, until `told` lets it measure."""
     command = [sys.executable, "-P", "-m", "tuner.timing.planted_slowdown", device or "", str(seed)]
     environment = {**os.environ, **bytecode_variables(compiled_folder(), is_confined=False)}
     pipe = subprocess.PIPE
@@ -96,27 +97,30 @@ def started(device: str | None, seed: int) -> subprocess.Popen[str]:
 
 
 def told(process: subprocess.Popen[str]) -> Measurement:
-    """What a process measures, now that it is told to. Raises UnfitError when it cannot, MeasureError on garbage."""
+    """Lets a started process measure, and returns the result.
+
+    Raises UnfitError when it fails or takes longer than TIMEOUT_S, MeasureError when its answer is invalid.
+    """
     with process:
         try:
             out, err = process.communicate("\n", TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             process.kill()
-            raise UnfitError(f"a measuring process took longer than {TIMEOUT_S:g} s; find what keeps it") from error
+            raise UnfitError(f"a measuring process took longer than {TIMEOUT_S:g} s; stop other programs") from error
         except BaseException:
             process.kill()
             raise
     if process.returncode:
-        last = (err.strip().splitlines() or ["no word"])[-1]
+        last = (err.strip().splitlines() or ["no message"])[-1]
         raise UnfitError(f"a measuring process ended with code {process.returncode}: {one_line(last)}")
     try:
         return Measurement.model_validate_json(out)
     except ValidationError as error:
-        raise MeasureError("a measuring process did not tell what it had measured; run it again") from error
+        raise MeasureError("the answer of a measuring process cannot be read; run it again") from error
 
 
 def checkup(device: str | None, measure: Measure = measure) -> Checkup:
-    """One confirmation. Raises as `told` does."""
+    """Runs one confirmation, in PROCESSES processes. Raises like `told`."""
     begin_s = time.monotonic()
     processes = [measure(device, seed) for seed in range(PROCESSES)]
     claims = tuple(claims_of(processes))
@@ -132,7 +136,7 @@ def checkup(device: str | None, measure: Measure = measure) -> Checkup:
 
 
 def claims_of(processes: Sequence[Measurement]) -> Iterator[Claim]:
-    """One for each of PLANTED."""
+    """One claim for each of PLANTED."""
     used = undisturbed(processes)
     for name, planted in PLANTED.items():
         found, noise = judged(used, STEP, name)
@@ -148,20 +152,23 @@ def claims_of(processes: Sequence[Measurement]) -> Iterator[Claim]:
 
 
 def smallest_gain(deviation: float, processes: int) -> float:
-    """What a gain must be for its interval to clear the threshold and its p-value 0.01 where processes differ so."""
+    """The smallest gain whose interval lies above the threshold and whose p-value is below 0.01.
+
+    `deviation`: standard deviation of ln(speedup) between processes.
+    """
     error, degrees = deviation / math.sqrt(processes), processes - 1
     return max(THRESHOLD + quantile(degrees) * error, quantile(degrees, 0.99) * error)
 
 
 def checkup_screen(found: Checkup) -> list[Any]:
-    """For `Console.print`."""
+    """What to print, as arguments of `Console.print`."""
     columns = ("planted", "claimed", "", "times as fast", "95 %", "in one more process")
     how = f"{found.processes} processes of {found.rounds} rounds, {found.took_s:.0f} s"
     apart = max(claim.process_spread for claim in found.claims)
     parts: list[Any] = [
         f"{output.machine(found.environment)}: {how}.",
         output.table(*columns, rows=map(_row, found.claims)),
-        f"Processes lie {apart:.2%} apart (standard deviation): gains from about {found.smallest_gain:.1%} on show.",
+        f"Processes lie {apart:.2%} apart (standard deviation): detects gains from about {found.smallest_gain:.1%}.",
     ]
     parts += [f"Too noisy to tell: {note}." for note in dict.fromkeys(claim.note for claim in found.claims) if note]
     return [*parts, *found.notes]

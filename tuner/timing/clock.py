@@ -1,4 +1,4 @@
-"""A device in, a clock for blocks of steps on it out: events on a GPU, the host's clock on a CPU."""
+"""Clocks for blocks of steps: CUDA events on a GPU, the host's clock on a CPU."""
 
 import time
 
@@ -9,7 +9,7 @@ from tuner.timing.interleaved_rounds import Clock, Step
 
 
 class GpuClock:
-    """Time between two events in the stream. A block begins behind a step that is not timed, so the GPU is busy."""
+    """Time between two events in the stream. An untimed step precedes each block, so that the GPU is busy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -30,7 +30,7 @@ class GpuClock:
 
 
 class HostClock:
-    """Wall-clock time of a CPU; blocks of several steps begin behind one that is not timed, which fills the caches."""
+    """Wall-clock time of a CPU. An untimed step precedes each block of several steps, so that caches are warm."""
 
     def block_ms(self, step: Step, steps: int) -> float:
         if steps > 1:

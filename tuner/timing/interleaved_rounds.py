@@ -1,4 +1,5 @@
-"""Running arms in, ms per step of every block out: interleaved rounds, disturbed ones dropped. No torch here."""
+"""Times several arms in interleaved rounds, and drops rounds in which the machine was disturbed. Does not import
+torch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ CannotWin = Callable[[Sequence[float], Sequence[float]], bool]
 MAX_STEPS_PER_BLOCK: Final = 10_000
 MIN_CLEAN_ROUNDS: Final = 3
 HOPELESS_AFTER: Final = 3  # blocks
-HOPELESS_BY: Final = 1.03  # simulated, 1 % noise: saves 61 % of the blocks and stopped the best in none of 300 runs
+HOPELESS_BY: Final = 1.03  # simulated with 1 % noise: saves 61 % of the blocks, stopped the best arm in 0 of 300 runs
 
 
 class Clock(Protocol):
@@ -29,7 +30,7 @@ class Clock(Protocol):
 
 
 class Watch(Protocol):
-    """Looks at the machine between rounds."""
+    """Detects disturbances of the machine between rounds."""
 
     def disturbance(self) -> str | None:
         """What disturbed the machine since the last call, or None."""
@@ -38,7 +39,7 @@ class Watch(Protocol):
     def notes(self) -> tuple[str, ...]: ...
 
     def causes(self) -> tuple[Cause, ...]:
-        """What was seen that makes times differ, whether or not it made rounds be dropped."""
+        """What was seen that can make times differ, whether or not rounds were dropped for it."""
         ...
 
 
@@ -49,7 +50,7 @@ class Watches:
         self._watches = watches
 
     def disturbance(self) -> str | None:
-        reasons = [watch.disturbance() for watch in self._watches]  # each is asked: it looks from call to call
+        reasons = [watch.disturbance() for watch in self._watches]  # ask all: each compares with its last call
         return next(filter(None, reasons), None)
 
     def notes(self) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ class Watches:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """How much to time: `rounds` blocks of each arm, of `block_ms` or one step, after `warm_s` of warming up."""
+    """How much to time: `rounds` blocks of each arm, each of `block_ms` or one step, after `warm_s` of warm-up."""
 
     rounds: int
     block_ms: float
@@ -74,7 +75,7 @@ class Schedule:
 class Timing:
     """`step_ms[arm][block]`; block i of every arm ran within the same round.
 
-    `disturbed`: rounds were kept in which the machine was disturbed, so nothing may be claimed of these times.
+    `disturbed`: disturbed rounds were kept, so no verdict may be based on these times.
     """
 
     step_ms: tuple[tuple[float, ...], ...]
@@ -86,10 +87,10 @@ class Timing:
 
 
 def hopeless(baseline_ms: Sequence[float], candidate_ms: Sequence[float], best_speedup: float) -> bool:
-    """Whether a trial may be stopped: even its luckiest block is more than 3 % slower than the best so far needs.
+    """Whether a trial can be stopped early: even its fastest block is more than 3 % slower than `best_speedup` needs.
 
-    Blocks are ms per step, paired by round; at least 3 complete pairs are needed. `best_speedup` is over the same kind
-    of baseline. Ratios are taken within the round, so a clock that drifts during the trial condemns nobody.
+    Blocks are in ms per step, paired by round; at least 3 complete pairs are needed. `best_speedup` is relative to the
+    same kind of baseline. Ratios are taken within a round, so that a drifting clock does not matter.
     """
     ratios = [candidate / baseline for baseline, candidate in zip(baseline_ms, candidate_ms, strict=False)]
     return len(ratios) >= HOPELESS_AFTER and min(ratios) * best_speedup > HOPELESS_BY
@@ -98,12 +99,13 @@ def hopeless(baseline_ms: Sequence[float], candidate_ms: Sequence[float], best_s
 def time_arms(steps: Sequence[Step], clock: Clock, watch: Watch, schedule: Schedule, cannot_win: CannotWin) -> Timing:
     """Times all arms in randomised, balanced rounds (ABBA for two arms).
 
-    A round during which the machine was disturbed is dropped and run again, up to as many times as there are rounds.
-    Ends early when the budget is spent, or when `cannot_win(baseline, candidate)` says so after a clean round.
+    A disturbed round is dropped and repeated, at most as many times as there are rounds. If fewer than
+    MIN_CLEAN_ROUNDS are left, all rounds are kept and the timing is marked as disturbed. Ends early when the budget is
+    spent, or when `cannot_win(baseline, candidate)` is true after a clean round.
     """
     begin_s = clock.now_s()
     counts = warm_up(steps, clock, schedule)
-    watch.disturbance()  # whatever happened before the first round
+    watch.disturbance()  # ignore what happened before the first round
     clean: list[list[float]] = []
     disturbed: list[list[float]] = []
     reasons: dict[str, int] = {}
@@ -141,11 +143,11 @@ def time_arms(steps: Sequence[Step], clock: Clock, watch: Watch, schedule: Sched
 
 
 def warm_up(steps: Sequence[Step], clock: Clock, schedule: Schedule) -> tuple[int, ...]:
-    """Keeps the device busy with all arms for at least `warm_s`; returns how many steps of each make a block."""
+    """Runs all arms for at least `warm_s`; returns how many steps of each arm fill a block."""
     end_s = clock.now_s() + schedule.warm_s
     counts = [1] * len(steps)
     passes = 0
-    while passes < 2 or clock.now_s() < end_s:  # twice: the first pass only finds out how long a step takes
+    while passes < 2 or clock.now_s() < end_s:  # at least twice: the first pass only measures how long a step takes
         for arm, step in enumerate(steps):
             step_ms = clock.block_ms(step, counts[arm]) / counts[arm]
             counts[arm] = steps_per_block(step_ms, schedule.block_ms)
@@ -154,14 +156,14 @@ def warm_up(steps: Sequence[Step], clock: Clock, schedule: Schedule) -> tuple[in
 
 
 def steps_per_block(step_ms: float, block_ms: float) -> int:
-    """The fewest steps, at least one, that fill a block."""
+    """The smallest number of steps, at least one, that fills a block."""
     if step_ms <= 0 or block_ms / step_ms >= MAX_STEPS_PER_BLOCK:
         return MAX_STEPS_PER_BLOCK
     return max(1, math.ceil(block_ms / step_ms))
 
 
 def one_round(turn: Sequence[int], steps: Sequence[Step], counts: Sequence[int], clock: Clock) -> list[float]:
-    """ms per step of each arm, by arm; they run in the order of `turn`, without the garbage collector."""
+    """ms per step of each arm, by arm. They run in the order of `turn`, with the garbage collector off."""
     times = [0.0] * len(steps)
     with uncollected():
         for arm in turn:

@@ -1,8 +1,8 @@
-"""A process of `kitsune doctor --measure`: times a step of its own, the same again, and slower by what is planted.
+"""A process of `kitsune doctor --measure`: times a step, the same step again, and the step with known slowdowns.
 
 `python -m tuner.timing.planted_slowdown DEVICE SEED` imports torch, waits for a line on stdin, and writes one
 Measurement as JSON to stdout. Clock, rounds and watches are those of a trial. The step keeps the device busy, so that a
-wait on it lengthens the step by just as much.
+wait added on the device lengthens the step by exactly that wait.
 """
 
 import sys
@@ -24,7 +24,7 @@ from tuner.timing.interleaved_rounds import Clock, Schedule, Step, Watches, one_
 
 BLOCK_MS = {"cpu": 20.0, "cuda": 20.0}
 WARM_S = {"cpu": 0.5, "cuda": 0.5}
-WIDTH = {"cpu": 512, "cuda": 2048}  # some 10 ms a step on two cores; on a GPU two waves of 128x128 tiles on 132 SMs
+WIDTH = {"cpu": 512, "cuda": 2048}  # about 10 ms a step on two cores; on a GPU two waves of 128x128 tiles on 132 SMs
 LAYERS = 3
 CALIBRATION_CYCLES = 20_000_000  # 11 ms at 1.8 GHz
 CALIBRATIONS = 5
@@ -33,7 +33,7 @@ Wait = Callable[[float], Step]
 
 
 def measured(device: torch.device, seed: int = 0) -> Measurement:
-    """The step and every arm of PLANTED, interleaved."""
+    """Times the step and every arm of PLANTED, interleaved."""
     make_current(device)
     torch.manual_seed(seed)
     clock, step = clock_of(device), a_step(device)
@@ -61,7 +61,7 @@ def measured(device: torch.device, seed: int = 0) -> Measurement:
 
 
 def a_step(device: torch.device) -> Step:
-    """Forward, backward and update of a few square layers: products that keep the whole device busy."""
+    """Forward, backward and update of a few square linear layers, whose products keep the whole device busy."""
     width = WIDTH[device.type]
     layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
     model = torch.nn.Sequential(*layers).to(device)
@@ -77,16 +77,16 @@ def a_step(device: torch.device) -> Step:
 
 
 def as_given_ms(step: Step, clock: Clock, schedule: Schedule) -> float:
-    """Median of as many blocks as there are rounds, once the device is warm."""
+    """Median ms per step of as many blocks as there are rounds, after warm-up."""
     counts = warm_up([step], clock, schedule)
     return median([one_round([0], [step], counts, clock)[0] for _ in range(schedule.rounds)])
 
 
 def waits(device: torch.device, clock: Clock, step: Step, step_ms: float) -> Wait:
-    """From milliseconds to what lets the device wait for so long: a kernel on a GPU, a spinning host on a CPU.
+    """A function from milliseconds to a wait of that length: a sleep kernel on a GPU, a busy loop on a CPU.
 
-    The kernel counts cycles, and a GPU under load has fewer in a millisecond than an idle one. So it is calibrated
-    behind the step.
+    The kernel counts clock cycles, and a GPU under load runs at a lower clock than an idle one. So it is calibrated
+    directly after the step.
     """
     if device.type != "cuda":
         return spin

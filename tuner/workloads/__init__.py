@@ -1,1 +1,1 @@
-"""Workloads: found by name, copied, fed with batches."""
+"""Loads workloads by name, copies them, and makes their batches."""

@@ -1,4 +1,4 @@
-"""An example batch in, other batches of the same shapes, dtypes and ranges out, the same ones for the same seed."""
+"""Derives other batches from the example batch: same shapes, dtypes and value ranges, reproducible by a seed."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from kitsune.workload import batch_tensors
 
 
 def varied(batch: Any, seed: int) -> Any:
-    """Another batch made of the same rows. Every tensor is changed by itself, so x and y are paired anew.
+    """Another batch made of the same rows. Every tensor is changed on its own, so rows of x get other rows of y.
 
-    Floats: each row mixed with another one (a convex combination), so that ranges, masks of minus infinity, one-hot
-    rows and probabilities stay what they are. Integers and booleans: rows permuted, so that indices stay in range.
-    A tensor whose first dimension is not the batch's (an edge list, a table) is left alone; with a batch of one row,
-    integers are rotated along their last dimension and floats pulled towards their mean.
+    Floats: each row becomes a convex combination with another row, which keeps ranges, masks of minus infinity and
+    probabilities valid. Integers and booleans: rows are permuted, so that indices stay in range. A tensor whose first
+    dimension is not the batch dimension (an edge list, a table) is not changed. In a batch of one row, integers are
+    rotated along their last dimension and floats are moved towards their mean.
     """
     generator = torch.Generator().manual_seed(seed)
     tensors = [tensor for tensor in batch_tensors(batch) if tensor.dim() > 0]
@@ -27,7 +27,7 @@ def _other(leaf: Any, rows: int, generator: torch.Generator) -> Any:
         return leaf
     with torch.no_grad():
         values = _one_row(leaf, generator) if rows == 1 else _rows_mixed(leaf, rows, generator)
-        # empty_like keeps the strides: to a tuned step, another layout may be another batch
+        # empty_like keeps the strides: a tuned step may treat another memory layout as another kind of batch
         return torch.empty_like(leaf).copy_(values).requires_grad_(leaf.requires_grad)
 
 

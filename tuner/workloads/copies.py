@@ -1,7 +1,7 @@
-"""A workload built once and handed out as deep copies, where a copy trains as the original does.
+"""Builds a workload once and hands out deep copies, if a copy trains exactly like the original.
 
-A trial needs 3 to 6 workloads with the same weights: of the probe, of the reference, of each arm. Building a
-model of 125 M parameters takes seconds each time, copying it is a copy of memory.
+A trial needs 3 to 6 workloads with the same weights: for the probe, the reference and each arm. Building a model of
+125 M parameters takes seconds; copying it is only a copy of memory.
 """
 
 import contextlib
@@ -18,25 +18,25 @@ from kitsune.device.backend import rng_state, set_rng_state
 from kitsune.workload import Workload
 from tuner.workloads.plain_step import plain_step
 
-#: What is kept must not take room from what is measured: an original on the GPU is kept up to this part of its memory.
+#: An original on the GPU is kept only if it is at most this share of the GPU's memory, which measurements need.
 MOST_OF_GPU: Final = 0.02
-#: Kernels that add up in no fixed order differ by less; a copy that lost a weight or a rate differs by more.
-ALIKE: Final = 1e-2
+#: Kernels with a nondeterministic order of summation differ by less; a copy that lost a weight or a rate, by more.
+RELATIVE_TOLERANCE: Final = 1e-2
 
 Build = Callable[[], Workload]
 Move = Callable[[Workload], Workload]
 
 
 class Copies:
-    """Originals by key; None where a copy of one does not do as the original, which is then built each time."""
+    """Originals by key; None where a copy does not train like the original, which is then built each time."""
 
     def __init__(self) -> None:
         self._originals: dict[Hashable, Workload | None] = {}
 
     def get(self, key: Hashable, build: Build, move: Move, device: torch.device, *, is_ours: bool = False) -> Workload:
-        """A workload on the device. `build` leaves it where the function makes it, `move` takes it there.
+        """A workload on the device. `build` makes it on whatever device the user's function chooses, `move` moves it.
 
-        What `is_ours` is known to be such that a copy does as the original.
+        `is_ours`: the workload is from the zoo, whose copies need not be checked.
         """
         if key not in self._originals:
             self._originals[key] = build() if is_ours else _original(build, move, device)
@@ -49,7 +49,7 @@ _active: Copies | None = None
 
 @contextlib.contextmanager
 def copying() -> Iterator[None]:
-    """Within, workloads of files and of the zoo are built once."""
+    """Inside the block, workloads from files and from the zoo are built once and then copied."""
     global _active  # noqa: PLW0603 - of the process, as a measuring process has one job
     _active = Copies()
     try:
@@ -63,32 +63,32 @@ def copies_here() -> Copies | None:
 
 
 def copied(workload: Workload) -> Workload:
-    """A deep copy, with an optimizer and a loss of its own. Raises what copying a user's class raises."""
+    """A deep copy with its own optimizer and loss. Raises whatever copying a user's class raises."""
     parts = (workload.model, workload.loss_fn, workload.optimizer, workload.batch)
     model, loss_fn, optimizer, batch = copy.deepcopy(parts)
     return replace(workload, model=model, loss_fn=loss_fn, optimizer=optimizer, batch=batch)
 
 
 def _original(build: Build, move: Move, device: torch.device) -> Workload | None:
-    """What copies can be taken of, or None.
+    """A workload that can be copied again and again, or None if copies do not train like the original.
 
-    A copy takes one step, which must leave the original alone: a loss that holds the model would train that one. The
-    original then takes the same step, in which the copy must have done the same. A second copy is what is kept.
+    A copy runs one step, which must not change the original: a loss that holds a reference to the model would train
+    the original. Then the original runs the same step, with the same result. A second copy is returned.
     """
     built = build()
-    if not _has_room(built, device):
+    if not _fits_on_gpu(built, device):
         return None
     before = rng_state(device)
     try:
         kept = copied(built)
         marks = _marks(built)
         first = _first_step(move(copied(built)))
-        gc.collect()  # or models in cycles with their hooks would be on the device beside each other
+        gc.collect()  # otherwise models in reference cycles with their hooks would stay on the device
         if _marks(built) != marks:
             return None
         set_rng_state(device, before)
         return kept if first.is_like(_first_step(move(built))) else None
-    except Exception:  # noqa: BLE001 - of the user's code: told where the workload is built and run in earnest
+    except Exception:  # noqa: BLE001 - from the user's code: reported when the workload is really built and run
         return None
     finally:
         set_rng_state(device, before)
@@ -96,20 +96,20 @@ def _original(build: Build, move: Move, device: torch.device) -> Workload | None
         gc.collect()
 
 
-def _has_room(workload: Workload, device: torch.device) -> bool:
+def _fits_on_gpu(workload: Workload, device: torch.device) -> bool:
     on_gpu = sum(p.nbytes for p in workload.model.parameters() if p.device.type == "cuda")
     return not on_gpu or on_gpu <= MOST_OF_GPU * torch.cuda.get_device_properties(device).total_memory
 
 
 def _marks(workload: Workload) -> list[tuple[int, bool]]:
-    """What changes when a tensor of the model is written to, or gets a gradient."""
+    """Values that change when a tensor of the model is written to or gets a gradient."""
     tensors = [*workload.model.parameters(), *workload.model.buffers()]
     return [(tensor._version, tensor.grad is None) for tensor in tensors]
 
 
 @dataclass(frozen=True, slots=True)
 class FirstStep:
-    """What a step did: its loss, each parameter's norm of gradient and whether it was updated, and optimizer state."""
+    """Results of a step: loss, gradient norms, which parameters were updated, and norms of the optimizer's state."""
 
     loss: float
     gradients: tuple[float | None, ...]
@@ -126,7 +126,7 @@ class FirstStep:
 def _near(a: float | None, b: float | None) -> bool:
     if a is None or b is None:
         return a is b
-    return math.isclose(a, b, rel_tol=ALIKE, abs_tol=1e-30)
+    return math.isclose(a, b, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-30)
 
 
 def _first_step(workload: Workload) -> FirstStep:

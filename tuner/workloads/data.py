@@ -1,4 +1,4 @@
-"""A workload's `batches` in: the ones that are held out, and streams without end of all others, out."""
+"""Splits a workload's `batches` into held-out batches and endless training streams."""
 
 from collections.abc import Iterator
 from itertools import chain, count, islice
@@ -10,28 +10,28 @@ import torch
 from kitsune.errors import SURPRISES, WorkloadError
 from kitsune.workload import Batch, Workload, batch_tensors
 
-#: Batches; of an iterable with fewer than twice as many, half of a pass.
+#: Number of held-out batches; half of a pass if an iterable has fewer than twice as many.
 HELD_OUT: Final = 8
-#: Of a function of a seed: the seed of the batches that are held out, which no training has.
+#: Seed of the held-out batches, if `batches` is a function of a seed. No training uses it.
 HELD_OUT_SEED: Final = 2**31 - 1
-#: Between the passes of one training, so that none of another training's are among them.
+#: Distance between the seeds of two passes of one training, so that passes of different trainings do not coincide.
 SEEDS_APART: Final = 10_007
-#: Batches of an iterable from which the next one is drawn.
+#: Size of the shuffle buffer for an iterable, in batches.
 MIXED: Final = 8
-#: Batches of other shapes in a row, after which no other is waited for.
+#: After so many batches of other shapes in a row, reading is given up.
 MOST_UNFIT: Final = 1000
-#: What code that reads a data set raises.
+#: Exceptions that code which reads a data set may raise.
 TROUBLES: Final = (*SURPRISES, AttributeError, NameError, ImportError, OSError)
 
 
 class Data:
-    """Batches of the shapes of the example; others, as the last one of a pass, are left out."""
+    """The batches that have the shapes of the example. Others, like the last one of a pass, are skipped."""
 
     def __init__(self, workload: Workload, name: str) -> None:
-        """Raises WorkloadError where there is only the one batch, or none that fits."""
+        """Raises WorkloadError when the workload has no `batches`, or too few of them fit."""
         if workload.batches is None:
             raise WorkloadError(
-                f"{name} has one batch only, from which nothing can be learnt that holds for others: "
+                f"{name} has one batch only, so there are no others to hold out: "
                 "return kitsune.Workload(model, loss_fn, optimizer, batch, batches=...)"
             )
         self._batches = workload.batches
@@ -47,8 +47,8 @@ class Data:
         return callable(self._batches)
 
     def stream(self, seed: int) -> Iterator[Batch]:
-        """Pass after pass without those that are held out; of an iterable, the first ones of each pass are, and the
-        others come in an order of the seed."""
+        """Pass after pass, without the held-out batches. An iterable's first batches are held out; the others are
+        shuffled by the seed."""
         for turn in count():
             seed_of_pass = seed + SEEDS_APART * turn
             if self.is_seeded:
@@ -58,11 +58,11 @@ class Data:
                 yield from mixed(islice(self._pass(seed_of_pass), len(self.held_out), None), chance)
 
     def _pass(self, seed: int) -> Iterator[Batch]:
-        """Code of the user's: what goes wrong inside leaves as a WorkloadError."""
+        """One pass over the user's batches. Errors of the user's code are raised as WorkloadError."""
         unfit = 0
         try:
             with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)  # a DataLoader shuffles by it when it gives its first batch
+                torch.default_generator.manual_seed(seed)  # a DataLoader seeds its shuffling from it at its first batch
                 source = iter(self._batches(seed) if callable(self._batches) else self._batches)
                 first = list(islice(source, 1))
             for batch in chain(first, source):
@@ -79,7 +79,7 @@ class Data:
 
 
 def mixed(batches: Iterator[Batch], chance: Random) -> Iterator[Batch]:
-    """All of them, each drawn from the next few: a list has one order, and trainings of several seeds need several."""
+    """Shuffles the batches within a buffer of MIXED: a list has only one order, and each seed needs its own."""
     held = list(islice(batches, MIXED))
     for batch in batches:
         place = chance.randrange(len(held))

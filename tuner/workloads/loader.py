@@ -1,4 +1,4 @@
-"""A workload's name goes in ("zoo:resnet18?batch=64", "train.py:make_workload", "model.ksn"), a Workload comes out."""
+"""Loads a workload by its name: "zoo:resnet18?batch=64", "train.py:make_workload" or "model.ksn"."""
 
 import contextlib
 import difflib
@@ -35,7 +35,7 @@ MAX_ERROR_CHARS: Final = 1000
 
 
 class WorkloadSource(StrEnum):
-    """Where a workload comes from."""
+    """The kind of a workload's name."""
 
     ZOO = "zoo"
     FILE = "file"
@@ -43,7 +43,7 @@ class WorkloadSource(StrEnum):
 
 
 def workload_source(spec: str) -> WorkloadSource:
-    """Which kind of name this is, by its form alone. Raises WorkloadError when it is none of them."""
+    """The kind of this name, by its form alone. Raises WorkloadError when it is none of them."""
     if spec.startswith(ZOO_PREFIX):
         return WorkloadSource.ZOO
     if FILE_AND_FUNCTION.fullmatch(spec):
@@ -59,12 +59,12 @@ def workload_source(spec: str) -> WorkloadSource:
 
 
 def load_workload(spec: str, device: str, seed: int = 0, *, randomness: bool = True) -> Workload:
-    """The named workload on the device ("cpu", "cuda", "cuda:N"), drawn with this seed.
+    """The named workload on the device ("cpu", "cuda", "cuda:N"), with weights drawn from this seed.
 
-    Without randomness every dropout of an archive has p = 0; code is left as it is. The caller's random state, of
-    the host and of the device, is left as it was. A FILE.py:FUNCTION runs the user's code. Raises WorkloadError when
-    there is no such workload or it cannot be built, ArchiveError for a file that is not an archive we accept,
-    UnfitError without such a device; torch.OutOfMemoryError passes through.
+    Without randomness every dropout of an archive has p = 0; user code is not changed. The caller's random state on
+    host and device is restored. FILE.py:FUNCTION runs the user's code. Raises WorkloadError when there is no such
+    workload or it cannot be built, ArchiveError for an invalid archive, UnfitError when there is no such device;
+    torch.OutOfMemoryError passes through.
     """
     source = workload_source(spec)
     place = pick_device(device)
@@ -77,9 +77,9 @@ def load_workload(spec: str, device: str, seed: int = 0, *, randomness: bool = T
 
 
 def check_spec(spec: str) -> None:
-    """Says early and cheaply that a name leads nowhere; builds nothing and runs no code of the user's.
+    """Checks that the named workload exists, without building it or running user code.
 
-    Raises WorkloadError and ArchiveError as `load_workload` does.
+    Raises WorkloadError and ArchiveError like `load_workload`.
     """
     source = workload_source(spec)
     if source is WorkloadSource.ZOO:
@@ -91,7 +91,7 @@ def check_spec(spec: str) -> None:
 
 
 def located(spec: str) -> str:
-    """The same workload under a name that holds in every folder: code of the user's may change to another one.
+    """The name with an absolute path, since user code may change the working directory.
 
     Raises WorkloadError when there is no such file.
     """
@@ -178,7 +178,7 @@ def _did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 def _of_file(spec: str, device: torch.device, seed: int) -> Workload:
     file, _, function = spec.rpartition(":")
-    path = _existing(file)  # once: the user's code may change to another folder
+    path = _existing(file)  # resolved once: user code may change the working directory
 
     def moved(workload: Workload) -> Workload:
         with _UserCode(spec, path):
@@ -209,7 +209,7 @@ def _from_file(spec: str, path: Path, name: str) -> Workload:
 
 def _existing(file: str) -> Path:
     path = Path(os.path.expanduser(file))
-    if os.path.isfile(path):  # unlike Path.is_file, says no to names that no file can have
+    if os.path.isfile(path):  # unlike Path.is_file, returns False for names that no file can have
         return path.resolve()
     if os.path.isdir(path):
         raise WorkloadError(f"{file!r} is a folder; name a file")
@@ -218,7 +218,7 @@ def _existing(file: str) -> Path:
 
 
 def _siblings(path: Path) -> list[str]:
-    """The files of the same kind in the folder of the path, if there is such a folder."""
+    """The files with the same suffix in the folder of the path; none if there is no such folder."""
     try:
         names = os.listdir(path.parent)
     except (OSError, ValueError):  # ValueError: a null byte
@@ -227,7 +227,7 @@ def _siblings(path: Path) -> list[str]:
 
 
 def _imported(path: Path) -> ModuleType:
-    """The file, run afresh as a module of a private name: its `if __name__ == "__main__"` block does not run."""
+    """Runs the file as a new module with a private name, so its `if __name__ == "__main__"` block does not run."""
     name = f"_kitsune_workload_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -254,7 +254,7 @@ def _no_such_function(module: ModuleType, path: Path, name: str) -> str:
 
 @contextlib.contextmanager
 def _sibling_imports(path: Path) -> Iterator[None]:
-    """Lets the file import its neighbours, as `python FILE.py` does."""
+    """Lets the file import modules from its own folder, as `python FILE.py` does."""
     before = list(sys.path)
     sys.path.insert(0, str(path.parent))
     try:
@@ -264,9 +264,9 @@ def _sibling_imports(path: Path) -> Iterator[None]:
 
 
 class _UserCode:
-    """The border to a user's file: what is raised inside leaves as a WorkloadError that names the user's line.
+    """Turns an exception of the user's file into a WorkloadError that names the user's line.
 
-    Two things pass as they are: Ctrl-C, and a GPU out of memory, which the measuring child reports as such.
+    Ctrl-C and torch.OutOfMemoryError pass through; the measuring process reports the latter as such.
     """
 
     def __init__(self, spec: str, path: Path) -> None:
@@ -286,7 +286,7 @@ class _UserCode:
 
 
 def _place_in(path: Path, error: BaseException, trace: TracebackType | None) -> str:
-    """FILE:LINE of the innermost line of the file that was running; FILE alone when none was."""
+    """FILE:LINE of the innermost line of the file in the traceback; FILE alone when there is none."""
     lines = [frame.lineno for frame in traceback.extract_tb(trace) if frame.filename == str(path)]
     if isinstance(error, SyntaxError) and error.filename == str(path):
         lines.append(error.lineno)
@@ -294,7 +294,7 @@ def _place_in(path: Path, error: BaseException, trace: TracebackType | None) -> 
 
 
 def _moved(workload: Workload, spec: str, device: torch.device) -> Workload:
-    """The same model, optimizer and loss on the device. The optimizer keeps its parameters: they move in place."""
+    """Moves model, optimizer and loss to the device. Parameters move in place, so the optimizer keeps them."""
     before = {id(parameter) for parameter in workload.model.parameters()}
     workload.model.to(device)
     if any(id(parameter) not in before for parameter in workload.model.parameters()):

@@ -1,4 +1,4 @@
-"""The zoo: well-known models in plain torch to tune, test and measure with. `ZOO` maps a name to its recipes."""
+"""Well-known models in plain torch, for tuning, tests and benchmarks. `ZOO` maps a name to its recipes."""
 
 from collections.abc import Mapping
 from typing import Final

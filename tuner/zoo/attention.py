@@ -1,4 +1,4 @@
-"""Self-attention on torch's scaled_dot_product_attention: [batch, seq, width] in and out."""
+"""Self-attention by torch's scaled_dot_product_attention, on tensors [batch, seq, width]."""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,7 +17,7 @@ class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float, causal: bool) -> None:
         super().__init__()
         self.heads = heads
-        self.attention_dropout = nn.Dropout(dropout)  # never called: it holds p where dropout is looked for
+        self.attention_dropout = nn.Dropout(dropout)  # never called; searches for dropout modules find p here
         self.causal = causal
         self.projection_in = nn.Linear(width, 3 * width)
         self.projection_out = nn.Linear(width, width)

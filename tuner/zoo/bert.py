@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018) for sequence classification: token ids in, class logits out.
+"""BERT (Devlin et al. 2018) for sequence classification.
 
 Sizes and layer order are those of Hugging Face's BertForSequenceClassification with SDPA attention.
 """
@@ -60,7 +60,7 @@ class Attention(nn.Module):
     def __init__(self, sizes: BertSizes) -> None:
         super().__init__()
         self.heads = sizes.heads
-        self.attention_dropout = nn.Dropout(sizes.dropout)  # never called: it holds p where dropout is looked for
+        self.attention_dropout = nn.Dropout(sizes.dropout)  # never called; searches for dropout modules find p here
         self.query = nn.Linear(sizes.width, sizes.width)
         self.key = nn.Linear(sizes.width, sizes.width)
         self.value = nn.Linear(sizes.width, sizes.width)

@@ -1,9 +1,10 @@
-"""DLRM (Naumov et al. 2019) as for Criteo Kaggle: dense and categorical features of an impression in, click logit out.
+"""DLRM (Naumov et al. 2019) in its Criteo Kaggle configuration: predicts a click from dense and categorical features.
 
-Sizes, layer order and first weights are those of the authors' dlrm_s_pytorch.py with bench/dlrm_s_criteo_kaggle.sh.
-Four things differ. A table has 10 000 rows at most (--max-ind-range there; Criteo's largest has 10 131 227), so that
-AdamW over dense gradients of the tables is not the whole step. A feature has one value, so that a bag of embeddings is
-one embedding. The last sigmoid is part of the loss. Biases start at zero: that of the head would be a guess.
+Sizes, layer order and initial weights are those of the authors' dlrm_s_pytorch.py with bench/dlrm_s_criteo_kaggle.sh.
+Four things differ. A table has at most 10 000 rows (--max-ind-range there; Criteo's largest has 10 131 227), so that
+AdamW on dense gradients of the tables does not dominate the step. A feature has one value, so an embedding bag is a
+plain embedding. The final sigmoid is part of the loss. Biases start at zero, because for the head the authors' random
+bias would be an arbitrary prior.
 """
 
 import math
@@ -27,17 +28,17 @@ CRITEO_ROWS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DLRMSizes:
-    """The defaults are those for Criteo Kaggle, but for `most_rows`."""
+    """The defaults are those for Criteo Kaggle, except `most_rows`."""
 
     dense: int = 13
     most_rows: int = 10_000
-    width: int = 16  #: of an embedding, and of what the bottom MLP makes of the dense features
+    width: int = 16  #: of an embedding, and of the output of the bottom MLP
     bottom: tuple[int, ...] = (512, 256, 64)
     top: tuple[int, ...] = (512, 256)
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Of each table."""
+        """Number of rows of each table."""
         return tuple(min(rows, self.most_rows) for rows in CRITEO_ROWS)
 
 
@@ -46,7 +47,7 @@ TINY = DLRMSizes(most_rows=50, width=8, bottom=(32,), top=(32,))
 
 
 def perceptron(widths: Sequence[int]) -> nn.Sequential:
-    """Linear layers, each with a ReLU behind it."""
+    """Linear layers, each followed by a ReLU."""
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
@@ -61,7 +62,7 @@ def products(vectors: Tensor) -> Tensor:
 
 
 class DLRM(nn.Module):
-    """A bottom MLP and a table for each categorical feature, all independent; their dot products; a top MLP."""
+    """A bottom MLP and an embedding table per categorical feature, all independent; their dot products; a top MLP."""
 
     def __init__(self, sizes: DLRMSizes = BASE) -> None:
         super().__init__()

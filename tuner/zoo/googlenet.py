@@ -1,6 +1,6 @@
-"""GoogLeNet (Szegedy et al. 2014) with batch normalisation, without auxiliary heads: images in, class logits out.
+"""GoogLeNet (Szegedy et al. 2014) with batch normalisation and without auxiliary heads.
 
-The form that torchvision ships: the "5x5" branch of every Inception block is a 3x3 convolution.
+As in torchvision, the "5x5" branch of every Inception block is a 3x3 convolution.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): token ids in, logits of the next token out."""
+"""GPT-2 (Radford et al. 2019), which predicts the next token."""
 
 import math
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class GPT(nn.Module):
         return self.head(self.decoder(embedded))
 
     def _initialise(self, layers: int) -> None:
-        """Normal weights; the last layer of each residual branch divided by sqrt(number of branches), section 2.3."""
+        """Normal weights; those of the last layer of a residual branch / sqrt(number of branches), section 2.3."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=INITIAL_STD)

@@ -1,4 +1,4 @@
-"""LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: 28x28 images in, class logits out."""
+"""LeNet-5 (LeCun et al. 1998) with ReLU and max pooling, for 28x28 images."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""A multilayer perceptron: images in, class logits out."""
+"""A multilayer perceptron that classifies images."""
 
 from collections.abc import Sequence
 from functools import partial

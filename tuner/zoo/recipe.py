@@ -1,6 +1,6 @@
-"""Recipes: a model's sizes and the shape of its batch go in; a Workload with random weights and data comes out.
+"""Recipes of zoo models: build a Workload with random weights and data of a given batch size.
 
-The example batch is noise, for timing; `batches` are a stream from which something can be learnt.
+The example batch is noise, for timing. `batches` is a stream of synthetic data that a model can learn.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +44,7 @@ class Images:
         return images, torch.randint(self.classes, (self.batch,))
 
     def stream(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Without end: images of a few classes, each a pattern of its own under noise."""
+        """Endless batches of images of a few classes; each class has a pattern, with noise added."""
         return streams.images(self.batch, self.channels, self.side, self.classes, seed)
 
 
@@ -77,7 +77,7 @@ class Tokens:
         return ids, torch.randint(self.classes, (self.batch,))
 
     def stream(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Without end: text whose next token mostly follows from the last one, or whose class has words of its own."""
+        """Endless batches of text. The next token mostly depends on the last one, or each class has its own words."""
         if self.classes is None:
             return streams.text(self.batch, self.seq, self.vocabulary, seed)
         return streams.topics(self.batch, self.seq, self.vocabulary, self.classes, seed)
@@ -87,7 +87,7 @@ class Tokens:
 class Clicks:
     """Random dense features float32 [batch, dense] and, for each table, ids int64 [batch]; labels 0 or 1 as float32.
 
-    A tensor for each table and not one of them all: an archive keeps the range of a tensor, and tables differ in rows.
+    Each table has an ids tensor of its own: an archive stores the value range of a tensor, and tables differ in rows.
     """
 
     batch: int
@@ -108,13 +108,13 @@ class Clicks:
         return (dense, categories), torch.randint(2, (self.batch,)).float()
 
     def stream(self, seed: int) -> Iterator[tuple[tuple[Tensor, tuple[Tensor, ...]], Tensor]]:
-        """Without end: clicks whose odds are a sum over the features."""
+        """Endless batches of clicks whose log-odds are a weighted sum of the features."""
         return streams.clicks(self.batch, self.dense, self.rows, seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How to make one size of one model, what it is fed with, and how it learns."""
+    """How to build one size of one model: its data, loss and learning rate."""
 
     model: Callable[[], nn.Module]
     data: Images | Tokens | Clicks
@@ -122,7 +122,7 @@ class Recipe:
     learning_rate: float = CNN_LEARNING_RATE
 
     def resized(self, chosen: Mapping[str, int]) -> "Recipe":
-        """The same with another batch or seq; the names must be among `data.limits`."""
+        """A copy with another batch or seq; the names must be among `data.limits`."""
         return replace(self, data=self.data.resized(chosen))
 
     def build(self, device: torch.device | str = "cpu") -> Workload:

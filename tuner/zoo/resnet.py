@@ -1,4 +1,4 @@
-"""ResNet-18 for CIFAR and ResNet-50 for ImageNet (He et al. 2015): images in, class logits out."""
+"""ResNet-18 for CIFAR and ResNet-50 for ImageNet (He et al. 2015)."""
 
 from functools import partial
 

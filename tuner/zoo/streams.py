@@ -1,7 +1,7 @@
-"""A batch's sizes and a seed in, batches without end out from which something can be learnt; on the CPU.
+"""Endless streams of synthetic batches that models can learn, on the CPU.
 
-What is to be learnt is the same for every seed, which draws the samples: so another seed's batches are held out. Each
-is learnt within some hundred steps: few classes, few words, few rows of a table.
+The rule to learn is the same for every seed; the seed only draws the samples, so another seed gives held-out data.
+Models learn each rule within a few hundred steps, since there are few classes, words and table rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,14 +10,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-#: Of what is to be learnt.
+#: Seed of the rule to learn.
 WORLD_SEED: Final = 20_261_126
 MOST_CLASSES: Final = 10
-#: A pattern has so many points a side, whatever the size of the image.
+#: A pattern has so many points per side, whatever the size of the image.
 POINTS: Final = 7
 WORDS: Final = 32
 ROWS: Final = 16
-#: A token is the one that follows from the last, or a word of the class.
+#: Share of tokens that follow the rule: the successor of the last token, or a word of the class. Others are random.
 TOLD: Final = 0.8
 
 

@@ -1,4 +1,4 @@
-"""ViT-B/16 (Dosovitskiy et al. 2020) in torchvision's sizes: images in, class logits out."""
+"""ViT-B/16 (Dosovitskiy et al. 2020) in torchvision's sizes, for image classification."""
 
 import math
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class ViT(nn.Module):
         self.head = nn.Linear(sizes.width, sizes.classes)
         self.apply(_initialise)
         nn.init.normal_(self.positions, std=0.02)
-        # As published the head starts at zero, and then no gradient reaches the encoder in the first step.
+        # In the paper the head starts at zero; then no gradient would reach the encoder in the first step.
         nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(self, images: Tensor) -> Tensor:

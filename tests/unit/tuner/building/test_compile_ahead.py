@@ -1,4 +1,4 @@
-"""A second process that compiles beside a gate."""
+"""The second process that compiles while the numerics gate runs."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def fail_within(job: Job, folder: Path) -> None:
         raise ValueError("declined")
 
 
-def test_it_runs_beside_what_is_within_and_is_waited_for(tmp_path):
+def test_the_second_process_runs_beside_the_block_and_is_waited_for(tmp_path):
     with sharing(str(tmp_path), lambda: Phase.NUMERICS):
         with compiled_ahead(a_job(tmp_path)):
             process, group, workload = begun(tmp_path)
@@ -64,14 +64,14 @@ def test_it_runs_beside_what_is_within_and_is_waited_for(tmp_path):
     assert is_gone(int(process))
 
 
-def test_it_ends_with_what_fails_within(tmp_path):
+def test_the_second_process_is_killed_when_the_block_raises(tmp_path):
     with sharing(str(tmp_path), lambda: Phase.NUMERICS):
         with pytest.raises(ValueError, match="declined"):
             fail_within(a_job(tmp_path, lasts_s=600), tmp_path)
         assert is_gone(int(begun(tmp_path)[0]))
 
 
-def test_one_that_dies_holds_nobody_up(tmp_path):
+def test_a_second_process_that_dies_does_not_block(tmp_path):
     with sharing(str(tmp_path), lambda: Phase.NUMERICS), compiled_ahead(a_job(tmp_path, lasts_s=600)):
         os.kill(int(begun(tmp_path)[0]), signal.SIGKILL)
     assert not (tmp_path / "ended").exists()

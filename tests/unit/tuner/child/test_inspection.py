@@ -1,4 +1,4 @@
-"""What a workload is known by where its graph cannot be exported."""
+"""Fingerprints of workloads whose graph cannot be exported."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def fingerprint(path: Path, code: str) -> str:
     return local_fingerprint(load_workload(f"{path}:make", "cpu"), "make")
 
 
-def test_what_cannot_be_exported_is_known_by_its_code(tmp_path: Path) -> None:
+def test_a_workload_that_cannot_be_exported_is_fingerprinted_by_its_code(tmp_path: Path) -> None:
     path = tmp_path / "work.py"
     own = fingerprint(path, CODE)
     found, of_model, note = fingerprints_of(f"{path}:make", load_workload(f"{path}:make", "cpu"))

@@ -1,4 +1,4 @@
-"""What a measuring process does to itself before it measures."""
+"""Limits that a measuring process sets on itself, and kinds of failures."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ child.main(1)
 """
 
 
-def test_a_process_goes_first_when_memory_ends_and_a_strangers_on_the_cpu_has_a_part_of_it():
+def test_a_measuring_process_is_killed_first_and_its_memory_is_limited_on_a_cpu():
     job = json.dumps({"kind": "inspect", "workload": "a.ksn", "device": "cpu"})
     done = subprocess.run([sys.executable, "-c", SCRIPT], input=job, capture_output=True, text=True, check=True)
     reasons = [json.loads(line)["failure"]["reason"].split() for line in done.stdout.splitlines() if "failure" in line]
@@ -40,7 +40,7 @@ def test_a_process_goes_first_when_memory_ends_and_a_strangers_on_the_cpu_has_a_
     assert bound not in (own, unconfined)
 
 
-def test_a_decline_for_want_of_memory_is_no_decline():
+def test_a_decline_for_lack_of_memory_is_out_of_memory():
     """Two long proofs beside it took the memory that planning several streams needs: alone it may have it."""
     full = DeclinedError("streams", "planning its launches failed: OutOfMemoryError: CUDA out of memory. Tried 500 MiB")
     assert kind_of(full) is FailureKind.OUT_OF_MEMORY

@@ -1,4 +1,4 @@
-"""What a measuring process has time for."""
+"""The time budget of timing in a measuring process."""
 
 import time
 

@@ -214,7 +214,7 @@ def test_on_a_cpu_a_plan_is_explained_without_what_it_compiles(call, plan_file):
     assert code == 0
     found = json.loads(out)
     assert found["applied"] == {"precision": "bf16", "update": "fused"}
-    assert "without compile, whose launches are seen on a GPU only" in found["notes"]
+    assert "without compile, whose launches can be recorded on a GPU only" in found["notes"]
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_a_step_that_cannot_be_planned_here_is_refused_with_the_reason(knob):
 @pytest.mark.parametrize(
     ("raised", "kind", "said"),
     [
-        (torch.OutOfMemoryError("no memory left"), UnfitError, "keeps all of its memory to its end: no memory left"),
+        (torch.OutOfMemoryError("no memory left"), UnfitError, "frees memory only at its end: no memory left"),
         (RuntimeError("No available kernel. Aborting."), DeclinedError, "attention cannot be applied: No available"),
         (RuntimeError("anything else"), CaptureError, "cannot be recorded: anything else"),
     ],

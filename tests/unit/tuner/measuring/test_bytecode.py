@@ -24,7 +24,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     module.parent.mkdir(parents=True)
     module.write_text("ANSWER = 42\n")
     monkeypatch.setattr(bytecode, "PACKAGE", "bare_package")
-    monkeypatch.setattr(bytecode, "ROOM_BYTES", 0)
+    monkeypatch.setattr(bytecode, "MIN_FREE_BYTES", 0)
     monkeypatch.syspath_prepend(tmp_path / "site")
     return module
 
@@ -64,7 +64,7 @@ def test_python_may_write_it_beside_the_modules(bare: Path, tmp_path: Path, monk
     assert bytecode_variables(tmp_path, is_confined=False)
 
 
-def test_the_users_own_place_stays(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_prefix_set_by_the_user_is_kept(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     monkeypatch.setattr("sys.pycache_prefix", str(tmp_path))
     assert not bytecode_variables(tmp_path, is_confined=False)
@@ -85,8 +85,10 @@ def test_a_folder_that_is_not_there_yet_is_made_by_python(
     assert bytecode_variables(tmp_path / "not" / "yet", is_confined=False)
 
 
-def test_a_disk_with_little_room_is_not_filled(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bytecode_is_written_when_disk_space_is_short(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", True)
-    monkeypatch.setattr(bytecode, "ROOM_BYTES", 2**60)
+    monkeypatch.setattr(bytecode, "MIN_FREE_BYTES", 2**60)
     assert lacks_bytecode(bare)
     assert not bytecode_variables(tmp_path, is_confined=False)

@@ -45,7 +45,7 @@ def test_an_answer_in_pieces_is_one_answer():
     assert run(script).reason == "as it says"
 
 
-def test_printing_does_not_disturb():
+def test_output_of_user_code_does_not_disturb_the_protocol():
     script = f"print('x' * 200_000); print('y' * 200_000, file=sys.stderr); say({ANSWER!r})"
     assert run(script).reason == "as it says"
 
@@ -58,7 +58,7 @@ def test_printing_does_not_disturb():
         ('say(\'{"phase": "build", "surprise": 1}\\n\')', "surprise"),
         ("os.write(out, bytes(range(256)) + b'\\n')", "not a message"),
         (f"say({PHASE!r} * 2)", "from numerics back to numerics"),
-        (f"say({ANSWER!r} * 2)", "went on talking"),
+        (f"say({ANSWER!r} * 2)", "sent a message after its answer"),
         ("say('[' * 100_000 + '\\n')", "not a message"),
     ],
 )
@@ -69,12 +69,12 @@ def test_garbage_is_a_crash(script, words):
 
 
 @pytest.mark.parametrize("script", ["say('x' * 65536)", "say(' ' * 65535 + chr(10))"])
-def test_a_flood_ends(script):
+def test_endless_output_is_cut_off(script):
     failure = run(f"while True: {script}")
     assert failure.kind is FailureKind.CRASHED
 
 
-def test_a_flood_of_stderr_is_bounded():
+def test_endless_output_on_stderr_ends_at_the_time_limit():
     failure = run("while True: os.write(2, b'noise ' * 10_000)", start_s=1)
     assert failure.kind is FailureKind.TIMEOUT
 
@@ -134,7 +134,7 @@ def test_the_whole_group_is_killed(tmp_path):
     assert is_gone(int(note.read_text()))
 
 
-def test_who_leaves_the_group_is_killed_too(tmp_path):
+def test_a_process_that_leaves_the_group_is_killed_too(tmp_path):
     note = tmp_path / "stray"
     script = (
         "stray = os.fork()\n"
@@ -166,7 +166,7 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
     assert list((scratch / compiled).iterdir()) == []
 
 
-def test_of_a_stranger_only_what_running_it_needs_reaches_the_child(monkeypatch):
+def test_an_untrusted_workload_sees_only_allowed_variables(monkeypatch):
     monkeypatch.setenv("KITSUNE_DATABASE_URL", "postgresql://user:password@host/db")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
     monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
@@ -175,7 +175,7 @@ def test_of_a_stranger_only_what_running_it_needs_reaches_the_child(monkeypatch)
     assert run(script).reason.endswith("None None LAZY")
 
 
-def test_a_script_of_the_users_own_has_the_network_and_a_stranger_has_none():
+def test_a_user_script_has_the_network_and_an_untrusted_workload_has_none():
     """Or it is said that he has."""
     script = "import socket\ntry:\n socket.create_connection(('127.0.0.1', {port}), 5).send(b'x'); told = 'reached'\n"
     script += "except OSError: told = 'refused'\n" + f"say({ANSWER!r}.replace('as it says', told))"
@@ -207,7 +207,7 @@ def test_ctrl_c_kills_the_child_and_propagates(tmp_path):
     assert is_gone(int(note.read_text()))
 
 
-def test_a_check_that_objects_kills_the_child_and_propagates(tmp_path):
+def test_a_check_that_raises_kills_the_child_and_propagates(tmp_path):
     note = tmp_path / "child"
     path = str(note)
     script = f"open({path!r} + '.new', 'w').write(str(os.getpid())); os.rename({path!r} + '.new', {path!r})"
@@ -224,7 +224,7 @@ def test_a_check_that_objects_kills_the_child_and_propagates(tmp_path):
     assert time.monotonic() - begin < 40
 
 
-def test_a_check_is_asked_while_an_answered_child_lingers():
+def test_check_is_called_while_an_answered_child_has_not_exited():
     asked = []
 
     def check() -> None:
@@ -238,7 +238,7 @@ def test_a_check_is_asked_while_an_answered_child_lingers():
     assert asked[-1] - asked[0] < 40
 
 
-def test_is_gone_can_tell():
+def test_the_helper_is_gone_works():
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         assert not is_gone(process.pid, within_s=0.2)
         process.kill()

@@ -1,4 +1,4 @@
-"""Several processes that need the same compiled."""
+"""The lock by which several processes compile the same code once."""
 
 import contextlib
 import subprocess
@@ -44,7 +44,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_what_only_launches_kernels_otherwise_has_the_same_code():
+def test_choices_that_only_change_launches_have_the_same_code():
     same = [{}, {"update": "kitsune"}, {"capture": "step"}, {"prefetch": 2}]
     assert len({code_of(KNOBS_A | more, randomness=True) for more in same}) == 1
     others = [{}, {"precision": "fp16"}, {"layout": "channels_last"}, {"fusion": "kitsune"}, {"streams": 4}]
@@ -64,7 +64,7 @@ def test_the_others_wait_for_the_one_that_compiles(tmp_path, child):
     assert [process.wait(30) for process in (first, same)] == [0, 0]
 
 
-def test_others_do_not_wait_for_each_other_and_the_next_does_what_a_killed_one_has_begun(tmp_path, child):
+def test_other_codes_do_not_wait_and_a_killed_compilation_is_redone_by_the_next(tmp_path, child):
     slow = child("default", lasts_s=60)
     assert line_of(slow) == "begins"
     other = child("reduce-overhead", lasts_s=0)
@@ -76,7 +76,7 @@ def test_others_do_not_wait_for_each_other_and_the_next_does_what_a_killed_one_h
     assert same.wait(30) == 0
 
 
-def test_a_turn_that_fails_is_left_to_the_next_one(tmp_path):
+def test_after_a_failed_compilation_the_next_process_compiles(tmp_path):
     with sharing(str(tmp_path), lambda: Phase.NUMERICS):
         with pytest.raises(ValueError, match="broke"), turn_for(KNOBS_A, randomness=True):
             raise ValueError("it broke")

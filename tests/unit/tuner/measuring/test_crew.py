@@ -1,4 +1,4 @@
-"""Real processes, scripts that stand for measuring ones: who is stopped while another is timed, and what is left."""
+"""The pool of measuring processes, with scripts in their place: stopping others during timing, and clean-up."""
 
 import itertools
 import json
@@ -73,7 +73,7 @@ def timed(folder: Path, seed: int) -> tuple[float, float]:
     return begin, end
 
 
-def test_one_is_timed_at_a_time_and_the_others_stand_still(make, tmp_path):
+def test_one_child_is_timed_at_a_time_and_the_others_are_stopped(make, tmp_path):
     with make() as crew:
         tickets = [crew.begin(a_job(seed), Limits()) for seed in range(3)]
         done = [crew.finished(go_on) for _ in tickets]
@@ -101,7 +101,7 @@ def test_a_limit_does_not_run_out_while_others_are_timed(make):
     assert done[slow].spent.total_s > 1.2
 
 
-def test_what_is_spent_is_told_by_phase(make):
+def test_spent_time_is_reported_by_phase(make):
     with make() as crew:
         crew.begin(a_job(1, build_s=0.3), Limits())
         finished = crew.finished(go_on)

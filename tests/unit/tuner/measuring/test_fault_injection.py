@@ -1,4 +1,4 @@
-"""Planted faults: how they are spelled, when they strike, and what becomes of those around a child."""
+"""Fault injection: syntax, when faults occur, and the effect of those around a child."""
 
 import errno
 import sys
@@ -42,14 +42,14 @@ def plant(text: str) -> None:
         ("clock-ahead=-3600", (Fault(name="clock-ahead", value="-3600", is_lasting=True),)),
     ],
 )
-def test_how_they_are_spelled(text, expected):
+def test_valid_faults_are_parsed(text, expected):
     assert parsed(text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["disk-on-fire", "scratch-full@0", "scratch-full=3", "clock-ahead", "clock-ahead=soon", "child-kill", "@2"]
 )
-def test_what_is_spelled_otherwise_is_refused_with_the_way_out(text):
+def test_invalid_faults_are_refused_with_advice(text):
     with pytest.raises(SettingsError, match="KITSUNE_FAULTS holds"):
         parsed(text)
 
@@ -60,7 +60,7 @@ def test_a_command_says_so(capsys, monkeypatch):
     assert "a fault is NAME" in capsys.readouterr().err
 
 
-def test_each_strikes_when_its_place_is_passed_for_that_time_and_says_so(caplog):
+def test_a_fault_occurs_at_the_nth_call_and_is_logged(caplog):
     plant("gpu-sick@2, heart-stop@2+")
     assert [bool(fault_injection.struck("gpu-sick")) for _ in range(4)] == [False, True, False, False]
     assert [bool(fault_injection.struck("heart-stop")) for _ in range(4)] == [False, True, True, True]
@@ -89,7 +89,7 @@ def test_a_full_disk_is_a_failure_with_the_reason_and_the_next_child_starts(name
     assert run().reason == "as it says"
 
 
-def test_an_error_of_the_disk_that_is_no_lack_of_space_is_no_failure_of_the_step(monkeypatch):
+def test_a_disk_error_other_than_no_space_is_raised(monkeypatch):
     def refuse(**_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 

@@ -1,4 +1,4 @@
-"""Which failures point at the GPU, and what a worker makes of it."""
+"""Which failures are attributed to the GPU, and when a worker quarantines it."""
 
 import sys
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ NOW = datetime(2026, 11, 26, tzinfo=UTC)
         ("", Blame.CANDIDATE),
     ],
 )
-def test_whom_a_failure_points_at(text, expected):
+def test_failures_are_classified_by_their_message(text, expected):
     assert blame(text) is expected
 
 
@@ -47,7 +47,7 @@ WELL = "print('{\"broken\": []}')"
 BROKEN = 'print(\'{"broken": ["the GPU: cuInit answered 999"]}\')'
 
 
-def test_a_sticky_error_is_forgiven_where_the_gpu_still_works():
+def test_a_sticky_error_does_not_quarantine_a_gpu_that_still_works():
     assert says(WELL).why_unfit(ASSERT) is None
 
 
@@ -56,8 +56,8 @@ def test_a_sticky_error_is_forgiven_where_the_gpu_still_works():
     [
         (BROKEN, "cuInit answered 999"),
         ("raise SystemExit(7)", "it ended with 7"),
-        ("print('what?')", "nothing that can be read"),
-        ("print('[]')", "nothing that can be read"),
+        ("print('what?')", "its answer cannot be read"),
+        ("print('[]')", "its answer cannot be read"),
     ],
 )
 def test_a_gpu_that_does_not_work_is_quarantined_with_the_reason(answer, words):
@@ -72,20 +72,20 @@ def test_a_self_test_that_hangs_is_a_reason():
     assert "took longer than 0.5 s" in (fitness.why_unfit(ASSERT) or "")
 
 
-def test_broken_hardware_is_not_asked():
+def test_no_self_test_is_run_on_broken_hardware():
     why = says("raise AssertionError").why_unfit("CUDA error: uncorrectable ECC error encountered")
     assert why is not None
     assert "uncorrectable ECC" in why
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
-def test_other_failures_are_no_reason_to_ask(device):
+def test_other_failures_do_not_start_a_self_test(device):
     fitness = Fitness(device, ("/does/not/exist",))
     assert fitness.why_unfit("CUDA out of memory") is None
     assert Fitness("cpu", (sys.executable, "-c", BROKEN)).why_unfit(ASSERT) is None
 
 
-def test_a_planted_sick_gpu_is_one(caplog):
+def test_the_fault_gpu_sick_quarantines_the_gpu(caplog):
     fault_injection.plant(fault_injection.parsed("gpu-sick"))
     try:
         assert "planted" in (says(WELL).why_unfit(ASSERT) or "")

@@ -68,7 +68,7 @@ def test_a_slowdown_that_lasts_is_a_cause_all_the_same(monkeypatch):
     assert [cause.seen for cause in watch.causes()] == ["the GPU throttled: thermal slowdown (software)"]
 
 
-def test_what_disturbed_is_told_in_the_end(monkeypatch):
+def test_causes_are_reported_at_the_end(monkeypatch):
     states = iter([state(processes=frozenset({os.getpid(), 5})), state(reasons=0x8), state()])
     monkeypatch.setattr(GpuWatch, "_state", lambda _: next(states))
     watch = GpuWatch(None)
@@ -78,7 +78,7 @@ def test_what_disturbed_is_told_in_the_end(monkeypatch):
     assert watch.causes()[1].seen in watch.notes()
 
 
-def test_without_nvml_nothing_is_watched_and_that_is_said(monkeypatch):
+def test_without_nvml_nothing_is_watched_and_a_note_says_so(monkeypatch):
     monkeypatch.setattr("tuner.measuring.gpu_watch.pynvml", None)
     watch = watch_gpu("GPU-0")
     assert isinstance(watch, NoWatch)
@@ -101,6 +101,6 @@ aunt.wait()
 """
 
 
-def test_what_other_children_have_started_stands_still_with_them():
+def test_descendants_of_other_children_belong_to_the_family():
     done = subprocess.run([sys.executable, "-c", NIECE], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["True", "False"], "and what started the parent is none of them"

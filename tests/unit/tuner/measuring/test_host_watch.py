@@ -64,7 +64,7 @@ def test_the_files_of_the_kernel(tmp_path, monkeypatch):
     assert watch.notes() == (f"load average 12.50 on {cores} cores",)
 
 
-def test_where_the_kernel_says_nothing_that_is_said(tmp_path):
+def test_without_proc_a_note_says_so(tmp_path):
     watch = HostWatch(tmp_path, tmp_path)
     assert watch.causes() == ()
     assert watch.notes() == ("load and steal of the processors were not watched: this system has no /proc/stat",)

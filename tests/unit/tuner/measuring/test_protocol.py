@@ -70,7 +70,7 @@ MESSAGES = st.sampled_from(
 
 
 @given(st.lists(MESSAGES, max_size=6), st.integers(1, 200))
-def test_messages_survive_any_cutting(messages, size):
+def test_messages_survive_any_chunking(messages, size):
     data = b"".join(message.line() for message in messages)
     reader = LineReader()
     heard = [message for start in range(0, len(data), size) for message in reader.feed(data[start : start + size])]
@@ -149,7 +149,7 @@ def test_a_job_that_makes_no_sense_is_refused(changes):
 
 
 @pytest.mark.parametrize("knobs", [{"warp": "9"}, {"precision": "fp8000"}])
-def test_an_arm_knows_its_knobs(knobs):
+def test_an_arm_with_invalid_knobs_is_refused(knobs):
     with pytest.raises((PlanError, ValidationError)):
         ArmSpec(name="arm", knobs=knobs)
 
@@ -184,7 +184,7 @@ def test_a_measurement_does_not_answer_an_inspection():
     assert misfit(Job(kind="inspect", workload="w", device="cpu"), measurement())
 
 
-def test_a_timeline_comes_beside_its_measurement_and_is_part_of_none():
+def test_a_timeline_is_sent_beside_its_measurement():
     outcome = parse_message(Message(measurement=measurement(), timeline=TIMELINE).line()).outcome
     assert isinstance(outcome, Measurement)
     assert outcome.timeline == TIMELINE
@@ -202,7 +202,7 @@ def test_a_timeline_that_was_not_asked_for_or_is_too_long_does_not_fit():
     assert misfit(asking, found) is None
     assert misfit(asking, measurement()) is None
     for job, outcome in ((JOB, found), (asking, measurement(timeline=too_long))):
-        assert "a timeline that nobody asked for, or too long a one" in misfit(job, outcome)
+        assert "a timeline that was not asked for or is too long" in misfit(job, outcome)
     assert len(Message(measurement=measurement(), timeline=a_timeline(MAX_LAUNCHES, 8)).line()) < MAX_LINE_BYTES // 4
 
 

@@ -1,4 +1,4 @@
-"""The winner's gate on a step with planted faults, each in fp32 and in bf16; and how deep it looks."""
+"""The long numerics gate on a step with planted faults, each in fp32 and in bf16; and its depth by budget."""
 
 import itertools
 import time
@@ -129,7 +129,7 @@ def test_a_child_proves_a_winner_at_length():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside of torch's compiler
-def test_what_a_trial_has_compiled_is_found_by_whatever_looks_again(tmp_path, monkeypatch):
+def test_code_compiled_by_a_trial_is_reused_by_the_long_gate(tmp_path, monkeypatch):
     """A flag of torch's that is left otherwise by the first trial is another key of Inductor's cache."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs={"compile": "default"}))
@@ -154,26 +154,26 @@ def test_what_is_not_finite_only_after_many_steps_is_seen_after_the_timing():
     assert "after the steps that were timed" in found.reason
 
 
-def test_the_more_time_there_is_the_deeper_it_looks():
+def test_a_larger_budget_gives_a_greater_depth():
     depths = [depth_of(0.01, 0.03, budget_s, is_random=True)[0] for budget_s in (1, 5, 10, 20, 100, 1000)]
     assert [depth.steps for depth in depths] == sorted(depth.steps for depth in depths)
     assert depths[0] is DEPTHS[-1]
     assert depths[-1] is DEPTHS[0]
 
 
-def test_fewer_than_50_steps_are_told_of():
+def test_a_note_says_when_fewer_than_50_steps_fit():
     depth, note = depth_of(1.0, 3.0, 10.0, is_random=False)
     assert depth.steps < LEAST_STEPS
     assert "50 steps would take about" in note
     assert depth_of(1.0, 3.0, 1e4, is_random=False)[1] == ""
 
 
-def test_a_child_cannot_call_wrong_numbers_proven():
+def test_a_proof_with_exceeded_margins_is_refused():
     job = Job(kind="prove", workload="zoo:mlp", device="cpu", arms=(ArmSpec(name="candidate"),))
     kept, broken = (Margin(what="loss", error=error, allowed=1.0) for error in (0.5, 2.0))
     proof = LongProof(steps=50, restarts=8, updates=12, directions=0, margins=(kept,))
     assert misfit(job, proof) is None
-    assert "wrong numbers" in str(misfit(job, proof.model_copy(update={"margins": (kept, broken)})))
+    assert "errors beyond their limits" in str(misfit(job, proof.model_copy(update={"margins": (kept, broken)})))
     assert "asked to measure" in str(misfit(job.model_copy(update={"kind": "measure"}), proof))
 
 
@@ -191,17 +191,17 @@ def test_what_a_proof_has_no_time_for_is_left_out_and_said(monkeypatch):
     assert isinstance(found, LongProof), found
     assert (found.steps, found.restarts) == (LEAST_STEPS, 8)
     assert found.directions == 0
-    assert any(note.startswith("no time for what the step does with random numbers") for note in found.notes)
+    assert any(note.startswith("no time for the checks with random numbers") for note in found.notes)
     found = proven_by(79.0, monkeypatch)
     assert isinstance(found, LongProof), found
     assert 20 <= found.steps < LEAST_STEPS
     assert any(
         note.endswith(f"settled steps in place of {LEAST_STEPS}, and no update recomputed") for note in found.notes
     )
-    assert "no time for trainings beside this one: its losses were not compared" in found.notes
+    assert "no time for yardstick trainings: losses were not compared" in found.notes
 
 
-def test_a_proof_that_has_time_for_next_to_nothing_is_none(monkeypatch):
+def test_a_proof_with_too_little_time_is_a_failure(monkeypatch):
     found = proven_by(20.0, monkeypatch)
     assert isinstance(found, Failure)
     assert (found.kind, found.phase) == (FailureKind.TIMEOUT, Phase.NUMERICS)

@@ -1,4 +1,4 @@
-"""The quick gate on a real step, in this process."""
+"""The numerics gate on a real step, in this process."""
 
 from pathlib import Path
 

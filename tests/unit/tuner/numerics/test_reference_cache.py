@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from tests.processes import is_gone
-from tuner.numerics.reference_cache import Keep, digest_of, keep_of
+from tuner.numerics.reference_cache import ReferenceCache, cache_for, digest_of
 from tuner.numerics.trace_errors import Errors, Snapshot, Start, Trace
 
 ERRORS = Errors(
@@ -30,17 +30,17 @@ def never() -> tuple[Trace, str]:
 
 
 def test_the_first_computes_and_the_next_ones_read(tmp_path):
-    keep = keep_of(str(tmp_path), a_start(), torch.ones(2))
-    made, _ = keep.trace("reference", lambda: (a_trace(), "a note"))
+    cache = cache_for(str(tmp_path), a_start(), torch.ones(2))
+    made, _ = cache.trace("reference", lambda: (a_trace(), "a note"))
     assert made.parameters[0].dtype is torch.float64
-    found, note = keep.trace("reference", never)
+    found, note = cache.trace("reference", never)
     assert (note, found.steps, found.snapshots[0].loss) == ("a note", 10, 0.5)
     gradient, nothing = found.snapshots[0].gradients
     assert nothing is None
     assert gradient.dtype is torch.float32
     assert torch.equal(found.parameters[0], made.parameters[0]), "an update is small beside its parameter"
-    assert keep.errors("yardstick-bf16", lambda: ERRORS) == ERRORS
-    assert keep.errors("yardstick-bf16", never) == ERRORS
+    assert cache.errors("yardstick-bf16", lambda: ERRORS) == ERRORS
+    assert cache.errors("yardstick-bf16", never) == ERRORS
 
 
 def test_another_start_or_batch_shares_nothing(tmp_path):
@@ -54,8 +54,8 @@ def test_another_start_or_batch_shares_nothing(tmp_path):
 
 
 def test_without_a_folder_each_computes(tmp_path):
-    keep = keep_of(None, a_start(), torch.ones(2))
-    assert [keep.errors("y", lambda: ERRORS), keep.errors("y", lambda: ERRORS)] == [ERRORS, ERRORS]
+    cache = cache_for(None, a_start(), torch.ones(2))
+    assert [cache.errors("y", lambda: ERRORS), cache.errors("y", lambda: ERRORS)] == [ERRORS, ERRORS]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,9 +67,9 @@ def test_where_there_is_no_room_nothing_is_kept(tmp_path, monkeypatch):
         return SimpleNamespace(free=10)
 
     monkeypatch.setattr("tuner.numerics.reference_cache.shutil.disk_usage", almost_full)
-    keep = Keep(tmp_path, "d")
+    cache = ReferenceCache(tmp_path, "d")
     for _ in range(2):
-        assert keep.trace("reference", lambda: (a_trace(), ""))[0].steps == 10
+        assert cache.trace("reference", lambda: (a_trace(), ""))[0].steps == 10
     assert len(asked) == 2, "the second computed too"
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
@@ -78,15 +78,15 @@ HOLDING = """
 import sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from tuner.numerics.reference_cache import Keep
+from tuner.numerics.reference_cache import ReferenceCache
 def make():
     print("computing", flush=True)
     time.sleep(60)
-Keep(Path(sys.argv[1]), "d").errors("y", make)
+ReferenceCache(Path(sys.argv[1]), "d").errors("y", make)
 """
 
 
-def test_one_that_is_killed_while_it_computes_holds_up_nobody(tmp_path):
+def test_a_process_killed_while_computing_does_not_block_others(tmp_path):
     command = [sys.executable, "-c", HOLDING, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None

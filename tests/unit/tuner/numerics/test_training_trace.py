@@ -10,7 +10,7 @@ STEP_BYTES = 2**30
 
 
 @pytest.mark.parametrize(("spare_bytes", "place"), [(0, GPU), (-1, CPU)])
-def test_a_trace_stays_on_the_gpu_where_two_steps_find_room_beside_it(
+def test_a_trace_stays_on_the_gpu_if_two_steps_fit_beside_it(
     monkeypatch: pytest.MonkeyPatch, spare_bytes: int, place: torch.device
 ) -> None:
     needed_bytes = 2 * STEP_BYTES + int(COPIES * 2**20 / SHARE)

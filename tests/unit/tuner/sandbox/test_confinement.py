@@ -1,4 +1,4 @@
-"""What of our environment a measuring process sees, and by what means it is kept from the network."""
+"""Which environment variables a measuring process sees, and how it is cut off from the network."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kitsune.errors import SettingsError
 from tuner.sandbox import confinement, self_test
 from tuner.sandbox.confinement import (
-    FREE,
+    UNCONFINED,
     Confinement,
     Means,
     confinement_here,
@@ -67,7 +67,7 @@ def test_a_script_of_the_users_own_sees_all_but_our_secrets():
     given=st.dictionaries(st.sampled_from([*OURS, *CLOUD, *NEEDED]) | st.text(min_size=1), st.text()),
     workload=st.sampled_from(["zoo:mlp", "a.ksn", "a.py:make"]),
 )
-def test_secrets_are_seen_by_nobody_and_nothing_is_made_up(given, workload):
+def test_secrets_are_never_passed_on_and_nothing_is_added(given, workload):
     seen = environment_of(given, workload)
     assert seen.items() <= given.items()
     assert not OURS.keys() & seen.keys()
@@ -117,11 +117,11 @@ def untested(monkeypatch):
 
 @pytest.mark.parametrize("workload", ["train.py:make", "/home/ada/a.ksn.py:make"])
 def test_code_of_the_users_own_is_started_as_it_is(workload):
-    assert confinement_of(workload, "cpu") is FREE
-    assert FREE.command(["python", "-m", "tuner.child.main"]) == ["python", "-m", "tuner.child.main"]
+    assert confinement_of(workload, "cpu") is UNCONFINED
+    assert UNCONFINED.command(["python", "-m", "tuner.child.main"]) == ["python", "-m", "tuner.child.main"]
 
 
-def test_a_stranger_is_started_by_the_best_means_that_work_here(untested):
+def test_an_untrusted_workload_is_started_with_the_best_means_that_work(untested):
     found = confinement_of("zoo:mlp", "cpu")
     assert found == confinement_of("/tmp/a.ksn", "cpu")
     assert problem_of(found, "cpu") is None
@@ -165,7 +165,7 @@ def test_a_self_test_that_fails_is_a_problem_with_a_reason(monkeypatch, tmp_path
         "import sys; sys.exit('no such luck')": "no such luck",
         "import os; os._exit(7)": "the self-test ended with code 7",
         "import time; time.sleep(60)": "the self-test did not run: .*timed out",
-        told_by(open=["192.0.2.1"], broken=[]): "192.0.2.1 can be reached all the same",
+        told_by(open=["192.0.2.1"], broken=[]): "192.0.2.1 can still be reached",
         told_by(open=[], broken=["the GPU: gone"]): "measuring would fail: the GPU: gone",
     }
     patient_s = confinement.SELF_TEST_S

@@ -1,4 +1,4 @@
-"""A process that was confined reaches nobody, keeps what measuring needs, and hands on what it was started with."""
+"""A confined process reaches no network, can still measure, and gets its arguments and descriptors."""
 
 import ctypes
 import errno
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from tuner.sandbox import confinement, lockdown
-from tuner.sandbox.confinement import FREE, Confinement, Means, confinement_here, problem_of
+from tuner.sandbox.confinement import UNCONFINED, Confinement, Means, confinement_here, problem_of
 from tuner.sandbox.lockdown import MACHINES, Machine, instructions
 
 KEPT_OUT = (Means.NAMESPACES, Means.FILTER)
@@ -84,7 +84,7 @@ def works_here(means: Means) -> bool:
 
 
 @pytest.mark.parametrize("means", KEPT_OUT)
-def test_whoever_is_kept_from_the_network_reaches_nobody(means, listener):
+def test_a_process_without_network_reaches_no_address(means, listener):
     if works_here(means):
         told = calls_out(Confinement(means), listener)
         assert len(told) == 8
@@ -93,8 +93,8 @@ def test_whoever_is_kept_from_the_network_reaches_nobody(means, listener):
             listener.accept()
 
 
-@pytest.mark.parametrize("confined", [FREE, Confinement(Means.BOUNDS)])
-def test_whoever_is_not_reaches_this_machine(confined, listener):
+@pytest.mark.parametrize("confined", [UNCONFINED, Confinement(Means.BOUNDS)])
+def test_a_process_with_network_reaches_this_machine(confined, listener):
     assert calls_out(confined, listener)["TCP 127.0.0.1"] == "sent"
     caller, _ = listener.accept()
     with caller:
@@ -199,15 +199,15 @@ def test_it_may_not_look_into_other_processes_of_the_user_nor_end_them(means):
         assert not abstract or (version < lockdown.WITH_SCOPES and means is Means.FILTER)
 
 
-def test_whoever_is_not_confined_may():
-    assert looks_into(FREE) == [True] * 4
+def test_an_unconfined_process_may():
+    assert looks_into(UNCONFINED) == [True] * 4
 
 
 @pytest.mark.parametrize(
     ("version", "rules"),
     [(1, [1 << 6]), (3, [1 << 6]), (4, [0, 3]), (5, [0, 3]), (6, [0, 3, 3]), (7, [0, 3, 3])],
 )
-def test_a_kernel_is_asked_for_what_it_knows(version, rules, monkeypatch):
+def test_only_rules_that_the_kernel_supports_are_used(version, rules, monkeypatch):
     calls: list[tuple[object, ...]] = []
 
     def called(name: str, number: int, *arguments: object) -> int:
@@ -222,7 +222,7 @@ def test_a_kernel_is_asked_for_what_it_knows(version, rules, monkeypatch):
     assert size.value == len(attributes)
 
 
-def test_a_kernel_without_it_is_no_reason_to_stop(monkeypatch):
+def test_a_kernel_without_landlock_is_accepted(monkeypatch):
     def called(*_: object) -> int:
         raise OSError(errno.ENOSYS, "no such call")
 
@@ -230,7 +230,7 @@ def test_a_kernel_without_it_is_no_reason_to_stop(monkeypatch):
     lockdown.stay_apart()
 
 
-def test_a_container_that_lets_nobody_say_who_goes_first_is_no_reason_to_stop(monkeypatch):
+def test_a_read_only_oom_score_is_accepted(monkeypatch):
     def write(*_: object) -> None:
         raise OSError(errno.EROFS, "read-only")
 
@@ -238,7 +238,7 @@ def test_a_container_that_lets_nobody_say_who_goes_first_is_no_reason_to_stop(mo
     lockdown.go_first()
 
 
-def test_what_the_kernel_refuses_starts_nothing():
+def test_if_the_kernel_refuses_nothing_is_started():
     done = subprocess.run(
         [*PYTHON, "-S", str(confinement.LOCKDOWN), "bounds", "/nowhere"], capture_output=True, text=True, check=False
     )
@@ -293,7 +293,7 @@ def test_every_other_call_passes(machine):
     assert {verdict(machine, machine.audit, number, 2) for number in others} == {lockdown.SECCOMP_RET_ALLOW}
 
 
-def test_a_kind_of_processor_that_is_not_known_has_no_filter(monkeypatch):
+def test_an_unknown_architecture_has_no_filter(monkeypatch):
     monkeypatch.setattr(lockdown.os, "uname", lambda: SimpleNamespace(machine="sparc"))
     with pytest.raises(OSError, match="no filter for sparc"):
         lockdown.filter_calls()
@@ -308,7 +308,7 @@ def test_limits_are_never_raised(monkeypatch):
     assert found == [(5, 10), (10, 10), (10, 10), (10, 10)]
 
 
-def test_numbers_of_calls_are_those_of_this_machine():
+def test_system_call_numbers_are_those_of_this_machine():
     """A socket made by its number is a socket; the filter takes no arguments that are no filter."""
     machine = MACHINES[platform.machine()]
     libc = ctypes.CDLL(None, use_errno=True)

@@ -63,7 +63,7 @@ def test_where_processes_differ_a_small_slowdown_is_not_found_and_the_smallest_g
     assert 0.01 < found.smallest_gain < 0.1
 
 
-def test_a_restless_machine_is_told_of_with_the_way_out(capsys, monkeypatch):
+def test_a_noisy_machine_is_reported_with_advice(capsys, monkeypatch):
     monkeypatch.setattr(checkup, "measure", machine(MODELS["bursts of 2 blocks"]))
     wild = machine(lambda rng, turns: [[40 * value for value in arm] for arm in MODELS["iid 1 %"](rng, turns)])
     found = checkup.checkup(None, wild)
@@ -100,7 +100,7 @@ def test_a_false_claim_is_a_machine_that_does_not_fit(monkeypatch, capsys):
     assert [line.split()[-8] for line in out.splitlines()[2:5]] == ["right", "found", "WRONG"]
 
 
-def test_a_device_stands_with_measure_only(capsys):
+def test_device_is_accepted_with_measure_only(capsys):
     assert main.run(["doctor", "--device", "cpu"]) == 2
     assert "--measure only" in capsys.readouterr().err
 
@@ -114,11 +114,11 @@ def test_a_measuring_process_that_fails_says_why(monkeypatch):
 
 
 @pytest.mark.parametrize("said", ["", "{}", "warming up"])
-def test_a_measuring_process_that_talks_nonsense(said):
+def test_an_invalid_answer_of_a_measuring_process_is_an_error(said):
     code = f"import sys; sys.stdin.readline(); print({said!r})"
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", code]
-    with pytest.raises(MeasureError, match="did not tell"):
+    with pytest.raises(MeasureError, match="cannot be read"):
         checkup.told(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
 
 

@@ -127,7 +127,7 @@ def test_disturbed_rounds_are_dropped_counted_and_run_again():
 
 
 @pytest.mark.parametrize(("clean", "is_disturbed"), [(0, True), (2, True), (3, False)])
-def test_a_machine_that_is_hardly_ever_quiet_is_measured_as_it_is_and_that_is_told(clean, is_disturbed):
+def test_on_an_always_disturbed_machine_all_rounds_are_kept_and_a_note_says_so(clean, is_disturbed):
     clock = FakeClock({"a": 10.0, "b": 10.0})
     reasons = ("hot" if index > clean else None for index in count())  # the first look is before the first round
     timing = time_arms(clock.arms(), clock, FakeWatch(reasons), schedule(rounds=30), never)
@@ -137,7 +137,7 @@ def test_a_machine_that_is_hardly_ever_quiet_is_measured_as_it_is_and_that_is_to
     assert any("nothing is claimed" in note for note in timing.notes) is is_disturbed
 
 
-def test_several_watches_are_all_asked_and_told_of():
+def test_all_of_several_watches_are_used():
     looked = FakeWatch(iter(["hot", None, "cold"])), FakeWatch(iter([None, None, "low"]))
     watch = Watches(*looked)
     assert [watch.disturbance() for _ in range(3)] == ["hot", None, "cold"]

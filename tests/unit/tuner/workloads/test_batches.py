@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from tuner.building.dropout import dropout_off, silence
+from tuner.building.dropout import disable_dropout, dropout_off
 from tuner.workloads.batches import doubled, varied
 
 ROWS = st.integers(1, 6)
@@ -88,8 +88,8 @@ def test_dropout_is_off_inside_and_as_before_outside():
 
     assert not torch.equal(run(), run())
     with dropout_off():
-        silence(model)
-        silence(rnn)
+        disable_dropout(model)
+        disable_dropout(rnn)
         before = torch.get_rng_state()
         assert torch.equal(run(), run())
         assert torch.equal(before, torch.get_rng_state())

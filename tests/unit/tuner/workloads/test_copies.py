@@ -1,4 +1,4 @@
-"""A workload built once: what is handed out trains as what the user's function builds, or is that itself."""
+"""Copies of a workload: a copy trains like the original, or the workload is built anew."""
 
 import copy
 from collections.abc import Callable
@@ -133,7 +133,7 @@ def moody() -> Workload:
 
 
 @pytest.mark.parametrize("make", [partial(a_workload, of_the_model), held_by_a_hook, forgetful, uncopied, moody])
-def test_what_does_not_copy_well_is_built_each_time(make):
+def test_a_workload_whose_copies_differ_is_built_each_time(make):
     build = Builder(make)
     workloads = handed_out(build)
     assert build.calls == 1 + len(workloads)
@@ -141,7 +141,7 @@ def test_what_does_not_copy_well_is_built_each_time(make):
     assert len(set(parameters)) == len(parameters)
 
 
-def test_a_step_that_fails_is_told_of_where_it_is_run():
+def test_a_failing_step_is_reported_when_it_is_run():
     def make() -> Workload:
         model = nn.Linear(4, 2)
         return Workload(
@@ -153,7 +153,7 @@ def test_a_step_that_fails_is_told_of_where_it_is_run():
         plain_step(workload, *workload.batch)
 
 
-def test_what_cannot_be_built_is_told_of_at_once():
+def test_a_failing_build_is_reported_at_once():
     def make() -> Workload:
         raise ValueError("no data")
 

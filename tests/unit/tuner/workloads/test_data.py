@@ -1,4 +1,4 @@
-"""Fresh batches of a workload, and those that are held out."""
+"""Training streams of a workload and its held-out batches."""
 
 from itertools import islice
 
@@ -92,7 +92,7 @@ def test_without_fresh_batches_it_is_refused(batches, match):
         Data(workload(batches), "it")
 
 
-def test_other_shapes_without_end_are_given_up():
+def test_an_endless_stream_of_other_shapes_is_given_up():
     def endless(seed):
         while True:
             yield pair(seed, rows=3)
@@ -102,6 +102,6 @@ def test_other_shapes_without_end_are_given_up():
 
 
 @pytest.mark.parametrize(("batches", "match"), [(iter([]), "only once"), (3, "is a int")])
-def test_what_cannot_be_gone_through_again_is_no_batches(batches, match):
+def test_invalid_batches_are_refused(batches, match):
     with pytest.raises(WorkloadError, match=match):
         workload(batches)

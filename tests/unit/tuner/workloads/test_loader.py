@@ -1,4 +1,4 @@
-"""Workload names: what each form loads, what is left untouched, and the message for every way to be wrong."""
+"""Workload names: what each form loads, what is not changed, and the message for each error."""
 
 import contextlib
 import re
@@ -105,7 +105,7 @@ def test_other_forms_are_refused_with_the_forms_there_are() -> None:
 
 
 @pytest.mark.parametrize(("spec", "meant"), [("resnet18", "zoo:resnet18"), ("train.py", "train.py:make_workload")])
-def test_name_without_its_other_half_is_met_with_the_whole(spec: str, meant: str) -> None:
+def test_an_incomplete_name_is_answered_with_the_complete_one(spec: str, meant: str) -> None:
     assert f"did you mean {meant!r}?" in refusal(spec)
 
 
@@ -173,7 +173,7 @@ def test_seed_decides_the_weights(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["zoo", "file", "archive"])
-def test_random_state_of_the_caller_is_left_as_found(form: str, tmp_path: Path) -> None:
+def test_random_state_of_the_caller_is_restored(form: str, tmp_path: Path) -> None:
     spec = spec_of(form, tmp_path)
     torch.manual_seed(77)
     expected = torch.rand(5)
@@ -182,7 +182,7 @@ def test_random_state_of_the_caller_is_left_as_found(form: str, tmp_path: Path) 
     assert torch.equal(torch.rand(5), expected)
 
 
-def test_random_state_is_left_as_found_when_loading_fails(tmp_path: Path) -> None:
+def test_random_state_is_restored_when_loading_fails(tmp_path: Path) -> None:
     path = written(tmp_path, "import torch\ntorch.rand(9)\nraise RuntimeError('no')\n")
     before = torch.get_rng_state()
     refusal(f"{path}:make_workload")
@@ -219,7 +219,7 @@ def test_file_is_found_from_the_working_directory(tmp_path: Path, monkeypatch: p
     assert isinstance(load_workload("train.py:make_workload", "cpu").model, torch.nn.Linear)
 
 
-def test_file_may_import_its_neighbours_and_the_path_is_restored(tmp_path: Path) -> None:
+def test_file_may_import_from_its_folder_and_the_path_is_restored(tmp_path: Path) -> None:
     written(tmp_path, "WIDTH = 7\n", "kitsune_test_neighbour.py")
     path = written(tmp_path, "from kitsune_test_neighbour import WIDTH\n" + LINEAR.replace("(4, 2)", "(4, WIDTH)"))
     before = list(sys.path)
@@ -269,7 +269,7 @@ def make_workload():
     assert all(workload.optimizer.state[parameter]["step"] == 1 for parameter in parameters)
 
 
-def test_missing_file_is_refused_with_a_neighbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_file_is_refused_with_a_suggestion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, LINEAR)
     monkeypatch.chdir(tmp_path)
     message = refusal("trian.py:make_workload")
@@ -345,7 +345,7 @@ def test_other_type_is_refused(value: str, kind: str, tmp_path: Path) -> None:
     assert "kitsune.Workload(model, loss_fn, optimizer, (x, y))" in message
 
 
-def test_ctrl_c_and_a_full_gpu_pass_as_they_are(tmp_path: Path) -> None:
+def test_ctrl_c_and_gpu_out_of_memory_pass_through(tmp_path: Path) -> None:
     interrupted = written(tmp_path, "raise KeyboardInterrupt\n", "interrupted.py")
     with pytest.raises(KeyboardInterrupt):
         load_workload(f"{interrupted}:f", "cpu")

@@ -128,7 +128,7 @@ def test_tiny_trains_on_a_fixed_batch(name: str) -> None:
 
 
 @every_model
-def test_first_loss_is_that_of_guessing(name: str) -> None:
+def test_first_loss_is_that_of_a_uniform_guess(name: str) -> None:
     """A proper start spreads the probability over all classes: cross entropy near log(classes)."""
     workload = tiny(name)
     classes = 2 if name == "dlrm" else output(workload).shape[-1]
