@@ -34,7 +34,8 @@ class Knob:
     `choices` maps each choice to its description. `slow`: choices that take minutes to compile. `searched`: the choices
     that a search tries beside the default; None: all of them; empty: only the user sets this knob, since it is a limit
     and makes no step faster. `changes_code`: whether the choice changes the compiled kernels, and not only how they
-    are launched.
+    are launched. `compiles`: its choices compile the step, which takes most of the time of a trial. `sets_dtype`: its
+    choices are the dtype of products, which alone changes the numbers by more than rounding.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Knob:
     slow: tuple[Choice, ...] = ()
     searched: tuple[Choice, ...] | None = None
     changes_code: bool = True
+    compiles: bool = False
+    sets_dtype: bool = False
     excludes: tuple[Exclusion, ...] = ()
 
     @property
@@ -52,6 +55,16 @@ class Knob:
 
     def is_searched(self, choice: Choice) -> bool:
         return choice == self.default or self.searched is None or choice in self.searched
+
+
+def is_compiled(knobs: Mapping[str, Choice]) -> bool:
+    """Whether a plan with these choices, which are not defaults, compiles the step."""
+    return any(name in KNOBS and KNOBS[name].compiles for name in knobs)
+
+
+def dtype_choices(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
+    """Those of the choices that set a dtype."""
+    return {name: choice for name, choice in knobs.items() if KNOBS[name].sets_dtype}
 
 
 SEVERAL: Final = (2, 3, 4, 5, 6, 7, 8)
@@ -85,6 +98,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 "fp16": "autocast to float16 with dynamic loss scaling",
             },
             needs="fp32 parameters; hardware that has the dtype",
+            sets_dtype=True,
         ),
         Knob(
             name="attention",
@@ -128,6 +142,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             },
             needs="a working compiler (Triton on a GPU, a C++ compiler on a CPU)",
             slow=("coordinate-descent", "max-autotune-no-cudagraphs", "max-autotune"),
+            compiles=True,
         ),
         Knob(
             name="update",

@@ -19,7 +19,7 @@ from server.http.request_log import RequestLog
 from server.retention import deleting_old_runs
 from server.settings import ServerSettings
 from server.tokens import ensure_local_token, has_live_token
-from tuner.measuring import fault_injection
+from tuner import fault_injection
 from tuner.settings import Settings
 from tuner.store.database import Database
 from tuner.store.engine import open_database

@@ -20,8 +20,8 @@ from kitsune.errors import SettingsError, StoreError, UnfitError
 from kitsune.plan import Plan
 from kitsune.submission.exporting.export import to_archive
 from kitsune.workload import LossFn, Workload, check_trains, device_of
+from tuner import fault_injection
 from tuner.ids import new_id
-from tuner.measuring import fault_injection
 from tuner.measuring.gpu_health import Fitness
 from tuner.planning.ablation import Ablation, ablation_of
 from tuner.planning.untried import Untried, untried

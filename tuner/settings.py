@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kitsune.base.base_record import Record
 from kitsune.base.environment import home_folder, is_disabled, is_on, variable
-from tuner.measuring.fault_injection import Fault, parsed
+from tuner.fault_injection import Fault, parsed
 
 
 class Settings(Record):

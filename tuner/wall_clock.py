@@ -5,7 +5,7 @@ It may be wrong and may jump, so durations never use it, nor do leases if the da
 
 from datetime import UTC, datetime, timedelta
 
-from tuner.measuring import fault_injection
+from tuner import fault_injection
 
 
 def utcnow() -> datetime:

@@ -8,7 +8,7 @@ import pytest
 from kitsune.cli import main
 from tests.store.carrying import claimed
 from tests.store.conftest import Postgres
-from tuner.measuring import fault_injection
+from tuner import fault_injection
 from tuner.records import Run, RunStatus
 from tuner.store.database import Database
 from tuner.store.engine import open_database

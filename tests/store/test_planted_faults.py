@@ -12,7 +12,7 @@ import pytest
 from kitsune.errors import GpuError, StoreFullError
 from tests.store.carrying import carried_out, claimed, stored
 from tests.unit.tuner.machine import GRAPH, GRAPH_WINS, SMALL, Machine, failure
-from tuner.measuring import fault_injection
+from tuner import fault_injection
 from tuner.measuring.gpu_health import Fitness
 from tuner.measuring.protocol import Job
 from tuner.records import Failure, RunStatus
@@ -124,7 +124,7 @@ def test_a_heart_that_stops_has_its_run_taken_over_and_writes_nothing_more(datab
 
 def test_a_worker_is_killed_at_an_event() -> None:
     script = (
-        "from tuner.measuring import fault_injection as faults; from tuner.worker import run_execution as worker\n"
+        "from tuner import fault_injection as faults; from tuner.worker import run_execution as worker\n"
         "from tests.store.samples import a_run\n"
         "from tests.unit.tuner.machine import Machine\n"
         "faults.plant(faults.parsed('worker-kill=tried@2'))\n"

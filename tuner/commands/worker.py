@@ -13,7 +13,7 @@ from kitsune.cli import output
 from kitsune.cli.exit_codes import ExitCode
 from kitsune.device.backend import environment, pick_device
 from kitsune.errors import GpuError, SchemaError, SettingsError, StoppedError, StoreBusyError, StoreError, UnfitError
-from tuner.measuring import fault_injection
+from tuner import fault_injection
 from tuner.measuring.gpu_health import Fitness
 from tuner.measuring.scratch import sweep
 from tuner.settings import Settings

@@ -21,7 +21,7 @@ from typing import IO
 
 from kitsune.base.compile_cache import usual_folder
 from kitsune.errors import MeasureError
-from tuner.measuring import fault_injection
+from tuner import fault_injection
 from tuner.measuring.bytecode import bytecode_variables
 from tuner.measuring.protocol import GO, Job, Limits, LineReader, Message, Outcome, one_line
 from tuner.measuring.scratch import scratch_beside

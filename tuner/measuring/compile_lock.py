@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from kitsune.knobs import KNOBS, Choice
+from kitsune.knobs import KNOBS, Choice, is_compiled
 from tuner.records import Phase
 
 
@@ -90,7 +90,7 @@ def is_due(knobs: Mapping[str, Choice], *, randomness: bool) -> bool:
 
 def code_of(knobs: Mapping[str, Choice], *, randomness: bool) -> str | None:
     """A hash of the choices that change the compiled code; None where nothing is compiled."""
-    if "compile" not in knobs:
+    if not is_compiled(knobs):
         return None
     items = sorted((knob, choice) for knob, choice in knobs.items() if knob not in KNOBS or KNOBS[knob].changes_code)
     return hashlib.sha256(repr((items, randomness)).encode()).hexdigest()[:16]

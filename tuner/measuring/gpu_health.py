@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tuner.measuring import fault_injection
+from tuner import fault_injection
 from tuner.records import Failure, FailureKind, Phase, Trial
 from tuner.sandbox.confinement import SELF_TEST, SELF_TEST_S, is_harmless
 

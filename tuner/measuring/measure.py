@@ -3,7 +3,7 @@
 import time
 
 from kitsune.long_proof import LongProof
-from tuner.measuring import fault_injection
+from tuner import fault_injection
 from tuner.measuring.child_process import Check, go_on, supervise
 from tuner.measuring.protocol import Inspection, Job, Limits, Outcome, misfit
 from tuner.records import Failure, FailureKind, Measurement, Phase

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tuner.measuring import fault_injection
+from tuner import fault_injection
 
 PREFIX: Final = "kitsune-"
 OWNER: Final = "owner"  # file in the folder that its owner process keeps locked

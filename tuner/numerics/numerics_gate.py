@@ -17,6 +17,7 @@ import torch
 
 from kitsune.device.backend import pick_device, synchronize
 from kitsune.device.tf32 import full_precision
+from kitsune.knobs import dtype_choices
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
 from tuner.building.arms import LiveArm, fresh_workload
@@ -203,8 +204,7 @@ def _trace_yardstick(
 ) -> Trace:
     """Trains eager with the candidate's precision. Against a reference of the same precision it would have no error at
     all, so then its weights start a few units in the last place away."""
-    precision = job.arms[-1].knobs.get("precision")
-    knobs = {} if precision is None else {"precision": precision}
+    knobs = dtype_choices(job.arms[-1].knobs)
     arm = LiveArm(job, ArmSpec(name="yardstick", knobs=knobs), randomness=not probe.random)
     try:
         load_start(arm.workload, start)

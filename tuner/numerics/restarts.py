@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kitsune.device.tf32 import full_precision
+from kitsune.knobs import dtype_choices
 from kitsune.workload import Workload
 from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import ArmSpec, Job
@@ -107,8 +108,7 @@ def _double_reference(job: Job, device: torch.device, *, randomness: bool) -> St
 
 def eager_arm(job: Job, *, randomness: bool) -> LiveArm:
     """The step as given with the candidate's precision and nothing else."""
-    precision = job.arms[-1].knobs.get("precision")
-    knobs = {} if precision is None else {"precision": precision}
+    knobs = dtype_choices(job.arms[-1].knobs)
     return LiveArm(job, ArmSpec(name="yardstick", knobs=knobs), randomness=randomness)
 
 

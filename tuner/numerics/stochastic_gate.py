@@ -12,6 +12,7 @@ import torch
 
 from kitsune.device.backend import pick_device
 from kitsune.device.tf32 import full_precision
+from kitsune.knobs import dtype_choices
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
 from kitsune.workload import Workload
@@ -62,8 +63,8 @@ def means_gate(job: Job) -> Numerics | Failure:
     for what, value in sizes.items():
         if not math.isfinite(value):
             return Failure(kind=FailureKind.NOT_FINITE, phase=Phase.NUMERICS, reason=f"the mean {what} is {value}")
-    own = {} if "precision" not in knobs else {"precision": knobs["precision"]}
-    yardstick = _sample_arm(LiveArm(job, ArmSpec(name="yardstick", knobs=own)), start, job.seed + 1)
+    spec = ArmSpec(name="yardstick", knobs=dtype_choices(knobs))
+    yardstick = _sample_arm(LiveArm(job, spec), start, job.seed + 1)
     reference, again = (_sample_plain(job, start, job.seed + offset) for offset in (2, 3))
     return _judged(_Samples(candidate, reference, yardstick, again), job)
 

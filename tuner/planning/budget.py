@@ -10,6 +10,7 @@ import math
 from itertools import islice
 from typing import Final
 
+from kitsune.knobs import is_compiled
 from tuner.measuring.protocol import Inspection
 from tuner.search.space import Space
 
@@ -63,7 +64,7 @@ def expected_trials(space: Space) -> int:
 
 def compile_s(inspection: Inspection, space: Space) -> float:
     """Estimated seconds of one compilation with cold caches; 0 where nothing can be compiled."""
-    if "compile" not in space.searchable():
+    if not is_compiled(dict.fromkeys(space.searchable(), "")):
         return 0.0
     return COMPILE_S + COMPILE_S_A_DOUBLING * math.log2(1 + inspection.parameters / 1e6)
 

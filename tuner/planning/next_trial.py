@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from kitsune.knobs import KNOBS
+from kitsune.knobs import KNOBS, is_compiled
 from tuner.planning.budget import SHORT, TIGHT
 from tuner.planning.pace import expected_s, is_patient, own_s
 from tuner.planning.standings import leader, searched
@@ -42,14 +42,14 @@ def next_trial(
     tried, first = searched(trials), leader(trials)
     patient, best = is_patient(tried, space, left_s), {} if first is None else first.knobs
     late = [(trial.knobs, own_s(trial)) for trial in tried if is_late(trial)]
-    longer_s = [since_s for knobs, since_s in (*at_work, *late) if "compile" in knobs and not space.is_slow(knobs)]
+    longer_s = [since_s for knobs, since_s in (*at_work, *late) if is_compiled(knobs) and not space.is_slow(knobs)]
     compiling_s = max([compile_s, *longer_s])
 
     def fits(knobs: Configuration) -> bool:
         return not knobs or left_s > expected_s(knobs, tried, space, compiling_s)
 
     def may(knobs: Configuration) -> bool:
-        return (patient or not space.is_slow(knobs)) and ("compile" in best or fits(knobs))
+        return (patient or not space.is_slow(knobs)) and (is_compiled(best) or fits(knobs))
 
     presets = TIGHT_OPENING if trials_within < TIGHT else OPENING
     without = SEVERAL_STREAMS if trials_within < SHORT and not best else frozenset[Item]()

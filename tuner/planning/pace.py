@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from kitsune.knobs import is_compiled
 from tuner.measuring.compile_lock import code_of
 from tuner.measuring.protocol import Inspection, Limits
 from tuner.records import Spent, Trial
@@ -108,8 +109,8 @@ def expected_s(knobs: Configuration, trials: Iterable[Trial], space: Space, comp
     same = [own_s(trial) for trial in worked if code is not None and code_of(trial.knobs, randomness=True) == code]
     if same:
         return min(warm_s(max(same)), *same)
-    compiles = "compile" in knobs
-    alike = [own_s(trial) for trial in worked if ("compile" in trial.knobs) == compiles]
+    compiles = is_compiled(knobs)
+    alike = [own_s(trial) for trial in worked if is_compiled(trial.knobs) == compiles]
     quickest_s = min(map(own_s, worked), default=0.0) + (compile_s if compiles else 0.0)
     return (median(alike) if alike else quickest_s) * (SLOW_FACTOR if space.is_slow(knobs) else 1.0)
 
@@ -130,7 +131,7 @@ def is_in_vain(
     Judged by the times of similar trials, so False until a trial that compiles has ended.
     """
     worked = list(filter(is_success, trials))
-    if not any("compile" in trial.knobs for trial in worked):
+    if not any(is_compiled(trial.knobs) for trial in worked):
         return False
     return all(AT_BEST * expected_s(knobs, worked, space) - since_s > left_s for knobs, since_s in at_work)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kitsune.knobs import is_compiled
 from kitsune.plan import Plan
 from tuner.planning.pace import expected_s
 from tuner.planning.standings import searched
@@ -40,12 +41,12 @@ def untried(run: Run, trials: Sequence[Trial], plan: Plan | None = None) -> list
     late = {space.key(trial.knobs): trial.took_s for trial in tried if is_late(trial)}
     ended = [trial for trial in tried if not is_late(trial)]
     known = {space.key(trial.knobs) for trial in ended}
-    has_compiled = any("compile" in trial.knobs for trial in filter(is_success, tried))
+    has_compiled = any(is_compiled(trial.knobs) for trial in filter(is_success, tried))
     found = []
     for proposal in named(OPENING, space, items_to_avoid(space, ended)):
         name = space.key(proposal.knobs)
         if name not in known:
             took_s = LONGER * late[name] if name in late else expected_s(proposal.knobs, tried, space)
-            is_told = name in late or "compile" not in proposal.knobs or has_compiled
+            is_told = name in late or not is_compiled(proposal.knobs) or has_compiled
             found.append(Untried(proposal.knobs, proposal.name, (took_s or None) if is_told else None))
     return found

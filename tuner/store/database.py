@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from kitsune.errors import StoreBusyError, StoreError, StoreFullError
-from tuner.measuring import fault_injection
+from tuner import fault_injection
 from tuner.store.error_translation import FULL, shown
 from tuner.store.fair_lock import Turns
 

@@ -29,7 +29,7 @@ from kitsune.errors import (
     TuneError,
     UnfitError,
 )
-from tuner.measuring import fault_injection
+from tuner import fault_injection
 from tuner.measuring.child_process import Check, go_on
 from tuner.measuring.protocol import Inspection
 from tuner.planning.prior_runs import Knowledge

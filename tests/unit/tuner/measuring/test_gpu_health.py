@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tuner.measuring import fault_injection
+from tuner import fault_injection
 from tuner.measuring.gpu_health import Blame, Fitness, blame, is_starved
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
 

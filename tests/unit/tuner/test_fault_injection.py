@@ -9,9 +9,9 @@ import pytest
 
 from kitsune.cli import main
 from kitsune.errors import SettingsError
-from tuner.measuring import fault_injection
+from tuner import fault_injection
+from tuner.fault_injection import Fault, parsed
 from tuner.measuring.child_process import supervise
-from tuner.measuring.fault_injection import Fault, parsed
 from tuner.measuring.measure import checked
 from tuner.measuring.protocol import Job, Limits, Message
 from tuner.records import Failure, FailureKind, Phase
