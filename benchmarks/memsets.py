@@ -23,7 +23,7 @@ from benchmarks.training_step import DEVICE, Build, race, write
 from kitsune.device.cuda_graph import Recorder
 from kitsune.device.memset_rewrite import replace_memsets, starts
 from kitsune.launches.pipeline import Planner, replaying
-from kitsune.launches.plans import OF_A_STEP, Planned, plans
+from kitsune.launches.plans import WORKSPACES_OF_STEP, Planned, plans
 
 STREAMS: Final = 8
 Staying = Callable[[Sequence[int]], Collection[int]]
@@ -71,7 +71,7 @@ def main() -> None:
     workload, step = step_of(case, STREAMS)
     found = plans(recording_of(workload, step), STREAMS, None)
     planner = Planner(Recorder(DEVICE), STREAMS)
-    chosen = {"k1": found[0], "k8": planner.quickest(found, OF_A_STEP)[0]}
+    chosen = {"k1": found[0], "k8": planner.quickest(found, WORKSPACES_OF_STEP)[0]}
     arms = race(dict(builds(planner, chosen)), arguments.rounds)
     write("memsets", case, arms, "", arguments.out)
 

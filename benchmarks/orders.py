@@ -31,7 +31,7 @@ from kitsune.launches.execution.graph_benchmark import ratios, replay_ms
 from kitsune.launches.model.recording import Recording
 from kitsune.launches.pipeline import Captured, Planner, replaying
 from kitsune.launches.planning.schedule import Schedule, critical_path, earliest_us, listed, upward_ranks, with_waits
-from kitsune.launches.plans import OF_A_STEP, WAIT_US, Planned, budget_of, most_taken, planned, plans, spread
+from kitsune.launches.plans import WAIT_US, WORKSPACES_OF_STEP, Planned, budget_of, most_taken, planned, plans, spread
 from kitsune.workload import Workload
 
 STREAMS: Final = 8
@@ -94,8 +94,8 @@ class Search:
         self.planner = Planner(Recorder(DEVICE), STREAMS)
         found = plans(recording, STREAMS, None)
         self.budget_bytes = budget_of(found[0], None)
-        self.most_bytes = most_taken(recording, self.planner.tried(found[0]).taken_bytes, OF_A_STEP)
-        self.best = self.planned = self.planner.tried(self.planner.quickest(found, OF_A_STEP)[0])
+        self.most_bytes = most_taken(recording, self.planner.tried(found[0]).taken_bytes, WORKSPACES_OF_STEP)
+        self.best = self.planned = self.planner.tried(self.planner.quickest(found, WORKSPACES_OF_STEP)[0])
         self.ways = {id(plan.recording): plan for plan in found[1:]}
 
     def run(self, seconds: float) -> None:

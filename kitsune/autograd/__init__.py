@@ -1,1 +1,1 @@
-"""What the engine reads and changes of an autograd graph: leaves, outputs, hooks, the thread of a backward."""
+"""Reads and changes the autograd graph of a step: its leaves, outputs and hooks, and the thread of its backward."""

@@ -1,6 +1,6 @@
-"""Backwards on the thread that calls them: while a step is planned, and where a backward is one replay of a graph.
+"""Runs backwards on the calling thread, while a step is planned and where a backward is one replay of a graph.
 
-Autograd hands backwards on a GPU to a thread of its own and waits.
+Without this, autograd runs backwards on a GPU on a thread of its own, and the caller waits.
 """
 
 import threading
@@ -12,19 +12,19 @@ import torch
 
 @contextmanager
 def on_one_thread() -> Iterator[None]:
-    """Backwards in here run on the calling thread, which issues the recorded launches of a step as well.
+    """Runs backwards in the block on the calling thread, which also issues the recorded launches of a step.
 
-    cuDNN keeps its plans by thread, and where cudnn.benchmark is set each thread times the algorithms for itself: on
-    autograd's thread the backward would use others than its launches, with other numbers (GoogLeNet on an H200).
+    cuDNN keeps its plans by thread, and with cudnn.benchmark each thread times the algorithms for itself. On autograd's
+    thread a backward would use other algorithms than its recorded launches, with other results (GoogLeNet on an H200).
     """
     with torch.autograd.set_multithreading_enabled(False):
         yield
 
 
 class CallingThread:
-    """Between `take` and `leave`, backwards that this thread calls run on it. What the user set himself stays.
+    """Between `take` and `leave`, backwards that this thread calls run on it. The user's own setting is restored.
 
-    For replays: to the other thread and back takes longer than a small model's backward itself.
+    Used for replays: changing to the other thread and back takes longer than the backward of a small model.
     """
 
     def __init__(self) -> None:
@@ -39,5 +39,5 @@ class CallingThread:
             return
         setting, thread = self._taken
         self._taken = None
-        if thread == threading.get_ident():  # the setting is one of each thread
+        if thread == threading.get_ident():  # the setting is thread-local
             setting.__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""Hooks: the Python code that a model, its parameters or the whole process runs besides, and that no replay runs."""
+"""Finds Python hooks of a model, its parameters or the whole process. A replayed graph does not run them."""
 
 from collections.abc import Collection, Iterator
 from functools import partial
@@ -20,7 +20,7 @@ ACCUMULATED_HOOKS: Final = attrgetter("_post_accumulate_grad_hooks")
 
 
 class Hooks:
-    """Remembers how many hooks a model's modules have: torch.compile does not look again."""
+    """Guard on the number of hooks of a model's modules, which torch.compile does not check again."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._hooks = [getattr(module, name) for module in model.modules() for name, _ in HOOKS]
@@ -34,7 +34,7 @@ class Hooks:
 
 
 def first_hook(model: torch.nn.Module, whole: str = "the model") -> str | None:
-    """The first Python hook on a module or parameter, in words; `whole` is what the module itself is called."""
+    """The first Python hook on a module or parameter, in words, or None. `whole`: what to call the model itself."""
     for name, module in model.named_modules():
         for attribute, words in HOOKS:
             if getattr(module, attribute):
@@ -45,10 +45,10 @@ def first_hook(model: torch.nn.Module, whole: str = "the model") -> str | None:
     return None
 
 
-def why_not_heard(model: torch.nn.Module, loss_fn: Any = None) -> str | None:
-    """Why a replay would leave out what the model, or a loss that is a module, tells Python, or None.
+def why_skipped(model: torch.nn.Module, loss_fn: Any = None) -> str | None:
+    """Why a replay would skip Python code of the model, or of a loss that is a module; None if it would not.
 
-    What TorchScript runs tells nobody when its members are others.
+    Hooks are one reason. The other is TorchScript, because changes of its members cannot be seen.
     """
     roots = zip(roots_of(model, loss_fn), ("the model", "the loss"), strict=False)
     found = next(filter(None, (first_hook(root, whole) for root, whole in roots)), None)
@@ -62,7 +62,7 @@ def why_not_heard(model: torch.nn.Module, loss_fn: Any = None) -> str | None:
 
 
 def has_global_hooks() -> bool:
-    """Whether somebody's hook wants to see every forward or backward of the process; those of ours are marked."""
+    """Whether there are hooks on all modules of the process, other than Kitsune's, which have `is_ours`."""
     return bool(
         modules._global_forward_hooks
         or modules._global_backward_hooks
@@ -76,18 +76,18 @@ def is_hooked(parameter: torch.nn.Parameter) -> bool:
 
 
 def are_hooked(parameters: Collection[torch.nn.Parameter]) -> bool:
-    """Whether any of them is."""
+    """Whether any of the parameters has a gradient hook."""
     return any(map(GRADIENT_HOOKS, parameters)) or any(map(ACCUMULATED_HOOKS, parameters))
 
 
 def roots_of(model: torch.nn.Module, loss_fn: Any) -> list[torch.nn.Module]:
-    """The model, and the loss where that is a module, a method of one, or either with some arguments."""
+    """The model, and the loss if it is a module, a method of one, or a `partial` of either."""
     while isinstance(loss_fn, (partial, MethodType)):
         loss_fn = loss_fn.func if isinstance(loss_fn, partial) else loss_fn.__self__
     return [model, loss_fn] if isinstance(loss_fn, torch.nn.Module) else [model]
 
 
 def named_modules(model: torch.nn.Module, loss_fn: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Of the model, and of the loss where that is one."""
+    """The modules of the model, and those of the loss if it is a module, by name."""
     for root, prefix in zip(roots_of(model, loss_fn), ("", "loss_fn"), strict=False):
         yield from root.named_modules(prefix=prefix)

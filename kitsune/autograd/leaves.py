@@ -1,4 +1,4 @@
-"""Leaves of the autograd graph: which there are, and parameters under other names for one capture, without a past."""
+"""Leaves of the autograd graph: finds them, and replaces parameters by fresh aliases for one capture."""
 
 import contextlib
 import weakref
@@ -18,13 +18,13 @@ There = Mapping[int, weakref.ref[torch.Tensor]]
 
 
 def tensors_there() -> There:
-    """All tensors that live in Python now, by id."""
+    """Weak references to all tensors that live in Python now, by id."""
     with torch._C.DisableTorchFunctionSubclass():
         return {id(each): weakref.ref(each) for each in live_tensors()}
 
 
 def leaves_behind(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaves of the autograd graph that a gradient of these tensors flows to: one itself, where it is one."""
+    """The leaves of the autograd graph that a gradient of these tensors flows to. A leaf among these is included."""
     wanted = [output for output in outputs if output.requires_grad]
     starts: set[Any] = {output.grad_fn for output in wanted if output.grad_fn is not None}
     nodes = {node for node, _ in edges_behind(starts)}
@@ -40,10 +40,10 @@ def why_not_ours(
     before: There,
     runs_as: str = "a replayed graph",
 ) -> str | None:
-    """Why gradients of what `what` has made would be left out where it `runs_as` that, or None. The parameters are
-    `whose`.
+    """Why a gradient of `outputs`, which `what` has made, would be missing if it ran as `runs_as`; None if none would.
 
-    A leaf that was not there before is nobody's to ask: its gradient goes with the step.
+    A gradient would be missing if it flows to a leaf that is not one of the `parameters` of `whose`. Leaves that did
+    not exist `before` are ignored, because the user cannot hold them.
     """
     ours = set(map(id, parameters))
     for leaf in leaves_behind(outputs):
@@ -59,13 +59,14 @@ def why_not_ours(
 
 @contextlib.contextmanager
 def fresh_leaves(model: torch.nn.Module) -> Iterator[Leaves]:
-    """Puts aliases in the place of all parameters that require gradients; yields parameter -> alias.
+    """Replaces all parameters that require gradients by aliases in the block; yields {parameter: alias}.
 
-    Autograd keeps one AccumulateGrad node for a parameter as long as any graph refers to it, bound to the stream of its
-    birth: the loss of the last iteration, which every training loop still holds, is enough. A captured backward would
-    wait for that stream, which breaks the capture. An alias shares the storage and has a node of its own.
+    Autograd keeps one AccumulateGrad node for a parameter as long as any graph refers to it, bound to the stream on
+    which it was made. The loss of the last iteration, which every training loop still holds, is enough. A captured
+    backward would wait for that stream, which breaks the capture. An alias shares the storage and has its own node.
 
-    Raises CaptureError when one was given other memory in the block: its parameter, and a replay, know nothing of that.
+    Raises CaptureError when an alias was given other memory in the block: neither the parameter nor a replay would see
+    it.
     """
     aliases: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     swapped: list[tuple[torch.nn.Module, str, torch.nn.Parameter]] = []
@@ -90,12 +91,12 @@ def fresh_leaves(model: torch.nn.Module) -> Iterator[Leaves]:
 
 def alias_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     alias = torch.nn.Parameter(parameter.detach())
-    alias.__dict__.update(parameter.__dict__)  # what frameworks hang on a parameter
+    alias.__dict__.update(parameter.__dict__)  # attributes that frameworks set on a parameter
     return alias
 
 
 def joined(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
-    """The gradient of a parameter that was used under both its names."""
+    """The sum of the gradients of a parameter and its alias; None if both are None."""
     if first is None or second is None:
         return second if first is None else first
     return first + second

@@ -1,7 +1,8 @@
-"""Outputs of a forward: which of them others are computed from, and whether the loop asks for their gradients.
+"""Checks the outputs of a forward: which are computed from others, and whether the loop asks for their gradients.
 
-A forward that a plan runs is one node of the user's autograd graph, so its outputs lie side by side there: what flows
-from one to another inside is in the gradients of the parameters, but not in what a hook on an output sees.
+A forward that a plan runs is one node of the user's autograd graph, and its outputs are independent there. If one
+output is computed from another inside the forward, that part of the gradient reaches the parameters, but not a hook on
+the other output.
 """
 
 import weakref
@@ -17,15 +18,15 @@ PARTIAL: Final = (
 )
 REENTRANT: Final = "torch.utils.checkpoint with use_reentrant=True computes in a plain backward() only"
 CAST: Final = "ToCopyBackward0"
-CHECKPOINT: Final = "CheckpointFunctionBackward"  # of torch.utils.checkpoint, and of those that are made after it
+CHECKPOINT: Final = "CheckpointFunctionBackward"  # of torch.utils.checkpoint, and of copies of it in other libraries
 
 Edge = tuple[Any, int]
 
 
 class Listeners:
-    """Hooks on some tensors, from now on, and whether they keep their gradients.
+    """Finds hooks that are put on some tensors from now on, and tensors that retain their gradient.
 
-    `in_backward`: also looked for while a gradient comes, since a loop may take its hooks away again.
+    `in_backward`: also checks during the backward, because a loop may remove its hooks after it.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, in_backward: bool = False) -> None:
@@ -45,7 +46,7 @@ class Listeners:
 
 
 def hooks_of(tensor: torch.Tensor) -> Mapping[int, Callable[..., Any]]:
-    """Where `register_hook` puts them for a tensor; made as it would make it."""
+    """The dictionary in which `register_hook` keeps a tensor's hooks; created in the same way if there is none."""
     if tensor._backward_hooks is None:
         node: Any = tensor.grad_fn
         tensor._backward_hooks = OrderedDict()
@@ -55,8 +56,7 @@ def hooks_of(tensor: torch.Tensor) -> Mapping[int, Callable[..., Any]]:
 
 
 class Past:
-    """What outputs were computed from: the autograd graph behind them. One that was cast behind the forward counts as
-    what it was before."""
+    """The autograd graph behind some outputs. An output that was cast after the forward counts as the uncast tensor."""
 
     def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
         self._ids = list(map(id, outputs))
@@ -65,7 +65,7 @@ class Past:
         self._behind = edges_behind(self._starts)
 
     def sources(self) -> list[int]:
-        """At which places of the outputs those are that another one is computed from, or that are there twice."""
+        """The positions of outputs that another output is computed from, or that are there twice."""
         return [
             at
             for at, (origin, own) in enumerate(zip(self._origins, self._ids, strict=True))
@@ -79,7 +79,7 @@ class Past:
 
 
 def origin_of(output: torch.Tensor) -> Edge | None:
-    """Which result of which node of the autograd graph it is; of a leaf the node that adds to its gradient."""
+    """(node of the autograd graph, which of its results): for a leaf its AccumulateGrad node; None without gradient."""
     if not output.requires_grad:
         return None
     node: Any = output.grad_fn
@@ -92,7 +92,7 @@ def origin_of(output: torch.Tensor) -> Edge | None:
 
 
 def edges_behind(starts: Iterable[Any]) -> set[Edge]:
-    """What a gradient flows to from these nodes of the autograd graph, as (node, which of its results)."""
+    """All edges (node, which of its results) that a gradient flows to from these nodes of the autograd graph."""
     found: set[Edge] = set()
     nodes = list(starts)
     seen = set(nodes)

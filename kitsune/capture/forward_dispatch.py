@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.autograd.hooks import why_not_heard
+from kitsune.autograd.hooks import why_skipped
 from kitsune.autograd.leaves import tensors_there, why_not_ours
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
 from kitsune.capture.autograd_node import enclosed
@@ -189,7 +189,7 @@ class SegmentedForward:
     def _why_not_capturable(self, arguments: Any) -> str | None:
         if self._listeners.are_there():
             return PARTIAL
-        unheard = why_not_heard(self.model)
+        unheard = why_skipped(self.model)
         if unheard is not None:
             return unheard
         opaque = opaque_type(arguments)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kitsune.autograd.hooks import Hooks, why_not_heard
+from kitsune.autograd.hooks import Hooks, why_skipped
 from kitsune.autograd.leaves import tensors_there, why_not_ours
 from kitsune.capture.guards import Attributes, HostState, Watch, why_not_filled, why_not_replayed
 from kitsune.capture.step_body import Body, entered
@@ -156,7 +156,7 @@ class StepGraph:
         A capture that fails on a host sync costs a pool of memory, and breaks the generator (`Recorder` repairs it).
         """
         syncs: list[Sync] = []
-        replaced = self._attributes.why_replaced() or why_not_heard(self._body.model, self._body.loss_fn)
+        replaced = self._attributes.why_replaced() or why_skipped(self._body.model, self._body.loss_fn)
         host = HostState(self._body.model, self._device, self._body.loss_fn, given=batch)
         foreign: list[str | None] = []
         parameters, before = self._body.parameters, tensors_there()
@@ -177,7 +177,7 @@ class StepGraph:
         return loss
 
     def _capture(self, batch: tuple[Any, Any]) -> torch.Tensor:
-        if reason := why_not_heard(self._body.model, self._body.loss_fn):  # hooks that came after the last warm-up step
+        if reason := why_skipped(self._body.model, self._body.loss_fn):  # hooks that came after the last warm-up step
             raise CaptureError(reason)
         with self._static_step(batch) as launches:
             graph, result, has_run = self._captured(launches)

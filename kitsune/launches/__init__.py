@@ -1,1 +1,4 @@
-"""The launches of a step on several streams: record, transform, plan, time, prove, capture."""
+"""Puts a training step on several CUDA streams: record, transform, time, plan, race, prove, capture.
+
+docs/streams-design.md describes each stage.
+"""

@@ -1,6 +1,7 @@
-"""Planner: a step in, a graph of its launches on several streams out, once it is proven to be the same step.
+"""Planner: runs the stages that put a training step on several CUDA streams.
 
-record -> rename -> split -> measure -> schedule -> plan memory -> capture -> race -> prove (docs/decisions/0008).
+record -> transform -> time the launches -> plan -> race -> prove -> capture. docs/streams-design.md explains each stage
+and gives its measurements; docs/decisions/0008-planned-launches.md says why the design is as it is.
 """
 
 import math
@@ -16,13 +17,13 @@ from kitsune.autograd.backward_thread import on_one_thread
 from kitsune.device.backend import allocated_bytes, first_line, peak_bytes, release_cached, reset_peak
 from kitsune.device.cuda_graph import Graph, Recorder, fill
 from kitsune.errors import CaptureError, ErraticError
-from kitsune.launches.execution.equivalence import Untouched, refuted
-from kitsune.launches.execution.graph_benchmark import BY, BY_AMONG, Clock, is_faster, replay_ms
+from kitsune.launches.execution.equivalence import Untouched, mismatch
+from kitsune.launches.execution.graph_benchmark import MAX_RATIO, MAX_RATIO_AMONG, Clock, is_faster, replay_ms
 from kitsune.launches.execution.issue import CudaLanes, HostLane, HostLanes, Lanes, in_recorded_order, issue
 from kitsune.launches.execution.kernel_trace import difference, kernels_of
 from kitsune.launches.model.recording import Recording
 from kitsune.launches.model.step_state import State
-from kitsune.launches.plans import OF_A_HALF, OF_A_STEP, Planned, costs_of, most_taken, plans
+from kitsune.launches.plans import WORKSPACES_OF_HALF, WORKSPACES_OF_STEP, Planned, costs_of, most_taken, plans
 from kitsune.launches.recording.copy_on_write import HIDDEN, Undo, are_hidden
 from kitsune.launches.recording.recorder import record
 from kitsune.launches.timing_cache import TimingCache, key_of
@@ -30,11 +31,12 @@ from kitsune.launches.transforms.partition import first_half, held_by, second_ha
 
 Step = Callable[[], Any]
 
-#: Plans that are proven before a step stays on one stream. On an H200 one plan of BERT-base in fp32 was not the step to
-#: the bit, where another one of it was, 10 % faster than one stream.
+#: Most plans to prove before a step stays on one stream. On an H200 one plan of BERT-base in fp32 did not come to the
+#: bits of the step, and another one did, 10 % faster than one stream.
 PROOFS: Final = 2
-#: How long plans race, the best of most models first, or how many of their steps where those take longer. On eight
-#: streams the hosts of H200s came to 11 to 22 of the 23 to 27 plans of BERT-base, as fast as they were.
+#: Time limit of a race in seconds, or the time of RACE_STEPS steps if that is longer. Plans that were best for most
+#: models come first. On eight streams, H200 hosts got through 11 to 22 of the 23 to 27 plans of BERT-base, depending on
+#: the speed of the host.
 RACE_S: Final = 3.0
 RACE_STEPS: Final = 500
 WON_BEFORE: Final = "; it won when this step was planned before, and raced against one stream only"
@@ -42,9 +44,9 @@ WON_BEFORE: Final = "; it won when this step was planned before, and raced again
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A plan, its graph, and the tensors that the graph writes.
+    """A plan, its captured graph, and the static tensors that the graph writes.
 
-    `passing_bytes`: what it needs besides, as it runs. `taken_bytes`: what the pool that it was captured in has taken.
+    `passing_bytes`: peak of temporary memory while it ran. `taken_bytes`: size of the pool that it was captured in.
     """
 
     plan: Planned
@@ -58,11 +60,12 @@ Pair = tuple[Captured, Captured]
 
 
 class Planner:
-    """Turns steps into graphs of several streams. `refusal` says why the last one was not, `plan` what it became.
+    """Captures steps as graphs on up to `streams` streams.
 
-    `is_erratic`: it cannot be on one stream either, since no graph would do the same. `cache`: of earlier processes;
-    None where nothing is known, and nothing is kept.
-    On a GPU the plans are captured and timed against each other; on a CPU the prediction decides.
+    After a capture, `plan` is the plan that was chosen, or `refusal` says why there is none. `is_erratic`: the step
+    cannot be captured on one stream either, because a replay would not do what the step does. `cache` keeps timings and
+    winners between processes; None: nothing is looked up or kept.
+    On a GPU the candidates are captured and raced; on a CPU the one with the shortest predicted time is used.
     """
 
     clock: Clock = staticmethod(replay_ms)
@@ -83,10 +86,10 @@ class Planner:
     def capture(
         self, step: Step, inputs: Sequence[torch.Tensor] = (), rates: Sequence[torch.Tensor] = ()
     ) -> tuple[Graph | None, Any]:
-        """(graph, the tensors that it writes), or (None, what the step returned). The step runs once, for real.
+        """Runs the step once, for real. Returns (graph, its static tensors), or (None, the result of that run).
 
-        The tensors hold what that run gave. `inputs` and `rates` are the static tensors of the batch and of the
-        learning rates, which the proof changes from step to step.
+        The static tensors hold the result of that run. `inputs` and `rates` are the static tensors of the batch and of
+        the learning rates; the proof changes them from step to step and restores them.
         """
         recorded = record(step, self._recorder.device)
         self.refusal, self.is_erratic = recorded.refusal, recorded.is_erratic
@@ -95,7 +98,7 @@ class Planner:
         try:
             with Untouched(recorded.recording, (*inputs, *rates)) as untouched:
                 graph, static = self._proven(recorded.recording, step, inputs, rates, untouched)
-        # The step has run: whatever planning meets, of the user's code too, must not have it run again.
+        # The step has run and must not run again, so any error, also one of the user's code, only ends the planning.
         except Exception as error:  # noqa: BLE001
             self._refuse(error)
             return None, recorded.result
@@ -110,10 +113,10 @@ class Planner:
         prepare: Callable[[], Sequence[torch.Tensor]],
         parameters: Sequence[torch.Tensor] = (),
     ) -> Pair | None:
-        """Two graphs: of `first`, and of `second`, which goes on with what it has made. None: `refusal` says why not.
+        """Two graphs: one of `first`, and one of `second`, which uses what `first` made. None: see `refusal`.
 
-        `prepare` is called once `first` has run, and gives the static tensors of both. No run leaves a trace: of what
-        has to be put back for that the `parameters` must be seen, at least.
+        `prepare` is called after `first` has run, and returns the static tensors of both. All effects of the runs on
+        tensors and generators are rolled back. That is declined if `gc.freeze()` hides the `parameters`.
         """
         try:
             if are_hidden(parameters):
@@ -143,14 +146,15 @@ class Planner:
             undo.restore()
 
     def tried(self, plan: Planned) -> Captured:
-        """In a pool that dies with the graph: in the step's own one, what a loser took would stay with the winner."""
+        """The plan, captured in a pool that is freed with its graph: a losing plan must not enlarge the step's pool."""
         return self._captured(plan, self._recorder.apart())
 
     def quickest(self, found: Sequence[Planned], workspaces: int, before: Planned | None = None) -> tuple[Planned, str]:
-        """The first, unless another one is faster; and what is to be said of the race. The step's state changes.
+        """The winner of a race, and a note about the race. The first plan wins unless another one is faster.
 
-        `workspaces` are those that a plain graph of it has more (see `most_taken`). One of the others that won `before`
-        races against the first alone, and the rest only where it loses.
+        The race changes the step's state. `workspaces`: how many more workspaces a plain graph has (see `most_taken`).
+        `before`: the plan that won in an earlier process. It races against the first plan alone; the others are tried
+        only if it loses.
         """
         first, most_bytes = self.tried(found[0]), math.inf
         if self._pool_bytes is None:
@@ -168,9 +172,10 @@ class Planner:
         self._check_kernels(recording, both)
         first = first_half(recording, cut)
         uncaptured = self._plans_of_second(recording, cut, first)
-        one = self._best(first, self._plans(first), OF_A_HALF)
+        one = self._best(first, self._plans(first), WORKSPACES_OF_HALF)
         with State(first):
-            one.graph.replay()  # a capture runs nothing, and an index in what crosses would be any number
+            # A capture runs nothing, so without a replay an index among the tensors that cross could be any number.
+            one.graph.replay()
         returned, crossed = one.static
         found = [replace(plan, recording=held_by(crossed, plan.recording)) for plan in uncaptured]
 
@@ -180,17 +185,18 @@ class Planner:
                 two.graph.replay()
                 return returned, two.static
 
-            return self._refuted(recording, both, replay, inputs, (), untouched)
+            return self._mismatch(recording, both, replay, inputs, (), untouched)
 
-        two = self._accepted(second_half(recording, cut, crossed), found, OF_A_HALF, problem_of)
+        two = self._accepted(second_half(recording, cut, crossed), found, WORKSPACES_OF_HALF, problem_of)
         self.plan = two.plan
         return one, two
 
     def _plans_of_second(self, recording: Recording, cut: int, first: Recording) -> list[Planned]:
-        """Those of the second half, without the memory of what crosses, timed on what the first one makes uncaptured.
+        """Candidates for the second half, timed on the output of an uncaptured run of the first half.
 
-        In a capture it may lie elsewhere: torch's efficient attention leaves the seed of its dropout on the GPU there,
-        and its backward, where it is not captured, reads it on the host (SIGSEGV).
+        They do not hold the memory of what crosses yet. Output of a captured run will not do: torch's efficient
+        attention leaves the seed of its dropout on the GPU in a capture, and its uncaptured backward reads it on the
+        host (SIGSEGV).
         """
         with State(first):
             _, crossed = in_recorded_order(first)()
@@ -208,9 +214,9 @@ class Planner:
         self._check_kernels(recording, step)
 
         def problem_of(captured: Captured) -> str | None:
-            return self._refuted(recording, step, replaying(captured), inputs, rates, untouched)
+            return self._mismatch(recording, step, replaying(captured), inputs, rates, untouched)
 
-        found = self._accepted(recording, self._plans(recording), OF_A_STEP, problem_of)
+        found = self._accepted(recording, self._plans(recording), WORKSPACES_OF_STEP, problem_of)
         self.plan, self.passing_bytes = found.plan, found.passing_bytes
         return found.graph, found.static
 
@@ -221,29 +227,29 @@ class Planner:
         workspaces: int,
         problem_of: Callable[[Captured], str | None],
     ) -> Captured:
-        """The quickest of these plans that the proof does not refuse. Raises CaptureError after PROOFS."""
+        """The fastest plan that passes the proof. Raises CaptureError when PROOFS plans have failed it."""
         refused = ""
         for _ in range(PROOFS):
             best = self._best(recording, found, workspaces)
             problem = problem_of(best)
             if problem is None:
-                return told(best, refused)
-            refused = f"; a quicker one was refused: {problem}"
+                return with_note(best, refused)
+            refused = f"; a faster one was refused: {problem}"
             found = [plan for plan in found if plan.schedule is not best.plan.schedule]
-            del best  # what it took is free for the next one
+            del best  # frees its memory for the next one
             if not found:
                 break
-        raise CaptureError(f"the launches as they were planned are not the step: {problem}")
+        raise CaptureError(f"the planned launches do not do what the step does: {problem}")
 
     def _plans(self, recording: Recording) -> list[Planned]:
         return plans(recording, self._streams, self._pool_bytes, self._costs_us)
 
     def _costs_us(self, recording: Recording) -> list[float]:
-        if self._cache is None or recording.device.type != "cuda":  # a CPU's are a matter of the moment
+        if self._cache is None or recording.device.type != "cuda":  # times on a CPU vary too much to be kept
             return costs_of(recording)
         return self._cache.costs_us(recording, costs_of)
 
-    def _refuted(
+    def _mismatch(
         self,
         recording: Recording,
         step: Step,
@@ -252,23 +258,23 @@ class Planner:
         rates: Sequence[torch.Tensor],
         untouched: Untouched,
     ) -> str | None:
-        """The proof, and what its runs of the step took is given back: on an H200 65 MiB of cuBLAS alone."""
+        """As `mismatch`. Then releases the memory that the proof took: on an H200, 65 MiB for cuBLAS alone."""
         try:
-            return refuted(recording, step, replay, inputs, rates, untouched)
+            return mismatch(recording, step, replay, inputs, rates, untouched)
         finally:
             release_cached(recording.device)
 
     def _best(self, recording: Recording, found: Sequence[Planned], workspaces: int) -> Captured:
-        """The quickest of these plans of the recording, captured."""
+        """The fastest of these plans, captured in the step's pool."""
         if self._recorder.executes or len(found) == 1:
             return self._captured(min(found, key=lambda plan: plan.schedule.makespan_us), self._recorder)
         with State(recording):
             plan, said = self._winner(recording, found, workspaces)
             release_cached(recording.device)
-            return told(self._captured(plan, self._recorder), said)
+            return with_note(self._captured(plan, self._recorder), said)
 
     def _winner(self, recording: Recording, found: Sequence[Planned], workspaces: int) -> tuple[Planned, str]:
-        """As `quickest`. Looks up which plan won in earlier processes, and keeps the one that wins now."""
+        """As `quickest`, but uses the winner of earlier processes from the cache, and stores the new winner there."""
         if self._cache is None:
             return self.quickest(found, workspaces)
         key = key_of(recording, self._streams, self._pool_bytes)
@@ -277,25 +283,25 @@ class Planner:
         return plan, said
 
     def _raced(self, best: Captured, others: Sequence[Planned], most_bytes: float) -> tuple[Captured, str]:
-        # By the time of this thread: a measuring process stands still while another one is timed.
+        # In CPU time of this thread: a measuring process is suspended while another one is timed.
         until_s = time.thread_time() + max(RACE_S, RACE_STEPS * best.plan.schedule.makespan_us / 1e6)
         for number, plan in enumerate(others):
             if time.thread_time() > until_s:
                 return best, f"; {len(others) - number} of {len(others) + 1} plans were not tried: no time"
             try:
                 challenger = self.tried(plan)
-            except CaptureError:  # no memory for one more graph, say: the best so far stays
+            except CaptureError:  # such as no memory for one more graph
                 continue
-            by = BY if best.plan.schedule.streams == 1 else BY_AMONG
+            by = MAX_RATIO if best.plan.schedule.streams == 1 else MAX_RATIO_AMONG
             if challenger.taken_bytes <= most_bytes and is_faster(best.graph, challenger.graph, self.clock, by):
                 best = challenger
         return best, ""
 
     def _check_kernels(self, recording: Recording, step: Step) -> None:
-        """Raises CaptureError when the step launches what the recording does not.
+        """Raises CaptureError when the step launches kernels that are not in the recording.
 
-        Issues the recorded launches once in any case: at its first call on a thread a library sets up what it needs, as
-        cuDNN does, and a capture is no place for that.
+        Always issues the recorded launches once as a warm-up: libraries such as cuDNN initialise themselves at their
+        first call on a thread, which must not happen during a capture.
         """
         if recording.device.type != "cuda":
             return
@@ -313,7 +319,7 @@ class Planner:
             self._cache.keep_kernels_known(recording)
 
     def _captured(self, plan: Planned, recorder: Recorder) -> Captured:
-        """Leaves the state of the step as it was, also where capturing runs it."""
+        """Captures the plan. The step's state is unchanged afterwards, also if the recorder runs what it captures."""
 
         lanes = lanes_of(plan)
 
@@ -328,13 +334,13 @@ class Planner:
         return Captured(plan, graph, static, passing_bytes, recorder.taken_bytes())
 
 
-def told(captured: Captured, more: str) -> Captured:
-    """The same, and its name says more."""
-    return replace(captured, plan=replace(captured.plan, name=captured.plan.name + more))
+def with_note(captured: Captured, note: str) -> Captured:
+    """Copy with a note appended to the plan's name."""
+    return replace(captured, plan=replace(captured.plan, name=captured.plan.name + note))
 
 
 def reason_of(error: Exception) -> str:
-    """Why planning failed; what is not a refusal of ours is told by its type."""
+    """Why planning failed: the message of a CaptureError; for any other error, its type and first line."""
     if isinstance(error, CaptureError):
         return str(error)
     return f"planning its launches failed: {type(error).__name__}: {first_line(error)}"
@@ -349,7 +355,7 @@ def replaying(captured: Captured) -> Step:
 
 
 def lanes_of(plan: Planned) -> Lanes:
-    """On a CPU threads, or one lane where some launches draw random numbers: their order is that of the issue."""
+    """CUDA streams on a GPU. On a CPU, threads; a single lane if launches draw random numbers, to keep their order."""
     if plan.recording.device.type == "cuda":
         return CudaLanes(plan.schedule, plan.recording.device, plan.priorities, plan.multiprocessors)
     draws = any(launch.draws for launch in plan.recording.graph.launches)

@@ -1,6 +1,6 @@
-"""The techniques: one optimisation a file, each named as its row in the knobs table and found by that name.
+"""The techniques: one optimisation in each file, which has the name of its knob.
 
-Adding an optimisation is a row in `kitsune/knobs.py` and a file here with a `TECHNIQUE`; nothing else is edited.
+To add an optimisation, add a row to `kitsune/knobs.py` and a file with a `TECHNIQUE` here; nothing else changes.
 """
 
 import importlib
@@ -18,7 +18,7 @@ __all__ = ["TECHNIQUES", "Build", "Facts", "facts_of", "inapplicable", "observed
 
 
 def why_not(knob: str, choice: Choice, facts: Facts) -> str | None:
-    """The reason why a choice cannot work here, or None. The default of a knob always works."""
+    """Why a choice cannot work for this workload and device, or None. The default of a knob always works."""
     if choice == KNOBS[knob].default:
         return None
     if facts.distributed:
@@ -29,7 +29,7 @@ def why_not(knob: str, choice: Choice, facts: Facts) -> str | None:
 def inapplicable(facts: Facts) -> dict[str, str]:
     """ "knob=choice" -> reason, for every choice that a search would try and that cannot work here.
 
-    Where it cannot work beside one choice of another knob only, the name is "knob=choice, other=choice".
+    If it only cannot work together with a choice of another knob, the key is "knob=choice, other=choice".
     """
     reasons = {}
     for name, knob in KNOBS.items():
@@ -44,7 +44,7 @@ def inapplicable(facts: Facts) -> dict[str, str]:
 
 
 def tolerance(knobs: Mapping[str, Choice]) -> Tolerance:
-    """The widest floor that any choice of the plan asks for."""
+    """The widest tolerance of any choice of the plan, for each kind of error."""
     floors = [TECHNIQUES[name].tolerance(knobs.get(name, knob.default)) for name, knob in KNOBS.items()]
     found = [floor for floor in floors if floor is not None]
     return Tolerance(

@@ -1,4 +1,4 @@
-"""attention: which backend serves scaled_dot_product_attention."""
+"""attention: which backend computes scaled_dot_product_attention."""
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

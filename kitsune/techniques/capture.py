@@ -1,4 +1,4 @@
-"""capture: the step, or its segments, in CUDA graphs, so that launching costs the host nothing."""
+"""capture: the step, or its segments, as CUDA graphs, so that the host need not launch each kernel."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ class Capture(Technique):
         return None
 
     def why_not_beside(self, choice: Choice, facts: Facts) -> Mapping[tuple[str, Choice], str]:
-        """What the step as given waits for may be gone when it is compiled: a mask that is looked at on the host."""
+        """A synchronisation of the step as given may be gone when it is compiled, such as a mask read on the host."""
         if facts.host_sync is None:
             return {}
         return {("compile", "off"): f"the step as given waits for the device at {facts.host_sync}"}
@@ -30,7 +30,7 @@ class Capture(Technique):
     def apply(self, choice: Choice, build: Build) -> None:
         build.capture = choice
         build.is_specialised = True
-        # Every other optimizer updates outside of the graph, where capturable only costs launches.
+        # All other optimizers update outside of the graph, where `capturable` only adds launches.
         if build.device.type == "cuda" and type(build.optimizer) in ADAMS:
             switch = Switch(build.optimizer, {"capturable": True})
             build.undo.callback(switch.undo)

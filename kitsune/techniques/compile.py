@@ -1,6 +1,6 @@
-"""compile: torch.compile of what the step computes, forward and loss; autograd compiles the backward with it.
+"""compile: torch.compile of forward and loss; AOTAutograd compiles the backward with them.
 
-Torch loads its compiler when it is first asked for, 2 to 5 s, and so do we: not every process compiles.
+The compiler is loaded on first use, as torch does: it takes 2 to 5 s, and not every process compiles.
 """
 
 import contextlib
@@ -18,9 +18,8 @@ from kitsune.fusion.cache_key import cache_options
 from kitsune.knobs import OWN_GRAPHS, Choice
 from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dynamo
 
-# With its static launcher, Inductor takes kernels from its cache as they were before coordinate descent, and every
-# process tunes them again (MLP on an H200: 132 measurements in the second process with it, none without; first steps
-# 7.4 s and 3.2).
+# With its static launcher, Inductor caches kernels as they were before coordinate descent, so every process tunes them
+# again (MLP on an H200: 132 measurements in the second process with it, none without; first steps 7.4 s and 3.2 s).
 TUNED_ONCE = {"use_static_cuda_launcher": False}
 INDUCTOR_ERROR = "torch._inductor.exc.InductorError"
 
@@ -45,20 +44,20 @@ class Compile(Technique):
         backend = Inductor(options, build.inductor, may_run_twice=build.in_loop, rewrite=rewrite)
         build.forward = torch.compile(own_code(forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:
-            build.forward = copying(build.forward)
+            build.forward = with_copied_outputs(build.forward)
         if build.in_loop and any(True for _ in build.model.buffers()):
-            build.forward = sparing(build.forward, build.model)
+            build.forward = preserving_buffer_versions(build.forward, build.model)
 
     def blames(self, error: BaseException) -> bool:
         return is_of_dynamo(error) or is_a(error, INDUCTOR_ERROR)
 
 
 class Inductor:
-    """Inductor as a backend of torch.compile, with a mark on what it puts into torch's caches on disk: see `cache_key`.
+    """Inductor as a backend of torch.compile. Marks its entries in torch's caches on disk: see `cache_key`.
 
-    `may_run_twice`: a loop may ask for a second backward, whose activations the first must not have used as its own
-    memory. `rewrite` changes a graph before Inductor sees it. `asked` are more options, as they are by the time of the
-    first call: techniques that come later ask for some.
+    `may_run_twice`: a loop may run a second backward, so the first must not reuse the memory of activations. `rewrite`
+    changes a graph before Inductor sees it. `asked`: more options, read at the first call, because techniques that are
+    applied later add some.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Inductor:
         may_run_twice: bool,
         rewrite: Callable[[torch.fx.GraphModule], torch.fx.GraphModule] | None = None,
     ) -> None:
-        self.__name__ = "inductor"  # by which torch speaks of a backend that failed
+        self.__name__ = "inductor"  # torch's error messages name the backend by it
         self._may_run_twice = may_run_twice
         self._options = {name.replace("-", "_"): value for name, value in options.items()}
         self._asked = asked
@@ -79,16 +78,17 @@ class Inductor:
         if self._rewrite is not None:
             graph = self._rewrite(graph)
         options = {**self._options, **self._asked, **cache_options(graph, may_run_twice=self._may_run_twice)}
-        with nothing_donated() if self._may_run_twice else contextlib.nullcontext():
+        with without_donated_buffers() if self._may_run_twice else contextlib.nullcontext():
             return torch._inductor.compile(graph, inputs, options=options)
 
 
 @contextlib.contextmanager
-def nothing_donated() -> Iterator[None]:
-    """No activation is the backward's own memory in what is compiled within.
+def without_donated_buffers() -> Iterator[None]:
+    """Code compiled in the block does not donate buffers: its backward does not reuse the memory of activations.
 
-    Torch asks its flag for that, `donated_buffer`, again in every backward that keeps its graph, and refuses what was
-    compiled without it while it is on elsewhere. So the flag stays, and the list of what is donated is empty.
+    Torch's flag for that, `donated_buffer`, will not do: torch reads it again in every backward that retains its graph,
+    and raises an error if it is on for code that was compiled with it off. So the flag stays on, and the list of
+    donated buffers is made empty.
     """
     graph_compile: Any = importlib.import_module("torch._functorch._aot_autograd.graph_compile")
     given = graph_compile.collect_bw_donated_buffer_idxs
@@ -99,12 +99,13 @@ def nothing_donated() -> Iterator[None]:
         graph_compile.collect_bw_donated_buffer_idxs = given
 
 
-def copying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Results that the next replay of Inductor's own CUDA graphs does not overwrite: users keep losses.
+def with_copied_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with its results copied, because users keep losses and the next replay would overwrite them.
 
-    That a new step begins, Inductor sees by the backward of the last one. torch.compiler.cudagraph_mark_step_begin
-    would tell it, but for the whole process: from the first mark on, every other compiled function that does not mark
-    its steps is recorded again at each call (stock max-autotune beside a plan of it, ResNet-18 on an H200: 15 min).
+    That is for the CUDA graphs of Inductor's own, which see by the last backward that a new step begins.
+    torch.compiler.cudagraph_mark_step_begin would tell them too, but for the whole process: after the first call, every
+    other compiled function that does not call it is recorded again at each call (stock max-autotune beside a plan of
+    it, ResNet-18 on an H200: 15 min).
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -114,9 +115,11 @@ def copying(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def sparing(function: Callable[..., Any], model: torch.nn.Module) -> Callable[..., Any]:
-    """Forwards that share a step: what Inductor saves for the backward holds statistics of batch norm that the second
-    forward updates in place. Training does not read them, but autograd would refuse the backward of the first.
+def preserving_buffer_versions(function: Callable[..., Any], model: torch.nn.Module) -> Callable[..., Any]:
+    """The function, but its in-place updates of buffers do not invalidate an earlier forward of the same step.
+
+    Inductor saves statistics of batch norm for the backward, and a second forward updates them in place. In training
+    the backward does not read them, but autograd would raise an error in the backward of the first forward.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -127,7 +130,7 @@ def sparing(function: Callable[..., Any], model: torch.nn.Module) -> Callable[..
 
 
 def options_of(choice: str) -> dict[str, Any]:
-    """Inductor's options behind a choice; torch.compile takes a mode or options, not both."""
+    """Inductor's options for a choice. Modes become options, because torch.compile does not accept both."""
     if choice == "coordinate-descent":
         return {"coordinate_descent_tuning": True, **TUNED_ONCE}
     options = dict(torch._inductor.list_mode_options(choice))

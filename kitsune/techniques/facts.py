@@ -1,4 +1,4 @@
-"""Facts of a workload: what the techniques ask before they apply. Workload in, Facts out."""
+"""Collects the Facts of a workload, which the techniques need to know whether they apply."""
 
 import shutil
 from dataclasses import replace
@@ -22,7 +22,7 @@ CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 
 def facts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Facts:
-    """What can be known without running the model."""
+    """The facts that are known without running the model."""
     cuda = device.type == "cuda"
     return Facts(
         device=device.type,
@@ -43,7 +43,7 @@ def facts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: t
 
 
 def observed_facts(workload: Workload, device: torch.device) -> Facts:
-    """`facts_of`, and what only a run shows: attention and host synchronisations. Gradients are cleared after it."""
+    """`facts_of`, and what only a run shows: attention and host synchronisations. Clears the gradients."""
     facts = facts_of(workload.model, workload.optimizer, device)
     calls = AttentionCalls()
     syncs: list[tuple[str, int]] = []
@@ -68,7 +68,7 @@ class AttentionCalls(TorchFunctionMode):
 
 
 def others_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    """Those that train and that this optimizer does not update."""
+    """The trained parameters of the model that this optimizer does not update."""
     own = set(map(id, parameters_of(optimizer)))
     return [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) not in own]
 

@@ -1,4 +1,4 @@
-"""fusion: kernels of ours in the place of patterns in forward and loss, where they are measured to be faster."""
+"""fusion: replaces patterns in forward and loss by Kitsune's kernels where these were measured to be faster."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +16,10 @@ class Fusion(Technique):
     name = "fusion"
 
     def why_not(self, choice: Choice, facts: Facts) -> str | None:
-        return "kernels of ours need a GPU" if facts.device != "cuda" else facts.compiler
+        return "Kitsune's kernels need a GPU" if facts.device != "cuda" else facts.compiler
 
     def apply(self, choice: Choice, build: Build) -> None:
-        """For a step that nothing else compiles; the technique of compile begins from `build.unfused` again."""
+        """Rewrites the forward without Inductor. If `compile` is applied later, it starts from `build.unfused`."""
         build.fusion = engine = kitsune.fusion.FusionEngine(build.fusion_config)
         build.unfused = build.forward
 
@@ -27,16 +27,18 @@ class Fusion(Technique):
             return engine.rewrite(graph)
 
         fused = torch.compile(own_code(build.forward), backend=kitsune_kernels, dynamic=False)
-        build.forward = watching(fused, build.forward, build.model)
+        build.forward = plain_once_hooked(fused, build.forward, build.model)
 
     def blames(self, error: BaseException) -> bool:
-        # Where compile fails beside it, an operator of ours may be what it failed on: the step goes on without first.
+        # If compile fails beside it, one of Kitsune's operators may be the cause, so fusion is dropped first.
         parts = ("kitsune/fusion/", "kitsune/kernels/")
         return is_of_dynamo(error) or any(raised_in(error, part) for part in parts)
 
 
-def watching(fused: Callable[..., Any], plain: Callable[..., Any], model: torch.nn.Module) -> Callable[..., Any]:
-    """The fused forward until somebody hooks the model, which torch.compile does not look for again."""
+def plain_once_hooked(
+    fused: Callable[..., Any], plain: Callable[..., Any], model: torch.nn.Module
+) -> Callable[..., Any]:
+    """The fused forward; the plain one once the model's hooks change, which torch.compile does not check again."""
     hooks = Hooks(model)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""layout: channels_last weights and images, the order in which tensor-core convolutions read memory."""
+"""layout: weights and images in channels_last, the memory order of tensor-core convolutions."""
 
 import contextlib
 from typing import Any
@@ -16,7 +16,7 @@ class Layout(Technique):
         return None if facts.convolutions else "the model has no convolution"
 
     def apply(self, choice: Choice, build: Build) -> None:
-        """Changes strides only: values, names and Parameter objects stay, and optimizer state keeps in step."""
+        """Changes strides only, also of optimizer state. Values, names and Parameter objects stay."""
         moved = [tensor for tensor in (*build.model.parameters(), *build.model.buffers()) if is_movable(tensor)]
         _restride(moved, torch.channels_last)
         build.undo.callback(_restride, moved, torch.contiguous_format)
@@ -24,12 +24,12 @@ class Layout(Technique):
         build.memory_format = torch.channels_last
 
     def blames(self, error: BaseException) -> bool:
-        """A `view` of what lies in another order now; compiled, the words stand within those of Dynamo."""
+        """Whether a `view` failed on the new strides. In compiled code the message is part of Dynamo's."""
         return isinstance(error, RuntimeError) and "view size is not compatible" in str(error)
 
 
 class _Moments:
-    """Keeps optimizer state in the layout of its parameters, which fused updates need, and checkpoints contiguous."""
+    """Keeps optimizer state in the layout of its parameters, as fused updates need it, and checkpoints contiguous."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, moved: set[torch.nn.Parameter], undo: contextlib.ExitStack
@@ -47,7 +47,7 @@ class _Moments:
 
 
 def _as_given(_: torch.optim.Optimizer, checkpoint: dict[str, Any]) -> None:
-    """A plain fused optimizer that loads the checkpoint refuses moments in another layout than its parameters."""
+    """Makes moments contiguous: a plain fused optimizer does not accept them in another layout than its parameters."""
     checkpoint["state"] = {
         key: {name: value.contiguous() if is_image(value) else value for name, value in state.items()}
         if isinstance(state, dict)
@@ -61,7 +61,7 @@ def is_image(value: Any) -> bool:
 
 
 def is_movable(tensor: torch.Tensor) -> bool:
-    """What is neither contiguous nor channels_last was laid out by somebody else's hand."""
+    """Whether it is a contiguous image that is not channels_last as well. Other strides are the user's choice."""
     return is_image(tensor) and tensor.is_contiguous() and not tensor.is_contiguous(memory_format=torch.channels_last)
 
 

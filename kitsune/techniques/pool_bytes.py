@@ -1,4 +1,4 @@
-"""pool_bytes: how much memory the launches on several streams may need for what the step itself makes."""
+"""pool_bytes: memory limit for the step's own storages when its launches are planned on several streams."""
 
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique

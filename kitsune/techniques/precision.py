@@ -35,7 +35,7 @@ class Precision(Technique):
         build.computes_in_half = True
         dtype = AUTOCAST[str(choice)]
         kind = build.device.type
-        # No cache of casts: a cast that lives outside of a captured segment would be read after it is gone.
+        # No cache of casts: a captured segment would read a cached cast that was freed since.
         build.forward_contexts.append(lambda: torch.autocast(kind, dtype=dtype, cache_enabled=False))
         if choice == "fp16":
             build.scaler = LossScaler(build.device, **build.loss_scaling)
@@ -47,8 +47,9 @@ class Precision(Technique):
         return TOLERANCES[str(choice)]
 
 
-# Floors of the numerics gate, a few times the unit roundoff of the format (fp32 2^-24, TF32 and fp16 2^-11, bf16 2^-8)
-# times the depth of the sums in a network; the gate also allows three times what eager itself loses in the same dtype.
+# Tolerances of the numerics gate: a few times the unit roundoff of the format (fp32 2^-24, TF32 and fp16 2^-11,
+# bf16 2^-8), times the depth of the sums in a network. The gate also allows three times the error of eager in the same
+# dtype.
 TOLERANCES = {
     "fp32": Tolerance(loss=1e-5, gradient=1e-3, parameter=1e-2),
     "tf32": Tolerance(loss=1e-3, gradient=1e-2, parameter=5e-2),

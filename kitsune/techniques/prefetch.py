@@ -1,4 +1,4 @@
-"""prefetch: how many batches of a loader TrainStep.batches has on the device ahead of their step."""
+"""prefetch: how many batches of a loader TrainStep.batches copies to the device ahead of their step."""
 
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique

@@ -1,4 +1,4 @@
-"""streams: launches of the captured step that do not wait for each other run side by side, on several streams."""
+"""streams: runs independent launches of the captured step side by side on several streams (kitsune/launches)."""
 
 import torch
 
@@ -6,9 +6,9 @@ from kitsune.knobs import Choice
 from kitsune.launches.recording.triton_adapter import why_unknown
 from kitsune.techniques.technique import Build, Facts, Technique
 
-#: Inductor's backward writes a gradient over the activation that it has just read, and waits for whoever reads that
-#: activation besides: the gradient of a weight, which nothing else waits for. With memory of its own for each result
-#: ResNet-50 on 8 images came to 1.25 times one stream on an H200 in place of 1.235, as fast as before on one stream.
+#: Inductor's backward writes a gradient over the activation that it has just read, so it waits for all other readers of
+#: that activation, such as the gradient of a weight. With memory of its own for each result, ResNet-50 on 8 images came
+#: to 1.25 times one stream in place of 1.235 on an H200; on one stream the time did not change.
 APART = {"inplace_buffers": False}
 
 
@@ -26,7 +26,7 @@ class Streams(Technique):
             build.inductor |= APART
 
     def blames(self, error: BaseException) -> bool:
-        """Recording a step holds all of its memory at once."""
+        """Out of memory is blamed on streams: while a step is recorded, all of its memory stays allocated."""
         return isinstance(error, torch.OutOfMemoryError)
 
 

@@ -1,4 +1,4 @@
-"""What a technique is: one optimisation, when it applies, and how it changes a step under construction."""
+"""The interface of a technique: when an optimisation applies, and how it changes a step under construction."""
 
 import contextlib
 import traceback
@@ -21,7 +21,7 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What techniques need to know of a device and a workload. `None` means: not looked at."""
+    """Facts of a device and a workload that techniques depend on. For `attention`, None means: not observed."""
 
     device: str
     compute_capability: tuple[int, int] = (0, 0)
@@ -32,18 +32,18 @@ class Facts:
     hook: str | None = None  # the first Python hook found, in words
     distributed: bool = False
     optimizer: str = ""
-    optimizer_options: tuple[str, ...] = ()  # the implementations it offers: foreach, fused, capturable
-    optimizer_chosen: str | None = None  # the implementation that the user chose by hand
-    update_kernel: str | None = None  # why no kernel of ours does the update; None when one can
+    optimizer_options: tuple[str, ...] = ()  # the implementation flags that it has: foreach, fused, capturable
+    optimizer_chosen: str | None = None  # the implementation that the user chose
+    update_kernel: str | None = None  # why Kitsune's kernel cannot do the update; None when it can
     tensor_rate: bool = False  # a learning rate is a tensor
-    others_parameters: int = 0  # of the model, trained, and not in the optimizer
+    others_parameters: int = 0  # how many trained parameters of the model are not in the optimizer
     sparse_gradients: bool = False
     host_sync: str | None = None  # the user's line that waits for the device in the step as given
 
 
 @dataclass(kw_only=True)
 class Build:
-    """A step under construction. Techniques change it in the order of the knobs table; `undo` takes all of it back."""
+    """A step under construction. Techniques change it in the order of the knobs table; `undo` reverts all changes."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -58,41 +58,41 @@ class Build:
     streams: int = 1
     pool_bytes: int | None = None
     prefetch: int = 0
-    in_loop: bool = False  # only the forward is ours: loss, backward and the order of things are the user's
-    loss_scaling: Mapping[str, Any] = field(default_factory=dict)  # LossScaler's arguments, chosen by hand
-    fusion_config: FusionConfig | None = None  # what kernels of ours and Inductor may fuse, chosen by hand
-    fusion: "FusionEngine | None" = None  # what puts kernels of ours into the graphs that are captured
-    unfused: Callable[..., Any] | None = None  # the forward as it was before that
-    inductor: dict[str, Any] = field(default_factory=dict)  # options that other choices ask of Inductor
+    in_loop: bool = False  # a loop of the user's own: only the forward is replaced
+    loss_scaling: Mapping[str, Any] = field(default_factory=dict)  # LossScaler's arguments, set by the user
+    fusion_config: FusionConfig | None = None  # what Kitsune's kernels and Inductor may fuse, set by the user
+    fusion: "FusionEngine | None" = None  # puts Kitsune's kernels into the graphs that torch.compile captures
+    unfused: Callable[..., Any] | None = None  # the forward before fusion
+    inductor: dict[str, Any] = field(default_factory=dict)  # options for Inductor that other choices need
     computes_in_half: bool = False  # outputs of the forward may be in half precision
-    hides_hooks: bool = False  # hooks on modules that come later are not seen
+    hides_hooks: bool = False  # hooks that are put on modules later are not seen
     frees_activations: bool = False  # a second backward through one forward is not possible
-    is_specialised: bool = False  # to the shapes of a batch, and to the values of what is no tensor
+    is_specialised: bool = False  # to the shapes of a batch, and to values that are not tensors
     waiting: dict[str, str] = field(default_factory=dict)  # knob -> what has to happen before it has an effect
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The errors, relative to a high-precision reference, below which nobody asks."""
+    """Errors, relative to a high-precision reference, that are always accepted."""
 
     loss: float
     gradient: float
     parameter: float
 
 
-#: The base of what dynamo raises, but for what it raises again as it was.
+#: The base class of Dynamo's errors, except for those that it raises again unchanged (RAISED_AGAIN).
 DYNAMO_ERROR: Final = "torch._dynamo.exc.TorchDynamoException"
 RAISED_AGAIN: Final = (AssertionError, IndexError)
 
 
 def raised_in(error: BaseException, part: str) -> bool:
-    """Whether an error came through a file whose path has this part."""
+    """Whether the traceback of an error has a file whose path contains `part`."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(part in frame.f_code.co_filename for frame, _ in frames)
 
 
 def is_a(error: BaseException, *types: str) -> bool:
-    """Whether an error is of one of these types, by their full names: torch loads them with its compiler only."""
+    """Whether an error is of one of these types, by full name, because torch loads them with its compiler only."""
     return any(f"{kind.__module__}.{kind.__qualname__}" in types for kind in type(error).__mro__)
 
 
@@ -103,10 +103,10 @@ def is_of_dynamo(error: BaseException) -> bool:
 
 
 class Technique(ABC):
-    """One optimisation. Its name is a row of the knobs table, and of this folder."""
+    """One optimisation. Its name is that of its knob, and of its file in this folder."""
 
     name: ClassVar[str]
-    #: Whether it may fail when some parameters have been updated, so that the step cannot be repeated.
+    #: Whether it may fail after some parameters have been updated, so that the step cannot be repeated.
     fails_half_updated: ClassVar[bool] = False
 
     @abstractmethod
@@ -114,21 +114,21 @@ class Technique(ABC):
         """The reason why this choice cannot work here, or None."""
 
     def why_not_beside(self, choice: Choice, facts: Facts) -> Mapping[tuple[str, Choice], str]:
-        """(knob, choice) of others -> the reason why this choice, which may work here, cannot work beside that one."""
+        """{(other knob, its choice): why this choice cannot work together with that one}."""
         return {}
 
     @abstractmethod
     def apply(self, choice: Choice, build: Build) -> None:
-        """Changes the build and pushes the way back onto `build.undo`."""
+        """Changes the build, and pushes the reversal of each change onto `build.undo`."""
 
     def splits_loss(self, choice: Choice) -> bool:
-        """Whether this choice takes the forward of the model by itself, with the loss outside of it."""
+        """Whether this choice needs the forward of the model alone, without the loss."""
         return False
 
     def blames(self, error: BaseException) -> bool:
-        """Whether an error of the first step is this technique's fault, so that the step works without it."""
+        """Whether this technique caused an error of the first step, so that the step may work without it."""
         return False
 
     def tolerance(self, choice: Choice) -> Tolerance | None:
-        """What this choice alone may change in the numbers; None for nothing worth a wider band."""
+        """The errors that this choice may cause; None if it needs no wider tolerance."""
         return None

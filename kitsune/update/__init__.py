@@ -1,1 +1,1 @@
-"""The update of an optimizer, as launches and as a graph."""
+"""The optimizer's update: its implementation flags, loss scaling, and its capture in a CUDA graph."""

@@ -1,7 +1,7 @@
-"""Dynamic loss scaling on device tensors only, so that it can be captured.
+"""Dynamic loss scaling with device tensors only, so that it can be captured in a CUDA graph.
 
-The rule is torch.amp.GradScaler's (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2): multiply the
-loss by the scale; when a gradient overflows skip the update and back off; after enough good steps grow.
+The rule is that of torch.amp.GradScaler (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2): multiply
+the loss by the scale; if a gradient overflows, skip the update and reduce the scale; after enough good steps, grow it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,14 +11,14 @@ import torch
 
 from kitsune.amp import ScalerStatistics
 
-#: What outlives a step.
+#: The attributes that are kept from step to step, and in checkpoints.
 STATE: Final = ("scale", "growth_tracker", "steps", "skipped")
 
 
 class LossScaler:
     """Scale, growth tracker and overflow flag: fp32, int32 and fp32 tensors of one element on `device`.
 
-    What it counts, `steps` and those of them that were `skipped`, is on the device too: replays of a graph count.
+    The counters `steps` and `skipped` are on the device too, so that replays of a graph are counted.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LossScaler:
 
     @property
     def statistics(self) -> ScalerStatistics:
-        """What it has done so far. Waits for the device."""
+        """Steps, skipped steps and the current scale. Waits for the device."""
         return ScalerStatistics(int(self.steps), int(self.skipped), float(self.scale))
 
     def state_dict(self) -> dict[str, float]:
@@ -49,12 +49,12 @@ class LossScaler:
         return {name: getattr(self, name).item() for name in STATE}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """In place: graphs that are captured go on with it."""
+        """Loads in place, so that captured graphs use the loaded values."""
         for name in STATE:
             getattr(self, name).fill_(state[name])
 
     def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
-        """Divides the gradients by the scale in place and sets `found_inf` to 1 when one is not finite.
+        """Divides the gradients by the scale in place, and sets `found_inf` to 1 if one is not finite.
 
         `found_inf` stays set until `update`, so that one bad micro-batch skips the whole accumulated step.
         """
@@ -66,7 +66,7 @@ class LossScaler:
             torch._amp_foreach_non_finite_check_and_unscale_(tensors, self.found_inf, inverse)
 
     def update(self) -> None:
-        """Backs off after an overflow, grows after `growth_interval` good steps. Launches only, no host sync."""
+        """Reduces the scale after an overflow, grows it after `growth_interval` good steps. No host sync."""
         self.steps.add_(1)
         self.skipped.add_(self.found_inf.to(torch.int64))
         torch._amp_update_scale_(

@@ -1,4 +1,4 @@
-"""Flags: which implementation of an optimizer runs, set for the time of a plan, and what its owner had set."""
+"""Sets implementation flags of an optimizer while a plan is active, and knows the flags that the user had set."""
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -6,14 +6,14 @@ from typing import Any, Final
 
 import torch
 
-SWITCHES: Final = "_kitsune_switches"  # of an optimizer; neither copies nor pickles of it have them
+SWITCHES: Final = "_kitsune_switches"  # attribute of an optimizer; neither copies nor pickles of it have it
 
 
 class Switch:
-    """Other implementation flags for an optimizer that exists, with its checkpoints as before.
+    """Sets other implementation flags on an existing optimizer; its checkpoints keep the user's flags.
 
-    Step counters move to the device where the new flags need it, and back; a loaded checkpoint gets the flags again.
-    A second switch on the same optimizer, as of a step that is built anew in a notebook, knows of the first one.
+    Step counters move to the device if the new flags need it, and back on `undo`. The flags are set again when a
+    checkpoint is loaded. There may be several switches on one optimizer, as when a step is built again in a notebook.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, flags: dict[str, bool]) -> None:
@@ -24,10 +24,10 @@ class Switch:
         vars(optimizer)[SWITCHES] = [*switches_of(optimizer), self]
         self.scaling = getattr(optimizer, "_step_supports_amp_scaling", None)
         self._hooks = [
-            optimizer.register_state_dict_post_hook(self._hide),
-            optimizer.register_load_state_dict_post_hook(self._take),
+            optimizer.register_state_dict_post_hook(self._restore_checkpoint),
+            optimizer.register_load_state_dict_post_hook(self._reapply),
         ]
-        # torch warns once when a capturable optimizer runs uncaptured; warming up does so on purpose
+        # torch warns when a capturable optimizer runs uncaptured, which a warm-up does on purpose
         optimizer._warned_capturable_if_run_uncaptured = True
         self._set()
 
@@ -46,8 +46,8 @@ class Switch:
         groups = as_before(self.optimizer.param_groups, older)
         return [{flag: group.get(flag) for flag in self.flags} for group in groups]
 
-    def _take(self, _: torch.optim.Optimizer) -> None:
-        """After a checkpoint was loaded: its flags are the user's now."""
+    def _reapply(self, _: torch.optim.Optimizer) -> None:
+        """Runs after a checkpoint was loaded: keeps its flags as the user's, and sets the switch's flags again."""
         self.given = self._read()
         self._set()
 
@@ -67,8 +67,8 @@ class Switch:
                 if isinstance(state.get("step"), torch.Tensor):
                     state["step"] = state["step"].to(_step_device(group, parameter), torch.float32)
 
-    def _hide(self, _: torch.optim.Optimizer, checkpoint: dict[str, Any]) -> None:
-        """The checkpoint as the user's own optimizer would have written it."""
+    def _restore_checkpoint(self, _: torch.optim.Optimizer, checkpoint: dict[str, Any]) -> None:
+        """Makes the checkpoint what the user's optimizer would have written without the switch."""
         checkpoint["param_groups"] = groups = as_before(checkpoint["param_groups"], [self])
         on_device = any(group.get("fused") or group.get("capturable") for group in groups)
         if self.moves_steps and not on_device:
@@ -87,18 +87,18 @@ def _step_device(group: dict[str, Any], parameter: torch.Tensor) -> torch.device
 
 
 def switches_of(optimizer: torch.optim.Optimizer) -> list[Switch]:
-    """Those in force, the oldest first."""
+    """The active switches of an optimizer, oldest first."""
     found: list[Switch] = vars(optimizer).get(SWITCHES, [])
     return found
 
 
 def given_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The groups of the optimizer as its owner set them, whatever plans are in force."""
+    """The groups of the optimizer as the user set them, without the flags of active plans."""
     return as_before(optimizer.param_groups, switches_of(optimizer))
 
 
 def as_before(groups: Sequence[Mapping[str, Any]], switches: Sequence[Switch]) -> list[dict[str, Any]]:
-    """The groups as they were before the first of these switches; one that was added since is as it is."""
+    """Copies of the groups as they were before the first of these switches. Groups added later are unchanged."""
     given = [dict(group) for group in groups]
     for switch in reversed(switches):
         for group, flags in zip(given, switch.given, strict=False):

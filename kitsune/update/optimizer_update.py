@@ -1,7 +1,7 @@
-"""The optimizer's update as launches: unscale, clip, step, rescale, with the learning rate in a tensor.
+"""The optimizer's update in a form that can be captured: unscale, clip, step, rescale.
 
-A captured update reads its learning rate from a static tensor that `refresh` fills, so schedulers are honoured at every
-step; every other hyperparameter is baked into the launches, and `refresh` says when one has changed.
+A captured update reads its learning rate from a static tensor that `refresh` fills, so schedulers work. All other
+hyperparameters are constants in the captured launches; `refresh` returns False when one has changed.
 """
 
 import math
@@ -22,7 +22,10 @@ HOOKED = "a hook on optimizer.step would not run in a replayed graph"
 
 @dataclass(frozen=True, slots=True)
 class Baked:
-    """The hyperparameters of a group that its launches have baked in. Compared before every replay, by calls into C."""
+    """Guard on the hyperparameters of a group that its captured launches contain as constants.
+
+    It is checked before every replay, so it compares with few calls, which run in C.
+    """
 
     names: tuple[str, ...]
     values: list[Any]
@@ -38,7 +41,7 @@ class Baked:
 
 
 def _value(value: Any) -> Any:
-    """A list may be changed in place."""
+    """A copy if it is a list, which may be changed in place."""
     return list(value) if isinstance(value, list) else value
 
 
@@ -57,16 +60,16 @@ class Update:
         self._shown: list[float] = []
 
     def prepare_gradients(self) -> None:
-        """Unscales and clips. Launches only."""
+        """Unscales and clips the gradients. Does not wait for the device."""
         if self.scaler is not None:
             self.scaler.unscale([p.grad for p in parameters_of(self.optimizer) if p.grad is not None])
         if self.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer), self.clip_grad_norm, foreach=True)
 
     def step(self) -> None:
-        """The optimizer's step, skipped when the scaler found an overflow, and the scaler's update.
+        """Runs the optimizer's step, unless the scaler found an overflow, and the scaler's update.
 
-        Without an optimizer that skips on the device, the check for an overflow waits for it.
+        If the optimizer cannot skip on the device, the check for an overflow waits for the device.
         """
         if self.scaler is None:
             self.optimizer.step()
@@ -89,16 +92,16 @@ class Update:
         return None
 
     def begin_capture(self) -> None:
-        """Puts static learning-rate tensors into the groups; `end_capture` puts the user's values back.
+        """Puts static learning-rate tensors into the groups; `end_capture` restores the user's values.
 
-        To be called before the capture starts: tensors made inside it would live in the pool of the graph.
+        Call it before the capture starts: tensors made during a capture would be in the pool of the graph.
         """
         groups = self.optimizer.param_groups
         device = parameters_of(self.optimizer)[0].device
         self._given = [group["lr"] for group in groups]
         self._shown = [float(rate) for rate in self._given]
         self._baked = [Baked.of(group) for group in groups]
-        # fp32 is what the fused CUDA kernels read; the CPU computes with a double, as it does with a number
+        # The fused CUDA kernels read fp32; the CPU computes in fp64, as it does with a Python number.
         dtype = torch.float32 if device.type == "cuda" else torch.float64
         self._rates = [torch.full((), rate, dtype=dtype, device=device) for rate in self._shown]
         for group, tensor in zip(groups, self._rates, strict=True):
@@ -110,11 +113,11 @@ class Update:
 
     @property
     def rates(self) -> list[torch.Tensor]:
-        """The static learning rates of the capture that was begun last."""
+        """The static learning-rate tensors of the last capture."""
         return self._rates
 
     def refresh(self) -> bool:
-        """Copies changed learning rates to the device. False when something that is baked in has changed."""
+        """Copies changed learning rates to the device. False if the capture is not valid any more."""
         groups = self.optimizer.param_groups
         if len(groups) != len(self._baked) or has_step_hooks(self.optimizer):
             return False
@@ -124,11 +127,11 @@ class Update:
             rate = group["lr"]
             if isinstance(rate, torch.Tensor):
                 self._rates[index].copy_(rate, non_blocking=True)
-                self._shown[index] = math.nan  # whatever number comes next is another one
+                self._shown[index] = math.nan  # differs from any number, so the next number is copied
             elif rate != self._shown[index]:
                 self._rates[index].fill_(rate)
                 self._shown[index] = rate
-        # what a scheduler's wrapper around optimizer.step notes, which a replay does not call
+        # A scheduler's wrapper around optimizer.step sets this, and a replay does not call it.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         return True
 
@@ -138,13 +141,13 @@ def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
-    """Whether somebody wants to see every step of this optimizer, or of all optimizers."""
+    """Whether there are step hooks on this optimizer, or on all optimizers."""
     own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
 
 def skip_overflows(optimizer: Optimizer, scaler: LossScaler) -> None:
-    """Runs optimizer.step unless the scaler found an overflow: on the device when the optimizer can, else by a sync."""
+    """Runs optimizer.step unless the scaler found an overflow. Syncs if the optimizer cannot skip on the device."""
     if getattr(optimizer, "_step_supports_amp_scaling", False) and not is_starting(optimizer):
         scaled: Any = optimizer
         scaled.grad_scale, scaled.found_inf = None, scaler.found_inf
@@ -157,7 +160,7 @@ def skip_overflows(optimizer: Optimizer, scaler: LossScaler) -> None:
 
 
 def is_starting(optimizer: Optimizer) -> bool:
-    """Whether a momentum buffer is still to come: torch's fused SGD leaves it uninitialised by a skipped step."""
+    """Whether an SGD lacks a momentum buffer: torch's fused SGD leaves it uninitialised if the step is skipped."""
     if not isinstance(optimizer, SGD):
         return False
     return any(

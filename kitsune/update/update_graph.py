@@ -1,4 +1,4 @@
-"""The optimizer's update as a graph of its own, for loops that keep their backward to themselves."""
+"""Captures the optimizer's update in a CUDA graph of its own, for loops that call `backward` themselves."""
 
 import copy
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ FOREIGN = "its gradients are not those of one captured backward, as where severa
 
 @dataclass(slots=True)
 class Held:
-    """The update for one owner of gradients, captured once `graph` is there, and where its tensors are."""
+    """The update for one owner of gradients, with guards on its tensors. `graph` is None until it is captured."""
 
     update: Update  # a copy with learning-rate tensors of its own
     state: object
@@ -22,32 +22,32 @@ class Held:
     graph: Graph | None = None
 
     def fits(self) -> bool:
-        """The forward of the same step has looked at the model as a whole."""
+        """Whether state and parameters are where they were. The forward's guards have checked the rest of the model."""
         state = self.update.optimizer.state
         return state is self.state and len(state) == self.states and self.parameters == places(self.update)
 
 
 class UpdateGraph:
-    """Steps by replay when the gradients are where they were at capture, eagerly otherwise."""
+    """Runs the update as a replay if the gradients are where they were at capture, and eagerly otherwise."""
 
     def __init__(self, update: Update, recorder: Recorder) -> None:
         self._update = update
         self._recorder = recorder
         self._held: dict[object, Held] = {}
         self._calls = 0
-        self._missed = 0  # updates in a row that no graph could have made, and why the last one
+        self._missed = 0  # consecutive updates that could not be replayed; `_why` is the reason of the last one
         self._why = ""
         self._refusal: str | None = None
         self.replays = 0
 
     @property
     def refusal(self) -> str | None:
-        """Why the update is not captured, once that is known. What has kept it from being so far may end yet."""
+        """Why the update is not captured, or None. A reason that may pass counts after PATIENCE_UPDATES in a row."""
         is_waited_for = self.replays or self._missed < PATIENCE_UPDATES
         return self._refusal or (None if is_waited_for else self._why)
 
     def __call__(self, owner: object) -> None:
-        """`owner` is whose static tensors all gradients are, or None when they are anybody's."""
+        """Runs one update. `owner`: whose static tensors all gradients are; None if they are not all of one owner."""
         self._calls += 1
         self._why = HOOKED if has_step_hooks(self._update.optimizer) else FOREIGN if owner is None else ""
         self._missed = self._missed + 1 if self._why else 0
@@ -66,7 +66,7 @@ class UpdateGraph:
             self._update.step()
 
     def _warm(self, owner: object) -> None:
-        """One eager step before the capture: state that is first made under capture would be made anew each time."""
+        """Runs one eager step before the capture: state that is made during a capture would be made at each replay."""
         self._update.step()
         self._held = {owner: held for owner, held in self._held.items() if held.fits()}
         state = self._update.optimizer.state

@@ -1,1 +1,1 @@
-"""Recorded launches, issued again on a device: timed, compared with the step, raced against other plans."""
+"""Issues recorded launches on a device: times them, races candidates, and proves that they do what the step does."""

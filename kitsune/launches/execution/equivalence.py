@@ -1,9 +1,10 @@
-"""Proof: does a graph do what the step does? Both run from the same state over the same batches, and every byte counts.
+"""The proof: checks that a graph computes what the step computes.
 
-Where the step itself, run twice, does not come to the same bits (atomic additions), the graph may differ by four times
-as much. How much that is can be a matter of luck: Adam moves a weight by the full rate also when its gradient is
-nothing but noise, so one run in some differs ten thousand times as much as the others. What differs too much is
-therefore looked at again.
+Both run from the same state over the same batches, and must come to the same bits. If the step does not repeat to the
+bit itself (atomic additions), the graph may differ by four times as much as the step differs from itself. Single runs
+are not enough to measure that: Adam moves a weight by the full rate even if its gradient is only noise, so some runs
+differ ten thousand times as much as others. A graph that differs too much is therefore run again, up to EXTRA_RUNS
+times. docs/streams-design.md, "Prove", gives the measurements.
 """
 
 import math
@@ -21,17 +22,17 @@ from kitsune.launches.model.recording import Recording, places_of
 from kitsune.launches.model.step_state import State, as_bytes, bytes_of, equal
 
 STEPS: Final = 3
-SLACK: Final = 4.0  # how much further than the step from itself; atomics are a matter of chance
-AGAIN: Final = 4  # runs to see how far the step is from itself
-ROUNDING: Final = 1e-2  # relative, of what the first step returns first: its loss
+SLACK: Final = 4.0  # tolerance, as a multiple of the step's own run-to-run variation (atomics vary by chance)
+SELF_RUNS: Final = 4  # runs that measure the step's own variation
+ROUNDING: Final = 1e-2  # largest relative variation of the loss (the first result of the first step) that is rounding
 BY_THE_HOST: Final = "something on the host decides what it does"
-ROUGHLY: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # known without another look, mostly
-MORE: Final = 12  # further runs, of the step and of the graph, where that was not enough
+FLOAT_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # see `distances`
+EXTRA_RUNS: Final = 12  # further runs of the step and of the graph, if the graph still differs too much
 
 Trace = list[torch.Tensor]
 
 
-def refuted(
+def mismatch(
     recording: Recording,
     step: Callable[[], Any],
     replay: Callable[[], Any],
@@ -39,47 +40,47 @@ def refuted(
     rates: Sequence[torch.Tensor],
     untouched: "Untouched",
 ) -> str | None:
-    """Why `replay` is not the `step` that was recorded, or None. State and inputs end as they were.
+    """Why `replay` does not do what the recorded `step` does, or None if it does. State and inputs are restored.
 
-    `inputs` are the static tensors of the batch, which is put into another order for every step; `rates` the learning
-    rates, which change too. `untouched` is what no step may change. Raises ErraticError where the step differs from
-    itself by more than rounding.
+    `inputs` are the static tensors of the batch, which gets another order for every step; `rates` are the learning
+    rates, which change too. `untouched`: memory that no step may change. Raises ErraticError when the step differs from
+    itself by more than rounding, or when something on the host decides what it does.
     """
     start = Start(recording, inputs, rates)
     try:
         expected, found = start.trace(step), start.trace(replay)
         if untouched.has_changed():
-            return "an operation writes memory that it says it only reads"
+            return "an operation writes memory that its schema says it only reads"
         if same(expected, found):
             return None
-        marks = {mark_of(expected)}
+        checksums = {checksum_of(expected)}
         own = [0.0] * len(expected)
-        for _ in range(AGAIN):
+        for _ in range(SELF_RUNS):
             again = start.trace(step)
-            marks.add(mark_of(again))
-            own = furthest([own, distances(expected, again)])
+            checksums.add(checksum_of(again))
+            own = largest_distances([own, distances(expected, again)])
         if not any(own):
-            return f"its numbers are not those of the step, first {start.name_of(expected, found)}"
+            return f"its numbers differ from those of the step, first {start.name_of(expected, found)}"
         if own[0] > ROUNDING:
             raise ErraticError(f"the step differs from itself by more than rounding: {BY_THE_HOST}")
-        # Where every run of the step has numbers of its own, and all of the graph the same, no atomics are at work.
-        if len(marks) == 1 + AGAIN and all(same(found, start.trace(replay)) for _ in range(AGAIN)):
+        # If each run of the step has other numbers, and all runs of the graph have the same, atomics are not the cause.
+        if len(checksums) == 1 + SELF_RUNS and all(same(found, start.trace(replay)) for _ in range(SELF_RUNS)):
             raise ErraticError(f"the step differs from itself in each run, and its launches do not: {BY_THE_HOST}")
         nearest = distances(expected, found)
-        for _ in range(MORE):
+        for _ in range(EXTRA_RUNS):
             if is_as_near(nearest, own):
                 return None
-            own = furthest([own, distances(expected, start.trace(step))])
+            own = largest_distances([own, distances(expected, start.trace(step))])
             nearest = list(map(min, nearest, distances(expected, start.trace(replay))))
         if is_as_near(nearest, own):
             return None
-        return "its numbers are further from those of the step than the step's own from each other"
+        return "its numbers differ from those of the step by more than those of several runs of the step do"
     finally:
         start.restore()
 
 
 class Start:
-    """Where all runs begin: a state of the training and a batch."""
+    """The state and the batch from which every run begins."""
 
     def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]) -> None:
         self._recording = recording
@@ -95,7 +96,7 @@ class Start:
             tensor.copy_(value)
 
     def trace(self, one_step: Callable[[], Any]) -> Trace:
-        """What every one of some steps from here returned, and the state that they led to, as copies."""
+        """Runs STEPS steps from the start. Returns copies of what each returned, and of the final state."""
         self.restore()
         found: Trace = []
         for number in range(STEPS):
@@ -106,12 +107,12 @@ class Start:
         return [*found, *self._typed(State(self._recording))]
 
     def _typed(self, state: State) -> Trace:
-        """As numbers, where all of a storage is of one dtype, so that one can say how far they are from others."""
+        """The state in the dtype of each storage, if that has only one, so that distances can be computed."""
         both = zip(state.numbers, state.values(), strict=True)
         return [copy.view(self._dtypes.get(number, torch.uint8)) for number, copy in both]
 
     def name_of(self, expected: Trace, found: Trace) -> str:
-        """What the first difference of two traces is about."""
+        """Where two traces first differ, in words."""
         at = next(at for at, (one, two) in enumerate(zip(expected, found, strict=True)) if not equal(one, two))
         graph, changed = self._recording.graph, self._state.numbers
         if (of_state := at - len(expected) + len(changed)) < 0:
@@ -122,9 +123,9 @@ class Start:
 
 
 class Untouched:
-    """Copies of what was there before the step and what, by all that its operations say, it leaves alone.
+    """Copies of the memory from before the step that none of its launches declares to write.
 
-    Used as a context, around all that is run again of the step: what an operation has done in secret is put back.
+    A context manager for all further runs of the step: on exit it restores what an undeclared write has changed.
     """
 
     def __init__(self, recording: Recording, changing: Sequence[torch.Tensor]) -> None:
@@ -150,11 +151,12 @@ class Untouched:
 
 
 def reorder(inputs: Sequence[torch.Tensor], number: int) -> None:
-    """Rows of all tensors that share the first dimension, in the same new order: still a batch of the user's.
+    """Puts the rows of all tensors with the batch's first dimension in the same new order, so the batch stays valid.
 
-    Of several first dimensions that is the one of most tensors, or of labels, or the largest: others may be tables, and
-    what is moved from one to another may be no index of it. A single row is halved, unless it is of integers: what is
-    the number of a category is one after that, too. What never falls stays as it is: offsets must.
+    If there are several first dimensions, that is the one of most tensors, then the one of labels (1-d tensors), then
+    the largest. Others may be tables, and an index into one may be out of range after a move. If the batch is a single
+    row, floating-point tensors are halved; integers stay, because they may be categories. Sorted integers stay, because
+    they may be offsets.
     """
     inputs = [tensor for tensor in inputs if tensor.numel() and not is_rising(tensor)]
     counts = Counter(tensor.shape[0] for tensor in inputs if tensor.dim())
@@ -175,9 +177,9 @@ def is_rising(tensor: torch.Tensor) -> bool:
     return counts and tensor.dim() == 1 and bool((tensor[1:] >= tensor[:-1]).all())
 
 
-def mark_of(trace: Trace) -> tuple[int, ...]:
-    """Of each tensor a number that is the same for the same bits, and mostly another one for others."""
-    return tuple(at_once([words_of(each).sum(dtype=torch.int64) for each in trace]))
+def checksum_of(trace: Trace) -> tuple[int, ...]:
+    """A checksum of each tensor: equal for equal bits, and mostly different otherwise."""
+    return tuple(read_together([as_integers(each).sum(dtype=torch.int64) for each in trace]))
 
 
 def same(one: Trace, two: Trace) -> bool:
@@ -185,7 +187,7 @@ def same(one: Trace, two: Trace) -> bool:
 
 
 def dtypes_of(recording: Recording) -> dict[int, torch.dtype]:
-    """storage -> the one dtype as which the step uses it; storages of several are left out."""
+    """storage -> the dtype that the step uses it as; storages that are used as several are left out."""
     used: defaultdict[int, set[torch.dtype]] = defaultdict(set)
     for call in recording.calls:
         for place in places_of((call.arguments, call.named, call.results)):
@@ -196,56 +198,62 @@ def dtypes_of(recording: Recording) -> dict[int, torch.dtype]:
 
 
 def is_as_near(nearest: Sequence[float], own: Sequence[float]) -> bool:
-    """Whether a graph comes as near to a run of the step as other runs of the step do, tensor by tensor."""
+    """Whether each tensor of a graph is within the tolerance (SLACK) of the step's own variation."""
     return all(
         one <= SLACK * max(other, torch.finfo(torch.float32).eps) and (one == 0 or math.isfinite(other))
         for one, other in zip(nearest, own, strict=True)
     )
 
 
-def furthest(runs: Iterable[Sequence[float]]) -> list[float]:
-    """The largest distance of each tensor."""
+def largest_distances(runs: Iterable[Sequence[float]]) -> list[float]:
+    """The largest distance of each tensor over several runs."""
     return [max(each) for each in zip(*runs, strict=True)]
 
 
 def distances(one: Trace, two: Trace) -> list[float]:
-    """`distance` of each pair. That looks at the GPU four times, with a dozen kernels before: only where it must."""
+    """The `distance` of each pair, with few synchronisations.
+
+    `distance` waits for the GPU four times, after a dozen kernels, so it is called only for what the norms do not tell.
+    """
     pairs = list(zip(one, two, strict=True))
-    rough = [at for at, (first, second) in enumerate(pairs) if first.dtype in ROUGHLY and first.numel()]
-    apart = at_once([torch.linalg.vector_norm(pairs[at][0] - pairs[at][1], math.inf).double() for at in rough])
-    scales = at_once([torch.linalg.vector_norm(pairs[at][0], math.inf).double() for at in rough])
-    known = {at: relative(*both) for at, *both in zip(rough, apart, scales, strict=True) if is_told_by(*both)}
+    rough = [at for at, (first, second) in enumerate(pairs) if first.dtype in FLOAT_DTYPES and first.numel()]
+    apart = read_together([torch.linalg.vector_norm(pairs[at][0] - pairs[at][1], math.inf).double() for at in rough])
+    scales = read_together([torch.linalg.vector_norm(pairs[at][0], math.inf).double() for at in rough])
+    known = {at: relative(*both) for at, *both in zip(rough, apart, scales, strict=True) if is_measurable(*both)}
     rest = [at for at in range(len(pairs)) if at not in known]
-    differ = at_once([(words_of(pairs[at][0]) != words_of(pairs[at][1])).any() for at in rest])
+    differ = read_together([(as_integers(pairs[at][0]) != as_integers(pairs[at][1])).any() for at in rest])
     known |= {at: 0.0 for at, is_other in zip(rest, differ, strict=True) if not is_other}
     return [known[at] if at in known else distance(*pair) for at, pair in enumerate(pairs)]
 
 
-def is_told_by(apart: float, scale: float) -> bool:
-    """Whether these numbers tell a distance: NaN does not, and no difference may be one of bits."""
+def is_measurable(apart: float, scale: float) -> bool:
+    """Whether these norms give a distance. NaN and infinity do not; nor does 0, since bits may differ nevertheless."""
     return 0 < apart < math.inf and scale < math.inf
 
 
 def relative(apart: float, scale: float) -> float:
-    """More than 0, which is for the same bits."""
+    """A relative distance; at least the smallest float, because 0 means equal bits."""
     return max(apart / max(scale, torch.finfo(torch.float32).tiny), sys.float_info.min)
 
 
-def words_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of the tensor, eight as one number where they can be: of BERT-base 1.3 GB are summed up in each run."""
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of the tensor as int64 if size and alignment allow, else as uint8.
+
+    Eight bytes at a time, because each run of BERT-base sums up 1.3 GB.
+    """
     flat = bytes_of(tensor)
     return flat if flat.numel() % 8 or flat.storage_offset() % 8 else flat.view(torch.int64)
 
 
-def at_once(numbers: Sequence[torch.Tensor]) -> list[Any]:
-    """The values of tensors of one number each, by a single look at the device of the first."""
+def read_together(numbers: Sequence[torch.Tensor]) -> list[Any]:
+    """The values of tensors of one element each, read with a single synchronisation."""
     return torch.stack([each.to(numbers[0].device) for each in numbers]).tolist() if numbers else []
 
 
 def distance(one: torch.Tensor, two: torch.Tensor) -> float:
-    """Relative, in the largest norm; of what is no real number the share that differs. 0 only for the same bits.
+    """Relative distance in the maximum norm; for other dtypes than floats, the share of elements that differ.
 
-    Infinite where one has a number and the other has none, or another infinity.
+    0 only for equal bits. Infinite if one is finite where the other is not, or where infinities and NaNs do not match.
     """
     if equal(one, two):
         return 0.0

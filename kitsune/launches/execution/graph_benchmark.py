@@ -1,4 +1,4 @@
-"""Two graphs of one step in, whether the second is faster out. Predictions do not know how kernels share the GPU."""
+"""Compares the speed of two graphs of one step on the GPU: a prediction does not know how kernels share it."""
 
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -9,17 +9,19 @@ import torch
 from kitsune.device.cuda_graph import Graph
 
 ROUNDS: Final = 10
-BY: Final = 0.99  # of the time on one stream: what is within 1 % of it is not worth more streams
-BY_AMONG: Final = 0.997  # of the time of another plan on several streams
-HOPELESS_ROUNDS: Final = 3  # what is slower in each of the first three does not win by that in six of the ten
+MAX_RATIO: Final = 0.99  # to replace one stream, a plan must be 1 % faster
+MAX_RATIO_AMONG: Final = 0.997  # to replace another plan on several streams, 0.3 %
+HOPELESS_ROUNDS: Final = 3  # a plan that is slower in each of the first three rounds is out
 
 Clock = Callable[[Graph], float]
 
 
 def is_faster(first: Graph, second: Graph, clock: Clock, by: float) -> bool:
-    """Whether the second takes less than `by` of the time of the first, by the median of the ratios. Once more than
-    half of them are on one side, so is it, and the rest is left out, as where the second is behind in each of the first
-    rounds."""
+    """Whether the second takes less than `by` times the time of the first, by the median ratio of ROUNDS rounds.
+
+    Stops as soon as more than half of the ratios decide the median, or the second is slower in each of the first
+    HOPELESS_ROUNDS.
+    """
     seen: list[float] = []
     for ratio in ratios(first, second, clock, ROUNDS):
         seen.append(ratio)
@@ -32,9 +34,9 @@ def is_faster(first: Graph, second: Graph, clock: Clock, by: float) -> bool:
 
 
 def ratios(first: Graph, second: Graph, clock: Clock, rounds: int) -> Iterator[float]:
-    """How many times as long the second takes, by two replays one after the other. The step's state changes meanwhile.
+    """Time of the second divided by that of the first, for each round. The step's state changes.
 
-    The first replays of a graph take longer, and are not counted.
+    The first round is a warm-up and is not counted.
     """
     for number in range(rounds + 1):
         before_ms = clock(first)
@@ -44,7 +46,7 @@ def ratios(first: Graph, second: Graph, clock: Clock, rounds: int) -> Iterator[f
 
 
 def replay_ms(graph: Graph) -> float:
-    """By the GPU's clock, of the second of two replays: the host is ahead of it, as it is in training."""
+    """Milliseconds by the GPU's clock for the second of two replays, so that the host is ahead as in training."""
     graph.replay()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()

@@ -1,8 +1,8 @@
-"""A Recording, a Schedule and a MemoryPlan in; the launches of the step, issued again on lanes, out.
+"""Issues the launches of a recording on lanes, by a schedule and a memory plan.
 
-A lane is a stream: what is issued on it runs in that order. Own storages are allocated on the lane of the launch that
-makes them and let go on it, by the plan, so that torch's allocator, which gives a block again to the same stream only,
-never gives it too early.
+A lane is a stream, or on a CPU a thread: its launches run in the order of issue. The step's own storages are allocated
+on the lane of the launch that makes them, and released there by the plan. Torch's allocator reuses a block on the same
+stream only, so memory is never reused too early.
 """
 
 from collections import defaultdict
@@ -19,28 +19,31 @@ from kitsune.launches.model.recording import Call, Place, Recording, map_places
 from kitsune.launches.planning.memory_plan import MemoryPlan, plan_memory
 from kitsune.launches.planning.schedule import Schedule, in_order
 
-#: The dispatcher's keys of autocast: what was recorded was seen below them, with its arguments cast already.
+#: The dispatcher's autocast keys. Calls are recorded below autocast, with arguments already cast, so they are excluded.
 AUTOCAST: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCUDA
 )
 
 
 class Lanes(Protocol):
-    """Where launches go. Used as a context: everything has ended, or is ordered before what follows, at its end."""
+    """Where launches are issued. A context manager: on exit, all work has ended or is ordered before what follows."""
 
     def __enter__(self) -> "Lanes": ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def submit(self, lane: int, launch: int, waits: Sequence[int], run: Callable[[], None]) -> None:
-        """Runs after what was submitted to this lane, and after the launches in `waits`."""
+        """Issues `run` behind what was submitted to this lane, and behind the launches in `waits`."""
 
 
 def issue(recording: Recording, schedule: Schedule, plan: MemoryPlan, lanes: Lanes) -> Any:
-    """Issues every launch once, and returns what the step returns, in memory of this issue."""
+    """Issues every launch once. Returns what the step returns, in newly allocated memory.
+
+    Raises CaptureError when a call returns another dtype or shape than in the recorded step.
+    """
     memory = Memory(recording)
     maker: dict[int, int] = {}  # own storage -> lane
-    due: defaultdict[int, list[int]] = defaultdict(list)  # lane -> storages that its next launch lets go
+    due: defaultdict[int, list[int]] = defaultdict(list)  # lane -> storages to release before its next launch
     with lanes:
         for placed, released in zip(schedule.placed, plan.releases, strict=False):
             call = recording.calls[placed.launch]
@@ -54,14 +57,14 @@ def issue(recording: Recording, schedule: Schedule, plan: MemoryPlan, lanes: Lan
 
 
 def in_recorded_order(recording: Recording) -> Callable[[], Any]:
-    """A function that issues every launch once, one after the other, as they were recorded."""
+    """A function that issues every launch once, in the recorded order, on the current stream."""
     schedule = in_order(recording.graph, [0.0] * len(recording.calls))
     plan = plan_memory(recording.graph, schedule)
     return lambda: issue(recording, schedule, plan, HostLane())
 
 
 class Memory:
-    """The storages of one issue: those that were there before, and the step's own as they come and go."""
+    """The storages of one issue: those from before the step, and the step's own while they are allocated."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -110,7 +113,7 @@ class Memory:
 
 
 class HostLane:
-    """One after the other, on the host: the CPU twin of streams that never overlap."""
+    """Runs each launch at once, on the calling thread: the counterpart of streams that never overlap."""
 
     def __enter__(self) -> "HostLane":
         return self
@@ -123,9 +126,9 @@ class HostLane:
 
 
 class HostLanes:
-    """A thread for each lane: the CPU twin of streams that overlap as they like, with waits as their only order.
+    """A thread for each lane: the CPU counterpart of streams, which are ordered by waits only.
 
-    The threads stay for the next issue, and end when these lanes are let go of.
+    The threads are reused by later issues, and end when this object is freed.
     """
 
     def __init__(self, count: int) -> None:
@@ -153,10 +156,10 @@ class HostLanes:
 
 
 class CudaLanes:
-    """Streams that fork from the current one and join it again; under capture, branches of the graph.
+    """Streams that fork from the current one and join it again; in a capture, branches of the graph.
 
-    `priorities`, if any, are those of the streams as CUDA counts them: of kernels that wait for room on the GPU, those
-    with a lower number begin first. `multiprocessors`, if any, are how many of the GPU's each may use, 0 for all.
+    `priorities`, if any: CUDA priorities of the streams; when the GPU is full, kernels of the lower number begin first.
+    `multiprocessors`, if any: how many each stream may use, 0 for all.
     """
 
     def __init__(
@@ -178,7 +181,7 @@ class CudaLanes:
         self._current = self._main
         self._events: dict[int, torch.cuda.Event] = {}
         others = self._others()
-        if others:  # a graph that has one root begins sooner: DLRM's step took 0.349 ms in place of 0.361 on an H200
+        if others:  # a graph with one root begins sooner: DLRM's step took 0.349 ms in place of 0.361 on an H200
             torch.cuda._sleep(1)
         for stream in others:
             stream.wait_stream(self._main)
@@ -196,7 +199,7 @@ class CudaLanes:
         stream = self._streams[lane]
         for other in waits:
             stream.wait_event(self._events[other])
-        if stream is not self._current:  # a context around each launch looks the current one up four times
+        if stream is not self._current:  # torch.cuda.stream() would look up the current stream four times a launch
             torch.cuda.set_stream(stream)
             self._current = stream
         run()

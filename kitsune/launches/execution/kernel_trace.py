@@ -1,4 +1,4 @@
-"""A function in, the kernels that it runs on the GPU out, as the profiler saw them."""
+"""Which kernels a function runs on the GPU, and how long they take, by torch.profiler."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from torch.autograd.profiler import profile
 
 from kitsune.errors import CaptureError
 
-#: Copies and fills by the driver: how many there are is a matter of how a step is issued.
+#: Copies and fills by the driver. They are not compared: their number depends on how a step is issued.
 MOVES: Final = ("Memcpy", "Memset")
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel, or a copy or fill by the driver, with the time it took on the GPU."""
+    """One kernel, or a copy or fill by the driver, with its begin and duration on the GPU."""
 
     name: str
     begin_us: float
@@ -25,12 +25,12 @@ class Kernel:
 
 
 def timeline(function: Callable[[], Any]) -> list[Kernel]:
-    """Runs the function once under torch.profiler; what ran, by the time at which it began.
+    """Runs the function once under torch.profiler. Returns what ran on the GPU, sorted by begin.
 
-    Raises CaptureError where another profiler is in the way.
+    Raises CaptureError when another profiler is running, or when no kernel was seen.
     """
     if _profiler_enabled():
-        raise CaptureError("torch.profiler is running, and only one can: launches are counted by it")
+        raise CaptureError("launches cannot be counted while another torch.profiler is running; stop it first")
     torch.cuda.synchronize()
     with profile(use_device="cuda", use_kineto=True, use_cpu=False) as profiled:
         function()
@@ -42,10 +42,10 @@ def timeline(function: Callable[[], Any]) -> list[Kernel]:
 
 
 def ran_on(device_type: DeviceType, profiled: profile) -> list[Kernel]:
-    """What ran there, by the time at which it began; ranges that are only names of parts are none of it.
+    """What ran on such a device, sorted by begin, without annotations of the user's.
 
-    Read from Kineto's own results: torch.profiler makes a tree of them with what the host did, which took 0.4 to 1.1 s
-    for the 4 700 kernels of three issues of BERT-base.
+    Read from Kineto's results directly: torch.profiler builds an event tree with the host's work, which took 0.4 to
+    1.1 s for the 4 700 kernels of three issues of BERT-base.
     """
     results = profiled.kineto_results
     events = results.events() if results is not None else ()
@@ -60,9 +60,9 @@ def kernels_of(function: Callable[[], Any]) -> Counter[str]:
 
 
 def difference(expected: Counter[str], found: Counter[str]) -> str:
-    """What the second has not, in words, or ""."""
+    """Which kernels of `expected` are not in `found`, in words; "" if there are none."""
     missing = expected - found
     if not missing:
         return ""
     name, count = missing.most_common(1)[0]
-    return f"{sum(missing.values())} kernels are launched out of our sight, among them {count} of {name[:100]}"
+    return f"{sum(missing.values())} kernels are launched without being recorded, among them {count} of {name[:100]}"

@@ -1,4 +1,4 @@
-"""A Recording in, how long each of its launches takes alone out."""
+"""Times each launch of a recording alone."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,14 +12,17 @@ from kitsune.launches.execution.kernel_trace import Kernel, timeline
 from kitsune.launches.model.recording import Recording
 
 ROUNDS: Final = 3
-MARK: Final = "spin_kernel"  # of torch.cuda._sleep, which marks where a launch ends
-#: From the end of a kernel to the begin of the next one behind it, in a CUDA graph on an H200: 260 kernels of ResNet-18
-#: take 2499 us one by one and 2576 in a graph, 767 of GoogLeNet 3651 and 3906, 48 of LeNet 230 and 229.
+MARK: Final = "spin_kernel"  # kernel of torch.cuda._sleep, issued as a mark behind each launch
+#: From the end of a kernel to the begin of the next one in a CUDA graph on an H200: 260 kernels of ResNet-18 take
+#: 2499 us one by one and 2576 us in a graph, 767 of GoogLeNet 3651 and 3906, 48 of LeNet 230 and 229.
 START_US: Final = 0.3
 
 
 def measured_us(recording: Recording) -> list[float]:
-    """The shortest of three issues of each launch, in us. The step's state changes meanwhile. Raises CaptureError."""
+    """The shortest of ROUNDS times of each launch, in us. The step's state changes.
+
+    Raises CaptureError when torch.profiler did not see every launch.
+    """
     timed = on_gpu if recording.device.type == "cuda" else on_host
     times_us = timed(tasks_of(recording))
     count = len(recording.calls)
@@ -29,7 +32,7 @@ def measured_us(recording: Recording) -> list[float]:
 
 
 def tasks_of(recording: Recording) -> Iterator[Callable[[], None]]:
-    """Every launch as something to call, round by round; a round begins with none of the step's own memory."""
+    """A function to issue each launch, for ROUNDS rounds; each round begins without the step's own storages."""
     for _ in range(ROUNDS):
         memory = Memory(recording)
         for call in recording.calls:
@@ -37,7 +40,7 @@ def tasks_of(recording: Recording) -> Iterator[Callable[[], None]]:
 
 
 def on_gpu(tasks: Iterator[Callable[[], None]]) -> list[float]:
-    """By the GPU's own clock. Between two events one would time the host: 10.7 ms for a step of 2.6 (ResNet-18)."""
+    """By the GPU's clock. Events around each launch would time the host: 10.7 ms for a step of 2.6 ms (ResNet-18)."""
     return between_marks(timeline(lambda: marked(tasks)))
 
 
@@ -48,7 +51,7 @@ def marked(tasks: Iterable[Callable[[], None]]) -> None:
 
 
 def between_marks(kernels: Iterable[Kernel]) -> list[float]:
-    """What the kernels before each mark took, with the time to start them."""
+    """The time in us of the kernels before each mark, with START_US for each kernel."""
     times_us = [0.0]
     for kernel in kernels:
         if MARK in kernel.name:

@@ -1,4 +1,4 @@
-"""A step in, its Recording out, once its launches, issued again one after the other, are proven to be the same step."""
+"""Records a step and proves that its launches, issued in the recorded order, do what the step does."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from kitsune.autograd.backward_thread import on_one_thread
 from kitsune.device.backend import first_line
 from kitsune.errors import ErraticError
-from kitsune.launches.execution.equivalence import Untouched, refuted
+from kitsune.launches.execution.equivalence import Untouched, mismatch
 from kitsune.launches.execution.issue import in_recorded_order
 from kitsune.launches.recording.recorder import Recorded, record
 
@@ -17,17 +17,22 @@ from kitsune.launches.recording.recorder import Recorded, record
 def verified(
     step: Callable[[], Any], device: torch.device, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
 ) -> Recorded:
-    """Runs the step once, for real; what proves it leaves no trace. `inputs` and `rates` as for `refuted`."""
+    """Runs the step once, for real; the effects of the proof are undone. `inputs` and `rates` are as for `mismatch`.
+
+    If recording or proof fail, the result has the reason in place of a recording.
+    """
     found = record(step, device)
     recording = found.recording
     if recording is None:
         return found
     try:
         with Untouched(recording, (*inputs, *rates)) as untouched:
-            problem = refuted(recording, step, in_recorded_order(recording), inputs, rates, untouched)
+            problem = mismatch(recording, step, in_recorded_order(recording), inputs, rates, untouched)
     except ErraticError as error:
         problem = str(error)
-    # The step has run: whatever the proof meets, of the user's code too, must not have it run again.
+    # The step has run and must not run again, so any error, also one of the user's code, only ends the proof.
     except Exception as error:  # noqa: BLE001
         problem = f"{type(error).__name__}: {first_line(error)}"
-    return found if problem is None else Recorded(None, f"issued again they are not the step: {problem}", found.result)
+    return (
+        found if problem is None else Recorded(None, f"issued again they differ from the step: {problem}", found.result)
+    )

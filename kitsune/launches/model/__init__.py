@@ -1,1 +1,1 @@
-"""The records of this folder: launches, what each touches, what a step changes."""
+"""Data types for a recorded step: its launches, what they read and write, and the state that the step changes."""

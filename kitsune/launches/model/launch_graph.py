@@ -1,4 +1,4 @@
-"""The launches of a recorded step go in, with the bytes that they touch; out comes which must wait for which. Pure."""
+"""The dependency graph of a step's launches, from the hazards on the bytes that they touch. Loads no torch."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -22,9 +22,9 @@ class Span:
 class Launch:
     """One kernel or operation as the host issued it, with what it reads and writes.
 
-    `draws`: it draws random numbers. The generator hands out its offsets on the host, so launches that draw must be
-    issued in the recorded order, but need not wait for each other on the device. `keeps_workspace`: its library keeps
-    memory for every stream on which it has ever run.
+    `draws`: it draws random numbers. The generator counts on the host, so launches that draw must be issued in the
+    recorded order, but need not wait for each other on the device. `keeps_workspace`: its library keeps a workspace for
+    every stream on which it has run.
     """
 
     name: str
@@ -35,15 +35,15 @@ class Launch:
 
     @property
     def touches(self) -> tuple[int, ...]:
-        """The storages that it names, sorted. They must be there also where it reads and writes none of their bytes."""
+        """The storages that it names, sorted. They must be allocated even if it touches none of their bytes."""
         return tuple(sorted({span.storage for span in (*self.reads, *self.writes)}))
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Memory that launches touch.
+    """A block of memory that launches touch.
 
-    `is_own`: made by a launch of this step; otherwise it was there before (parameter, input, optimizer state).
+    `is_own`: allocated by this step; otherwise it existed before (parameter, input, optimizer state).
     `is_kept`: read after the step (loss, gradient), so it must outlive the step.
     """
 
@@ -54,10 +54,10 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class LaunchGraph:
-    """The launches in recorded order, and what each has to wait for. Build it with `of`, which checks and derives.
+    """The launches in recorded order, and their dependencies. Build it with `of`, which checks its arguments.
 
-    `after[i]`: the launches that must have ended before launch i begins, sorted; none that the others already imply.
-    `issued_after[i]`: the launch that the host must have issued before it issues i, at most one: the previous draw.
+    `after[i]`: the launches that must have ended before launch i begins, sorted, without those that others imply.
+    `issued_after[i]`: the launch that the host must issue before launch i, at most one: the previous draw.
     """
 
     launches: tuple[Launch, ...]
@@ -67,7 +67,8 @@ class LaunchGraph:
 
     @classmethod
     def of(cls, launches: Iterable[Launch], storages: Iterable[Storage]) -> Self:
-        """Raises ValueError for a size that no storage has, and for a launch that touches what is not there."""
+        """Derives the dependencies. Raises ValueError for an invalid size, and for a launch that touches bytes that do
+        not exist."""
         launches, storages = tuple(launches), tuple(storages)
         for number, storage in enumerate(storages):
             if type(storage.nbytes) is not int or storage.nbytes < 0:
@@ -77,7 +78,7 @@ class LaunchGraph:
         return cls(launches, storages, reduced(hazards(launches, storages)), previous_draws(launches))
 
     def touchers(self) -> tuple[tuple[int, ...], ...]:
-        """For every storage the launches that touch it, in recorded order. The first is the one that makes it."""
+        """For every storage, the launches that touch it, in recorded order. The first one allocates it."""
         found: list[list[int]] = [[] for _ in self.storages]
         for number, launch in enumerate(self.launches):
             for storage in launch.touches:
@@ -85,7 +86,7 @@ class LaunchGraph:
         return tuple(map(tuple, found))
 
     def read_from(self) -> list[set[int]]:
-        """For every launch those that have written what it reads: not the ones that only had to be over before it."""
+        """For every launch, those that wrote what it reads (read after write only, no other hazards)."""
         histories = [History(storage.nbytes) for storage in self.storages]
         found: list[set[int]] = []
         for number, launch in enumerate(self.launches):
@@ -101,7 +102,7 @@ class LaunchGraph:
 
 
 def check(number: int, launch: Launch, storages: Sequence[Storage]) -> None:
-    """Raises ValueError when the launch names a storage that is not there, or bytes outside of it."""
+    """Raises ValueError when the launch names a storage that does not exist, or bytes outside of it."""
     for span in (*launch.reads, *launch.writes):
         who = f"launch {number} ({launch.name})"
         if not 0 <= span.storage < len(storages):
@@ -113,7 +114,7 @@ def check(number: int, launch: Launch, storages: Sequence[Storage]) -> None:
 
 @dataclass(slots=True)
 class Piece:
-    """Bytes of a storage with one history: who wrote them last, and who has read them since."""
+    """A range of a storage's bytes with one history: their last writer, and their readers since."""
 
     begin: int
     end: int
@@ -122,7 +123,7 @@ class Piece:
 
 
 class History:
-    """What happened to the bytes of one storage so far: pieces in order that together cover it."""
+    """Writers and readers of the bytes of one storage so far, as ordered pieces that cover it."""
 
     def __init__(self, nbytes: int) -> None:
         self.pieces = [Piece(0, nbytes, None, [])]
@@ -142,7 +143,7 @@ class History:
         return {number for number in found if number is not None}
 
     def cover(self, span: Span) -> slice:
-        """Where the pieces lie that make up exactly the span; pieces that reach out of it are cut."""
+        """The slice of pieces that make up exactly the span; pieces that cross its borders are cut."""
         first = self.cut(span.begin)
         return slice(first, self.cut(span.end))
 
@@ -158,9 +159,9 @@ class History:
 
 
 def hazards(launches: Sequence[Launch], storages: Sequence[Storage]) -> list[set[int]]:
-    """For every launch the earlier ones that it must wait for; some may be implied by others.
+    """For every launch, the earlier ones that it must wait for; some may be implied by others.
 
-    A storage of the step's own is there from its first launch on, whichever bytes that touches: all others wait for it.
+    The first launch that touches a storage of the step's own allocates it, so all others that touch it wait for it.
     """
     histories = [History(storage.nbytes) for storage in storages]
     makers: dict[int, int] = {}
@@ -180,9 +181,9 @@ def is_filled(span: Span) -> bool:
 
 
 def reduced(needed: Sequence[set[int]]) -> tuple[tuple[int, ...], ...]:
-    """The transitive reduction: the same order with the fewest edges. Sets of ancestors are bits of integers.
+    """The transitive reduction: the same order with the fewest edges. Sets of ancestors are bit sets in integers.
 
-    Edges point to earlier launches, so what implies an edge is always reached through a later launch than its own.
+    Edges point to earlier launches, so an implied edge is always implied through a later launch than its target.
     """
     ancestors: list[int] = []
     kept: list[tuple[int, ...]] = []
@@ -198,7 +199,7 @@ def reduced(needed: Sequence[set[int]]) -> tuple[tuple[int, ...], ...]:
 
 
 def previous_draws(launches: Sequence[Launch]) -> tuple[tuple[int, ...], ...]:
-    """For every launch that draws random numbers, the one that drew before it."""
+    """For every launch that draws random numbers, the previous one that draws."""
     latest: tuple[int, ...] = ()
     found: list[tuple[int, ...]] = []
     for number, launch in enumerate(launches):

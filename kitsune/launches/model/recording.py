@@ -1,4 +1,4 @@
-"""Recording: what is known of one step: its launches, how to issue each again, and the memory that was there before."""
+"""Recording: the launches of one step, how to issue each again, and the memory that existed before the step."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from torch.utils import _pytree as pytree
 
 from kitsune.launches.model.launch_graph import LaunchGraph, Span
 
-#: What arguments of operations are besides tensors, and lists of either.
+#: Types of arguments of operations, besides tensors and containers.
 VALUES: Final = frozenset({NoneType, bool, int, float, str, torch.dtype, torch.device, torch.layout})
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor of the recording: geometry, in elements, on a storage of the graph."""
+    """A tensor of the recording: a storage of the graph, a dtype, and size, stride and offset in elements."""
 
     storage: int
     dtype: torch.dtype
@@ -25,7 +25,7 @@ class Place:
     offset: int
 
     def span(self) -> Span:
-        """The bytes between the first and the last element; those that a stride skips are counted in."""
+        """The bytes from the first to the last element, including those that a stride skips."""
         width = self.dtype.itemsize
         if 0 in self.size:
             return Span(self.storage, self.offset * width, self.offset * width)
@@ -35,11 +35,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How to issue a launch again: places stand for the tensors among `arguments` and `named`.
+    """How to issue a launch again. A Place stands for each tensor in `arguments` and `named`.
 
-    `in_grad_mode` is part of it, since operations ask for it (an LSTM on a CPU keeps its workspace by it). `results`
-    has one entry for each leaf of what the call returns, None where that is no tensor. `allocates` are the storages
-    that nobody has made yet, and that have to be there before the call.
+    `in_grad_mode`: whether gradients were enabled, since operations depend on it (an LSTM on a CPU keeps its workspace
+    only then). `results`: one entry for each leaf of what the call returns, None if it is not a tensor. `allocates`:
+    the storages that must be allocated before the call.
     """
 
     function: Callable[..., Any]
@@ -52,10 +52,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One step: `calls` belong to `graph.launches`, one to one. `held` are the storages that were there before it.
+    """One step. `calls` and `graph.launches` correspond one to one. `held`: the storages that existed before the step.
 
-    `result` is what the step returned, with places for its tensors. `generators` are those of the user's own from which
-    it draws.
+    `result`: what the step returned, with a Place for each tensor. `generators`: those of the user's own that it draws
+    from.
     """
 
     device: torch.device
@@ -71,7 +71,7 @@ def places_of(tree: Any) -> Iterator[Place]:
 
 
 def map_places(function: Callable[[Place], Any], tree: Any) -> Any:
-    """Not by pytree, which describes a tree before it maps it: 535 launches are issued in 14 ms in place of 22."""
+    """Replaces each Place in a tree. Faster than pytree for common containers: 535 launches in 14 ms in place of 22."""
     kind = type(tree)
     if kind is Place:
         return function(tree)

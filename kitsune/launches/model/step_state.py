@@ -1,4 +1,4 @@
-"""State: everything that a recorded step changes and that outlives it, kept so that the step may be tried out."""
+"""State: a snapshot of everything that a recorded step changes, so that the step can be tried and rolled back."""
 
 import torch
 
@@ -8,9 +8,9 @@ from kitsune.launches.model.recording import Recording
 
 
 class State:
-    """Copies of the storages that were there before the step and that it writes, and the state of the generators.
+    """Copies of the storages from before the step that it writes, and the state of the generators.
 
-    Used as a context: put back at its end.
+    A context manager: restores them on exit.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -28,7 +28,7 @@ class State:
         self.restore()
 
     def restore(self) -> None:
-        """Raises CaptureError, with all else put back, when the step has changed the size of a storage."""
+        """Restores the snapshot. Raises CaptureError, after restoring the rest, when a storage has another size."""
         pairs = list(zip(self._storages, self._copies, strict=True))
         kept = [(storage, copy) for storage, copy in pairs if storage.nbytes() == copy.numel()]
         for storage, copy in kept:
@@ -37,7 +37,7 @@ class State:
         for generator, state in self._generators:
             generator.set_state(state)
         if len(kept) < len(pairs):
-            raise CaptureError("the step changes the size of a storage that was there before it (`resize_`)")
+            raise CaptureError("the step changes the size of a storage from before the step (`resize_`)")
 
     def values(self) -> list[torch.Tensor]:
         """The copies, as bytes."""
@@ -45,15 +45,15 @@ class State:
 
 
 def equal(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """By bits, so that NaN equals NaN."""
+    """Whether the bits are equal, so that NaN equals NaN."""
     return torch.equal(bytes_of(one), bytes_of(two))
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers of the tensor in their order, as a flat tensor of bytes."""
+    """The elements of the tensor in their order, as a flat tensor of bytes."""
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The storage as a tensor of bytes, on the same memory."""
+    """The storage as a tensor of bytes that shares its memory."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,1 +1,1 @@
-"""Which stream issues which launch, and the memory that this takes. Pure: no device, no torch."""
+"""Schedules of launches on streams, and their memory plans. Pure functions: they know no device and load no torch."""

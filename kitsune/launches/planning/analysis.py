@@ -1,4 +1,4 @@
-"""The launches of a step, their times and schedules go in; where the time goes and what limits streams, out. Pure."""
+"""Analysis of a step's launches: where the time goes, and what limits the gain from more streams. Pure functions."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from kitsune.launches.planning.memory_plan import MemoryPlan
 from kitsune.launches.planning.schedule import Schedule, critical_path
 from kitsune.launches.planning.trace_export import idle_shares
 
-TOP: Final = 10  # so many groups, and so many launches of the critical path
-CHAIN: Final = 0.9  # of the sum: with a critical path of that share streams gain 1.11 times at most
-REACHED: Final = 1.05  # times the critical path: what is left is not worth another stream
+TOP: Final = 10  # how many groups, and how many launches of the critical path, are listed
+CHAIN: Final = 0.9  # share of the sum: if the critical path takes as much, streams gain a factor of 1.11 at most
+REACHED: Final = 1.05  # a step within this factor of its critical path gains nothing from more streams
 SMALL_GAIN: Final = 1.05  # over one stream
-BUSY: Final = 0.05  # a stream that is idle for less of the time is busy all the time
-SHORT_WAITS: Final = 2.0  # a launch that takes less than so many waits is short
-MANY: Final = 0.5  # of the launches
+BUSY: Final = 0.05  # a stream that is idle for a smaller share of the time counts as always busy
+SHORT_WAITS: Final = 2.0  # a launch that takes less than this many waits is short
+MANY: Final = 0.5  # share of the launches
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A launch of the critical path; `launch` is its number in the recorded order."""
+    """A launch of the critical path. `launch`: its number in the recorded order."""
 
     launch: int
     name: str
@@ -30,7 +30,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All launches of one name; `share` is that of the sum of all launch times."""
+    """All launches of one name. `share`: of the sum of all launch times."""
 
     name: str
     count: int
@@ -40,10 +40,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is predicted when up to `asked` streams may be used: the quickest plan uses `streams` of them.
+    """The predicted result if up to `asked` streams may be used. The fastest plan uses `streams` of them.
 
-    `idle`: of every stream the share of the time in which nothing runs on it. `pool_bytes`: the memory of the step's
-    own; `naive_bytes`: the same when nothing is used again.
+    `idle`: for every stream, the share of the time in which nothing runs on it. `pool_bytes`: the peak memory of the
+    step's own storages; `naive_bytes`: the same if no memory is reused.
     """
 
     asked: int
@@ -58,11 +58,11 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """Where the time of a step goes, and what streams make of it.
+    """Where the time of a step goes, and what streams can gain.
 
-    `sum_us`: all launches one after the other. `critical_us`: the same of the longest chain in which each launch needs
-    the one before it; that has `critical_launches`, and those that take longest are in `critical`. `limit` says in a
-    sentence what stands in the way of a further gain.
+    `sum_us`: the time of all launches one after the other. `critical_us`: the time of the critical path, which has
+    `critical_launches` launches; the longest of them are in `critical`. `limit`: what prevents a further gain, in one
+    sentence.
     """
 
     launches: int
@@ -76,7 +76,7 @@ class Analysis:
 
 
 def analysed(graph: LaunchGraph, costs_us: Sequence[float], outlooks: Sequence[Outlook], wait_us: float) -> Analysis:
-    """At least one outlook is needed. `wait_us`: what a wait between two streams costs."""
+    """The analysis of a step. `outlooks` must not be empty. `wait_us`: the cost of a wait between two streams."""
     path = critical_path(graph, costs_us)
     links = [Link(launch, graph.launches[launch].name, costs_us[launch]) for launch in path]
     critical_us = sum(link.took_us for link in links)
@@ -93,7 +93,7 @@ def analysed(graph: LaunchGraph, costs_us: Sequence[float], outlooks: Sequence[O
 
 
 def groups(graph: LaunchGraph, costs_us: Sequence[float]) -> tuple[Group, ...]:
-    """The launches by name, those that take longest together first."""
+    """The launches grouped by name, sorted by total time, longest first."""
     times_us: defaultdict[str, list[float]] = defaultdict(list)
     for launch, cost_us in zip(graph.launches, costs_us, strict=True):
         times_us[launch.name].append(cost_us)
@@ -109,7 +109,7 @@ def outlook(asked: int, schedule: Schedule, memory: MemoryPlan) -> Outlook:
         streams=len(schedule.used),
         launches=len(schedule.placed),
         predicted_us=schedule.makespan_us,
-        idle=tuple(max(0.0, shares[stream]) for stream in schedule.used),  # a sum of floats may be an ulp too long
+        idle=tuple(max(0.0, shares[stream]) for stream in schedule.used),  # rounding may give just less than 0
         waits=waits_of(schedule),
         pool_bytes=memory.peak_bytes,
         naive_bytes=memory.naive_bytes,
@@ -124,7 +124,7 @@ def waits_of(schedule: Schedule) -> int:
 
 
 def in_words(costs_us: Sequence[float], schedule: Schedule) -> str:
-    """What a plan came to, in one line."""
+    """One line about a plan: launches, streams, predicted time and waits."""
     where = f"{counted(len(costs_us), 'launch', 'launches')} on {counted(len(schedule.used), 'stream', 'streams')}"
     times = f"{in_ms(schedule.makespan_us)} predicted, {in_ms(sum(costs_us))} one after the other"
     return f"{where}: {times}; {counted(waits_of(schedule), 'wait', 'waits')}"
@@ -135,14 +135,14 @@ def counted(count: int, one: str, many: str) -> str:
 
 
 def in_ms(time_us: float) -> str:
-    """Milliseconds with three digits that mean something."""
+    """Milliseconds with three significant digits."""
     ms = time_us / 1000
     digits = next((digits for digits, least in enumerate((100, 10, 1, 0.1)) if ms >= least), 4)
     return f"{ms:.{digits}f} ms"
 
 
 def limit(costs_us: Sequence[float], critical_us: float, outlooks: Sequence[Outlook], wait_us: float) -> str:
-    """What stands in the way of a further gain, as predicted: first what no number of streams can change."""
+    """What prevents a further gain, as predicted. Limits that no number of streams can change come first."""
     sum_us = sum(costs_us)
     if not sum_us:
         return "The step launches nothing that takes time."
@@ -167,7 +167,7 @@ def limit(costs_us: Sequence[float], critical_us: float, outlooks: Sequence[Outl
 
 
 def limit_of_streams(best: Outlook, most: int, wait_us: float) -> str:
-    """What the streams of the best plan do in place of finishing earlier; up to `most` of them were to be had."""
+    """Why the best plan does not finish earlier, if up to `most` streams may be used."""
     if max(best.idle) < BUSY and best.streams == most:
         return f"All {most} streams are busy all the time: more of them could help."
     if min(best.idle) < BUSY:

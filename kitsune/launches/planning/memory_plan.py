@@ -1,7 +1,8 @@
-"""A launch graph and a schedule of it go in; out comes when the host lets go of which storage, and the memory needed.
+"""Plans when the host releases each storage of a scheduled step, and the peak memory. Pure functions.
 
-Torch's caching allocator takes memory on the stream of the launch that makes a storage, and gives it again only to that
-stream, to whatever is issued there next, without looking at the other streams. Pure.
+A storage is allocated on the stream of the launch that makes it. Torch's caching allocator gives a released block to
+the next allocation on the same stream, without looking at other streams. So a storage is released only when its stream
+is known to come after all of its uses.
 """
 
 from bisect import bisect_left
@@ -17,12 +18,12 @@ BLOCK_BYTES: Final = 512  # kMinBlockSize of c10/cuda/CUDACachingAllocator
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """When storages of the step's own are let go of, and what they need, in blocks as torch rounds them.
+    """When the step's own storages are released, and their memory in blocks as torch rounds them.
 
-    `releases[p]`: storages let go of right before the launch at issue position p is issued; the last entry is for
-    after the last launch. Storages that are kept are in none.
-    `peak_bytes`: every stream's own pool at its fullest, added up; how blocks lie in it (fragmentation) is left out.
-    `naive_bytes`: all storages of the step's own, nothing used again.
+    `releases[p]`: the storages to release right before the launch at issue position p; the last entry is for after the
+    last launch. Storages that are kept are in none.
+    `peak_bytes`: the sum of each stream's peak, without fragmentation.
+    `naive_bytes`: the sum of all storages of the step's own, if no memory is reused.
     """
 
     releases: tuple[tuple[int, ...], ...]
@@ -31,7 +32,7 @@ class MemoryPlan:
 
 
 def plan_memory(graph: LaunchGraph, schedule: Schedule) -> MemoryPlan:
-    """Every storage is let go of as soon as the allocator could not hand its memory to a launch that runs too early."""
+    """The plan that releases every storage at the first position at which its memory can be reused safely."""
     touchers = graph.touchers()
     releases = plan_releases(graph, schedule, touchers)
     naive_bytes = sum(rounded_bytes(storage) for storage in graph.storages if storage.is_own)
@@ -42,7 +43,7 @@ def plan_memory(graph: LaunchGraph, schedule: Schedule) -> MemoryPlan:
 def plan_releases(
     graph: LaunchGraph, schedule: Schedule, touchers: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], ...]:
-    """For every issue position, and for after the last, the storages to let go of right before."""
+    """For every issue position, and for after the last one, the storages to release right before it."""
     releases: list[list[int]] = [[] for _ in range(len(schedule.placed) + 1)]
     seen = clocks(schedule)
     positions = positions_of(schedule)
@@ -57,11 +58,11 @@ def plan_releases(
 def release_position(
     schedule: Schedule, seen: Sequence[VectorClock], lanes: Sequence[Sequence[int]], touched: Sequence[int]
 ) -> int:
-    """The first launch of the storage's stream that begins after everything that touches the storage.
+    """The position of the first launch on the storage's stream that begins after all launches that touch the storage.
 
-    Any launch may be given the memory, not only one that makes a storage: operations take workspace while they run.
-    The clocks of a stream only grow, so what is true of this launch is true of all later ones there; and what is known
-    to have ended has been issued.
+    Any launch may reuse the memory, not only one that makes a storage, because operations allocate workspaces. The
+    vector clocks of a stream only grow, so the same holds for all later launches there. A launch that is known to have
+    ended has also been issued.
     """
     if not touched:
         return len(schedule.placed)
@@ -77,7 +78,7 @@ def release_position(
 def in_use_bytes(
     graph: LaunchGraph, schedule: Schedule, releases: Sequence[Sequence[int]], touchers: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
-    """For every issue position what is in use of each stream's pool, with what that launch makes."""
+    """For every issue position, the bytes in use on each stream, including what that launch makes."""
     makers: dict[int, list[int]] = {}
     for storage, launches in enumerate(touchers):
         if graph.storages[storage].is_own and launches:
@@ -100,5 +101,5 @@ def rounded_bytes(storage: Storage) -> int:
 
 
 def positions_of(schedule: Schedule) -> dict[int, int]:
-    """At which issue position each launch is."""
+    """launch -> its issue position."""
     return {placed.launch: position for position, placed in enumerate(schedule.placed)}

@@ -1,6 +1,6 @@
-"""A launch graph and what each launch costs go in; out comes which stream issues which launch, and who waits for whom.
+"""Schedules launches on streams: list scheduling by upward rank (HEFT), with the fewest waits between streams.
 
-On a stream launches run in the order in which they are issued; between streams only a wait orders them. Pure.
+Launches on one stream run in the order of issue; between streams only a wait orders them. Pure functions.
 """
 
 import math
@@ -17,7 +17,7 @@ VectorClock = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A launch on its stream. `waits`: launches on other streams whose end it waits for. The times are predicted."""
+    """A launch on its stream, with predicted times. `waits`: launches on other streams that must end before it."""
 
     launch: int
     stream: int
@@ -28,7 +28,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Every launch once, in the order in which the host issues them."""
+    """Every launch once, in the order of issue."""
 
     streams: int
     placed: tuple[Placed, ...]
@@ -45,12 +45,12 @@ class Schedule:
 
     @property
     def awaited(self) -> frozenset[int]:
-        """The launches that need an event recorded behind them, since another stream waits for them."""
+        """The launches that need an event behind them, because another stream waits for them."""
         return frozenset(launch for placed in self.placed for launch in placed.waits)
 
 
 def critical_path(graph: LaunchGraph, costs_us: Sequence[float]) -> tuple[int, ...]:
-    """The longest chain in which each launch needs the one before it, first to last. Waits are free here."""
+    """The longest chain of dependent launches, first to last. Waits cost nothing here."""
     check(graph, costs_us)
     ends_us: list[float] = []
     previous: list[int | None] = []
@@ -72,7 +72,7 @@ def critical_path_us(graph: LaunchGraph, costs_us: Sequence[float]) -> float:
 
 
 def in_order(graph: LaunchGraph, costs_us: Sequence[float]) -> Schedule:
-    """All launches on one stream as they were recorded, so nothing waits."""
+    """All launches on one stream in the recorded order, without waits."""
     check(graph, costs_us)
     placed: list[Placed] = []
     now_us = 0.0
@@ -83,11 +83,11 @@ def in_order(graph: LaunchGraph, costs_us: Sequence[float]) -> Schedule:
 
 
 def on_streams(graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float) -> Schedule:
-    """The launches on up to so many streams: list scheduling by upward rank (HEFT: Topcuoglu, Hariri, Wu 2002).
+    """The launches on up to `streams` streams: list scheduling by upward rank (HEFT: Topcuoglu, Hariri, Wu 2002).
 
-    What depends on a launch of another stream begins `wait_us` after its end at the earliest. When that does not
-    promise a shorter step than one stream, the result is `in_order`. Raises ValueError when there is no stream, and as
-    `check` does.
+    A launch that depends on one of another stream begins at least `wait_us` after its end. If the predicted step is not
+    shorter than on one stream, the result is `in_order`. Raises ValueError for less than one stream, and as `check`
+    does.
     """
     if streams < 1:
         raise ValueError(f"a schedule needs at least one stream, not {streams}")
@@ -108,13 +108,13 @@ def along_critical_path(
     for_feeds: int = 0,
     for_ends: int = 0,
 ) -> Schedule:
-    """As `on_streams`, but the critical path has the first stream to itself, so that it can go before all else.
+    """As `on_streams`, but the critical path has the first stream for itself, which can get the highest priority.
 
-    What is promised may be longer than on one stream: what the priorities of streams are worth is found out by
-    measuring. What the critical path reads has the next `for_feeds` streams to itself, if any, so that it does not
-    stand behind what may take its time. What nothing waits for, as the update of a weight, has the last `for_ends`, if
-    any, so that it can go behind all else, unless it is ready no sooner than what ends the path. Raises ValueError for
-    too few streams, two at least besides those, and as `check` does.
+    The inputs of the critical path have the next `for_feeds` streams for themselves, so that they do not stand behind
+    less urgent launches. Launches that nothing waits for, such as the update of a weight, have the last `for_ends`
+    streams for themselves, which can get the lowest priority; those that are ready no sooner than the end of the path
+    are excepted. The predicted step may be longer than on one stream, because only a measurement shows the effect of
+    priorities. Raises ValueError unless two streams are left besides those, and as `check` does.
     """
     check(graph, costs_us, wait_us)
     path = frozenset(critical_path(graph, costs_us))
@@ -136,10 +136,10 @@ def along_critical_path(
 
 
 def just_in_time(graph: LaunchGraph, costs_us: Sequence[float], lead_us: float) -> LaunchGraph:
-    """What is off the critical path is held back until `lead_us` before it must begin for the step to end in time.
+    """ALAP: launches off the critical path are held back until `lead_us` before the latest begin that is not too late.
 
-    That leaves the GPU to the critical path, where all that is ready at once, as the casts of all weights at the begin
-    of a step, would crowd it out. The critical path becomes no longer.
+    Launches that are ready at once and needed later, such as the casts of all weights at the begin of a step, would
+    otherwise delay the critical path. The critical path does not become longer.
     """
     ranks = upward_ranks(graph, costs_us, 0.0)
     end_us = critical_path_us(graph, costs_us)
@@ -147,11 +147,11 @@ def just_in_time(graph: LaunchGraph, costs_us: Sequence[float], lead_us: float) 
 
 
 def when_needed(graph: LaunchGraph, costs_us: Sequence[float], lead_us: float) -> LaunchGraph:
-    """What is off the critical path is held back until `lead_us` before the first launch that needs it could begin.
-    What nothing waits for, as the update of a weight, begins as early as it may, and so does what leads to it alone.
+    """Launches off the critical path are held back until `lead_us` before the first launch that needs them could begin.
 
-    `just_in_time` counts back from the end of the step: all updates are late by it, since the launch that counts the
-    steps, which each of them needs, has time until the last one.
+    Launches that nothing waits for, such as the update of a weight, are not held back, nor are those that only they
+    need. ALAP (`just_in_time`) pushes every update to the end of the step because they share the step counter, which is
+    not needed before the last update.
     """
     ready_us = earliest_us(graph, costs_us)
     at_once = ends_of(graph).union(critical_path(graph, costs_us))
@@ -164,7 +164,7 @@ def when_needed(graph: LaunchGraph, costs_us: Sequence[float], lead_us: float) -
 
 
 def held_back(graph: LaunchGraph, costs_us: Sequence[float], until_us: Sequence[float]) -> LaunchGraph:
-    """What is off the critical path waits for the last launch on it that ends by that time."""
+    """Each launch off the critical path also waits for the last launch of the path that ends by its `until_us`."""
     path = critical_path(graph, costs_us)
     ends_us = list(accumulate(costs_us[launch] for launch in path))
     after = list(graph.after)
@@ -180,15 +180,17 @@ def ends_of(graph: LaunchGraph) -> frozenset[int]:
 
 
 def early_ends_of(graph: LaunchGraph, costs_us: Sequence[float], path: frozenset[int]) -> frozenset[int]:
-    """Those off the path that are ready sooner than the launch that ends it: the rest cannot go behind anything."""
+    """The launches off the path that nothing waits for, and that are ready sooner than the last launch of the path."""
     ready_us = earliest_us(graph, costs_us)
     until_us = ready_us[max(path)] if path else 0.0
     return frozenset(launch for launch in ends_of(graph) - path if ready_us[launch] < until_us)
 
 
 def feeds_of(graph: LaunchGraph, path: frozenset[int]) -> frozenset[int]:
-    """The launches from which the path reads, directly or through others. Not those that it overwrites what they read:
-    the gradient of a weight may be before the path in that way only."""
+    """The inputs of the path: the launches that it reads from, directly or through others.
+
+    Write-after-read dependencies do not count: the gradient of a weight may come before the path by these only.
+    """
     sources = graph.read_from()
     found: set[int] = set()
     waiting = list(path)
@@ -200,8 +202,10 @@ def feeds_of(graph: LaunchGraph, path: frozenset[int]) -> frozenset[int]:
 
 
 def check(graph: LaunchGraph, costs_us: Sequence[float], wait_us: float = 0.0) -> None:
-    """Raises ValueError unless there is one cost for every launch, and costs and the wait are finite and not negative,
-    also when they are added up with a wait before every launch: no schedule ends later than that."""
+    """Raises ValueError unless there is one cost for every launch, and costs and wait are finite and not negative.
+
+    The sum of all costs, with a wait before every launch, must be finite too: no schedule takes longer.
+    """
     if len(costs_us) != len(graph.launches):
         raise ValueError(f"{len(graph.launches)} launches, but {len(costs_us)} costs")
     for launch, cost_us in enumerate(costs_us):
@@ -210,14 +214,14 @@ def check(graph: LaunchGraph, costs_us: Sequence[float], wait_us: float = 0.0) -
     if not 0 <= wait_us < math.inf:
         raise ValueError(f"a wait cannot cost {wait_us} us")
     if sum(costs_us) + len(costs_us) * wait_us == math.inf:
-        raise ValueError("the launches and their waits take longer than a float can tell")
+        raise ValueError("the launches and their waits take longer than a float can hold")
 
 
-# Who goes where -------------------------------------------------------------------------------------------------------
+# Which stream ---------------------------------------------------------------------------------------------------------
 
 
 def earliest_us(graph: LaunchGraph, costs_us: Sequence[float]) -> list[float]:
-    """For every launch when it could begin on streams without end."""
+    """For every launch, when it could begin if there were any number of streams."""
     found: list[float] = []
     for needed in graph.after:
         found.append(max((found[launch] + costs_us[launch] for launch in needed), default=0.0))
@@ -225,9 +229,9 @@ def earliest_us(graph: LaunchGraph, costs_us: Sequence[float]) -> list[float]:
 
 
 def upward_ranks(graph: LaunchGraph, costs_us: Sequence[float], wait_us: float) -> list[float]:
-    """For every launch the longest way from its begin to the end of the step, with `wait_us` between two launches.
+    """For every launch, the longest path from its begin to the end of the step, with `wait_us` between two launches.
 
-    A launch that must be issued before another is at least as urgent, or it would hold that one up.
+    A launch that must be issued before another one gets at least its rank, so that it does not delay it.
     """
     tails = [0.0] * len(costs_us)
     ranks = [0.0] * len(costs_us)
@@ -242,7 +246,7 @@ def upward_ranks(graph: LaunchGraph, costs_us: Sequence[float], wait_us: float) 
 
 @dataclass(slots=True)
 class Board:
-    """The streams as far as they are filled."""
+    """The partial schedule: the launches placed so far, and when each stream is free."""
 
     wait_us: float
     free_us: list[float]
@@ -250,7 +254,7 @@ class Board:
     with_workspace: set[int] = field(default_factory=set)
 
     def reach_us(self, needed: Iterable[int]) -> list[float]:
-        """For every stream when something that needs those launches may begin there at the earliest."""
+        """For every stream, the earliest begin of a launch that needs those launches."""
         before = [self.placed[launch] for launch in needed]
         if not before:
             return [0.0] * len(self.free_us)
@@ -262,9 +266,10 @@ class Board:
     def place(
         self, launch: int, needed: tuple[int, ...], cost_us: float, choice: Sequence[int], *, keeps_workspace: bool
     ) -> None:
-        """Puts the launch where of `choice` it begins earliest; of several, behind what it needs last, saving a wait.
+        """Places the launch on the stream of `choice` on which it begins earliest.
 
-        What keeps a workspace goes to a stream that has one where that costs no more than a wait.
+        Of several, on the stream of the dependency that ends last, which saves a wait. A launch that keeps a workspace
+        goes to a stream that has one, if that delays it by no more than a wait.
         """
         begins_us = [max(times_us) for times_us in zip(self.free_us, self.reach_us(needed), strict=True)]
         last = max((self.placed[before] for before in needed), key=lambda before: before.end_us, default=None)
@@ -283,11 +288,11 @@ class Board:
 def listed(
     graph: LaunchGraph, costs_us: Sequence[float], streams: int, wait_us: float, choices: Sequence[range] = ()
 ) -> tuple[Placed, ...]:
-    """The launches in issue order on their streams, without waits; `choices`, if any: to which each may go.
+    """The launches on their streams in issue order, without waits. `choices`, if any: the streams for each launch.
 
-    As soon as a stream is free, it takes the launch with the highest rank among those that could begin by then. HEFT
-    takes the highest rank of all, which leaves the stream idle until that one can begin: on simulated training steps
-    the result was up to 19 % longer, and never more than 3 % shorter.
+    A stream that is free takes the launch of the highest rank among those that could begin by then. HEFT takes the
+    highest rank of all, and leaves the stream idle until that launch can begin: on simulated training steps the result
+    was up to 19 % longer, and never more than 3 % shorter.
     """
     ranks = upward_ranks(graph, costs_us, wait_us)
     board = Board(wait_us, [0.0] * streams)
@@ -312,7 +317,7 @@ def listed(
 
 
 def followers_of(graph: LaunchGraph) -> list[list[int]]:
-    """For every launch those that wait for it or are issued after it; one that does both stands there twice."""
+    """For every launch, those that depend on it or must be issued after it; a launch that does both is listed twice."""
     found: list[list[int]] = [[] for _ in graph.launches]
     for launch, needed in enumerate(zip(graph.after, graph.issued_after, strict=True)):
         for before in (*needed[0], *needed[1]):
@@ -320,13 +325,13 @@ def followers_of(graph: LaunchGraph) -> list[list[int]]:
     return found
 
 
-# Who waits for whom ---------------------------------------------------------------------------------------------------
+# Which waits ----------------------------------------------------------------------------------------------------------
 
 
 class Knowledge:
-    """Vector clocks (Fidge 1988, Mattern 1989): what has ended when a launch begins, by stream order and waits alone.
+    """Vector clocks (Fidge 1988, Mattern 1989): which launches have ended when a launch begins, by order and waits.
 
-    A clock counts, for every stream, how many of its first launches are known to have ended.
+    A clock counts for every stream how many of its first launches are known to have ended.
     """
 
     def __init__(self, streams: int) -> None:
@@ -335,7 +340,7 @@ class Knowledge:
         self.stream_of: dict[int, int] = {}
 
     def issue(self, launch: int, stream: int, waits: Iterable[int]) -> VectorClock:
-        """The clock at the begin of the launch, which is the next one on its stream."""
+        """Issues the launch as the next one on its stream. Returns the clock at its begin."""
         clock = latest(self.of_stream[stream], *(self.behind[awaited] for awaited in waits))
         behind = (*clock[:stream], clock[stream] + 1, *clock[stream + 1 :])
         self.behind[launch] = self.of_stream[stream] = behind
@@ -343,7 +348,7 @@ class Knowledge:
         return clock
 
     def missing(self, stream: int, needed: Iterable[int]) -> tuple[int, ...]:
-        """The fewest waits after which the next launch of the stream knows that all those have ended."""
+        """The fewest waits after which all those launches are known to have ended when the stream's next one begins."""
         newest: dict[int, int] = {}
         for launch in needed:
             other = self.stream_of[launch]
@@ -365,12 +370,12 @@ class Knowledge:
 
 
 def latest(first: VectorClock, *others: VectorClock) -> VectorClock:
-    """What is known from all of the clocks together."""
+    """The maximum of the clocks: what is known from all of them."""
     return tuple(map(max, first, *others)) if others else first
 
 
 def with_waits(graph: LaunchGraph, placed: Iterable[Placed], streams: int) -> tuple[Placed, ...]:
-    """The same with waits: no more than the graph needs, none that the others already imply."""
+    """The placed launches with the waits that the graph needs, without those that others imply."""
     knowledge = Knowledge(streams)
     found: list[Placed] = []
     for one in placed:
@@ -381,6 +386,6 @@ def with_waits(graph: LaunchGraph, placed: Iterable[Placed], streams: int) -> tu
 
 
 def clocks(schedule: Schedule) -> tuple[VectorClock, ...]:
-    """For every issue position: of each stream, how many of its launches are known to have ended before it begins."""
+    """For every issue position, the clock at its begin: how many launches of each stream are known to have ended."""
     knowledge = Knowledge(schedule.streams)
     return tuple(knowledge.issue(placed.launch, placed.stream, placed.waits) for placed in schedule.placed)

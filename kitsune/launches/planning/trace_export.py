@@ -1,4 +1,4 @@
-"""A planned step in, a picture of it out: its timeline, a trace that Perfetto opens, an SVG. Times are predicted. Pure.
+"""Exports a planned step as a timeline, a Perfetto trace, or an SVG. Times are predicted. Pure functions.
 
 Format of the trace: "Trace Event Format" (Google, 2016), JSON object form; ts and dur in us.
 """
@@ -13,7 +13,7 @@ from kitsune.launches.planning.schedule import Placed, Schedule
 from kitsune.timeline import MAX_NAME, MAX_TOLD, Launched, Timeline
 
 PROCESS: Final = 0
-DIGITS: Final = 3  # of a microsecond
+DIGITS: Final = 3  # decimals of a microsecond
 WIDTH, LANE, GAP, MARGIN = 1200.0, 26.0, 6.0, 64.0
 COLOURS: Final = ("#4e79a7", "#59a14f", "#f28e2b", "#b07aa1", "#76b7b2", "#edc948", "#e15759", "#9c755f")
 
@@ -21,7 +21,7 @@ COLOURS: Final = ("#4e79a7", "#59a14f", "#f28e2b", "#b07aa1", "#76b7b2", "#edc94
 def timeline_of(
     graph: LaunchGraph, schedule: Schedule, memory: MemoryPlan, told: str = "", at_most: int | None = None
 ) -> Timeline:
-    """Of more than `at_most` launches those that take longest, and no wait for what is left out."""
+    """The timeline of a plan. With `at_most`, only that many of the longest launches, and only waits among these."""
     used = in_use_bytes(graph, schedule, memory.releases, graph.touchers())
     kept = longest(schedule, at_most)
     places = {schedule.placed[position].launch: place for place, position in enumerate(kept)}
@@ -47,7 +47,7 @@ def timeline_of(
 
 
 def longest(schedule: Schedule, at_most: int | None) -> list[int]:
-    """The positions of the launches that take longest, in the order of the issue."""
+    """The issue positions of the `at_most` longest launches, in issue order; all of them if it is None."""
     positions = range(len(schedule.placed))
     if at_most is None or len(positions) <= at_most:
         return list(positions)
@@ -56,16 +56,16 @@ def longest(schedule: Schedule, at_most: int | None) -> list[int]:
 
 
 def touched_of(graph: LaunchGraph, schedule: Schedule) -> list[dict[str, list[int]]]:
-    """Of every launch, in the order of the issue, the storages that it reads and writes."""
+    """For every launch in issue order, the storages that it reads and those that it writes."""
     issued = [graph.launches[placed.launch] for placed in schedule.placed]
     spans = [{"reads": launch.reads, "writes": launch.writes} for launch in issued]
     return [{what: sorted({span.storage for span in found}) for what, found in each.items()} for each in spans]
 
 
 def trace_of(timeline: Timeline, touched: Sequence[Mapping[str, list[int]]] = ()) -> dict[str, Any]:
-    """A track for each stream with its launches, an arrow for each wait, and a curve of the bytes in use.
+    """A track for each stream with its launches, an arrow for each wait, and a counter of the bytes in use.
 
-    `touched`, where it is known, is told with each launch.
+    `touched`, if given, is shown with each launch.
     """
     events = [*tracks(timeline), *launches(timeline, touched), *arrows(timeline), *curve(timeline)]
     said = {"plan": timeline.told, "launches left out, the shortest ones": timeline.left_out}
@@ -93,7 +93,7 @@ def launches(timeline: Timeline, touched: Sequence[Mapping[str, list[int]]]) -> 
 
 
 def arrows(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """From the end of an awaited launch to the beginning of the one that waits."""
+    """Arrows from the end of an awaited launch to the begin of the one that waits."""
     pairs = [(timeline.launches[other], launch) for launch in timeline.launches for other in launch.waits]
     for number, (first, second) in enumerate(pairs):
         flow = {"name": "wait", "cat": "wait", "id": number, "pid": PROCESS}
@@ -102,14 +102,14 @@ def arrows(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def curve(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """Bytes of the step's own storages, as the host gives and takes them."""
+    """Bytes of the step's own storages that are allocated when each launch is issued."""
     for launch in timeline.launches:
         told = {"bytes": launch.used_bytes}
         yield {"name": "bytes in use", "ph": "C", "pid": PROCESS, "ts": launch.begin_us, "args": told}
 
 
 def svg_of(graph: LaunchGraph, schedule: Schedule) -> str:
-    """The streams as lanes, one box a launch, as wide as it is long; its name shows on pointing at it."""
+    """An SVG with a row for each stream and a box for each launch. Its width is the time; its tooltip has the name."""
     height = MARGIN + schedule.streams * (LANE + GAP)
     scale = (WIDTH - MARGIN) / (schedule.makespan_us or 1.0)
     told = (
@@ -144,7 +144,7 @@ def top(stream: int) -> float:
 
 
 def idle_shares(schedule: Schedule) -> Sequence[float]:
-    """Of every stream, the share of the makespan in which nothing runs on it."""
+    """For every stream, the share of the makespan in which nothing runs on it."""
     busy = [0.0] * schedule.streams
     for placed in schedule.placed:
         busy[placed.stream] += placed.end_us - placed.begin_us

@@ -1,1 +1,1 @@
-"""One step runs, and every launch of it is written down."""
+"""Records one step: every launch, what it reads and writes, and which memory belongs to the step."""

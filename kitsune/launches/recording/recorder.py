@@ -1,6 +1,7 @@
-"""A training step that runs once in, a Recording out: every launch, what it touches, and how to issue it again.
+"""Records a training step while it runs: every launch, what it reads and writes, and how to issue it again.
 
-The dispatcher shows every ATen operation below autograd, triton_adapter.py the kernels that bypass it.
+A TorchDispatchMode below autograd sees every ATen operation. triton_adapter.py sees the kernels that bypass the
+dispatcher.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from kitsune.launches.recording.rng_tracking import Draws
 from kitsune.launches.recording.storages import Storages, at_line
 from kitsune.launches.recording.triton_adapter import TritonLaunch, triton_launches
 
-#: Arguments that an operation writes though its schema does not say so.
+#: Arguments that an operation writes without declaring it in its schema.
 HIDDEN_WRITES: Final[Mapping[str, tuple[str, ...]]] = {
     "aten::native_batch_norm": ("running_mean", "running_var"),
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
@@ -34,25 +35,25 @@ HIDDEN_WRITES: Final[Mapping[str, tuple[str, ...]]] = {
     "aten::_cudnn_rnn": ("weight_buf", "dropout_state"),
     "aten::_cudnn_rnn_backward": ("weight_buf", "dropout_state", "reserve"),
 }
-#: They give memory, not values.
+#: Operations that allocate memory and compute nothing.
 ALLOCATIONS: Final = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 )
-#: They write all of their first argument and read none of it.
+#: Operations that write all of their first argument and read none of it.
 OVERWRITES: Final = frozenset(
     f"aten::{name}_" for name in ("copy", "fill", "zero", "normal", "uniform", "bernoulli", "random", "exponential")
 )
-#: They have no effect on any value.
-IDLE: Final = frozenset({"aten::record_stream", "aten::is_pinned"})
-#: They do nothing but fail.
-CHECKS: Final = frozenset({"aten::_assert_async"})
-#: Values that come from the host and are baked in, as a CUDA graph bakes them in.
+#: Operations that have no effect on any value.
+WITHOUT_EFFECT: Final = frozenset({"aten::record_stream", "aten::is_pinned"})
+#: Operations whose only effect is an error.
+ASSERTIONS: Final = frozenset({"aten::_assert_async"})
+#: Constants that come from the host. A replay uses the recorded values, as with any CUDA graph.
 LIFTED: Final = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
-#: They change which memory a tensor means.
+#: Operations that change which memory a tensor refers to.
 MOVES: Final = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
-#: Matrix products by cuBLAS, which keeps 32 MiB on an H200 for each thread and stream.
+#: Matrix products by cuBLAS, which keeps a workspace of 32 MiB on an H200 for each thread and stream.
 PRODUCTS: Final = frozenset(f"aten::{name}" for name in ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addmv"))
-#: Namespaces whose schemas are trusted; what is of none of them is an operation of the user's.
+#: Namespaces whose schemas are trusted. All other operations are the user's.
 TRUSTED: Final = ("aten", "prims", "prim", "inductor", "quantized", "mkldnn", "profiler", "kitsune")
 COLLECTIVES: Final = ("c10d", "_c10d_functional", "c10d_functional")
 MASKS: Final = (torch.bool, torch.uint8)
@@ -61,9 +62,9 @@ DEPENDS_ON_DATA: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_out
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What came of recording a step: the `recording`, or None and the reason in `refusal`. The step ran either way.
+    """The result of recording a step: the `recording`, or None with the reason in `refusal`. The step ran either way.
 
-    `cut`: how many of its launches belong to the first of two parts. `is_erratic`: no graph would do the same.
+    `cut`: how many of the launches belong to the first of two parts. `is_erratic`: no graph can do what the step does.
     """
 
     recording: Recording | None
@@ -76,9 +77,9 @@ class Recorded:
 def record(
     step: Callable[[], Any], device: torch.device, then: Callable[[], Any] | None = None, undo: Undo | None = None
 ) -> Recorded:
-    """Runs `step` once, for real; `then` after it, and the result is that of both. All memory stays until the end.
+    """Runs `step` once, for real, and records it. With `then`, runs and records that too, and returns both results.
 
-    `undo` is told of what is about to be written.
+    All memory of the step stays allocated until the end. `undo` copies what is about to be written.
     """
     observer = Observer(device, undo)
     cut = 0
@@ -93,13 +94,13 @@ def record(
 
 
 class Observer(TorchDispatchMode):
-    """Sees every launch of a step as it is issued. What cannot be issued again is told at the end, not in mid-step."""
+    """Sees every launch of a step as it is issued. Errors are raised by `recording`, after the step, not during it."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code stays compiled."""
+        """Keeps compiled code compiled under this mode."""
         return True
 
     def __init__(self, device: torch.device, undo: Undo | None = None) -> None:
@@ -111,31 +112,31 @@ class Observer(TorchDispatchMode):
         self._launches: list[Launch] = []
         self._calls: list[Call] = []
         self._refusal: CaptureError | None = None
-        self._operation: Any = None  # what the dispatcher carries out right now: its Triton kernels are part of it
+        self._operation: Any = None  # the operation that runs now; Triton kernels that it launches are part of it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):
-            self._noted(lambda: refuse_to_follow(func))
+            self._guarded(lambda: refuse_to_follow(func))
             return func(*args, **named)
         if func.namespace == "prim" or any(issubclass(each, FakeTensor) for each in types):
-            return func(*args, **named)  # somebody traces in the step: nothing is launched
+            return func(*args, **named)  # tracing within the step: nothing is launched
         if is_composite(func):
             with self:
                 return func.decompose(*args, **named)
         if is_view_of_storage(func, args):
             return func(*args, **named)
         self._about_to_run(func, args, named)
-        given = self._noted(lambda: self._given(func, args, named))
-        before = self._noted(lambda: copies_read(func, args, named))
+        given = self._guarded(lambda: self._check_and_place(func, args, named))
+        before = self._guarded(lambda: copies_read(func, args, named))
         self._operation = func
         try:
             output = func(*args, **named)
         finally:
             self._operation = None
-        self._noted(lambda: check_unchanged(func, before or ()))
-        self._noted(lambda: self._check_places(func, given, args, named))
-        self._noted(lambda: self._saw(func, given, output))
+        self._guarded(lambda: check_unchanged(func, before or ()))
+        self._guarded(lambda: self._check_places(func, given, args, named))
+        self._guarded(lambda: self._saw(func, given, output))
         return output
 
     @property
@@ -150,16 +151,17 @@ class Observer(TorchDispatchMode):
             self._undo.about_to_draw(generators_in((args, named)))
 
     def saw_triton(self, seen: TritonLaunch) -> None:
-        """A Triton kernel that is about to be launched."""
+        """Called for a Triton kernel that is about to be launched."""
         if self._undo is not None:
             self._undo.about_to_write(seen.arguments[at] for at in seen.writes)
         if self._operation is None:
-            self._noted(lambda: self._saw_triton(seen))
+            self._guarded(lambda: self._saw_triton(seen))
 
     def recording(self, result: Any, addresses: Collection[int] = ()) -> Recording:
-        """All that was seen; `result` is what the step has returned, `addresses` what it allocated.
+        """The recording. `result`: what the step returned; `addresses`: where the allocator gave it memory.
 
-        The user may hold nothing else that was made in it. Raises CaptureError.
+        Raises CaptureError when the step cannot be issued again, or when something in Python still holds a tensor that
+        the step made and did not return.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -173,8 +175,8 @@ class Observer(TorchDispatchMode):
         graph = LaunchGraph.of(self._launches, storages)
         return Recording(self._device, graph, tuple(calls), held, placed, tuple(generators))
 
-    def _noted(self, note: Callable[[], Any]) -> Any:
-        """The first thing that cannot be followed ends the recording, and not the user's step."""
+    def _guarded(self, note: Callable[[], Any]) -> Any:
+        """Calls `note`, until one fails: that error ends the recording, but not the user's step."""
         if self._refusal is None:
             try:
                 return note()
@@ -182,18 +184,18 @@ class Observer(TorchDispatchMode):
                 self._refusal = error
             except torch.OutOfMemoryError:
                 self._refusal = CaptureError(
-                    f"there is no memory to see what an operation of the user's writes{at_line()}"
+                    f"there is no memory to check what an operation of the user's writes{at_line()}"
                 )
         return None
 
-    def _given(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    def _check_and_place(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         check_replayable(func, args)
         if may_draw(func):
             self._draws.check(generators_in((args, named)))
         return self._placed((args, named))
 
     def _check_places(self, func: Any, given: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Raises CaptureError when an operation grew what it writes, as `out=` may do within the tensor's memory."""
+        """Raises CaptureError when an operation resized what it writes, as `out=` may do within a tensor's memory."""
         is_writing = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
         if is_writing and self._placed((args, named)) != given:
             raise CaptureError(f"{short(func._schema.name)} changes the size of a tensor that it writes{at_line()}")
@@ -205,7 +207,7 @@ class Observer(TorchDispatchMode):
             self._storages.allocated(results, short(name))
         elif name in LIFTED:
             self._storages.lifted(results)
-        elif name not in IDLE and not func.is_view:
+        elif name not in WITHOUT_EFFECT and not func.is_view:
             self._saw_launch(func, given, results)
 
     def _saw_launch(self, func: Any, given: Any, results: tuple[Place | None, ...]) -> None:
@@ -214,7 +216,7 @@ class Observer(TorchDispatchMode):
         self._storages.check_sizes(writes, name)
         touched = {place.storage for place in (*reads, *writes)}
         made = [place for place in results if place is not None and place.storage not in touched]
-        if not made and not writes and func._schema.name not in CHECKS:
+        if not made and not writes and func._schema.name not in ASSERTIONS:
             check_without_effect(func)
             return
         draws, is_product = may_draw(func) and self._draws.have_moved(), func._schema.name in PRODUCTS
@@ -238,91 +240,91 @@ class Observer(TorchDispatchMode):
 
 
 def accesses(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[Place], list[Place]]:
-    """What an operation reads and what it writes of its arguments, by its schema and by the table of hidden writes."""
-    given = given_to(func, args, named)[func._schema.name in OVERWRITES :]
+    """(reads, writes) among the arguments of an operation, by its schema and the table of hidden writes."""
+    given = arguments_of(func, args, named)[func._schema.name in OVERWRITES :]
     reads = places_of([value for argument, value in given if not argument.is_out])
     return list(reads), list(places_of(written_of(func, args, named)))
 
 
 def written_of(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
-    """Those of its arguments that an operation writes, by its schema and by the table of hidden writes."""
+    """The arguments that an operation writes, by its schema and the table of hidden writes."""
     hidden = HIDDEN_WRITES.get(func._schema.name, ())
-    given = given_to(func, args, named)
+    given = arguments_of(func, args, named)
     return [value for argument, value in given if argument.name in hidden or is_written(argument)]
 
 
-def given_to(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+def arguments_of(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """(argument, value) for every argument of an operation's schema."""
     arguments = func._schema.arguments
     return [(one, args[at] if at < len(args) else named.get(one.name)) for at, one in enumerate(arguments)]
 
 
 def short(name: str) -> str:
-    """Of an operation, without its namespace."""
+    """The name of an operation without its namespace."""
     return name.partition("::")[2]
 
 
 def copies_read(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(name, tensor, copy) of what an operation of the user's says that it only reads."""
+    """(name, tensor, copy) of the arguments that an operation of the user's declares as read only."""
     if func.namespace in TRUSTED:
         return []
-    given = [(argument, tensors_in(value)) for argument, value in given_to(func, args, named)]
+    given = [(argument, tensors_in(value)) for argument, value in arguments_of(func, args, named)]
     written = {t.untyped_storage()._cdata for each, tensors in given if is_written(each) for t in tensors}
     read = [(each.name, t) for each, tensors in given if not is_written(each) for t in tensors]
     return [(name, t, t.clone()) for name, t in read if t.untyped_storage()._cdata not in written]
 
 
 def check_unchanged(func: Any, before: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
-    """Raises CaptureError when an operation has written what its schema says it only reads."""
+    """Raises CaptureError when an operation has written an argument that its schema declares as read only."""
     for name, tensor, copy in before:
         if not equal(tensor, copy):
             raise CaptureError(f"{func._schema.name} writes {name}, which its schema says it only reads{at_line()}")
 
 
 def is_written(argument: Any) -> bool:
-    """Whether a schema says of an argument that it is written."""
+    """Whether the schema declares that the argument is written."""
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
 def is_composite(func: Any) -> bool:
-    """Whether it is made of other operations, which are what is launched; only inference_mode lets it come this far."""
+    """Whether it decomposes into other operations, which are recorded in its place. Seen under inference_mode only."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
 def is_view_of_storage(func: Any, args: Sequence[Any]) -> bool:
-    """How ATen looks at a storage of others: an empty tensor is set on it (the flat weights of a cuDNN LSTM)."""
+    """Whether an empty tensor is set on another storage, as ATen does to view it (flat weights of a cuDNN LSTM)."""
     return bool(func._schema.name == "aten::set_" and args[0].untyped_storage().nbytes() == 0)
 
 
 def may_draw(func: Any) -> bool:
-    """Whether an operation may draw random numbers: one of the user's need not say so."""
+    """Whether an operation may draw random numbers. One of the user's may do so without declaring it."""
     return torch.Tag.nondeterministic_seeded in func.tags or func.namespace not in TRUSTED
 
 
 def check_replayable(func: Any, args: Sequence[Any]) -> None:
-    """Raises CaptureError for an operation whose launches depend on data, or that we cannot follow."""
+    """Raises CaptureError for an operation that depends on data, changes a tensor's memory, or is a collective."""
     name = func._schema.name
     if any(tag in func.tags for tag in DEPENDS_ON_DATA) and not picks_by_number(name, args):
         raise CaptureError(f"what {name} returns depends on the data{at_line()}")
     if name in MOVES:
-        raise CaptureError(f"{name} changes which memory a tensor means{at_line()}")
+        raise CaptureError(f"{name} changes which memory a tensor refers to{at_line()}")
     if func.namespace in COLLECTIVES:
-        raise CaptureError(f"{name} talks to other processes{at_line()}")
+        raise CaptureError(f"{name} communicates with other processes{at_line()}")
 
 
 def check_without_effect(func: Any) -> None:
-    """Raises CaptureError for an operation of the user's that gives no tensor and says that it writes none."""
+    """Raises CaptureError for an operation of the user's that returns no tensor and declares no writes."""
     if func.namespace not in TRUSTED:
         name = func._schema.name
-        raise CaptureError(f"{name} gives no tensor and says that it writes none: what it does is not known{at_line()}")
+        raise CaptureError(f"{name} returns no tensor and declares no writes, so its effect is unknown{at_line()}")
 
 
 def refuse_to_follow(func: Any) -> None:
-    """Raises CaptureError for an operator that is given functions to run."""
+    """Raises CaptureError for a higher-order operator, which runs functions that it is given."""
     raise CaptureError(f"what {func.name()} runs cannot be followed{at_line()}")
 
 
 def picks_by_number(name: str, args: Sequence[Any]) -> bool:
-    """Indexing with numbers gives a shape that the indices tell; with a mask, one that its values tell."""
+    """Whether it indexes with integers: the result's shape then depends on the indices' shape, not on mask values."""
     indices = [tensor for tensor in pytree.tree_leaves(args[1:2]) if torch.is_tensor(tensor)]
     return name == "aten::index" and all(index.dtype not in MASKS for index in indices)

@@ -1,4 +1,4 @@
-"""Draws: where the generators of random numbers stand, from one launch of a step that draws from them to the next."""
+"""Draws: tracks the states of random number generators, to find launches that draw and steps that set a state."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -9,7 +9,7 @@ from kitsune.device.backend import default_generator
 from kitsune.errors import CaptureError
 from kitsune.launches.recording.storages import at_line
 
-SET: Final = (
+STATE_WAS_SET: Final = (
     "the step sets a random number generator, as a checkpoint of layers with dropout does, "
     "or another thread draws from it"
 )
@@ -19,9 +19,9 @@ States = dict[torch.Generator, torch.Tensor]
 
 
 class Draws:
-    """The states that the last draw has left: that of the default generator, and of the user's own, once they are seen.
+    """The generator states after the last draw: of the default generator, and of the user's own that were seen.
 
-    A graph draws on from there, whatever the step sets in between.
+    A step must not set a state in between: a graph continues from the last draw instead.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -29,17 +29,17 @@ class Draws:
         self._left: States = {generator: generator.get_state()}
 
     def check(self, own: Iterable[torch.Generator] = ()) -> None:
-        """To be called before every draw, and at the end. Raises CaptureError when a state was set since the last one.
+        """Call it before every draw, and at the end. Raises CaptureError when a state was set since the last draw.
 
         `own`: generators of the user's that are about to be drawn from.
         """
         for generator in own:
             self._left.setdefault(generator, generator.get_state())
         if self._differ(self._now()):
-            raise CaptureError(f"{SET}{at_line()}")
+            raise CaptureError(f"{STATE_WAS_SET}{at_line()}")
 
     def have_moved(self) -> bool:
-        """To be called after what may have drawn: whether it has."""
+        """Call it after an operation that may draw. Returns whether it did."""
         now = self._now()
         moved = self._differ(now)
         self._left = now

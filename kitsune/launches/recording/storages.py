@@ -1,8 +1,8 @@
-"""Storages: the memory of a step while it is recorded: what was there before, what is the step's own, what stays.
+"""Storages: finds out which memory of a recorded step existed before it, is the step's own, or outlives it.
 
-Storages are held, not tensors: a gradient that somebody else holds cannot be stolen by its parameter, and each would be
-copied (270-520 us a step of BERT-base on an H200). A storage is told by its StorageImpl, since autograd gives saved
-tensors back as other TensorImpls.
+It holds storages, not tensors: a parameter cannot steal a gradient that is referenced elsewhere, and each would be
+copied (270-520 us a step of BERT-base on an H200). A storage is identified by its StorageImpl, because autograd returns
+saved tensors as other TensorImpls.
 """
 
 import gc
@@ -24,19 +24,19 @@ PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 class Storages:
-    """The storages that a step touches, by the order in which they were seen first."""
+    """The storages that a step touches, numbered in the order in which they were first seen."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._alive: list[torch.UntypedStorage] = []
-        self._sizes: list[int] = []  # in bytes, when they were seen first
+        self._sizes: list[int] = []  # in bytes, when first seen
         self._made: dict[int, str] = {}  # storage -> the launch or the allocation that made it, and where
         self._constant: set[int] = set()
         self._written: set[int] = set()
-        self._there: set[int] = set()  # made, or to be allocated before a launch that we have seen
-        self._read_first: dict[int, str] = {}  # storage -> launch, and where
-        self._named_first: set[int] = set()  # by a launch that reads none of their bytes
-        self._filled_first: set[int] = set()  # of those, what the same launch writes
+        self._available: set[int] = set()  # made, or to be allocated before a launch that was seen
+        self._read_first: dict[int, str] = {}  # storages that are read before they are written -> launch, and where
+        self._named_first: set[int] = set()  # storages that are first named by a launch that reads none of their bytes
+        self._filled_first: set[int] = set()  # those of _read_first that the same launch also writes
 
     def place(self, tensor: torch.Tensor) -> Place:
         check_plain(tensor)
@@ -56,26 +56,26 @@ class Storages:
         self._constant |= {place.storage for place in places if place is not None}
 
     def made(self, places: Collection[Place], by: str) -> None:
-        """By the launch that is being noted, as what it returns."""
+        """Notes what the current launch returns in new memory."""
         self.allocated(places, by)
         numbers = {place.storage for place in places}
         self._written |= numbers
-        self._there |= numbers
+        self._available |= numbers
 
     def made_at(self, addresses: Collection[int]) -> None:
-        """Inductor allocates without the dispatcher: an address tells that such a storage is the step's."""
+        """Marks storages at these addresses as the step's own: Inductor allocates without the dispatcher."""
         for number, storage in enumerate(self._alive):
             if storage.data_ptr() in addresses:
                 self._made.setdefault(number, "compiled code")
 
     def check_sizes(self, places: Iterable[Place], by: str) -> None:
-        """Raises CaptureError when a storage is not as large as when it was seen first: its bytes were told before."""
+        """Raises CaptureError when a storage was resized since it was first seen: its recorded spans are wrong then."""
         for number in {place.storage for place in places}:
             if self._alive[number].nbytes() != self._sizes[number]:
                 raise CaptureError(f"{by} changes the size of a tensor that it writes{at_line()}")
 
     def touched(self, launch: Launch) -> tuple[int, ...]:
-        """The storages that nobody has made or named before, and that have to be there for this launch."""
+        """Notes what the launch touches. Returns the storages that must be allocated before it."""
         fresh = {span.storage for span in launch.writes} - self._written
         for span in filter(is_filled, launch.reads):
             if span.storage not in self._written and span.storage not in self._read_first:
@@ -84,35 +84,36 @@ class Storages:
         unread = {span.storage for span in launch.reads if not is_filled(span)} - self._written
         self._named_first |= unread
         self._written |= fresh
-        needed = (fresh | unread) - self._there
-        self._there |= needed
+        needed = (fresh | unread) - self._available
+        self._available |= needed
         return tuple(sorted(needed))
 
     def settle(
         self, kept: set[int], device: torch.device, returned: Sequence[torch.Tensor]
     ) -> tuple[dict[int, torch.UntypedStorage], list[Storage]]:
-        """(storages that were there before the step, all of them as the graph knows them).
+        """(storages from before the step, all storages for the launch graph). Call it once, after the step.
 
-        The user may hold no tensors that the step has made but those that it has `returned`.
-
-        The step's own are those that were seen to be made in it, those that nobody holds once we let them go, and
-        those that it returns. A launch may be given memory of nobody's to read if it writes it too: it writes it first
+        The step's own storages are those that it was seen to make, those that nothing else holds once the recording has
+        released them, and those that it returns. A launch may read memory that nothing has written if it writes it too
         (Inductor's in_out_ptr of a reduction, an argument of a kernel of the user's).
+
+        Raises CaptureError when memory is read that nothing recorded has written, or when Python holds a tensor that
+        the step made and that is not among those it `returned`.
         """
         if self._constant & self._written:
-            raise CaptureError("the step makes a constant and writes into it: a replay would find it written already")
+            raise CaptureError("the step makes a constant and writes into it: a replay would not reset it")
         devices = [storage.device for storage in self._alive]
         self._constant |= {number for number in self._read_first if devices[number] != device}
-        survivors = self._let_go(kept)
+        survivors = self._release_all(kept)
         held = {number: storage for number, storage in survivors.items() if self._was_there(number, kept)}
         for number, name in self._read_first.items():
             if number not in held and not (number in self._made and number in self._filled_first):
-                raise self._gone(number, name)
+                raise self._freed_error(number, name)
         if kept - held.keys() - self._written:
-            raise CaptureError("the step returns memory that nothing in our sight has written")
+            raise CaptureError("the step returns memory that no recorded launch has written")
         check_disjoint(held.values())
         own = {n: storage for n, storage in survivors.items() if n in self._made and devices[n] == device}
-        self._check_let_go(own, returned)
+        self._check_not_kept(own, returned)
         storages = [Storage(size, number not in held, number in survivors) for number, size in enumerate(self._sizes)]
         return held, storages
 
@@ -120,18 +121,21 @@ class Storages:
         was_used = number in self._read_first or number in self._named_first or number not in self._written
         return number not in self._made and (was_used or number not in kept)
 
-    def _gone(self, number: int, reader: str) -> CaptureError:
-        """Of what is read though nothing wrote it and nobody holds it. What was there before is memory of somebody
-        else's at the next replay, on one stream too."""
+    def _freed_error(self, number: int, reader: str) -> CaptureError:
+        """The error for memory that is read, but that nothing recorded has written and nothing holds.
+
+        ErraticError if the step did not make it: at the next replay it may be used for something else, also on one
+        stream.
+        """
         if number in self._made:
-            return CaptureError(f"{reader} reads memory that nothing in our sight has written")
-        told = "a tensor that the step lets go of, and that was there before it or was made out of our sight"
+            return CaptureError(f"{reader} reads memory that no recorded launch has written")
+        told = "a tensor that the step releases, and that existed before it or was made without being recorded"
         return ErraticError(f"{reader} reads {told}")
 
-    def _check_let_go(self, own: Mapping[int, torch.UntypedStorage], returned: Sequence[torch.Tensor]) -> None:
-        """Raises CaptureError when the user holds memory that the step has made.
+    def _check_not_kept(self, own: Mapping[int, torch.UntypedStorage], returned: Sequence[torch.Tensor]) -> None:
+        """Raises CaptureError when Python still holds memory that the step has made.
 
-        One plain graph writes that memory at every replay, planned launches write other memory in its place.
+        A plain graph writes that memory at every replay; planned launches write other memory, so it would become stale.
         """
         numbers = {storage._cdata: n for n, storage in own.items() if self._sizes[n] and n not in self._constant}
         for tensor in tensors_of_users(returned):
@@ -139,13 +143,13 @@ class Storages:
             if number is not None:
                 raise CaptureError(f"the step keeps a tensor that it made: what {self._made[number]} returned")
 
-    def _let_go(self, kept: set[int]) -> dict[int, torch.UntypedStorage]:
-        """The storages that live on without us, and those that we keep alive ourselves."""
+    def _release_all(self, kept: set[int]) -> dict[int, torch.UntypedStorage]:
+        """Releases all storages but constants and those in `kept`. Returns these, and those that others hold."""
         keep = kept | self._constant
         survivors = {number: storage for number, storage in enumerate(self._alive) if number in keep}
         weak = {n: StorageWeakRef(storage) for n, storage in enumerate(self._alive) if n not in keep}
         self._alive.clear()
-        torch.clear_autocast_cache()  # casts of parameters, which would live as long as the user's autocast
+        torch.clear_autocast_cache()  # it holds casts of parameters as long as the user's autocast is active
         gc.collect()
         for number, reference in weak.items():
             storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
@@ -155,10 +159,10 @@ class Storages:
 
 
 def tensors_of_users(returned: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """All tensors that live in Python, but for those that a step has returned, gradients, and what these are views of.
+    """All live Python tensors, except those that a step `returned`, gradients of parameters, and the bases of both.
 
-    The gradient of a leaf that is no parameter is one of them only if it was returned. One that only C++ still holds (a
-    cache, a node of an autograd graph) is there too, if Python has ever seen it.
+    The gradient of a leaf that is not a parameter is excepted only if it was returned. Tensors that only C++ holds (a
+    cache, a node of an autograd graph) are included if Python has ever seen them.
     """
     alive = [each for each in live_tensors() if type(each) in PLAIN and torch._C._has_storage(each)]
     leaves = [each for each in alive if each.is_leaf and isinstance(each, torch.nn.Parameter)]
@@ -169,13 +173,13 @@ def tensors_of_users(returned: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def check_plain(tensor: torch.Tensor) -> None:
-    """Raises CaptureError for a tensor that is more than numbers at an offset of a storage."""
+    """Raises CaptureError for a tensor that is not plain strided memory."""
     if reason := why_not_plain(tensor):
         raise CaptureError(f"{reason} cannot be followed{at_line()}")
 
 
 def why_not_plain(tensor: torch.Tensor) -> str | None:
-    """What such a tensor is, in words, or None."""
+    """What such a tensor is, in words; None if it is plain."""
     if packing := packing_of(tensor):
         return f"a {packing} tensor"
     if tensor.layout is not torch.strided:
@@ -190,7 +194,7 @@ def why_not_plain(tensor: torch.Tensor) -> str | None:
 
 
 def check_disjoint(storages: Iterable[torch.UntypedStorage]) -> None:
-    """Hazards are found by storage, so memory must belong to one of them only."""
+    """Raises CaptureError when storages overlap: hazards are found by storage."""
     ranges = sorted((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages)
     for (_, end), (begin, _) in pairwise(ranges):
         if begin < end:

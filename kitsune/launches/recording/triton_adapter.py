@@ -1,9 +1,9 @@
-"""Triton kernels bypass the dispatcher: this adapter sees them at their own launchers. What the engine relies on of
-torch's internals for that is all here.
+"""Hooks the launchers of Triton kernels, which bypass the dispatcher.
 
-Inductor's kernels go through CachingAutotuner.run with arguments named in_ptr0, arg_A, out_ptr0, in_out_ptr0. A kernel
-of the user goes through JITFunction.run, or the same way as Inductor's where it is compiled with the model; it may read
-and write whatever it is given a pointer to, by whatever name.
+All of torch's internals that this depends on are used here. Inductor's kernels go through CachingAutotuner.run with
+arguments named in_ptr0, arg_A, out_ptr0, in_out_ptr0. A kernel of the user's goes through JITFunction.run, or through
+CachingAutotuner.run if it is compiled with the model. It is assumed to read and write everything that it gets a pointer
+to.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ class TritonLaunch:
     writes: tuple[int, ...]
 
 
-#: What Inductor calls the inputs of its own kernels, and of its templates of matrix products.
+#: Name prefixes of the inputs of Inductor's own kernels, and of its templates of matrix products.
 READ_ONLY: Final = ("in_ptr", "arg_")
 
-#: (major, minor) of torch, the first and the last whose internals were looked at.
+#: (major, minor) of torch: the first and the last version whose internals were checked.
 KNOWN_TORCH: Final = ((2, 11), (2, 13))
 
 Saw = Callable[[TritonLaunch], None]
@@ -52,7 +52,7 @@ def why_unknown(torch_version: str) -> str | None:
 
 @contextlib.contextmanager
 def triton_launches(device: torch.device, saw: Saw) -> Iterator[None]:
-    """Tells `saw` of every launch in the block, in all threads, right before it happens. On a CPU there are none."""
+    """Calls `saw` right before every launch of a Triton kernel in the block, in all threads. No effect on a CPU."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         yield
         return

@@ -1,1 +1,1 @@
-"""A recording to another one of the same step, with more room for streams."""
+"""Transforms of a recording that keep its results and let more of its launches run side by side."""

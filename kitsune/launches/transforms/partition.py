@@ -1,6 +1,6 @@
-"""A Recording of two parts in, a Recording of each out: a forward and its backward become graphs of their own.
+"""Cuts the recording of a forward and its backward in two, so that each becomes a graph of its own.
 
-What the first part makes and the second one reads stays where the first graph has put it.
+Memory that crosses, made by the first part and used by the second, stays where the first graph puts it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from kitsune.launches.model.recording import Place, Recording, places_of
 
 
 def first_half(recording: Recording, cut: int) -> Recording:
-    """The launches before the cut; the result: what the first part returned, and (storage -> bytes) what crosses."""
+    """The launches before the cut. Its result is (what the first part returned, {storage that crosses: its bytes})."""
     crossing = crossing_of(recording, cut)
     launches = recording.graph.launches[:cut]
     touched = touched_by(launches)
@@ -27,7 +27,7 @@ def first_half(recording: Recording, cut: int) -> Recording:
 
 
 def second_half(recording: Recording, cut: int, crossed: Mapping[int, torch.Tensor]) -> Recording:
-    """The launches behind the cut, on the memory in which a run of the first half left what crosses."""
+    """The launches behind the cut. What crosses is in the memory where a run of the first half left it."""
     launches = recording.graph.launches[cut:]
     touched = touched_by(launches)
     storages = [
@@ -40,13 +40,13 @@ def second_half(recording: Recording, cut: int, crossed: Mapping[int, torch.Tens
 
 
 def held_by(crossed: Mapping[int, torch.Tensor], recording: Recording) -> Recording:
-    """The same recording, with what crosses in the memory of these tensors."""
+    """Copy of the recording that holds what crosses in the memory of these tensors."""
     storages = {number: tensor.untyped_storage() for number, tensor in crossed.items()}
     return replace(recording, held={**recording.held, **storages})
 
 
 def crossing_of(recording: Recording, cut: int) -> frozenset[int]:
-    """The step's own storages that the first part makes and that the second names or returns, also empty ones."""
+    """The step's own storages that the first part makes and the second names or returns, empty ones included."""
     launches, (_, returned) = recording.graph.launches, recording.result
     after = touched_by(launches[cut:]) | {place.storage for place in places_of(returned)}
     crossing = touched_by(launches[:cut]) & after

@@ -1,9 +1,8 @@
-"""A Recording in, the same step out, with memory of its own for whatever is written anew.
+"""Renaming: gives each value memory of its own, which removes write-after-read and write-after-write hazards.
 
-Inductor gives the memory of a value that nobody needs any more to the next one of its size. On one stream that costs
-nothing; on several, launches that have nothing to do with each other wait for that memory: in BERT-base the projections
-to keys and to values waited for the one to queries, whose bias lay there before. So values are renamed, as processors
-do it with registers (Tomasulo 1967).
+Inductor gives the memory of a dead value to the next value of its size. On one stream that costs nothing. On several,
+otherwise independent launches wait for each other: in BERT-base the projections to keys and values waited for the one
+to queries, whose bias lay there before. Processors rename registers for the same reason (Tomasulo 1967).
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,10 +16,13 @@ from kitsune.launches.model.recording import Call, Place, Recording, map_places,
 
 
 def renamed(recording: Recording) -> Recording:
-    """The results are the same to the bit. What was there before the step, or is written in part only, stays."""
+    """The step with new memory for every value that overwrites one of the step's own storages as a whole.
+
+    The results are the same to the bit. Memory from before the step, or that is written only in part, is not renamed.
+    """
     graph = recording.graph
     storages = list(graph.storages)
-    now = {number: number for number in range(len(storages))}  # as recorded -> where its newest value lies
+    now = {number: number for number in range(len(storages))}  # recorded storage -> storage of its newest value
     touched: set[int] = set()
     launches, calls = [], []
     for launch, call in zip(graph.launches, recording.calls, strict=True):
@@ -39,7 +41,7 @@ def renamed(recording: Recording) -> Recording:
 def overwritten(launch: Launch, call: Call, storages: tuple[Storage, ...]) -> Iterator[int]:
     """The step's own storages of which the launch writes every byte and reads none."""
     if isinstance(call.function, torch._ops.OpOverload) and call.function.namespace != "aten":
-        return  # an operation of the user's may leave part of its out= as it is
+        return  # an operation of the user's may leave part of its out= unwritten
     written = {span.storage for span in launch.writes} - {span.storage for span in launch.reads}
     for place in places_of((call.arguments, call.named)):
         if place.storage in written and storages[place.storage].is_own and is_whole(place, storages[place.storage]):
@@ -61,7 +63,7 @@ def moved(spans: tuple[Span, ...], now: Mapping[int, int]) -> tuple[Span, ...]:
 
 
 def call_in(call: Call, now: Mapping[int, int], fresh: list[int]) -> Call:
-    """The call in the memory of now, of which `fresh` must be made before it."""
+    """The call on the renamed storages; those for `fresh` must be allocated before it."""
     return replace(
         call,
         arguments=placed_in(call.arguments, now),

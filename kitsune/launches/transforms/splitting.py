@@ -1,9 +1,9 @@
-"""A Recording in, the same step in more and smaller launches out: what may overlap is only what is apart.
+"""Splits launches whose parts are independent, so that the parts can run side by side.
 
-The gradients of a convolution are two kernels behind one operation; what an optimizer or a clipping of gradients does
-to a list of tensors needs, for each of them, no other. So the update of the last layers may begin while the backward
-goes on, and behind the backward only that of the first ones is left. Its bucket is small: on an H200 a fused AdamW
-takes 38 us for the 61 706 parameters of LeNet, a sixth of the step: one block of threads does 65 536 of them alone.
+The gradients of a convolution are two kernels behind one operation. An optimizer's update, or a clipping of gradients,
+handles each tensor of a list on its own. So the update of the last layers can begin during the backward, and after it
+only the update of the first layers is left. The bucket of these is small: on an H200 a fused AdamW takes 38 us for the
+61 706 parameters of LeNet, a sixth of the step, because a single block of threads handles up to 65 536 elements.
 """
 
 import math
@@ -20,51 +20,51 @@ from kitsune.launches.recording.recorder import accesses
 
 Pair = tuple[Launch, Call]
 
-#: Operations over parallel lists: what they do to one tensor is no business of the next one's.
+#: Operations over parallel lists of tensors that handle each entry on its own.
 LISTS: Final = ("aten::_fused_adam", "aten::_fused_sgd_", "aten::_foreach_", "kitsune::adamw")
 CONVOLUTION: Final = "aten::convolution_backward"
-MASK: Final = 10  # position of output_mask
-#: Updates that do the same to every element, by a block of threads for 65 536 of them at most, and 36 tensors a kernel.
+MASK: Final = 10  # position of the argument output_mask
+#: Updates that do the same to every element. A block of threads handles up to 65 536, and a kernel up to 36 tensors.
 ELEMENTWISE: Final = ("aten::_fused_adam", "aten::_fused_sgd_")
-#: What is ready last leaves most of a GPU idle so: on an H200 a block takes 50 us, and buckets of that many bytes and
-#: less have up to 16. Their tensors are handed over in parts, and more blocks have less to do each.
+#: Buckets of up to this size are updated as smaller parts. They would have at most 16 blocks, which take 50 us each on
+#: an H200 and leave most of the GPU idle at the end of the step; more blocks have less to do each.
 PARTED_BYTES: Final = 2**22
 PARTS: Final = 36
-PART_ELEMENTS: Final = (2**12, 2**14)  # the least and the most
-VECTOR_ELEMENTS: Final = 64  # no processor of today works on more numbers of an update at once
-FIRST_BYTES: Final = 2**14  # of the bucket that is ready last; those before it may be GROWTH times as large as the next
+PART_ELEMENTS: Final = (2**12, 2**14)  # minimum and maximum
+VECTOR_ELEMENTS: Final = 64  # no current processor updates more elements in one vector operation
+FIRST_BYTES: Final = 2**14  # size of the bucket that is ready last; each one before it may be GROWTH times as large
 GROWTH: Final = 4
 
 
 def split(recording: Recording, bucket_bytes: int) -> Recording:
-    """The results are the same to the bit: every kernel computes what it computed, on the same operands.
+    """The step with launches split, and updates in buckets of up to `bucket_bytes`. Results are the same to the bit.
 
-    Lists stay whole where a tensor beside them has a number for each of theirs, or where one entry lies on another.
+    A list is not split if a tensor beside it has a value for each entry, or if its entries overlap in memory.
     """
     graph = recording.graph
     smaller: list[Pair] = []
-    level: dict[int, int] = {}  # storage -> how many launches there are in a row up to the last one that writes it
+    depth: dict[int, int] = {}  # storage -> length of the longest chain of launches up to its last writer
     for pair in zip(graph.launches, recording.calls, strict=True):
-        for launch, call in list(pieces(pair, bucket_bytes, level)):
+        for launch, call in list(pieces(pair, bucket_bytes, depth)):
             smaller.append((launch, call))
-            behind = 1 + latest(launch.touches, level)
-            level |= {span.storage: behind for span in launch.writes}
+            behind = 1 + latest(launch.touches, depth)
+            depth |= {span.storage: behind for span in launch.writes}
     launches, calls = zip(*smaller, strict=True) if smaller else ((), ())
     return replace(recording, graph=LaunchGraph.of(launches, graph.storages), calls=tuple(calls))
 
 
-def pieces(pair: Pair, bucket_bytes: int, level: Mapping[int, int]) -> Iterator[Pair]:
+def pieces(pair: Pair, bucket_bytes: int, depth: Mapping[int, int]) -> Iterator[Pair]:
     _, call = pair
     name = operation_of(call)
     if name == CONVOLUTION and all(call.arguments[MASK][:2]):
         return gradients_apart(pair)
     if name.startswith(LISTS):
-        return buckets(pair, bucket_bytes, level)
+        return buckets(pair, bucket_bytes, depth)
     return iter([pair])
 
 
 def gradients_apart(pair: Pair) -> Iterator[Pair]:
-    """convolution_backward once for the input's gradient, and once for those of weight and bias."""
+    """convolution_backward as two launches: the gradient of the input, and those of weight and bias."""
     launch, call = pair
     with_bias = call.arguments[MASK][2]
     for suffix, mask in (("input", (True, False, False)), ("weight", (False, True, with_bias))):
@@ -75,11 +75,13 @@ def gradients_apart(pair: Pair) -> Iterator[Pair]:
         yield named, replace(call, arguments=arguments, results=results)
 
 
-def buckets(pair: Pair, bucket_bytes: int, level: Mapping[int, int]) -> Iterator[Pair]:
-    """The lists in pieces, each of tensors that are ready at about the same time, or of parts of large ones. Where all
-    are ready at once, as behind a clipping of all gradients, they stay one launch: there is nothing to begin with."""
+def buckets(pair: Pair, bucket_bytes: int, depth: Mapping[int, int]) -> Iterator[Pair]:
+    """The launch as several, each for tensors, or parts of large ones, that are ready at about the same time.
+
+    It stays one launch if all are ready at once, as after a clipping of all gradients.
+    """
     launch, whole = pair
-    call = without_large(whole, bucket_bytes)
+    call = with_large_split(whole, bucket_bytes)
     results = call.results if any(call.results) else ()
     given = (*call.arguments, *call.named.values())
     lists = [value for value in (*given, results) if is_list(value) and value]
@@ -90,7 +92,7 @@ def buckets(pair: Pair, bucket_bytes: int, level: Mapping[int, int]) -> Iterator
         yield pair
         return
     places = [(*of_all, *filter(is_place, each)) for each in zip(*lists, strict=True)]
-    ready = [latest([place.storage for place in each], level) for each in places]
+    ready = [latest([place.storage for place in each], depth) for each in places]
     groups = by_readiness(list(map(nbytes_of, tensors)), ready, bucket_bytes)
     if len(groups) < 2:
         yield launch, in_parts(whole)
@@ -103,39 +105,47 @@ def buckets(pair: Pair, bucket_bytes: int, level: Mapping[int, int]) -> Iterator
         made = part(results, chosen)
         piece = replace(launch, reads=spans(reads), writes=spans([*writes, *filter(None, made)]))
         allocates = tuple(storage for storage in call.allocates if storage in left.intersection(piece.touches))
-        left.difference_update(piece.touches)  # entries may be parts of one storage, which is made once
+        left.difference_update(piece.touches)  # entries may be parts of one storage, which is allocated once
         smaller = replace(call, arguments=arguments, named=named, results=tuple(made), allocates=allocates)
         yield piece, in_parts(smaller)
 
 
-def without_large(call: Call, most_bytes: int) -> Call:
-    """The same with what is larger as flat parts, so that they may run side by side. A kernel of torch's has up to 320
-    blocks, of which an H200 holds 264 at once: for the 94 MB of BERT-base's words 56 of them began when the others had
-    ended, and the 38 of a second kernel behind those, 316 us in all at the end of the step."""
-    tensors = updated(call)
+def with_large_split(call: Call, most_bytes: int) -> Call:
+    """The call with tensors of more than `most_bytes` as flat parts, so that these can run side by side.
+
+    A fused kernel of torch's has up to 320 blocks, and an H200 holds 264 of them at once. For the 94 MB of BERT-base's
+    word embedding, 56 blocks began only when the others had ended, and the 38 of a second kernel after those: 316 us in
+    all at the end of the step.
+    """
+    tensors = updated_tensors(call)
     if all(nbytes_of(tensor) <= most_bytes for tensor in tensors):
         return call
-    return parted(call, tensors, most_bytes // tensors[0].dtype.itemsize)
+    return cut_into_parts(call, tensors, most_bytes // tensors[0].dtype.itemsize)
 
 
 def in_parts(call: Call) -> Call:
-    """The same with the tensors of its lists as flat parts, where it is a small update."""
-    tensors = updated(call)
+    """The call with its tensors as flat parts, if it is an update of up to PARTED_BYTES."""
+    tensors = updated_tensors(call)
     if not tensors or sum(map(nbytes_of, tensors)) > PARTED_BYTES:
         return call
-    return parted(call, tensors, min(max(sum(map(count_of, tensors)) // PARTS, PART_ELEMENTS[0]), PART_ELEMENTS[1]))
+    return cut_into_parts(
+        call, tensors, min(max(sum(map(count_of, tensors)) // PARTS, PART_ELEMENTS[0]), PART_ELEMENTS[1])
+    )
 
 
-def updated(call: Call) -> Sequence[Place]:
-    """The first of its lists, where a call does the same to every element of them; none otherwise."""
+def updated_tensors(call: Call) -> Sequence[Place]:
+    """The first of the call's lists if the call does the same to every element; otherwise an empty list."""
     lists = [value for value in (*call.arguments, *call.named.values()) if is_places(value)]
     is_elementwise = operation_of(call).startswith(ELEMENTWISE) and len({len(each) for each in lists}) == 1
     return lists[0] if is_elementwise and all(map(are_parallel, zip(*lists, strict=True))) else ()
 
 
-def parted(call: Call, tensors: Sequence[Place], elements: int) -> Call:
-    """The same with its lists, of which `tensors` is the first, as flat parts of about so many elements, whole vectors
-    but for the last: a CPU rounds otherwise in what is left behind them. Parts of one tensor share its step."""
+def cut_into_parts(call: Call, tensors: Sequence[Place], elements: int) -> Call:
+    """The call with its lists, of which `tensors` is the first, as flat parts of about `elements` elements.
+
+    All parts but the last are whole vectors, because a CPU rounds differently in the remainder after them. Parts of one
+    tensor share its step counter.
+    """
     elements = max(math.ceil(elements / VECTOR_ELEMENTS), 1) * VECTOR_ELEMENTS
     counts = [max(math.ceil(count_of(tensor) / elements), 1) for tensor in tensors]
 
@@ -149,7 +159,7 @@ def parted(call: Call, tensors: Sequence[Place], elements: int) -> Call:
 
 
 def parts_of(place: Place, count: int, elements: int) -> Iterator[Place]:
-    """A dense tensor as flat parts of so many elements; what has one element stands beside each of them."""
+    """A dense tensor as flat parts of `elements` elements; a tensor of one element is repeated for each part."""
     whole = count_of(place)
     for begin in range(0, count * elements, elements):
         if whole == 1:
@@ -160,7 +170,7 @@ def parts_of(place: Place, count: int, elements: int) -> Iterator[Place]:
 
 
 def are_parallel(entry: Sequence[Place]) -> bool:
-    """Whether the others have a number for each element of the first, in the same order, or one for all of them."""
+    """Whether the first tensor is dense, and all others have the same size and strides, or one element."""
     first = entry[0]
     return has_no_gaps(first.size, first.stride) and all(
         count_of(other) == 1 or (other.size, other.stride) == (first.size, first.stride) for other in entry
@@ -168,7 +178,7 @@ def are_parallel(entry: Sequence[Place]) -> bool:
 
 
 def are_apart(call: Call, count: int) -> bool:
-    """Whether no entry of the lists of a call writes bytes that another entry touches."""
+    """Whether no entry of the call's lists writes bytes that another entry reads or writes."""
     seen: dict[tuple[Span, bool], set[int]] = {}  # (bytes, whether they are written) -> entries
     for at in range(count):
         named = {name: part(value, [at]) for name, value in call.named.items()}
@@ -185,15 +195,15 @@ def are_apart(call: Call, count: int) -> bool:
     return True
 
 
-def latest(storages: Iterable[int], level: Mapping[int, int]) -> int:
-    """The level at which all of them are there."""
-    return max((level.get(storage, 0) for storage in storages), default=0)
+def latest(storages: Iterable[int], depth: Mapping[int, int]) -> int:
+    """The depth at which all of these storages are ready."""
+    return max((depth.get(storage, 0) for storage in storages), default=0)
 
 
 def by_readiness(sizes_bytes: Sequence[int], ready: Sequence[int], most_bytes: int) -> list[list[int]]:
-    """Positions in a list in groups, small ones of what is ready last; a single group where all is ready at once.
+    """Groups of positions in a list, the first to be ready first; smaller groups for what is ready last.
 
-    `ready`: a larger number is later. A group holds at most `most_bytes`, or one tensor. The first is ready first.
+    `ready`: larger means later; if all are equal there is one group. A group has at most `most_bytes`, or one tensor.
     """
     if len(set(ready)) < 2:
         return [list(range(len(ready)))]
@@ -210,7 +220,7 @@ def by_readiness(sizes_bytes: Sequence[int], ready: Sequence[int], most_bytes: i
 
 
 def operation_of(call: Call) -> str:
-    """Its name, "" for a Triton kernel."""
+    """The name of the operation; "" for a Triton kernel."""
     return call.function._schema.name if isinstance(call.function, torch._ops.OpOverload) else ""
 
 

@@ -62,7 +62,7 @@ def test_a_loss_that_replaces_what_it_reads_is_not_captured_at_all(streams_devic
     planned.start({"capture": "step", "streams": 2})
     train_both(planned, plain, batches(10))
     assert_same(planned, plain)
-    assert "reads a tensor that the step lets go of" in planned.step.report.declined["capture"]
+    assert "reads a tensor that the step releases" in planned.step.report.declined["capture"]
 
 
 def test_before_anything_is_decided_there_is_one_stream(streams_device):

@@ -68,7 +68,7 @@ def test_a_storage_that_changes_its_size_in_the_step_is_refused_and_all_else_put
     planner = Planner(Recorder(CPU), 2)
     graph, _ = planner.capture(step, [x])
     assert graph is None
-    assert planner.refusal == "the step changes the size of a storage that was there before it (`resize_`)"
+    assert planner.refusal == "the step changes the size of a storage from before the step (`resize_`)"
     assert torch.equal(weight, 1 + x)
 
 

@@ -11,7 +11,7 @@ from kitsune.launches.plans import Planned, plans
 from tests.unit.kitsune.launches.steps import CPU, even_us, recorded, sgd, warmed
 
 STREAMS = 3
-NO = "its numbers are not those of the step"
+NO = "its numbers differ from those of the step"
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def refused_once(monkeypatch: pytest.MonkeyPatch, planner: Planner) -> list[Plan
 
     answers = [NO, None]
     monkeypatch.setattr("kitsune.launches.pipeline.replaying", tried)
-    monkeypatch.setattr("kitsune.launches.pipeline.refuted", lambda *_: answers.pop(0))
+    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", lambda *_: answers.pop(0))
     step, _ = warmed("branches", sgd)
     planner.capture(step, step.inputs)
     assert planner.refusal == ""

@@ -267,7 +267,7 @@ def test_where_nobody_says_how_much_several_streams_take_a_fifth_more_of_all(mon
     held_bytes = sum(storage.nbytes() for storage in alone.recording.held.values())
     assert budget_of(alone, 5) == 5
     assert budget_of(alone, None) == alone.memory.peak_bytes + 2**25
-    monkeypatch.setattr("kitsune.launches.plans.LEAST_MORE_BYTES", 1)
+    monkeypatch.setattr("kitsune.launches.plans.MIN_EXTRA_BYTES", 1)
     assert budget_of(alone, None) == alone.memory.peak_bytes + (alone.memory.peak_bytes + held_bytes) // 5
 
 
@@ -320,7 +320,7 @@ def test_a_batch_of_one_row_changes_from_step_to_step_too():
     step.inputs[:] = [tensor[:1].clone() for tensor in step.inputs]
     plain = step.model.forward
     step.model.forward = lambda x: plain(x) * float(x.numpy()[0, 0])
-    assert proven(step) == "its numbers are not those of the step, first in what it returns"
+    assert proven(step) == "its numbers differ from those of the step, first in what it returns"
 
 
 def test_the_proof_names_the_launch_that_writes_what_differs():
@@ -338,7 +338,7 @@ def test_the_proof_finds_what_changes_with_the_data_only():
         return plain(x) * (2.0 if step.inputs[1].numpy()[0] == 0 else 1.0)
 
     step.model.forward = by_first_label
-    assert proven(step) == "its numbers are not those of the step, first in what it returns"
+    assert proven(step) == "its numbers differ from those of the step, first in what it returns"
 
 
 @torch.library.custom_op("kitsune_test::honest", mutates_args=("total",))
@@ -415,14 +415,14 @@ def test_what_an_operation_does_in_secret_while_it_is_proven_is_put_back():
     graph, _ = planner.capture(step, step.inputs)
     twin()
     assert graph is None
-    assert planner.refusal.endswith("an operation writes memory that it says it only reads")
+    assert planner.refusal.endswith("an operation writes memory that its schema says it only reads")
     assert torch.equal(step.model[0].table, twin.model[0].table)
     assert step.model[0].table[0] == 1
 
 
 def test_the_proof_finds_what_changes_though_nobody_writes_it():
     step, _ = warmed("frozen")
-    assert "writes memory that it says" in proven(step, lambda: step.model.first.weight.data.add_(1.0))
+    assert "writes memory that its schema says" in proven(step, lambda: step.model.first.weight.data.add_(1.0))
 
 
 class Island(nn.Module):
@@ -492,7 +492,7 @@ def test_and_not_more_than_that():
     step, _ = warmed("mlp", sgd)
     step.model.insert(0, Shaky())
     weight = step.model[-1].weight
-    assert "further from those of the step" in proven(step, lambda: weight.data.mul_(1.001))
+    assert "by more than those of several runs" in proven(step, lambda: weight.data.mul_(1.001))
 
 
 def test_a_state_brings_back_what_it_has_seen():
@@ -549,13 +549,13 @@ def test_a_result_that_repeats_itself_is_filled():
     assert torch.equal(static[1], torch.ones(3))
 
 
-NOT_ITS_NUMBERS = "its numbers are not those of the step"
+NOT_ITS_NUMBERS = "its numbers differ from those of the step"
 
 
 def proofs(monkeypatch, *answers):
     """Has the proofs of a planner answer so, one after the other; gives the list of those that are left."""
     left = list(answers)
-    monkeypatch.setattr("kitsune.launches.pipeline.refuted", lambda *_: left.pop(0))
+    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", lambda *_: left.pop(0))
     return left
 
 
@@ -570,7 +570,7 @@ def test_where_a_plan_is_refused_the_next_one_is_proven_and_says_so(monkeypatch)
     twin()
     assert left == []
     assert planner.refusal == ""
-    assert planner.plan.name.endswith(f"; a quicker one was refused: {NOT_ITS_NUMBERS}")
+    assert planner.plan.name.endswith(f"; a faster one was refused: {NOT_ITS_NUMBERS}")
     assert not planner.plan.name.startswith(first.plan.name)
     graph.replay()
     twin()
@@ -585,7 +585,7 @@ def test_a_step_whose_plans_are_refused_stays_as_it_is(monkeypatch):
     twin()
     assert graph is None
     assert len(left) == 5 - PROOFS
-    assert planner.refusal == f"the launches as they were planned are not the step: {NOT_ITS_NUMBERS}"
+    assert planner.refusal == f"the planned launches do not do what the step does: {NOT_ITS_NUMBERS}"
     assert equal(step.state(), twin.state())
 
 
@@ -604,7 +604,7 @@ def test_whatever_planning_meets_the_step_has_run_once(monkeypatch, error):
     def failing(*_):
         raise error
 
-    monkeypatch.setattr("kitsune.launches.pipeline.refuted", failing)
+    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", failing)
     step, twin = warmed("branches", sgd)
     planner = Planner(Recorder(CPU), 3)
     graph, result = planner.capture(step, step.inputs)

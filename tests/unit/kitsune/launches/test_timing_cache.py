@@ -23,7 +23,7 @@ from kitsune.device.cuda_graph import Recorder
 from kitsune.device.tf32 import tf32_products
 from kitsune.errors import CaptureError
 from kitsune.launches.pipeline import Planner
-from kitsune.launches.timing_cache import FOLDER, TimingCache, in_words, key_of
+from kitsune.launches.timing_cache import FOLDER, TimingCache, key_of, stable_text
 from kitsune.update.optimizer_update import Update
 from tests.unit.kitsune.launches.steps import CPU, even_us, recorded
 
@@ -114,7 +114,7 @@ def test_another_process_comes_to_the_same_key():
 
 
 def test_what_has_no_lasting_text_is_told_by_its_type():
-    assert in_words([torch.Generator(), {"a": (1, None)}]) == "(Generator, (('a', (1, None))))"
+    assert stable_text([torch.Generator(), {"a": (1, None)}]) == "(Generator, (('a', (1, None))))"
 
 
 def test_it_is_kept_beside_what_torch_has_compiled(monkeypatch, tmp_path):
@@ -236,7 +236,7 @@ def test_a_broken_word_on_the_kernels_is_no_word(on_a_gpu, tmp_path):
 def test_a_step_that_launches_what_was_not_recorded_is_refused_each_time(on_a_gpu, tmp_path):
     recording, _ = on_a_gpu
     for _ in range(2):
-        with pytest.raises(CaptureError, match="1 kernels are launched out of our sight"):
+        with pytest.raises(CaptureError, match="1 kernels are launched without being recorded"):
             look(recording, TimingCache(KeyedFiles(tmp_path)), launched=("product", "relu", "hidden"))
 
 

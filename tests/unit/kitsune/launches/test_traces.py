@@ -7,7 +7,7 @@ from torch import nn
 
 from kitsune.capture.forward_dispatch import SegmentedForward
 from kitsune.device.cuda_graph import Recorder
-from kitsune.launches.execution.equivalence import distance, distances, is_as_near, mark_of
+from kitsune.launches.execution.equivalence import checksum_of, distance, distances, is_as_near
 from kitsune.launches.pipeline import Planner
 from tests.unit.kitsune.launches.steps import CPU, even_us
 
@@ -315,11 +315,11 @@ def test_all_distances_at_once_are_those_one_by_one(dtype):
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 1000])
 def test_other_bits_are_another_mark(size):
     trace = [torch.arange(size, dtype=torch.uint8), torch.randn(size)]
-    assert mark_of(trace) == mark_of([each.clone() for each in trace])
+    assert checksum_of(trace) == checksum_of([each.clone() for each in trace])
     for at in range(2 if size else 0):
         other = [each.clone() for each in trace]
         other[at][-1] += 1
-        assert mark_of(trace) != mark_of(other)
+        assert checksum_of(trace) != checksum_of(other)
 
 
 def test_noise_without_bounds_allows_nothing():

@@ -54,7 +54,7 @@ def assert_same_step(build, model):
 
 def test_it_needs_a_gpu_and_triton():
     assert why_not("fusion", "kitsune", GPU) is None
-    assert why_not("fusion", "kitsune", Facts(device="cpu")) == "kernels of ours need a GPU"
+    assert why_not("fusion", "kitsune", Facts(device="cpu")) == "Kitsune's kernels need a GPU"
     no_triton = Facts(device="cuda", compiler="torch.compile needs Triton on a GPU: pip install triton")
     assert "Triton" in why_not("fusion", "kitsune", no_triton)
 
@@ -67,7 +67,7 @@ def test_on_a_cpu_it_is_declined_and_the_step_trains():
     model = model_of()
     trained = TrainStep(model, nn.functional.mse_loss, sgd(model.parameters()), plan=Plan.by_hand(fusion="kitsune"))
     assert torch.isfinite(trained(ROWS.detach(), torch.zeros(2, 3, 16)))
-    assert trained.report.declined == {"fusion": "kernels of ours need a GPU"}
+    assert trained.report.declined == {"fusion": "Kitsune's kernels need a GPU"}
 
 
 def test_alone_the_rest_runs_eagerly(fusing):

@@ -82,7 +82,7 @@ def test_a_step_that_waits_for_the_device_may_be_captured_when_it_is_compiled():
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"device": "cpu"}, "kernels of ours need a GPU"),
+        ({"device": "cpu"}, "Kitsune's kernels need a GPU"),
         ({"compiler": "no Triton"}, "no Triton"),
         ({"update_kernel": "does not know amsgrad"}, "amsgrad"),
         ({"optimizer_chosen": "fused=True"}, "built with fused=True"),

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from kitsune.base.file_cache import KeyedFiles
 from kitsune.device.cuda_graph import HostGraph, Recorder
 from kitsune.errors import CaptureError
-from kitsune.launches.execution.graph_benchmark import BY, BY_AMONG, HOPELESS_ROUNDS, ROUNDS, is_faster
+from kitsune.launches.execution.graph_benchmark import HOPELESS_ROUNDS, MAX_RATIO, MAX_RATIO_AMONG, ROUNDS, is_faster
 from kitsune.launches.execution.kernel_trace import Kernel, timeline
 from kitsune.launches.execution.launch_costs import START_US, between_marks
 from kitsune.launches.pipeline import WON_BEFORE, Planner
 from kitsune.launches.planning.schedule import Placed, Schedule, critical_path
-from kitsune.launches.plans import OF_A_STEP, WORKSPACE_BYTES, by_load, most_taken, plans
+from kitsune.launches.plans import WORKSPACE_BYTES, WORKSPACES_OF_STEP, by_load, most_taken, plans
 from kitsune.launches.timing_cache import TimingCache
 from tests.unit.kitsune.launches.steps import CPU, equal, even_us, recorded, warmed
 
@@ -112,7 +112,7 @@ def test_among_plans_on_several_streams_less_decides():
 def test_what_takes_too_much_memory_is_not_taken(more, pool_bytes, streams):
     """Unless somebody says how large the pool may be: that limit is for the plan."""
     (alone,) = plans(recorded(warmed("branches")[0]), 1, None)
-    most_bytes = most_taken(alone.recording, 2**30, OF_A_STEP)
+    most_bytes = most_taken(alone.recording, 2**30, WORKSPACES_OF_STEP)
     taken = {0: 2**30, EARLY: most_bytes + more}
     plan, _ = contest(lambda number: {TWO: 8.0, EARLY: 5.0}.get(number, 10.0), taken, pool_bytes)
     assert plan.schedule.streams == streams
@@ -220,7 +220,7 @@ def test_a_name_that_says_nothing_costs_a_race(tmp_path, told):
 
 def test_of_a_winner_that_the_proof_refuses_the_next_one_is_kept(tmp_path, monkeypatch):
     answers = ["not today", None]
-    monkeypatch.setattr("kitsune.launches.pipeline.refuted", lambda *_: answers.pop(0))
+    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", lambda *_: answers.pop(0))
     second_race = BUSIEST + 2  # the winner of the first was captured once more, for the proof
     quickest = (EARLY, second_race + 1)
     plan, raced = contest(
@@ -228,17 +228,20 @@ def test_of_a_winner_that_the_proof_refuses_the_next_one_is_kept(tmp_path, monke
     )
     (file,) = tmp_path.iterdir()
     assert raced > second_race
-    assert plan.name == file.read_text() + "; a quicker one was refused: not today"
+    assert plan.name == file.read_text() + "; a faster one was refused: not today"
     assert not plan.name.startswith("each launch as early as may be on 4 streams")
 
 
 def test_one_slow_replay_decides_nothing():
     first, second = object(), object()
     times = {first: iter([1.0] * 11), second: iter([0.9] * 5 + [50.0] * 2 + [0.9] * 4)}
-    assert is_faster(first, second, lambda graph: next(times[graph]), BY)
+    assert is_faster(first, second, lambda graph: next(times[graph]), MAX_RATIO)
 
 
-@given(st.lists(st.floats(0.9, 1.1), min_size=ROUNDS + 1, max_size=ROUNDS + 1), st.sampled_from([BY, BY_AMONG]))
+@given(
+    st.lists(st.floats(0.9, 1.1), min_size=ROUNDS + 1, max_size=ROUNDS + 1),
+    st.sampled_from([MAX_RATIO, MAX_RATIO_AMONG]),
+)
 def test_a_contest_that_ends_early_ends_as_the_whole_one_would(times_ms, by):
     first, second = object(), object()
     replays = iter(times_ms)
@@ -260,14 +263,14 @@ def test_a_contest_ends_once_it_is_decided(took_ms, rounds):
         replays.append(graph)
         return 1.0 if graph is first else took_ms
 
-    assert is_faster(first, second, clock, BY) == (took_ms < 1.0)
+    assert is_faster(first, second, clock, MAX_RATIO) == (took_ms < 1.0)
     assert len(replays) == 2 * (1 + rounds)
 
 
 def test_the_first_replays_are_not_counted():
     first, second = object(), object()
     times = {first: iter([9.0] + [1.0] * 10), second: iter([1.0] * 11)}
-    assert not is_faster(first, second, lambda graph: next(times[graph]), BY_AMONG)
+    assert not is_faster(first, second, lambda graph: next(times[graph]), MAX_RATIO_AMONG)
 
 
 def test_what_a_launch_takes_is_what_ran_before_its_mark():

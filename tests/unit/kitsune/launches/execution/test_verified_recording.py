@@ -34,7 +34,7 @@ def test_what_the_step_raises_in_a_further_run_is_a_reason_and_not_an_error():
     found = verified(step, CPU, step.inputs, ())
     expected = twin()
     assert found.recording is None
-    assert found.refusal == "issued again they are not the step: OfTheirOwn: called twice"
+    assert found.refusal == "issued again they differ from the step: OfTheirOwn: called twice"
     assert torch.equal(found.result[0], expected[0])
     assert equal(step.state(), twin.state())
 

@@ -369,8 +369,8 @@ def test_nonsense_is_refused(costs_us: list[float], streams: int, wait_us: float
         ([1.0, 1.0], -1.0, "a wait cannot cost -1.0 us"),
         ([1.0, 1.0], float("nan"), "a wait cannot cost nan us"),
         ([1.0, 1.0], float("inf"), "a wait cannot cost inf us"),
-        ([1e308, 1e308], 0.0, "longer than a float can tell"),
-        ([1.0, 1.0], 1e308, "longer than a float can tell"),
+        ([1e308, 1e308], 0.0, "longer than a float can hold"),
+        ([1.0, 1.0], 1e308, "longer than a float can hold"),
     ],
 )
 def test_every_rule_refuses_times_that_are_none(

@@ -266,20 +266,20 @@ kept: dict[str, torch.Tensor] = {}
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (by_item, r"_local_scalar_dense returns depends on the data \(.*test_record.py:\d+\)"),
+        (by_item, r"_local_scalar_dense returns depends on the data \(.*test_recorder.py:\d+\)"),
         (by_shape, "depends on the data"),
-        (out_of_sight, "reads memory that nothing in our sight has written"),
-        (resized, "resize_ changes which memory a tensor means"),
-        (resized_by_out, r"mul changes the size of a tensor that it writes \(.*test_record.py:\d+\)"),
+        (out_of_sight, "reads memory that no recorded launch has written"),
+        (resized, "resize_ changes which memory a tensor refers to"),
+        (resized_by_out, r"mul changes the size of a tensor that it writes \(.*test_recorder.py:\d+\)"),
         (sparse, r"a sparse tensor \(torch.sparse_coo\) cannot be followed"),
         (conjugated, r"a conjugated view \(resolve_conj\(\) .*\) cannot be followed"),
         (negative, r"a view with its negative bit set \(resolve_neg\(\) .*\) cannot be followed"),
         (lying, "kitsune_test::lying writes activation, which its schema says it only reads"),
-        (observe, r"observe gives no tensor and says that it writes none: what it does is not known \(.*\.py:\d+\)"),
+        (observe, r"observe returns no tensor and declares no writes, so its effect is unknown \(.*\.py:\d+\)"),
         (mapped, r"what map_impl runs cannot be followed \(.*\.py:\d+\)"),
         (traced, "what map_impl runs cannot be followed"),
-        (unwritten, "the step returns memory that nothing in our sight has written"),
-        (seeded, r"sets a random number generator.* \(.*test_record.py:\d+\)"),
+        (unwritten, "the step returns memory that no recorded launch has written"),
+        (seeded, r"sets a random number generator.* \(.*test_recorder.py:\d+\)"),
         (leaves_a_seed, "sets a random number generator"),
         (draws_again, "sets a random number generator"),
         (draws_again_from_its_own, "sets a random number generator"),
@@ -317,7 +317,9 @@ def test_a_step_that_keeps_a_tensor_that_it_made_is_refused(function, made):
     """Replays would put it elsewhere, and what was kept would be that of the recorded step for ever."""
     x = torch.ones(3)
     found = record(lambda: function(x), CPU)
-    assert re.search(rf"the step keeps a tensor that it made: what {made} \(.*test_record.py:\d+\) ret", found.refusal)
+    assert re.search(
+        rf"the step keeps a tensor that it made: what {made} \(.*test_recorder.py:\d+\) ret", found.refusal
+    )
     kept.clear()
 
 
@@ -328,7 +330,7 @@ def test_a_step_that_puts_a_new_tensor_in_the_place_of_its_state_is_refused():
     def step():
         kept["average"] = kept["average"] * 0.9 + x
 
-    words = r"mul \(.*test_record.py:\d+\) reads a tensor that the step lets go of, and that was there before it"
+    words = r"mul \(.*test_recorder.py:\d+\) reads a tensor that the step releases, and that existed before it"
     assert re.search(words, record(step, CPU).refusal)
     kept.clear()
 

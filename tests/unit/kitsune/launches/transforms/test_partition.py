@@ -109,12 +109,12 @@ def test_where_the_quickest_backward_is_refused_the_next_one_is_proven_and_says_
     first = Planner(Recorder(CPU), 3)
     pair_of(first, parts)
     left = ["not today", None]
-    monkeypatch.setattr("kitsune.launches.pipeline.refuted", lambda *_: left.pop(0))
+    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", lambda *_: left.pop(0))
     planner = Planner(Recorder(CPU), 3)
     one, two = pair_of(planner, parts)
     assert left == []
     assert planner.plan is two.plan
-    assert two.plan.name.endswith("; a quicker one was refused: not today")
+    assert two.plan.name.endswith("; a faster one was refused: not today")
     assert not two.plan.name.startswith(first.plan.name)
     one.graph.replay()
     two.graph.replay()
@@ -123,10 +123,10 @@ def test_where_the_quickest_backward_is_refused_the_next_one_is_proven_and_says_
 
 def test_where_every_backward_is_refused_no_run_leaves_a_trace(monkeypatch):
     parts, twin = Parts("branches"), Parts("branches")
-    monkeypatch.setattr("kitsune.launches.pipeline.refuted", lambda *_: "not today")
+    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", lambda *_: "not today")
     planner = Planner(Recorder(CPU), 3)
     assert pair_of(planner, parts) is None
-    assert planner.refusal == "the launches as they were planned are not the step: not today"
+    assert planner.refusal == "the planned launches do not do what the step does: not today"
     assert all(map(torch.equal, parts.model.buffers(), twin.model.buffers()))
 
 
@@ -211,4 +211,4 @@ def test_parts_that_are_not_what_was_recorded_are_found_out():
     plain = parts.backward
     parts.backward = lambda: [gradient * float(parts.x.numpy()[0, 0]) for gradient in plain()]
     assert planner.capture_pair(parts.forward, parts.backward, lambda: [parts.x, parts.gradient]) is None
-    assert "not those of the step" in planner.refusal
+    assert "differ from those of the step" in planner.refusal
