@@ -20,7 +20,7 @@ from benchmarks.results_file import Figure
 from tests.unit.tuner.noise import MODELS, Noise, process, processes
 from tuner.records import Verdict
 from tuner.statistics.block_statistics import log_ratios, median
-from tuner.statistics.process_statistics import PROCESSES, ROUNDS, Confirmed, Prior, confirm
+from tuner.statistics.process_statistics import PROCESSES, ROUNDS, ConfirmedComparison, Prior, confirm
 
 GAINS = (1.005, 1.01, 1.02, 1.05, 1.3)
 #: What must hold, in %, by the end of a case: (is it a most?, bound).
@@ -30,14 +30,14 @@ BOUNDS = {
     "prediction holds": (False, 90.0),
     "a gain of 30 % called the same": (True, 0.0),
 }
-Confirm = Callable[[Noise, random.Random, float], Confirmed]
+Confirm = Callable[[Noise, random.Random, float], ConfirmedComparison]
 
 
-def by_five(noise: Noise, rng: random.Random, speedup: float) -> Confirmed:
+def by_five(noise: Noise, rng: random.Random, speedup: float) -> ConfirmedComparison:
     return confirm(*processes(noise, rng, speedup, ROUNDS, PROCESSES))
 
 
-def by_two_and_a_proof(noise: Noise, rng: random.Random, speedup: float) -> Confirmed:
+def by_two_and_a_proof(noise: Noise, rng: random.Random, speedup: float) -> ConfirmedComparison:
     """The earlier proof was of an equal speedup on an equal machine; its processes are others."""
     known = by_five(noise, rng, speedup).spread
     return confirm(*processes(noise, rng, speedup, ROUNDS, 2), Prior(known.deviation, known.degrees, "eager"))

@@ -11,7 +11,7 @@ from kitsune.autograd.hooks import why_skipped
 from kitsune.autograd.leaves import tensors_there, why_not_ours
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
 from kitsune.capture.autograd_node import enclosed
-from kitsune.capture.guards import Attributes, HostState, why_not_replayed
+from kitsune.capture.guards import Attributes, SideEffects, why_not_replayed
 from kitsune.capture.program_cache import ProgramCache, autocast_of
 from kitsune.capture.segment_graphs import Segments, why_not_joined
 from kitsune.capture.step_body import Context, entered
@@ -37,7 +37,7 @@ NOTES = {
 
 
 @dataclass(slots=True)
-class Program:
+class ForwardProgram:
     """The forwards of one batch signature: `runs` that warm up, then what was captured."""
 
     runs: int = 0
@@ -92,7 +92,7 @@ class SegmentedForward:
         self._last: Segments | None = None
         self._forward = forward
         self._plain = plain
-        self._programs = ProgramCache(MAX_PROGRAMS, Program)
+        self._programs = ProgramCache(MAX_PROGRAMS, ForwardProgram)
         self._has_enclosed = False
 
     @property
@@ -131,7 +131,7 @@ class SegmentedForward:
         program.runs += 1
         return output
 
-    def _checked(self, program: Program | None) -> Program | None:
+    def _checked(self, program: ForwardProgram | None) -> ForwardProgram | None:
         """The program, or None where its graphs are stale."""
         if program is None or program.segments is None:
             return program
@@ -145,7 +145,7 @@ class SegmentedForward:
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def _warm(self, program: Program, args: Any, kwargs: Any) -> Any:
+    def _warm(self, program: ForwardProgram, args: Any, kwargs: Any) -> Any:
         """A run before the capture. The last one finds out what the capture would fail at or leave behind."""
         if program.runs < WARM_RUNS - 1:  # compiling and autotuning synchronise with the device
             output = self._eager("warm", self._forward, args, kwargs)
@@ -155,7 +155,7 @@ class SegmentedForward:
         if self.refusal is not None:
             return self._eager("eager", self._forward, args, kwargs)
         syncs: list[Sync] = []
-        host, before = HostState(self.model, self.device, given=(args, kwargs)), tensors_there()
+        host, before = SideEffects(self.model, self.device, given=(args, kwargs)), tensors_there()
         with watch_syncs(self.device, syncs):
             output = self._eager("warm", self._forward, args, kwargs)
         tensors = tensors_in(output)
@@ -175,7 +175,7 @@ class SegmentedForward:
         is_swapped = not all(each.is_leaf for each in own)
         return [*own, *parameters_of(self.optimizer)] if is_swapped else own
 
-    def _first_replay(self, program: Program, args: Any, kwargs: Any) -> Any:
+    def _first_replay(self, program: ForwardProgram, args: Any, kwargs: Any) -> Any:
         self.refusal = self._why_not_capturable((args, kwargs))
         if self.refusal is None:
             try:

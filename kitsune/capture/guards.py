@@ -27,7 +27,7 @@ IS_TRAINING = attrgetter("training")
 NEEDS_GRADIENT = attrgetter("requires_grad")
 
 
-class Program(Protocol):
+class GuardedProgram(Protocol):
     """A step, prepared for batches of one signature."""
 
     def is_stale(self) -> bool: ...
@@ -35,7 +35,7 @@ class Program(Protocol):
     def refresh(self) -> None: ...
 
 
-Prepared = TypeVar("Prepared", bound=Program)
+Prepared = TypeVar("Prepared", bound=GuardedProgram)
 
 
 class StepGuards(Generic[Prepared]):
@@ -74,7 +74,7 @@ class StepGuards(Generic[Prepared]):
         return signature_unless_opaque(batch), self._model.training, autocast_of(self._device.type)
 
 
-class Watch:
+class ModelGuard:
     """Compares modules, modes, hooks, parameters (identity, memory, requires_grad) and the optimizer's state.
 
     As in all of this file, a loss that is a module and was captured is looked at like the model.
@@ -147,7 +147,7 @@ class Attributes:
         return None
 
 
-class HostState:
+class SideEffects:
     """Side effects of a step that a replay would not have: on the host, and in its arguments."""
 
     def __init__(self, model: torch.nn.Module, device: torch.device, loss_fn: Any = None, *, given: Any = None) -> None:
@@ -252,7 +252,7 @@ def numpy_state() -> str:
     return repr(numpy.random.get_state(legacy=False)) if numpy is not None else ""
 
 
-def why_not_replayed(what: str, syncs: Sequence[Sync], host: HostState) -> str | None:
+def why_not_replayed(what: str, syncs: Sequence[Sync], host: SideEffects) -> str | None:
     """Why a replay of the observed run would not do the same, or None."""
     if syncs:
         file, line = syncs[0]

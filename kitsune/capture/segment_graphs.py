@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from kitsune.autograd.leaves import fresh_leaves, joined, leaves_behind, tensors_there, why_not_ours
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
 from kitsune.capture.autograd_node import SECOND_ORDER, own_gradients, scaled, unscale
-from kitsune.capture.guards import Watch, newest_node, why_not_filled, why_not_joined_again
+from kitsune.capture.guards import ModelGuard, newest_node, why_not_filled, why_not_joined_again
 from kitsune.capture.step_body import Context, entered
 from kitsune.device.backend import side_stream
 from kitsune.device.cuda_graph import Recorder
@@ -31,7 +31,7 @@ WITHOUT_CAPTURE: Final = "capture_graph=False captures nothing, and from the nex
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Token:
+class PendingBackward:
     """Lives as long as a forward waits for its backward."""
 
 
@@ -63,7 +63,7 @@ class Segments:
         self.retain_graph = retain_graph
         self.generation = 0
         self.has_listeners = False
-        self.in_flight: weakref.ref[Token] | None = None
+        self.in_flight: weakref.ref[PendingBackward] | None = None
         self._device = recorder.device
         self._model = model
         self._optimizer = optimizer
@@ -77,7 +77,7 @@ class Segments:
             self._capture(recorder)
         self._there = None
         self._remember_gradients()
-        self._watch = Watch(model, optimizer)
+        self._watch = ModelGuard(model, optimizer)
 
     def _capture(self, recorder: Recorder) -> None:
         since = newest_node()
@@ -282,7 +282,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, segments: Segments, *_: torch.nn.Parameter) -> tuple[torch.Tensor, ...]:
         segments.generation += 1
-        context.segments, context.generation, context.token = segments, segments.generation, Token()
+        context.segments, context.generation, context.token = segments, segments.generation, PendingBackward()
         segments.in_flight = weakref.ref(context.token)
         outputs = segments.replay_forward()
         segments.mark_non_differentiable(context, outputs)

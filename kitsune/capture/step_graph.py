@@ -13,7 +13,7 @@ import torch
 
 from kitsune.autograd.hooks import Hooks, why_skipped
 from kitsune.autograd.leaves import tensors_there, why_not_ours
-from kitsune.capture.guards import Attributes, HostState, Watch, why_not_filled, why_not_replayed
+from kitsune.capture.guards import Attributes, ModelGuard, SideEffects, why_not_filled, why_not_replayed
 from kitsune.capture.step_body import Body, entered
 from kitsune.device.backend import Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
 from kitsune.device.cuda_graph import WARM_RUNS, Graph, Recorder
@@ -157,7 +157,7 @@ class StepGraph:
         """
         syncs: list[Sync] = []
         replaced = self._attributes.why_replaced() or why_skipped(self._body.model, self._body.loss_fn)
-        host = HostState(self._body.model, self._device, self._body.loss_fn, given=batch)
+        host = SideEffects(self._body.model, self._device, self._body.loss_fn, given=batch)
         foreign: list[str | None] = []
         parameters, before = self._body.parameters, tensors_there()
 
@@ -181,7 +181,7 @@ class StepGraph:
             raise CaptureError(reason)
         with self._static_step(batch) as launches:
             graph, result, has_run = self._captured(launches)
-        self._watch = Watch(self._body.model, self._body.update.optimizer, self._body.loss_fn)
+        self._watch = ModelGuard(self._body.model, self._body.update.optimizer, self._body.loss_fn)
         self._graph, (self._loss, self._gradients) = graph, result
         self._parameters = self._body.parameters
         self.peak_bytes = self._needed_bytes()

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from urllib.parse import quote
 
 from kitsune import __version__
-from kitsune.client.http_deadline import Answer, Question, exchange
+from kitsune.client.http_deadline import HttpRequest, HttpResponse, exchange
 from kitsune.client.server_address import Server
 from kitsune.errors import PlanError, RefusedError, UnreachableError
 from kitsune.plan import MAX_PLAN_BYTES, Environment, Plan, PlanQuery
@@ -35,7 +35,7 @@ Method = Literal["DELETE", "GET", "POST", "PUT"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPlan:
     """The plan for a workload on a machine, or None, and the reason."""
 
     plan: Plan | None
@@ -60,7 +60,7 @@ class Client:
         if answer.body.strip() != b"ok":
             raise self._strange("something else than a Kitsune server answers there")
 
-    def find_plan(self, asked: PlanQuery, environment: Environment) -> Found:
+    def find_plan(self, asked: PlanQuery, environment: Environment) -> FoundPlan:
         """The best plan for a step in this environment. An altered plan or one of another step raises."""
         machine = environment.model_dump(mode="json", include=set(MACHINE))
         known = {"batch": asked.batch, **machine}
@@ -69,11 +69,11 @@ class Client:
         if "plan" not in value:
             raise self._strange("the answer has no field plan")
         if value["plan"] is None:
-            return Found(None, _line(value.get("reason", "there is no plan yet")))
+            return FoundPlan(None, _line(value.get("reason", "there is no plan yet")))
         plan = self._plan(value["plan"])
         if not plan.is_of(asked.fingerprint):
             raise self._strange("the plan that it sent is for another workload")
-        return Found(plan, _line(value.get("reason", "")))
+        return FoundPlan(plan, _line(value.get("reason", "")))
 
     def plan(self, plan_id: str) -> Plan:
         plan = self._plan(self._json("GET", f"{API}/plans/{_segment(plan_id)}", limit=2 * MAX_PLAN_BYTES))
@@ -140,7 +140,7 @@ class Client:
         limit: int = MAX_ANSWER_BYTES,
         call_s: float | None = None,
         with_token: bool = True,
-    ) -> Answer:
+    ) -> HttpResponse:
         token = self.server.token if with_token else None
         all_headers = {
             "User-Agent": f"kitsune/{__version__}",
@@ -149,7 +149,7 @@ class Client:
             **({"Authorization": f"Bearer {token}"} if token else {}),
             **(headers or {}),
         }
-        question = Question(method, self.server.url + path, dict(query or {}), all_headers, content, limit)
+        question = HttpRequest(method, self.server.url + path, dict(query or {}), all_headers, content, limit)
         began = time.monotonic()
         try:
             answer = exchange(question, min(call_s or self._call_s, self._left_s), direct=self.server.is_loopback)
@@ -160,7 +160,7 @@ class Client:
         self._check_status(answer)
         return answer
 
-    def _check_status(self, answer: Answer) -> None:
+    def _check_status(self, answer: HttpResponse) -> None:
         if 200 <= answer.status < 300:
             return
         if 300 <= answer.status < 400:

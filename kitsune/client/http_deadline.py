@@ -22,7 +22,7 @@ _FAILURES: Final = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSErro
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class HttpRequest:
     """An HTTP request. `limit`: the most bytes of the response's body."""
 
     method: str
@@ -34,7 +34,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """An HTTP response: status, the headers in use, and a body within the limit."""
 
     status: int
@@ -43,7 +43,7 @@ class Answer:
     body: bytes
 
 
-def exchange(question: Question, within_s: float, *, direct: bool = False) -> Answer:
+def exchange(question: HttpRequest, within_s: float, *, direct: bool = False) -> HttpResponse:
     """Sends a request and returns the response; redirects are not followed. `direct`: ignores proxy settings.
 
     Raises UnreachableError when there is no complete response within `within_s` seconds, or it exceeds the limit.
@@ -58,7 +58,7 @@ def exchange(question: Question, within_s: float, *, direct: bool = False) -> An
     except queue.Empty:
         attempt.cut()
         raise UnreachableError(_timeout_message(within_s)) from None
-    if isinstance(outcome, Answer):
+    if isinstance(outcome, HttpResponse):
         return outcome
     if attempt.is_cut or isinstance(outcome, httpx.TimeoutException):
         raise UnreachableError(_timeout_message(within_s)) from outcome
@@ -90,8 +90,8 @@ def _refused_message(url: str, peer: str) -> str:
 class _Attempt:
     """A request in progress in its thread, with the socket to shut down at the deadline and the host of its peer."""
 
-    def __init__(self, question: Question, ends_at: float, direct: bool) -> None:
-        self.outcome: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
+    def __init__(self, question: HttpRequest, ends_at: float, direct: bool) -> None:
+        self.outcome: queue.SimpleQueue[HttpResponse | BaseException] = queue.SimpleQueue()
         self.peer = ""
         self.is_cut = False
         self._question = question
@@ -116,7 +116,7 @@ class _Attempt:
                 # As a plain socket: SSLSocket.shutdown would remove the TLS layer while the thread reads.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> HttpResponse:
         question = self._question
         left_s = max(0.001, self._ends_at - time.monotonic())
         # Building a TLS context takes 30 ms, so it is skipped where TLS is not used.
@@ -132,7 +132,7 @@ class _Attempt:
             )
             response = client.send(request, stream=True, follow_redirects=False)
             with contextlib.closing(response):
-                return Answer(
+                return HttpResponse(
                     status=response.status_code,
                     media_type=response.headers.get("content-type", "").partition(";")[0].strip().lower(),
                     location=response.headers.get("location", ""),

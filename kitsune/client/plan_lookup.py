@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kitsune.base.environment import is_disabled, variable
-from kitsune.client.http_client import Client, Found
+from kitsune.client.http_client import Client, FoundPlan
 from kitsune.client.plan_cache import PlanCache
 from kitsune.client.server_address import server_of
 from kitsune.errors import UnreachableError
@@ -34,7 +34,7 @@ def look_up(
     environment: Callable[[], Environment],
     server: str | None = None,
     token: str | None = None,
-) -> Found:
+) -> FoundPlan:
     """The plan from the server, or from the cache while the server is unreachable.
 
     `asked` takes seconds, so it is called only once a server or a cached plan is known to exist. A failure is logged as
@@ -42,11 +42,11 @@ def look_up(
     """
     try:
         if is_disabled():
-            return Found(None, "KITSUNE_DISABLE is set")
+            return FoundPlan(None, "KITSUNE_DISABLE is set")
         found, trouble = _answer(asked, environment, server, token)
     except Exception as error:  # noqa: BLE001  (see above)
         trouble = " ".join(f"{type(error).__name__}: {error}".split())
-        found = Found(None, trouble)
+        found = FoundPlan(None, trouble)
     if trouble:
         follows = "training goes on plain" if found.plan is None else "the plan is the one it gave earlier"
         _tell_once(str(server or variable("server") or ""), f"no plan was fetched, {follows}: {trouble}")
@@ -57,7 +57,7 @@ def look_up(
 
 def _answer(
     asked: Callable[[], PlanQuery], environment: Callable[[], Environment], server: str | None, token: str | None
-) -> tuple[Found, str]:
+) -> tuple[FoundPlan, str]:
     """The result, and what is wrong with the server, or ""."""
     there = server_of(server, token)
     client, cache = Client(there, call_s=CALL_S, in_all_s=NETWORK_S), PlanCache(there.url)
@@ -79,14 +79,16 @@ def _answer(
         return found, ""
     misfit = _misfit(found.plan.environment, here)
     if misfit:
-        return Found(None, misfit), misfit
+        return FoundPlan(None, misfit), misfit
     cache.keep(wanted, here, found.plan)
     return found, ""
 
 
-def _cached(cache: PlanCache, asked: PlanQuery, here: Environment) -> Found:
+def _cached(cache: PlanCache, asked: PlanQuery, here: Environment) -> FoundPlan:
     plan = cache.get(asked, here)
-    return Found(plan, "the server is unreachable; " + ("a plan that it gave earlier" if plan else "no plan is cached"))
+    return FoundPlan(
+        plan, "the server is unreachable; " + ("a plan that it gave earlier" if plan else "no plan is cached")
+    )
 
 
 def _misfit(tuned_on: Environment | None, here: Environment) -> str:

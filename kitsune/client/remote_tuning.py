@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from kitsune.client.http_client import Client, Found
+from kitsune.client.http_client import Client, FoundPlan
 from kitsune.client.plan_lookup import look_up
 from kitsune.client.remote_run import RemoteRun, check_budget, check_switched_on, send
 from kitsune.client.server_address import server_of
@@ -72,7 +72,7 @@ def plan_of_model(
     x: Callable[[], Any],
     server: str | None = None,
     token: str | None = None,
-) -> Found:
+) -> FoundPlan:
     """The plan for a model with any loss, or the reason why there is none. Never raises, even if `x` does."""
     return look_up(
         lambda: _asked_by_model(model, optimizer, x()),
@@ -82,7 +82,7 @@ def plan_of_model(
     )
 
 
-def plan_of_step(model: torch.nn.Module, loss_fn: LossFn, optimizer: torch.optim.Optimizer, batch: Batch) -> Found:
+def plan_of_step(model: torch.nn.Module, loss_fn: LossFn, optimizer: torch.optim.Optimizer, batch: Batch) -> FoundPlan:
     """The plan for exactly this step, or the reason why there is none. Never raises."""
     return look_up(
         lambda: _asked_by_step(Workload(model, loss_fn, optimizer, move_batch(batch, device_of(model)))),

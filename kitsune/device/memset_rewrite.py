@@ -77,7 +77,7 @@ class Memset(ctypes.Structure):
     )
 
 
-class Launch(ctypes.Structure):
+class KernelLaunch(ctypes.Structure):
     """CUDA_KERNEL_NODE_PARAMS_v2."""
 
     _fields_ = (
@@ -168,7 +168,7 @@ def add_fill(graph: int, before: Sequence[Node], function: int, at: int, value: 
     values = (ctypes.c_uint64(at), ctypes.c_uint64(count), ctypes.c_uint32(value))
     arguments = (ctypes.c_void_p * 3)(*(ctypes.addressof(each) for each in values))
     blocks = min(-(-count // THREADS), MOST_BLOCKS)
-    launch = Launch(function, (blocks, 1, 1), (min(count, THREADS), 1, 1), 0, arguments, None, None, None)
+    launch = KernelLaunch(function, (blocks, 1, 1), (min(count, THREADS), 1, 1), 0, arguments, None, None, None)
     node = ctypes.c_void_p()
     called(
         "cuGraphAddKernelNode_v2",

@@ -188,7 +188,7 @@ def vector_of(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape[1], dtype=torch.float32)
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """How a kernel is launched on tiles of x."""
 
     grid: tuple[int, ...]
@@ -197,7 +197,7 @@ class Plan(NamedTuple):
     warps: int
 
 
-def plan_of(x: torch.Tensor) -> Plan:
+def plan_of(x: torch.Tensor) -> LaunchPlan:
     """One tile for each program. x is seen as batches of a matrix: (n, c, positions), or (1, n * positions, c)."""
     last, channels, positions = is_last(x), x.shape[1], x.numel() // x.shape[1]
     batches, rows, columns = (1, positions, channels) if last else (x.shape[0], channels, positions // x.shape[0])
@@ -205,10 +205,10 @@ def plan_of(x: torch.Tensor) -> Plan:
     down, across = triton.cdiv(rows, high), triton.cdiv(columns, wide)
     warps = warps_of_tile if last else warps_of  # with contiguous channels one load of their data serves more elements
     sizes, grid = (channels, rows, columns, down, across), (batches * down * across,)
-    return Plan(grid, sizes, (last, high, wide), warps(high * wide))
+    return LaunchPlan(grid, sizes, (last, high, wide), warps(high * wide))
 
 
-def reduction_of(x: torch.Tensor) -> Plan:
+def reduction_of(x: torch.Tensor) -> LaunchPlan:
     """For each channel, or each tile of contiguous channels, a share of its tiles for each program."""
     last, channels, positions = is_last(x), x.shape[1], x.numel() // x.shape[1]
     rows, columns = (positions, 1) if last else (x.shape[0], positions // x.shape[0])
@@ -218,7 +218,7 @@ def reduction_of(x: torch.Tensor) -> Plan:
     tiles = triton.cdiv(rows, high) * across
     share = triton.cdiv(tiles, triton.cdiv(PROGRAMS, lanes))
     sizes, grid = (channels, rows, columns, across, tiles, share), (lanes, triton.cdiv(tiles, share))
-    return Plan(grid, sizes, (last, high, wide), warps_of_tile(high * wide))
+    return LaunchPlan(grid, sizes, (last, high, wide), warps_of_tile(high * wide))
 
 
 def tile_of(rows: int, columns: int, last: bool) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import torch
 
 from kitsune.base.compile_cache import compiled_folder
 from kitsune.base.file_cache import KeyedFiles
-from kitsune.launches.model.recording import VALUES, Call, Place, Recording
+from kitsune.launches.model.recording import VALUES, Call, Recording, TensorView
 from kitsune.launches.plans import Planned
 
 #: Version of the cache. Add one with every change to how launches are timed or plans are made, timed or chosen: older
@@ -26,7 +26,7 @@ RULES: Final = 2
 FOLDER: Final = "kitsune-timings"
 KNOWN: Final = "known"
 #: Types of arguments whose `repr` is the same in every process.
-STABLE_TYPES: Final = VALUES | {Place, torch.memory_format}
+STABLE_TYPES: Final = VALUES | {TensorView, torch.memory_format}
 
 
 @dataclass(frozen=True, slots=True)

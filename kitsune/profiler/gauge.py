@@ -60,7 +60,7 @@ class Resident:
 
 
 @dataclass(slots=True, eq=False)
-class Watch:
+class MemoryWatch:
     """Memory in bytes when one tracker began, and the peak since then."""
 
     begin_bytes: int
@@ -78,7 +78,7 @@ class Gauge:
         self.highest_bytes = 0
         self._memory = memory
         self._sources = source, sampled_source
-        self._watches: list[Watch] = []
+        self._watches: list[MemoryWatch] = []
         self._lock = threading.Lock()
         self._mark = 0
         self._can_reset = True
@@ -89,10 +89,10 @@ class Gauge:
         exact, sampled = self._sources
         return exact if self._can_reset else sampled
 
-    def begin(self) -> Watch:
+    def begin(self) -> MemoryWatch:
         with self._lock:
             now = self._read()
-            watch = Watch(now, now)
+            watch = MemoryWatch(now, now)
             self._watches.append(watch)
             return watch
 
@@ -101,7 +101,7 @@ class Gauge:
         with self._lock:
             return self._read()
 
-    def end(self, watch: Watch) -> int:
+    def end(self, watch: MemoryWatch) -> int:
         """Removes a watch, and returns the level now."""
         with self._lock:
             now = self._read()

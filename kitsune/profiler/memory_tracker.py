@@ -13,7 +13,7 @@ from kitsune.cli import output
 from kitsune.cli.exit_codes import ExitCode
 from kitsune.device.backend import pick_device
 from kitsune.errors import SettingsError, UnfitError
-from kitsune.profiler.gauge import Gauge, Watch, gauge_of
+from kitsune.profiler.gauge import Gauge, MemoryWatch, gauge_of
 from kitsune.profiler.script import read_script, run_script
 
 USAGE: Final = "usage: python -m kitsune.profiler.memory_tracker SCRIPT [ARGS...]"
@@ -53,7 +53,7 @@ class MemoryTracker:
         self.device = pick_device(device)
         self.snapshots: dict[str, Snapshot] = {}
         self._gauge: Gauge = gauge_of(self.device)
-        self._watch: Watch | None = None
+        self._watch: MemoryWatch | None = None
         self._is_open = False
         self._end_bytes = 0
 
@@ -105,7 +105,7 @@ class MemoryTracker:
     def _level_bytes(self) -> int:
         return self._gauge.read() if self._is_open else self._end_bytes
 
-    def _seen(self) -> Watch:
+    def _seen(self) -> MemoryWatch:
         if self._watch is None:
             raise SettingsError("nothing was tracked yet; use: with MemoryTracker() as tracker: ...")
         return self._watch

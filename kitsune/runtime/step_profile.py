@@ -18,7 +18,7 @@ import torch
 from kitsune.device.backend import first_line, graph_pool_bytes
 from kitsune.errors import SURPRISES, CaptureError
 from kitsune.profiler.clock import Clock, Mark
-from kitsune.profiler.gauge import Gauge, Watch, gauge_of
+from kitsune.profiler.gauge import Gauge, MemoryWatch, gauge_of
 from kitsune.profiler.step_counter import StepCount, StepCounter
 from kitsune.profiler.streams import StreamProfile
 from kitsune.runtime.run_stats import Stats, as_json, is_missing
@@ -51,7 +51,7 @@ class StepProfile:
         self._last: Mark | None = None
         # Bytes in tensors: a process holds more than that, and a CPU's cannot be told apart.
         self._gauge: Gauge | None = gauge_of(device) if self._is_gpu else None
-        self._watch: Watch | None = None
+        self._watch: MemoryWatch | None = None
         self._steps = {kind: deque[float](maxlen=KEPT_STEPS) for kind in (GIVEN, PLANNED)}
         self._counting: tuple[str, StepCounter] | None = None
         self._counts: dict[str, StepCount] = {}

@@ -24,7 +24,7 @@ NO_NUMBER: Final = "no measurement"
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TrialPoint:
     """A trial; a failed one has no speedup. `source`: what proposed it."""
 
     number: int
@@ -37,15 +37,15 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SearchHistory:
     """All trials by number, those with a speedup, and the shape and colour of each source."""
 
-    every: tuple[Tried, ...]
-    measured: tuple[tuple[Tried, float], ...]
+    every: tuple[TrialPoint, ...]
+    measured: tuple[tuple[TrialPoint, float], ...]
     looks: dict[str, tuple[str, str]]
 
 
-def search_history(tried: Sequence[Tried]) -> Markup:
+def search_history(tried: Sequence[TrialPoint]) -> Markup:
     """The chart. Raises ChartError for numbers out of range."""
     if not tried:
         return empty(TITLE, "No trial has ended yet.")
@@ -55,12 +55,12 @@ def search_history(tried: Sequence[Tried]) -> Markup:
     return responsive(partial(draw, history_of(tried)))
 
 
-def history_of(tried: Sequence[Tried]) -> History:
+def history_of(tried: Sequence[TrialPoint]) -> SearchHistory:
     every = tuple(sorted(tried, key=lambda trial: trial.number))
     measured = tuple((trial, trial.speedup) for trial in every if trial.speedup is not None)
     sources = dict.fromkeys(trial.source for trial, _ in measured)
     looks = {source: look(index) for index, source in enumerate(sources)}
-    return History(every, measured, looks)
+    return SearchHistory(every, measured, looks)
 
 
 def look(index: int) -> tuple[str, str]:
@@ -69,9 +69,9 @@ def look(index: int) -> tuple[str, str]:
     return SHAPES[index % len(SHAPES)], f"{kind}-{index % len(SHAPES) + 1}"
 
 
-def best_so_far(history: History) -> list[Tried]:
+def best_so_far(history: SearchHistory) -> list[TrialPoint]:
     """The trials that were better than all earlier ones."""
-    found: list[Tried] = []
+    found: list[TrialPoint] = []
     best = -math.inf
     for trial, speedup in history.measured:
         if speedup > best:
@@ -80,7 +80,7 @@ def best_so_far(history: History) -> list[Tried]:
     return found
 
 
-def draw(history: History, width: int) -> Markup:
+def draw(history: SearchHistory, width: int) -> Markup:
     ends = [end for trial, speedup in history.measured for end in (speedup, trial.low, trial.high)]
     plot = plot_of((trial.number for trial in history.every), ends, width, 260.0 if width >= WIDE_PX else 200.0)
     places = [plot.place(trial.number, speedup) for trial, speedup in history.measured]
@@ -120,16 +120,16 @@ def steps(best_px: Sequence[tuple[float, float]], end_px: float) -> list[tuple[f
     return [*corners, (end_px, best_px[-1][1])]
 
 
-def draw_trial(history: History, index: int, place: tuple[float, float]) -> Markup:
+def draw_trial(history: SearchHistory, index: int, place: tuple[float, float]) -> Markup:
     trial, _ = history.measured[index]
     return mark(tooltip_of(trial), shape(history.looks[trial.source][0], *place, history.looks[trial.source][1]))
 
 
-def draw_failure(trial: Tried, x: float, bottom: float) -> Markup:
+def draw_failure(trial: TrialPoint, x: float, bottom: float) -> Markup:
     return mark(tooltip_of(trial), shape("cross", x, bottom - FAILURES_PX / 2, "failed", 5.5))
 
 
-def tooltip_of(trial: Tried) -> str:
+def tooltip_of(trial: TrialPoint) -> str:
     """The trial in words: number, source, configuration and result."""
     begin = f"trial {trial.number} ({trial.source}), {trial.label}"
     if trial.speedup is None:
@@ -137,7 +137,7 @@ def tooltip_of(trial: Tried) -> str:
     return f"{begin}: {words.gain(trial.speedup)}{figures.interval(trial.low, trial.high, words.gain)}"
 
 
-def entries(history: History, has_failed: bool) -> Iterator[Entry]:
+def entries(history: SearchHistory, has_failed: bool) -> Iterator[Entry]:
     for source, (name, css) in history.looks.items():
         yield partial(symbol, name, css), source
     if has_failed:
@@ -153,7 +153,7 @@ def symbol(name: str, css: str, x: float, y: float) -> Markup:
     return shape(name, x, y, css)
 
 
-def description_of(history: History, best: Sequence[Tried], few: Thinned) -> str:
+def description_of(history: SearchHistory, best: Sequence[TrialPoint], few: Thinned) -> str:
     failed = len(history.every) - len(history.measured)
     head = f"{words.count(len(history.every), 'trial')}, {failed:,} of them failed."
     if best:

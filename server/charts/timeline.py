@@ -31,7 +31,7 @@ NAMED_AT_MOST: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeSpan:
     """A launch on a stream."""
 
     stream: int
@@ -44,7 +44,7 @@ class Span:
 class Box:
     """A rectangle: one launch, or several neighbours that are too narrow to be visible alone."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[TimeSpan, ...]
 
     @property
     def start_us(self) -> float:
@@ -65,7 +65,7 @@ class Box:
         )
 
 
-def timeline(spans: Sequence[Span]) -> Markup:
+def timeline(spans: Sequence[TimeSpan]) -> Markup:
     """The chart. Raises ChartError for numbers out of range, and for a launch that ends before it begins."""
     if not spans:
         return empty(TITLE, "No launches of this step were recorded.")
@@ -74,21 +74,21 @@ def timeline(spans: Sequence[Span]) -> Markup:
     return responsive(partial(draw, by_stream(spans), key_of(spans)))
 
 
-def check(each: Span) -> None:
+def check(each: TimeSpan) -> None:
     finite(each.start_us, f"the beginning of {each.name!r}")
     finite(each.end_us, f"the end of {each.name!r}")
     if each.end_us < each.start_us:
         raise ChartError(f"the launch {each.name!r}", f"ends at {each.end_us:g} µs, before it begins")
 
 
-def by_stream(spans: Iterable[Span]) -> dict[int, list[Span]]:
-    found: dict[int, list[Span]] = defaultdict(list)
+def by_stream(spans: Iterable[TimeSpan]) -> dict[int, list[TimeSpan]]:
+    found: dict[int, list[TimeSpan]] = defaultdict(list)
     for each in sorted(spans, key=lambda span: (span.stream, span.start_us)):
         found[each.stream].append(each)
     return found
 
 
-def key_of(spans: Iterable[Span]) -> dict[str, float]:
+def key_of(spans: Iterable[TimeSpan]) -> dict[str, float]:
     """The names that take the most time, with their share of the total time of all launches."""
     took: dict[str, float] = defaultdict(float)
     for each in spans:
@@ -97,7 +97,7 @@ def key_of(spans: Iterable[Span]) -> dict[str, float]:
     return {name: took[name] / whole for name in sorted(took, key=lambda name: (-took[name], name))[:KINDS]}
 
 
-def draw(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float], width: int) -> Markup:
+def draw(lanes: Mapping[int, Sequence[TimeSpan]], key: Mapping[str, float], width: int) -> Markup:
     is_wide = width >= WIDE_PX
     ends = [end for spans in lanes.values() for each in spans for end in (each.start_us, each.end_us)]
     scale = Scale(*span(ends), *plot_ends(width))
@@ -127,9 +127,9 @@ def plot_ends(width: int) -> tuple[float, float]:
     return (LANE_WORDS_PX if width >= WIDE_PX else EDGE_PX), width - EDGE_PX
 
 
-def boxes_of(spans: Sequence[Span], scale: Scale) -> list[Box]:
+def boxes_of(spans: Sequence[TimeSpan], scale: Scale) -> list[Box]:
     """Merges neighbours that are too narrow to be visible, with an invisible gap between them."""
-    found: list[list[Span]] = []
+    found: list[list[TimeSpan]] = []
     for each in spans:
         if found and is_tiny(each, scale) and all(map(partial(is_tiny, scale=scale), found[-1][-1:])):
             gap_px = scale.place(each.start_us) - scale.place(found[-1][-1].end_us)
@@ -140,18 +140,18 @@ def boxes_of(spans: Sequence[Span], scale: Scale) -> list[Box]:
     return [Box(tuple(each)) for each in found]
 
 
-def is_tiny(each: Span, scale: Scale) -> bool:
+def is_tiny(each: TimeSpan, scale: Scale) -> bool:
     return scale.place(each.end_us) - scale.place(each.start_us) < VISIBLE_PX
 
 
-def lane(stream: int, spans: Sequence[Span], top: float, scale: Scale, is_wide: bool) -> Markup:
+def lane(stream: int, spans: Sequence[TimeSpan], top: float, scale: Scale, is_wide: bool) -> Markup:
     busy = words.percent(busy_us(spans) / (scale.high - scale.low))
     label, base = f"stream {stream}, {busy} busy", top + LANE_PX / 2 + 4 if is_wide else top - 5
     ground = rect(scale.start_px, top, scale.end_px - scale.start_px, LANE_PX, "lane")
     return mark(label, ground, text(0, base, label, room_px=LANE_WORDS_PX - EDGE_PX if is_wide else scale.end_px))
 
 
-def busy_us(spans: Sequence[Span]) -> float:
+def busy_us(spans: Sequence[TimeSpan]) -> float:
     """The time in which anything runs; overlaps count once."""
     busy, reached = 0.0, spans[0].start_us
     for each in spans:
@@ -196,14 +196,14 @@ def symbol(kind: int, x: float, y: float) -> Markup:
     return mark(string.ascii_uppercase[kind], rect(x - 8, y - 8, 16, 16, f"series-{kind + 1}"), letter)
 
 
-def merged_note(lanes: Mapping[int, Sequence[Span]], boxes: Mapping[int, Sequence[Box]]) -> str:
+def merged_note(lanes: Mapping[int, Sequence[TimeSpan]], boxes: Mapping[int, Sequence[Box]]) -> str:
     launches, drawn_as = sum(map(len, lanes.values())), sum(map(len, boxes.values()))
     if launches == drawn_as:
         return ""
     return f"{launches:,} launches in {drawn_as:,} boxes: neighbours too short to be seen are drawn as one."
 
 
-def description_of(lanes: Mapping[int, Sequence[Span]], key: Mapping[str, float]) -> str:
+def description_of(lanes: Mapping[int, Sequence[TimeSpan]], key: Mapping[str, float]) -> str:
     ends = [end for spans in lanes.values() for each in spans for end in (each.start_us, each.end_us)]
     whole = max(ends) - min(ends)
     by_lane = [

@@ -21,7 +21,7 @@ TITLE: Final = "Speedup of the plan, run by run"
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TrendPoint:
     """A run that ended at `at`; `value` is the speedup of its plan, with the interval from `low` to `high`."""
 
     at: datetime
@@ -41,7 +41,7 @@ class Moment:
         return f"{self.label}, {words.moment(in_utc(self.at))}: {gain}"
 
 
-def trend(moments: Sequence[Moment]) -> Markup:
+def trend(moments: Sequence[TrendPoint]) -> Markup:
     """The chart. Raises ChartError for numbers out of range."""
     if not moments:
         return empty(TITLE, "No run of this model has a plan yet.")
@@ -51,7 +51,7 @@ def trend(moments: Sequence[Moment]) -> Markup:
     return responsive(partial(draw, sorted(moments, key=lambda moment: moment.at_s)))
 
 
-def draw(moments: Sequence[Moment], width: int) -> Markup:
+def draw(moments: Sequence[TrendPoint], width: int) -> Markup:
     ends = [end for moment in moments for end in (moment.value, moment.low, moment.high)]
     plot = plot_of(stretch(moments), ends, width, 220.0 if width >= WIDE_PX else 180.0)
     places = [plot.place(moment.at_s, moment.value) for moment in moments]
@@ -74,29 +74,29 @@ def draw(moments: Sequence[Moment], width: int) -> Markup:
     )
 
 
-def stretch(moments: Sequence[Moment]) -> tuple[float, float]:
+def stretch(moments: Sequence[TrendPoint]) -> tuple[float, float]:
     """The range from the first to the last moment, at least a day, in seconds."""
     first, last = moments[0].at_s, moments[-1].at_s
     missing = max(0.0, DAY - (last - first))
     return first - missing / 2, last + missing / 2
 
 
-def years(moments: Sequence[Moment]) -> str:
+def years(moments: Sequence[TrendPoint]) -> str:
     """ "2026", or "2026 to 2027"."""
     return " to ".join(dict.fromkeys(str(in_utc(each.at).year) for each in (moments[0], moments[-1])))
 
 
-def draw_moment(moment: Moment, place: tuple[float, float]) -> Markup:
+def draw_moment(moment: TrendPoint, place: tuple[float, float]) -> Markup:
     return mark(moment.tooltip, shape("circle", *place, "series-1"), href=moment.href)
 
 
-def entries(moments: Sequence[Moment]) -> Iterator[Entry]:
+def entries(moments: Sequence[TrendPoint]) -> Iterator[Entry]:
     yield lambda x, y: shape("circle", x, y, "series-1"), "a run"
     if any(map(has_whisker, moments)):
         yield symbol_of_whisker, "95 % interval"
     yield symbol_of_no_gain, "no gain"
 
 
-def description_of(moments: Sequence[Moment], few: Thinned) -> str:
+def description_of(moments: Sequence[TrendPoint], few: Thinned) -> str:
     head = f"{words.count(len(moments), 'run')}."
     return figures.joined(head, figures.listed([each.tooltip for each in moments]), few.note("runs"))

@@ -43,7 +43,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedBar:
     """A bar with its begin and end on the axis, and its whisker around the end. `share`: of the first total."""
 
     bar: Bar
@@ -78,7 +78,7 @@ def waterfall(bars: Sequence[Bar]) -> Markup:
     return responsive(partial(draw, list(placed(bars))))
 
 
-def placed(bars: Sequence[Bar]) -> Iterator[Placed]:
+def placed(bars: Sequence[Bar]) -> Iterator[PlacedBar]:
     """Each bar with its begin and end. Raises ChartError as `waterfall` does."""
     first, at_ms = bars[0].ms, 0.0
     for number, bar in enumerate(bars):
@@ -89,7 +89,7 @@ def placed(bars: Sequence[Bar]) -> Iterator[Placed]:
         change_ms = bar.ms - first if bar.kind == "total" else bar.ms
         known = bar.low_ms is not None and bar.high_ms is not None
         whisker = (begin_ms + (bar.low_ms or 0.0), begin_ms + (bar.high_ms or 0.0)) if known else None
-        yield Placed(bar, begin_ms, at_ms := begin_ms + bar.ms, whisker, change_ms / first)
+        yield PlacedBar(bar, begin_ms, at_ms := begin_ms + bar.ms, whisker, change_ms / first)
 
 
 def check(bar: Bar, *, is_end: bool) -> None:
@@ -109,7 +109,7 @@ def check_closed(bar: Bar, at_ms: float, first_ms: float) -> None:
         )
 
 
-def draw(bars: Sequence[Placed], width: int) -> Markup:
+def draw(bars: Sequence[PlacedBar], width: int) -> Markup:
     rows = rows_of(width, [each.bar.note for each in bars])
     ends = [end for each in bars for end in (each.begin_ms, each.end_ms, *(each.whisker_ms or ()))]
     scale = from_zero(ends, rows.left, rows.right)
@@ -127,13 +127,13 @@ def draw(bars: Sequence[Placed], width: int) -> Markup:
     )
 
 
-def joint(bar: Placed, row: int, rows: Rows, scale: Scale) -> Markup:
+def joint(bar: PlacedBar, row: int, rows: Rows, scale: Scale) -> Markup:
     """The connector from the end of the bar above to the begin of this one, or to the end of a total."""
     x = scale.place(bar.end_ms if bar.bar.kind == "total" else bar.begin_ms)
     return line(x, rows.band(row - 1) + BAND_PX, x, rows.band(row), "joint")
 
 
-def row_of(bar: Placed, row: int, rows: Rows, scale: Scale) -> Markup:
+def row_of(bar: PlacedBar, row: int, rows: Rows, scale: Scale) -> Markup:
     top, ends = rows.band(row), sorted((scale.place(bar.begin_ms), scale.place(bar.end_ms)))
     low, high = map(scale.place, bar.whisker_ms) if bar.whisker_ms else (None, None)
     return mark(
@@ -144,7 +144,7 @@ def row_of(bar: Placed, row: int, rows: Rows, scale: Scale) -> Markup:
     )
 
 
-def entries(bars: Sequence[Placed]) -> Iterator[Entry]:
+def entries(bars: Sequence[PlacedBar]) -> Iterator[Entry]:
     used = {each.css for each in bars}
     for css, meaning in MEANINGS.items():
         if css in used:

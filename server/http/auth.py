@@ -28,14 +28,14 @@ class GuardedRouter(APIRouter):
         super().__init__(
             prefix=prefix,
             tags=[tag],
-            dependencies=[Depends(Check(scope, is_lookup=is_lookup))],
+            dependencies=[Depends(ScopeCheck(scope, is_lookup=is_lookup))],
             responses=documented(401, 422, 429, 503),
             redirect_slashes=False,
         )
         self.scope = scope
 
 
-class Check(HTTPBearer):
+class ScopeCheck(HTTPBearer):
     """Dependency that requires a valid token with this scope, applies the rate limit, and stores the token.
 
     It is one coroutine because each further dependency would add some 5 % to the time of a request.

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
-from server.http.auth import Check
+from server.http.auth import ScopeCheck
 
 
 class DirectRoute(APIRoute):
@@ -23,7 +23,7 @@ class DirectRoute(APIRoute):
         super().__init__(path, endpoint, **options)
         asked = list(inspect.signature(endpoint).parameters)
         assert asked == ["request"], f"{path} asks FastAPI for {asked}"
-        self._checks = [check for depends in self.dependencies if isinstance(check := depends.dependency, Check)]
+        self._checks = [check for depends in self.dependencies if isinstance(check := depends.dependency, ScopeCheck)]
         assert self._checks and len(self._checks) == len(self.dependencies), f"{path} is guarded otherwise"
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -62,14 +62,14 @@ class Guard:
         else:
             await self.app(scope, incoming, answer.send)
 
-    def _body(self, receive: Receive, *, streams: bool, is_there: bool) -> "Body":
+    def _body(self, receive: Receive, *, streams: bool, is_there: bool) -> "BoundedBody":
         limits = self.settings
         if streams:
-            return Body(receive, limits.max_archive_bytes, limits.archive_timeout_s, is_there=is_there)
-        return Body(receive, limits.max_json_bytes, limits.json_timeout_s, is_there=is_there)
+            return BoundedBody(receive, limits.max_archive_bytes, limits.archive_timeout_s, is_there=is_there)
+        return BoundedBody(receive, limits.max_json_bytes, limits.json_timeout_s, is_there=is_there)
 
 
-class Body:
+class BoundedBody:
     """The body of a request while it arrives. `receive` and `whole` raise HTTPException 413, 408 or 400."""
 
     def __init__(self, receive: Receive, limit: int, timeout_s: float, *, is_there: bool) -> None:
@@ -120,7 +120,7 @@ class _Answer:
     Otherwise the server would read and discard the rest of the body, however long it is.
     """
 
-    def __init__(self, send: Send, body: Body) -> None:
+    def __init__(self, send: Send, body: BoundedBody) -> None:
         self._send = send
         self._body = body
 
@@ -133,7 +133,7 @@ class _Answer:
         await self._send(message)
 
 
-def checking_length(headers: Headers, body: Body) -> Receive:
+def checking_length(headers: Headers, body: BoundedBody) -> Receive:
     """`body.receive`, which raises HTTPException 413 for a form whose Content-Length is too large.
 
     Raised where the page reads the form, so that the error is rendered as a page. No byte of the form is read.

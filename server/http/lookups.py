@@ -21,7 +21,7 @@ from server.payloads.problems import API
 from server.payloads.schemas import Question
 from tuner.store.database import Database
 from tuner.store.queries import plans
-from tuner.store.queries.plans import Extent, StoredPlan
+from tuner.store.queries.plans import PlansVersion, StoredPlan
 
 #: A new plan is visible after at most this time. It saves most of a millisecond for each look-up.
 EXTENT_TTL_S: Final = 1.0
@@ -32,7 +32,7 @@ _MOST: Final = 8192
 _NONE: Final = "none"
 
 
-class Answer(NamedTuple):
+class LookupAnswer(NamedTuple):
     """The JSON of a `Lookup`, and its ETag."""
 
     body: bytes
@@ -48,10 +48,10 @@ class Lookups:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._extent: TtlCache[None, Extent] = TtlCache(EXTENT_TTL_S, most=1)
-        self._known: TtlCache[tuple[Extent | None, str, bytes], Answer] = TtlCache(_ANSWER_TTL_S, _MOST)
+        self._extent: TtlCache[None, PlansVersion] = TtlCache(EXTENT_TTL_S, most=1)
+        self._known: TtlCache[tuple[PlansVersion | None, str, bytes], LookupAnswer] = TtlCache(_ANSWER_TTL_S, _MOST)
 
-    async def answer(self, query: bytes, team: str) -> Answer:
+    async def answer(self, query: bytes, team: str) -> LookupAnswer:
         """The answer to a raw query string, from the plans of `team`. Raises RequestValidationError."""
         extent = await self._extent.get(None, self._count)
         key = (extent, team, hashlib.sha256(query).digest())
@@ -59,11 +59,11 @@ class Lookups:
         assert found is not None
         return found
 
-    def _count(self) -> Extent:
+    def _count(self) -> PlansVersion:
         with self._database.read() as connection:
             return plans.extent(connection)
 
-    def _find(self, query: bytes, team: str) -> Answer:
+    def _find(self, query: bytes, team: str) -> LookupAnswer:
         asked = question_of(query)
         with self._database.read() as connection:
             found = plans.find_documents(
@@ -77,7 +77,7 @@ class Lookups:
                 limit=1,
             )
             body = _match_json(found[0], asked.given_fields()) if found else _no_match_json(connection, asked, team)
-        return Answer(body, hashlib.sha256(body).hexdigest())
+        return LookupAnswer(body, hashlib.sha256(body).hexdigest())
 
 
 def question_of(query: bytes) -> Question:

@@ -38,7 +38,7 @@ Seen = Annotated[int, Query(ge=0, lt=2**63, description="number of trials that t
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LoadedRun:
     """A run with its trials, plan and timeline. `problem`: why its plan is not shown."""
 
     run: Run
@@ -129,19 +129,19 @@ def unshare(request: Request, here: Here, run_id: RunId) -> Response:
 # Shared with the other pages of a run ---------------------------------------------------------------------------------
 
 
-def look(connection: Connection, run_id: str, *, team: str) -> Found:
+def look(connection: Connection, run_id: str, *, team: str) -> LoadedRun:
     """The run and its parts, also if its plan cannot be read. Raises NotFoundError."""
     run = require_run(runs.get(connection, run_id, team=team), run_id)
     tried = trials.list_of(connection, run_id)
     try:
         plan = plans.get(connection, run.plan_id, team=team) if run.plan_id else None
     except PlanError as error:
-        return Found(run, tried, None, f"The plan of this run cannot be read: {error}.")
+        return LoadedRun(run, tried, None, f"The plan of this run cannot be read: {error}.")
     timeline = timelines.readable(connection, run.id) if plan is not None else None
-    return Found(run, tried, plan, "", timeline)
+    return LoadedRun(run, tried, plan, "", timeline)
 
 
-def page(request: Request, found: Found, links: list[Share], *, link: str = "") -> Response:
+def page(request: Request, found: LoadedRun, links: list[Share], *, link: str = "") -> Response:
     view = run_view(found.run, found.trials, found.plan, utcnow(), address_of(request), found.timeline)
     return render(
         request,
@@ -158,7 +158,7 @@ def page(request: Request, found: Found, links: list[Share], *, link: str = "") 
     )
 
 
-def news(request: Request, found: Found, seen: int, place: str) -> Response:
+def news(request: Request, found: LoadedRun, seen: int, place: str) -> Response:
     """The part of the page that changes; once the run has ended, an instruction to reload the page."""
     if found.run.status.is_finished:
         return Response(status_code=204, headers={"hx-refresh": "true"})

@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from server.http.context import Context, Here
 from server.pages.frame import OpenPageRouter, render
 from server.pages.render_charts import charts_of
-from server.pages.run import Found, Seen, look, news
+from server.pages.run import LoadedRun, Seen, look, news
 from server.pages.views.run_view import run_view
 from tuner.store.queries import shares
 from tuner.wall_clock import utcnow
@@ -28,7 +28,7 @@ def live(request: Request, here: Here, secret: str, seen: Seen = 0) -> Response:
     return news(request, _look(here, secret), seen, f"/shared/{secret}")
 
 
-def _look(here: Context, secret: str) -> Found:
+def _look(here: Context, secret: str) -> LoadedRun:
     """The run of the link. Raises HTTPException 404, with the same text for revoked and unknown links."""
     with here.database.read() as connection:
         share = shares.find(connection, secret)

@@ -16,7 +16,7 @@ from tuner.measuring.protocol import ArmSpec, Job
 from tuner.numerics.numerics_gate import prove
 from tuner.records import Failure, FailureKind, Measurement, Phase
 from tuner.timing.clock import clock_of
-from tuner.timing.interleaved_rounds import Schedule, Timing, Watches, hopeless, time_arms
+from tuner.timing.interleaved_rounds import RoundSchedule, Timing, Watches, hopeless, time_arms
 
 BLOCK_MS = {"cpu": 20.0, "cuda": 50.0}
 WARM_S = {"cpu": 0.2, "cuda": 1.0}
@@ -112,7 +112,7 @@ def _time(job: Job, arms: list[LiveArm]) -> Timing:
     device = pick_device(job.device)
     for arm in arms:
         arm.rates.scale(TIMED_RATE)
-    schedule = Schedule(
+    schedule = RoundSchedule(
         rounds=job.rounds,
         block_ms=job.block_ms or BLOCK_MS[device.type],
         warm_s=WARM_S[device.type],

@@ -23,7 +23,7 @@ QUOTA_SHARE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class HostState:
+class HostCounters:
     """CPU seconds since boot, summed over all cores: busy, idle, and stolen by other machines on the same host.
 
     `own_s` is the CPU time of this process, `throttled_s` how long its control group was throttled.
@@ -62,14 +62,14 @@ class HostWatch:
             return ()
         return tuple(what_disturbed(self._first, now, os.cpu_count() or 1))
 
-    def _state(self) -> HostState | None:
+    def _state(self) -> HostCounters | None:
         try:
             ticks = [int(word) for word in (self._proc / "stat").read_text().split("\n")[0].split()[1:9]]
             user, nice, system, idle, waiting, irq, softirq, steal = (count / TICKS_PER_S for count in ticks)
         except (OSError, ValueError):
             return None
         used = os.times()
-        return HostState(
+        return HostCounters(
             at_s=time.monotonic(),
             busy_s=user + nice + system + irq + softirq,
             idle_s=idle + waiting,
@@ -88,7 +88,7 @@ class HostWatch:
         return int(found[0][1]) / 1e6 if found else 0.0
 
 
-def what_disturbed(first: HostState, now: HostState, cores: int) -> Iterator[Cause]:
+def what_disturbed(first: HostCounters, now: HostCounters, cores: int) -> Iterator[Cause]:
     """Each reason why times measured between the two states may differ."""
     took_s = now.at_s - first.at_s
     busy_s, steal_s = now.busy_s - first.busy_s, now.steal_s - first.steal_s

@@ -78,7 +78,7 @@ class SeededStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class GradientSpread:
     """Statistics of many draws: losses, mean gradients, and `variances[group][tensor]` of the gradients."""
 
     losses: Sequence[float]
@@ -94,7 +94,7 @@ class Spread:
         return stdev(values) / math.sqrt(len(values))
 
 
-def spread_of(runner: SeededStep, draws: int, seed: int) -> Spread:
+def spread_of(runner: SeededStep, draws: int, seed: int) -> GradientSpread:
     """Runs `draws` seeds, at least two groups. Draws whose gradients overflowed are left out."""
     losses: list[float] = []
     totals: list[torch.Tensor | None] = [None] * len(runner.parameters)
@@ -119,7 +119,7 @@ def spread_of(runner: SeededStep, draws: int, seed: int) -> Spread:
         variances.append(((squares - mean) / (count - 1)).clamp(min=0.0).tolist())
         _add(totals, sums)
     means = [None if total is None else total / max(1, len(losses)) for total in totals]
-    return Spread(losses, means, variances)
+    return GradientSpread(losses, means, variances)
 
 
 def _add(sums: list[torch.Tensor | None], gradients: Sequence[torch.Tensor | None]) -> None:
@@ -141,7 +141,7 @@ def _sizes(tensors: Sequence[torch.Tensor | None]) -> list[float]:
     return sizes
 
 
-def judge_spread(ours: Spread, theirs: Spread, floor: Tolerance, names: Sequence[str]) -> list[Margin]:
+def judge_spread(ours: GradientSpread, theirs: GradientSpread, floor: Tolerance, names: Sequence[str]) -> list[Margin]:
     """Compares variance of the gradients, mean loss and mean gradient of the candidate with those of an eager step."""
     if min(len(ours.variances), len(theirs.variances)) < 2:
         return []
@@ -163,7 +163,7 @@ def judge_spread(ours: Spread, theirs: Spread, floor: Tolerance, names: Sequence
     return margins + [nearest(each) for each in (variances, means) if each]
 
 
-def _mean_loss(ours: Spread, theirs: Spread, floor: Tolerance) -> Margin:
+def _mean_loss(ours: GradientSpread, theirs: GradientSpread, floor: Tolerance) -> Margin:
     one, other = fmean(ours.losses), fmean(theirs.losses)
     chance = math.hypot(*(stdev(each.losses) / math.sqrt(len(each.losses)) for each in (ours, theirs)))
     within = MEAN_SPREADS * chance + YARDSTICK_FACTOR * floor.loss * abs(other)

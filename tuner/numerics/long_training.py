@@ -20,8 +20,8 @@ from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import Job
 from tuner.numerics.depth import DEPTHS, Depth
 from tuner.numerics.restarts import StepFromState, eager_arm, model_state, reference_of, step_result, yardstick_step
-from tuner.numerics.tensor_errors import Comparison, Comparisons, compared, judge_comparisons
-from tuner.numerics.trace_errors import Start, nearest
+from tuner.numerics.tensor_errors import ErrorSamples, StepErrors, compared, judge_comparisons
+from tuner.numerics.trace_errors import TrainingStart, nearest
 from tuner.numerics.training_trace import BatchAt, load_start, perturb
 from tuner.numerics.update_check import DoubleUpdate, copied_state, live_state, trained_parameters
 from tuner.records import Failure, FailureKind, Phase
@@ -72,8 +72,8 @@ class Training:
         self._length = length
         depth = task.depth
         self._at = {round(index * (depth.steps - 1) / max(1, depth.restarts - 1)) for index in range(depth.restarts)}
-        self._comparisons: list[Comparison] = []
-        self._yardsticks: list[list[Comparison]] = [[] for _ in range(depth.yardsticks)]
+        self._comparisons: list[StepErrors] = []
+        self._yardsticks: list[list[StepErrors]] = [[] for _ in range(depth.yardsticks)]
         self._updates: list[Margin] = []
         self._reference: StepFromState | None = None
         self._eager: LiveArm | None = None
@@ -184,7 +184,7 @@ class Training:
         names = [name for name, _ in model.named_parameters()]
         buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
         floor = tolerance(self._task.job.arms[-1].knobs)
-        return found + judge_comparisons(Comparisons(self._comparisons, self._yardsticks), floor, names, buffers)
+        return found + judge_comparisons(ErrorSamples(self._comparisons, self._yardsticks), floor, names, buffers)
 
 
 def _kinds(margins: list[Margin]) -> list[str]:
@@ -196,7 +196,7 @@ def plain_losses(task: ProofTask, workload: Workload) -> list[float]:
         return _losses(task, workload, lambda x, y: plain_step(workload, x, y), task.length)
 
 
-def yardstick_losses(task: ProofTask, start: Start, length: int) -> list[list[float]]:
+def yardstick_losses(task: ProofTask, start: TrainingStart, length: int) -> list[list[float]]:
     """Losses of eager trainings in the candidate's precision: one from the same start, the others from a start changed
     by a few units in the last place. They show how far trainings drift apart by rounding alone."""
     found = []

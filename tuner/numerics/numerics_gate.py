@@ -28,7 +28,7 @@ from tuner.measuring.protocol import ArmSpec, Job
 from tuner.numerics.distance import Ruler
 from tuner.numerics.reference_cache import ReferenceCache, cache_for
 from tuner.numerics.stochastic_gate import means_gate
-from tuner.numerics.trace_errors import LATE_STEPS, Errors, Start, Trace, errors_between, judge
+from tuner.numerics.trace_errors import LATE_STEPS, Errors, Trace, TrainingStart, errors_between, judge
 from tuner.numerics.training_trace import (
     RATES,
     BatchAt,
@@ -116,7 +116,7 @@ def _is_shareable(trace: Trace) -> bool:
     return trace.steps == STEPS and not trace.skipped
 
 
-def _trace_candidate(arm: LiveArm, start: Start, batch_at: BatchAt, place: torch.device) -> Trace | Failure:
+def _trace_candidate(arm: LiveArm, start: TrainingStart, batch_at: BatchAt, place: torch.device) -> Trace | Failure:
     """Trains until LATE_STEPS steps have followed the last one that compiled, captured or overflowed."""
     trace = Trace()
     scaled = arm.spec.knobs.get("precision") == "fp16"
@@ -146,14 +146,16 @@ def _trace_candidate(arm: LiveArm, start: Start, batch_at: BatchAt, place: torch
     return _finite(trace, start)
 
 
-def _finite(trace: Trace, start: Start) -> Trace | Failure:
+def _finite(trace: Trace, start: TrainingStart) -> Trace | Failure:
     for name, tensor in zip(start.names, trace.parameters, strict=True):
         if not torch.isfinite(tensor).all():
             return _failed(FailureKind.NOT_FINITE, f"{name} is not finite after {trace.steps} steps")
     return trace
 
 
-def _trace_reference(job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace) -> tuple[Trace, str]:
+def _trace_reference(
+    job: Job, probe: Probe, start: TrainingStart, batches: BatchAt, candidate: Trace
+) -> tuple[Trace, str]:
     """The reference's trace, and a note when it is not in float64."""
     within_s = job.reference_s or REFERENCE_S
     step_s = min(probe.step_ms, job.step_ms or probe.step_ms) / 1e3
@@ -170,7 +172,7 @@ class SlowError(Exception):
 
 
 def _trace_plain(
-    job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace, *, within_s: float | None = None
+    job: Job, probe: Probe, start: TrainingStart, batches: BatchAt, candidate: Trace, *, within_s: float | None = None
 ) -> Trace:
     """Trains as given: in float64 with `within_s`, else in fp32.
 
@@ -200,7 +202,7 @@ def _trace_plain(
 
 
 def _trace_yardstick(
-    job: Job, probe: Probe, start: Start, batches: BatchAt, candidate: Trace, *, perturbed: bool
+    job: Job, probe: Probe, start: TrainingStart, batches: BatchAt, candidate: Trace, *, perturbed: bool
 ) -> Trace:
     """Trains eager with the candidate's precision. Against a reference of the same precision it would have no error at
     all, so then its weights start a few units in the last place away."""

@@ -17,7 +17,7 @@ import torch
 from pydantic import TypeAdapter
 from torch.utils import _pytree as pytree
 
-from tuner.numerics.trace_errors import Errors, Snapshot, Start, Trace
+from tuner.numerics.trace_errors import Errors, Trace, TraceStep, TrainingStart
 
 FREE_SPACE_FACTOR = 2.0  # free disk space that is needed, as a multiple of what is stored
 
@@ -66,12 +66,12 @@ class ReferenceCache:
             return made
 
 
-def cache_for(folder: str | None, start: Start, batch: Any) -> ReferenceCache:
+def cache_for(folder: str | None, start: TrainingStart, batch: Any) -> ReferenceCache:
     """The cache for traces that start with these weights and train on this batch."""
     return ReferenceCache(None) if folder is None else ReferenceCache(Path(folder), digest_of(start, batch))
 
 
-def digest_of(start: Start, batch: Any) -> str:
+def digest_of(start: TrainingStart, batch: Any) -> str:
     """A digest of the bytes of all tensors. 1 GB takes about a second."""
     digest = hashlib.sha256()
     for leaf in (*start.parameters, *start.buffers, *pytree.tree_leaves(batch)):
@@ -108,7 +108,7 @@ def _save_trace(made: tuple[Trace, str], path: Path) -> None:
 
 def _load_trace(path: Path) -> tuple[Trace, str]:
     found: Mapping[str, Any] = torch.load(path, mmap=True, weights_only=True)
-    snapshots = {index: Snapshot(loss, gradients) for index, (loss, gradients) in found["snapshots"].items()}
+    snapshots = {index: TraceStep(loss, gradients) for index, (loss, gradients) in found["snapshots"].items()}
     trace = Trace(snapshots=snapshots, steps=found["steps"], parameters=found["parameters"], buffers=found["buffers"])
     return trace, found["note"]
 

@@ -19,7 +19,7 @@ from kitsune.workload import Workload
 from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import ArmSpec, Job
 from tuner.numerics.distance import HOST, Ruler, Tensors
-from tuner.numerics.trace_errors import GRADIENT_CEILING, LOSS_CEILING, YARDSTICK_FACTOR, Start, allowed
+from tuner.numerics.trace_errors import GRADIENT_CEILING, LOSS_CEILING, YARDSTICK_FACTOR, TrainingStart, allowed
 from tuner.numerics.training_trace import load_start, snapshot, start_of, state
 from tuner.records import Failure, FailureKind, Phase
 from tuner.workloads.plain_step import plain_step
@@ -69,14 +69,14 @@ def means_gate(job: Job) -> Numerics | Failure:
     return _judged(_Samples(candidate, reference, yardstick, again), job)
 
 
-def _sample_plain(job: Job, start: Start, seed: int) -> Sample:
+def _sample_plain(job: Job, start: TrainingStart, seed: int) -> Sample:
     workload = fresh_workload(job)
     load_start(workload, start)
     with full_precision():
         return _sample(workload, lambda: plain_step(workload, *workload.batch), Rates(workload.optimizer), start, seed)
 
 
-def _sample_arm(arm: LiveArm, start: Start, seed: int) -> Sample:
+def _sample_arm(arm: LiveArm, start: TrainingStart, seed: int) -> Sample:
     try:
         load_start(arm.workload, start)
         arm.rates.scale(0.0)
@@ -86,7 +86,9 @@ def _sample_arm(arm: LiveArm, start: Start, seed: int) -> Sample:
         arm.close()
 
 
-def _sample(workload: Workload, step: Callable[[], torch.Tensor], rates: Rates, start: Start, seed: int) -> Sample:
+def _sample(
+    workload: Workload, step: Callable[[], torch.Tensor], rates: Rates, start: TrainingStart, seed: int
+) -> Sample:
     rates.scale(0.0)
     torch.manual_seed(seed)
     losses: list[float] = []

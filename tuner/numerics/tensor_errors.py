@@ -68,7 +68,7 @@ class TensorErrors:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class StepErrors:
     """Comparison of one step with the reference's step from the same state."""
 
     loss: float
@@ -78,7 +78,7 @@ class Comparison:
     counters_agree: bool = True
 
 
-def compared(ours: StepResult, theirs: StepResult) -> Comparison:
+def compared(ours: StepResult, theirs: StepResult) -> StepErrors:
     pairs = list(zip(ours.gradients, theirs.gradients, strict=True))
     found = [_products(a, b) for a, b in pairs]
     elements = [0 if a is None and b is None else (b if a is None else a).numel() for a, b in pairs]  # type: ignore[union-attr]
@@ -86,7 +86,7 @@ def compared(ours: StepResult, theirs: StepResult) -> Comparison:
     density = math.sqrt(total / max(1, sum(elements)))
     least = [LEAST * density * math.sqrt(count) for count in elements]
     wrong = math.sqrt(sum(error for _, _, _, error in found))
-    return Comparison(
+    return StepErrors(
         loss=abs(ours.loss - theirs.loss) / max(abs(theirs.loss), 1e-12),
         whole=_ratio(wrong, math.sqrt(total)),
         gradients=_tensor_errors(found, least),
@@ -143,19 +143,19 @@ def _ratio(error: float, size: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparisons:
+class ErrorSamples:
     """Comparisons at the same moments: of the candidate, and of each yardstick (eager in the candidate's precision)."""
 
-    candidate: Sequence[Comparison]
-    yardsticks: Sequence[Sequence[Comparison]]
+    candidate: Sequence[StepErrors]
+    yardsticks: Sequence[Sequence[StepErrors]]
 
-    def every(self, value: Callable[[Comparison], float]) -> float:
+    def every(self, value: Callable[[StepErrors], float]) -> float:
         """The largest of all yardsticks and moments: at a single moment eager's own error may be small by chance."""
         return max((value(each) for one in self.yardsticks for each in one), default=0.0)
 
 
 def judge_comparisons(
-    found: Comparisons, floor: Tolerance, names: Sequence[str], buffers: Sequence[str]
+    found: ErrorSamples, floor: Tolerance, names: Sequence[str], buffers: Sequence[str]
 ) -> list[Margin]:
     """For each kind of comparison, the margin nearest to its limit. Needs at least one comparison."""
     margins = [
@@ -184,15 +184,15 @@ def recurring_error(errors: Sequence[float]) -> float:
     return max(ordered[-1 - max(1, len(ordered) // 16)], ordered[-1] / RARE)
 
 
-def _whole(found: Comparisons, what: str, value: Callable[[Comparison], float], floor: float) -> Margin:
+def _whole(found: ErrorSamples, what: str, value: Callable[[StepErrors], float], floor: float) -> Margin:
     error = recurring_error([value(each) for each in found.candidate])
     return margin_of(what, "", error, allowed(found.every(value), floor), 1.0)
 
 
 def _tensors(
-    found: Comparisons,
+    found: ErrorSamples,
     what: str,
-    errors_of: Callable[[Comparison], TensorErrors],
+    errors_of: Callable[[StepErrors], TensorErrors],
     floor: float,
     share_floor: float,
     names: Sequence[str],
@@ -212,7 +212,7 @@ def _tensors(
     return [nearest(margins) for margins in (errors, shares, sizes) if margins]
 
 
-def _outliers(found: Comparisons, names: Sequence[str]) -> list[Margin]:
+def _outliers(found: ErrorSamples, names: Sequence[str]) -> list[Margin]:
     """The tensor whose share differs from eager's, step by step, by much more than the shares of other tensors do.
 
     In bf16, eager itself may lose 1 % of a layer, so that a layer which is 1 % too large may even be nearer to the

@@ -31,7 +31,7 @@ LATE_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class TraceStep:
     """Loss and gradients of one step."""
 
     loss: float
@@ -52,7 +52,7 @@ class Trace:
     """A training run: snapshots of some steps, the steps whose update was skipped for an overflow, and the final
     tensors. `early` are its first steps that were not skipped."""
 
-    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    snapshots: dict[int, TraceStep] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     steps: int = 0
     parameters: Sequence[torch.Tensor] = ()
@@ -83,7 +83,7 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class TrainingStart:
     """The tensors that all traces start from."""
 
     names: Sequence[str]
@@ -91,7 +91,7 @@ class Start:
     buffers: Sequence[torch.Tensor]
 
 
-def errors_between(trace: Trace, reference: Trace, start: Start, ruler: Ruler = HOST) -> Errors:
+def errors_between(trace: Trace, reference: Trace, start: TrainingStart, ruler: Ruler = HOST) -> Errors:
     """‖trace - reference‖ / ‖reference‖; for parameters and buffers relative to the norm of the reference's update.
 
     Steps that an overflow skipped in the trace are left out.

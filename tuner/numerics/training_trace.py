@@ -12,7 +12,7 @@ import torch
 from kitsune.device.backend import free_bytes
 from kitsune.workload import Workload
 from tuner.building.arms import Rates
-from tuner.numerics.trace_errors import LATE_STEPS, Snapshot, Start, Trace
+from tuner.numerics.trace_errors import LATE_STEPS, Trace, TraceStep, TrainingStart
 from tuner.workloads.batches import varied
 
 # Factors of the learning rates. They are small: at the full rate a step of Adam moves every weight whose gradient is
@@ -56,12 +56,12 @@ def place_for(model: torch.nn.Module, device: torch.device, step_bytes: int) -> 
     return device if needed <= SHARE * (free_bytes(device) - 2 * step_bytes) else CPU
 
 
-def start_of(workload: Workload, place: torch.device = CPU) -> Start:
+def start_of(workload: Workload, place: torch.device = CPU) -> TrainingStart:
     parameters, buffers = state(workload, place)
-    return Start([name for name, _ in workload.model.named_parameters()], parameters, buffers)
+    return TrainingStart([name for name, _ in workload.model.named_parameters()], parameters, buffers)
 
 
-def load_start(workload: Workload, start: Start) -> None:
+def load_start(workload: Workload, start: TrainingStart) -> None:
     """Sets parameters and buffers to the start: a workload file may draw them with other generators than torch's."""
     with torch.no_grad():
         for parameter, value in zip(workload.model.parameters(), start.parameters, strict=True):
@@ -79,7 +79,7 @@ def perturb(workload: Workload, seed: int) -> None:
                 parameter.mul_(1 + PERTURBATION * noise.to(parameter.dtype))
 
 
-def remember(trace: Trace, index: int, snapshot: Snapshot) -> None:
+def remember(trace: Trace, index: int, snapshot: TraceStep) -> None:
     """Keeps the early steps and the last ones."""
     trace.snapshots[index] = snapshot
     trace.steps = index + 1
@@ -88,8 +88,8 @@ def remember(trace: Trace, index: int, snapshot: Snapshot) -> None:
         del trace.snapshots[old]
 
 
-def snapshot(workload: Workload, loss: torch.Tensor, place: torch.device = CPU) -> Snapshot:
-    return Snapshot(float(loss), [_copy(parameter.grad, place) for parameter in workload.model.parameters()])
+def snapshot(workload: Workload, loss: torch.Tensor, place: torch.device = CPU) -> TraceStep:
+    return TraceStep(float(loss), [_copy(parameter.grad, place) for parameter in workload.model.parameters()])
 
 
 def state(workload: Workload, place: torch.device = CPU) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -12,7 +12,7 @@ from tuner.planning.standings import leader, unrefused
 from tuner.records import Trial
 from tuner.search.outcomes import best_stock, speedup
 from tuner.search.space import Configuration
-from tuner.statistics.process_statistics import FAR_APART, LEAST_PROCESSES, PROCESSES, Extent
+from tuner.statistics.process_statistics import FAR_APART, LEAST_PROCESSES, PROCESSES, ConfirmationSize
 
 PLAYOFF_SHARE: Final = 0.15  # of the budget
 PROOF_SHARE: Final = 0.2  # of the budget, for the long numerics gate of the winner
@@ -65,10 +65,10 @@ class Reserve:
             return confirmed_s
         return self._confirmed_s(first, least, look_s + self._compiling_s(first))
 
-    def extent(self, first: Trial, left_s: float) -> Extent:
+    def extent(self, first: Trial, left_s: float) -> ConfirmationSize:
         """How many processes and how much of the long numerics gate fit into `left_s`."""
         knobs = first.knobs
-        return Extent(
+        return ConfirmationSize(
             self.processes_within(first, left_s),
             self.least(first),
             self.processes(knobs),

@@ -59,7 +59,7 @@ class Curve(Record):
         return fmean(self.held_out[-max(1, round(LAST_SHARE * len(self.held_out))) :])
 
 
-class Outcome(Record):
+class CurvesVerdict(Record):
     """Final mean held-out loss of each arm, and the difference that the spread between seeds allows (`allowed`)."""
 
     verdict: Learned
@@ -80,12 +80,12 @@ class Verification(Record):
     steps: int
     seeds: int
     held_out_batches: int
-    outcome: Outcome
+    outcome: CurvesVerdict
     curves: tuple[Curve, ...]
     notes: tuple[str, ...] = ()
 
 
-def judge(curves: Sequence[Curve]) -> Outcome:
+def judge(curves: Sequence[Curve]) -> CurvesVerdict:
     """Compares the mean final losses by Student's t-test with the pooled variance within the arms.
 
     Both arms start from the same weights and see the same batches, so they differ less by chance than the independent
@@ -97,22 +97,22 @@ def judge(curves: Sequence[Curve]) -> Outcome:
     start = fmean(curve.start for curve in plain)
     if ended := next((curve for curve in plain if curve.ended), None):
         why = f"the step as given does not train: seed {ended.seed}, {ended.ended}"
-        return Outcome(verdict=Learned.UNCLEAR, reason=why, start=start)
+        return CurvesVerdict(verdict=Learned.UNCLEAR, reason=why, start=start)
     if ended := next((curve for curve in plan if curve.ended), None):
         why = f"by the plan, seed {ended.seed}: {ended.ended}; the step as given trains"
-        return Outcome(verdict=Learned.DIFFERS, reason=why, start=start)
+        return CurvesVerdict(verdict=Learned.DIFFERS, reason=why, start=start)
     if len({(curve.start, curve.held_out) for curve in plain}) == 1:
-        return Outcome(verdict=Learned.UNCLEAR, reason=ALL_ALIKE, start=start)
+        return CurvesVerdict(verdict=Learned.UNCLEAR, reason=ALL_ALIKE, start=start)
     return _compared(start, [curve.final for curve in plain], [curve.final for curve in plan])
 
 
-def _compared(start: float, plain: Sequence[float], plan: Sequence[float]) -> Outcome:
+def _compared(start: float, plain: Sequence[float], plan: Sequence[float]) -> CurvesVerdict:
     means = fmean(plain), fmean(plan)
     spread = math.sqrt(fmean((variance(plain), variance(plan))))
     standard_error = spread * math.sqrt(1 / len(plain) + 1 / len(plan))
     allowed = max(FLOOR * abs(means[0]), quantile(len(plain) + len(plan) - 2, CONFIDENCE) * standard_error)
     verdict, reason = _verdict(start, *means, allowed)
-    return Outcome(
+    return CurvesVerdict(
         verdict=verdict, reason=reason, start=start, plain=means[0], plan=means[1], spread=spread, allowed=allowed
     )
 

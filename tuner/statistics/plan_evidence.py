@@ -13,7 +13,7 @@ from tuner.records import Arm, CauseKind, Comparison, Measurement, Verdict
 from tuner.statistics.block_statistics import SAME_WITHIN, compare, median, samples_digest, verdict
 from tuner.statistics.process_statistics import (
     FAR_APART,
-    Confirmed,
+    ConfirmedComparison,
     Prior,
     apart,
     confirm,
@@ -65,7 +65,7 @@ class Decision:
     chosen: str
     baseline: str
     verdict: Verdict
-    found: Confirmed
+    found: ConfirmedComparison
     note: str = ""
 
     @property
@@ -152,7 +152,7 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
 
 def judged(
     processes: Sequence[Measurement], baseline: str, candidate: str, prior: Prior | None = None
-) -> tuple[Confirmed, str]:
+) -> tuple[ConfirmedComparison, str]:
     """The comparison of two arms, and why it is too noisy (empty if it is not). A certain verdict is never replaced.
 
     An arm compared with itself is SAME, even from one process, unless its times are too noisy.
@@ -277,7 +277,7 @@ def _best_stock(processes: Sequence[Measurement]) -> str:
     return STOCK if _speedup(processes, EAGER, STOCK).median > 1 else EAGER
 
 
-def _noise_signs(processes: Sequence[Measurement], baseline: str, found: Confirmed) -> Iterator[str]:
+def _noise_signs(processes: Sequence[Measurement], baseline: str, found: ConfirmedComparison) -> Iterator[str]:
     """Each sign that the machine was too noisy for a verdict, as text."""
     times = _times(processes, baseline)
     what = ARM_NAMES.get(baseline, f"the {baseline}")
@@ -292,7 +292,7 @@ def _noise_signs(processes: Sequence[Measurement], baseline: str, found: Confirm
         yield f"the gain lies anywhere between {speedup.low:.2f} and {speedup.high:.2f} times"
 
 
-def _undecided(over_stock: Confirmed, over_eager: Confirmed) -> str:
+def _undecided(over_stock: ConfirmedComparison, over_eager: ConfirmedComparison) -> str:
     """The message for an undecided comparison: of the candidate, else of the best stock configuration."""
     is_open = over_stock.comparison.verdict is Verdict.AMBIGUOUS
     what = "the best candidate" if is_open else "the best stock configuration, over the step as given,"
@@ -315,7 +315,7 @@ def _left_out(count: int, of: int) -> str:
     return f"{count} of {of} processes left out, as the machine was disturbed" if count else ""
 
 
-def _least_certain(compared: Sequence[Confirmed]) -> Verdict:
+def _least_certain(compared: Sequence[ConfirmedComparison]) -> Verdict:
     """The verdict of a run without a certain gain: the least certain one of the comparisons."""
     said = {found.comparison.verdict for found in compared}
     return next((unclear for unclear in (Verdict.TOO_NOISY, Verdict.AMBIGUOUS) if unclear in said), Verdict.SAME)

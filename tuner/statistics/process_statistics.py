@@ -52,7 +52,7 @@ class Prior:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class ConfirmationSize:
     """The size of a confirmation.
 
     `processes`: how many are timed; if time runs out fewer, but at least `least`, and if time is left up to `most`.
@@ -77,7 +77,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
+class ConfirmedComparison:
     """A comparison of a candidate with a baseline over several processes.
 
     `prediction`: 95 % prediction interval of the speedup in one more fresh process; None with one process.
@@ -96,7 +96,7 @@ class Confirmed:
 
 def confirm(
     baseline_ms: Sequence[Sequence[float]], candidate_ms: Sequence[Sequence[float]], prior: Prior | None = None
-) -> Confirmed:
+) -> ConfirmedComparison:
     """Compares a candidate with a baseline. Element p of both holds the ms per step of the blocks of process p, paired
     by round.
 
@@ -124,7 +124,7 @@ def confirm(
         verdict=verdict(low, high, 0.0 if _is_plain(rounds) else p_value),
         blocks=sum(map(len, rounds)),
     )
-    return Confirmed(comparison, _interval(middle - ahead, middle, middle + ahead), spread, len(values))
+    return ConfirmedComparison(comparison, _interval(middle - ahead, middle, middle + ahead), spread, len(values))
 
 
 def pooled(values: Sequence[float], prior: Prior | None = None) -> Spread:
@@ -139,7 +139,7 @@ def pooled(values: Sequence[float], prior: Prior | None = None) -> Spread:
     return Spread(math.sqrt(together), degrees + known)
 
 
-def has_too_large_spread(found: Confirmed) -> bool:
+def has_too_large_spread(found: ConfirmedComparison) -> bool:
     """Whether the spread is so large that even five processes could not show a gain of a few per cent."""
     if found.processes > 1:
         return found.spread.deviation > MAX_DEVIATION
@@ -192,7 +192,7 @@ def _quartile_ratio(blocks_ms: Sequence[float]) -> float:
     return ordered[-1 - cut] / ordered[cut]
 
 
-def _of_one(ratios: Sequence[float]) -> Confirmed:
+def _of_one(ratios: Sequence[float]) -> ConfirmedComparison:
     low, high = bootstrap_interval(ratios)
     comparison = Comparison(
         speedup=_interval(low, median(ratios), high),
@@ -200,7 +200,7 @@ def _of_one(ratios: Sequence[float]) -> Confirmed:
         verdict=Verdict.AMBIGUOUS,
         blocks=len(ratios),
     )
-    return Confirmed(comparison, None, Spread(0.0, 0), 1)
+    return ConfirmedComparison(comparison, None, Spread(0.0, 0), 1)
 
 
 def _p_value(middle: float, error: float, degrees: int) -> float:

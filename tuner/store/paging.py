@@ -31,7 +31,7 @@ class Order(NamedTuple):
         return f"{self.column.name} {'descending' if self.is_descending else 'ascending'}"
 
 
-class Place(NamedTuple):
+class Cursor(NamedTuple):
     """The position of a row: its sort value, or None if it has none, and its id."""
 
     value: Value
@@ -50,27 +50,27 @@ def rows_after(
         rows += connection.execute(part.limit(limit + 1 - len(rows))).all()
         if len(rows) > limit:
             values = rows[limit - 1]._mapping
-            return rows[:limit], encode(order, Place(values[order.column], values[order.id]))
+            return rows[:limit], encode(order, Cursor(values[order.column], values[order.id]))
     return rows, None
 
 
-def encode(order: Order, place: Place) -> str:
+def encode(order: Order, place: Cursor) -> str:
     value = place.value.isoformat() if isinstance(place.value, datetime) else place.value
     return base64.urlsafe_b64encode(canonical_json([order.name, value, place.id]).encode()).decode()
 
 
-def decode(order: Order, cursor: str) -> Place:
+def decode(order: Order, cursor: str) -> Cursor:
     """The inverse of `encode`. Raises CursorError for an invalid cursor, or one of another order."""
     try:
         name, value, row_id = json.loads(base64.b64decode(cursor, altchars=b"-_", validate=True))
         if name != order.name:
             raise CursorError(f"{cursor!r:.100} is not a cursor of a list in this order; begin again without one")
-        return Place(_value(value, order.column), _text(row_id))
+        return Cursor(_value(value, order.column), _text(row_id))
     except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CursorError(f"{cursor!r:.100} is not a cursor of a page; begin again without one") from error
 
 
-def _parts(statement: Select[Any], order: Order, place: Place | None) -> Iterator[Select[Any]]:
+def _parts(statement: Select[Any], order: Order, place: Cursor | None) -> Iterator[Select[Any]]:
     """Two statements that each use an index: rows with a sort value, then rows without one.
 
     A single statement would need NULLS LAST, for which neither database can use one index in both directions.

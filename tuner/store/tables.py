@@ -69,7 +69,7 @@ class Whole(TypeDecorator[int]):
         return value
 
 
-class Moment(TypeDecorator[datetime]):
+class UtcMicroseconds(TypeDecorator[datetime]):
     """A time in microseconds, stored in UTC. (SQLite has no time zones and stores text that sorts like time.)"""
 
     impl = DateTime(timezone=True)
@@ -123,7 +123,7 @@ plans = Table(
     Column("verdict", Line),
     Column("speedup", Double),
     Column("speedup_over_eager", Double),
-    Column("created_at", Moment, nullable=False),
+    Column("created_at", UtcMicroseconds, nullable=False),
     Column("document", JsonText, nullable=False),
     Column("team", Line, nullable=False, server_default=DEFAULT_TEAM),
     Index(None, "fingerprint", "gpu"),
@@ -138,7 +138,7 @@ archives = Table(
     Column("size_bytes", Whole, nullable=False),
     Column("fingerprint", Line, nullable=False),
     Column("model_fingerprint", Line, nullable=False),
-    Column("created_at", Moment, nullable=False),
+    Column("created_at", UtcMicroseconds, nullable=False),
 )
 
 # The bytes of an archive are stored once, for all teams; a team may use only archives that it sent itself. The size is
@@ -148,9 +148,9 @@ archive_owners = Table(
     metadata,
     Column("team", Line, primary_key=True),
     Column("sha256", Line, ForeignKey(archives.c.sha256), primary_key=True),
-    Column("created_at", Moment, nullable=False),
+    Column("created_at", UtcMicroseconds, nullable=False),
     Column("size_bytes", Whole, nullable=False, server_default="0"),
-    Column("sent_at", Moment),
+    Column("sent_at", UtcMicroseconds),
     Index(None, "sha256"),
 )
 
@@ -177,11 +177,11 @@ runs = Table(
     Column("status", Line, nullable=False),
     Column("attempt", Whole, nullable=False),
     Column("worker", Line),
-    Column("created_at", Moment, nullable=False),
-    Column("started_at", Moment),
-    Column("heartbeat_at", Moment),
-    Column("lease_until", Moment),
-    Column("finished_at", Moment),
+    Column("created_at", UtcMicroseconds, nullable=False),
+    Column("started_at", UtcMicroseconds),
+    Column("heartbeat_at", UtcMicroseconds),
+    Column("lease_until", UtcMicroseconds),
+    Column("finished_at", UtcMicroseconds),
     Column("environment", JsonText),
     Column("gpu", Line),
     Column("inapplicable", JsonText, nullable=False),
@@ -226,8 +226,8 @@ trials = Table(
     Column("measurement", JsonText),
     Column("comparison", JsonText),
     Column("failure", JsonText),
-    Column("started_at", Moment, nullable=False),
-    Column("finished_at", Moment, nullable=False),
+    Column("started_at", UtcMicroseconds, nullable=False),
+    Column("finished_at", UtcMicroseconds, nullable=False),
     Column("spent", JsonText),
 )
 
@@ -246,7 +246,7 @@ submits = Table(
     Column("key", Line, primary_key=True),
     Column("digest", Line, nullable=False),
     Column("run_id", Line, ForeignKey(runs.c.id), nullable=False),
-    Column("created_at", Moment, nullable=False),
+    Column("created_at", UtcMicroseconds, nullable=False),
     Index(None, "run_id"),
 )
 
@@ -257,9 +257,9 @@ shares = Table(
     Column("digest", Line, nullable=False),
     Column("run_id", Line, ForeignKey(runs.c.id), nullable=False),
     Column("team", Line, nullable=False),
-    Column("created_at", Moment, nullable=False),
-    Column("expires_at", Moment),
-    Column("ended_at", Moment),
+    Column("created_at", UtcMicroseconds, nullable=False),
+    Column("expires_at", UtcMicroseconds),
+    Column("ended_at", UtcMicroseconds),
     Index(None, "digest", unique=True),
     Index(None, "run_id"),
 )
@@ -271,9 +271,9 @@ tokens = Table(
     Column("name", Line, nullable=False),
     Column("digest", Line, nullable=False),
     Column("scopes", JsonText, nullable=False),
-    Column("created_at", Moment, nullable=False),
-    Column("expires_at", Moment),
-    Column("revoked_at", Moment),
+    Column("created_at", UtcMicroseconds, nullable=False),
+    Column("expires_at", UtcMicroseconds),
+    Column("revoked_at", UtcMicroseconds),
     Column("team", Line, nullable=False, server_default=DEFAULT_TEAM),
     Index(None, "digest", unique=True),
 )
@@ -284,7 +284,7 @@ sessions = Table(
     Column("cookie", Line, primary_key=True),
     Column("token_id", Line, ForeignKey(tokens.c.id), nullable=False),
     Column("csrf", Line, nullable=False),
-    Column("started_at", Moment, nullable=False),
-    Column("ends_at", Moment, nullable=False),
+    Column("started_at", UtcMicroseconds, nullable=False),
+    Column("ends_at", UtcMicroseconds, nullable=False),
     Index(None, "ends_at"),
 )

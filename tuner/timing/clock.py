@@ -5,7 +5,7 @@ import time
 import torch
 
 from kitsune.device.backend import synchronize
-from tuner.timing.interleaved_rounds import Clock, Step
+from tuner.timing.interleaved_rounds import BlockClock, Step
 
 
 class GpuClock:
@@ -44,5 +44,5 @@ class HostClock:
         return time.perf_counter()
 
 
-def clock_of(device: torch.device) -> Clock:
+def clock_of(device: torch.device) -> BlockClock:
     return GpuClock(device) if device.type == "cuda" else HostClock()

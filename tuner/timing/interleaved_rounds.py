@@ -19,7 +19,7 @@ HOPELESS_AFTER: Final = 3  # blocks
 HOPELESS_BY: Final = 1.03  # simulated with 1 % noise: saves 61 % of the blocks, stopped the best arm in 0 of 300 runs
 
 
-class Clock(Protocol):
+class BlockClock(Protocol):
     """Times blocks of steps on one device."""
 
     def block_ms(self, step: Step, steps: int) -> float:
@@ -29,7 +29,7 @@ class Clock(Protocol):
     def now_s(self) -> float: ...
 
 
-class Watch(Protocol):
+class DisturbanceWatch(Protocol):
     """Detects disturbances of the machine between rounds."""
 
     def disturbance(self) -> str | None:
@@ -46,7 +46,7 @@ class Watch(Protocol):
 class Watches:
     """Several watches as one."""
 
-    def __init__(self, *watches: Watch) -> None:
+    def __init__(self, *watches: DisturbanceWatch) -> None:
         self._watches = watches
 
     def disturbance(self) -> str | None:
@@ -61,7 +61,7 @@ class Watches:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Schedule:
+class RoundSchedule:
     """How much to time: `rounds` blocks of each arm, each of `block_ms` or one step, after `warm_s` of warm-up."""
 
     rounds: int
@@ -96,7 +96,9 @@ def hopeless(baseline_ms: Sequence[float], candidate_ms: Sequence[float], best_s
     return len(ratios) >= HOPELESS_AFTER and min(ratios) * best_speedup > HOPELESS_BY
 
 
-def time_arms(steps: Sequence[Step], clock: Clock, watch: Watch, schedule: Schedule, cannot_win: CannotWin) -> Timing:
+def time_arms(
+    steps: Sequence[Step], clock: BlockClock, watch: DisturbanceWatch, schedule: RoundSchedule, cannot_win: CannotWin
+) -> Timing:
     """Times all arms in randomised, balanced rounds (ABBA for two arms).
 
     A disturbed round is dropped and repeated, at most as many times as there are rounds. If fewer than
@@ -142,7 +144,7 @@ def time_arms(steps: Sequence[Step], clock: Clock, watch: Watch, schedule: Sched
     )
 
 
-def warm_up(steps: Sequence[Step], clock: Clock, schedule: Schedule) -> tuple[int, ...]:
+def warm_up(steps: Sequence[Step], clock: BlockClock, schedule: RoundSchedule) -> tuple[int, ...]:
     """Runs all arms for at least `warm_s`; returns how many steps of each arm fill a block."""
     end_s = clock.now_s() + schedule.warm_s
     counts = [1] * len(steps)
@@ -162,7 +164,7 @@ def steps_per_block(step_ms: float, block_ms: float) -> int:
     return max(1, math.ceil(block_ms / step_ms))
 
 
-def one_round(turn: Sequence[int], steps: Sequence[Step], counts: Sequence[int], clock: Clock) -> list[float]:
+def one_round(turn: Sequence[int], steps: Sequence[Step], counts: Sequence[int], clock: BlockClock) -> list[float]:
     """ms per step of each arm, by arm. They run in the order of `turn`, with the garbage collector off."""
     times = [0.0] * len(steps)
     with uncollected():

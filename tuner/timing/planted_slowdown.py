@@ -20,7 +20,7 @@ from tuner.statistics.block_statistics import median
 from tuner.statistics.process_statistics import ROUNDS
 from tuner.timing.checkup import PLANTED, STEP
 from tuner.timing.clock import clock_of
-from tuner.timing.interleaved_rounds import Clock, Schedule, Step, Watches, one_round, time_arms, warm_up
+from tuner.timing.interleaved_rounds import BlockClock, RoundSchedule, Step, Watches, one_round, time_arms, warm_up
 
 BLOCK_MS = {"cpu": 20.0, "cuda": 20.0}
 WARM_S = {"cpu": 0.5, "cuda": 0.5}
@@ -37,7 +37,7 @@ def measured(device: torch.device, seed: int = 0) -> Measurement:
     make_current(device)
     torch.manual_seed(seed)
     clock, step = clock_of(device), a_step(device)
-    schedule = Schedule(rounds=ROUNDS, block_ms=BLOCK_MS[device.type], warm_s=WARM_S[device.type], seed=seed)
+    schedule = RoundSchedule(rounds=ROUNDS, block_ms=BLOCK_MS[device.type], warm_s=WARM_S[device.type], seed=seed)
     watch = Watches(HostWatch(), *([watch_gpu(gpu_uuid(device))] if device.type == "cuda" else []))
     begin_s = clock.now_s()
     clock.block_ms(step, 1)
@@ -76,13 +76,13 @@ def a_step(device: torch.device) -> Step:
     return step
 
 
-def as_given_ms(step: Step, clock: Clock, schedule: Schedule) -> float:
+def as_given_ms(step: Step, clock: BlockClock, schedule: RoundSchedule) -> float:
     """Median ms per step of as many blocks as there are rounds, after warm-up."""
     counts = warm_up([step], clock, schedule)
     return median([one_round([0], [step], counts, clock)[0] for _ in range(schedule.rounds)])
 
 
-def waits(device: torch.device, clock: Clock, step: Step, step_ms: float) -> Wait:
+def waits(device: torch.device, clock: BlockClock, step: Step, step_ms: float) -> Wait:
     """A function from milliseconds to a wait of that length: a sleep kernel on a GPU, a busy loop on a CPU.
 
     The kernel counts clock cycles, and a GPU under load runs at a lower clock than an idle one. So it is calibrated

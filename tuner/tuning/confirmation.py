@@ -29,7 +29,7 @@ from tuner.statistics.plan_evidence import (
     has_eager,
     plan_from,
 )
-from tuner.statistics.process_statistics import PROCESSES, ROUNDS, Extent, Prior
+from tuner.statistics.process_statistics import PROCESSES, ROUNDS, ConfirmationSize, Prior
 from tuner.tuning.events import Confirming, Crowded, Event, Tried
 from tuner.tuning.trials_in_flight import Begun, Work, ran_out_of_shared_memory
 
@@ -92,7 +92,7 @@ class Confirmation:
     check: Check
     at_once: int
     memory: MemoryFit
-    extent: Extent
+    extent: ConfirmationSize
     _proof: LongProof | None = None
     _measured: list[Measurement] = field(default_factory=list)
     _has_timeline: bool = False

@@ -46,7 +46,7 @@ def mismatch(
     rates, which change too. `untouched`: memory that no step may change. Raises ErraticError when the step differs from
     itself by more than rounding, or when something on the host decides what it does.
     """
-    start = Start(recording, inputs, rates)
+    start = InitialState(recording, inputs, rates)
     try:
         expected, found = start.trace(step), start.trace(replay)
         if untouched.has_changed():
@@ -79,7 +79,7 @@ def mismatch(
         start.restore()
 
 
-class Start:
+class InitialState:
     """The state and the batch from which every run begins."""
 
     def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]) -> None:

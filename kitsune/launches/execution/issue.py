@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from kitsune.device.backend import lane_stream
 from kitsune.errors import CaptureError
-from kitsune.launches.model.recording import Call, Place, Recording, map_places
+from kitsune.launches.model.recording import Call, Recording, TensorView, map_places
 from kitsune.launches.planning.memory_plan import MemoryPlan, plan_memory
 from kitsune.launches.planning.schedule import Schedule, in_order
 
@@ -106,7 +106,7 @@ class Memory:
         nbytes = self._recording.graph.storages[storage].nbytes
         return torch.empty(nbytes, dtype=torch.uint8, device=self._recording.device).untyped_storage()
 
-    def _tensor(self, place: Place) -> torch.Tensor:
+    def _tensor(self, place: TensorView) -> torch.Tensor:
         storage = self._storages[place.storage]
         tensor = torch.empty(0, dtype=place.dtype, device=storage.device)
         return tensor.set_(storage, place.offset, place.size, place.stride)

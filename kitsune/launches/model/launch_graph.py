@@ -87,7 +87,7 @@ class LaunchGraph:
 
     def read_from(self) -> list[set[int]]:
         """For every launch, those that wrote what it reads (read after write only, no other hazards)."""
-        histories = [History(storage.nbytes) for storage in self.storages]
+        histories = [AccessHistory(storage.nbytes) for storage in self.storages]
         found: list[set[int]] = []
         for number, launch in enumerate(self.launches):
             read = [histories[span.storage].read(span, number) for span in filter(is_filled, launch.reads)]
@@ -122,7 +122,7 @@ class Piece:
     readers: list[int]
 
 
-class History:
+class AccessHistory:
     """Writers and readers of the bytes of one storage so far, as ordered pieces that cover it."""
 
     def __init__(self, nbytes: int) -> None:
@@ -163,7 +163,7 @@ def hazards(launches: Sequence[Launch], storages: Sequence[Storage]) -> list[set
 
     The first launch that touches a storage of the step's own allocates it, so all others that touch it wait for it.
     """
-    histories = [History(storage.nbytes) for storage in storages]
+    histories = [AccessHistory(storage.nbytes) for storage in storages]
     makers: dict[int, int] = {}
     found: list[set[int]] = []
     for number, launch in enumerate(launches):

@@ -29,7 +29,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LaunchGroup:
     """All launches of one name. `share`: of the sum of all launch times."""
 
     name: str
@@ -70,7 +70,7 @@ class Analysis:
     critical_us: float
     critical_launches: int
     critical: tuple[Link, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[LaunchGroup, ...]
     outlooks: tuple[Outlook, ...]
     limit: str
 
@@ -92,13 +92,13 @@ def analysed(graph: LaunchGraph, costs_us: Sequence[float], outlooks: Sequence[O
     )
 
 
-def groups(graph: LaunchGraph, costs_us: Sequence[float]) -> tuple[Group, ...]:
+def groups(graph: LaunchGraph, costs_us: Sequence[float]) -> tuple[LaunchGroup, ...]:
     """The launches grouped by name, sorted by total time, longest first."""
     times_us: defaultdict[str, list[float]] = defaultdict(list)
     for launch, cost_us in zip(graph.launches, costs_us, strict=True):
         times_us[launch.name].append(cost_us)
     all_us = sum(costs_us) or 1.0
-    found = [Group(name, len(each), sum(each), sum(each) / all_us) for name, each in times_us.items()]
+    found = [LaunchGroup(name, len(each), sum(each), sum(each) / all_us) for name, each in times_us.items()]
     return tuple(sorted(found, key=lambda group: (-group.total_us, group.name)))
 
 

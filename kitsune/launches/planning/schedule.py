@@ -328,7 +328,7 @@ def followers_of(graph: LaunchGraph) -> list[list[int]]:
 # Which waits ----------------------------------------------------------------------------------------------------------
 
 
-class Knowledge:
+class VectorClocks:
     """Vector clocks (Fidge 1988, Mattern 1989): which launches have ended when a launch begins, by order and waits.
 
     A clock counts for every stream how many of its first launches are known to have ended.
@@ -376,7 +376,7 @@ def latest(first: VectorClock, *others: VectorClock) -> VectorClock:
 
 def with_waits(graph: LaunchGraph, placed: Iterable[Placed], streams: int) -> tuple[Placed, ...]:
     """The placed launches with the waits that the graph needs, without those that others imply."""
-    knowledge = Knowledge(streams)
+    knowledge = VectorClocks(streams)
     found: list[Placed] = []
     for one in placed:
         waits = knowledge.missing(one.stream, graph.after[one.launch])
@@ -387,5 +387,5 @@ def with_waits(graph: LaunchGraph, placed: Iterable[Placed], streams: int) -> tu
 
 def clocks(schedule: Schedule) -> tuple[VectorClock, ...]:
     """For every issue position, the clock at its begin: how many launches of each stream are known to have ended."""
-    knowledge = Knowledge(schedule.streams)
+    knowledge = VectorClocks(schedule.streams)
     return tuple(knowledge.issue(placed.launch, placed.stream, placed.waits) for placed in schedule.placed)

@@ -17,7 +17,7 @@ from kitsune.device.backend import allocations
 from kitsune.device.cuda_graph import tensors_in
 from kitsune.errors import CaptureError, ErraticError
 from kitsune.launches.model.launch_graph import Launch, LaunchGraph
-from kitsune.launches.model.recording import Call, Place, Recording, generators_in, places_of, spans
+from kitsune.launches.model.recording import Call, Recording, TensorView, generators_in, places_of, spans
 from kitsune.launches.model.step_state import equal
 from kitsune.launches.recording.copy_on_write import Undo
 from kitsune.launches.recording.rng_tracking import Draws
@@ -210,7 +210,7 @@ class Observer(TorchDispatchMode):
         elif name not in WITHOUT_EFFECT and not func.is_view:
             self._saw_launch(func, given, results)
 
-    def _saw_launch(self, func: Any, given: Any, results: tuple[Place | None, ...]) -> None:
+    def _saw_launch(self, func: Any, given: Any, results: tuple[TensorView | None, ...]) -> None:
         reads, writes = accesses(func, *given)
         name = short(func._schema.name)
         self._storages.check_sizes(writes, name)
@@ -239,7 +239,7 @@ class Observer(TorchDispatchMode):
         return pytree.tree_map(lambda leaf: self._storages.place(leaf) if torch.is_tensor(leaf) else leaf, tree)
 
 
-def accesses(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[Place], list[Place]]:
+def accesses(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[TensorView], list[TensorView]]:
     """(reads, writes) among the arguments of an operation, by its schema and the table of hidden writes."""
     given = arguments_of(func, args, named)[func._schema.name in OVERWRITES :]
     reads = places_of([value for argument, value in given if not argument.is_out])

@@ -18,7 +18,7 @@ from kitsune.device.gc_control import live_tensors
 from kitsune.device.static_batch import packing_of
 from kitsune.errors import CaptureError, ErraticError
 from kitsune.launches.model.launch_graph import Launch, Storage, is_filled
-from kitsune.launches.model.recording import Place
+from kitsune.launches.model.recording import TensorView
 
 PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
@@ -38,24 +38,24 @@ class Storages:
         self._named_first: set[int] = set()  # storages that are first named by a launch that reads none of their bytes
         self._filled_first: set[int] = set()  # those of _read_first that the same launch also writes
 
-    def place(self, tensor: torch.Tensor) -> Place:
+    def place(self, tensor: torch.Tensor) -> TensorView:
         check_plain(tensor)
         storage = tensor.untyped_storage()
         number = self._numbers.setdefault(storage._cdata, len(self._alive))
         if number == len(self._alive):
             self._alive.append(storage)
             self._sizes.append(storage.nbytes())
-        return Place(number, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+        return TensorView(number, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
-    def allocated(self, places: Iterable[Place | None], by: str) -> None:
+    def allocated(self, places: Iterable[TensorView | None], by: str) -> None:
         where = at_line()
         for number in {place.storage for place in places if place is not None}:
             self._made.setdefault(number, f"{by}{where}")
 
-    def lifted(self, places: Iterable[Place | None]) -> None:
+    def lifted(self, places: Iterable[TensorView | None]) -> None:
         self._constant |= {place.storage for place in places if place is not None}
 
-    def made(self, places: Collection[Place], by: str) -> None:
+    def made(self, places: Collection[TensorView], by: str) -> None:
         """Notes what the current launch returns in new memory."""
         self.allocated(places, by)
         numbers = {place.storage for place in places}
@@ -68,7 +68,7 @@ class Storages:
             if storage.data_ptr() in addresses:
                 self._made.setdefault(number, "compiled code")
 
-    def check_sizes(self, places: Iterable[Place], by: str) -> None:
+    def check_sizes(self, places: Iterable[TensorView], by: str) -> None:
         """Raises CaptureError when a storage was resized since it was first seen: its recorded spans are wrong then."""
         for number in {place.storage for place in places}:
             if self._alive[number].nbytes() != self._sizes[number]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from kitsune.launches.model.launch_graph import Launch, LaunchGraph, Storage
-from kitsune.launches.model.recording import Place, Recording, places_of
+from kitsune.launches.model.recording import Recording, TensorView, places_of
 
 
 def first_half(recording: Recording, cut: int) -> Recording:
@@ -57,5 +57,5 @@ def touched_by(launches: Iterable[Launch]) -> set[int]:
     return {storage for launch in launches for storage in launch.touches}
 
 
-def byte_place(number: int, recording: Recording) -> Place:
-    return Place(number, torch.uint8, (recording.graph.storages[number].nbytes,), (1,), 0)
+def byte_place(number: int, recording: Recording) -> TensorView:
+    return TensorView(number, torch.uint8, (recording.graph.storages[number].nbytes,), (1,), 0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kitsune.launches.model.launch_graph import Launch, LaunchGraph, Span, Storage
-from kitsune.launches.model.recording import Call, Place, Recording, map_places, places_of
+from kitsune.launches.model.recording import Call, Recording, TensorView, map_places, places_of
 
 
 def renamed(recording: Recording) -> Recording:
@@ -48,7 +48,7 @@ def overwritten(launch: Launch, call: Call, storages: tuple[Storage, ...]) -> It
             yield place.storage
 
 
-def is_whole(place: Place, storage: Storage) -> bool:
+def is_whole(place: TensorView, storage: Storage) -> bool:
     """Whether every byte of the storage is in exactly one element: no gaps, no overlaps."""
     width = 1
     for stride, size in sorted(zip(place.stride, place.size, strict=True)):

@@ -15,7 +15,7 @@ import torch
 
 from kitsune.kernels.layouts import has_no_gaps
 from kitsune.launches.model.launch_graph import Launch, LaunchGraph, Span, is_filled
-from kitsune.launches.model.recording import Call, Place, Recording, is_place, places_of, spans
+from kitsune.launches.model.recording import Call, Recording, TensorView, is_place, places_of, spans
 from kitsune.launches.recording.recorder import accesses
 
 Pair = tuple[Launch, Call]
@@ -85,7 +85,7 @@ def buckets(pair: Pair, bucket_bytes: int, depth: Mapping[int, int]) -> Iterator
     results = call.results if any(call.results) else ()
     given = (*call.arguments, *call.named.values())
     lists = [value for value in (*given, results) if is_list(value) and value]
-    tensors: Sequence[Place] = next(filter(is_places, lists), ())
+    tensors: Sequence[TensorView] = next(filter(is_places, lists), ())
     of_all = list(places_of([value for value in given if not is_list(value)]))
     is_even = all(len(value) == len(tensors) for value in lists) and all(count_of(each) == 1 for each in of_all)
     if not is_even or not are_apart(call, len(tensors)):
@@ -133,14 +133,14 @@ def in_parts(call: Call) -> Call:
     )
 
 
-def updated_tensors(call: Call) -> Sequence[Place]:
+def updated_tensors(call: Call) -> Sequence[TensorView]:
     """The first of the call's lists if the call does the same to every element; otherwise an empty list."""
     lists = [value for value in (*call.arguments, *call.named.values()) if is_places(value)]
     is_elementwise = operation_of(call).startswith(ELEMENTWISE) and len({len(each) for each in lists}) == 1
     return lists[0] if is_elementwise and all(map(are_parallel, zip(*lists, strict=True))) else ()
 
 
-def cut_into_parts(call: Call, tensors: Sequence[Place], elements: int) -> Call:
+def cut_into_parts(call: Call, tensors: Sequence[TensorView], elements: int) -> Call:
     """The call with its lists, of which `tensors` is the first, as flat parts of about `elements` elements.
 
     All parts but the last are whole vectors, because a CPU rounds differently in the remainder after them. Parts of one
@@ -158,7 +158,7 @@ def cut_into_parts(call: Call, tensors: Sequence[Place], elements: int) -> Call:
     return replace(call, arguments=tuple(map(flat, call.arguments)), named=named)
 
 
-def parts_of(place: Place, count: int, elements: int) -> Iterator[Place]:
+def parts_of(place: TensorView, count: int, elements: int) -> Iterator[TensorView]:
     """A dense tensor as flat parts of `elements` elements; a tensor of one element is repeated for each part."""
     whole = count_of(place)
     for begin in range(0, count * elements, elements):
@@ -169,7 +169,7 @@ def parts_of(place: Place, count: int, elements: int) -> Iterator[Place]:
             yield replace(place, size=(size,), stride=(1,), offset=offset)
 
 
-def are_parallel(entry: Sequence[Place]) -> bool:
+def are_parallel(entry: Sequence[TensorView]) -> bool:
     """Whether the first tensor is dense, and all others have the same size and strides, or one element."""
     first = entry[0]
     return has_no_gaps(first.size, first.stride) and all(
@@ -224,11 +224,11 @@ def operation_of(call: Call) -> str:
     return call.function._schema.name if isinstance(call.function, torch._ops.OpOverload) else ""
 
 
-def count_of(place: Place) -> int:
+def count_of(place: TensorView) -> int:
     return math.prod(place.size)
 
 
-def nbytes_of(place: Place) -> int:
+def nbytes_of(place: TensorView) -> int:
     span = place.span()
     return span.end - span.begin
 
@@ -242,4 +242,4 @@ def is_list(value: Any) -> bool:
 
 
 def is_places(value: Any) -> bool:
-    return is_list(value) and bool(value) and all(isinstance(item, Place) for item in value)
+    return is_list(value) and bool(value) and all(isinstance(item, TensorView) for item in value)

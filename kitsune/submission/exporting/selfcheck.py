@@ -24,7 +24,7 @@ _HALF_TOLERANCE: Final = 3e-2
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """Loss and gradients of one step (None without one), and the Python autograd.Functions of torch in its graph."""
 
     loss: torch.Tensor
@@ -32,7 +32,7 @@ class Outcome:
     functions: tuple[str, ...]
 
 
-def outcome_of(run: Callable[[], torch.Tensor], parameters: Sequence[torch.Tensor]) -> Outcome:
+def outcome_of(run: Callable[[], torch.Tensor], parameters: Sequence[torch.Tensor]) -> StepOutcome:
     """Runs a step under a fixed seed. Does not change `.grad`. Raises ExportError when the step cannot be exported."""
     torch.manual_seed(_SEED)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -48,7 +48,7 @@ def outcome_of(run: Callable[[], torch.Tensor], parameters: Sequence[torch.Tenso
     gradients = tuple(next(found) if parameter.requires_grad else None for parameter in parameters)
     if any(gradient is not None and gradient.layout is not torch.strided for gradient in gradients):
         raise ExportError("a gradient is sparse, which cannot be exported: build its embedding with sparse=False")
-    return Outcome(loss.detach(), gradients, tuple(sorted(map(_name, functions))))
+    return StepOutcome(loss.detach(), gradients, tuple(sorted(map(_name, functions))))
 
 
 @contextlib.contextmanager
@@ -98,7 +98,7 @@ def _functions(loss: torch.Tensor) -> Iterator[type]:
 
 
 def verify(
-    archive: Archive, originals: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], expected: Outcome
+    archive: Archive, originals: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], expected: StepOutcome
 ) -> None:
     """Raises ExportError unless the archive with the module's weights gives the module's loss and gradients.
 
@@ -134,7 +134,7 @@ def _tolerance(archive: Archive, device: torch.device) -> float:
     return _TOLERANCE[device.type]
 
 
-def _difference(expected: Outcome, found: Outcome, archive: Archive, tolerance: float) -> str:
+def _difference(expected: StepOutcome, found: StepOutcome, archive: Archive, tolerance: float) -> str:
     """A description of the first difference above the tolerance, or ""."""
     names = [entry.names[0] for entry in archive.document.tensors if entry.kind == "parameter"]
     norms = [float(gradient.norm()) for gradient in expected.gradients if gradient is not None]

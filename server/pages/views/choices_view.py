@@ -12,7 +12,7 @@ from tuner.records import Failure, FailureKind, Run, RunStatus, Trial
 from tuner.search.space import Space
 
 
-class Outcome(StrEnum):
+class ChoiceOutcome(StrEnum):
     """The outcome of a choice."""
 
     CHOSEN = "in the plan"
@@ -36,7 +36,7 @@ class ChoiceRow:
     knob: str
     choices: tuple[str, ...]
     meaning: str
-    outcome: Outcome
+    outcome: ChoiceOutcome
     reason: str
 
 
@@ -87,33 +87,35 @@ def _rows(knob: Knob, run: Run, trials: Sequence[Trial], plan: Plan | None) -> I
 
 def _outcome_of(
     knob: Knob, choice: Choice, run: Run, trials: Sequence[Trial], plan: Plan | None
-) -> tuple[Outcome, str]:
+) -> tuple[ChoiceOutcome, str]:
     if plan is not None and plan.choice(knob.name) == choice:
-        return Outcome.CHOSEN, _declined_in(knob.name, choice, trials) or "part of the best measured configuration"
+        return ChoiceOutcome.CHOSEN, _declined_in(
+            knob.name, choice, trials
+        ) or "part of the best measured configuration"
     if (why := run.inapplicable.get(f"{knob.name}={choice}")) is not None:
-        return Outcome.INAPPLICABLE, why
+        return ChoiceOutcome.INAPPLICABLE, why
     with_it = [trial for trial in trials if trial.source.is_search and trial.knobs.get(knob.name) == choice]
     if not with_it:
-        return Outcome.UNTRIED, _why_untried(knob, choice, run, plan)
+        return ChoiceOutcome.UNTRIED, _why_untried(knob, choice, run, plan)
     if why := _declined_in(knob.name, choice, with_it):
-        return Outcome.DECLINED, why
+        return ChoiceOutcome.DECLINED, why
     return _tried(with_it, is_decided=plan is not None)
 
 
-def _tried(trials: Sequence[Trial], *, is_decided: bool) -> tuple[Outcome, str]:
+def _tried(trials: Sequence[Trial], *, is_decided: bool) -> tuple[ChoiceOutcome, str]:
     """The outcome by the best trial; if all failed, by the last one."""
     measured = [(trial.comparison.speedup, trial) for trial in trials if trial.comparison is not None]
     if measured:
         speedup, best = max(measured, key=lambda pair: pair[0].median)
         of = f"the best of {words.count(len(trials), 'trial')}" if len(trials) > 1 else "its trial"
         fast = f"{words.gain(speedup)} ({words.spread(speedup)}) over the step as given"
-        outcome = Outcome.REJECTED if is_decided else Outcome.TRIED
+        outcome = ChoiceOutcome.REJECTED if is_decided else ChoiceOutcome.TRIED
         return outcome, f"{of}, number {best.number + 1}, came to {fast}"
     failed = [(trial.number, trial.failure) for trial in trials if trial.failure is not None]
     if not failed:
-        return Outcome.TRIED, "not measured"
+        return ChoiceOutcome.TRIED, "not measured"
     number, failure = failed[-1]
-    return Outcome.FAILED, f"trial {number + 1} {failure_words(failure)}"
+    return ChoiceOutcome.FAILED, f"trial {number + 1} {failure_words(failure)}"
 
 
 def _declined_in(knob: str, choice: Choice, trials: Sequence[Trial]) -> str:
@@ -141,7 +143,7 @@ def _why_untried(knob: Knob, choice: Choice, run: Run, plan: Plan | None) -> str
 
 def by_outcome(rows: Sequence[ChoiceRow]) -> Iterator[str]:
     """The number of choices by outcome, for the sentence above the table: "2 failed"."""
-    for outcome in Outcome:
+    for outcome in ChoiceOutcome:
         if number := sum(len(row.choices) for row in rows if row.outcome is outcome):
-            is_many = outcome is Outcome.INAPPLICABLE and number > 1
+            is_many = outcome is ChoiceOutcome.INAPPLICABLE and number > 1
             yield f"{number} {'do not apply' if is_many else outcome.value}"

@@ -6,7 +6,7 @@ from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Evidence, Plan
 from server.charts.pareto import Point
 from server.charts.samples import Strip
-from server.charts.search import Tried
+from server.charts.search import TrialPoint
 from server.charts.waterfall import Bar
 from server.pages.views.choices_view import failure_words
 from server.pages.views.trials_view import anchor, last_arm
@@ -33,7 +33,7 @@ def points(trials: Sequence[Trial], plan: Plan | None) -> tuple[Point, ...]:
     return tuple(found) if any(point.peak_bytes for point in found) else ()
 
 
-def tried(trials: Sequence[Trial]) -> tuple[Tried, ...]:
+def tried(trials: Sequence[Trial]) -> tuple[TrialPoint, ...]:
     """The trials of the search."""
     return tuple(_tried(trial) for trial in trials if trial.source.is_search)
 
@@ -123,9 +123,9 @@ def _point(trial: Trial, plan: Plan | None) -> Point:
     )
 
 
-def _tried(trial: Trial) -> Tried:
+def _tried(trial: Trial) -> TrialPoint:
     speedup = trial.comparison.speedup if trial.comparison else None
-    return Tried(
+    return TrialPoint(
         number=trial.number + 1,
         speedup=speedup.median if speedup else None,
         low=speedup.low if speedup else None,

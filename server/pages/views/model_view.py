@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.charts.drawing import words
-from server.charts.trend import Moment
+from server.charts.trend import TrendPoint
 from tuner.records import Run
 from tuner.store.queries.runs import label_of
 
@@ -18,7 +18,7 @@ class GpuView:
     gpu: str
     best: Run | None
     runs: tuple[Run, ...]
-    moments: tuple[Moment, ...]
+    moments: tuple[TrendPoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ def _gpu(gpu: str, runs: Sequence[Run]) -> GpuView:
     return GpuView(gpu, best, here, moments if len(moments) > 1 else ())
 
 
-def _moment(run: Run) -> Moment:
+def _moment(run: Run) -> TrendPoint:
     gain = run.speedup
     assert gain is not None
     label = f"{words.gain(gain)} by run {words.short(run.id)}"
-    return Moment(run.finished_at or run.created_at, gain.median, gain.low, gain.high, label, f"/runs/{run.id}")
+    return TrendPoint(run.finished_at or run.created_at, gain.median, gain.low, gain.high, label, f"/runs/{run.id}")

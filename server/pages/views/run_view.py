@@ -9,7 +9,7 @@ from kitsune.timeline import Timeline
 from server.api.traces import why_no_timeline
 from server.charts.pareto import Point
 from server.charts.samples import Strip
-from server.charts.search import Tried
+from server.charts.search import TrialPoint
 from server.charts.waterfall import Bar
 from server.pages.views import (
     choices_view,
@@ -42,7 +42,7 @@ class NewsView:
     headline: Headline
     standing: str
     progress: Progress | None
-    tried: tuple[Tried, ...]
+    tried: tuple[TrialPoint, ...]
     trials: tuple[TrialRow, ...]
 
 
@@ -61,7 +61,7 @@ class RunView:
     choices_note: str
     outcomes: tuple[str, ...]
     points: tuple[Point, ...]
-    tried: tuple[Tried, ...]
+    tried: tuple[TrialPoint, ...]
     strips: tuple[Strip, ...]
     same_strips: tuple[Strip, ...]
     noise: Noise | None

@@ -11,7 +11,7 @@ from kitsune.timeline import Launched, Timeline
 from server.charts.drawing import words
 from server.charts.drawing.figures import microseconds
 from server.charts.in_use import Used
-from server.charts.timeline import Span
+from server.charts.timeline import TimeSpan
 
 TOP: Final = 10
 
@@ -34,7 +34,7 @@ class TimelineView:
 
     told: str
     left_out: str
-    spans: tuple[Span, ...]
+    spans: tuple[TimeSpan, ...]
     used: tuple[Used, ...]
     rows: tuple[LaunchRow, ...]
     more: int
@@ -63,9 +63,9 @@ def left_out(timeline: Timeline) -> str:
     return f"Of {whole:,} launches the {timeline.left_out:,} shortest were not kept, nor what waited for them."
 
 
-def spans(timeline: Timeline) -> Iterator[Span]:
+def spans(timeline: Timeline) -> Iterator[TimeSpan]:
     for launch in timeline.launches:
-        yield Span(launch.stream, launch.begin_us, launch.end_us, timeline.name_of(launch))
+        yield TimeSpan(launch.stream, launch.begin_us, launch.end_us, timeline.name_of(launch))
 
 
 def used(timeline: Timeline) -> Iterator[Used]:

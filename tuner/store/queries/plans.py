@@ -50,7 +50,7 @@ _OF_ENVIRONMENT = ("device", "gpu", *_EXACT)
 _IN_RESERVE = 20
 
 
-class Extent(NamedTuple):
+class PlansVersion(NamedTuple):
     """A version stamp of all plans: while it is unchanged, every search has the same result.
 
     A plan that replaces a deleted one is newer. Rows of `models` are never deleted.
@@ -170,8 +170,8 @@ def delete_of(connection: Connection, plan_ids: Sequence[str]) -> int:
     return len(connection.execute(gone).all())
 
 
-def extent(connection: Connection) -> Extent:
-    return Extent._make(connection.execute(_EXTENT).one())
+def extent(connection: Connection) -> PlansVersion:
+    return PlansVersion._make(connection.execute(_EXTENT).one())
 
 
 def find(

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from kitsune.autograd.hooks import Hooks, first_hook
-from kitsune.capture.guards import HostState, Watch
+from kitsune.capture.guards import ModelGuard, SideEffects
 from tests.step_cases import Convnet, adamw
 
 X = torch.ones(2, 3, 8, 8)
@@ -77,14 +77,14 @@ def trained():
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_it_sees(trained, change):
-    watch = Watch(*trained)
+    watch = ModelGuard(*trained)
     assert watch.unchanged()
     CHANGES[change](*trained)
     assert not watch.unchanged()
 
 
 def test_it_sees_a_hook_on_all_modules(trained):
-    watch, hooks = Watch(*trained), Hooks(trained[0])
+    watch, hooks = ModelGuard(*trained), Hooks(trained[0])
     handle = register_module_forward_hook(print)
     try:
         assert not watch.unchanged()
@@ -97,7 +97,7 @@ def test_it_sees_a_hook_on_all_modules(trained):
 
 @pytest.mark.parametrize("change", NO_CHANGES)
 def test_it_does_not_mind(trained, change):
-    watch = Watch(*trained)
+    watch = ModelGuard(*trained)
     NO_CHANGES[change](*trained)
     assert watch.unchanged()
 
@@ -106,14 +106,14 @@ def test_it_does_not_mind(trained, change):
 def test_a_nested_buffer_has_no_one_place(trained):
     model, optimizer = trained
     model.register_buffer("rows", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
-    watch = Watch(model, optimizer)
+    watch = ModelGuard(model, optimizer)
     assert watch.unchanged()
     model.norm.eval()
     assert not watch.unchanged()
 
 
 def test_the_optimizers_state_may_be_left_out(trained):
-    watch = Watch(*trained)
+    watch = ModelGuard(*trained)
     reload_optimizer(*trained)
     assert watch.unchanged(state=False)
 
@@ -162,7 +162,7 @@ def test_random_numbers_from_the_host_are_noticed_whoever_gives_them(name):
     mine, draw = GENERATORS[name]
     model = Convnet()
     model.mine = mine
-    host = HostState(model, torch.device("cuda"))
+    host = SideEffects(model, torch.device("cuda"))
     assert host.change() is None
     draw(mine)
     assert host.change() == "the step draws random numbers on the host"

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kitsune.capture.guards import HostState, Watch, keeps_graph, newest_node, roots_of
+from kitsune.capture.guards import ModelGuard, SideEffects, keeps_graph, newest_node, roots_of
 from kitsune.capture.segment_graphs import Segments
 from kitsune.device.cuda_graph import HostGraph, Recorder
 from kitsune.errors import CaptureError
@@ -125,7 +125,7 @@ def test_a_view_that_torch_does_not_tell_of_is_passed_over():
 def test_a_list_that_grows_is_told_and_one_that_holds_another_tensor(place, change):
     model, x = Expert(place), torch.randn(8, 6)
     model(x)
-    host = HostState(model, CPU)
+    host = SideEffects(model, CPU)
     model(x)
     assert host.change() == change
 
@@ -144,7 +144,7 @@ def test_a_list_that_grows_is_told_and_one_that_holds_another_tensor(place, chan
 def test_numbers_in_containers_are_seen(change):
     model = Expert("nowhere")
     model.by_name["within"] = [OrderedDict(n=0)]
-    host = HostState(model, CPU)
+    host = SideEffects(model, CPU)
     assert host.change() is None
     change(model)
     assert host.change() in ("the step sets by_name", "the step sets terms")
@@ -153,7 +153,7 @@ def test_numbers_in_containers_are_seen(change):
 @pytest.mark.parametrize("twice", [False, True])
 def test_other_memory_for_a_buffer_is_seen_however_often_it_changes(twice):
     model = nn.BatchNorm1d(4)
-    host = HostState(model, CPU)
+    host = SideEffects(model, CPU)
     for _ in range(1 + twice):  # the second may lie where the first did
         model.running_mean.data = model.running_mean * 0.9
     assert host.change() == "the step sets running_mean"
@@ -163,7 +163,7 @@ def test_sparse_buffers_and_numbers_of_numpy_are_looked_at():
     model = nn.Linear(2, 2)
     model.register_buffer("table", torch.eye(4).to_sparse())
     model.rate = np.float32(0.5)
-    host, watch = HostState(model, CPU), Watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    host, watch = SideEffects(model, CPU), ModelGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert host.change() is None
     assert watch.unchanged()
     model.rate = np.float32(0.25)

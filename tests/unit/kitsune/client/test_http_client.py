@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from kitsune.client.http_client import MACHINE, Client, Found
+from kitsune.client.http_client import MACHINE, Client, FoundPlan
 from kitsune.client.server_address import Server
 from kitsune.errors import RefusedError, UnreachableError
 from kitsune.plan import MAX_PLAN_BYTES, Environment, Plan, PlanQuery
@@ -210,7 +210,7 @@ def test_no_error_and_no_log_line_shows_the_token(caplog):
 
 def test_the_machine_is_part_of_the_question():
     with ScriptedServer(answers({PLANS: found(PLAN)})).running() as server:
-        assert client_of(server.url).find_plan(ASKED, HERE) == Found(PLAN, "same machine type and software")
+        assert client_of(server.url).find_plan(ASKED, HERE) == FoundPlan(PLAN, "same machine type and software")
     query = dict(part.split("=") for part in server.seen[0].query.split("&"))
     assert query == {
         "fingerprint": "f" * 64, "device": "cpu", "gpu": "Some+CPU", "memory_bytes": str(2**34), "torch": "2.13.0",
@@ -231,7 +231,7 @@ def test_a_plan_of_the_model_under_another_loss_is_one_that_was_asked_for():
 
 def test_no_plan_yet_is_an_answer():
     with ScriptedServer(answers({PLANS: found(None, "no run of this model has finished")})).running() as server:
-        assert client_of(server.url).find_plan(ASKED, HERE) == Found(None, "no run of this model has finished")
+        assert client_of(server.url).find_plan(ASKED, HERE) == FoundPlan(None, "no run of this model has finished")
 
 
 def test_a_refusal_has_the_servers_status_and_reason_in_one_clean_line():

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kitsune.client import http_deadline
-from kitsune.client.http_deadline import Question
+from kitsune.client.http_deadline import HttpRequest
 from kitsune.errors import UnreachableError
 from tests.scripted_server import absent
 
@@ -24,7 +24,7 @@ def reason(url: str, *, direct: bool = False) -> str:
     """Why nothing came, which must be known long before the deadline."""
     began = time.monotonic()
     with pytest.raises(UnreachableError) as caught:
-        http_deadline.exchange(Question("GET", url, {}, {}, None, 1024), 20, direct=direct)
+        http_deadline.exchange(HttpRequest("GET", url, {}, {}, None, 1024), 20, direct=direct)
     assert time.monotonic() - began < 10
     return str(caught.value)
 

@@ -16,7 +16,7 @@ from kitsune.device.memset_rewrite import (
     KERNEL_NODE,
     MEMSET_NODE,
     PTX,
-    Launch,
+    KernelLaunch,
     Memset,
     pattern_of,
     replace_memsets,
@@ -100,7 +100,7 @@ class Driver:
 
     def do_cuGraphAddKernelNode_v2(self, into, graph, before, count, launch):
         node, params = max(self.nodes) + 1, launch._obj
-        assert isinstance(params, Launch)
+        assert isinstance(params, KernelLaunch)
         kinds = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
         values = [ctypes.cast(params.arguments[at], ctypes.POINTER(kind))[0] for at, kind in enumerate(kinds)]
         self.filled[node] = (params.function, params.grid[0], params.block[0], *values)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kitsune.errors import ChartError
 from server.charts.in_use import Used, amount, in_use
-from server.charts.timeline import Span, timeline
+from server.charts.timeline import TimeSpan, timeline
 from tests.unit.server.charts.drawings import check_chart, description, drawings, edges, found, texts, widest
 
 MIB = 2**20
@@ -48,7 +48,7 @@ def test_the_curve_is_made_of_steps_that_lie_where_the_memory_is_in_use():
 
 def test_time_goes_from_where_to_where_it_goes_above():
     """In both widths, the same x is the same time in both drawings."""
-    lanes = drawings(timeline([Span(0, 0.0, 60.0, "a"), Span(1, 20.0, 100.0, "b")]))
+    lanes = drawings(timeline([TimeSpan(0, 0.0, 60.0, "a"), TimeSpan(1, 20.0, 100.0, "b")]))
     curves = drawings(in_use(PLAIN))
     for above, below in zip(lanes, curves, strict=True):
         lane = found(above, "rect", "lane")[0]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import ChartError
-from server.charts.search import Tried, best_so_far, history_of, search_history
+from server.charts.search import TrialPoint, best_so_far, history_of, search_history
 from tests.unit.server.charts.drawings import (
     LABELS,
     check_chart,
@@ -24,14 +24,14 @@ from tests.unit.server.charts.drawings import (
 NBSP, TIMES = "\N{NO-BREAK SPACE}", "\N{MULTIPLICATION SIGN}"
 SPEEDUPS = st.none() | st.floats(0.01, 1e4)
 TRIALS = st.builds(
-    Tried, st.integers(0, 5000), SPEEDUPS, SPEEDUPS, SPEEDUPS, st.sampled_from("abcdefgh"), LABELS, LABELS
+    TrialPoint, st.integers(0, 5000), SPEEDUPS, SPEEDUPS, SPEEDUPS, st.sampled_from("abcdefgh"), LABELS, LABELS
 )
 PLAIN = [
-    Tried(0, 1.0, 0.99, 1.01, "baseline", "as given"),
-    Tried(1, 1.5, 1.4, 1.6, "stock", "compile"),
-    Tried(2, None, None, None, "seed", "capture", "out of memory"),
-    Tried(3, 1.2, None, None, "tpe", "channels last"),
-    Tried(4, 2.0, 1.9, 2.1, "tpe", "amp"),
+    TrialPoint(0, 1.0, 0.99, 1.01, "baseline", "as given"),
+    TrialPoint(1, 1.5, 1.4, 1.6, "stock", "compile"),
+    TrialPoint(2, None, None, None, "seed", "capture", "out of memory"),
+    TrialPoint(3, 1.2, None, None, "tpe", "channels last"),
+    TrialPoint(4, 2.0, 1.9, 2.1, "tpe", "amp"),
 ]
 
 
@@ -69,7 +69,7 @@ def test_only_what_has_an_interval_has_a_whisker():
 
 
 def test_eight_sources_look_different():
-    looks = history_of([Tried(n, 1.0, None, None, f"source {n}", "") for n in range(8)]).looks
+    looks = history_of([TrialPoint(n, 1.0, None, None, f"source {n}", "") for n in range(8)]).looks
     assert len(set(looks.values())) == 8
 
 
@@ -88,7 +88,9 @@ def test_few_trials_are_drawn(trials):
 def test_many_trials_are_thinned_and_that_is_said():
     rnd = random.Random(1)
     many = [
-        Tried(n, rnd.gauss(2, 0.3), None, None, "tpe", "x") if n % 9 else Tried(n, None, None, None, "tpe", "x")
+        TrialPoint(n, rnd.gauss(2, 0.3), None, None, "tpe", "x")
+        if n % 9
+        else TrialPoint(n, None, None, None, "tpe", "x")
         for n in range(5000)
     ]
     chart = search_history(many)
@@ -102,4 +104,4 @@ def test_many_trials_are_thinned_and_that_is_said():
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_has_no_place_is_refused(value):
     with pytest.raises(ChartError, match="trial 3"):
-        search_history([Tried(3, 1.0, value, 1.1, "tpe", "x")])
+        search_history([TrialPoint(3, 1.0, value, 1.1, "tpe", "x")])

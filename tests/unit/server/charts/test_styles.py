@@ -6,8 +6,8 @@ from pathlib import Path
 from server.charts.in_use import in_use
 from server.charts.pareto import pareto
 from server.charts.samples import samples
-from server.charts.search import Tried, search_history
-from server.charts.timeline import Span, timeline
+from server.charts.search import TrialPoint, search_history
+from server.charts.timeline import TimeSpan, timeline
 from server.charts.trend import trend
 from server.charts.waterfall import waterfall
 from tests.unit.server.charts import test_in_use, test_pareto, test_samples, test_search, test_trend, test_waterfall
@@ -20,8 +20,8 @@ RULES = re.sub(r"/\*.*?\*/", "", CSS, flags=re.DOTALL)
 
 
 def drawn_classes() -> set[str]:
-    sources = [Tried(n, 1.0 + n, 1.0, 2.0 + n, f"source {n}", "x") for n in range(12)]
-    kinds = [Span(0, n * 10.0, n * 10.0 + 9, f"kernel {n}") for n in range(7)]
+    sources = [TrialPoint(n, 1.0 + n, 1.0, 2.0 + n, f"source {n}", "x") for n in range(12)]
+    kinds = [TimeSpan(0, n * 10.0, n * 10.0 + 9, f"kernel {n}") for n in range(7)]
     charts = [
         waterfall([]),
         waterfall(test_waterfall.BARS),
@@ -30,7 +30,7 @@ def drawn_classes() -> set[str]:
         samples(test_samples.PLAIN),
         trend(test_trend.moments(0, 30)),
         in_use(test_in_use.PLAIN),
-        timeline([*kinds, Span(0, 100.0, 9000.0, "long")]),
+        timeline([*kinds, TimeSpan(0, 100.0, 9000.0, "long")]),
     ]
     roots = [root for chart in charts for root in drawings(chart)]
     return {css for root in roots for element in root.iter() for css in (element.get("class") or "").split()} | {

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from kitsune.errors import ChartError
 from server.charts.drawing.scale import Scale
-from server.charts.timeline import Span, boxes_of, busy_us, by_stream, timeline
+from server.charts.timeline import TimeSpan, boxes_of, busy_us, by_stream, timeline
 from tests.unit.server.charts.drawings import LABELS, check_chart, description, found, texts, titles, widest
 
 TIMES_US = st.floats(0, 1e6)
 SPANS = st.builds(
-    lambda stream, ends, name: Span(stream, min(ends), max(ends), name),
+    lambda stream, ends, name: TimeSpan(stream, min(ends), max(ends), name),
     st.integers(0, 5),
     st.tuples(TIMES_US, TIMES_US),
     LABELS,
 )
-PLAIN = [Span(0, 0, 60, "gemm"), Span(0, 60, 100, "relu"), Span(1, 20, 70, "gemm")]
+PLAIN = [TimeSpan(0, 0, 60, "gemm"), TimeSpan(0, 60, 100, "relu"), TimeSpan(1, 20, 70, "gemm")]
 
 
 @given(st.lists(SPANS, max_size=25))
@@ -63,14 +63,14 @@ def test_lanes_tell_how_busy_they_are():
 
 def test_names_stand_in_boxes_and_letters_where_names_have_no_room():
     assert texts(widest(timeline(PLAIN))).count("gemm") == 2
-    long = [Span(0, 0, 95, "triton_" * 20), Span(0, 95, 100, "triton_" * 10)]
+    long = [TimeSpan(0, 0, 95, "triton_" * 20), TimeSpan(0, 95, 100, "triton_" * 10)]
     assert texts(widest(timeline(long))).count("A") == 2  # in the box, and in the legend
 
 
 def test_what_is_too_short_is_joined_and_that_is_said():
     rnd = random.Random(1)
-    tiny = [Span(0, n * 0.1, n * 0.1 + 0.05, rnd.choice("ab")) for n in range(4999)]
-    chart = timeline([*tiny, Span(0, 500.0, 9000.0, "long")])
+    tiny = [TimeSpan(0, n * 0.1, n * 0.1 + 0.05, rnd.choice("ab")) for n in range(4999)]
+    chart = timeline([*tiny, TimeSpan(0, 500.0, 9000.0, "long")])
     check_chart(chart)
     root = widest(chart)
     assert len(found(root, "rect")) < 20
@@ -79,7 +79,7 @@ def test_what_is_too_short_is_joined_and_that_is_said():
     assert "5,000 launches in 2 boxes" in description(root)
 
 
-@pytest.mark.parametrize("spans", [[], PLAIN[:1], [Span(0, 5.0, 5.0, "x")] * 3])
+@pytest.mark.parametrize("spans", [[], PLAIN[:1], [TimeSpan(0, 5.0, 5.0, "x")] * 3])
 def test_few_and_momentary_launches_are_drawn(spans):
     check_chart(timeline(spans))
 
@@ -87,9 +87,9 @@ def test_few_and_momentary_launches_are_drawn(spans):
 @pytest.mark.parametrize(
     ("span", "message"),
     [
-        (Span(0, math.nan, 1.0, "gemm"), "the beginning of 'gemm' is nan"),
-        (Span(0, 0.0, math.inf, "gemm"), "the end of 'gemm' is inf"),
-        (Span(0, 2.0, 1.0, "gemm"), "'gemm' ends at 1 µs, before it begins"),
+        (TimeSpan(0, math.nan, 1.0, "gemm"), "the beginning of 'gemm' is nan"),
+        (TimeSpan(0, 0.0, math.inf, "gemm"), "the end of 'gemm' is inf"),
+        (TimeSpan(0, 2.0, 1.0, "gemm"), "'gemm' ends at 1 µs, before it begins"),
     ],
 )
 def test_what_has_no_place_is_refused(span, message):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kitsune.errors import ChartError
 from server.charts.drawing.dates import date_ticks, in_utc
-from server.charts.trend import Moment, trend
+from server.charts.trend import TrendPoint, trend
 from tests.unit.server.charts.drawings import LABELS, check_chart, check_told, found, texts, titles, widest
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -17,7 +17,7 @@ NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 ZONES = st.sampled_from([None, UTC, timezone(timedelta(hours=-9))])
 TIMES_OF_RUNS = st.datetimes(datetime(1990, 1, 1), datetime(2190, 1, 1), timezones=st.just(UTC) | ZONES)
 MOMENTS = st.builds(
-    Moment,
+    TrendPoint,
     TIMES_OF_RUNS,
     st.floats(0.01, 1e4),
     st.none() | st.floats(0.01, 1e4),
@@ -27,9 +27,9 @@ MOMENTS = st.builds(
 )
 
 
-def moments(*hours: float) -> list[Moment]:
+def moments(*hours: float) -> list[TrendPoint]:
     return [
-        Moment(NOON + timedelta(hours=each), 1 + n / 10, 1.0, 1 + n / 5, f"run {n}", f"/runs/{n}")
+        TrendPoint(NOON + timedelta(hours=each), 1 + n / 10, 1.0, 1 + n / 5, f"run {n}", f"/runs/{n}")
         for n, each in enumerate(hours)
     ]
 
@@ -95,4 +95,4 @@ def test_one_run_is_shown_on_its_day():
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_has_no_place_is_refused(value):
     with pytest.raises(ChartError, match="the speedup of 'a'"):
-        trend([Moment(NOON, value, None, None, "a", "")])
+        trend([TrendPoint(NOON, value, None, None, "a", "")])

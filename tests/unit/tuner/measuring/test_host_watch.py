@@ -3,15 +3,15 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.measuring.host_watch import TICKS_PER_S, HostState, HostWatch, what_disturbed
+from tuner.measuring.host_watch import TICKS_PER_S, HostCounters, HostWatch, what_disturbed
 from tuner.records import CauseKind
 
-FIRST = HostState(at_s=100.0, busy_s=50.0, idle_s=700.0, steal_s=1.0, own_s=2.0, throttled_s=0.0)
+FIRST = HostCounters(at_s=100.0, busy_s=50.0, idle_s=700.0, steal_s=1.0, own_s=2.0, throttled_s=0.0)
 #: Ten seconds later, of eight cores: our own process kept one busy.
 QUIET = replace(FIRST, at_s=110.0, busy_s=60.2, idle_s=769.8, own_s=12.0)
 
 
-def kinds(now: HostState) -> list[CauseKind]:
+def kinds(now: HostCounters) -> list[CauseKind]:
     return [cause.kind for cause in what_disturbed(FIRST, now, 8)]
 
 

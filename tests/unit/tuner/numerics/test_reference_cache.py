@@ -8,21 +8,23 @@ import torch
 
 from tests.processes import is_gone
 from tuner.numerics.reference_cache import ReferenceCache, cache_for, digest_of
-from tuner.numerics.trace_errors import Errors, Snapshot, Start, Trace
+from tuner.numerics.trace_errors import Errors, Trace, TraceStep, TrainingStart
 
 ERRORS = Errors(
     loss={0: 0.1, 9: 0.25}, gradient={0: 1e-7}, singles=[0.5], size=1.0, sizes=[1.5], parameter=0.1, buffer=0
 )
 
 
-def a_start(value: float = 1.0) -> Start:
-    return Start(["w", "n"], [torch.full((3, 2), value), torch.ones(2, dtype=torch.bfloat16)], [torch.tensor(3)])
+def a_start(value: float = 1.0) -> TrainingStart:
+    return TrainingStart(
+        ["w", "n"], [torch.full((3, 2), value), torch.ones(2, dtype=torch.bfloat16)], [torch.tensor(3)]
+    )
 
 
 def a_trace() -> Trace:
     gradients = [torch.tensor([1 / 3], dtype=torch.float64), None]
     parameters = [torch.tensor([1 / 3], dtype=torch.float64)]
-    return Trace({0: Snapshot(0.5, gradients)}, steps=10, parameters=parameters, buffers=[torch.tensor(3)])
+    return Trace({0: TraceStep(0.5, gradients)}, steps=10, parameters=parameters, buffers=[torch.tensor(3)])
 
 
 def never() -> tuple[Trace, str]:

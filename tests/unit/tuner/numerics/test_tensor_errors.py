@@ -6,7 +6,7 @@ import pytest
 
 from kitsune.long_proof import Margin
 from kitsune.techniques import tolerance
-from tuner.numerics.tensor_errors import Comparison, Comparisons, TensorErrors, judge_comparisons
+from tuner.numerics.tensor_errors import ErrorSamples, StepErrors, TensorErrors, judge_comparisons
 
 BF16 = tolerance({"precision": "bf16"})
 #: Of the last norm of a right nanoGPT at 6 moments of 20 steps on an H100 (bf16, reduce-overhead): how far its share
@@ -16,13 +16,13 @@ EAGER = (0.00293, 0.00366, 0.00269, 0.01223, 0.00341, 0.00752)
 QUIET = (0.0010, 0.0013, 0.0009, 0.0012, 0.0011, 0.0008)
 
 
-def comparison(off: float) -> Comparison:
+def comparison(off: float) -> StepErrors:
     gradients = TensorErrors(errors=[0.02, 0.02, 0.02], shares=[1 + off, 1.001, 1.0012], sizes=[1.0, 1.0, 1.0])
-    return Comparison(loss=0.0, whole=0.01, gradients=gradients, buffers=TensorErrors([], [], []))
+    return StepErrors(loss=0.0, whole=0.01, gradients=gradients, buffers=TensorErrors([], [], []))
 
 
 def broken(ours: Sequence[float], eager: Sequence[float]) -> list[Margin]:
-    found = Comparisons([comparison(off) for off in ours], [[comparison(off) for off in eager]] * 2)
+    found = ErrorSamples([comparison(off) for off in ours], [[comparison(off) for off in eager]] * 2)
     margins = judge_comparisons(found, BF16, ["norm", "head", "body"], [])
     return [margin for margin in margins if not margin.is_kept]
 

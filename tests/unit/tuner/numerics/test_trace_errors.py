@@ -7,12 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.techniques.technique import Tolerance
-from tuner.numerics.trace_errors import LARGEST_ERROR, Errors, Snapshot, Start, Trace, allowed, errors_between, judge
+from tuner.numerics.trace_errors import (
+    LARGEST_ERROR,
+    Errors,
+    Trace,
+    TraceStep,
+    TrainingStart,
+    allowed,
+    errors_between,
+    judge,
+)
 from tuner.numerics.training_trace import remember
 
 FLOOR = Tolerance(loss=1e-4, gradient=1e-3, parameter=1e-2)
 NAMES = ("weight", "bias")
-START = Start(NAMES, [torch.zeros(4, 3), torch.zeros(3)], [torch.zeros(3), torch.tensor(0)])
+START = TrainingStart(NAMES, [torch.zeros(4, 3), torch.zeros(3)], [torch.zeros(3), torch.tensor(0)])
 STEPS = (0, 1, 5, 6, 7)
 
 
@@ -22,7 +31,7 @@ def trace(
     generator = torch.Generator().manual_seed(7)
     weights, biases = torch.randn(4, 3, generator=generator), torch.randn(3, generator=generator)
     gradients = [gradient * weights, None if bias is None else bias * gradient * biases]
-    snapshots = {step: Snapshot(loss, gradients) for step in STEPS}
+    snapshots = {step: TraceStep(loss, gradients) for step in STEPS}
     return Trace(
         snapshots=snapshots,
         steps=8,
@@ -99,7 +108,7 @@ def lossy(seed: int, scale: float = 1.0, bias: float = 1.0) -> Trace:
         scale * torch.randn(40, 30, generator=generator),
         scale * bias * torch.randn(30, generator=generator),
     ]
-    return Trace({step: Snapshot(2.0, gradients) for step in STEPS}, set(), 8, START.parameters, START.buffers)
+    return Trace({step: TraceStep(2.0, gradients) for step in STEPS}, set(), 8, START.parameters, START.buffers)
 
 
 def lossy_verdict(candidate: Trace, yardstick: Trace) -> str | None:
@@ -122,7 +131,7 @@ def test_where_eager_loses_its_gradients_their_sizes_are_compared():
 def test_a_small_gradient_that_is_missing_is_found_among_large_ones():
     def with_bias(scale: float) -> Trace:
         gradients = [torch.ones(1000, 100), scale * torch.full((10,), 0.3)]
-        return Trace({step: Snapshot(1.0, gradients) for step in STEPS}, set(), 8, START.parameters, START.buffers)
+        return Trace({step: TraceStep(1.0, gradients) for step in STEPS}, set(), 8, START.parameters, START.buffers)
 
     reference = with_bias(1.0)
     own = errors_between(reference, reference, START)
@@ -137,7 +146,7 @@ def test_a_small_gradient_that_is_missing_is_found_among_large_ones():
 def test_noise_where_the_true_gradient_is_zero_is_not_an_error():
     def with_bias(value: float) -> Trace:
         gradients = [torch.ones(1000, 100), torch.full((10,), value)]
-        return Trace({step: Snapshot(1.0, gradients) for step in STEPS}, set(), 8, START.parameters, START.buffers)
+        return Trace({step: TraceStep(1.0, gradients) for step in STEPS}, set(), 8, START.parameters, START.buffers)
 
     reference = with_bias(0.0)
     errors = errors_between(with_bias(1e-7), reference, START)
@@ -146,7 +155,7 @@ def test_noise_where_the_true_gradient_is_zero_is_not_an_error():
 
 def test_skipped_steps_are_not_compared():
     candidate = trace()
-    candidate.snapshots[0] = Snapshot(2.0, [torch.full((4, 3), math.inf), None])
+    candidate.snapshots[0] = TraceStep(2.0, [torch.full((4, 3), math.inf), None])
     candidate.skipped.add(0)
     assert 0 not in errors_between(candidate, trace(), START).gradient
     assert verdict(candidate) is None
@@ -155,7 +164,7 @@ def test_skipped_steps_are_not_compared():
 def overflowing(scale: float = 1.0, bias: float = 1.0) -> Trace:
     """The first two steps were skipped; the next ones are the early ones."""
     found = lossy(2, scale, bias)
-    infinite = Snapshot(2.0, [torch.full((40, 30), math.inf), torch.full((30,), math.inf)])
+    infinite = TraceStep(2.0, [torch.full((40, 30), math.inf), torch.full((30,), math.inf)])
     found.snapshots = {0: infinite, 1: infinite, **dict.fromkeys((2, 3, 5, 6, 7), found.snapshots[5])}
     found.skipped = {0, 1}
     return found
@@ -182,7 +191,7 @@ def test_the_early_steps_that_were_not_skipped_are_kept_and_the_last_ones():
     found = Trace()
     for step in range(12):
         found.skipped |= {step} & {0, 1, 3}
-        remember(found, step, Snapshot(1.0, [None]))
+        remember(found, step, TraceStep(1.0, [None]))
     assert (found.early, sorted(found.snapshots)) == ([2, 4], [2, 4, 9, 10, 11])
 
 
@@ -209,9 +218,9 @@ def test_an_end_that_is_not_finite_is_the_largest_error():
 @pytest.mark.parametrize(
     ("snapshot", "words"),
     [
-        (Snapshot(1.0, [torch.ones(2), None]), None),
-        (Snapshot(math.nan, [torch.ones(2), None]), "loss is nan"),
-        (Snapshot(1.0, [torch.ones(2), torch.tensor([1.0, math.inf])]), "gradient of bias"),
+        (TraceStep(1.0, [torch.ones(2), None]), None),
+        (TraceStep(math.nan, [torch.ones(2), None]), "loss is nan"),
+        (TraceStep(1.0, [torch.ones(2), torch.tensor([1.0, math.inf])]), "gradient of bias"),
     ],
 )
 def test_what_is_not_finite_is_named(snapshot, words):

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.records import Cause, CauseKind
-from tuner.timing.interleaved_rounds import MAX_STEPS_PER_BLOCK, Schedule, Watches, hopeless, steps_per_block, time_arms
+from tuner.timing.interleaved_rounds import (
+    MAX_STEPS_PER_BLOCK,
+    RoundSchedule,
+    Watches,
+    hopeless,
+    steps_per_block,
+    time_arms,
+)
 
 
 class FakeClock:
@@ -53,8 +60,8 @@ class FakeWatch:
         return (LOAD,)
 
 
-def schedule(**changes: object) -> Schedule:
-    return Schedule(**{"rounds": 6, "block_ms": 50.0, "warm_s": 0.5, "seed": 1, **changes})
+def schedule(**changes: object) -> RoundSchedule:
+    return RoundSchedule(**{"rounds": 6, "block_ms": 50.0, "warm_s": 0.5, "seed": 1, **changes})
 
 
 def never(*_: object) -> bool:

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 
 from kitsune.launches.model.launch_graph import Launch, LaunchGraph, Span, Storage
-from kitsune.launches.planning.analysis import Group, Link, Outlook, analysed, groups, in_ms, in_words, limit, outlook
+from kitsune.launches.planning.analysis import (
+    LaunchGroup,
+    Link,
+    Outlook,
+    analysed,
+    groups,
+    in_ms,
+    in_words,
+    limit,
+    outlook,
+)
 from kitsune.launches.planning.memory_plan import plan_memory
 from kitsune.launches.planning.schedule import critical_path, critical_path_us, in_order, on_streams
 from tests.unit.kitsune.launches.planning.test_schedule import problems, quick
@@ -43,7 +53,7 @@ def test_a_diamond_on_one_and_on_two_streams():
     found = analysed(DIAMOND, DIAMOND_US, outlooks, WAIT_US)
     assert (found.launches, found.sum_us, found.critical_us, found.critical_launches) == (4, 65.0, 45.0, 3)
     assert found.critical == (Link(1, "product", 30.0), Link(0, "embed", 10.0), Link(3, "sum", 5.0))
-    assert found.groups[0] == Group("product", 2, 50.0, 50 / 65)
+    assert found.groups[0] == LaunchGroup("product", 2, 50.0, 50 / 65)
     one, two = found.outlooks
     assert one == Outlook(1, 1, 4, 65.0, (0.0,), 0, 3 * 512, 4 * 512)
     assert (two.asked, two.streams, two.launches, two.predicted_us, two.waits) == (2, 2, 4, 45.0, 2)
@@ -72,9 +82,9 @@ def test_of_many_names_and_launches_the_longest_ten_are_shown():
 def test_groups_of_the_same_time_come_by_name():
     graph = LaunchGraph.of([Launch(name, (), ()) for name in ("b", "a", "b", "c")], [])
     assert groups(graph, [1.0, 2.0, 1.0, 4.0]) == (
-        Group("c", 1, 4.0, 0.5),
-        Group("a", 1, 2.0, 0.25),
-        Group("b", 2, 2.0, 0.25),
+        LaunchGroup("c", 1, 4.0, 0.5),
+        LaunchGroup("a", 1, 2.0, 0.25),
+        LaunchGroup("b", 2, 2.0, 0.25),
     )
 
 

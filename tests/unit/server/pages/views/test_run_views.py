@@ -20,7 +20,7 @@ from server.pages.views import (
     snippet_view,
     trials_view,
 )
-from server.pages.views.choices_view import Outcome
+from server.pages.views.choices_view import ChoiceOutcome
 from server.pages.views.headline_view import Mood
 from server.pages.views.run_view import RunView, run_view
 from server.pages.views.spent_view import spent_view
@@ -272,7 +272,7 @@ def test_while_the_choices_are_measured_the_page_says_so():
 def test_what_was_not_tried_says_whether_it_still_may_be(status, why):
     run, trials, plan = stories.running()
     rows = viewed((run.evolve(status=status), trials, plan)).choices
-    assert why in {row.reason for row in rows if row.outcome is Outcome.UNTRIED}
+    assert why in {row.reason for row in rows if row.outcome is ChoiceOutcome.UNTRIED}
 
 
 def test_where_all_of_leave_one_out_failed_the_page_says_why():
@@ -327,7 +327,7 @@ def test_what_was_measured_again_before_the_search_is_another_confirmation():
 # Choices --------------------------------------------------------------------------------------------------------------
 
 
-def fate_of(story: Story, name: str) -> tuple[Outcome, str]:
+def fate_of(story: Story, name: str) -> tuple[ChoiceOutcome, str]:
     run, trials, plan = story
     (row,) = [
         row
@@ -340,13 +340,17 @@ def fate_of(story: Story, name: str) -> tuple[Outcome, str]:
 @pytest.mark.parametrize(
     ("name", "outcome", "reason"),
     [
-        ("precision=bf16", Outcome.CHOSEN, "best measured configuration"),
-        ("precision=fp16", Outcome.FAILED, "trial 7 gave wrong numbers (numerics): gradients: relative error 0.4"),
-        ("compile=max-autotune-no-cudagraphs", Outcome.FAILED, "trial 9 ran out of memory (warmup)"),
-        ("compile=reduce-overhead", Outcome.REJECTED, "its trial, number 3, came to 3.1"),
-        ("streams=8", Outcome.DECLINED, "5 streams are all"),
-        ("attention=flash", Outcome.INAPPLICABLE, "does not call scaled_dot_product_attention"),
-        ("precision=tf32", Outcome.UNTRIED, "the budget ended"),
+        ("precision=bf16", ChoiceOutcome.CHOSEN, "best measured configuration"),
+        (
+            "precision=fp16",
+            ChoiceOutcome.FAILED,
+            "trial 7 gave wrong numbers (numerics): gradients: relative error 0.4",
+        ),
+        ("compile=max-autotune-no-cudagraphs", ChoiceOutcome.FAILED, "trial 9 ran out of memory (warmup)"),
+        ("compile=reduce-overhead", ChoiceOutcome.REJECTED, "its trial, number 3, came to 3.1"),
+        ("streams=8", ChoiceOutcome.DECLINED, "5 streams are all"),
+        ("attention=flash", ChoiceOutcome.INAPPLICABLE, "does not call scaled_dot_product_attention"),
+        ("precision=tf32", ChoiceOutcome.UNTRIED, "the budget ended"),
     ],
 )
 def test_every_choice_has_its_fate_and_its_reason(name, outcome, reason):
@@ -360,7 +364,7 @@ def test_a_choice_that_clashes_with_the_plan_says_with_what():
     assert plan is not None
     other = plan.model_copy(update={"knobs": {"compile": "reduce-overhead"}})
     outcome, reason = fate_of((run, trials[:1], other), "capture=segments")
-    assert outcome is Outcome.UNTRIED
+    assert outcome is ChoiceOutcome.UNTRIED
     assert reason.startswith("cannot stand beside compile=reduce-overhead: this compile mode puts CUDA graphs")
 
 
@@ -385,7 +389,7 @@ def test_a_choice_whose_trial_says_nothing_was_not_measured():
         trial.model_copy(update={"failure": None}) if trial.knobs.get("precision") == "fp16" else trial
         for trial in trials
     ]
-    assert fate_of((run, silent, plan), "precision=fp16") == (Outcome.TRIED, "not measured")
+    assert fate_of((run, silent, plan), "precision=fp16") == (ChoiceOutcome.TRIED, "not measured")
 
 
 def test_choices_with_one_reason_share_a_line():
@@ -555,7 +559,7 @@ def test_no_name_turns_the_text_around_it():
 
 def test_while_a_run_goes_on_nothing_is_rejected():
     outcomes = {row.outcome for row in viewed(stories.running()).choices}
-    assert Outcome.TRIED in outcomes and Outcome.REJECTED not in outcomes
+    assert ChoiceOutcome.TRIED in outcomes and ChoiceOutcome.REJECTED not in outcomes
 
 
 def test_the_age_of_a_run_is_never_negative():
