@@ -71,7 +71,7 @@ def places_of(tree: Any) -> Iterator[TensorView]:
 
 
 def map_places(function: Callable[[TensorView], Any], tree: Any) -> Any:
-    """Replaces each TensorView in a tree. Faster than pytree for common containers: 535 launches in 14 ms in place of 22."""
+    """Replaces each TensorView in a tree. Faster than pytree for common containers: 14 ms for 535 launches, not 22."""
     kind = type(tree)
     if kind is TensorView:
         return function(tree)
