@@ -169,7 +169,7 @@ class Trial(Record):
     failure: Failure | None = None
     started_at: AwareDatetime
     finished_at: AwareDatetime
-    spent: Spent | None = Field(default=None, description="by a monotonic clock; None of trials before 0.3")
+    spent: Spent | None = Field(default=None, description="by a monotonic clock; None for trials of older versions")
 
     @property
     def took_s(self) -> float:

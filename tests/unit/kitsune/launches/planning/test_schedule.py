@@ -211,7 +211,9 @@ def test_the_makespan_lies_between_the_critical_path_and_one_stream(
 ) -> None:
     graph, costs_us = problem
     schedule = on_streams(graph, costs_us, streams, wait_us)
-    assert critical_path_us(graph, costs_us) <= schedule.makespan_us <= in_order(graph, costs_us).makespan_us
+    longest_us = in_order(graph, costs_us).makespan_us
+    # The same costs, added up in another order.
+    assert critical_path_us(graph, costs_us) * (1 - 1e-9) <= schedule.makespan_us <= longest_us * (1 + 1e-9)
     assert in_order(graph, costs_us).makespan_us == pytest.approx(sum(costs_us))
 
 
