@@ -31,8 +31,10 @@ from kitsune.workload import LossFn, call_model, check_optimizer, check_types, d
 
 Program = EagerStep | StepGraph
 
-MAX_PROGRAMS = 4
-OTHER_BATCHES = "batches of other shapes, or with other values of what is no tensor, run uncompiled and uncaptured"
+MAX_PROGRAMS = 4  # of a step; the drop-in has two
+OTHER_BATCHES = (
+    "batches of other shapes, or with other values of what is no tensor, run uncompiled and uncaptured until frequent"
+)
 UPDATE_OUTSIDE = "the optimizer's update runs outside of"
 
 
@@ -96,7 +98,7 @@ class TrainStep:
 
     @property
     def is_settled(self) -> bool:
-        """True once nothing more will be compiled or captured for batches like the last one that came by the plan."""
+        """True once nothing more will be compiled or captured for batches like the last one that a program has run."""
         waiting = self._segments is not None and not self._segments.forward.is_settled
         current = self._programs.current
         return not waiting and current is not None and current.is_settled
@@ -133,7 +135,10 @@ class TrainStep:
         self.close()
 
     def _prepare(self, batch: tuple[Any, Any]) -> Program:
-        """The program of a batch that no program fits as it is: a new one, or the plain step while it is too rare."""
+        """For a batch that no program fits as it is: a new program, or the plain step.
+
+        The plain step runs while batches of this signature are rare, and when there are MAX_PROGRAMS programs.
+        """
         if self._is_seeking:
             self._seek(batch)
         if self._guards.is_stale(batch):
@@ -147,7 +152,7 @@ class TrainStep:
         return EagerStep(self._plain, self.device, build.memory_format)
 
     def _settle(self, program: Program, batch: tuple[Any, Any]) -> torch.Tensor:
-        """A step that may compile or capture."""
+        """A step of a program that may still compile or capture, and fail in that."""
         return self._applied.run(
             lambda: self._first(program, batch),
             again=lambda: self(*batch),

@@ -4,7 +4,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import venv
 import zipfile
 from email.parser import Parser
 from importlib.metadata import version
@@ -22,24 +24,32 @@ CONSTRAINTS = dict(
 PACKAGES = ("kitsune", "tuner", "server", "migrations")
 
 
+def build(folder: Path, source: Path, kind: str) -> Path:
+    """A "wheel" or "sdist" of a source tree, without network: setuptools is here since torch requires it."""
+    code = f"import setuptools.build_meta as b, sys; b.build_{kind}(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], cwd=source, capture_output=True, text=True, check=False, timeout=150
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return next(folder.glob("*.whl" if kind == "wheel" else "*.tar.gz"))
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> zipfile.ZipFile:
-    """Built from a copy, without network: setuptools is here since torch requires it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    copy = folder / "source"
-    copy.mkdir()
+def source(tmp_path_factory) -> Path:
+    """A copy of what is packed, with a test beside it that must not be."""
+    copy = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "tests").mkdir()
     (copy / "tests" / "test_a.py").touch()
-    build = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-c", build, str(folder)], cwd=copy, capture_output=True, text=True, check=False, timeout=150
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return zipfile.ZipFile(next(folder.glob("*.whl")))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory) -> zipfile.ZipFile:
+    return zipfile.ZipFile(build(tmp_path_factory.mktemp("wheel"), source, "wheel"))
 
 
 def test_the_wheel_holds_every_source_file_and_nothing_else(wheel):
@@ -87,3 +97,35 @@ def test_torch_is_not_bounded_from_above_and_triton_is_left_to_it():
 def test_pins_hold_no_build_and_no_place():
     assert all(re.fullmatch(r"[0-9][\w.]*", value) for value in CONSTRAINTS.values())
     assert (CONSTRAINTS["torch"], CONSTRAINTS["triton"]) == ("2.13.0", "3.7.1")
+
+
+def test_the_wheel_of_the_sdist_is_the_wheel(wheel, source, tmp_path):
+    sdist = build(tmp_path, source, "sdist")
+    with tarfile.open(sdist) as packed:
+        packed.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    again = zipfile.ZipFile(build(tmp_path, unpacked, "wheel"))
+    assert sorted(again.namelist()) == sorted(wheel.namelist())
+
+
+def test_the_wheel_runs_in_an_empty_environment(wheel, tmp_path):
+    """Its requirements are those of this environment, whose own Kitsune is out of sight."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = ["install", "--quiet", "--no-deps", "--no-index", wheel.filename]
+    subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True, timeout=120)
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    here, there = (Path(run(each, "-c", code)) for each in (sys.executable, python))
+    (there / "requirements.pth").write_text(f"{here}\n")
+    assert Path(run(python, "-c", "import server.app; print(server.app.__file__)")).is_relative_to(there)
+    kitsune_command = python.with_name("kitsune")
+    assert run(kitsune_command, "--version").startswith(f"kitsune {kitsune.__version__}\n")
+    assert {"tune", "serve", "worker"} <= set(run(kitsune_command, "--help").split())
+
+
+def run(*command: object) -> str:
+    """What it prints, in another folder than ours."""
+    words = list(map(str, command))
+    done = subprocess.run(words, cwd="/", capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()

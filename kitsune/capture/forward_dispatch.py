@@ -25,7 +25,7 @@ from kitsune.launches.timing_cache import TimingCache
 from kitsune.update.loss_scaler import LossScaler
 from kitsune.update.optimizer_update import parameters_of
 
-MAX_PROGRAMS = 2
+MAX_PROGRAMS = 2  # of a model; each keeps the activations of a batch in memory of its own
 HALF = (torch.float16, torch.bfloat16)
 NOTES = {
     "other_shape": "forwards of other shapes, or with other values of plain arguments, ran as given until frequent",
@@ -115,7 +115,7 @@ class SegmentedForward:
             found = self._programs.find(key)
         except TypeError:  # an argument without a hash has no signature
             return self._eager("eager", self._forward, args, kwargs)
-        program = self._checked(found)
+        program = self._without_stale(found)
         if program is not None and program.segments is not None:
             return self._replay(program.segments, args, kwargs)
         program = program or self._programs.admit(key)
@@ -131,8 +131,8 @@ class SegmentedForward:
         program.runs += 1
         return output
 
-    def _checked(self, program: ForwardProgram | None) -> ForwardProgram | None:
-        """The program, or None where its graphs are stale."""
+    def _without_stale(self, program: ForwardProgram | None) -> ForwardProgram | None:
+        """The program; None where its graphs are stale, and then those of other signatures are dropped as well."""
         if program is None or program.segments is None:
             return program
         if program.segments.unchanged():

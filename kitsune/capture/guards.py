@@ -54,7 +54,10 @@ class StepGuards(Generic[Prepared]):
         self._has_other_groups = has_other_groups
 
     def check(self, batch: Any) -> Prepared | None:
-        """The program that runs this batch as it is, with learning rates taken over; None where one has to be made."""
+        """The program that can run this batch now, with learning rates taken over.
+
+        None for a signature without a program, and where the model or the optimizer has changed.
+        """
         program = self._programs.find(self._key_of(batch))
         if program is None or self._has_other_groups() or program.is_stale():
             return None
@@ -62,7 +65,7 @@ class StepGuards(Generic[Prepared]):
         return program
 
     def is_stale(self, batch: Any) -> bool:
-        """Whether something has changed to which the plan was not applied."""
+        """Whether the program of this batch is stale, or the optimizer has groups to which the plan was not applied."""
         program = self._programs.find(self._key_of(batch))
         return self._has_other_groups() or (program is not None and program.is_stale())
 

@@ -132,14 +132,14 @@ class Loop:
             return True
         return False
 
-    def _is_stale(self) -> bool:
+    def _needs_reapply(self) -> bool:
         """Whether there are hooks or groups of parameters to which the plan was not applied."""
         has_hooks = self._hooks is not None and not self._hooks.unchanged()
         return has_hooks or self._applied.has_other_groups()
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         """A forward by the plan; when a technique fails in it, the same forward without that technique."""
-        if self._is_stale():
+        if self._needs_reapply():
             self.rebuild()
         forward = self.forward
         if forward is None:
