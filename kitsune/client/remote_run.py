@@ -3,9 +3,12 @@
 import time
 import uuid
 from collections.abc import Mapping
+from functools import partial
+from itertools import islice
 from numbers import Real
 from typing import Any, Final
 
+from kitsune.base.backoff import pauses, retried
 from kitsune.base.durations import seconds_of
 from kitsune.base.environment import is_disabled
 from kitsune.client.http_client import Client
@@ -14,7 +17,7 @@ from kitsune.plan import Plan
 from kitsune.run_status import RunStatus
 from kitsune.submission.format.archive import Archive
 
-#: Pause between polls of a run, in seconds: it grows, since a run takes minutes.
+#: Pause between polls of a run, in seconds: it grows, since a run takes minutes. Also between tries to start one.
 SHORTEST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 5.0
 #: How long a server may be unreachable, as for a restart, before `wait` raises.
@@ -121,10 +124,5 @@ def send(
 
 
 def _started(client: Client, request: Mapping[str, Any]) -> dict[str, Any]:
-    key = uuid.uuid4().hex
-    for attempt in range(1, ATTEMPTS):
-        try:
-            return client.start_run(request, key)
-        except UnreachableError:
-            time.sleep(attempt * SHORTEST_PAUSE_S)
-    return client.start_run(request, key)
+    start = partial(client.start_run, request, uuid.uuid4().hex)
+    return retried(start, UnreachableError, islice(pauses(SHORTEST_PAUSE_S, LONGEST_PAUSE_S), ATTEMPTS - 1))

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from kitsune.base.backoff import retried, within
 from kitsune.base.durations import seconds_of
 from kitsune.cli import output
 from kitsune.cli.exit_codes import ExitCode
@@ -20,7 +22,7 @@ from tuner.records import Run, RunStatus, Trial
 from tuner.terminal import views
 
 LAST: Final = "last"
-PAUSE_S: Final = 1.0  # interval of polling a watched run
+PAUSE_S: Final = 1.0  # between polls of a watched run, and between tries of a server that is away
 #: After this time in the queue, a message asks whether a worker is running.
 QUEUE_S: Final = 10.0
 
@@ -117,22 +119,17 @@ def watch_run(ledger: Ledger, run_id: str, *, as_json: bool) -> ExitCode:
 
 def _outlasting(ask: Callable[[], Answer]) -> Answer:
     """Calls `ask` until the server answers. Raises UnreachableError after PATIENCE_S."""
-    end = time.monotonic() + PATIENCE_S
-    is_told = False
-    while True:
-        try:
-            answer = ask()
-        except UnreachableError as error:
-            if time.monotonic() >= end:
-                raise
-            if not is_told:
-                output.note(f"The server is away, and the run goes on without it; asking again: {error}")
-            is_told = True
-            time.sleep(PAUSE_S)
-        else:
-            if is_told:
-                output.note("The server is back.")
-            return answer
+    failures: list[Exception] = []
+
+    def note_first(error: Exception) -> None:
+        if not failures:
+            output.note(f"The server is away, and the run goes on without it; asking again: {error}")
+        failures.append(error)
+
+    answer = retried(ask, UnreachableError, within(PATIENCE_S, repeat(PAUSE_S)), note_first)
+    if failures:
+        output.note("The server is back.")
+    return answer
 
 
 def cancel_run(ledger: Ledger, run_id: str, *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Final
 
 from kitsune.base import json_logging
+from kitsune.base.backoff import pauses, rest
 from kitsune.base.durations import seconds_of
 from kitsune.base.json_logging import LogFormat
 from kitsune.cli import output
@@ -22,7 +23,6 @@ from tuner.store.engine import create, open_database
 from tuner.store.error_translation import shown
 from tuner.store.moments import check_clock
 from tuner.terminal.progress import Lines, Logged
-from tuner.worker.backoff import pauses, rest
 from tuner.worker.run_execution import How
 from tuner.worker.worker import AWAY_S, Stop, Worker
 

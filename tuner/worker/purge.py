@@ -4,9 +4,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
+from kitsune.base.backoff import rest
 from tuner.store.database import Database
 from tuner.store.queries import retention
-from tuner.worker.backoff import rest
 
 #: Runs and archives that are deleted per step.
 RUNS_AT_ONCE: Final = 10

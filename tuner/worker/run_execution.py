@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from kitsune.base.backoff import pauses, rest
 from kitsune.cli.output import headline
 from kitsune.errors import (
     GpuError,
@@ -39,7 +40,6 @@ from tuner.store.queries import plans, runs, timelines, trials
 from tuner.tuning.events import Event, Inspected, Tried
 from tuner.tuning.recall import knowledge_of
 from tuner.tuning.run import Conclusion, Tuning
-from tuner.worker.backoff import pauses, rest
 
 log = logging.getLogger("kitsune")
 

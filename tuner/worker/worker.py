@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kitsune.base import json_logging
+from kitsune.base.backoff import pauses, rest
 from kitsune.errors import StoppedError, StoreError
 from tuner.records import Run
 from tuner.store.database import Database
@@ -17,7 +18,6 @@ from tuner.terminal.progress import Quiet
 from tuner.tuning.events import Started
 from tuner.tuning.run import Tuning
 from tuner.worker.archive_files import archive_file
-from tuner.worker.backoff import pauses, rest
 from tuner.worker.run_execution import Diagnose, Ending, How, Make, ending_of, fit, worker_name
 
 #: First and maximal pause before an empty queue is polled again.
