@@ -277,11 +277,6 @@ def checked_knobs(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
     return checked
 
 
-def knobs_id(knobs: Mapping[str, Choice]) -> str:
-    """A short stable identifier of a set of choices: 16 hexadecimal digits."""
-    return hashlib.sha256(canonical_json(checked_knobs(knobs)).encode()).hexdigest()[:16]
-
-
 def differences(one: Plan, other: Plan) -> list[Row]:
     """The differences of two plans: knobs in table order, then evidence, then environment. Empty for equal plans."""
     chosen = ((f"knobs.{name}", str(one.choice(name)), str(other.choice(name))) for name in KNOBS)

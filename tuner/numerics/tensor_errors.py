@@ -52,11 +52,6 @@ class StepResult:
     buffers: Sequence[torch.Tensor]
     counters: Sequence[torch.Tensor] = ()
 
-    def is_finite(self) -> bool:
-        return math.isfinite(self.loss) and all(
-            bool(torch.isfinite(gradient).all()) for gradient in self.gradients if gradient is not None
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class TensorErrors:

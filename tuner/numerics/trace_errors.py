@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 import torch
 
@@ -127,30 +126,6 @@ def _buffer_error(
         return LARGEST_ERROR
     a, b, before = ([tensors[index] for index in real] for tensors in (ours, theirs, start))
     return _drift(a, b, before, ruler)
-
-
-def worst_of(errors: Sequence[Errors]) -> Errors:
-    """The largest of each error of several yardsticks; a single one may be small by chance, and reject a correct arm.
-
-    Of `size` and `sizes`, which are no errors, the means. All must have the same steps and tensors. Raises ValueError
-    for an empty sequence.
-    """
-    if not errors:
-        raise ValueError("there is no yardstick")
-    return Errors(
-        loss=_largest([each.loss for each in errors]),
-        gradient=_largest([each.gradient for each in errors]),
-        singles=[max(values) for values in zip(*(each.singles for each in errors), strict=True)],
-        size=fmean(each.size for each in errors),
-        sizes=[fmean(values) for values in zip(*(each.sizes for each in errors), strict=True)],
-        parameter=max(each.parameter for each in errors),
-        buffer=max(each.buffer for each in errors),
-        last_early=errors[0].last_early,
-    )
-
-
-def _largest(errors: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    return {step: max(each[step] for each in errors) for step in errors[0]}
 
 
 def margin_of(what: str, where: str, error: float, allowed: float, size: float) -> Margin:
