@@ -99,16 +99,15 @@ class TrainStep:
     @property
     def is_settled(self) -> bool:
         """True once nothing more will be compiled or captured for batches like the last one that a program has run."""
-        waiting = self._segments is not None and not self._segments.forward.is_settled
-        current = self._programs.current
-        return not waiting and current is not None and current.is_settled
+        return self._programs.current is not None and self._programs.current.is_settled
 
     def __call__(self, x: Any, y: Any = None) -> torch.Tensor:
         """Runs one step on a batch, on any device, and returns the detached loss, a scalar on the model's device."""
         batch = (x, y)
         program = self._guards.check(batch)
-        if program is None:
-            program = self._prepare(batch)
+        if program is not None:
+            return program(batch)
+        program = self._prepare(batch)
         return program(batch) if self.is_settled else self._settle(program, batch)
 
     def batches(self, loader: Iterable[Batch]) -> Iterable[Batch]:
@@ -135,7 +134,7 @@ class TrainStep:
         self.close()
 
     def _prepare(self, batch: tuple[Any, Any]) -> Program:
-        """For a batch that no program fits as it is: a new program, or the plain step.
+        """For a batch that no program can run right away: its program, a new one, or the plain step.
 
         The plain step runs while batches of this signature are rare, and when there are MAX_PROGRAMS programs.
         """
@@ -143,7 +142,7 @@ class TrainStep:
             self._seek(batch)
         if self._guards.is_stale(batch):
             self._applied.reapply()
-        program = self._guards.admit(batch)
+        program = self._guards.find(batch) or self._guards.admit(batch)
         if program is not None:
             return program
         build = self._applied.build
@@ -213,7 +212,8 @@ class TrainStep:
             how = build.memory_format, build.streams, build.pool_bytes
             return StepGraph(self._body(build.forward), self._recorder, self.device, *how)
         hooks = Hooks(self.model) if build.hides_hooks else None
-        return EagerStep(eager, self.device, build.memory_format, hooks)
+        forward = None if self._segments is None else self._segments.forward
+        return EagerStep(eager, self.device, build.memory_format, hooks, forward)
 
     def _update(self) -> Update:
         return Update(self.optimizer, scaler=self._applied.build.scaler, clip_grad_norm=self.clip_grad_norm)

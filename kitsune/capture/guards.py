@@ -4,7 +4,7 @@ import gc
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_
@@ -30,9 +30,12 @@ NEEDS_GRADIENT = attrgetter("requires_grad")
 class GuardedProgram(Protocol):
     """A step, prepared for batches of one signature."""
 
+    @property
+    def is_settled(self) -> bool: ...
+
     def is_stale(self) -> bool: ...
 
-    def refresh(self) -> None: ...
+    def holds(self) -> bool: ...
 
 
 Prepared = TypeVar("Prepared", bound=GuardedProgram)
@@ -50,31 +53,34 @@ class StepGuards(Generic[Prepared]):
     ) -> None:
         self._programs = programs
         self._model = model
-        self._device = device
+        self._kind = device.type
         self._has_other_groups = has_other_groups
 
     def check(self, batch: Any) -> Prepared | None:
-        """The program that can run this batch now, with learning rates taken over.
+        """The program that can run this batch right away, with learning rates taken over.
 
-        None for a signature without a program, and where the model or the optimizer has changed.
+        None for a signature without a program, for a program that is still to compile or capture, and where the model
+        or the optimizer has changed.
         """
         program = self._programs.find(self._key_of(batch))
-        if program is None or self._has_other_groups() or program.is_stale():
+        if program is None or not program.is_settled or self._has_other_groups() or not program.holds():
             return None
-        program.refresh()
         return program
 
     def is_stale(self, batch: Any) -> bool:
         """Whether the program of this batch is stale, or the optimizer has groups to which the plan was not applied."""
-        program = self._programs.find(self._key_of(batch))
+        program = self.find(batch)
         return self._has_other_groups() or (program is not None and program.is_stale())
+
+    def find(self, batch: Any) -> Prepared | None:
+        return self._programs.find(self._key_of(batch))
 
     def admit(self, batch: Any) -> Prepared | None:
         return self._programs.admit(self._key_of(batch))
 
     def _key_of(self, batch: Any) -> Any:
         # Objects that may hide tensors compare by identity, or not at all: None is the signature of them all.
-        return signature_unless_opaque(batch), self._model.training, autocast_of(self._device.type)
+        return signature_unless_opaque(batch), self._model.training, autocast_of(self._kind)
 
 
 class ModelGuard:
@@ -95,7 +101,7 @@ class ModelGuard:
         members = [getattr(module, name) for module in self._modules for name in MEMBERS]
         self._members = [each for each in members if each]
         self._empty = [each for each in members if not each]
-        self._held = list(self._items())
+        self._held = list(chain.from_iterable(map(dict.values, self._members)))
         roots = roots_of(model, loss_fn)
         self._parameters = list(dict.fromkeys(chain.from_iterable(root.parameters() for root in roots)))
         buffers = chain.from_iterable(root.buffers() for root in roots)
@@ -109,13 +115,10 @@ class ModelGuard:
         now = self._optimizer.state
         if state and (now is not self._state or len(now) != self._states):
             return False
-        if any(self._empty) or not all(map(is_, self._items(), self._held)) or self._attributes.why_replaced():
+        held = chain.from_iterable(map(dict.values, self._members))  # each as a member of its module
+        if any(self._empty) or not all(map(is_, held, self._held)) or self._attributes.why_replaced():
             return False
         return self._look() == self._seen
-
-    def _items(self) -> Iterator[object]:
-        """Modules, parameters and buffers, each as a member of its module."""
-        return chain.from_iterable(map(dict.values, self._members))
 
     def _look(self) -> tuple[object, ...]:
         """Whole lists, built and compared in C."""

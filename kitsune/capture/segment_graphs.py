@@ -77,7 +77,7 @@ class Segments:
             self._capture(recorder)
         self._there = None
         self._remember_gradients()
-        self._watch = ModelGuard(model, optimizer)
+        self._guard = ModelGuard(model, optimizer)
 
     def _capture(self, recorder: Recorder) -> None:
         since = newest_node()
@@ -136,7 +136,7 @@ class Segments:
         return self.in_flight is not None and self.in_flight() is not None
 
     def unchanged(self) -> bool:
-        return self._watch.unchanged(state=False)
+        return self._guard.unchanged(state=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._spare_accumulated()

@@ -13,6 +13,7 @@ import torch
 
 from kitsune.autograd.hooks import Hooks, why_skipped
 from kitsune.autograd.leaves import tensors_there, why_not_ours
+from kitsune.capture.forward_dispatch import SegmentedForward
 from kitsune.capture.guards import Attributes, ModelGuard, SideEffects, why_not_filled, why_not_replayed
 from kitsune.capture.step_body import Body, entered
 from kitsune.device.backend import Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
@@ -31,7 +32,11 @@ MAX_WARM_STEPS = 32  # before a recording gives up on an optimizer that starts l
 
 
 class EagerStep:
-    """Runs the body eagerly. `hooks` are watched when it is compiled: compiled code does not look for new ones."""
+    """Runs the body eagerly.
+
+    `hooks` are watched when it is compiled: compiled code does not look for new ones. `forward` is a part of the body
+    that captures itself.
+    """
 
     settled_after = 2  # a compiled forward compiles in its first call, and may recompile in the second
 
@@ -41,22 +46,25 @@ class EagerStep:
         device: torch.device,
         memory_format: torch.memory_format | None,
         hooks: Hooks | None = None,
+        forward: SegmentedForward | None = None,
     ) -> None:
         self._body = body
         self._device = device
         self._memory_format = memory_format
         self._hooks = hooks
+        self._forward = forward
         self.calls = 0
 
     @property
     def is_settled(self) -> bool:
-        return self.calls >= self.settled_after
+        return self.calls >= self.settled_after and (self._forward is None or self._forward.is_settled)
 
     def is_stale(self) -> bool:
         return self._hooks is not None and not self._hooks.unchanged()
 
-    def refresh(self) -> None:
+    def holds(self) -> bool:
         """Eager code reads its hyperparameters in every step."""
+        return not self.is_stale()
 
     def __call__(self, batch: tuple[Any, Any]) -> torch.Tensor:
         loss = self._body.step(place(batch, self._device, self._memory_format))
@@ -126,15 +134,22 @@ class StepGraph:
 
     def is_stale(self) -> bool:
         """Whether something that the graph has baked in has changed."""
-        return self._graph is not None and not self._watch.unchanged()
+        return self._graph is not None and not self._guard.unchanged()
 
-    def refresh(self) -> None:
-        """Takes over learning rates; drops the graph when another hyperparameter that it has baked in has changed."""
+    def holds(self) -> bool:
+        """Whether the graph computes the step as it is now. Takes over learning rates.
+
+        Drops the graph when another hyperparameter that it has baked in has changed.
+        """
+        if not self._guard.unchanged():
+            return False
         update = self._body.update
-        if self._graph is not None and not self.update_outside and not update.refresh():
-            changed = "a hyperparameter other than the learning rate changes between steps"
-            self.update_outside = update.why_not_capturable() or changed
-            self._graph = None
+        if self.update_outside or update.refresh():
+            return True
+        changed = "a hyperparameter other than the learning rate changes between steps"
+        self.update_outside = update.why_not_capturable() or changed
+        self._graph = None
+        return False
 
     def _is_cold(self) -> bool:
         return self.calls < WARM_RUNS or is_starting(self._body.update.optimizer)
@@ -181,7 +196,7 @@ class StepGraph:
             raise CaptureError(reason)
         with self._static_step(batch) as launches:
             graph, result, has_run = self._captured(launches)
-        self._watch = ModelGuard(self._body.model, self._body.update.optimizer, self._body.loss_fn)
+        self._guard = ModelGuard(self._body.model, self._body.update.optimizer, self._body.loss_fn)
         self._graph, (self._loss, self._gradients) = graph, result
         self._parameters = self._body.parameters
         self.peak_bytes = self._needed_bytes()
