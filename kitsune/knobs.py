@@ -31,8 +31,9 @@ class Exclusion:
 class Knob:
     """One optimisation. The first choice is the default, which leaves the user's step unchanged.
 
-    `choices` maps each choice to its description. `slow`: choices that take minutes to compile. `searched`: the choices
-    that a search tries beside the default; None: all of them; empty: only the user sets this knob, since it is a limit
+    `choices` maps each choice to its description. `slow`: choices that take minutes to compile. `stock`: choices that
+    a user of plain torch makes by hand, to which the gain of a plan is compared. `searched`: the choices that a search
+    tries beside the default; None: all of them; empty: only the user sets this knob, since it is a limit
     and makes no step faster. `changes_code`: whether the choice changes the compiled kernels, and not only how they
     are launched. `compiles`: its choices compile the step, which takes most of the time of a trial. `sets_dtype`: its
     choices are the dtype of products, which alone changes the numbers by more than rounding.
@@ -43,6 +44,7 @@ class Knob:
     choices: Mapping[Choice, str]
     needs: str
     slow: tuple[Choice, ...] = ()
+    stock: tuple[Choice, ...] = ()
     searched: tuple[Choice, ...] | None = None
     changes_code: bool = True
     compiles: bool = False
@@ -87,6 +89,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 "channels_last": "channels innermost, as tensor-core convolutions read it",
             },
             needs="a two-dimensional convolution in the model",
+            stock=("channels_last",),
         ),
         Knob(
             name="precision",
@@ -98,6 +101,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 "fp16": "autocast to float16 with dynamic loss scaling",
             },
             needs="fp32 parameters; hardware that has the dtype",
+            stock=("tf32", "bf16"),
             sets_dtype=True,
         ),
         Knob(
@@ -142,6 +146,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             },
             needs="a working compiler (Triton on a GPU, a C++ compiler on a CPU)",
             slow=("coordinate-descent", "max-autotune-no-cudagraphs", "max-autotune"),
+            stock=("default", "reduce-overhead", "max-autotune"),
             compiles=True,
         ),
         Knob(
@@ -154,6 +159,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 "kitsune": "one Triton kernel of Kitsune's for the whole update, for AdamW",
             },
             needs="an optimizer of torch.optim that has the implementation; kitsune a GPU, Triton, parameters in fp32",
+            stock=("fused",),
             searched=("fused", "kitsune"),
             changes_code=False,
         ),

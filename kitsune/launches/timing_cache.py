@@ -86,13 +86,15 @@ class TimingCache:
 def key_of(recording: Recording, *limits: int | None) -> str:
     """Cache key of a recording: a hash of its launches, the kind of GPU, torch's version, and the limits of the plan.
 
-    It includes torch's flags for the precision of fp32 products, because the kernels depend on them.
+    It includes torch's flags on which the choice of kernels depends: the precision of fp32 products, and how cuDNN
+    picks its algorithms.
     """
     gpu = torch.cuda.get_device_name(recording.device) if recording.device.type == "cuda" else ""
     backends: Any = torch.backends
     precisions = backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
+    algorithms = backends.cudnn.benchmark, backends.cudnn.deterministic
     graph, calls = recording.graph, [stable_text(call) for call in recording.calls]
-    said = (RULES, torch.__version__, gpu, precisions, limits, graph.launches, graph.storages, calls)
+    said = (RULES, torch.__version__, gpu, precisions, algorithms, limits, graph.launches, graph.storages, calls)
     return hashlib.sha256(repr(said).encode()).hexdigest()
 
 

@@ -1,6 +1,7 @@
 """The techniques: one optimisation in each file, which has the name of its knob.
 
-To add an optimisation, add a row to `kitsune/knobs.py` and a file with a `TECHNIQUE` here; nothing else changes.
+To add an optimisation, add a row to `kitsune/knobs.py` and a file with a `TECHNIQUE` here. The tuner searches it, the
+runtime applies it and the documentation shows it without another edit; docs/decisions/0002 names what may need one.
 """
 
 import importlib

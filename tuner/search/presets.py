@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kitsune.knobs import Choice
+from kitsune.knobs import KNOBS, Choice
 from tuner.search.space import Configuration, Item, Space
 
 
@@ -134,17 +134,11 @@ STOCK_VARIANTS: Final[Mapping[str, tuple[tuple[Choice, ...], ...]]] = {
     "precision": (("bf16",), ("tf32", "fp32")),
     "layout": (("channels_last",), ("contiguous",)),
 }
-#: All choices that a user of plain torch would make by hand.
-STOCK_ITEMS: Final = frozenset(
-    item
-    for preset in STOCK
-    for item in (*preset.needs.items(), *((knob, c) for knob, choices in preset.wishes.items() for c in choices))
-)
 
 
 def is_stock(knobs: Configuration) -> bool:
     """Whether a configuration without defaults is one that plain torch offers."""
-    return STOCK_ITEMS.issuperset(knobs.items())
+    return all(knob in KNOBS and choice in KNOBS[knob].stock for knob, choice in knobs.items())
 
 
 def resolved(presets: Iterable[Preset], space: Space, avoid: Iterable[Item] = ()) -> tuple[Named, ...]:
