@@ -1,4 +1,4 @@
-"""constraints.txt in, exit code 1 for a known vulnerability out; what could not be checked is said.
+"""Looks for known vulnerabilities of the versions in constraints.txt; says what could not be checked.
 
 That fails nothing, so that a machine without a network can run all checks. AUDIT_STRICT=1 is for one that must have
 looked, such as the CI that a release needs: exit code 2 then.

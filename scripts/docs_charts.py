@@ -1,4 +1,4 @@
-"""Lines of result files in, a chart out: horizontal bars as SVG text, with the same figures in words beside it. Pure.
+"""Draws results as horizontal bars: SVG, with the same figures as text. Pure.
 
 Colours are those of the page: `currentColor`, and the theme's colour of links for what is Kitsune's.
 """

@@ -1,4 +1,4 @@
-"""The OpenAPI description of the server in, the reference of its routes and schemas as Markdown out. Pure."""
+"""Writes the reference of routes and schemas as Markdown, from the OpenAPI description of the server. Pure."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The house laws: functions from source text to findings, one line each: "path:line: what, and the way out"."""
+"""The architecture laws: functions from source text to findings, one line each: "path:line: what, and the way out"."""
 
 import ast
 import re
@@ -279,7 +279,7 @@ def long_functions(module: Module) -> list[str]:
 def missing_docstrings(module: Module) -> list[str]:
     if ast.get_docstring(module.tree) or not module.source.strip():
         return []
-    return [module.found(1, "no docstring; one line says what goes in and what comes out")]
+    return [module.found(1, "no docstring; one line says what the module is for")]
 
 
 FILE_LAWS = (
@@ -374,11 +374,11 @@ def import_cycles(modules: Mapping[str, Module]) -> list[str]:
 
 
 def forbidden_loads(modules: Mapping[str, Module], free_of: Mapping[str, frozenset[str]] = FREE_OF) -> list[str]:
-    """Rooms that load a package that they must be free of, with the chain of imports that does it."""
+    """Folders and files that load a package that they must be free of, with the chain of imports that does it."""
     found = []
     for name in modules:
-        rooms = [room for room in free_of if name == room or (name.startswith(f"{room}.") and room not in PACKAGES[:2])]
-        forbidden = frozenset().union(*(free_of[room] for room in rooms))
+        lines = [line for line in free_of if name == line or (name.startswith(f"{line}.") and line not in PACKAGES[:2])]
+        forbidden = frozenset().union(*(free_of[line] for line in lines))
         if forbidden and (chain := load_chain(name, modules, forbidden)):
             found.append(f"{modules[name].path}: must be free of {chain[-1]}, but loads it: {' -> '.join(chain)}")
     return found

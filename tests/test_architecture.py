@@ -1,4 +1,4 @@
-"""The house laws hold for the source as it is, and each law finds a source that breaks it."""
+"""The architecture laws hold for the source as it is, and each law finds a source that breaks it."""
 
 import ast
 import importlib
@@ -18,7 +18,7 @@ MODULES = laws.read_modules(ROOT)
 
 
 def report(findings: list[str]) -> str:
-    return "\n".join(["the house laws (tests/laws.py) are broken:", *findings])
+    return "\n".join(["the architecture laws (tests/laws.py) are broken:", *findings])
 
 
 @pytest.mark.parametrize("law", laws.FILE_LAWS, ids=lambda law: law.__name__)
@@ -30,7 +30,7 @@ def test_every_file_keeps(law):
 @pytest.mark.parametrize(
     "law", [laws.climbing_imports, laws.import_cycles, laws.forbidden_loads], ids=lambda law: law.__name__
 )
-def test_the_house_keeps(law):
+def test_all_files_together_keep(law):
     findings = law(MODULES)
     assert not findings, report(findings)
 
@@ -110,7 +110,7 @@ def test_a_law_accepts_what_keeps_it(law, path, source):
     assert law(laws.module_of(path, source)) == []
 
 
-def house(**sources: str) -> dict[str, laws.Module]:
+def modules_of(**sources: str) -> dict[str, laws.Module]:
     """Modules from keyword arguments: `kitsune__plan="..."` is kitsune/plan.py."""
     modules = [laws.module_of(name.replace("__", "/") + ".py", source) for name, source in sources.items()]
     return {module.name: module for module in modules}
@@ -119,12 +119,12 @@ def house(**sources: str) -> dict[str, laws.Module]:
 @pytest.mark.parametrize(
     "modules",
     [
-        house(kitsune__plan="from tuner import records", tuner__records=""),
-        house(tuner__records="import server.app", server__app=""),
-        house(kitsune__errors="from kitsune.plan import Plan", kitsune__plan=""),
-        house(kitsune__techniques__layout="from kitsune.step import TrainStep", kitsune__step=""),
-        house(kitsune__launches__graph="import kitsune.techniques.layout", kitsune__techniques__layout=""),
-        house(kitsune__novelty=""),
+        modules_of(kitsune__plan="from tuner import records", tuner__records=""),
+        modules_of(tuner__records="import server.app", server__app=""),
+        modules_of(kitsune__errors="from kitsune.plan import Plan", kitsune__plan=""),
+        modules_of(kitsune__techniques__layout="from kitsune.step import TrainStep", kitsune__step=""),
+        modules_of(kitsune__launches__graph="import kitsune.techniques.layout", kitsune__techniques__layout=""),
+        modules_of(kitsune__novelty=""),
     ],
 )
 def test_an_arrow_that_climbs_is_found(modules):
@@ -132,7 +132,7 @@ def test_an_arrow_that_climbs_is_found(modules):
 
 
 def test_arrows_that_fall_are_accepted():
-    modules = house(
+    modules = modules_of(
         server__app="from tuner.store.queries import runs",
         tuner__store__queries__runs="from tuner.records import Run\nfrom kitsune.errors import StoreError",
         tuner__records="from kitsune.plan import Plan",
@@ -144,7 +144,7 @@ def test_arrows_that_fall_are_accepted():
 
 
 def test_a_cycle_is_found():
-    modules = house(
+    modules = modules_of(
         kitsune__launches__a="from kitsune.launches import b",
         kitsune__launches__b="from kitsune.launches.c import x",
         kitsune__launches__c="import kitsune.launches.a",
@@ -154,7 +154,7 @@ def test_a_cycle_is_found():
 
 
 def test_torch_is_found_behind_an_import():
-    modules = house(
+    modules = modules_of(
         kitsune__plan="from kitsune.device.backend import environment",
         kitsune__device__backend="import torch.cuda",
     )
@@ -163,14 +163,16 @@ def test_torch_is_found_behind_an_import():
 
 
 def test_torch_is_found_in_the_package_around_a_module():
-    modules = house(kitsune__submission__format__archive="import json")
+    modules = modules_of(kitsune__submission__format__archive="import json")
     modules["kitsune.submission"] = laws.module_of("kitsune/submission/__init__.py", "from torch import nn")
     (finding,) = laws.forbidden_loads(modules)
     assert "kitsune.submission.format.archive -> kitsune.submission -> torch" in finding
 
 
 def test_optuna_is_found_in_the_server():
-    modules = house(server__app="from tuner.search.strategy import propose", tuner__search__strategy="import optuna")
+    modules = modules_of(
+        server__app="from tuner.search.strategy import propose", tuner__search__strategy="import optuna"
+    )
     (finding,) = laws.forbidden_loads(modules)
     assert "server.app -> tuner.search.strategy -> optuna" in finding
 

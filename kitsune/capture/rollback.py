@@ -9,7 +9,7 @@ from kitsune.update.optimizer_update import parameters_of
 class Rollback:
     """The state of the generators, copies of a model's buffers, and whether an optimizer has updated anything since.
 
-    Parameters are not copied: without `optimizer` nobody may have updated them, with it `is_spoilt` tells.
+    Parameters are not copied. With `optimizer`, `is_spoilt` tells whether they were updated; without, they must not be.
     """
 
     def __init__(

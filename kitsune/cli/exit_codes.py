@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
 
 MEANINGS: Final[Mapping[ExitCode, str]] = {
     ExitCode.OK: "done; that includes finding no gain, and a machine too noisy to tell",
-    ExitCode.UNEXPECTED: "an error that nobody foresaw; `--debug` shows the traceback",
+    ExitCode.UNEXPECTED: "an unexpected error; `--debug` shows the traceback",
     ExitCode.USAGE: "the command line or a setting makes no sense",
     ExitCode.UNFIT: "this machine lacks what is needed, or a plan does not fit it",
     ExitCode.REJECTED: "what was given is refused: a workload, an archive, a plan, the name of a run",

@@ -95,7 +95,7 @@ KINDS: Final[Mapping[type[BaseException], Kind]] = {
 
 TITLES: Final[Mapping[int, str]] = {status: TYPES[slug].title for status, slug in BY_STATUS.items()}
 DETAILS: Final[Mapping[int, str]] = {
-    404: f"there is nothing at this path; this server speaks {API}, and /openapi.json lists its routes",
+    404: f"there is nothing at this path; this server has {API}, and /openapi.json lists its routes",
     405: "use one of the methods of the header Allow; /openapi.json lists all routes",
 }
 
