@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from kitsune import __version__
 from kitsune.base.json_logging import LogFormat
 from kitsune.base.optional_imports import load
+from kitsune.base.text_format import clean
 from kitsune.cli import doctor, output, signals
 from kitsune.cli.exit_codes import ExitCode, code_of
 from kitsune.errors import KitsuneError, NotFoundError, RefusedError
@@ -188,7 +189,7 @@ def plan_check(file: PlanFile, device: Device = None, as_json: Json = False) -> 
     if as_json:
         output.emit({"plan_id": plan.plan_id, "match": match.value, "reason": reason})
     else:
-        output.stdout().print(output.clean(f"{match.value}: {reason}"), soft_wrap=True)
+        output.stdout().print(clean(f"{match.value}: {reason}"), soft_wrap=True)
     if match is Match.REFUSED:
         raise typer.Exit(ExitCode.UNFIT)
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kitsune.base import json_logging
+from kitsune.base.text_format import clean, factor, step_time
 from kitsune.cli.exit_codes import ExitCode
 from kitsune.errors import UnfitError
 from kitsune.knobs import KNOBS
@@ -143,11 +144,6 @@ def fail(kind: str, message: str, code: int, *, as_json: bool) -> int:
     return int(code)
 
 
-def clean(text: str) -> str:
-    """The text with control characters replaced, so that it cannot send escape sequences to a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
 def table(*columns: str, rows: Iterable[Iterable[str]], right: frozenset[str] = frozenset()) -> Table:
     """A table without a frame. Columns named in `right` are right-aligned and do not wrap."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
@@ -167,23 +163,8 @@ def facts(rows: Iterable[Iterable[str]]) -> Table:
     return made
 
 
-def factor(value: float) -> str:
-    return f"{value:.2f}x" if value < 10 else f"{value:.1f}x"
-
-
 def spread(interval: Interval, to: str = "-") -> str:
     return ITSELF if interval.is_itself else f"{interval.low:.2f}{to}{interval.high:.2f}"
-
-
-def step_time(ms: float) -> str:
-    """Milliseconds with three or more significant digits, without the unit."""
-    return f"{ms:.3f}" if ms < 10 else f"{ms:.2f}" if ms < 100 else f"{ms:.1f}"
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def headline(plan: Plan) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from kitsune.cli.output import clean
+from kitsune.base.text_format import clean
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

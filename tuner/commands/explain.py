@@ -5,8 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from kitsune.base.text_format import clean, factor
 from kitsune.cli import output
-from kitsune.cli.output import factor, facts, machine, table
+from kitsune.cli.output import facts, machine, table
 from kitsune.device.backend import environment, make_current, pick_device
 from kitsune.errors import SettingsError
 from kitsune.launches.planning.analysis import Analysis, Outlook, analysed, counted, in_ms, outlook
@@ -112,7 +113,7 @@ def others(knobs: Mapping[str, Any]) -> dict[str, Any]:
 def show(spec: str, here: Environment, report: Report, analysis: Analysis) -> None:
     console = output.stdout()
     for part in explain_screen(spec, here, report, analysis):
-        console.print(output.clean(part) if isinstance(part, str) else part)
+        console.print(clean(part) if isinstance(part, str) else part)
 
 
 def explain_screen(spec: str, here: Environment, report: Report, analysis: Analysis) -> list[Any]:

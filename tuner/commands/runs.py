@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeVar
 
 from kitsune.base.backoff import retried, within
 from kitsune.base.durations import seconds_of
+from kitsune.base.text_format import clean
 from kitsune.cli import output
 from kitsune.cli.exit_codes import ExitCode
 from kitsune.client.remote_run import PATIENCE_S
@@ -215,7 +216,7 @@ def _show(run: Run, tried: Sequence[Trial], plan: Plan | None, *, as_json: bool)
         return
     console = output.stdout()
     for part in views.run_screen(run, tried, plan, found):
-        console.print(output.clean(part) if isinstance(part, str) else part)
+        console.print(clean(part) if isinstance(part, str) else part)
 
 
 def _run(ledger: Ledger, run_id: str) -> Run:

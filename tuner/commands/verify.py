@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from kitsune.base.atomic_write import write_whole
+from kitsune.base.text_format import clean
 from kitsune.cli import output
 from kitsune.cli.exit_codes import ExitCode
 from kitsune.device.backend import environment, make_current, pick_device
@@ -86,9 +87,9 @@ def _show(found: Verification) -> None:
     columns = ("seed", "before", "as given", "by the plan")
     console.print(output.table(*columns, rows=rows, right=frozenset(columns)))
     console.print()
-    console.print(output.clean(f"{found.outcome.verdict.value}: {found.outcome.reason}."), soft_wrap=True)
+    console.print(clean(f"{found.outcome.verdict.value}: {found.outcome.reason}."), soft_wrap=True)
     for note in found.notes:
-        console.print(output.clean(note), soft_wrap=True)
+        console.print(clean(note), soft_wrap=True)
 
 
 def _final(curve: Curve) -> str:

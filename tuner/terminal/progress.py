@@ -12,7 +12,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Column
 from rich.text import Text
 
-from kitsune.cli.output import clean, duration, factor, stderr, step_time
+from kitsune.base.text_format import clean, duration, factor, step_time
+from kitsune.cli.output import stderr
 from tuner.measuring.protocol import Inspection
 from tuner.records import Run, Source, Trial
 from tuner.search.outcomes import best, speedup

@@ -6,7 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from kitsune.cli.output import ITSELF, duration, factor, facts, headline, machine, spread, step_time, table
+from kitsune.base.text_format import duration, factor, step_time
+from kitsune.cli.output import ITSELF, facts, headline, machine, spread, table
 from kitsune.plan import Interval, Plan
 from tuner.planning.ablation import Ablation, Contribution
 from tuner.planning.time_spent import PARTS, time_spent

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from kitsune.base.text_format import step_time
 from kitsune.cli import output
 from kitsune.plan import Interval
 
@@ -45,7 +46,7 @@ def moment(at: datetime) -> str:
 
 def ms(value: float) -> str:
     """A time per step, with three significant digits."""
-    return f"{output.step_time(value)}{_NO_BREAK}ms"
+    return f"{step_time(value)}{_NO_BREAK}ms"
 
 
 def gain(value: Interval | float) -> str:

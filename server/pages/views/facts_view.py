@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
-from kitsune.cli.output import clean
+from kitsune.base.text_format import clean
 from kitsune.plan import Environment
 from server.charts.drawing import words
 from tuner.records import Run

@@ -6,7 +6,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from kitsune.cli.output import UNTOLD, clean
+from kitsune.base.text_format import clean
+from kitsune.cli.output import UNTOLD
 from kitsune.plan import Evidence, Interval, Plan
 from server.charts.drawing import words
 from tuner.records import Comparison, Run, RunStatus, Source, Trial

@@ -12,7 +12,7 @@ from typing import Any, Final, Unpack
 from sqlalchemy import ColumnElement, Connection, Update, and_, case, func, insert, not_, or_, select, update
 
 from kitsune.base.base_record import Record
-from kitsune.cli.output import clean
+from kitsune.base.text_format import clean
 from kitsune.plan import Environment, Evidence, Plan
 from tuner.records import Run, RunStatus, Verdict
 from tuner.store import tables

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune import __version__, errors
+from kitsune.base.text_format import clean, duration
 from kitsune.cli import main, output
 from kitsune.cli.doctor import Check, Status
 from kitsune.cli.exit_codes import MEANINGS, ExitCode, code_of
@@ -299,15 +300,15 @@ def test_doctor_fails_only_where_a_main_job_cannot_work(found, code, call, monke
 
 @given(st.text())
 def test_no_text_steers_a_terminal(text):
-    cleaned = output.clean(text)
+    cleaned = clean(text)
     assert len(cleaned) == len(text)
     assert all(c.isprintable() or c in "\n\t" for c in cleaned)
-    assert output.clean(cleaned) == cleaned
+    assert clean(cleaned) == cleaned
 
 
 @given(st.floats(min_value=0, max_value=1e5))
 def test_a_duration_reads_as_the_seconds_that_it_was(seconds):
-    parts = [int(part) for part in output.duration(seconds).split(":")]
+    parts = [int(part) for part in duration(seconds).split(":")]
     assert sum(part * 60**power for power, part in enumerate(reversed(parts))) == round(seconds)
     assert all(part < 60 for part in parts[1:])
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from kitsune.base.text_format import duration
 from kitsune.cli import main
-from kitsune.cli.output import duration
 from kitsune.client.http_client import Client
 from kitsune.client.server_address import Server
 from kitsune.errors import CursorError, RefusedError, UnreachableError
