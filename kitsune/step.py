@@ -78,6 +78,7 @@ class TrainStep:
         self.accumulation_steps = accumulation_steps
         self.device = device_of(model)
         self._has_loader = False
+        self._programs: ProgramCache[Program] = ProgramCache(MAX_PROGRAMS, self._new_program)
         self._apply()
 
     def _apply(self) -> None:
@@ -192,28 +193,29 @@ class TrainStep:
         self._applied.assembly.report.note(f"plan='auto': {found.reason}")
 
     def _begin(self, undo: contextlib.ExitStack) -> Build:
+        self._programs.clear()  # first: whatever fails from here on, no program of the plan before is run again
         forward = self._call if self._applied.assembly.splits_loss() else self._loss
         return Build(model=self.model, optimizer=self.optimizer, device=self.device, forward=forward, undo=undo)
 
     def _finish(self, build: Build) -> None:
-        """Makes the programs of the plan; those of another plan are gone."""
+        """Prepares what the programs of the build are made of."""
         if self._has_loader:
             build.waiting.clear()
         self._recorder = Recorder(self.device)
         self._plain = self._body(self._loss)
         self._segments = self._segmented(build) if build.capture == "segments" else None
-        eager = self._body(build.forward) if self._segments is None else self._segments.body
-        self._programs: ProgramCache[Program] = ProgramCache(MAX_PROGRAMS, lambda: self._new_program(build, eager))
+        self._eager = self._body(build.forward) if self._segments is None else self._segments.body
         self._guards = StepGuards(self._programs, self.model, self.device, self._applied.has_other_groups)
 
-    def _new_program(self, build: Build, eager: Body) -> Program:
+    def _new_program(self) -> Program:
+        build = self._applied.build
         if build.capture == "step":
             # A body of its own: each graph reads the learning-rate tensors that it was captured with.
             how = build.memory_format, build.streams, build.pool_bytes
             return StepGraph(self._body(build.forward), self._recorder, self.device, *how)
         hooks = Hooks(self.model) if build.hides_hooks else None
         forward = None if self._segments is None else self._segments.forward
-        return EagerStep(eager, self.device, build.memory_format, hooks, forward)
+        return EagerStep(self._eager, self.device, build.memory_format, hooks, forward)
 
     def _update(self) -> Update:
         return Update(self.optimizer, scaler=self._applied.build.scaler, clip_grad_norm=self.clip_grad_norm)

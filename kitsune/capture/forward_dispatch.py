@@ -92,7 +92,7 @@ class SegmentedForward:
         self._last: Segments | None = None
         self._forward = forward
         self._plain = plain
-        self._programs = ProgramCache(MAX_PROGRAMS, ForwardProgram)
+        self._programs = ProgramCache(MAX_PROGRAMS, ForwardProgram, lambda program: program.segments is not None)
         self._has_enclosed = False
 
     @property

@@ -9,14 +9,21 @@ Program = TypeVar("Program")
 
 PATIENCE: Final = 8  # batches of another signature that run without a program of their own
 MAX_SEEN: Final = 256  # signatures that are counted
+MAX_UNCOUNTED: Final = 16
 
 
 class ProgramCache(Generic[Program]):
-    """At most `most` programs by key, made by `make`. `current` is the one that was asked for last."""
+    """At most `most` programs by key, made by `make`. `current` is the one that was asked for last.
 
-    def __init__(self, most: int, make: Callable[[], Program]) -> None:
+    Programs for which `is_counted` is False take little memory: up to MAX_UNCOUNTED of them are kept besides.
+    """
+
+    def __init__(
+        self, most: int, make: Callable[[], Program], is_counted: Callable[[Program], bool] = lambda _: True
+    ) -> None:
         self._most = most
         self._make = make
+        self._is_counted = is_counted
         self._programs: dict[Hashable, Program] = {}
         self._seen: dict[Hashable, int] = {}
         self.current: Program | None = None
@@ -37,10 +44,14 @@ class ProgramCache(Generic[Program]):
         """A program for a key that has none; None while its batches are rare, and where there are enough programs."""
         if self._programs:
             self._count(key)
-            if self.is_rare(key) or len(self._programs) >= self._most:
+            if self.is_rare(key) or self._is_full():
                 return None
         self._programs[key] = self.current = program = self._make()
         return program
+
+    def _is_full(self) -> bool:
+        counted = sum(map(self._is_counted, self._programs.values()))
+        return counted >= self._most or len(self._programs) - counted >= MAX_UNCOUNTED
 
     def is_rare(self, key: Hashable) -> bool:
         return self._seen.get(key, 0) <= PATIENCE

@@ -82,8 +82,8 @@ class Assembly:
 
         The later ones, compile and capture, wrap what the earlier ones raise.
         """
-        if isinstance(error, DeclinedError):
-            return error.knob, error.reason
+        if isinstance(error, DeclinedError):  # by what the technique has put into the step
+            return (error.knob, error.reason) if error.knob in self.knobs else None
         applied = (name for name in TECHNIQUES if name in self.knobs)
         knob = next((name for name in applied if TECHNIQUES[name].blames(error)), None)
         return None if knob is None else (knob, first_line(error))

@@ -28,7 +28,7 @@ _STREAMS: Final = KNOBS["streams"]
 router = GuardedRouter(Scope.READ, prefix="/api/v1/runs", tag="runs")
 
 
-class TraceAnswer(Record):
+class Trace(Record):
     """A trace after the "Trace Event Format": times in us, as predicted."""
 
     model_config = ConfigDict(
@@ -50,7 +50,7 @@ class TraceAnswer(Record):
     otherData: Mapping[str, Any]  # noqa: N815
 
 
-@router.get("/{run_id}/trace", responses={200: {"model": TraceAnswer, "description": "The file"}, **documented(404)})
+@router.get("/{run_id}/trace", responses={200: {"model": Trace, "description": "The file"}, **documented(404)})
 def trace(request: Request, here: Here, run_id: RunId) -> Response:
     """The launches of a step by the plan of the run, stream by stream, as a file for https://ui.perfetto.dev."""
     with here.database.read() as connection:

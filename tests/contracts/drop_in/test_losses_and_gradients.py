@@ -263,6 +263,15 @@ def test_second_frequent_shape(device: torch.device) -> None:
     assert both.optimizer.counts["update"] > 20
 
 
+def test_a_shape_that_is_never_captured_takes_no_place_of_others(device: torch.device) -> None:
+    """The first two batches have a shape of their own; the two that are frequent after them are captured both."""
+    both = pair(device, make_optimizer=fused_adamw)
+    data = [*batches(device, 2, size=3), *batches(device, 20), *batches(device, 20, size=5)]
+    train_both(both, simple_loop, data)
+    assert both.captured == 2 * (20 - 8 - 3)
+    assert both.optimizer.counts["other_shape"] == 16
+
+
 def test_plain_arguments_that_change(device: torch.device) -> None:
     class Scaled(Net):
         def forward(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:

@@ -143,3 +143,20 @@ def test_nothing_warns(device, update):
         train_both(planned, plain, batches(STEPS))
     assert [str(warning.message) for warning in caught] == []
     assert isinstance(planned, Planned)
+
+
+def test_no_program_is_left_when_applying_the_plan_again_fails(device, monkeypatch):
+    planned, _ = pair(device, {"capture": "step"})
+    planned.train(batches(8))
+    planned.model.first.requires_grad_(False)
+
+    def fails(self, choice, build):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(TECHNIQUES["capture"]), "apply", fails)
+        with pytest.raises(MemoryError):
+            planned.train(batches(1))
+    assert len(planned.step._programs) == 0
+    planned.train(batches(8))
+    assert planned.step.is_settled

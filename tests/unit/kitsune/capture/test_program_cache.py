@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from kitsune.capture.program_cache import MAX_SEEN, PATIENCE, ProgramCache
+from kitsune.capture.program_cache import MAX_SEEN, MAX_UNCOUNTED, PATIENCE, ProgramCache
 
 
 def asked(cache: ProgramCache[int], keys: Iterable[object]) -> list[int | None]:
@@ -73,3 +73,16 @@ def test_nothing_is_left_when_it_is_cleared(cache):
 def test_signatures_without_end_take_no_memory_without_end(cache):
     asked(cache, ["a", *range(10 * MAX_SEEN)])
     assert len(cache._seen) <= MAX_SEEN
+
+
+def test_programs_that_are_not_counted_take_no_place_of_others():
+    numbers = count()
+    cache = ProgramCache(2, lambda: next(numbers), lambda number: number % 2 == 1)
+    asked(cache, [key for key in range(5) for _ in range(PATIENCE + 1)])
+    assert list(cache) == [0, 1, 2, 3], "two are counted: no more"
+
+
+def test_those_that_are_not_counted_are_bounded_too():
+    cache = ProgramCache(2, object, lambda _: False)
+    asked(cache, [key for key in range(5 * MAX_UNCOUNTED) for _ in range(PATIENCE + 1)])
+    assert len(cache) == MAX_UNCOUNTED

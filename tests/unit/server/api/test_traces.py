@@ -5,7 +5,7 @@ from sqlalchemy import update
 
 from kitsune.launches.planning.trace_export import trace_of
 from kitsune.timeline import Timeline
-from server.api.traces import TraceAnswer
+from server.api.traces import Trace
 from tests.store.samples import a_plan, a_run, a_timeline, a_trial, after
 from tests.unit.server.conftest import assert_problem
 from tuner.records import Run, RunStatus, Trial
@@ -45,7 +45,7 @@ def test_a_trace_is_a_file_for_perfetto(client, database):
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["content-disposition"] == f'attachment; filename="kitsune-{run.id}-trace.json"'
     assert answer.json() == trace_of(a_timeline())
-    assert TraceAnswer.model_validate(answer.json()).displayTimeUnit == "ns"
+    assert Trace.model_validate(answer.json()).displayTimeUnit == "ns"
     assert client.get(f"{PLACE}/{run.id}").json()["links"]["trace"] == f"{PLACE}/{run.id}/trace"
 
 

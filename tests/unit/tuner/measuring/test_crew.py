@@ -141,8 +141,10 @@ def test_a_stopped_child_is_killed_all_the_same(make, tmp_path):
 
         with pytest.raises(StoppedError):
             crew.finished(check)
-    for path in tmp_path.glob("pid-*"):
-        assert is_gone(int(path.read_text()))
+    texts = [path.read_text() for path in tmp_path.glob("pid-*")]
+    pids = [int(text) for text in texts if text]  # one may have been killed before it wrote
+    assert pids
+    assert all(map(is_gone, pids))
 
 
 def test_the_budget_ends_a_stopped_child_too(make):
