@@ -5,7 +5,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -44,6 +44,15 @@ def kitsune_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "kitsune-home"
     monkeypatch.setenv("KITSUNE_HOME", str(home))
     return home
+
+
+@pytest.fixture(autouse=True)
+def backwards_on_their_own_thread() -> Iterator[None]:
+    """A test may end between a replayed forward and its update, where backwards run on the calling thread."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and not torch._C._is_multithreading_enabled():
+        torch.autograd.set_multithreading_enabled(True)
 
 
 @pytest.fixture(scope="module", autouse=True)
