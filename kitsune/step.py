@@ -143,7 +143,7 @@ class TrainStep:
             self._seek(batch)
         if self._guards.is_stale(batch):
             self._applied.reapply()
-        program = self._guards.find(batch) or self._guards.admit(batch)
+        program = self._guards.program_of(batch)
         if program is not None:
             return program
         build = self._applied.build

@@ -69,14 +69,13 @@ class StepGuards(Generic[Prepared]):
 
     def is_stale(self, batch: Any) -> bool:
         """Whether the program of this batch is stale, or the optimizer has groups to which the plan was not applied."""
-        program = self.find(batch)
+        program = self._programs.find(self._key_of(batch))
         return self._has_other_groups() or (program is not None and program.is_stale())
 
-    def find(self, batch: Any) -> Prepared | None:
-        return self._programs.find(self._key_of(batch))
-
-    def admit(self, batch: Any) -> Prepared | None:
-        return self._programs.admit(self._key_of(batch))
+    def program_of(self, batch: Any) -> Prepared | None:
+        """The program of this batch, made if need be; None where none may be made (see `ProgramCache.admit`)."""
+        key = self._key_of(batch)
+        return self._programs.find(key) or self._programs.admit(key)
 
     def _key_of(self, batch: Any) -> Any:
         # Objects that may hide tensors compare by identity, or not at all: None is the signature of them all.

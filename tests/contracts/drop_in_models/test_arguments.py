@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from tests.contracts.drop_in_models.cases import Hidden, Returns, fp16, loop_over
 from tests.training_pairs import (
     STEPS,
     Batch,
@@ -37,44 +38,6 @@ pytree.register_pytree_node(
     lambda output: (list(output.values()), list(output)),
     lambda values, keys: Output(zip(keys, values, strict=True)),
 )
-
-
-@dataclass
-class Hidden:
-    """An output that no pytree looks into."""
-
-    logits: torch.Tensor
-
-
-class Returns(Net):
-    """A model that returns its logits in some wrapping."""
-
-    def __init__(self, wrap: Any) -> None:
-        super().__init__()
-        self.wrap = wrap
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.wrap(super().forward(x))
-
-
-def loop_over(unwrap: Any) -> Any:
-    def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
-        losses = []
-        for x, y in data:
-            optimizer.zero_grad()
-            loss = criterion(unwrap(model(x)), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        return losses
-
-    return loop
-
-
-def fp16(**arguments: Any) -> Any:
-    from kitsune.amp import AMPConfig
-
-    return AMPConfig(dtype=torch.float16, **arguments)
 
 
 @pytest.mark.parametrize(

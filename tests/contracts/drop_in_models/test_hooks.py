@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from tests.contracts.drop_in_models.cases import fp16
 from tests.training_pairs import (
     STEPS,
     Batch,
@@ -20,12 +21,6 @@ from tests.training_pairs import (
 )
 
 WARM = 4  # the first forward finds the model, three warm up
-
-
-def fp16(**arguments: Any) -> Any:
-    from kitsune.amp import AMPConfig
-
-    return AMPConfig(dtype=torch.float16, **arguments)
 
 
 def install(model: Any, kind: str, seen: list[str]) -> Any:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from kitsune.plan import Plan
+from tests.contracts.drop_in_models.cases import fp16
 from tests.training_pairs import (
     STEPS,
     Batch,
@@ -26,12 +27,6 @@ from tests.training_pairs import (
 )
 
 WARM = 4  # the first forward finds the model, three warm up
-
-
-def fp16(**arguments: Any) -> Any:
-    from kitsune.amp import AMPConfig
-
-    return AMPConfig(dtype=torch.float16, **arguments)
 
 
 @pytest.mark.on_streams

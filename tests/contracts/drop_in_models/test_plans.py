@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,10 +13,10 @@ from kitsune.amp import ScalerStatistics
 from kitsune.errors import DeclinedError
 from kitsune.knobs import KNOBS
 from kitsune.plan import Plan
+from tests.contracts.drop_in_models.cases import Hidden, Returns, fp16, loop_over
 from tests.training_pairs import (
     STEPS,
     Batch,
-    Net,
     adamw,
     assert_same,
     assert_same_state,
@@ -32,44 +31,6 @@ from tests.training_pairs import (
 )
 
 WARM = 4  # the first forward finds the model, three warm up
-
-
-@dataclass
-class Hidden:
-    """An output that no pytree looks into."""
-
-    logits: torch.Tensor
-
-
-class Returns(Net):
-    """A model that returns its logits in some wrapping."""
-
-    def __init__(self, wrap: Any) -> None:
-        super().__init__()
-        self.wrap = wrap
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.wrap(super().forward(x))
-
-
-def loop_over(unwrap: Any) -> Any:
-    def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
-        losses = []
-        for x, y in data:
-            optimizer.zero_grad()
-            loss = criterion(unwrap(model(x)), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        return losses
-
-    return loop
-
-
-def fp16(**arguments: Any) -> Any:
-    from kitsune.amp import AMPConfig
-
-    return AMPConfig(dtype=torch.float16, **arguments)
 
 
 @pytest.mark.parametrize("capture", [False, True])
