@@ -22,7 +22,7 @@ from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, Build, race, write
 from kitsune.device.cuda_graph import Recorder
 from kitsune.device.memset_rewrite import replace_memsets, starts
-from kitsune.launches.pipeline import Planner, replaying
+from kitsune.launches.pipeline import Planner
 from kitsune.launches.plans import WORKSPACES_OF_STEP, Planned, plans
 
 STREAMS: Final = 8
@@ -41,7 +41,7 @@ def replayed(planner: Planner, plan: Planned, staying: Staying, *, is_waited_for
             return replaced[-1]
 
         with patch("kitsune.device.cuda_graph.replace_memsets", replace_some):
-            replay = replaying(planner.tried(plan))
+            replay = planner.race.tried(plan).replay
 
         def waited() -> torch.Tensor:
             result = replay()
@@ -71,7 +71,7 @@ def main() -> None:
     workload, step = step_of(case, STREAMS)
     found = plans(recording_of(workload, step), STREAMS, None)
     planner = Planner(Recorder(DEVICE), STREAMS)
-    chosen = {"k1": found[0], "k8": planner.quickest(found, WORKSPACES_OF_STEP)[0]}
+    chosen = {"k1": found[0], "k8": planner.race.quickest(found, WORKSPACES_OF_STEP)[0]}
     arms = race(dict(builds(planner, chosen)), arguments.rounds)
     write("memsets", case, arms, "", arguments.out)
 

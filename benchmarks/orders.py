@@ -26,12 +26,15 @@ from benchmarks.engine import ENGINE_CASES, facts, graph_step, step_of
 from benchmarks.plans import recording_of
 from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, race, write
+from kitsune.device.backend import few_multiprocessors
 from kitsune.device.cuda_graph import Recorder
+from kitsune.launches.captured import Captured
 from kitsune.launches.execution.graph_benchmark import ratios, replay_ms
 from kitsune.launches.model.recording import Recording
-from kitsune.launches.pipeline import Captured, Planner, replaying
+from kitsune.launches.pipeline import Planner
+from kitsune.launches.planning.candidates import WAIT_US, Rules, candidates
 from kitsune.launches.planning.schedule import Schedule, critical_path, earliest_us, listed, upward_ranks, with_waits
-from kitsune.launches.plans import WAIT_US, WORKSPACES_OF_STEP, Planned, budget_of, most_taken, planned, plans, spread
+from kitsune.launches.plans import WORKSPACES_OF_STEP, Planned, budget_of, most_taken, plans
 from kitsune.workload import Workload
 
 STREAMS: Final = 8
@@ -71,11 +74,12 @@ def banded(way: Recording, costs_us: Sequence[float], shares: Sequence[float]) -
     placed = listed(way.graph, costs_us, streams, WAIT_US, choices)
     priorities = (-3, *(-max(0, len(shares) - band) for band in range(len(shares) + 1) for _ in range(2)))
     schedule = Schedule(streams, with_waits(way.graph, placed, streams))
-    return planned(f"bands of slack {shares}", way, costs_us, schedule, priorities)
+    return Planned.of(way, Rules(way.graph, costs_us).candidate(f"bands of slack {shares}", schedule, priorities))
 
 
 def orders(way: Recording, costs_us: Sequence[float]) -> Iterator[Planned]:
-    yield from spread(way, costs_us, STREAMS)
+    found = candidates(way.graph, costs_us, STREAMS, few_multiprocessors(way.device))
+    yield from (Planned.of(way, candidate) for candidate in found)
     yield from (banded(way, costs_us, shares) for shares in BANDS)
 
 
@@ -94,8 +98,8 @@ class Search:
         self.planner = Planner(Recorder(DEVICE), STREAMS)
         found = plans(recording, STREAMS, None)
         self.budget_bytes = budget_of(found[0], None)
-        self.most_bytes = most_taken(recording, self.planner.tried(found[0]).taken_bytes, WORKSPACES_OF_STEP)
-        self.best = self.planned = self.planner.tried(self.planner.quickest(found, WORKSPACES_OF_STEP)[0])
+        self.most_bytes = most_taken(recording, self.planner.race.tried(found[0]).taken_bytes, WORKSPACES_OF_STEP)
+        self.best = self.planned = self.planner.race.tried(self.planner.race.quickest(found, WORKSPACES_OF_STEP)[0])
         self.ways = {id(plan.recording): plan for plan in found[1:]}
 
     def run(self, seconds: float) -> None:
@@ -114,7 +118,7 @@ class Search:
         ]
 
     def _try(self, plan: Planned) -> None:
-        challenger = self.planner.tried(plan)
+        challenger = self.planner.race.tried(plan)
         self.tried += 1
         if challenger.taken_bytes > self.most_bytes:
             return
@@ -125,7 +129,7 @@ class Search:
 
 def replayed(captured: Captured, told: dict[str, int]) -> tuple[Step, Callable[[], str]]:
     told = {"taken_bytes": captured.taken_bytes} | told
-    return replaying(captured), lambda: json.dumps(facts(captured.plan, 0.0) | told)
+    return captured.replay, lambda: json.dumps(facts(captured.plan, 0.0) | told)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from benchmarks.training_step import DEVICE, Build, interleave, prepare, write
 from kitsune.device.backend import side_stream
 from kitsune.device.cuda_graph import Recorder
 from kitsune.launches.model.recording import Recording
-from kitsune.launches.pipeline import Planner, replaying
+from kitsune.launches.pipeline import Planner
 from kitsune.launches.plans import Planned, plans
 from kitsune.launches.recording.recorder import record
 from kitsune.workload import Workload
@@ -52,7 +52,7 @@ def builds(case: Case, streams: int) -> dict[str, Build]:
 
 
 def replayed(plan: Planned, planner: Planner, step: Step) -> tuple[Step, Callable[[], str]]:
-    replay = replaying(planner.tried(plan))
+    replay = planner.race.tried(plan).replay
     replay.__dict__["alive"] = step
     connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "as the driver has it")
     return replay, lambda: json.dumps(facts(plan, 0.0) | {"connections": connections})

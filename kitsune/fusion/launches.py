@@ -7,7 +7,7 @@ import torch
 from torch._guards import tracing
 from torch.fx import Graph, GraphModule
 
-from kitsune.capture.rollback import Rollback
+from kitsune.device.saved_state import SavedState
 from kitsune.errors import CaptureError
 from kitsune.fusion.benefit import Run, current, run_of, sync_checks_off
 from kitsune.launches.execution.kernel_trace import kernels_of
@@ -50,13 +50,10 @@ def launches_of(
     Both run on copies of the inputs, and writes to weights are undone. The backward goes from all results to all inputs
     that require a gradient, as that of a step does.
     """
-    before = Rollback(given, device)
-    try:
-        with tracing(None), current(device):  # not part of the compilation in progress
-            counts = [counter(run_of(function, [copy_of(one) for one in inputs])) for function in (given, fused)]
-            return counts[0], counts[1]
-    finally:
-        before.restore()
+    state = SavedState(lambda: list(given.buffers()), device)
+    with state, tracing(None), current(device):  # not part of the compilation in progress
+        counts = [counter(run_of(function, [copy_of(one) for one in inputs])) for function in (given, fused)]
+    return counts[0], counts[1]
 
 
 def copy_of(value: Any) -> Any:

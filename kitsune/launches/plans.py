@@ -1,26 +1,16 @@
-"""Candidate stream schedules of a recorded step, with their memory plans."""
+"""The plans of a recorded step: its launches timed, split, and put on streams, with memory plans."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from kitsune.device.backend import few_multiprocessors
 from kitsune.launches.execution.launch_costs import measured_us
-from kitsune.launches.model.launch_graph import LaunchGraph
 from kitsune.launches.model.recording import Recording
-from kitsune.launches.model.step_state import State
-from kitsune.launches.planning.memory_plan import MemoryPlan, plan_memory
-from kitsune.launches.planning.schedule import (
-    Schedule,
-    along_critical_path,
-    in_order,
-    just_in_time,
-    on_streams,
-    when_needed,
-)
+from kitsune.launches.planning.candidates import Candidate, candidates, recorded_order
 from kitsune.launches.planning.trace_export import svg_of, timeline_of, touched_of, trace_of
 from kitsune.launches.transforms.renaming import renamed
 from kitsune.launches.transforms.splitting import split
@@ -39,32 +29,20 @@ WORKSPACE_BYTES: Final = 2**25  # cuBLAS takes this much for every stream on an 
 WORKSPACES_OF_STEP: Final = 3
 WORKSPACES_OF_HALF: Final = 1
 TAKEN_DIVISOR: Final = 4  # a quarter more as measured, with workspaces and what the allocator cannot fill
-WAIT_US: Final = 1.5  # cost of an event between two streams of a CUDA graph on an H200
-MOST_URGENT: Final = 3  # torch has streams of four priorities, 0 to -3
-USUAL_STREAMS: Final = 4
-#: How long before its last moment a launch that is held back may begin. On an H200 20 us was better than 60 and 150 us.
-LEAD_US: Final = 20.0
 
 #: Times each launch of a recording alone, in us.
 Costs = Callable[[Recording], Sequence[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A candidate for a step: its launches, their schedule, and their memory plan.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned(Candidate):
+    """A candidate with its launches. The timing cache finds the last winner by its name."""
 
-    `name` says in words by which rule it was made; the timing cache finds the last winner by it. `priorities`, if any:
-    one for each stream; when the GPU is full, kernels of the lower number go first. `multiprocessors`, if any: how many
-    each stream may use, 0 for all.
-    """
-
-    name: str
     recording: Recording
-    costs_us: Sequence[float]
-    schedule: Schedule
-    memory: MemoryPlan
-    priorities: tuple[int, ...] = ()
-    multiprocessors: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, recording: Recording, plan: Candidate) -> Self:
+        return cls(recording=recording, **{each.name: getattr(plan, each.name) for each in fields(plan)})
 
     def timeline(self, told: str = "", at_most: int | None = None) -> Timeline:
         """The timeline as data. With `at_most`, only that many of the longest launches."""
@@ -81,25 +59,25 @@ class Planned:
 
 def costs_of(recording: Recording) -> list[float]:
     """The measured time of each launch in us. The step's state is restored."""
-    with State(recording):
+    with recording.saved_state():
         return measured_us(recording)
 
 
 def plans(recording: Recording, streams: int, pool_bytes: int | None, costs: Costs = costs_of) -> list[Planned]:
-    """The `candidates` that fit into a pool of `pool_bytes`, or of `budget_of` if that is None.
+    """Those of `all_plans` that fit into a pool of `pool_bytes`, or of `budget_of` if that is None.
 
     If none fits, only the one that needs the least memory, with a note in its name.
     """
-    return fitting(candidates(recording, streams, costs), pool_bytes)
+    return fitting(all_plans(recording, streams, costs), pool_bytes)
 
 
-def candidates(recording: Recording, streams: int, costs: Costs = costs_of) -> list[Planned]:
+def all_plans(recording: Recording, streams: int, costs: Costs = costs_of) -> list[Planned]:
     """Plans for a recorded step on 1 to `streams` streams. The first is the recorded order on one stream.
 
     The step's state is restored. Raises CaptureError when its launches cannot be timed.
     """
     alone_us = costs(recording)
-    alone = planned("as recorded", recording, alone_us, in_order(recording.graph, alone_us))
+    alone = Planned.of(recording, recorded_order(recording.graph, alone_us))
     if streams == 1:
         return [alone]
     return [
@@ -118,7 +96,8 @@ def fitting(found: Sequence[Planned], pool_bytes: int | None) -> list[Planned]:
 
 
 def named_candidates(name: str, variant: Recording, streams: int, costs: Costs) -> list[Planned]:
-    return [replace(plan, name=f"{plan.name}; {name}") for plan in spread(variant, costs(variant), streams)]
+    found = candidates(variant.graph, costs(variant), streams, few_multiprocessors(variant.device))
+    return [Planned.of(variant, replace(plan, name=f"{plan.name}; {name}")) for plan in found]
 
 
 def interleaved(lists: Iterable[Sequence[Planned]]) -> list[Planned]:
@@ -132,12 +111,6 @@ def with_size_note(plan: Planned, pool_bytes: int) -> Planned:
     return replace(plan, name=f"{plan.name}, which takes {needed:.1f} MiB: no plan fits into a pool of {given:.1f} MiB")
 
 
-def planned(
-    name: str, recording: Recording, costs_us: Sequence[float], schedule: Schedule, priorities: tuple[int, ...] = ()
-) -> Planned:
-    return Planned(name, recording, costs_us, schedule, plan_memory(recording.graph, schedule), priorities)
-
-
 def variants(recording: Recording) -> dict[str, Recording]:
     """The step after renaming and splitting, once for each bucket size, by a name for the split."""
     apart = renamed(recording)
@@ -145,87 +118,6 @@ def variants(recording: Recording) -> dict[str, Recording]:
     # Steps of few parameters are split alike for all sizes: such variants are listed once.
     last = {variant.graph.launches: name for name, variant in found.items()}
     return {name: found[name] for name in last.values()}
-
-
-def spread(variant: Recording, costs_us: Sequence[float], streams: int) -> Iterator[Planned]:
-    """The candidates on several streams that docs/streams-design.md lists under "Candidates".
-
-    Those that were best for most models come first, because the race may end before it has tried all.
-    """
-    usual = min(streams, USUAL_STREAMS)
-    counts = tuple(dict.fromkeys((usual, streams)))
-    early = [as_early(variant, costs_us, count) for count in dict.fromkeys((usual, 2))]
-    early = [plan for plan in early if plan.schedule.streams > 1]
-    late = just_in_time(variant.graph, costs_us, LEAD_US)
-    needed = when_needed(variant.graph, costs_us, LEAD_US)
-    yield from early[:1]
-    yield path_first(variant, costs_us, late, usual, "as late as may be")
-    if usual > 2:
-        yield from (with_ends_apart(variant, costs_us, needed, count) for count in reversed(counts))
-    if usual == USUAL_STREAMS:
-        feeds = ((count, 1 if count < 6 else 2) for count in reversed(counts))
-        yield from (with_ends_apart(variant, costs_us, needed, count, for_feeds) for count, for_feeds in feeds)
-    yield path_first(variant, costs_us, variant.graph, usual, "as early as may be")
-    yield from early[1:]
-    yield from (busiest_first(plan) for plan in early[:1])
-    more = (as_early(variant, costs_us, count) for count in range(usual + 1, min(streams, usual + 2) + 1))
-    yield from (busiest_first(plan) for plan in more if plan.schedule.streams > 1)
-    for count in counts[1:]:
-        yield path_first(variant, costs_us, late, count, "as late as may be")
-        yield path_first(variant, costs_us, variant.graph, count, "as early as may be")
-
-
-def as_early(variant: Recording, costs_us: Sequence[float], count: int) -> Planned:
-    schedule = on_streams(variant.graph, costs_us, count, WAIT_US)
-    return planned(f"each launch as early as may be on {count} streams", variant, costs_us, schedule)
-
-
-def busiest_first(plan: Planned) -> Planned:
-    return replace(plan, name=f"{plan.name}, the busiest one first", priorities=by_load(plan.schedule))
-
-
-def path_first(variant: Recording, costs_us: Sequence[float], graph: LaunchGraph, count: int, rest: str) -> Planned:
-    name = f"the critical path first on {count} streams, all else {rest}"
-    return planned(
-        name, variant, costs_us, along_critical_path(graph, costs_us, count, WAIT_US), stream_priorities(count)
-    )
-
-
-def with_ends_apart(
-    variant: Recording, costs_us: Sequence[float], needed: LaunchGraph, count: int, for_feeds: int = 0
-) -> Planned:
-    """The launches that end the step, mostly updates, on one or two streams of their own at the lowest priority.
-
-    They use few multiprocessors where the GPU can be divided: the blocks of an update take 50 us each, and a matrix
-    product on an H200 needs a multiprocessor that is empty, or eight of them side by side.
-
-    With `for_feeds`, the inputs of the critical path have that many streams of their own, as urgent as the path: in
-    ResNet-50, sums of 1 us for a batch norm, which the path needs, stood behind weight gradients of up to 20 us.
-    """
-    for_ends = 1 if count <= USUAL_STREAMS else 2
-    few = few_multiprocessors(variant.device)
-    parts = (*[0] * (count - for_ends), *[few] * for_ends) if few else ()
-    fed = f"what it reads on {for_feeds} of them, " if for_feeds else ""
-    where = f"on {for_ends} of them" + (f" and {few} multiprocessors" if few else "")
-    name = f"the critical path first on {count} streams, {fed}what ends the step {where}, all else when it is needed"
-    schedule = along_critical_path(needed, costs_us, count, WAIT_US, for_feeds=for_feeds, for_ends=for_ends)
-    priorities = stream_priorities(count, for_ends, for_feeds)
-    return replace(planned(name, variant, costs_us, schedule, priorities), multiprocessors=parts)
-
-
-def by_load(schedule: Schedule) -> tuple[int, ...]:
-    """A CUDA priority for each stream by its load: 0 for the least busy, down to -3 (most urgent) for the busiest."""
-    busy_us = [0.0] * schedule.streams
-    for placed in schedule.placed:
-        busy_us[placed.stream] += placed.end_us - placed.begin_us
-    ranks = sorted(range(schedule.streams), key=lambda stream: busy_us[stream])
-    return tuple(-min(ranks.index(stream), MOST_URGENT) for stream in range(schedule.streams))
-
-
-def stream_priorities(streams: int, last: int = 0, beside: int = 0) -> tuple[int, ...]:
-    """Priorities: the first stream and the `beside` next ones are most urgent, and the `last` ones are least urgent."""
-    first = 1 + beside
-    return (*[-MOST_URGENT] * first, *[-1 if last else 0] * (streams - first - last), *[0] * last)
 
 
 def budget_of(alone: Planned, pool_bytes: int | None) -> int:

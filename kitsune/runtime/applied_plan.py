@@ -7,12 +7,12 @@ from typing import TypeVar
 
 import torch
 
-from kitsune.capture.rollback import Rollback
 from kitsune.errors import DeclinedError
 from kitsune.launches.planning.analysis import in_words
 from kitsune.launches.plans import Planned
 from kitsune.runtime.plan_application import Assembly
 from kitsune.runtime.report import Report
+from kitsune.runtime.rollback import Rollback
 from kitsune.techniques import TECHNIQUES, Build, facts_of
 from kitsune.techniques.capture import TECHNIQUE as CAPTURE
 from kitsune.techniques.streams import TECHNIQUE as STREAMS

@@ -10,7 +10,7 @@ from torch.autograd.profiler import profile
 from kitsune import Plan, TrainStep
 from kitsune.device.cuda_graph import Recorder
 from kitsune.knobs import KNOBS
-from kitsune.launches.pipeline import WON_BEFORE
+from kitsune.launches.plan_race import WON_BEFORE
 from tests.step_cases import OPTIMIZERS, AttentionNet, Convnet, Mlp, assert_same, batches, pair, train_both
 from tuner.workloads.loader import load_workload
 

@@ -14,7 +14,7 @@ from kitsune.device.cuda_graph import Recorder
 from kitsune.errors import SURPRISES, CaptureError, DeclinedError, UnfitError, WorkloadError
 from kitsune.knobs import KNOBS, Choice
 from kitsune.launches.model.recording import Recording
-from kitsune.launches.plans import Planned, candidates, fitting
+from kitsune.launches.plans import Planned, all_plans, fitting
 from kitsune.plan import Plan
 from kitsune.runtime.plan_application import Assembly
 from kitsune.runtime.report import Report
@@ -61,7 +61,7 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
         try:
             recording = recorded(build, workload.batch, assembly.report)
             with side_stream(device), entered(build.step_contexts):  # launches are timed as they run in the step
-                found = candidates(recording, max(streams, 2))
+                found = all_plans(recording, max(streams, 2))
             several = [plan for plan in found if plan.schedule.streams > 1]
             asked = [plan for plan in found if plan.schedule.streams <= streams]
             finest = min(several or found, key=predicted_us)

@@ -11,7 +11,8 @@ from kitsune.cli.output import facts, machine, table
 from kitsune.device.backend import environment, make_current, pick_device
 from kitsune.errors import SettingsError
 from kitsune.launches.planning.analysis import Analysis, Outlook, analysed, counted, in_ms, outlook
-from kitsune.launches.plans import WAIT_US, Planned
+from kitsune.launches.planning.candidates import WAIT_US
+from kitsune.launches.plans import Planned
 from kitsune.plan import Environment, Match, Plan
 from kitsune.runtime.report import Report
 from tuner.child.stream_forecast import LOOKED_AT, rehearse

@@ -16,10 +16,12 @@ from typing import Any, Final, Self
 
 import torch
 
+from kitsune.device.backend import release_cached
 from kitsune.device.cuda_graph import tensors_in
+from kitsune.device.saved_state import SavedState
+from kitsune.device.tensor_bytes import as_bytes, bytes_of, equal
 from kitsune.errors import ErraticError
 from kitsune.launches.model.recording import Recording, places_of
-from kitsune.launches.model.step_state import State, as_bytes, bytes_of, equal
 
 STEPS: Final = 3
 SLACK: Final = 4.0  # tolerance, as a multiple of the step's own run-to-run variation (atomics vary by chance)
@@ -32,31 +34,61 @@ EXTRA_RUNS: Final = 12  # further runs of the step and of the graph, if the grap
 Trace = list[torch.Tensor]
 
 
-def mismatch(
-    recording: Recording,
-    step: Callable[[], Any],
-    replay: Callable[[], Any],
-    inputs: Sequence[torch.Tensor],
-    rates: Sequence[torch.Tensor],
-    untouched: "Untouched",
-) -> str | None:
-    """Why `replay` does not do what the recorded `step` does, or None if it does. State and inputs are restored.
+class EquivalenceCheck:
+    """Runs a recorded step and replays of it, and compares them.
 
-    `inputs` are the static tensors of the batch, which gets another order for every step; `rates` are the learning
-    rates, which change too. `untouched`: memory that no step may change. Raises ErraticError when the step differs from
-    itself by more than rounding, or when something on the host decides what it does.
+    `inputs` are the static tensors of the batch, which gets another order for every step; `rates` those of the learning
+    rates, which change too. A context manager for all further runs of the step: on exit it restores memory from before
+    the step that no launch declares to write, if an undeclared write has changed it.
     """
-    start = InitialState(recording, inputs, rates)
-    try:
-        expected, found = start.trace(step), start.trace(replay)
-        if untouched.has_changed():
-            return "an operation writes memory that its schema says it only reads"
-        if same(expected, found):
-            return None
+
+    def __init__(
+        self,
+        recording: Recording,
+        step: Callable[[], Any],
+        inputs: Sequence[torch.Tensor] = (),
+        rates: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self.recording = recording
+        self.step = step
+        self._inputs = inputs
+        self._rates = rates
+        storages = unwritten_storages(recording, (*inputs, *rates))
+        self._unwritten = SavedState(lambda: [as_bytes(storage) for storage in storages])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._unwritten.has_changed():
+            self._unwritten.restore()
+
+    def mismatch(self, replay: Callable[[], Any]) -> str | None:
+        """Why `replay` does not do what the step does, or None if it does. State and inputs are restored.
+
+        Raises ErraticError when the step differs from itself by more than rounding, or when something on the host
+        decides what it does.
+        """
+        try:
+            return self._mismatch(replay)
+        finally:
+            release_cached(self.recording.device)  # on an H200, 65 MiB for cuBLAS alone
+
+    def _mismatch(self, replay: Callable[[], Any]) -> str | None:
+        with InitialState(self.recording, self._inputs, self._rates) as start:
+            expected, found = start.trace(self.step), start.trace(replay)
+            if self._unwritten.has_changed():
+                return "an operation writes memory that its schema says it only reads"
+            if same(expected, found):
+                return None
+            return self._why_apart(replay, start, expected, found)
+
+    def _why_apart(self, replay: Callable[[], Any], start: "InitialState", expected: Trace, found: Trace) -> str | None:
+        """As `mismatch`, for a replay that did not come to the bits of the step."""
         checksums = {checksum_of(expected)}
         own = [0.0] * len(expected)
         for _ in range(SELF_RUNS):
-            again = start.trace(step)
+            again = start.trace(self.step)
             checksums.add(checksum_of(again))
             own = largest_distances([own, distances(expected, again)])
         if not any(own):
@@ -70,30 +102,34 @@ def mismatch(
         for _ in range(EXTRA_RUNS):
             if is_as_near(nearest, own):
                 return None
-            own = largest_distances([own, distances(expected, start.trace(step))])
+            own = largest_distances([own, distances(expected, start.trace(self.step))])
             nearest = list(map(min, nearest, distances(expected, start.trace(replay))))
         if is_as_near(nearest, own):
             return None
         return "its numbers differ from those of the step by more than those of several runs of the step do"
-    finally:
-        start.restore()
 
 
 class InitialState:
-    """The state and the batch from which every run begins."""
+    """The state and the batch from which every run begins. A context manager: restores them on exit."""
 
     def __init__(self, recording: Recording, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]) -> None:
         self._recording = recording
         self._inputs = inputs
         self._rates = rates
-        self._state = State(recording)
+        self._changed = recording.changed()
         self._dtypes = dtypes_of(recording)
-        self._given = [tensor.clone() for tensor in (*inputs, *rates)]
+        self._state = recording.saved_state()
+        self._batch = SavedState(lambda: (*inputs, *rates))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
 
     def restore(self) -> None:
+        self._batch.restore()
         self._state.restore()
-        for tensor, value in zip((*self._inputs, *self._rates), self._given, strict=True):
-            tensor.copy_(value)
 
     def trace(self, one_step: Callable[[], Any]) -> Trace:
         """Runs STEPS steps from the start. Returns copies of what each returned, and of the final state."""
@@ -104,17 +140,17 @@ class InitialState:
             for rate in self._rates:
                 rate.mul_(0.5)
             found += [tensor.clone() for tensor in tensors_in(one_step())]
-        return [*found, *self._typed(State(self._recording))]
+        return [*found, *self._typed(self._recording.saved_state().copies)]
 
-    def _typed(self, state: State) -> Trace:
+    def _typed(self, state: Trace) -> Trace:
         """The state in the dtype of each storage, if that has only one, so that distances can be computed."""
-        both = zip(state.numbers, state.values(), strict=True)
+        both = zip(self._changed, state, strict=True)
         return [copy.view(self._dtypes.get(number, torch.uint8)) for number, copy in both]
 
     def name_of(self, expected: Trace, found: Trace) -> str:
         """Where two traces first differ, in words."""
         at = next(at for at, (one, two) in enumerate(zip(expected, found, strict=True)) if not equal(one, two))
-        graph, changed = self._recording.graph, self._state.numbers
+        graph, changed = self._recording.graph, self._changed
         if (of_state := at - len(expected) + len(changed)) < 0:
             return "in what it returns"
         number = changed[of_state]
@@ -122,32 +158,12 @@ class InitialState:
         return f"in what {next(writers).name} writes"
 
 
-class Untouched:
-    """Copies of the memory from before the step that none of its launches declares to write.
-
-    A context manager for all further runs of the step: on exit it restores what an undeclared write has changed.
-    """
-
-    def __init__(self, recording: Recording, changing: Sequence[torch.Tensor]) -> None:
-        written = recording.graph.written()
-        ours = {tensor.untyped_storage()._cdata for tensor in changing}
-        self._storages = [
-            storage
-            for number, storage in recording.held.items()
-            if number not in written and storage._cdata not in ours
-        ]
-        self._copies = [as_bytes(storage).clone() for storage in self._storages]
-
-    def has_changed(self) -> bool:
-        return any(not torch.equal(as_bytes(s), copy) for s, copy in zip(self._storages, self._copies, strict=True))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.has_changed():
-            for storage, copy in zip(self._storages, self._copies, strict=True):
-                as_bytes(storage).copy_(copy)
+def unwritten_storages(recording: Recording, changing: Sequence[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """The memory from before the step that no launch declares to write, but for the tensors that are `changing`."""
+    written = recording.graph.written()
+    ours = {tensor.untyped_storage()._cdata for tensor in changing}
+    held = recording.held.items()
+    return [storage for number, storage in held if number not in written and storage._cdata not in ours]
 
 
 def reorder(inputs: Sequence[torch.Tensor], number: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from kitsune.autograd.backward_thread import on_one_thread
 from kitsune.device.backend import first_line
 from kitsune.errors import ErraticError
-from kitsune.launches.execution.equivalence import Untouched, mismatch
+from kitsune.launches.execution.equivalence import EquivalenceCheck
 from kitsune.launches.execution.issue import in_recorded_order
 from kitsune.launches.recording.recorder import Recorded, record
 
@@ -17,17 +17,18 @@ from kitsune.launches.recording.recorder import Recorded, record
 def verified(
     step: Callable[[], Any], device: torch.device, inputs: Sequence[torch.Tensor], rates: Sequence[torch.Tensor]
 ) -> Recorded:
-    """Runs the step once, for real; the effects of the proof are undone. `inputs` and `rates` are as for `mismatch`.
+    """Runs the step once, for real; the effects of the proof are undone.
 
-    If recording or proof fail, the result has the reason in place of a recording.
+    `inputs` and `rates` are as for `EquivalenceCheck`. If recording or proof fail, the result has the reason in place
+    of a recording.
     """
     found = record(step, device)
     recording = found.recording
     if recording is None:
         return found
     try:
-        with Untouched(recording, (*inputs, *rates)) as untouched:
-            problem = mismatch(recording, step, in_recorded_order(recording), inputs, rates, untouched)
+        with EquivalenceCheck(recording, step, inputs, rates) as check:
+            problem = check.mismatch(in_recorded_order(recording))
     except ErraticError as error:
         problem = str(error)
     # The step has run and must not run again, so any error, also one of the user's code, only ends the proof.

@@ -8,6 +8,8 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
+from kitsune.device.saved_state import SavedState
+from kitsune.device.tensor_bytes import as_bytes
 from kitsune.launches.model.launch_graph import LaunchGraph, Span
 
 #: Types of arguments of operations, besides tensors and containers.
@@ -64,6 +66,15 @@ class Recording:
     held: Mapping[int, torch.UntypedStorage]
     result: Any
     generators: tuple[torch.Generator, ...] = ()
+
+    def changed(self) -> list[int]:
+        """The storages from before the step that it writes."""
+        return sorted(self.graph.written() & self.held.keys())
+
+    def saved_state(self) -> SavedState:
+        """What the step changes, as bytes of the `changed` storages and generators, so that it can be rolled back."""
+        storages = [self.held[number] for number in self.changed()]
+        return SavedState(lambda: [as_bytes(storage) for storage in storages], self.device, self.generators)
 
 
 def places_of(tree: Any) -> Iterator[TensorView]:

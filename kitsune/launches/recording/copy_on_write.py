@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kitsune.device.backend import rng_state, set_rng_state
 from kitsune.device.gc_control import are_tracked, live_tensors
-from kitsune.launches.model.step_state import as_bytes
+from kitsune.device.tensor_bytes import as_bytes
 
 HIDDEN: Final = "gc.freeze() hides tensors that planning has to restore; call it before the model is made"
 

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kitsune.device.backend import allocations
 from kitsune.device.cuda_graph import tensors_in
+from kitsune.device.tensor_bytes import equal
 from kitsune.errors import CaptureError, ErraticError
 from kitsune.launches.model.launch_graph import Launch, LaunchGraph
 from kitsune.launches.model.recording import Call, Recording, TensorView, generators_in, places_of, spans
-from kitsune.launches.model.step_state import equal
 from kitsune.launches.recording.copy_on_write import Undo
 from kitsune.launches.recording.rng_tracking import Draws
 from kitsune.launches.recording.storages import Storages, at_line

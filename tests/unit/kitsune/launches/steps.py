@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import Optimizer
 
-from kitsune.launches.execution.equivalence import Untouched, mismatch
+from kitsune.launches.execution.equivalence import EquivalenceCheck
 from kitsune.launches.model.recording import Recording
 from kitsune.launches.recording.recorder import record
 
@@ -180,5 +180,5 @@ def names(recording: Recording) -> list[str]:
 
 
 def why_refuted(recording: Recording, step: "Step", replay: Callable[[], Any]) -> str | None:
-    with Untouched(recording, step.inputs) as untouched:
-        return mismatch(recording, step, replay, step.inputs, (), untouched)
+    with EquivalenceCheck(recording, step, step.inputs) as check:
+        return check.mismatch(replay)

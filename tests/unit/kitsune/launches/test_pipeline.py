@@ -1,12 +1,14 @@
 """Which plans are left for the next proof once one was refused."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from kitsune.device.cuda_graph import Recorder
-from kitsune.launches.pipeline import Captured, Planner
+from kitsune.launches.pipeline import Planner
 from kitsune.launches.plans import Planned, plans
 from tests.unit.kitsune.launches.steps import CPU, even_us, recorded, sgd, warmed
 
@@ -23,13 +25,11 @@ def refused_once(monkeypatch: pytest.MonkeyPatch, planner: Planner) -> list[Plan
     """The plans that were put to the proof, of which the first was refused."""
     shown: list[Planned] = []
 
-    def tried(captured: Captured):
-        shown.append(captured.plan)
-        return captured.graph.replay
+    def mismatch(_, replay: Callable[[], Any]) -> str | None:
+        shown.append(replay.__self__.plan)
+        return NO if len(shown) == 1 else None
 
-    answers = [NO, None]
-    monkeypatch.setattr("kitsune.launches.pipeline.replaying", tried)
-    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", lambda *_: answers.pop(0))
+    monkeypatch.setattr("kitsune.launches.execution.equivalence.EquivalenceCheck.mismatch", mismatch)
     step, _ = warmed("branches", sgd)
     planner.capture(step, step.inputs)
     assert planner.refusal == ""
@@ -45,7 +45,7 @@ def test_plans_are_told_apart_by_what_they_are_and_not_by_their_names(monkeypatc
     def nameless(*arguments) -> list[Planned]:
         return [replace(plan, name="") for plan in plans(*arguments)]
 
-    monkeypatch.setattr("kitsune.launches.pipeline.plans", nameless)
+    monkeypatch.setattr("kitsune.launches.plan_race.plans", nameless)
     first, second = refused_once(monkeypatch, Planner(Recorder(CPU), STREAMS))
     assert first.schedule != second.schedule
 

@@ -13,7 +13,6 @@ from kitsune.errors import ErraticError
 from kitsune.launches.execution.equivalence import reorder
 from kitsune.launches.execution.issue import HostLane, HostLanes, in_recorded_order, issue
 from kitsune.launches.execution.launch_costs import measured_us
-from kitsune.launches.model.step_state import State
 from kitsune.launches.pipeline import PROOFS, Planner
 from kitsune.launches.planning.memory_plan import plan_memory
 from kitsune.launches.planning.schedule import in_order, on_streams
@@ -498,7 +497,7 @@ def test_and_not_more_than_that():
 def test_a_state_brings_back_what_it_has_seen():
     step, _ = warmed("branches")
     recording = recorded(step)
-    state, before = State(recording), [tensor.clone() for tensor in step.state()]
+    state, before = recording.saved_state(), [tensor.clone() for tensor in step.state()]
     step()
     assert not equal(step.state(), before)
     state.restore()
@@ -555,7 +554,7 @@ NOT_ITS_NUMBERS = "its numbers differ from those of the step"
 def proofs(monkeypatch, *answers):
     """Has the proofs of a planner answer so, one after the other; gives the list of those that are left."""
     left = list(answers)
-    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", lambda *_: left.pop(0))
+    monkeypatch.setattr("kitsune.launches.execution.equivalence.EquivalenceCheck.mismatch", lambda *_: left.pop(0))
     return left
 
 
@@ -604,7 +603,7 @@ def test_whatever_planning_meets_the_step_has_run_once(monkeypatch, error):
     def failing(*_):
         raise error
 
-    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", failing)
+    monkeypatch.setattr("kitsune.launches.execution.equivalence.EquivalenceCheck.mismatch", failing)
     step, twin = warmed("branches", sgd)
     planner = Planner(Recorder(CPU), 3)
     graph, result = planner.capture(step, step.inputs)

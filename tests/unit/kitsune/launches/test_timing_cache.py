@@ -22,7 +22,8 @@ from kitsune.capture.step_graph import StepGraph
 from kitsune.device.cuda_graph import Recorder
 from kitsune.device.tf32 import tf32_products
 from kitsune.errors import CaptureError
-from kitsune.launches.pipeline import Planner
+from kitsune.launches.pipeline import check_kernels
+from kitsune.launches.plan_race import PlanRace
 from kitsune.launches.timing_cache import FOLDER, TimingCache, key_of, stable_text
 from kitsune.update.optimizer_update import Update
 from tests.unit.kitsune.launches.steps import CPU, even_us, recorded
@@ -198,17 +199,17 @@ def on_a_gpu(monkeypatch):
         return [1.0] * len(recording.calls)
 
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a GPU")
-    monkeypatch.setattr("kitsune.launches.pipeline.State", lambda _: nullcontext(SimpleNamespace(restore=lambda: None)))
+    nothing = nullcontext(SimpleNamespace(restore=lambda: None))
+    monkeypatch.setattr("kitsune.launches.model.recording.Recording.saved_state", lambda _: nothing)
     monkeypatch.setattr("kitsune.launches.pipeline.in_recorded_order", lambda _: issued)
     monkeypatch.setattr("kitsune.launches.pipeline.kernels_of", kernels_of)
-    monkeypatch.setattr("kitsune.launches.pipeline.costs_of", costs_of)
+    monkeypatch.setattr("kitsune.launches.plan_race.costs_of", costs_of)
     return replace(recorded(product), device=torch.device("cuda", 0)), looks
 
 
 def look(recording, cache, launched=("product", "relu")):
-    planner = Planner(Recorder(CPU), 4, cache=cache)
-    planner._check_kernels(recording, lambda: launched)
-    assert planner._costs_us(recording) == [1.0, 1.0]
+    check_kernels(recording, lambda: launched, cache)
+    assert PlanRace(Recorder(CPU), 4, None, cache).costs_us(recording) == [1.0, 1.0]
 
 
 def test_the_next_process_needs_no_profiler(on_a_gpu, tmp_path):

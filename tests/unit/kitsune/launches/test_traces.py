@@ -104,7 +104,7 @@ def test_capturing_that_fails_leaves_the_state_as_it_was(monkeypatch):
         total.add_(100)
         raise KeyError(2)
 
-    monkeypatch.setattr("kitsune.launches.pipeline.issue", fails)
+    monkeypatch.setattr("kitsune.launches.captured.issue", fails)
     assert "KeyError" in planned(step, x)[0]
     assert total.tolist() == [1, 1, 1]
 

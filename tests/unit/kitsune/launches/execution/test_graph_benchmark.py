@@ -14,9 +14,11 @@ from kitsune.errors import CaptureError
 from kitsune.launches.execution.graph_benchmark import HOPELESS_ROUNDS, MAX_RATIO, MAX_RATIO_AMONG, ROUNDS, is_faster
 from kitsune.launches.execution.kernel_trace import Kernel, timeline
 from kitsune.launches.execution.launch_costs import START_US, between_marks
-from kitsune.launches.pipeline import WON_BEFORE, Planner
+from kitsune.launches.pipeline import Planner
+from kitsune.launches.plan_race import WON_BEFORE, PlanRace
+from kitsune.launches.planning.candidates import by_load
 from kitsune.launches.planning.schedule import Placed, Schedule, critical_path
-from kitsune.launches.plans import WORKSPACE_BYTES, WORKSPACES_OF_STEP, by_load, most_taken, plans
+from kitsune.launches.plans import WORKSPACE_BYTES, WORKSPACES_OF_STEP, most_taken, plans
 from kitsune.launches.timing_cache import TimingCache
 from tests.unit.kitsune.launches.steps import CPU, equal, even_us, recorded, warmed
 
@@ -57,7 +59,7 @@ def contest(times_ms, taken=None, pool_bytes=None, cache=None, captured=1):
     step, twin = warmed("branches")
     recorder = Graphs(taken=taken)
     planner = Planner(recorder, 4, pool_bytes, cache)
-    planner.clock = lambda graph: times_ms(recorder.made.index(graph))
+    planner.race.clock = lambda graph: times_ms(recorder.made.index(graph))
     graph, result = planner.capture(step, step.inputs)
     assert planner.refusal == ""
     assert equal([result[0]], [twin()[0]])
@@ -128,7 +130,7 @@ def test_several_streams_take_a_quarter_more_than_a_plain_graph(workspaces):
 
 @pytest.mark.parametrize("failing", [EARLY, LATE])
 def test_a_plan_that_cannot_be_captured_is_out_and_takes_no_other_with_it(monkeypatch, failing):
-    tried = Planner.tried
+    tried = PlanRace.tried
     numbers = itertools.count()
 
     def sometimes(self, plan):
@@ -136,7 +138,7 @@ def test_a_plan_that_cannot_be_captured_is_out_and_takes_no_other_with_it(monkey
             raise CaptureError("CUDA graph capture failed: CUDA out of memory")
         return tried(self, plan)
 
-    monkeypatch.setattr(Planner, "tried", sometimes)
+    monkeypatch.setattr(PlanRace, "tried", sometimes)
     plan, raced = contest(lambda at: 5.0 if at == PATH - 1 else 10.0)
     assert raced == BUSIEST
     assert plan.name.startswith("the critical path first")
@@ -144,8 +146,8 @@ def test_a_plan_that_cannot_be_captured_is_out_and_takes_no_other_with_it(monkey
 
 @pytest.mark.parametrize(("race_s", "steps", "tried"), [(0.0, 0, 0), (5.0, 0, BUSIEST), (0.0, 10**12, BUSIEST)])
 def test_a_race_ends_when_its_time_is_over(monkeypatch, race_s, steps, tried):
-    monkeypatch.setattr("kitsune.launches.pipeline.RACE_S", race_s)
-    monkeypatch.setattr("kitsune.launches.pipeline.RACE_STEPS", steps)
+    monkeypatch.setattr("kitsune.launches.plan_race.RACE_S", race_s)
+    monkeypatch.setattr("kitsune.launches.plan_race.RACE_STEPS", steps)
     plan, raced = contest(lambda at: 5.0 if at == BUSIEST else 10.0)
     assert raced == 1 + tried
     assert ("7 of 8 plans were not tried" in plan.name) == (tried == 0)
@@ -175,10 +177,10 @@ def test_where_it_is_no_longer_faster_all_the_others_race_and_the_new_winner_is_
 @pytest.mark.parametrize("race_s", [0.0, 5.0])
 def test_where_one_stream_won_they_all_race_again(tmp_path, monkeypatch, race_s):
     """Nothing would ever tell that the others only had no time, or no memory."""
-    monkeypatch.setattr("kitsune.launches.pipeline.RACE_STEPS", 0)
-    monkeypatch.setattr("kitsune.launches.pipeline.RACE_S", race_s)
+    monkeypatch.setattr("kitsune.launches.plan_race.RACE_STEPS", 0)
+    monkeypatch.setattr("kitsune.launches.plan_race.RACE_S", race_s)
     plan, _ = contest(lambda _: 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
-    monkeypatch.setattr("kitsune.launches.pipeline.RACE_S", 5.0)
+    monkeypatch.setattr("kitsune.launches.plan_race.RACE_S", 5.0)
     again, raced = contest(lambda at: 5.0 if at == FED else 10.0, cache=TimingCache(KeyedFiles(tmp_path)))
     assert (plan.schedule.streams, raced, again.schedule.streams) == (1, 1 + BUSIEST, 4)
 
@@ -220,7 +222,7 @@ def test_a_name_that_says_nothing_costs_a_race(tmp_path, told):
 
 def test_of_a_winner_that_the_proof_refuses_the_next_one_is_kept(tmp_path, monkeypatch):
     answers = ["not today", None]
-    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", lambda *_: answers.pop(0))
+    monkeypatch.setattr("kitsune.launches.execution.equivalence.EquivalenceCheck.mismatch", lambda *_: answers.pop(0))
     second_race = BUSIEST + 2  # the winner of the first was captured once more, for the proof
     quickest = (EARLY, second_race + 1)
     plan, raced = contest(

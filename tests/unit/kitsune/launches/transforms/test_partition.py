@@ -96,7 +96,7 @@ def test_the_plans_of_the_backward_race_on_what_the_forward_has_written(monkeypa
     recorder, order, replay = Graphs(), [], HostGraph.replay
     monkeypatch.setattr(HostGraph, "replay", lambda graph: order.append(graph) or replay(graph))
     planner = Planner(recorder, 3)
-    planner.clock = lambda graph: order.append(graph) or 10.0
+    planner.race.clock = lambda graph: order.append(graph) or 10.0
     assert pair_of(planner, Parts("branches")) is not None
     forward, _ = recorder.kept
     of_the_backward = recorder.made[recorder.made.index(forward) + 1 :]
@@ -109,7 +109,7 @@ def test_where_the_quickest_backward_is_refused_the_next_one_is_proven_and_says_
     first = Planner(Recorder(CPU), 3)
     pair_of(first, parts)
     left = ["not today", None]
-    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", lambda *_: left.pop(0))
+    monkeypatch.setattr("kitsune.launches.execution.equivalence.EquivalenceCheck.mismatch", lambda *_: left.pop(0))
     planner = Planner(Recorder(CPU), 3)
     one, two = pair_of(planner, parts)
     assert left == []
@@ -123,7 +123,7 @@ def test_where_the_quickest_backward_is_refused_the_next_one_is_proven_and_says_
 
 def test_where_every_backward_is_refused_no_run_leaves_a_trace(monkeypatch):
     parts, twin = Parts("branches"), Parts("branches")
-    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", lambda *_: "not today")
+    monkeypatch.setattr("kitsune.launches.execution.equivalence.EquivalenceCheck.mismatch", lambda *_: "not today")
     planner = Planner(Recorder(CPU), 3)
     assert pair_of(planner, parts) is None
     assert planner.refusal == "the planned launches do not do what the step does: not today"

@@ -2,12 +2,12 @@
 
 import torch
 
-from kitsune.device.backend import rng_state, set_rng_state
+from kitsune.device.saved_state import SavedState
 from kitsune.update.optimizer_update import parameters_of
 
 
 class Rollback:
-    """The state of the generators, copies of a model's buffers, and whether an optimizer has updated anything since.
+    """The saved buffers of a model and generators, and whether an optimizer has updated anything since.
 
     Parameters are not copied. With `optimizer`, `is_spoilt` tells whether they were updated; without, they must not be.
     """
@@ -15,22 +15,13 @@ class Rollback:
     def __init__(
         self, model: torch.nn.Module, device: torch.device, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        self._model = model
-        self._device = device
-        self._random = rng_state(device)
-        self._buffers = [buffer.clone() for buffer in model.buffers()]
+        self.restore = SavedState(lambda: list(model.buffers()), device).restore
         self._updated = [] if optimizer is None else parameters_of(optimizer)
         self._sums = sums(self._updated)
 
     def is_spoilt(self) -> bool:
         """Whether parameters were updated, so that the run cannot be repeated. Waits for the device."""
         return not all(map(torch.equal, self._sums, sums(self._updated)))
-
-    def restore(self) -> None:
-        set_rng_state(self._device, self._random)
-        with torch.no_grad():
-            for buffer, value in zip(self._model.buffers(), self._buffers, strict=True):
-                buffer.copy_(value)
 
 
 def sums(parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
