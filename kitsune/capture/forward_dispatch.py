@@ -11,9 +11,10 @@ from kitsune.autograd.hooks import why_skipped
 from kitsune.autograd.leaves import tensors_there, why_not_ours
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
 from kitsune.capture.autograd_node import enclosed
-from kitsune.capture.guards import Attributes, SideEffects, why_not_replayed
+from kitsune.capture.guards import Attributes
 from kitsune.capture.program_cache import ProgramCache, autocast_of
 from kitsune.capture.segment_graphs import Segments, why_not_joined
+from kitsune.capture.side_effects import SideEffects, why_not_replayed
 from kitsune.capture.step_body import Context, entered
 from kitsune.device.backend import Sync, watch_syncs
 from kitsune.device.cuda_graph import WARM_RUNS, Recorder, tensors_in

@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from kitsune.autograd.leaves import fresh_leaves, joined, leaves_behind, tensors_there, why_not_ours
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
 from kitsune.capture.autograd_node import SECOND_ORDER, own_gradients, scaled, unscale
-from kitsune.capture.guards import ModelGuard, newest_node, why_not_filled, why_not_joined_again
+from kitsune.capture.guards import ModelGuard
+from kitsune.capture.side_effects import newest_node, why_not_filled, why_not_joined_again
 from kitsune.capture.step_body import Context, entered
 from kitsune.device.backend import side_stream
 from kitsune.device.cuda_graph import Recorder

@@ -14,7 +14,8 @@ import torch
 from kitsune.autograd.hooks import Hooks, why_skipped
 from kitsune.autograd.leaves import tensors_there, why_not_ours
 from kitsune.capture.forward_dispatch import SegmentedForward
-from kitsune.capture.guards import Attributes, ModelGuard, SideEffects, why_not_filled, why_not_replayed
+from kitsune.capture.guards import Attributes, ModelGuard
+from kitsune.capture.side_effects import SideEffects, why_not_filled, why_not_replayed
 from kitsune.capture.step_body import Body, entered
 from kitsune.device.backend import Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
 from kitsune.device.cuda_graph import WARM_RUNS, Graph, Recorder

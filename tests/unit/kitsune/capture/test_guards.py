@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from kitsune.autograd.hooks import Hooks, first_hook
-from kitsune.capture.guards import ModelGuard, SideEffects
+from kitsune.capture.guards import ModelGuard
+from kitsune.capture.side_effects import SideEffects
 from tests.step_cases import Convnet, adamw
 
 X = torch.ones(2, 3, 8, 8)

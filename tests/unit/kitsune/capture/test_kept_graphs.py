@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kitsune.capture.guards import ModelGuard, SideEffects, keeps_graph, newest_node, roots_of
+from kitsune.autograd.hooks import roots_of
+from kitsune.capture.guards import ModelGuard
 from kitsune.capture.segment_graphs import Segments
+from kitsune.capture.side_effects import SideEffects, keeps_graph, newest_node
 from kitsune.device.cuda_graph import HostGraph, Recorder
 from kitsune.errors import CaptureError
 from tests.unit.kitsune.launches.steps import CASES, CPU, warmed
