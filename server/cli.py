@@ -21,7 +21,7 @@ Database = Annotated[
 def register(app: typer.Typer) -> None:
     """Adds `serve` and `token` to the app; called through the entry point."""
     app.command("serve")(serve)
-    tokens = typer.Typer(help="Who may use the server: create, list, revoke.")
+    tokens = typer.Typer(help="Create, list or revoke access tokens of the server.")
     tokens.command("create")(token_create)
     tokens.command("list")(token_list)
     tokens.command("revoke")(token_revoke)
@@ -29,46 +29,46 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where to listen; default: 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Default: 8537. 0: any free one.")] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on; default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Default: 8537. 0: any free port.")] = None,
     database: Database = None,
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Needed to listen where other machines can connect.")
+        bool, typer.Option("--allow-remote", help="Required to listen on an address that other machines can reach.")
     ] = False,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A name by which clients call this server; may be repeated."),
+        typer.Option(metavar="NAME", help="A host name that clients use for this server; may be repeated."),
     ] = None,
     retention_days: Annotated[
         float | None, typer.Option(metavar="DAYS", help="Delete runs that ended longer ago. Default: keep all.")
     ] = None,
     log_format: LogFormatOption = None,
 ) -> None:
-    """Take submissions and give plans over HTTP; `kitsune worker` does the tuning."""
+    """Serve the HTTP API and the web pages; `kitsune worker` does the tuning."""
     given = {"host": host, "port": port, "retention_days": retention_days, "log_format": log_format}
     _load("server.serving").serve(given, database, allow_remote=allow_remote, allowed_hosts=allow_host or [])
 
 
 def token_create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of its user.")],
     scope: Annotated[
         list[str] | None, typer.Option(metavar="read|submit|admin", help="May be repeated; default: read and submit.")
     ] = None,
-    expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="For how long: 12h, 30d. Default: for good.")
-    ] = None,
+    expires: Annotated[str | None, typer.Option(metavar="TIME", help="Lifetime: 12h, 30d. Default: no limit.")] = None,
     team: Annotated[
-        str, typer.Option(metavar="NAME", help="It sees the runs and plans of this team, and no others.")
+        str, typer.Option(metavar="NAME", help="Limits it to the runs and plans of this team.")
     ] = DEFAULT_TEAM,
     database: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Make a token. It is shown once: the database keeps its digest only."""
+    """Create a token. It is shown once: the database keeps only its digest."""
     _load("server.tokens").create(database, name, scope or ["read", "submit"], expires, team, as_json=as_json)
 
 
 def token_list(database: Database = None, as_json: Json = False) -> None:
-    """The tokens, with what they may do and until when."""
+    """List the tokens, with their scopes and expiry."""
     _load("server.tokens").list_all(database, as_json=as_json)
 
 
@@ -77,5 +77,5 @@ def token_revoke(
     database: Database = None,
     as_json: Json = False,
 ) -> None:
-    """Make a token worthless, within a second."""
+    """Revoke a token. It takes effect within a second."""
     _load("server.tokens").revoke(database, token, as_json=as_json)

@@ -49,7 +49,7 @@ class ServerSettings(Record):
     archive_timeout_s: float = Field(default=120.0, gt=0, description="the same for an archive: 32 MiB at 2.2 Mbit/s")
     events_poll_s: float = Field(default=0.5, gt=0, description="how often a stream of events looks into the database")
     events_ping_s: float = Field(
-        default=15.0, gt=0, description="a silent stream says at least this often that it lives"
+        default=15.0, gt=0, description="an idle stream sends a keep-alive at least this often"
     )
 
     @classmethod

@@ -33,11 +33,11 @@ Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Save the plan he
 RunsServer = Annotated[
     str | None, typer.Option("--server", metavar="URL", help="The runs of a server; default: KITSUNE_SERVER, if set.")
 ]
-Seed = Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Of weights, batch and search.")]
+Seed = Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Seed of weights, batch and search.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help='The id of a run, or "last".')]
-Limit = Annotated[int, typer.Option(min=1, max=1000, help="At most so many runs, newest first.")]
-Status = Annotated[RunStatus | None, typer.Option(help="Only runs that stand so.")]
-After = Annotated[str | None, typer.Option(metavar="CURSOR", help='Go on after this page: "after" of its --json.')]
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="The maximum number of runs, newest first.")]
+Status = Annotated[RunStatus | None, typer.Option(help="Only runs with this status.")]
+After = Annotated[str | None, typer.Option(metavar="CURSOR", help='Continue after this page: "after" in --json.')]
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
         group.typer_instance for group in app.registered_groups if group.name == PLAN_GROUP and group.typer_instance
     )
     plans.command("fetch")(plan_fetch)
-    history = typer.Typer(help="What was tuned: list, show, plan, watch, cancel, delete. Alone it lists.")
+    history = typer.Typer(help="List, show, watch, cancel or delete runs, or get a plan. Without a command: list.")
     history.callback(invoke_without_command=True)(runs)
     history.command("list")(runs_list)
     history.command("show")(runs_show)
@@ -69,9 +69,7 @@ def tune(
     trials: Annotated[int | None, typer.Option(min=1, help="How many configurations to try.")] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", help="How long it may take: 90s, 5m, 1h. Without it and --trials, by a first look."
-        ),
+        typer.Option(metavar="TIME", help="Time limit: 90s, 5m, 1h. Default: suggested after a first look."),
     ] = None,
     device: Device = None,
     seed: Seed = 0,
@@ -80,10 +78,10 @@ def tune(
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
     no_ablation: Annotated[
-        bool, typer.Option("--no-ablation", help="Do not measure what each choice of the plan gives.")
+        bool, typer.Option("--no-ablation", help="Do not measure the gain of each choice of the plan.")
     ] = False,
 ) -> None:
-    """Measure how a training step runs fastest here, and keep the plan. Ctrl-C ends the search and keeps the best."""
+    """Find the fastest way to run a training step here. Ctrl-C ends the search and keeps the best plan."""
     begun_s = time.monotonic()  # before torch is loaded, which takes seconds of the budget
     options = {"trials": trials, "budget": budget, "device": device, "seed": seed, "database": database}
     code = _load("tuner.commands.tune").tune(
@@ -101,24 +99,25 @@ def explain(
         str, typer.Argument(metavar="PLAN|WORKLOAD", help="FILE.json, or a workload as for tune.", show_default=False)
     ],
     workload: Annotated[
-        str | None, typer.Option(metavar="WORKLOAD", help="The workload, where a plan was given first.")
+        str | None, typer.Option(metavar="WORKLOAD", help="The workload, if the first argument is a plan.")
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Run the step by this plan.", exists=True, dir_okay=False)
+        Path | None, typer.Option(metavar="FILE", help="Run the step with this plan.", exists=True, dir_okay=False)
     ] = None,
     streams: Annotated[
-        int | None, typer.Option(min=1, max=8, help="Look at up to so many streams; at 1, 2, 4 and 8 without it.")
+        int | None, typer.Option(min=1, max=8, help="The maximum number of streams. Default: 1, 2, 4 and 8 in turn.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the quickest plan for Perfetto.", dir_okay=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the fastest schedule as a Perfetto trace.", dir_okay=False),
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the quickest plan as a picture.", dir_okay=False)
+        Path | None, typer.Option(metavar="FILE", help="Write the fastest schedule as an SVG picture.", dir_okay=False)
     ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Show where the time of a step goes, launch by launch, and what several streams could do about it."""
+    """Show the time of each launch of a step, and what several streams would save."""
     spec, chosen = _explained(subject, workload, plan)
     # absolute, because the user's code, which runs in this process, may change the working directory
     pictures = {kind: path.absolute() for kind, path in (("trace", trace), ("svg", svg)) if path is not None}
@@ -149,41 +148,41 @@ def verify(
     workload: Annotated[
         str | None, typer.Argument(metavar="WORKLOAD", help="As for tune; may be left out for a plan of the zoo.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=20, help="Of each training.")] = 500,
-    seeds: Annotated[int, typer.Option(min=2, max=100, help="Of weights and batches: so many pairs of trainings.")] = 3,
+    steps: Annotated[int, typer.Option(min=20, help="Steps of each training.")] = 500,
+    seeds: Annotated[int, typer.Option(min=2, max=100, help="Number of pairs of trainings, each from a seed.")] = 3,
     device: Device = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep the curves there. Default: beside the plan.", dir_okay=False),
+        typer.Option(metavar="FILE", help="Save the loss curves here. Default: beside the plan.", dir_okay=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train by a plan and plainly on fresh batches, and compare held-out losses; exit code 4 when they differ."""
+    """Train with and without a plan on fresh batches; exit code 4 if held-out losses differ."""
     done = _load("tuner.commands.verify").verify
     raise typer.Exit(done(plan, workload, steps=steps, seeds=seeds, device=device, out=out, as_json=as_json))
 
 
 def worker(
-    once: Annotated[bool, typer.Option("--once", help="Carry out one run and leave; wait for none.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Tune one run and exit; exit at once if there is none.")] = False,
     device: Device = None,
     database: Database = None,
     lease: Annotated[
-        str, typer.Option(metavar="TIME", help="Another worker takes a run over after so long without a sign of life.")
+        str, typer.Option(metavar="TIME", help="Another worker takes over a run after this long without a heartbeat.")
     ] = "60s",
     log_format: LogFormatOption = None,
 ) -> None:
-    """Carry out the runs that were submitted, one after another. Ctrl-C and SIGTERM put the run of the moment back."""
+    """Tune submitted runs, one after another. Ctrl-C and SIGTERM requeue the current run."""
     raise typer.Exit(_load("tuner.commands.worker").work(device, database, lease, once=once, log_format=log_format))
 
 
 def migrate(database: Database = None, as_json: Json = False) -> None:
-    """Bring the database to the schema of this version. Every command that opens it does so too."""
+    """Migrate the database to the schema of this version. Every command that opens it does so too."""
     _load("tuner.commands.migrate").migrate(database, as_json=as_json)
 
 
 def export(
     workload: Spec,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The archive to write; by custom *.ksn.", dir_okay=False)],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The archive to write, usually *.ksn.", dir_okay=False)],
     as_json: Json = False,
 ) -> None:
     """Write a training step as an archive: its graph, without weights, code or data."""
@@ -198,14 +197,14 @@ def submit(
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="How long it may take: 90s, 5m, 1h.")] = None,
     server: ServerUrl = None,
     device: Annotated[
-        Literal["cpu", "cuda"] | None, typer.Option(help="On what to tune it. Default: whatever a worker has.")
+        Literal["cpu", "cuda"] | None, typer.Option(help="The device to tune on. Default: that of the worker.")
     ] = None,
     seed: Seed = 0,
-    name: Annotated[str, typer.Option(help="What to call the run.")] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end.")] = False,
+    name: Annotated[str, typer.Option(help="The name of the run.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the run until it ends.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Have a server tune a training step: its graph is sent, no weights, code or data. The token is KITSUNE_TOKEN."""
+    """Have a server tune a training step. Sends its graph, no weights, code or data. Token: KITSUNE_TOKEN."""
     remote = _load("tuner.commands.submit")
     options = {"trials": trials, "budget": budget, "device": device or "", "seed": seed, "name": name}
     raise typer.Exit(remote.submit(workload, _server(server), options, wait=wait, as_json=as_json))
@@ -214,7 +213,7 @@ def submit(
 def plan_fetch(
     workload: Spec, server: ServerUrl = None, device: Device = None, out: Out = None, as_json: Json = False
 ) -> None:
-    """The plan that a server has for a workload on this machine, as JSON: on stdout, or in a file."""
+    """Fetch a server's plan for a workload on this machine, as JSON: to stdout or a file."""
     if out is not None:
         out = out.absolute()  # the user's code, which runs in this process, may change the working directory
         _load("tuner.commands.runs").check_writable(out)
@@ -230,7 +229,7 @@ def runs(
     server: RunsServer = None,
     as_json: Json = False,
 ) -> None:
-    """What was tuned: list, show, plan, watch, cancel, delete. Alone it lists."""
+    """List, show, watch, cancel or delete runs, or get a plan. Without a command: list."""
     if context.invoked_subcommand is None:
         return runs_list(limit, status, after, database, server, as_json)
     given = {
@@ -254,13 +253,13 @@ def runs_list(
     server: RunsServer = None,
     as_json: Json = False,
 ) -> None:
-    """The newest runs."""
+    """List runs, newest first."""
     with _ledger(database, server) as ledger:
         _load("tuner.commands.runs").list_runs(ledger, limit=limit, status=status, after=after, as_json=as_json)
 
 
 def runs_show(run: RunId, database: Database = None, server: RunsServer = None, as_json: Json = False) -> None:
-    """One run: what was tried, what failed and why, what was never tried and why, and the plan."""
+    """Show a run: trials, failures and their reasons, what was not tried, and the plan."""
     with _ledger(database, server) as ledger:
         _load("tuner.commands.runs").show_run(ledger, run, as_json=as_json)
 
@@ -268,20 +267,20 @@ def runs_show(run: RunId, database: Database = None, server: RunsServer = None, 
 def runs_plan(
     run: RunId, out: Out = None, database: Database = None, server: RunsServer = None, as_json: Json = False
 ) -> None:
-    """The plan of a run as JSON: on stdout, or in a file."""
+    """Get the plan of a run as JSON: to stdout or a file."""
     with _ledger(database, server) as ledger:
         _load("tuner.commands.runs").give_plan(ledger, run, out, as_json=as_json)
 
 
 def runs_watch(run: RunId, database: Database = None, server: RunsServer = None, as_json: Json = False) -> None:
-    """Follow a run to its end; exit code 5 when it fails or is cancelled. Ctrl-C leaves, and the run goes on."""
+    """Follow a run until it ends; exit code 5 if it fails or is cancelled. Ctrl-C does not end it."""
     with _ledger(database, server) as ledger:
         code = _load("tuner.commands.runs").watch_run(ledger, run, as_json=as_json)
     raise typer.Exit(code)
 
 
 def runs_cancel(run: RunId, database: Database = None, server: RunsServer = None, as_json: Json = False) -> None:
-    """End a run, at the end of the trial that is under way; what was tried is kept."""
+    """Cancel a run after its current trial. Finished trials are kept."""
     with _ledger(database, server) as ledger:
         _load("tuner.commands.runs").cancel_run(ledger, run, as_json=as_json)
 
@@ -289,17 +288,17 @@ def runs_cancel(run: RunId, database: Database = None, server: RunsServer = None
 def runs_delete(
     run: Annotated[str | None, typer.Argument(metavar="RUN", help='The id of one run, or "last".')] = None,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="TIME", help="All that ended longer ago: 12h, 90d.")
+        str | None, typer.Option("--older-than", metavar="TIME", help="All runs that ended longer ago: 12h, 90d.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without, it is only told what would be deleted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only show what would be deleted.")] = False,
     plans: Annotated[
-        bool, typer.Option("--plans", help="Their plans too. Without, plans stay and look-ups go on giving them.")
+        bool, typer.Option("--plans", help="Delete their plans too, which look-ups still find otherwise.")
     ] = False,
     database: Database = None,
     server: RunsServer = None,
     as_json: Json = False,
 ) -> None:
-    """Delete runs that have ended, with their trials, links and archives. Says first how many that would be."""
+    """Delete ended runs, with their trials, links and archives. Without --yes, only say how many."""
     if (run is None) == (older_than is None):
         raise typer.BadParameter("give one of them", param_hint=["RUN", "--older-than"])
     with _ledger(database, server) as ledger:

@@ -113,7 +113,7 @@ def full_app() -> typer.Typer:
         context_settings={"help_option_names": list(HELP)},
     )
     app.callback(invoke_without_command=True)(root)
-    plans = typer.Typer(help="Look at a plan: show, check, diff; fetch one from a server.")
+    plans = typer.Typer(help="Show, check or compare plans, or fetch one from a server.")
     plans.command("show")(plan_show)
     plans.command("check")(plan_check)
     plans.command("diff")(plan_diff)
@@ -168,7 +168,7 @@ def versions() -> dict[str, str]:
 
 
 def plan_show(plan_name: PlanName, server: ServerUrl = None, as_json: Json = False) -> None:
-    """What a plan chooses, where it holds, and what was measured."""
+    """Show the choices of a plan, where it is valid, and what was measured."""
     plan = named_plan(plan_name, server)
     if as_json:
         output.emit(plan.to_json())
@@ -183,7 +183,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def plan_check(file: PlanFile, device: Device = None, as_json: Json = False) -> None:
-    """Whether a plan may be applied on this machine: exact, compatible or refused (exit code 3), with the reason."""
+    """Check whether a plan can be used on this machine: exact, compatible or refused (exit code 3), with the reason."""
     plan = Plan.load(file)
     match, reason = fit(plan, device)
     if as_json:
@@ -195,7 +195,7 @@ def plan_check(file: PlanFile, device: Device = None, as_json: Json = False) -> 
 
 
 def plan_diff(one: PlanName, other: PlanName, server: ServerUrl = None, as_json: Json = False) -> None:
-    """What differs between two plans: choices, measurements, machines."""
+    """Show what differs between two plans: choices, measurements, machines."""
     plans = [named_plan(name, server) for name in (one, other)]
     rows = differences(*plans)
     if as_json:
@@ -238,12 +238,12 @@ def fit(plan: Plan, device: str | None) -> tuple[Match, str]:
 
 def tell_health(
     measure: Annotated[
-        bool, typer.Option("--measure", help="Instead: time a step with slowdowns planted, for about a minute.")
+        bool, typer.Option("--measure", help="Instead: time a step with known slowdowns, for about a minute.")
     ] = False,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Whether this machine fits Kitsune, and the way out where it does not; exit code 3 when a main job cannot work."""
+    """Check whether this machine can run Kitsune; exit code 3 if a main job cannot work."""
     if measure:
         checkup = load("tuner.timing.checkup", extra="tuner", packages=(*doctor.TUNER_PACKAGES, "pynvml"))
         raise typer.Exit(checkup.tell(device, as_json=as_json))

@@ -78,7 +78,7 @@ def _hints(result: Result, out: Path | None) -> str:
     if out is None:
         lines += [f"Keep the plan:   kitsune runs plan {result.run.id} --out {PLAN_FILE}"]
     if result.plan.knobs:
-        lines += [f'Train by it:     plan = kitsune.Plan.load("{out or PLAN_FILE}")']
+        lines += [f'Train with it:   plan = kitsune.Plan.load("{out or PLAN_FILE}")']
         lines += ["                 step = kitsune.TrainStep(model, loss_fn, optimizer, plan=plan)"]
         lines += ["                 for x, y in loader: loss = step(x, y)"]
     return "\n".join([*lines, f"Look at it all:  kitsune runs show {result.run.id}"])

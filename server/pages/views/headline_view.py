@@ -186,7 +186,7 @@ def _unfinished(run: Run, trials: Sequence[Trial], now: datetime) -> Headline:
         sentence = f"{subject(run)}: waiting for a worker for {waited}"
         return Headline(Mood.WAITING, sentence, so_far(trials))
     if is_lost(run, now):
-        sentence = f"{subject(run)}: its worker has fallen silent; the next worker of its kind goes on with it"
+        sentence = f"{subject(run)}: its worker does not respond; the next worker of its kind takes it over"
         return Headline(Mood.BAD, sentence, so_far(trials))
     return Headline(Mood.WAITING, f"{subject(run)}: being tuned, {_tried(trials)} done", so_far(trials))
 

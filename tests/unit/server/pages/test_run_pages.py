@@ -70,7 +70,7 @@ def test_the_page_of_a_run_has_all_its_parts(ada, database):
     headings = re.findall(r"<h2[^>]*>([^<]*)<", text)
     assert headings == [
         "From the step as given to the plan",
-        "Train by it",
+        "Train with it",
         "Choices, and why",
         "Search",
         "Trials",
