@@ -5,13 +5,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from kitsune.base.text_format import clean, factor
 from kitsune.cli import output
 from kitsune.cli.output import facts, machine, table
 from kitsune.device.backend import environment, make_current, pick_device
-from kitsune.errors import SettingsError
+from kitsune.errors import KitsuneError, SettingsError
 from kitsune.launches.planning.analysis import Analysis, Outlook, analysed, counted, in_ms, outlook
 from kitsune.launches.planning.candidates import WAIT_US
+from kitsune.launches.planning.time_budget import ClassTime
 from kitsune.launches.plans import Planned
 from kitsune.plan import Environment, Match, Plan
 from kitsune.runtime.report import Report
@@ -23,7 +26,12 @@ STREAMS: Final = (1, 2, 4, 8)
 MIB: Final = 1024**2
 ON_CPU: Final = "streams need a GPU: these times are of this CPU, and show the form of the step, not its speed there"
 PLAN_COLUMNS: Final = ("up to", "streams", "launches", "predicted", "gain", "waits", "memory", "idle")
-NUMBERS: Final = frozenset((*PLAN_COLUMNS[:-1], "#", "count", "us", "share"))
+BUDGET_COLUMNS: Final = ("class", "launches", "us", "share", "floor us", "over floor", "as given us")
+NUMBERS: Final = frozenset((*PLAN_COLUMNS[:-1], *BUDGET_COLUMNS[1:], "#", "count"))
+BUDGET: Final = (
+    "The launches by class; floor: the least time in which this device, as measured, could move their bytes or compute "
+    "their products:"
+)
 LEGEND: Final = (
     "predicted: from the time that each launch takes alone, as if launches side by side did not slow each other; gain: "
     "over one stream; idle: of each stream, the share of the time in which nothing runs on it"
@@ -50,15 +58,26 @@ def explain(
     asked = STREAMS if streams is None else (streams,)
     with output.aside():
         found = rehearse(load_workload(spec, str(place)), plan.knobs if plan else {}, max(asked))
+        before = budget_as_given(spec, place, found.report) if plan and plan.knobs else ()
     here = environment(place)
     add_notes(found.report, plan, here)
     analysis = analysis_of(found.plans, found.finest, asked)
     for kind, path in pictures.items():
         draw(found.plans[0], kind, path)
     if as_json:
-        output.emit(as_object(spec, here, found.report, analysis))
+        budgets = {"budget": budget_rows(found.budget), "budget_as_given": budget_rows(before)}
+        output.emit(as_object(spec, here, found.report, analysis) | budgets)
     else:
-        show(spec, here, found.report, analysis)
+        show([*explain_screen(spec, here, found.report, analysis), "", *budget_screen(found.budget, before)])
+
+
+def budget_as_given(spec: str, device: torch.device, report: Report) -> tuple[ClassTime, ...]:
+    """The budget of the step without any choice; empty, with a note, if its launches cannot be recorded."""
+    try:
+        return rehearse(load_workload(spec, str(device)), {}, 1).budget
+    except KitsuneError as error:
+        report.note(f"no budget of the step as given: {error}")
+        return ()
 
 
 def add_notes(report: Report, plan: Plan | None, here: Environment) -> None:
@@ -111,9 +130,9 @@ def others(knobs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in knobs.items() if name not in LOOKED_AT}
 
 
-def show(spec: str, here: Environment, report: Report, analysis: Analysis) -> None:
+def show(parts: Sequence[Any]) -> None:
     console = output.stdout()
-    for part in explain_screen(spec, here, report, analysis):
+    for part in parts:
         console.print(clean(part) if isinstance(part, str) else part)
 
 
@@ -160,6 +179,23 @@ def outlook_row(each: Outlook, one_us: float) -> tuple[str, ...]:
     idle = ", ".join(f"{one:.0%}" for one in each.idle)
     times = in_ms(each.predicted_us), factor(gain), str(each.waits)
     return str(each.asked), str(each.streams), str(each.launches), *times, in_mib(each.pool_bytes), idle
+
+
+def budget_screen(budget: Sequence[ClassTime], before: Sequence[ClassTime]) -> list[Any]:
+    given_us = {each.name: each.total_us for each in before}
+    rows = [(*budget_row(each), f"{given_us.pop(each.name, 0.0):.1f}") for each in budget]
+    rows += [(name, "0", "0.0", "0%", "0.0", "", f"{took_us:.1f}") for name, took_us in given_us.items()]
+    columns = BUDGET_COLUMNS if before else BUDGET_COLUMNS[:-1]
+    return [BUDGET, table(*columns, rows=[row[: len(columns)] for row in rows], right=NUMBERS)]
+
+
+def budget_row(each: ClassTime) -> tuple[str, ...]:
+    over = factor(each.total_us / each.floor_us) if each.floor_us else ""
+    return each.name, str(each.launches), f"{each.total_us:.1f}", f"{each.share:.0%}", f"{each.floor_us:.1f}", over
+
+
+def budget_rows(budget: Sequence[ClassTime]) -> list[dict[str, Any]]:
+    return [asdict(each) for each in budget]
 
 
 def share(part: float, whole: float) -> str:
