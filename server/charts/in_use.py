@@ -9,10 +9,10 @@ from markupsafe import Markup
 
 from kitsune.errors import ChartError
 from server.charts.drawing import axes
-from server.charts.drawing.figures import microseconds
-from server.charts.drawing.legend import remark
-from server.charts.drawing.scale import Scale, finite, from_zero, span
-from server.charts.drawing.svg import WIDE_PX, empty, line, mark, path, picture, responsive, text, together
+from server.charts.drawing.axes import Scale, finite, from_zero, span
+from server.charts.drawing.layout import drawing
+from server.charts.drawing.svg import WIDE_PX, empty, line, mark, path, responsive, steps, text, together
+from server.charts.drawing.words import microseconds
 from server.charts.timeline import plot_ends
 
 TITLE: Final = "Memory in use during a step"
@@ -51,10 +51,8 @@ def draw(moments: Sequence[Used], width: int) -> Markup:
     places = [(x.place(each.at_us), y.place(each.used_bytes / size)) for each in moments]
     outline = [(places[0][0], bottom), *steps(seen(places)), (places[-1][0], bottom)]
     description = description_of(moments)
-    note, height = remark(description, bottom + axes.BELOW_PX, width)
-    return picture(
-        TITLE, description, width, height, along, up, mark(description, path(outline, "used", is_closed=True)), note
-    )
+    curve = mark(description, path(outline, "used", is_closed=True))
+    return drawing(TITLE, description, width, bottom, along, up, curve, note=description)
 
 
 def upwards(x: Scale, y: Scale, title: str, width: int) -> Markup:
@@ -82,16 +80,6 @@ def seen(places: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]
     yield highest
     if places[-1] != highest:
         yield places[-1]
-
-
-def steps(places: Iterator[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """Corners of a step curve: a value holds until the next moment."""
-    last: float | None = None
-    for x, y in places:
-        if last is not None:
-            yield x, last
-        yield x, y
-        last = y
 
 
 def unit_of(most_bytes: int) -> tuple[int, str]:

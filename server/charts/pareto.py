@@ -7,18 +7,14 @@ from typing import Final
 
 from markupsafe import Markup
 
-from server.charts.drawing import axes, figures, words
-from server.charts.drawing.axes import Plot
-from server.charts.drawing.labels import Label, labels
-from server.charts.drawing.legend import Entry, legend, remark
-from server.charts.drawing.marks import shape
-from server.charts.drawing.scale import finite, fitting
-from server.charts.drawing.svg import WIDE_PX, empty, mark, path, picture, responsive
-from server.charts.drawing.thinning import Thinned, thinned
+from server.charts.drawing import axes, words
+from server.charts.drawing.axes import Plot, finite, fitting
+from server.charts.drawing.layout import Entry, drawing
+from server.charts.drawing.marks import Label, Thinned, labels, shape, thinned
+from server.charts.drawing.svg import WIDE_PX, empty, mark, path, responsive, steps
 
 TITLE: Final = "Step time against peak memory; less is better in both"
 MIB: Final = 2**20
-EDGE_PX: Final = 12.0
 NAMED_ON_THE_FRONT: Final = 6
 #: Role of a point -> shape, size in px, meaning in the legend.
 ROLES: Final = {
@@ -83,43 +79,33 @@ def draw(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], wi
     few = thinned(places, kept=[index for index, role in enumerate(roles) if role != "behind"])
     # The more important roles are drawn last, on top.
     order = sorted(few.drawn, key=lambda index: list(ROLES).index(roles[index]), reverse=True)
-    x_ticks = axes.ticks_along(plot.x)
-    corners = stairs([places[index] for index in ahead], plot)
-    key, below = legend(entries(set(roles)), plot.y.start_px + axes.BELOW_PX, width)
-    note, height = remark(few.note("configurations"), below, width)
-    return picture(
+    left, top, right, bottom = plot.box
+    corners = stairs([places[index] for index in ahead], top, right)
+    return drawing(
         TITLE,
         description_of(points, ahead, roles, few),
         width,
-        height,
-        axes.along_bottom(plot.x, plot.y.end_px, plot.y.start_px, x_ticks, "ms per step", width),
-        axes.along_left(plot.y, plot.x.start_px, plot.x.end_px, axes.ticks_up(plot.y), "peak memory, MiB"),
+        bottom,
+        axes.along_bottom(plot.x, top, bottom, axes.ticks_along(plot.x), "ms per step", width),
+        axes.along_left(plot.y, left, right, axes.ticks_up(plot.y), "peak memory, MiB"),
         path(corners, "best"),
         *(draw_point(points[index], places[index], roles[index]) for index in order),
-        labels(named(points, ahead, places), [places[index] for index in order], corners, bounds(plot)),
-        key,
-        note,
+        labels(named(points, ahead, places), [places[index] for index in order], corners, plot.box),
+        entries=entries(set(roles)),
+        note=few.note("configurations"),
         has_links=any(point.href for point in points),
     )
 
 
 def plot_of(points: Sequence[Point], width: int) -> Plot:
-    """The left margin depends on the width of the memory labels."""
     bottom = axes.HEAD_PX + (300.0 if width >= WIDE_PX else 240.0)
     up = fitting((point.peak_bytes / MIB for point in points), bottom, axes.HEAD_PX)
-    return Plot(fitting((point.step_ms for point in points), axes.left_of(axes.ticks_up(up)), width - EDGE_PX), up)
+    return Plot(fitting((point.step_ms for point in points), *axes.ends_beside(up, width)), up)
 
 
-def bounds(plot: Plot) -> tuple[float, float, float, float]:
-    return plot.x.start_px, plot.y.end_px, plot.x.end_px, plot.y.start_px
-
-
-def stairs(front_px: Sequence[tuple[float, float]], plot: Plot) -> list[tuple[float, float]]:
+def stairs(front_px: Sequence[tuple[float, float]], top: float, right: float) -> list[tuple[float, float]]:
     """Corners of the front: between two of its points, the faster one has the least memory for that time."""
-    corners = [(front_px[0][0], plot.y.end_px)]
-    for (x, y), (after_x, _) in zip(front_px, [*front_px[1:], (plot.x.end_px, 0.0)], strict=True):
-        corners += [(x, y), (after_x, y)]
-    return corners
+    return [(front_px[0][0], top), *steps(front_px), (right, front_px[-1][1])]
 
 
 def draw_point(point: Point, place: tuple[float, float], what: str) -> Markup:
@@ -141,20 +127,16 @@ def named(points: Sequence[Point], ahead: Sequence[int], places: Sequence[tuple[
 def entries(roles: set[str]) -> Iterator[Entry]:
     for what, (name, _, meaning) in ROLES.items():
         if what in roles:
-            yield partial(symbol, name, what), meaning
+            yield partial(shape, name, css=what), meaning
     yield (
         lambda x, y: path([(x - 8, y - 4), (x, y - 4), (x, y + 4), (x + 8, y + 4)], "best"),
         "the least memory for a time",
     )
 
 
-def symbol(name: str, css: str, x: float, y: float) -> Markup:
-    return shape(name, x, y, css)
-
-
 def description_of(points: Sequence[Point], ahead: Sequence[int], roles: Sequence[str], few: Thinned) -> str:
     """The chart as text; points of the front come first."""
     found = set(ahead)
     order = [*ahead, *(index for index in range(len(points)) if index not in found)]
-    sentences = figures.listed([tooltip_of(points[index], roles[index]) for index in order])
-    return figures.joined(f"{words.count(len(points), 'configuration')}.", sentences, few.note("configurations"))
+    sentences = words.listed([tooltip_of(points[index], roles[index]) for index in order])
+    return words.joined(f"{words.count(len(points), 'configuration')}.", sentences, few.note("configurations"))

@@ -11,13 +11,11 @@ from typing import Final
 
 from markupsafe import Markup
 
-from server.charts.drawing import axes, figures, words
-from server.charts.drawing.legend import legend, remark
-from server.charts.drawing.marks import shape
-from server.charts.drawing.row_layout import BAND_PX, Rows, rows_of
-from server.charts.drawing.scale import Scale, finite, linear
-from server.charts.drawing.svg import empty, line, mark, picture, rect, responsive
-from server.charts.drawing.thinning import Thinned, thinned
+from server.charts.drawing import axes, words
+from server.charts.drawing.axes import Scale, check_finite, linear
+from server.charts.drawing.layout import BAND_PX, Rows, drawing, rows_of
+from server.charts.drawing.marks import Thinned, shape, thinned
+from server.charts.drawing.svg import empty, line, mark, rect, responsive
 
 TITLE: Final = "Every measured block, in ms per step"
 DOT_PX: Final = 2.5
@@ -46,8 +44,7 @@ def samples(strips: Sequence[Strip]) -> Markup:
     if not any(strip.values_ms for strip in strips):
         return empty(TITLE, "No block was measured yet.")
     for strip in strips:
-        for value in strip.values_ms:
-            finite(value, f"a block of {strip.label!r}")
+        check_finite(strip.values_ms, f"a block of {strip.label!r}")
     return responsive(partial(draw, strips))
 
 
@@ -66,20 +63,17 @@ def draw(strips: Sequence[Strip], width: int) -> Markup:
     found = [quartiles(strip.values_ms) for strip in strips]
     places = dots(strips, rows, scale)
     few = thinned([place for _, place in places])
-    ticks = axes.ticks_along(scale)
-    key, below = legend(ENTRIES, rows.bottom + axes.BELOW_PX, width)
-    note, height = remark(few.note("blocks"), below, width)
-    return picture(
+    return drawing(
         TITLE,
         description_of(strips, found, few),
         width,
-        height,
-        axes.along_bottom(scale, 0, rows.bottom, ticks, "ms per step", width),
+        rows.bottom,
+        axes.along_bottom(scale, 0, rows.bottom, axes.ticks_along(scale), "ms per step", width),
         *(row_of(strip, found[row], row, rows, scale) for row, strip in enumerate(strips)),
         *(mark(places[index][0], shape("circle", *places[index][1], "block", DOT_PX)) for index in few.drawn),
         *(middle(each, row, rows, scale) for row, each in enumerate(found)),
-        key,
-        note,
+        entries=ENTRIES,
+        note=few.note("blocks"),
     )
 
 
@@ -122,8 +116,8 @@ def tooltip_of(strip: Strip, found: Quartiles | None) -> str:
 
 
 def description_of(strips: Sequence[Strip], found: Sequence[Quartiles | None], few: Thinned) -> str:
-    return figures.joined(
-        figures.listed([tooltip_of(*each) for each in zip(strips, found, strict=True)]), few.note("blocks")
+    return words.joined(
+        words.listed([tooltip_of(*each) for each in zip(strips, found, strict=True)]), few.note("blocks")
     )
 
 

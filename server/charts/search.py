@@ -4,17 +4,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Final
 
 from markupsafe import Markup
 
-from server.charts.drawing import axes, figures, words
-from server.charts.drawing.legend import Entry, legend, remark
-from server.charts.drawing.marks import SHAPES, shape
-from server.charts.drawing.scale import finite, whole_ticks
-from server.charts.drawing.svg import WIDE_PX, empty, line, mark, path, picture, responsive
-from server.charts.drawing.thinning import Thinned, thinned
+from server.charts.drawing import axes, words
+from server.charts.drawing.axes import check_finite, whole_ticks
+from server.charts.drawing.layout import Entry, drawing
+from server.charts.drawing.marks import SHAPES, Thinned, shape, thinned
+from server.charts.drawing.svg import WIDE_PX, empty, line, mark, path, responsive, steps
 from server.charts.speedups import ground, has_whisker, plot_of, symbol_of_no_gain, symbol_of_whisker, whisker
 
 TITLE: Final = "Speedup over the baseline, trial by trial"
@@ -50,8 +48,7 @@ def search_history(tried: Sequence[TrialPoint]) -> Markup:
     if not tried:
         return empty(TITLE, "No trial has ended yet.")
     for trial in tried:
-        for value in (trial.number, trial.speedup, trial.low, trial.high):
-            finite(0.0 if value is None else value, f"trial {trial.number}")
+        check_finite((trial.number, trial.speedup, trial.low, trial.high), f"trial {trial.number}")
     return responsive(partial(draw, history_of(tried)))
 
 
@@ -92,32 +89,20 @@ def draw(history: SearchHistory, width: int) -> Markup:
     bottom = plot.y.start_px + FAILURES_PX * bool(failed)
     first, last = history.every[0].number, history.every[-1].number
     ticks = axes.named(whole_ticks(first, last, axes.count_along(plot.x)))
-    key, below = legend(entries(history, bool(failed)), bottom + axes.BELOW_PX, width)
-    note, height = remark(figures.joined(few.note("measured trials"), few_failed.note("failed trials")), below, width)
-    stairs = steps([plot.place(trial.number, trial.speedup or 0.0) for trial in best], plot.x.end_px)
-    return picture(
+    stairs = list(steps(plot.place(trial.number, trial.speedup or 0.0) for trial in best))
+    return drawing(
         TITLE,
         description_of(history, best, few),
         width,
-        height,
+        bottom,
         ground(plot, ticks, ("trial", "speedup over the baseline"), bottom, width),
         *(whisker(history.measured[index][0], places[index][0], plot) for index in few.drawn),
-        path(stairs, "best") if stairs else "",
+        path([*stairs, (plot.x.end_px, stairs[-1][1])], "best") if stairs else "",
         *(draw_trial(history, index, places[index]) for index in few.drawn),
         *(draw_failure(failed[index], plot.x.place(failed[index].number), bottom) for index in few_failed.drawn),
-        key,
-        note,
+        entries=entries(history, bool(failed)),
+        note=words.joined(few.note("measured trials"), few_failed.note("failed trials")),
     )
-
-
-def steps(best_px: Sequence[tuple[float, float]], end_px: float) -> list[tuple[float, float]]:
-    """Corners of the step curve of the best so far."""
-    if not best_px:
-        return []
-    corners = [best_px[0]]
-    for (_, y), (after_x, after_y) in pairwise(best_px):
-        corners += [(after_x, y), (after_x, after_y)]
-    return [*corners, (end_px, best_px[-1][1])]
 
 
 def draw_trial(history: SearchHistory, index: int, place: tuple[float, float]) -> Markup:
@@ -134,14 +119,14 @@ def tooltip_of(trial: TrialPoint) -> str:
     begin = f"trial {trial.number} ({trial.source}), {trial.label}"
     if trial.speedup is None:
         return f"{begin}: {trial.failure or NO_NUMBER}"
-    return f"{begin}: {words.gain(trial.speedup)}{figures.interval(trial.low, trial.high, words.gain)}"
+    return f"{begin}: {words.gain(trial.speedup)}{words.interval(trial.low, trial.high, words.gain)}"
 
 
 def entries(history: SearchHistory, has_failed: bool) -> Iterator[Entry]:
     for source, (name, css) in history.looks.items():
-        yield partial(symbol, name, css), source
+        yield partial(shape, name, css=css), source
     if has_failed:
-        yield partial(symbol, "cross", "failed"), "failed"
+        yield partial(shape, "cross", css="failed"), "failed"
     if history.measured:
         yield lambda x, y: line(x - 8, y, x + 8, y, "best"), "best so far"
     if any(has_whisker(trial) for trial, _ in history.measured):
@@ -149,15 +134,9 @@ def entries(history: SearchHistory, has_failed: bool) -> Iterator[Entry]:
     yield symbol_of_no_gain, "the baseline"
 
 
-def symbol(name: str, css: str, x: float, y: float) -> Markup:
-    return shape(name, x, y, css)
-
-
 def description_of(history: SearchHistory, best: Sequence[TrialPoint], few: Thinned) -> str:
     failed = len(history.every) - len(history.measured)
     head = f"{words.count(len(history.every), 'trial')}, {failed:,} of them failed."
     if best:
         head += f" The best is trial {best[-1].number} with {words.gain(best[-1].speedup or 0.0)}."
-    return figures.joined(
-        head, figures.listed([tooltip_of(trial) for trial in history.every]), few.note("measured trials")
-    )
+    return words.joined(head, words.listed([tooltip_of(trial) for trial in history.every]), few.note("measured trials"))

@@ -5,15 +5,12 @@ from typing import Final, Protocol
 
 from markupsafe import Markup
 
-from server.charts.drawing import axes
-from server.charts.drawing.axes import Plot, Tick
-from server.charts.drawing.marks import whisker_along_y
-from server.charts.drawing.scale import fitting, linear
-from server.charts.drawing.svg import line, together
+from server.charts.drawing import axes, marks
+from server.charts.drawing.axes import Plot, Tick, fitting, linear
+from server.charts.drawing.svg import line
 
 NO_GAIN: Final = 1.0
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
-EDGE_PX: Final = 12.0
 
 
 class Bounded(Protocol):
@@ -26,28 +23,23 @@ class Bounded(Protocol):
 
 
 def plot_of(along: Iterable[float], speedups: Iterable[float | None], width: int, height_px: float) -> Plot:
-    """The left margin depends on the width of the speedup labels."""
     known = [NO_GAIN, *(each for each in speedups if each is not None)]
     up = fitting(known, axes.HEAD_PX + height_px, axes.HEAD_PX)
-    return Plot(linear(along, axes.left_of(axes.ticks_up(up, TIMES)), width - EDGE_PX), up)
+    return Plot(linear(along, *axes.ends_beside(up, width, TIMES)), up)
 
 
 def ground(plot: Plot, ticks: Sequence[Tick], titles: tuple[str, str], bottom: float, width: int) -> Markup:
     """Both axes, and a reference line at no gain. `bottom`: where the labels below the plot begin."""
-    left, right, level = plot.x.start_px, plot.x.end_px, plot.y.place(NO_GAIN)
-    return together(
-        (
-            axes.along_bottom(plot.x, plot.y.end_px, bottom, ticks, titles[0], width),
-            axes.along_left(plot.y, left, right, axes.ticks_up(plot.y, TIMES), titles[1]),
-            line(left, level, right, level, "reference"),
-        )
-    )
+    (left, top, right, _), level = plot.box, plot.y.place(NO_GAIN)
+    along = axes.along_bottom(plot.x, top, bottom, ticks, titles[0], width)
+    up = axes.along_left(plot.y, left, right, axes.ticks_up(plot.y, TIMES), titles[1])
+    return along + up + line(left, level, right, level, "reference")
 
 
 def whisker(bounded: Bounded, x: float, plot: Plot) -> Markup:
     if bounded.low is None or bounded.high is None:
         return Markup("")
-    return whisker_along_y(plot.y.place(bounded.low), plot.y.place(bounded.high), x)
+    return marks.whisker(plot.y.place(bounded.low), plot.y.place(bounded.high), x, is_upright=True)
 
 
 def has_whisker(bounded: Bounded) -> bool:
@@ -56,7 +48,7 @@ def has_whisker(bounded: Bounded) -> bool:
 
 def symbol_of_whisker(x: float, y: float) -> Markup:
     """The whisker of a legend."""
-    return whisker_along_y(y - 7, y + 7, x)
+    return marks.whisker(y - 7, y + 7, x, is_upright=True)
 
 
 def symbol_of_no_gain(x: float, y: float) -> Markup:

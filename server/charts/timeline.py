@@ -10,11 +10,10 @@ from typing import Final
 from markupsafe import Markup
 
 from kitsune.errors import ChartError
-from server.charts.drawing import axes, figures, words
-from server.charts.drawing.legend import Entry, legend, remark
-from server.charts.drawing.scale import Scale, finite, span
-from server.charts.drawing.svg import WIDE_PX, empty, mark, picture, rect, responsive, text
-from server.charts.drawing.text_width import width_px
+from server.charts.drawing import axes, words
+from server.charts.drawing.axes import Scale, finite, span
+from server.charts.drawing.layout import Entry, drawing
+from server.charts.drawing.svg import WIDE_PX, empty, mark, rect, responsive, text, width_px
 
 TITLE: Final = "Launches of a step, stream by stream"
 LANE_PX: Final = 26.0
@@ -56,7 +55,7 @@ class Box:
 
     @property
     def tooltip(self) -> str:
-        lasts = f"{figures.microseconds(self.start_us)} to {figures.microseconds(self.end_us)} µs"
+        lasts = f"{words.microseconds(self.start_us)} to {words.microseconds(self.end_us)} µs"
         if len(self.spans) == 1:
             return f"{self.spans[0].name}, stream {self.spans[0].stream}: {lasts}"
         names = ", ".join(list(dict.fromkeys(span.name for span in self.spans))[:NAMED_AT_MOST])
@@ -105,20 +104,17 @@ def draw(lanes: Mapping[int, Sequence[TimeSpan]], key: Mapping[str, float], widt
     bottom = TOP_PX + pitch * len(lanes)
     tops = {stream: TOP_PX + pitch * row + (0 if is_wide else ABOVE_PX) for row, stream in enumerate(lanes)}
     boxes = {stream: boxes_of(spans, scale) for stream, spans in lanes.items()}
-    ticks = axes.ticks_along(scale)
-    symbols, below = legend(entries(key, boxes), bottom + axes.BELOW_PX, width)
-    joined = merged_note(lanes, boxes)
-    note, height = remark(joined, below, width)
-    return picture(
+    note = merged_note(lanes, boxes)
+    return drawing(
         TITLE,
-        figures.joined(description_of(lanes, key), joined),
+        words.joined(description_of(lanes, key), note),
         width,
-        height,
-        axes.along_bottom(scale, 0, bottom, ticks, "µs", width),
+        bottom,
+        axes.along_bottom(scale, 0, bottom, axes.ticks_along(scale), "µs", width),
         *(lane(stream, spans, tops[stream], scale, is_wide) for stream, spans in lanes.items()),
         *(draw_box(box, tops[stream], scale, key) for stream, found in boxes.items() for box in found),
-        symbols,
-        note,
+        entries=entries(key, boxes),
+        note=note,
     )
 
 
@@ -208,8 +204,8 @@ def description_of(lanes: Mapping[int, Sequence[TimeSpan]], key: Mapping[str, fl
     whole = max(ends) - min(ends)
     by_lane = [
         f"stream {stream}: {words.count(len(spans), 'launch', 'launches')}, "
-        f"busy for {figures.microseconds(busy_us(spans))} of {figures.microseconds(whole)} µs"
+        f"busy for {words.microseconds(busy_us(spans))} of {words.microseconds(whole)} µs"
         for stream, spans in lanes.items()
     ]
     most = ", ".join(f"{name} {words.percent(share)}" for name, share in key.items())
-    return f"{figures.listed(by_lane)} Most of the time goes into {most}."
+    return f"{words.listed(by_lane)} Most of the time goes into {most}."

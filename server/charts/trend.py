@@ -8,13 +8,11 @@ from typing import Final
 
 from markupsafe import Markup
 
-from server.charts.drawing import axes, figures, words
-from server.charts.drawing.dates import DAY, date_ticks, in_utc
-from server.charts.drawing.legend import Entry, legend, remark
-from server.charts.drawing.marks import shape
-from server.charts.drawing.scale import finite
-from server.charts.drawing.svg import WIDE_PX, empty, mark, path, picture, responsive
-from server.charts.drawing.thinning import Thinned, thinned
+from server.charts.drawing import axes, words
+from server.charts.drawing.axes import DAY, check_finite, date_ticks, in_utc
+from server.charts.drawing.layout import Entry, drawing
+from server.charts.drawing.marks import Thinned, shape, thinned
+from server.charts.drawing.svg import WIDE_PX, empty, mark, path, responsive
 from server.charts.speedups import ground, has_whisker, plot_of, symbol_of_no_gain, symbol_of_whisker, whisker
 
 TITLE: Final = "Speedup of the plan, run by run"
@@ -37,7 +35,7 @@ class TrendPoint:
 
     @property
     def tooltip(self) -> str:
-        gain = f"{words.gain(self.value)}{figures.interval(self.low, self.high, words.gain)}"
+        gain = f"{words.gain(self.value)}{words.interval(self.low, self.high, words.gain)}"
         return f"{self.label}, {words.moment(in_utc(self.at))}: {gain}"
 
 
@@ -46,8 +44,7 @@ def trend(moments: Sequence[TrendPoint]) -> Markup:
     if not moments:
         return empty(TITLE, "No run of this model has a plan yet.")
     for moment in moments:
-        for value in (moment.value, moment.low, moment.high):
-            finite(0.0 if value is None else value, f"the speedup of {moment.label!r}")
+        check_finite((moment.value, moment.low, moment.high), f"the speedup of {moment.label!r}")
     return responsive(partial(draw, sorted(moments, key=lambda moment: moment.at_s)))
 
 
@@ -57,19 +54,17 @@ def draw(moments: Sequence[TrendPoint], width: int) -> Markup:
     places = [plot.place(moment.at_s, moment.value) for moment in moments]
     few = thinned(places)
     ticks = date_ticks(plot.x.low, plot.x.high, axes.count_along(plot.x))
-    key, below = legend(entries(moments), plot.y.start_px + axes.BELOW_PX, width)
-    note, height = remark(few.note("runs"), below, width)
-    return picture(
+    return drawing(
         TITLE,
         description_of(moments, few),
         width,
-        height,
+        plot.y.start_px,
         ground(plot, ticks, (f"end of the run, UTC, {years(moments)}", "times as fast"), plot.y.start_px, width),
         path([places[index] for index in few.drawn], "thread"),
         *(whisker(moments[index], places[index][0], plot) for index in few.drawn),
         *(draw_moment(moments[index], places[index]) for index in few.drawn),
-        key,
-        note,
+        entries=entries(moments),
+        note=few.note("runs"),
         has_links=any(moment.href for moment in moments),
     )
 
@@ -99,4 +94,4 @@ def entries(moments: Sequence[TrendPoint]) -> Iterator[Entry]:
 
 def description_of(moments: Sequence[TrendPoint], few: Thinned) -> str:
     head = f"{words.count(len(moments), 'run')}."
-    return figures.joined(head, figures.listed([each.tooltip for each in moments]), few.note("runs"))
+    return words.joined(head, words.listed([each.tooltip for each in moments]), few.note("runs"))

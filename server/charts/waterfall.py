@@ -12,12 +12,11 @@ from typing import Final, Literal
 from markupsafe import Markup
 
 from kitsune.errors import ChartError
-from server.charts.drawing import axes, figures, words
-from server.charts.drawing.legend import Entry, legend
-from server.charts.drawing.marks import whisker_along_x
-from server.charts.drawing.row_layout import BAND_PX, Rows, rows_of
-from server.charts.drawing.scale import Scale, finite, from_zero
-from server.charts.drawing.svg import empty, line, mark, picture, rect, responsive
+from server.charts.drawing import axes, words
+from server.charts.drawing.axes import Scale, check_finite, from_zero
+from server.charts.drawing.layout import BAND_PX, Entry, Rows, drawing, rows_of
+from server.charts.drawing.marks import whisker
+from server.charts.drawing.svg import empty, line, mark, rect, responsive
 
 TITLE: Final = "What each change of the step saves"
 CLOSES_WITHIN: Final = 1e-3  # share of the larger total that rounding may leave open
@@ -61,14 +60,14 @@ class PlacedBar:
     @property
     def figure(self) -> str:
         """The time or its change, and the change as a percentage of the first total (none for that total itself)."""
-        text = words.ms(self.bar.ms) if self.bar.kind == "total" else figures.change_ms(self.bar.ms)
-        return f"{text} ({figures.change_percent(self.share)})" if self.share or self.bar.kind != "total" else text
+        text = words.ms(self.bar.ms) if self.bar.kind == "total" else words.change_ms(self.bar.ms)
+        return f"{text} ({words.change_percent(self.share)})" if self.share or self.bar.kind != "total" else text
 
     @property
     def tooltip(self) -> str:
-        formatted = words.ms if self.bar.kind == "total" else figures.change_ms
+        formatted = words.ms if self.bar.kind == "total" else words.change_ms
         note = f"; {self.bar.note}" if self.bar.note else ""
-        return f"{self.bar.label}: {self.figure}{figures.interval(self.bar.low_ms, self.bar.high_ms, formatted)}{note}"
+        return f"{self.bar.label}: {self.figure}{words.interval(self.bar.low_ms, self.bar.high_ms, formatted)}{note}"
 
 
 def waterfall(bars: Sequence[Bar]) -> Markup:
@@ -88,13 +87,12 @@ def placed(bars: Sequence[Bar]) -> Iterator[PlacedBar]:
         begin_ms = 0.0 if bar.kind == "total" else at_ms
         change_ms = bar.ms - first if bar.kind == "total" else bar.ms
         known = bar.low_ms is not None and bar.high_ms is not None
-        whisker = (begin_ms + (bar.low_ms or 0.0), begin_ms + (bar.high_ms or 0.0)) if known else None
-        yield PlacedBar(bar, begin_ms, at_ms := begin_ms + bar.ms, whisker, change_ms / first)
+        ends_ms = (begin_ms + (bar.low_ms or 0.0), begin_ms + (bar.high_ms or 0.0)) if known else None
+        yield PlacedBar(bar, begin_ms, at_ms := begin_ms + bar.ms, ends_ms, change_ms / first)
 
 
 def check(bar: Bar, *, is_end: bool) -> None:
-    for value in (bar.ms, bar.low_ms, bar.high_ms):
-        finite(0.0 if value is None else value, f"the bar {bar.label!r}")
+    check_finite((bar.ms, bar.low_ms, bar.high_ms), f"the bar {bar.label!r}")
     if bar.kind == "total" and bar.ms <= 0:
         raise ChartError(f"the bar {bar.label!r}", f"is a total of {bar.ms} ms; a step takes some time")
     if is_end and bar.kind != "total":
@@ -113,17 +111,15 @@ def draw(bars: Sequence[PlacedBar], width: int) -> Markup:
     rows = rows_of(width, [each.bar.note for each in bars])
     ends = [end for each in bars for end in (each.begin_ms, each.end_ms, *(each.whisker_ms or ()))]
     scale = from_zero(ends, rows.left, rows.right)
-    ticks = axes.ticks_along(scale)
-    key, height = legend(entries(bars), rows.bottom + axes.BELOW_PX, width)
-    return picture(
+    return drawing(
         TITLE,
-        figures.listed([each.tooltip for each in bars]),
+        words.listed([each.tooltip for each in bars]),
         width,
-        height,
-        axes.along_bottom(scale, 0, rows.bottom, ticks, "ms per step", width),
+        rows.bottom,
+        axes.along_bottom(scale, 0, rows.bottom, axes.ticks_along(scale), "ms per step", width),
         *(joint(each, row, rows, scale) for row, each in enumerate(bars[1:], 1)),
         *(row_of(each, row, rows, scale) for row, each in enumerate(bars)),
-        key,
+        entries=entries(bars),
     )
 
 
@@ -135,12 +131,12 @@ def joint(bar: PlacedBar, row: int, rows: Rows, scale: Scale) -> Markup:
 
 def row_of(bar: PlacedBar, row: int, rows: Rows, scale: Scale) -> Markup:
     top, ends = rows.band(row), sorted((scale.place(bar.begin_ms), scale.place(bar.end_ms)))
-    low, high = map(scale.place, bar.whisker_ms) if bar.whisker_ms else (None, None)
+    whisker_px = (scale.place(bar.whisker_ms[0]), scale.place(bar.whisker_ms[1])) if bar.whisker_ms else None
     return mark(
         bar.tooltip,
         rows.words(row, bar.bar.label, bar.figure, bar.bar.note),
         rect(ends[0], top, max(ends[1] - ends[0], LEAST_PX), BAND_PX, bar.css),
-        whisker_along_x(low, high, top + BAND_PX / 2),
+        whisker(*whisker_px, top + BAND_PX / 2) if whisker_px else "",
     )
 
 
@@ -150,7 +146,7 @@ def entries(bars: Sequence[PlacedBar]) -> Iterator[Entry]:
         if css in used:
             yield partial(symbol, css), meaning
     if any(each.whisker_ms for each in bars):
-        yield lambda x, y: whisker_along_x(x - 7, x + 7, y), "95 % interval"
+        yield lambda x, y: whisker(x - 7, x + 7, y), "95 % interval"
 
 
 def symbol(css: str, x: float, y: float) -> Markup:

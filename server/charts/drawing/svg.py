@@ -1,17 +1,27 @@
-"""SVG elements. All text is escaped, and characters that XML forbids are replaced."""
+"""SVG elements. All text is escaped, and characters that XML forbids are replaced.
+
+A server has no fonts, so the width of text is estimated. The widths of letters are those of DejaVu Sans, the widest of
+the usual sans-serif fonts, rounded up, so that text fits in other fonts too.
+"""
 
 import re
-from collections.abc import Callable, Iterable
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
 from markupsafe import Markup, escape
 
 from kitsune.errors import ChartError
-from server.charts.drawing.text_width import cut
 
 WIDE_PX: Final = 720
 NARROW_PX: Final = 360
+SIZE_PX: Final = 12.0  # of the font
+ELLIPSIS: Final = "…"
+#: Widths of letters, relative to the font size.
+NARROW, WIDE, CAPITAL, OTHER, FULL = 0.4, 0.99, 0.76, 0.64, 1.0
+NARROW_LETTERS: Final = frozenset("fijlrtI .,:;'|!()[]/-\N{NO-BREAK SPACE}")
+WIDE_LETTERS: Final = frozenset("mwMWQ@%+=<>~\N{MINUS SIGN}\N{MULTIPLICATION SIGN}\N{HORIZONTAL ELLIPSIS}")
 #: Control characters, surrogates and two others that XML cannot represent.
 FORBIDDEN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 REPLACEMENT: Final = "\ufffd"
@@ -79,6 +89,16 @@ def path(points: Iterable[tuple[float, float]], css: str, *, is_closed: bool = F
     return element("path", d=f"M{route}{'Z' if is_closed else ''}", class_=css)
 
 
+def steps(points: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """Corners of a step curve: a value holds until the next point."""
+    last: float | None = None
+    for x, y in points:
+        if last is not None:
+            yield x, last
+        yield x, y
+        last = y
+
+
 def mark(tooltip: str, *shapes: str, href: str = "", css: str | None = None) -> Markup:
     """Shapes with a tooltip, and a link if `href` is not empty. Raises ChartError for a disallowed `href`."""
     if not href:
@@ -115,3 +135,28 @@ def empty(title: str, message: str) -> Markup:
     return responsive(
         lambda width: picture(title, message, width, 48, text(width / 2, 28, message, "muted", "middle", width - 8))
     )
+
+
+def width_px(words: str) -> float:
+    return sum(map(letter_width, words)) * SIZE_PX
+
+
+def letter_width(letter: str) -> float:
+    if letter in NARROW_LETTERS:
+        return NARROW
+    if letter in WIDE_LETTERS:
+        return WIDE
+    if letter.isupper():
+        return CAPITAL
+    return OTHER if letter.isascii() or unicodedata.east_asian_width(letter) not in "WF" else FULL
+
+
+def cut(words: str, room_px: float) -> str:
+    """The text, or its beginning and an ellipsis if it is wider than `room_px`."""
+    if width_px(words) <= room_px:
+        return words
+    left = room_px - width_px(ELLIPSIS)
+    kept = 0
+    while kept < len(words) and (left := left - letter_width(words[kept]) * SIZE_PX) >= 0:
+        kept += 1
+    return words[:kept].rstrip() + ELLIPSIS

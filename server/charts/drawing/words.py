@@ -1,7 +1,9 @@
-"""Formats numbers, durations and times for pages and charts. The functions are also filters of the templates."""
+"""Formats numbers, durations and times for pages and charts. Most functions are also filters of the templates."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -16,6 +18,11 @@ _TIMES: Final = "\N{MULTIPLICATION SIGN}"
 #: (Upper limit in seconds, seconds in a unit, the unit.)
 _UNITS: Final = ((90, 1, "s"), (60 * 60, 60, "min"), (48 * 3600, 3600, "h"), (60 * 86400, 86400, "days"))
 _SHORT: Final = 12
+
+_MANY: Final = 1e6
+_FINE: Final = 1e-6
+_UNEVEN: Final = 1.5  # larger ratios of tick steps mean a logarithmic axis
+_ROUNDING: Final = 1e-6
 
 
 def ago(moment: datetime, now: datetime) -> str:
@@ -71,8 +78,7 @@ def change(ratio: float) -> str:
     """A ratio as a signed change in per cent, without decimals from 1 % on: 0.88 is minus 12 %."""
     value = 100 * (ratio - 1)
     text = f"{abs(value):.0f}" if abs(value) >= 1 else f"{abs(value):.1f}"
-    sign = "" if float(text) == 0 else _MINUS if value < 0 else "+"
-    return f"{sign}{text.removesuffix('.0')}{_NO_BREAK}%"
+    return f"{sign(value, text)}{text.removesuffix('.0')}{_NO_BREAK}%"
 
 
 def mebibytes(size: int) -> str:
@@ -95,6 +101,59 @@ def marked(text: str) -> Markup:
     """Text with parts between backticks as <code>."""
     parts = text.split("`")
     return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
+def change_ms(value: float) -> str:
+    """With its sign: 0.12 is "+0.120 ms"."""
+    return f"{sign(value, text := ms(abs(value)))}{text}"
+
+
+def change_percent(share: float) -> str:
+    """With its sign: 0.123 is "+12 %"."""
+    return f"{sign(share, text := percent(abs(share)))}{text}"
+
+
+def microseconds(value: float) -> str:
+    """With one decimal, without the unit."""
+    return f"{value:,.1f}".replace("-", _MINUS)
+
+
+def sign(value: float, text: str) -> str:
+    """The sign of `value`; "" if `text` shows only zeros."""
+    if not any(digit in text for digit in "123456789"):
+        return ""
+    return _MINUS if value < 0 else "+"
+
+
+def interval(low: float | None, high: float | None, formatted: Callable[[float], str]) -> str:
+    """ "; 95 % interval 1.02 to 1.08"; "" if it is unknown."""
+    if low is None or high is None:
+        return ""
+    return f"; 95 % interval {formatted(low)} to {formatted(high)}"
+
+
+def round_numbers(values: Sequence[float]) -> list[str]:
+    """Tick labels with enough digits to tell neighbours apart: "1.0", "1.2"; "0.01", "0.1"; "2,000"."""
+    steps = [after - before for before, after in pairwise(values)]
+    largest, smallest = max(map(abs, values), default=0.0), min(steps, default=1.0)
+    is_even = max(steps, default=1.0) < smallest * _UNEVEN
+    if is_even and largest < _MANY and smallest > _FINE:
+        decimals = max(0, math.ceil(-math.log10(smallest) - _ROUNDING))
+        labels = [f"{value:,.{decimals}f}" for value in values]
+    else:
+        labels = [f"{value:.12g}" for value in values]
+    return [each.replace("-", _MINUS) for each in labels]
+
+
+def listed(texts: Sequence[str], at_most: int = 40) -> str:
+    """The first `at_most` texts as sentences, and how many more there are."""
+    more = len(texts) - at_most
+    return joined(*(f"{each}." for each in texts[:at_most]), f"And {more:,} more." if more > 0 else "")
+
+
+def joined(*sentences: str) -> str:
+    """The sentences that are not empty, separated by spaces."""
+    return " ".join(filter(None, sentences))
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {

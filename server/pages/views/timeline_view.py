@@ -9,7 +9,7 @@ from typing import Final
 
 from kitsune.timeline import Launched, Timeline
 from server.charts.drawing import words
-from server.charts.drawing.figures import microseconds
+from server.charts.drawing.words import microseconds
 from server.charts.in_use import Used
 from server.charts.timeline import TimeSpan
 

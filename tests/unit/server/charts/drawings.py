@@ -7,15 +7,13 @@ from xml.etree import ElementTree as ET
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from server.charts.drawing.svg import NARROW_PX, WIDE_PX, legal
-from server.charts.drawing.text_width import width_px
+from server.charts.drawing.svg import NARROW_PX, WIDE_PX, legal, width_px
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 HOSTILE = ["<script>alert(1)</script>", '" onload="alert(1)', "]]>", "&amp;", "\x00\x1b[2J", "\ud800", "a" * 500, ""]
 #: Any Unicode, including single surrogates and control characters.
 LABELS = st.sampled_from(HOSTILE) | st.text(st.characters(), max_size=30)
 TAKEN_MS = st.floats(1e-6, 1e6)
-#: A drawing of many marks takes longer than the 200 ms that hypothesis grants.
 #: Tolerance for the width of lines.
 SLACK_PX = 1.0
 

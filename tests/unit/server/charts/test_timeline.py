@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import ChartError
-from server.charts.drawing.scale import Scale
+from server.charts.drawing.axes import Scale
 from server.charts.timeline import TimeSpan, boxes_of, busy_us, by_stream, timeline
 from tests.unit.server.charts.drawings import LABELS, check_chart, description, found, texts, titles, widest
 

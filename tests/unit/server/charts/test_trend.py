@@ -1,4 +1,4 @@
-"""server/charts/trend.py and dates.py: runs are in order of time, and ticks are at full days."""
+"""server/charts/trend.py: runs are in order of time, and ticks are at full days."""
 
 import math
 from datetime import UTC, datetime, timedelta, timezone
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import ChartError
-from server.charts.drawing.dates import date_ticks, in_utc
+from server.charts.drawing.axes import date_ticks, in_utc
 from server.charts.trend import TrendPoint, trend
 from tests.unit.server.charts.drawings import LABELS, check_chart, check_told, found, texts, titles, widest
 

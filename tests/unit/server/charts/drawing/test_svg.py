@@ -1,4 +1,4 @@
-"""server/charts/drawing/svg.py: everything is escaped, the XML is valid, and links are safe."""
+"""server/charts/drawing/svg.py: everything is escaped, the XML is valid, links are safe, and cut text fits."""
 
 from xml.etree import ElementTree as ET
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import ChartError
-from server.charts.drawing.svg import element, empty, legal, mark, number, rect, text
+from server.charts.drawing.svg import ELLIPSIS, cut, element, empty, legal, mark, number, rect, text, width_px
 from tests.unit.server.charts.drawings import check_chart, texts, widest
 
 
@@ -52,3 +52,16 @@ def test_where_nothing_is_to_be_drawn_it_says_so():
     chart = empty("A chart", "Nothing yet.")
     check_chart(chart)
     assert texts(widest(chart)) == ["Nothing yet."]
+
+
+@given(st.text(), st.floats(20, 500))
+def test_what_is_cut_fits(words, room_px):
+    shown = cut(words, room_px)
+    assert width_px(shown) <= room_px
+    assert shown == words or (shown.endswith(ELLIPSIS) and words.startswith(shown[:-1]) and width_px(words) > room_px)
+
+
+def test_wide_letters_take_more_room_than_narrow_ones():
+    assert width_px("iiii") < width_px("aaaa") < width_px("WWWW")
+    assert width_px("日本") == 24
+    assert cut("precision=bfloat16", 60) == "precisi" + ELLIPSIS

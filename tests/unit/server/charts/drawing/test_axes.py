@@ -1,4 +1,4 @@
-"""drawing/scale.py: ticks are round and few, scales are monotonic, and invalid values are refused."""
+"""drawing/axes.py: ticks are round and few, scales are monotonic, and invalid values are refused."""
 
 import math
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import ChartError, KitsuneError
-from server.charts.drawing.scale import (
+from server.charts.drawing.axes import (
     LARGEST,
     finite,
     fitting,

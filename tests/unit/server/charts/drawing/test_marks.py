@@ -1,11 +1,11 @@
-"""drawing/thinning.py: few marks remain, the important ones among them, and the note about the others is true."""
+"""drawing/marks.py: few marks remain, the important ones among them, and the note about the others is true."""
 
 from math import dist
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.charts.drawing.thinning import thinned
+from server.charts.drawing.marks import thinned
 
 PLACES = st.lists(st.tuples(st.floats(0, 720), st.floats(0, 300)), min_size=1, max_size=120)
 
