@@ -13,7 +13,7 @@ from server.charts.drawing.axes import check_finite, whole_ticks
 from server.charts.drawing.layout import Entry, drawing
 from server.charts.drawing.marks import SHAPES, Thinned, shape, thinned
 from server.charts.drawing.svg import WIDE_PX, empty, line, mark, path, responsive, steps
-from server.charts.speedups import ground, has_whisker, plot_of, symbol_of_no_gain, symbol_of_whisker, whisker
+from server.charts.speedups import ground, interval_entries, plot_of, whisker
 
 TITLE: Final = "Speedup over the baseline, trial by trial"
 FAILURES_PX: Final = 22.0  # height of the strip for failed trials, below the plot
@@ -129,9 +129,7 @@ def entries(history: SearchHistory, has_failed: bool) -> Iterator[Entry]:
         yield partial(shape, "cross", css="failed"), "failed"
     if history.measured:
         yield lambda x, y: line(x - 8, y, x + 8, y, "best"), "best so far"
-    if any(has_whisker(trial) for trial, _ in history.measured):
-        yield symbol_of_whisker, "95 % interval"
-    yield symbol_of_no_gain, "the baseline"
+    yield from interval_entries((trial for trial, _ in history.measured), "the baseline")
 
 
 def description_of(history: SearchHistory, best: Sequence[TrialPoint], few: Thinned) -> str:

@@ -1,12 +1,13 @@
 """The plot area of charts with speedups on the vertical axis. Its range includes all whiskers and 1, no gain."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from markupsafe import Markup
 
 from server.charts.drawing import axes, marks
 from server.charts.drawing.axes import Plot, Tick, fitting, linear
+from server.charts.drawing.layout import Entry
 from server.charts.drawing.svg import line
 
 NO_GAIN: Final = 1.0
@@ -42,14 +43,8 @@ def whisker(bounded: Bounded, x: float, plot: Plot) -> Markup:
     return marks.whisker(plot.y.place(bounded.low), plot.y.place(bounded.high), x, is_upright=True)
 
 
-def has_whisker(bounded: Bounded) -> bool:
-    return bounded.low is not None and bounded.high is not None
-
-
-def symbol_of_whisker(x: float, y: float) -> Markup:
-    """The whisker of a legend."""
-    return marks.whisker(y - 7, y + 7, x, is_upright=True)
-
-
-def symbol_of_no_gain(x: float, y: float) -> Markup:
-    return line(x - 8, y, x + 8, y, "reference")
+def interval_entries(shown: Iterable[Bounded], no_gain: str) -> Iterator[Entry]:
+    """The legend of whiskers if there are any, and of the reference line."""
+    if any(each.low is not None and each.high is not None for each in shown):
+        yield lambda x, y: marks.whisker(y - 7, y + 7, x, is_upright=True), "95 % interval"
+    yield lambda x, y: line(x - 8, y, x + 8, y, "reference"), no_gain

@@ -124,20 +124,20 @@ def plot_ends(width: int) -> tuple[float, float]:
 
 
 def boxes_of(spans: Sequence[TimeSpan], scale: Scale) -> list[Box]:
-    """Merges neighbours that are too narrow to be visible, with an invisible gap between them."""
+    """A box for each launch, or for neighbours that are merged."""
     found: list[list[TimeSpan]] = []
     for each in spans:
-        if found and is_tiny(each, scale) and all(map(partial(is_tiny, scale=scale), found[-1][-1:])):
-            gap_px = scale.place(each.start_us) - scale.place(found[-1][-1].end_us)
-            if gap_px < VISIBLE_PX:
-                found[-1].append(each)
-                continue
-        found.append([each])
+        if found and is_merged(found[-1][-1], each, scale):
+            found[-1].append(each)
+        else:
+            found.append([each])
     return [Box(tuple(each)) for each in found]
 
 
-def is_tiny(each: TimeSpan, scale: Scale) -> bool:
-    return scale.place(each.end_us) - scale.place(each.start_us) < VISIBLE_PX
+def is_merged(one: TimeSpan, other: TimeSpan, scale: Scale) -> bool:
+    """Whether two neighbours and the gap between them are too narrow to be visible."""
+    parts = ((one.start_us, one.end_us), (one.end_us, other.start_us), (other.start_us, other.end_us))
+    return all(scale.place(end) - scale.place(begin) < VISIBLE_PX for begin, end in parts)
 
 
 def lane(stream: int, spans: Sequence[TimeSpan], top: float, scale: Scale, is_wide: bool) -> Markup:

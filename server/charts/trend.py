@@ -13,7 +13,7 @@ from server.charts.drawing.axes import DAY, check_finite, date_ticks, in_utc
 from server.charts.drawing.layout import Entry, drawing
 from server.charts.drawing.marks import Thinned, shape, thinned
 from server.charts.drawing.svg import WIDE_PX, empty, mark, path, responsive
-from server.charts.speedups import ground, has_whisker, plot_of, symbol_of_no_gain, symbol_of_whisker, whisker
+from server.charts.speedups import ground, interval_entries, plot_of, whisker
 
 TITLE: Final = "Speedup of the plan, run by run"
 
@@ -87,9 +87,7 @@ def draw_moment(moment: TrendPoint, place: tuple[float, float]) -> Markup:
 
 def entries(moments: Sequence[TrendPoint]) -> Iterator[Entry]:
     yield lambda x, y: shape("circle", x, y, "series-1"), "a run"
-    if any(map(has_whisker, moments)):
-        yield symbol_of_whisker, "95 % interval"
-    yield symbol_of_no_gain, "no gain"
+    yield from interval_entries(moments, "no gain")
 
 
 def description_of(moments: Sequence[TrendPoint], few: Thinned) -> str:

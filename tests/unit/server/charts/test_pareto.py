@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 
 from kitsune.errors import ChartError
 from server.charts.pareto import Point, front, pareto
-from tests.unit.server.charts.drawings import (
-    LABELS,
-    check_chart,
-    check_told,
-    description,
-    found,
-    texts,
-    titles,
-    widest,
-)
+from tests.unit.server.charts.drawings import LABELS, check_chart, check_told, description, found, texts, titles, widest
 
 NBSP = "\N{NO-BREAK SPACE}"
 FEW = st.integers(1, 6)

@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 
 from kitsune.errors import ChartError
 from server.charts.search import TrialPoint, best_so_far, history_of, search_history
-from tests.unit.server.charts.drawings import (
-    LABELS,
-    check_chart,
-    check_told,
-    description,
-    found,
-    texts,
-    titles,
-    widest,
-)
+from tests.unit.server.charts.drawings import LABELS, check_chart, check_told, description, found, texts, titles, widest
 
 NBSP, TIMES = "\N{NO-BREAK SPACE}", "\N{MULTIPLICATION SIGN}"
 SPEEDUPS = st.none() | st.floats(0.01, 1e4)
