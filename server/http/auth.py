@@ -111,7 +111,7 @@ def allows(token: Token, scope: Scope) -> bool:
 
 
 def caller(request: Request) -> Token:
-    """The token of this request, stored by the check of its router."""
+    """The token of this request, or of its session on a page, stored by the check of its router."""
     found = request.state.token
     assert isinstance(found, Token)
     return found

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from sqlalchemy import Connection
 from starlette.datastructures import QueryParams
@@ -18,6 +17,7 @@ from kitsune.base.base_record import canonical_json
 from kitsune.plan import Match
 from server.http.ttl_cache import TtlCache
 from server.payloads.problems import API
+from server.payloads.request_checks import refused
 from server.payloads.schemas import Question
 from tuner.store.database import Database
 from tuner.store.queries import plans
@@ -88,7 +88,7 @@ def question_of(query: bytes) -> Question:
     try:
         return Question.model_validate(dict(QueryParams(query)))
     except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from error
+        raise refused(error) from error
 
 
 def fit(was: Mapping[str, object], now: Mapping[str, str | int]) -> tuple[Match, str]:

@@ -8,8 +8,9 @@ from fastapi.responses import Response
 
 from kitsune.errors import SettingsError
 from server.api.compare import MOST, with_plans
+from server.http.auth import caller
 from server.http.context import Here
-from server.pages.frame import PageRouter, render, viewer
+from server.pages.frame import PageRouter, render
 from server.pages.run import require_run
 from server.pages.views.compare_view import FEWEST, compare_view
 from server.payloads.schemas import RUN_ID
@@ -36,8 +37,8 @@ def compare(
     if not all(map(_ID.fullmatch, wanted)):
         raise SettingsError("ids contains something that is not the id of a run; the list of runs has the ids")
     with here.database.read() as connection:
-        found = runs.get_all(connection, wanted, team=viewer(request).team)
+        found = runs.get_all(connection, wanted, team=caller(request).team)
         chosen = [require_run(found.get(run_id), run_id) for run_id in wanted]
-        pairs = with_plans(connection, chosen, viewer(request).team)
+        pairs = with_plans(connection, chosen, caller(request).team)
     view = compare_view(pairs, shows_all=every)
     return render(request, "compare.html", view=view, runs=chosen, ids=",".join(wanted), shows_all=every)

@@ -13,15 +13,13 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from server.api import exports, traces
+from server.http.auth import caller
 from server.http.context import Here
 from server.pages.assets import assets
-from server.pages.frame import PageRouter, render, viewer
-from server.pages.render_charts import charts_of
-from server.pages.run import look
-from server.pages.views.run_view import run_view
+from server.pages.frame import PageRouter
+from server.pages.run import look, render_run
 from server.payloads.schemas import RunId
 from tuner.store.queries.tokens import Scope
-from tuner.wall_clock import utcnow
 
 STYLES: Final = ("kitsune.css", "charts.css", "run.css")
 
@@ -31,19 +29,8 @@ router = PageRouter(Scope.READ, prefix="/runs")
 @router.get("/{run_id}/export.html")
 def as_page(request: Request, here: Here, run_id: RunId) -> Response:
     with here.database.read() as connection:
-        found = look(connection, run_id, team=viewer(request).team)
-    view = run_view(found.run, found.trials, found.plan, utcnow(), None, found.timeline)
-    answer = render(
-        request,
-        "run_export.html",
-        found=found,
-        run=found.run,
-        view=view,
-        charts=charts_of(view),
-        place="",
-        style=style(),
-        policy=policy(),
-    )
+        found = look(connection, run_id, team=caller(request).team)
+    answer = render_run(request, "run_export.html", found, None, place="", style=style(), policy=policy())
     answer.headers["content-security-policy"] = f"{policy()}; frame-ancestors 'none'"
     answer.headers["content-disposition"] = f'attachment; filename="kitsune-run-{run_id}.html"'
     return answer

@@ -70,34 +70,31 @@ class PageRoute(APIRoute):
     """A route whose errors are rendered as pages."""
 
 
-class PageRouter(APIRouter):
+class _HtmlRouter(APIRouter):
+    """Routes whose answers, errors too, are pages."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            default_response_class=HTMLResponse,
+            include_in_schema=False,
+            redirect_slashes=False,
+            route_class=PageRoute,
+            **options,
+        )
+
+
+class OpenPageRouter(_HtmlRouter):
+    """Pages without a session. They must not disclose anything."""
+
+
+class PageRouter(_HtmlRouter):
     """Pages that require a session whose token has this scope; None: any session.
 
     Sets `request.state.token`, `request.state.session` and, except for GET, `request.state.form`.
     """
 
     def __init__(self, scope: Scope | None, *, prefix: str = "") -> None:
-        super().__init__(
-            prefix=prefix,
-            dependencies=[Depends(_Check(scope))],
-            default_response_class=HTMLResponse,
-            include_in_schema=False,
-            redirect_slashes=False,
-            route_class=PageRoute,
-        )
-        self.scope = scope
-
-
-class OpenPageRouter(APIRouter):
-    """Pages without a session. They must not disclose anything."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            default_response_class=HTMLResponse,
-            include_in_schema=False,
-            redirect_slashes=False,
-            route_class=PageRoute,
-        )
+        super().__init__(prefix=prefix, dependencies=[Depends(_Check(scope))])
 
 
 class _Check:
@@ -191,13 +188,6 @@ def form_of(request: Request) -> Mapping[str, str]:
     form = request.state.form
     assert isinstance(form, FormData)
     return {name: value.strip() for name, value in form.items() if isinstance(value, str) and name != "csrf"}
-
-
-def viewer(request: Request) -> Token:
-    """The token of the session, stored by the check of the router."""
-    found = request.state.token
-    assert isinstance(found, Token)
-    return found
 
 
 def render(request: Request, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:

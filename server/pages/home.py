@@ -5,9 +5,9 @@ from typing import Final
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
-from server.http.auth import allows
+from server.http.auth import allows, caller
 from server.http.context import Here
-from server.pages.frame import PageRouter, address_of, render, viewer
+from server.pages.frame import PageRouter, address_of, render
 from server.pages.runs import view_functions
 from server.pages.submit import PLACE as SUBMIT
 from server.pages.views.runs_view import COLUMNS
@@ -21,9 +21,9 @@ router = PageRouter(None)
 
 @router.get("/")
 def show(request: Request, here: Here) -> Response:
-    if not allows(viewer(request), Scope.READ):
+    if not allows(caller(request), Scope.READ):
         return RedirectResponse(SUBMIT, 303)
-    team = viewer(request).team
+    team = caller(request).team
     with here.database.read() as connection:
         newest = runs.page(connection, team=team, limit=NEWEST)
         counted = runs.count(connection, team=team)

@@ -7,8 +7,9 @@ from fastapi.responses import Response
 
 from kitsune.errors import NotFoundError
 from server.charts.trend import trend
+from server.http.auth import caller
 from server.http.context import Here
-from server.pages.frame import PageRouter, render, viewer
+from server.pages.frame import PageRouter, render
 from server.pages.render_charts import drawn
 from server.pages.views.model_view import model_view
 from tuner.store.queries import runs
@@ -26,7 +27,7 @@ Fingerprint = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
 @router.get("/models/{fingerprint}")
 def show(request: Request, here: Here, fingerprint: Fingerprint) -> Response:
     with here.database.read() as connection:
-        found = runs.page(connection, team=viewer(request).team, fingerprint=fingerprint, limit=MOST_RUNS)
+        found = runs.page(connection, team=caller(request).team, fingerprint=fingerprint, limit=MOST_RUNS)
     if not found.runs:
         raise NotFoundError(f"there is no run of a step with the fingerprint {fingerprint!r}; the list has all runs")
     view = model_view(found.runs)

@@ -9,8 +9,9 @@ from kitsune.errors import NotFoundError
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
 from server.charts.drawing import words
+from server.http.auth import caller
 from server.http.context import Context, Here
-from server.pages.frame import PageRouter, render, viewer
+from server.pages.frame import PageRouter, render
 from server.pages.render_charts import timeline_charts
 from server.pages.views.plan_view import plan_view
 from server.payloads.schemas import PlanId
@@ -25,7 +26,7 @@ _AS_FILE: Final = 'attachment; filename="plan-{name}.json"'
 
 @router.get("/{plan_id}")
 def show(request: Request, here: Here, plan_id: PlanId) -> Response:
-    plan, run, timeline = _look(here, plan_id, viewer(request).team)
+    plan, run, timeline = _look(here, plan_id, caller(request).team)
     view = plan_view(plan, timeline)
     trace = f"/runs/{run.id}/trace.json" if run else ""
     return render(
@@ -36,7 +37,7 @@ def show(request: Request, here: Here, plan_id: PlanId) -> Response:
 @router.get("/{plan_id}/plan.json")
 def download(request: Request, here: Here, plan_id: PlanId) -> Response:
     """The file that `kitsune.Plan.load` reads."""
-    plan, _, _ = _look(here, plan_id, viewer(request).team)
+    plan, _, _ = _look(here, plan_id, caller(request).team)
     headers = {"content-disposition": _AS_FILE.format(name=words.short(plan_id))}
     return Response(f"{plan_view(plan).document}\n", headers=headers, media_type="application/json")
 

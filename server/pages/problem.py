@@ -1,4 +1,4 @@
-"""Renders errors of pages as HTML, with the text of the API's problem."""
+"""The pages of problems: errors as HTML, with the text of the API's problem, and what each type means."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -12,10 +12,25 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
 from kitsune.errors import KitsuneError
-from server.pages.frame import PageRoute, render
+from server.pages.frame import OpenPageRouter, PageRoute, render
+from server.payloads.problem_types import PLACE, TYPES
 from server.payloads.problems import API, MEDIA_TYPE, SECURITY_HEADERS
 
 Handler = Callable[[Request, Exception], Response | Awaitable[Response]]
+
+router = OpenPageRouter()
+
+
+@router.get(PLACE)
+def show_types(request: Request) -> Response:
+    return render(request, "problem_types.html", types=TYPES, place=PLACE)
+
+
+@router.get(PLACE + "/{slug}")
+def show_type(request: Request, slug: str) -> Response:
+    if slug not in TYPES:
+        raise HTTPException(404, f"there is no problem of this name; {PLACE} lists them")
+    return render(request, "problem_type.html", slug=slug, found=TYPES[slug], place=PLACE)
 
 
 def install(app: FastAPI) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query, Request
 from fastapi.responses import RedirectResponse, Response
@@ -14,17 +14,16 @@ from kitsune.plan import Plan
 from kitsune.timeline import Timeline
 from server.api import runs as api_runs
 from server.charts.search import search_history
-from server.http.auth import requires
+from server.http.auth import caller, requires
 from server.http.context import Here
 from server.pages import flash
-from server.pages.frame import PageRouter, address_of, form_of, render, viewer
+from server.pages.frame import PageRouter, address_of, form_of, render
 from server.pages.render_charts import charts_of, drawn
 from server.pages.views.run_view import news_view, run_view
 from server.payloads.schemas import Annotation, RunId
 from tuner.records import Run, Trial
 from tuner.store.queries import plans, retention, runs, shares, submits, timelines, trials
 from tuner.store.queries.runs import ARCHIVE, ZOO
-from tuner.store.queries.shares import Share
 from tuner.store.queries.tokens import Scope
 from tuner.wall_clock import utcnow
 
@@ -51,11 +50,21 @@ class LoadedRun:
 @reading.get("/{run_id}")
 def show(request: Request, here: Here, run_id: RunId) -> Response:
     with here.database.read() as connection:
-        found = look(connection, run_id, team=viewer(request).team)
-        links = shares.listed(connection, run_id, team=viewer(request).team)
+        found = look(connection, run_id, team=caller(request).team)
+        links = shares.listed(connection, run_id, team=caller(request).team)
     place = place_of(run_id)
     secret = flash.message_of(request, place)
-    answer = page(request, found, links, link=f"{address_of(request)}/shared/{secret}" if secret else "")
+    answer = render_run(
+        request,
+        "run.html",
+        found,
+        address_of(request),
+        place=place,
+        trace=f"{place}/trace.json",
+        links=links,
+        link=f"{address_of(request)}/shared/{secret}" if secret else "",
+        is_retriable=found.run.status.is_finished and is_data(found.run),
+    )
     flash.clear(answer, request, place)
     return answer
 
@@ -64,14 +73,14 @@ def show(request: Request, here: Here, run_id: RunId) -> Response:
 def live(request: Request, here: Here, run_id: RunId, seen: Seen = 0) -> Response:
     """The changes since the page was rendered."""
     with here.database.read() as connection:
-        found = look(connection, run_id, team=viewer(request).team)
-    return news(request, found, seen, f"/runs/{run_id}")
+        found = look(connection, run_id, team=caller(request).team)
+    return news(request, found, seen, place_of(run_id))
 
 
 @changing.post("/{run_id}/cancel")
 def cancel(request: Request, here: Here, run_id: RunId) -> Response:
     with here.database.begin() as connection:
-        require_run(runs.cancel(connection, run_id, team=viewer(request).team), run_id)
+        require_run(runs.cancel(connection, run_id, team=caller(request).team), run_id)
     return back_to(run_id)
 
 
@@ -79,7 +88,7 @@ def cancel(request: Request, here: Here, run_id: RunId) -> Response:
 def retry(request: Request, here: Here, run_id: RunId) -> Response:
     """Redirects to the new run, or to that of an earlier retry that has not ended yet."""
     with here.database.begin() as connection:
-        token, quota = viewer(request), here.settings.quota
+        token, quota = caller(request), here.settings.quota
         made = submits.retry(connection, run_id, owner=token.id, team=token.team, quota=quota)
     run, _ = require_run(made, run_id)
     return back_to(run.id)
@@ -90,7 +99,7 @@ def delete(request: Request, here: Here, run_id: RunId) -> Response:
     """Redirects to the list of runs."""
     with_plan = "plan" in form_of(request)
     with here.database.begin() as connection:
-        team = viewer(request).team
+        team = caller(request).team
         require_run(retention.delete_run(connection, run_id, team=team, with_plan=with_plan), run_id)
     return RedirectResponse("/runs", 303)
 
@@ -101,7 +110,7 @@ def note(request: Request, here: Here, run_id: RunId) -> Response:
     form = form_of(request)
     told = annotation_of(form.get("tags", ""), form.get("note", ""))
     with here.database.begin() as connection:
-        team = viewer(request).team
+        team = caller(request).team
         require_run(runs.annotate(connection, run_id, team=team, tags=told.tags, note=told.note), run_id)
     return back_to(run_id, "notes")
 
@@ -110,7 +119,7 @@ def note(request: Request, here: Here, run_id: RunId) -> Response:
 def share(request: Request, here: Here, run_id: RunId) -> Response:
     """Creates a link, which the page of the run shows once: the database has only its digest."""
     with here.database.begin() as connection:
-        made = shares.create(connection, run_id, team=viewer(request).team)
+        made = shares.create(connection, run_id, team=caller(request).team)
     _, secret = require_run(made, run_id)
     answer = back_to(run_id)
     flash.set_message(answer, request, place_of(run_id), secret)
@@ -120,7 +129,7 @@ def share(request: Request, here: Here, run_id: RunId) -> Response:
 @changing.post("/{run_id}/unshare")
 def unshare(request: Request, here: Here, run_id: RunId) -> Response:
     with here.database.begin() as connection:
-        team = viewer(request).team
+        team = caller(request).team
         require_run(runs.get(connection, run_id, team=team), run_id)
         shares.end(connection, run_id, team=team)
     return back_to(run_id, "share")
@@ -141,21 +150,10 @@ def look(connection: Connection, run_id: str, *, team: str) -> LoadedRun:
     return LoadedRun(run, tried, plan, "", timeline)
 
 
-def page(request: Request, found: LoadedRun, links: list[Share], *, link: str = "") -> Response:
-    view = run_view(found.run, found.trials, found.plan, utcnow(), address_of(request), found.timeline)
-    return render(
-        request,
-        "run.html",
-        found=found,
-        run=found.run,
-        view=view,
-        charts=charts_of(view),
-        place=f"/runs/{found.run.id}",
-        trace=f"/runs/{found.run.id}/trace.json",
-        links=links,
-        link=link,
-        is_retriable=found.run.status.is_finished and is_data(found.run),
-    )
+def render_run(request: Request, template: str, found: LoadedRun, server: str | None, **context: Any) -> Response:
+    """Renders a page of a run. `server`: the URL from which the viewer can fetch the plan; None if they cannot."""
+    view = run_view(found.run, found.trials, found.plan, utcnow(), server, found.timeline)
+    return render(request, template, found=found, run=found.run, view=view, charts=charts_of(view), **context)
 
 
 def news(request: Request, found: LoadedRun, seen: int, place: str) -> Response:

@@ -4,17 +4,18 @@ import hashlib
 from typing import Any, Final
 
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from pydantic import ValidationError
 
 from kitsune.base.base_record import canonical_json
 from server.api.compare import MOST
+from server.http.auth import caller
 from server.http.context import Context, Here
-from server.pages.frame import PageRouter, address_of, render, viewer
+from server.pages.frame import PageRouter, address_of, render
 from server.pages.views import runs_view
 from server.pages.views.compare_view import FEWEST
 from server.pages.views.runs_view import PLACE, Wanted
+from server.payloads.request_checks import refused
 from server.payloads.schemas import query_of
 from tuner.records import Verdict
 from tuner.store.queries import runs
@@ -41,7 +42,7 @@ def show(request: Request, here: Here) -> Response:
     except ValidationError as error:
         wrong = runs_view.wrong_fields(error)
         if wrong is None:
-            raise _refused(error) from error
+            raise refused(error) from error
         rest = Wanted.model_validate({name: value for name, value in given.items() if name not in wrong})
         return _page(request, 422, given, wanted=rest, wrong=wrong, page=None, gpus=())
     if not all(value.strip() for value in given.values()):
@@ -55,7 +56,7 @@ def table(request: Request, here: Here) -> Response:
     try:
         wanted = Wanted.model_validate(_given(request))
     except ValidationError as error:
-        raise _refused(error) from error
+        raise refused(error) from error
     found = _list(request, here, wanted)
     if found["seen"] == request.query_params.get(_SEEN):
         return Response(status_code=204)
@@ -64,10 +65,6 @@ def table(request: Request, here: Here) -> Response:
 
 def _given(request: Request) -> dict[str, str]:
     return {name: value for name, value in request.query_params.items() if name != _SEEN}
-
-
-def _refused(error: ValidationError) -> RequestValidationError:
-    return RequestValidationError(error.errors(include_url=False, include_input=False))
 
 
 def _page(request: Request, status: int, given: dict[str, str], **context: Any) -> Response:
@@ -81,7 +78,7 @@ def _list(request: Request, here: Context, wanted: Wanted) -> dict[str, Any]:
     with here.database.read() as connection:
         page = runs.page(
             connection,
-            team=viewer(request).team,
+            team=caller(request).team,
             sort=wanted.sort,
             is_descending=wanted.order == "desc",
             after=wanted.after,

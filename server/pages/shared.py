@@ -5,22 +5,16 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from server.http.context import Context, Here
-from server.pages.frame import OpenPageRouter, render
-from server.pages.render_charts import charts_of
-from server.pages.run import LoadedRun, Seen, look, news
-from server.pages.views.run_view import run_view
+from server.pages.frame import OpenPageRouter
+from server.pages.run import LoadedRun, Seen, look, news, render_run
 from tuner.store.queries import shares
-from tuner.wall_clock import utcnow
 
 router = OpenPageRouter()
 
 
 @router.get("/shared/{secret}")
 def show(request: Request, here: Here, secret: str) -> Response:
-    found = _look(here, secret)
-    view = run_view(found.run, found.trials, found.plan, utcnow(), None, found.timeline)
-    place = f"/shared/{secret}"
-    return render(request, "shared.html", found=found, run=found.run, view=view, charts=charts_of(view), place=place)
+    return render_run(request, "shared.html", _look(here, secret), None, place=f"/shared/{secret}")
 
 
 @router.get("/shared/{secret}/live")

@@ -4,22 +4,7 @@ from typing import Final
 
 from fastapi import APIRouter, FastAPI
 
-from server.pages import (
-    assets,
-    compare,
-    export,
-    home,
-    login,
-    model,
-    plan,
-    problem,
-    problem_types,
-    run,
-    runs,
-    shared,
-    submit,
-    tokens,
-)
+from server.pages import assets, compare, export, home, login, model, plan, problem, run, runs, shared, submit, tokens
 from server.pages.login_throttle import Attempts
 
 PAGES: Final[tuple[APIRouter, ...]] = (
@@ -36,7 +21,7 @@ PAGES: Final[tuple[APIRouter, ...]] = (
     shared.router,
     submit.router,
     tokens.router,
-    problem_types.router,
+    problem.router,
     assets.router,
 )
 

@@ -12,10 +12,10 @@ from starlette.datastructures import UploadFile
 from kitsune.errors import ArchiveError
 from kitsune.submission.format.archive import Archive
 from server.api.archives import CHECKS
-from server.http.auth import allows
+from server.http.auth import allows, caller
 from server.http.context import Context, Here
 from server.pages import flash
-from server.pages.frame import PageRouter, form_of, render, viewer
+from server.pages.frame import PageRouter, form_of, render
 from server.payloads.problems import wrong_fields
 from server.payloads.schemas import Submit
 from tuner.records import Run
@@ -55,10 +55,10 @@ async def submit(request: Request, here: Here) -> Response:
         found = wrong_fields(error.errors(include_url=False, include_input=False))
         return _form(request, given, {_OF_ALL.get(one.field, one.field): one.problem for one in found})
     try:
-        run = await to_thread.run_sync(_submit, here, file.file, asked, viewer(request), limiter=CHECKS)
+        run = await to_thread.run_sync(_submit, here, file.file, asked, caller(request), limiter=CHECKS)
     except ArchiveError as error:
         return _form(request, given, {"archive": str(error)})
-    if allows(viewer(request), Scope.READ):
+    if allows(caller(request), Scope.READ):
         return RedirectResponse(f"/runs/{run.id}", 303)
     answer = RedirectResponse(PLACE, 303)
     flash.set_message(answer, request, PLACE, run.id)

@@ -10,9 +10,10 @@ from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
 from kitsune.errors import NotFoundError, SettingsError
+from server.http.auth import caller
 from server.http.context import Here
 from server.pages import flash
-from server.pages.frame import PageRouter, form_of, render, viewer
+from server.pages.frame import PageRouter, form_of, render
 from server.payloads.schemas import TokenId
 from server.tokens import check_name, check_team, expiry, scopes_of
 from tuner.records import DEFAULT_TEAM
@@ -41,7 +42,7 @@ def create(request: Request, here: Here) -> Response:
     given = {**BLANK, **form_of(request)}
     words = [str(word) for word in request.state.form.getlist("scope")]
     try:
-        name, scopes, team = given["name"], scopes_of(words), _team(given["team"], viewer(request))
+        name, scopes, team = given["name"], scopes_of(words), _team(given["team"], caller(request))
         check_name(name)
         until = expiry(given["expires"] or None)
         if not scopes:
@@ -58,7 +59,7 @@ def create(request: Request, here: Here) -> Response:
 @router.post(PLACE + "/{token_id}/revoke")
 def revoke(request: Request, here: Here, token_id: TokenId) -> Response:
     with here.database.begin() as connection:
-        token = tokens.revoke(connection, token_id, team=_managed_team(viewer(request)))
+        token = tokens.revoke(connection, token_id, team=_managed_team(caller(request)))
     if token is None:
         raise NotFoundError("there is no such token; the page of tokens lists them")
     return RedirectResponse(PLACE, 303)
@@ -75,7 +76,7 @@ def _page(
     error: str = "",
     status: int = 200,
 ) -> Response:
-    me = viewer(request)
+    me = caller(request)
     with here.database.read() as connection:
         found = tokens.listed(connection, team=_managed_team(me))
     shown = next((token for token in found if token.id == made), None)

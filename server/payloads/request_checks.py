@@ -30,6 +30,11 @@ def check_query(request: Request) -> None:
         )
 
 
+def refused(error: ValidationError) -> RequestValidationError:
+    """The same errors of pydantic, without what was sent, as FastAPI raises them for an invalid request."""
+    return RequestValidationError(error.errors(include_url=False, include_input=False))
+
+
 class JsonBody(Generic[_Kind]):
     """Dependency that parses the body as `kind`. FastAPI would parse it before the token is checked."""
 
@@ -44,7 +49,7 @@ class JsonBody(Generic[_Kind]):
         try:
             return self.kind.model_validate_json(await request.body())
         except ValidationError as error:
-            raise RequestValidationError(error.errors(include_url=False, include_input=False)) from error
+            raise refused(error) from error
 
 
 def body_of(kind: type[Record]) -> dict[str, Any]:

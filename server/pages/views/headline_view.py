@@ -1,6 +1,6 @@
 """The headline of a run or a plan: its result in one sentence, with details."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -8,7 +8,7 @@ from typing import Final
 
 from kitsune.base.text_format import clean
 from kitsune.cli.output import UNTOLD
-from kitsune.plan import Evidence, Interval, Plan
+from kitsune.plan import Evidence, Interval, Numerics, Plan
 from server.charts.drawing import words
 from tuner.records import Comparison, Run, RunStatus, Source, Trial
 from tuner.statistics.plan_evidence import EAGER
@@ -92,24 +92,13 @@ def memory_words(found: Evidence) -> str:
     return f", {words.percent(abs(change))} {'less' if change < 0 else 'more'} memory"
 
 
-def leader(trials: Iterable[Trial]) -> Trial | None:
-    """The trial of the search with the highest median speedup over the step as given."""
-    found = [trial for trial in trials if trial.source.is_search and trial.comparison is not None]
-    return max(found, key=_median, default=None)
-
-
 def so_far(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """A line about the best trial so far, if it changes anything."""
-    best = leader(trials)
-    if best is None or best.comparison is None or not best.knobs:
+    """A line about the trial of the search with the highest median speedup so far, if it changes anything."""
+    measured = [(each.comparison.speedup, each.knobs) for each in trials if each.source.is_search and each.comparison]
+    speedup, knobs = max(measured, key=lambda pair: pair[0].median, default=(None, None))
+    if speedup is None or not knobs:
         return ()
-    fast = times_as_fast(best.comparison.speedup)
-    return (f"Best so far: {in_words(best.knobs)}, {fast} as the step as given; not confirmed yet.",)
-
-
-def _median(trial: Trial) -> float:
-    assert trial.comparison is not None
-    return trial.comparison.speedup.median
+    return (f"Best so far: {in_words(knobs)}, {times_as_fast(speedup)} as the step as given; not confirmed yet.",)
 
 
 def _faster(what: str, found: Evidence) -> str:
@@ -156,23 +145,27 @@ def numbers(found: Evidence) -> str:
     numerics = found.numerics
     if not numerics.gradient_allowed:
         return numerics.note or "those of the step as given"
-    off = (
-        f"loss off by {numerics.loss_error:.1e} ({numerics.loss_allowed:.1e} allowed), "
-        f"gradients by {numerics.gradient_error:.1e} ({numerics.gradient_allowed:.1e}), "
-        f"parameters by {numerics.parameter_error:.1e} ({numerics.parameter_allowed:.1e})"
-    )
+    off = errors_of(numerics)
     return f"{off}; {numerics.note}" if numerics.note else off
+
+
+def errors_of(found: Numerics) -> str:
+    """ "loss off by 1.0e-03 (2.0e-03 allowed), gradients by ..."."""
+    return (
+        f"loss off by {found.loss_error:.1e} ({found.loss_allowed:.1e} allowed), "
+        f"gradients by {found.gradient_error:.1e} ({found.gradient_allowed:.1e}), "
+        f"parameters by {found.parameter_error:.1e} ({found.parameter_allowed:.1e})"
+    )
 
 
 def _runner_up(trials: Sequence[Trial]) -> Iterator[str]:
     """A line about the best of the search if its confirmation was not a win."""
-    confirmed = [trial for trial in trials if trial.source is Source.CONFIRM and trial.comparison is not None]
-    last = confirmed[-1] if confirmed else None
-    if last is not None and last.knobs and last.comparison is not None:
-        fast = times_as_fast(last.comparison.speedup)
+    confirmed = [(each.knobs, each.comparison) for each in trials if each.source is Source.CONFIRM and each.comparison]
+    knobs, found = confirmed[-1] if confirmed else (None, None)
+    if knobs and found is not None:
         yield (
-            f"The best of the search ({in_words(last.knobs)}) was measured afresh: {fast} as the best stock "
-            f"configuration, {_why_not_better(last.comparison)}."
+            f"The best of the search ({in_words(knobs)}) was measured afresh: {times_as_fast(found.speedup)} as the "
+            f"best stock configuration, {_why_not_better(found)}."
         )
 
 

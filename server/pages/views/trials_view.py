@@ -6,6 +6,7 @@ from typing import Final
 
 from server.charts.drawing import words
 from server.pages.views.choices_view import failure_words
+from server.pages.views.headline_view import errors_of
 from tuner.planning.ablation import WITHOUT
 from tuner.records import Arm, Measurement, Source, Trial
 from tuner.statistics.block_statistics import MIN_BLOCKS, median, noise_floor
@@ -93,11 +94,10 @@ def last_arm(trial: Trial) -> Arm | None:
 
 def noise(trials: Sequence[Trial]) -> Noise | None:
     """None until the step has been measured against itself."""
-    same = next((trial for trial in trials if trial.source is Source.BASELINE and trial.comparison), None)
-    if same is None or same.comparison is None:
+    same = next((each.comparison for each in trials if each.source is Source.BASELINE and each.comparison), None)
+    if same is None:
         return None
-    speedup = same.comparison.speedup
-    floor = words.percent(noise_floor(same.comparison))
+    speedup, floor = same.speedup, words.percent(noise_floor(same))
     sentence = (
         f"The step as given, measured against itself, came to {speedup.median:.3f} times as fast "
         f"({speedup.low:.3f} to {speedup.high:.3f}): within one process, differences up to {floor} may be nothing but "
@@ -193,10 +193,6 @@ def _notes(trial: Trial) -> Iterator[str]:
     if measurement.dropped_rounds:
         yield f"{words.count(measurement.dropped_rounds, 'round')} left out, as the machine was disturbed"
     if (found := measurement.numerics) is not None:
-        yield (
-            f"numbers over {words.count(found.steps, 'step')}: loss off by {found.loss_error:.1e} "
-            f"({found.loss_allowed:.1e} allowed), gradients by {found.gradient_error:.1e} "
-            f"({found.gradient_allowed:.1e}), parameters by {found.parameter_error:.1e} ({found.parameter_allowed:.1e})"
-        )
+        yield f"numbers over {words.count(found.steps, 'step')}: {errors_of(found)}"
         if found.note:
             yield found.note
