@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kitsune.knobs import KNOBS
-from kitsune.plan import Environment, Evidence, Plan, Row, differences
+from kitsune.plan import Evidence, Plan, Row, differences
 from server.api.compare import Side, warnings
 from server.charts.drawing import words
 from server.pages.views.facts_view import budget_words
@@ -77,11 +77,7 @@ def _of_evidence(describe: Callable[[Evidence], str]) -> Callable[[Run, Plan | N
 
 
 def _of_machine(name: str) -> Callable[[Run, Plan | None], str]:
-    def describe(run: Run, _: Plan | None) -> str:
-        here: Environment | None = run.environment
-        return str(getattr(here, name)) if here is not None else ""
-
-    return describe
+    return lambda run, _: str(getattr(run.environment, name)) if run.environment is not None else ""
 
 
 def _of_knob(name: str) -> Callable[[Run, Plan | None], str]:

@@ -11,7 +11,7 @@ from server.charts.waterfall import Bar
 from server.pages.views.choices_view import failure_words
 from server.pages.views.trials_view import anchor, last_arm
 from tuner.planning.ablation import Ablation
-from tuner.records import Measurement, Source, Trial
+from tuner.records import Arm, Measurement, Source, Trial
 from tuner.statistics.block_statistics import median
 from tuner.statistics.plan_evidence import EAGER
 from tuner.statistics.plan_evidence import words as in_words
@@ -29,7 +29,11 @@ def bars(plan: Plan | None, ablation: Ablation | None) -> tuple[Bar, ...]:
 
 def points(trials: Sequence[Trial], plan: Plan | None) -> tuple[Point, ...]:
     """Time and memory of all measured trials of the search; empty if memory is not measured."""
-    found = [_point(trial, plan) for trial in trials if trial.source.is_search and _is_measured(trial)]
+    found = [
+        _point(trial, arm, plan)
+        for trial in trials
+        if trial.source.is_search and (arm := last_arm(trial)) is not None and arm.step_ms
+    ]
     return tuple(found) if any(point.peak_bytes for point in found) else ()
 
 
@@ -104,14 +108,7 @@ def _by_choice(ablation: Ablation) -> Iterator[Bar]:
     yield Bar("plan", ablation.plan_ms, None, None, "total")
 
 
-def _is_measured(trial: Trial) -> bool:
-    arm = last_arm(trial)
-    return arm is not None and bool(arm.step_ms)
-
-
-def _point(trial: Trial, plan: Plan | None) -> Point:
-    arm = last_arm(trial)
-    assert arm is not None
+def _point(trial: Trial, arm: Arm, plan: Plan | None) -> Point:
     return Point(
         label=f"trial {trial.number + 1}: {in_words(trial.knobs)}",
         step_ms=median(arm.step_ms),

@@ -47,13 +47,10 @@ class NewsView:
 
 
 @dataclass(frozen=True, slots=True)
-class RunView:
-    """The page of a run, from top to bottom."""
+class RunView(NewsView):
+    """The page of a run."""
 
     title: str
-    headline: Headline
-    standing: str
-    progress: Progress | None
     bars: tuple[Bar, ...]
     bars_note: str
     unmeasured: tuple[tuple[str, str], ...]
@@ -61,11 +58,9 @@ class RunView:
     choices_note: str
     outcomes: tuple[str, ...]
     points: tuple[Point, ...]
-    tried: tuple[TrialPoint, ...]
     strips: tuple[Strip, ...]
     same_strips: tuple[Strip, ...]
     noise: Noise | None
-    trials: tuple[TrialRow, ...]
     untried: UntriedView | None
     spent: SpentView | None
     facts: tuple[tuple[str, str], ...]
