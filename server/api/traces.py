@@ -14,7 +14,6 @@ from kitsune.errors import NotFoundError, PlanError
 from kitsune.knobs import KNOBS
 from kitsune.launches.planning.trace_export import trace_of
 from kitsune.plan import Plan
-from kitsune.timeline import Timeline
 from server.api.runs import require_run
 from server.http.auth import GuardedRouter, caller
 from server.http.context import Here
@@ -58,10 +57,6 @@ def trace(request: Request, here: Here, run_id: RunId) -> Response:
         timeline = timelines.get(connection, run.id)
         if timeline is None:
             raise NotFoundError(f"run {run.id} has no timeline: {_reason_of(connection, run)}")
-    return as_file(run, timeline)
-
-
-def as_file(run: Run, timeline: Timeline) -> Response:
     name = {"content-disposition": f'attachment; filename="kitsune-{run.id}-trace.json"'}
     return Response(json.dumps(trace_of(timeline)), headers=name, media_type="application/json")
 

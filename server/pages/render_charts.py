@@ -1,7 +1,6 @@
 """Draws the charts of pages from their views."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
@@ -20,33 +19,21 @@ from server.pages.views.timeline_view import TimelineView
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Charts:
-    """The charts of the page of a run as SVG; empty where there is no data."""
-
-    waterfall: Markup
-    search: Markup
-    pareto: Markup
-    confirmation: Markup
-    baseline: Markup
-    timeline: Markup
-    in_use: Markup
-
-
-def charts_of(view: RunView) -> Charts:
-    return Charts(
-        waterfall=drawn(waterfall, view.bars),
-        search=drawn(search_history, view.tried),
-        pareto=drawn(pareto, view.points),
-        confirmation=drawn(samples, view.strips),
-        baseline=drawn(samples, view.same_strips),
+def charts_of(view: RunView) -> dict[str, Markup]:
+    """The charts of the page of a run as SVG, under their names in the templates; empty where there is no data."""
+    return {
+        "waterfall": drawn(waterfall, view.bars),
+        "search": drawn(search_history, view.tried),
+        "pareto": drawn(pareto, view.points),
+        "confirmation": drawn(samples, view.strips),
+        "baseline": drawn(samples, view.same_strips),
         **timeline_charts(view.timeline),
-    )
+    }
 
 
 @lru_cache(maxsize=32)  # timelines never change, and drawing one of 800 launches takes 0.1 s
 def timeline_charts(view: TimelineView | None) -> dict[str, Markup]:
-    """The charts of a timeline, under their names in `Charts`."""
+    """The charts of a timeline, under their names in the templates."""
     return {
         "timeline": drawn(timeline, view.spans if view else ()),
         "in_use": drawn(in_use, view.used if view else ()),

@@ -20,15 +20,14 @@ from server.pages.views import (
     snippet_view,
     trials_view,
 )
+from server.pages.views.budget_view import SpentView, UntriedView, spent_view, untried_view
 from server.pages.views.choices_view import ChoiceRow
 from server.pages.views.contributions import contributions_of
 from server.pages.views.headline_view import Headline
 from server.pages.views.progress_view import Progress
 from server.pages.views.snippet_view import Snippet
-from server.pages.views.spent_view import SpentView, spent_view
 from server.pages.views.timeline_view import TimelineView, timeline_view
 from server.pages.views.trials_view import Noise, TrialRow
-from server.pages.views.untried_view import UntriedView, untried_view
 from tuner.planning.ablation import UNREACHED, Ablation, in_order, reasons_of
 from tuner.records import Run, RunStatus, Trial
 from tuner.store.queries.runs import label_of
