@@ -16,7 +16,7 @@ from kitsune.knobs import KNOBS, Choice
 from kitsune.launches.execution.launch_costs import START_US
 from kitsune.launches.execution.launch_work import ceilings, work_of
 from kitsune.launches.model.recording import Recording
-from kitsune.launches.planning.time_budget import ClassTime, time_budget
+from kitsune.launches.planning.kernel_classes import ClassTime, class_times
 from kitsune.launches.plans import Planned, all_plans, fitting
 from kitsune.plan import Plan
 from kitsune.runtime.plan_application import Assembly
@@ -37,12 +37,12 @@ UNSEEN: Final = "without compile, whose launches can be recorded on a GPU only"
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
     """`plans`: for the launches of one step, the fastest first. `finest`: the fastest on several streams, even if it
-    needs too much memory or more streams than were asked for. `budget`: the time of the launches by class of kernel.
+    needs too much memory or more streams than were asked for. `classes`: the time of the launches by class of kernel.
     `report`: which choices were applied or declined."""
 
     plans: list[Planned]
     finest: Planned
-    budget: tuple[ClassTime, ...]
+    classes: tuple[ClassTime, ...]
     report: Report
 
 
@@ -67,12 +67,12 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
             recording = recorded(build, workload.batch, assembly.report)
             with side_stream(device), entered(build.step_contexts):  # launches are timed as they run in the step
                 found = all_plans(recording, max(streams, 2))
-                budget = budget_of(found[0])
+                classes = classes_of(found[0])
             several = [plan for plan in found if plan.schedule.streams > 1]
             asked = [plan for plan in found if plan.schedule.streams <= streams]
             finest = min(several or found, key=predicted_us)
             return Rehearsal(
-                sorted(fitting(asked, build.pool_bytes), key=predicted_us), finest, budget, assembly.report
+                sorted(fitting(asked, build.pool_bytes), key=predicted_us), finest, classes, assembly.report
             )
         except torch.OutOfMemoryError as error:
             raise UnfitError(
@@ -85,12 +85,12 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
             raise DeclinedError(*blamed) from error
 
 
-def budget_of(alone: Planned) -> tuple[ClassTime, ...]:
+def classes_of(alone: Planned) -> tuple[ClassTime, ...]:
     """Of the launches as recorded."""
     recording, work = alone.recording, work_of(alone.recording)
     best = ceilings(recording.device, {each.dtype for each in work if each.flops})
     names = [launch.name for launch in recording.graph.launches]
-    return time_budget(names, alone.costs_us, work, best, START_US if recording.device.type == "cuda" else 0.0)
+    return class_times(names, alone.costs_us, work, best, START_US if recording.device.type == "cuda" else 0.0)
 
 
 def predicted_us(plan: Planned) -> float:

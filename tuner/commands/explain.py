@@ -14,7 +14,7 @@ from kitsune.device.backend import environment, make_current, pick_device
 from kitsune.errors import KitsuneError, SettingsError
 from kitsune.launches.planning.analysis import Analysis, Outlook, analysed, counted, in_ms, outlook
 from kitsune.launches.planning.candidates import WAIT_US
-from kitsune.launches.planning.time_budget import ClassTime
+from kitsune.launches.planning.kernel_classes import ClassTime
 from kitsune.launches.plans import Planned
 from kitsune.plan import Environment, Match, Plan
 from kitsune.runtime.report import Report
@@ -26,9 +26,9 @@ STREAMS: Final = (1, 2, 4, 8)
 MIB: Final = 1024**2
 ON_CPU: Final = "streams need a GPU: these times are of this CPU, and show the form of the step, not its speed there"
 PLAN_COLUMNS: Final = ("up to", "streams", "launches", "predicted", "gain", "waits", "memory", "idle")
-BUDGET_COLUMNS: Final = ("class", "launches", "us", "share", "floor us", "over floor", "as given us")
-NUMBERS: Final = frozenset((*PLAN_COLUMNS[:-1], *BUDGET_COLUMNS[1:], "#", "count"))
-BUDGET: Final = (
+CLASS_COLUMNS: Final = ("class", "launches", "us", "share", "floor us", "over floor", "as given us")
+NUMBERS: Final = frozenset((*PLAN_COLUMNS[:-1], *CLASS_COLUMNS[1:], "#", "count"))
+CLASSES: Final = (
     "The launches by class; floor: the least time in which this device, as measured, could move their bytes or compute "
     "their products:"
 )
@@ -58,25 +58,25 @@ def explain(
     asked = STREAMS if streams is None else (streams,)
     with output.aside():
         found = rehearse(load_workload(spec, str(place)), plan.knobs if plan else {}, max(asked))
-        before = budget_as_given(spec, place, found.report) if plan and plan.knobs else ()
+        before = classes_as_given(spec, place, found.report) if plan and plan.knobs else ()
     here = environment(place)
     add_notes(found.report, plan, here)
     analysis = analysis_of(found.plans, found.finest, asked)
     for kind, path in pictures.items():
         draw(found.plans[0], kind, path)
     if as_json:
-        budgets = {"budget": budget_rows(found.budget), "budget_as_given": budget_rows(before)}
-        output.emit(as_object(spec, here, found.report, analysis) | budgets)
+        by_class = {"classes": class_rows(found.classes), "classes_as_given": class_rows(before)}
+        output.emit(as_object(spec, here, found.report, analysis) | by_class)
     else:
-        show([*explain_screen(spec, here, found.report, analysis), "", *budget_screen(found.budget, before)])
+        show(explain_screen(spec, here, found.report, analysis, class_screen(found.classes, before)))
 
 
-def budget_as_given(spec: str, device: torch.device, report: Report) -> tuple[ClassTime, ...]:
-    """The budget of the step without any choice; empty, with a note, if its launches cannot be recorded."""
+def classes_as_given(spec: str, device: torch.device, report: Report) -> tuple[ClassTime, ...]:
+    """The class times of the step without any choice; empty, with a note, if its launches cannot be recorded."""
     try:
-        return rehearse(load_workload(spec, str(device)), {}, 1).budget
+        return rehearse(load_workload(spec, str(device)), {}, 1).classes
     except KitsuneError as error:
-        report.note(f"no budget of the step as given: {error}")
+        report.note(f"no times of the step as given: {error}")
         return ()
 
 
@@ -136,8 +136,10 @@ def show(parts: Sequence[Any]) -> None:
         console.print(clean(part) if isinstance(part, str) else part)
 
 
-def explain_screen(spec: str, here: Environment, report: Report, analysis: Analysis) -> list[Any]:
-    """All results, for `Console.print`."""
+def explain_screen(
+    spec: str, here: Environment, report: Report, analysis: Analysis, classes: Sequence[Any]
+) -> list[Any]:
+    """All results, for `Console.print`. `classes`: the screen of the launches by class."""
     one_us = next((each.predicted_us for each in analysis.outlooks if each.streams == 1), analysis.sum_us)
     plans = [outlook_row(each, one_us) for each in analysis.outlooks]
     path_us = analysis.critical_us
@@ -147,6 +149,8 @@ def explain_screen(spec: str, here: Environment, report: Report, analysis: Analy
     groups = [(each.name, str(each.count), f"{each.total_us:.1f}", f"{each.share:.0%}") for each in analysis.groups]
     return [
         facts(explain_facts(spec, here, report, analysis)),
+        "",
+        *classes,
         "",
         table(*PLAN_COLUMNS, rows=plans, right=NUMBERS),
         LEGEND,
@@ -181,21 +185,21 @@ def outlook_row(each: Outlook, one_us: float) -> tuple[str, ...]:
     return str(each.asked), str(each.streams), str(each.launches), *times, in_mib(each.pool_bytes), idle
 
 
-def budget_screen(budget: Sequence[ClassTime], before: Sequence[ClassTime]) -> list[Any]:
+def class_screen(classes: Sequence[ClassTime], before: Sequence[ClassTime]) -> list[Any]:
     given_us = {each.name: each.total_us for each in before}
-    rows = [(*budget_row(each), f"{given_us.pop(each.name, 0.0):.1f}") for each in budget]
+    rows = [(*class_row(each), f"{given_us.pop(each.name, 0.0):.1f}") for each in classes]
     rows += [(name, "0", "0.0", "0%", "0.0", "", f"{took_us:.1f}") for name, took_us in given_us.items()]
-    columns = BUDGET_COLUMNS if before else BUDGET_COLUMNS[:-1]
-    return [BUDGET, table(*columns, rows=[row[: len(columns)] for row in rows], right=NUMBERS)]
+    columns = CLASS_COLUMNS if before else CLASS_COLUMNS[:-1]
+    return [CLASSES, table(*columns, rows=[row[: len(columns)] for row in rows], right=NUMBERS)]
 
 
-def budget_row(each: ClassTime) -> tuple[str, ...]:
+def class_row(each: ClassTime) -> tuple[str, ...]:
     over = factor(each.total_us / each.floor_us) if each.floor_us else ""
     return each.name, str(each.launches), f"{each.total_us:.1f}", f"{each.share:.0%}", f"{each.floor_us:.1f}", over
 
 
-def budget_rows(budget: Sequence[ClassTime]) -> list[dict[str, Any]]:
-    return [asdict(each) for each in budget]
+def class_rows(classes: Sequence[ClassTime]) -> list[dict[str, Any]]:
+    return [asdict(each) for each in classes]
 
 
 def share(part: float, whole: float) -> str:

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import flop_registry
 
 from kitsune.launches.model.launch_graph import Launch
 from kitsune.launches.model.recording import Call, Recording, TensorView, places_of
-from kitsune.launches.planning.time_budget import Ceilings, Work
+from kitsune.launches.planning.kernel_classes import Ceilings, Work
 
 #: Bytes that are copied, and rows of the square matrices that are multiplied. Larger ones are no faster on an H200.
 COPIED_BYTES: Final = {"cuda": 2**29, "cpu": 2**26}

@@ -85,7 +85,13 @@ def test_a_step_of_the_zoo_is_shown_on_1_2_4_and_8_streams(call):
     assert (table[0][1], table[0][5:7]) == ("1", ["1.00x", "0"])
     assert ["applied", "update=fused"] in lines
     assert any(line[:1] == ["_fused_adamw_"] for line in lines)
-    for text in ("critical path", "streams need a GPU", "The longest launches of the critical path:"):
+    assert lines.index(["class", "launches", "us", "share", "floor", "us", "over", "floor"]) < len(lines)
+    for text in (
+        "critical path",
+        "matrix products",
+        "streams need a GPU",
+        "The longest launches of the critical path:",
+    ):
         assert text in out
     assert out.splitlines()[-1].endswith(".")
 
@@ -107,6 +113,10 @@ def test_a_plan_and_its_workload_as_one_object_with_both_pictures(call, plan_fil
     assert 0 < found["critical_us"] <= found["sum_us"]
     assert found["critical_launches"] <= found["launches"]
     assert found["limit"].endswith(".")
+    classes, given = ({each["name"]: each for each in found[part]} for part in ("classes", "classes_as_given"))
+    assert set(classes) - set(given) == {"copies and casts"}, "bf16 casts"
+    assert sum(each["share"] for each in classes.values()) == pytest.approx(1)
+    assert all(0 <= each["floor_us"] <= each["total_us"] for each in classes.values())
     drawn = [event for event in json.loads((tmp_path / "step.trace").read_text())["traceEvents"] if event["ph"] == "X"]
     boxes = ET.parse(tmp_path / "step.svg").getroot().findall("{http://www.w3.org/2000/svg}rect")
     assert len(drawn) == len(boxes) == outlook["launches"]

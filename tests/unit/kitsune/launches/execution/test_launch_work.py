@@ -5,7 +5,7 @@ import torch
 
 from kitsune.launches.execution.launch_work import ceilings, flops_of, work_of
 from kitsune.launches.model.recording import Call, TensorView
-from kitsune.launches.planning.time_budget import Work
+from kitsune.launches.planning.kernel_classes import Work
 from tests.unit.kitsune.launches.steps import CPU, recorded
 
 F = torch.nn.functional

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kitsune.launches.planning.time_budget import (
+from kitsune.launches.planning.kernel_classes import (
     ATTENTION,
     CONVOLUTION,
     COPY,
@@ -14,8 +14,8 @@ from kitsune.launches.planning.time_budget import (
     Ceilings,
     Work,
     class_of,
+    class_times,
     floor_us,
-    time_budget,
 )
 
 CEILINGS = Ceilings(bytes_per_us=1000.0, flops_per_us={"bfloat16": 100.0})
@@ -63,22 +63,22 @@ def test_the_floor_is_the_slower_of_bytes_and_products() -> None:
 def test_classes_are_summed_up_and_the_longest_comes_first() -> None:
     names, costs_us = ("mm", "add", "mm"), (10.0, 40.0, 20.0)
     work = (Work(1000, 500, "bfloat16"), Work(8000), Work(9000))
-    first, second = time_budget(names, costs_us, work, CEILINGS)
+    first, second = class_times(names, costs_us, work, CEILINGS)
     assert (first.name, first.launches, first.total_us, first.floor_us) == (ELEMENTWISE, 1, 40.0, 8.0)
     assert (second.name, second.launches, second.total_us, second.floor_us) == (MATRIX, 2, 30.0, 14.0)
     assert (first.share, second.share) == (40 / 70, 30 / 70)
 
 
 def test_gaps_are_a_class_of_their_own() -> None:
-    *_, gaps = time_budget(("mm", "mm"), (10.0, 20.0), (Work(0), Work(0)), CEILINGS, gap_us=0.5)
+    *_, gaps = class_times(("mm", "mm"), (10.0, 20.0), (Work(0), Work(0)), CEILINGS, gap_us=0.5)
     assert (gaps.name, gaps.launches, gaps.total_us, gaps.floor_us) == (GAP, 2, 1.0, 0.0)
 
 
 def test_no_floor_is_above_the_time_itself() -> None:
     """A gather reads a few rows of a large table, and small launches read what the cache still holds."""
-    (row,) = time_budget(("embedding",), (2.0,), (Work(10**9),), CEILINGS)
+    (row,) = class_times(("embedding",), (2.0,), (Work(10**9),), CEILINGS)
     assert row.floor_us == row.total_us == 2.0
 
 
 def test_a_step_without_launches_has_no_classes() -> None:
-    assert time_budget((), (), (), CEILINGS, gap_us=0.3) == ()
+    assert class_times((), (), (), CEILINGS, gap_us=0.3) == ()

@@ -1,4 +1,4 @@
-"""Time budget: the time of a step's launches by class of kernel, against the least that the device allows. Pure."""
+"""Kernel classes: the time of a step by class of launch, against the least that the device allows. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +64,7 @@ class ClassTime:
     share: float
 
 
-def time_budget(
+def class_times(
     names: Sequence[str], costs_us: Sequence[float], work: Sequence[Work], ceilings: Ceilings, gap_us: float = 0.0
 ) -> tuple[ClassTime, ...]:
     """The classes by total time, the longest first. `gap_us`: the part of each cost in which nothing runs yet."""
