@@ -20,7 +20,7 @@ from kitsune.launches.planning.analysis import (
 )
 from kitsune.launches.planning.memory_plan import plan_memory
 from kitsune.launches.planning.schedule import critical_path, critical_path_us, in_order, on_streams
-from tests.unit.kitsune.launches.planning.test_schedule import problems, quick
+from tests.unit.kitsune.launches.planning.schedules import problems, quick
 
 WAIT_US = 1.5
 NOTHING = LaunchGraph.of([], [])

@@ -8,7 +8,7 @@ from kitsune.launches.model.launch_graph import Launch, LaunchGraph, Span, Stora
 from kitsune.launches.planning.memory_plan import MemoryPlan, plan_memory
 from kitsune.launches.planning.schedule import Placed, Schedule, in_order
 from tests.unit.kitsune.launches.model.test_launch_graph import touchers
-from tests.unit.kitsune.launches.planning.test_schedule import Case, Problem, ended_before, problems, schedules
+from tests.unit.kitsune.launches.planning.schedules import Case, Problem, ended_before, problems, schedules
 
 BLOCK_BYTES = 512
 quick = settings(max_examples=200)
