@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 
 from tests.store.conftest import empty_database  # noqa: F401
 from tests.unit.server.conftest import HERE, app, archive, database, made, settings  # noqa: F401
+from tests.unit.server.pages.visits import Visit, visit
 from tuner.store.database import Database
 from tuner.store.queries import sessions
 from tuner.store.queries.sessions import Session
@@ -47,6 +48,24 @@ def stranger(browser: Browser) -> TestClient:
 @pytest.fixture
 def admin(browser: Browser) -> TestClient:
     return browser(Scope.ADMIN)
+
+
+@pytest.fixture
+def ada(app: FastAPI, database: Database) -> Iterator[Visit]:  # noqa: F811
+    with visit(app, database) as made:
+        yield made
+
+
+@pytest.fixture
+def reader(app: FastAPI, database: Database) -> Iterator[Visit]:  # noqa: F811
+    with visit(app, database, Scope.READ) as made:
+        yield made
+
+
+@pytest.fixture
+def outsider(app: FastAPI, database: Database) -> Iterator[Visit]:  # noqa: F811
+    with visit(app, database, team="others") as made:
+        yield made
 
 
 def signed_in(database: Database, token: Token, **changes: object) -> tuple[Session, str]:  # noqa: F811

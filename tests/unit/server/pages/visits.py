@@ -1,5 +1,6 @@
 """Stores stories in a database, and makes signed-in browsers to view them."""
 
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -70,3 +71,16 @@ def keep_trials(database: Database, run: Run, trials: Iterable[Trial]) -> None:
                 failure_kind=trial.failure.kind if trial.failure else None,
             )
             connection.execute(insert(tables.trials).values(row))
+
+
+def shown(visit: Visit, path: str, status: int = 200) -> str:
+    answer = visit.client.get(path, follow_redirects=False)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+def link_of(visit: Visit, run_id: str) -> str:
+    """Follows the redirect to the page with the new link, as a browser does."""
+    assert visit.send(f"/runs/{run_id}/share").headers["location"] == f"/runs/{run_id}"
+    (link,) = set(re.findall(rf"{HERE}(/shared/[\w-]+)", shown(visit, f"/runs/{run_id}")))
+    return link
