@@ -194,7 +194,7 @@ def test_sigterm_ends_the_measuring_process_too(kitsune, tmp_path):
 @pytest.mark.parametrize(
     ("workload", "kind", "words"),
     [
-        # tests/unit/tuner/test_cli.py has these within one process
+        # tests/unit/tuner/commands/test_tune.py has these within one process
         pytest.param("zoo:mpl", "WorkloadError", "did you mean 'mlp'", marks=pytest.mark.minutes),
         pytest.param("broken.ksn", "ArchiveError", "too short to be a zip file", marks=pytest.mark.minutes),
         ("work.py:raises", "BaselineError", "no such luck"),
@@ -227,7 +227,7 @@ def test_a_database_of_another_kind(kitsune, tmp_path):
         assert words in message
 
 
-@pytest.mark.minutes  # tests/unit/tuner/test_cli.py has it within one process
+@pytest.mark.minutes  # tests/unit/tuner/commands/test_tune.py has it within one process
 def test_tune_refuses_a_database_before_it_measures_anything(kitsune, tmp_path):
     (tmp_path / "text.db").write_text("dear diary, " * 100)
     code, out, err = kitsune("tune", TINY, KITSUNE_DATABASE_URL=f"sqlite:///{tmp_path / 'text.db'}").wait()

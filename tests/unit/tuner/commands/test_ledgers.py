@@ -1,4 +1,4 @@
-"""`kitsune runs`, `submit` and `plan` against a server, which a script plays; the database's side is in test_cli.py."""
+"""`kitsune runs`, `submit` and `plan` against a server, which a script plays; the database's side is in test_runs.py."""
 
 import io
 import json
