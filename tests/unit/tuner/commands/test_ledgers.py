@@ -1,4 +1,4 @@
-"""`kitsune runs`, `submit` and `plan` against a server, which a script plays; the database's side is in test_runs.py."""
+"""`kitsune runs`, `submit` and `plan` against a server, which a script plays; test_runs.py has the database's side."""
 
 import io
 import json
