@@ -1,7 +1,5 @@
 import contextlib
 import gc
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -359,20 +357,6 @@ def test_leaving_a_loader_that_blocks_is_prompt_and_its_thread_ends_later(monkey
     assert until(lambda: not workers())
     assert loader.ended.is_set()
     assert loader.taken == 1  # of the five that were ordered
-
-
-def test_a_loader_that_blocks_does_not_hold_up_the_end_of_the_process():
-    code = (
-        "import threading\n"
-        "from kitsune.memory import Prefetcher\n"
-        "def loader():\n"
-        "    yield 0\n"
-        "    threading.Event().wait()\n"
-        "batches = iter(Prefetcher('cpu').wrap(loader()))\n"
-        "print(next(batches))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 def test_the_collector_may_find_the_iterator_in_the_thread_itself():

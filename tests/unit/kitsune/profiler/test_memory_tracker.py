@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import subprocess
 import sys
 import types
 from dataclasses import dataclass
@@ -319,17 +318,6 @@ def test_an_error_comes_through_with_a_traceback_that_begins_in_the_script(comma
     assert lines == [(str(tmp_path / "script.py"), 3), (str(tmp_path / "script.py"), 2)]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_that_the_script_forks_tells_no_table(command):
-    script = "import os\nchild = os.fork()\nif not child: raise SystemExit\nstatus = os.waitpid(child, 0)[1]"
-    try:
-        found = command(script)
-    except SystemExit:  # the child has come here, and must not go on with the tests
-        os._exit(int(RESIDENT in command.out))
-    assert found.module.status == 0
-    assert RESIDENT in found.out
-
-
 def test_a_stdout_that_was_closed_changes_nothing_about_the_script(command, monkeypatch):
     with (Path(os.devnull)).open("w", encoding="utf-8") as nowhere:
         monkeypatch.setattr(sys, "stdout", nowhere)
@@ -352,22 +340,3 @@ def test_a_script_that_is_not_there_is_told(capsys, tmp_path):
         memory_tracker.main([str(tmp_path / "none.py")])
     assert exit_.value.code == 2
     assert "none.py cannot be read: No such file" in capsys.readouterr().err
-
-
-def test_the_command_shows_an_error_as_python_does_and_warns_of_nothing(tmp_path):
-    (tmp_path / "script.py").write_text("import sys\nprint(sys.argv)\nraise ValueError('no')\n", "utf-8")
-    plain, tracked = (
-        subprocess.run(
-            [sys.executable, "-W", "error", *how, "script.py", "a b"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
-        for how in ((), ("-m", "kitsune.profiler.memory_tracker"))
-    )
-    assert tracked.stderr == plain.stderr
-    assert tracked.returncode == plain.returncode == 1
-    assert tracked.stdout.startswith(plain.stdout)
-    assert RESIDENT in tracked.stdout
