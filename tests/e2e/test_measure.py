@@ -67,7 +67,7 @@ def test_a_step_against_itself():
             "raises", FailureKind.RAISED, "ValueError: no such luck (workloads.py:", marks=pytest.mark.minutes
         ),
         ("breaks_down", FailureKind.CRASHED, "SIGSEGV"),
-        # tests/unit/tuner/measuring/test_child_process.py: what any child says and leaves behind
+        # tests/e2e/tuner/measuring/test_child_process.py: what any child says and leaves behind
         pytest.param("leaves", FailureKind.CRASHED, "code 0 without a result", marks=pytest.mark.minutes),
         pytest.param("lies", FailureKind.CRASHED, "not a message", marks=pytest.mark.minutes),
     ],

@@ -3,8 +3,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from datetime import datetime
 from pathlib import Path
@@ -239,30 +237,6 @@ def test_the_off_switch(url, machine, monkeypatch):
     with pytest.raises(UnfitError, match="KITSUNE_DISABLE is set"):
         tune_workload("zoo:mlp", device="cpu", database=url)
     assert machine.jobs == []
-
-
-FIRST_USE = """
-import random
-import kitsune
-import torch
-random.seed(1)
-before = random.getstate()
-tune = kitsune.tune
-assert random.getstate() == before, "the import drew"
-from tuner import api
-api.to_archive = lambda _: random.random()
-model = torch.nn.Linear(4, 2)
-try:
-    tune(model, lambda y, z: 0, torch.optim.SGD(model.parameters(), lr=0.1), (torch.ones(1, 4), None))
-except AttributeError:  # a number is no archive
-    assert random.getstate() == before, "the call drew"
-    print("seen")
-"""
-
-
-def test_the_first_use_in_a_process_draws_nothing_from_the_random_of_python():
-    done = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, check=False, timeout=150)
-    assert (done.returncode, done.stdout) == (0, "seen\n"), done.stderr
 
 
 def test_a_live_model_is_tuned_to_the_end_when_ctrl_c_is_pressed_between_two_trials(url, machine):

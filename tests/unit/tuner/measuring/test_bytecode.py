@@ -1,15 +1,13 @@
 """Bytecode for measuring processes where the installed packages have none."""
 
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tuner.measuring import bytecode
-from tuner.measuring.bytecode import FOLDER, bytecode_variables, lacks_bytecode, module_of
+from tuner.measuring.bytecode import bytecode_variables, lacks_bytecode, module_of
 
 
 @pytest.fixture(autouse=True)
@@ -35,18 +33,6 @@ def test_a_module_without_loading_it() -> None:
     assert found is not None
     assert found.name == "this.py"
     assert "this" not in sys.modules
-
-
-def test_processes_find_bytecode_where_python_may_not_write_it(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.dont_write_bytecode", True)
-    variables = bytecode_variables(tmp_path, is_confined=False)
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(bare.parents[1]), **variables}
-    subprocess.run([sys.executable, "-P", "-c", "import bare_package"], env=environment, check=True)
-    written = list((tmp_path / FOLDER).rglob("__init__*.pyc"))
-    assert any("bare_package" in str(path) for path in written)
-    assert not list(bare.parent.rglob("*.pyc"))
 
 
 def test_what_comes_with_bytecode_is_left_alone(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,8 @@
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tuner.measuring.scratch import OWNER, scratch_beside, sweep
-
-OWNING = """
-import sys, tempfile, time
-from pathlib import Path
-from tuner.measuring.scratch import scratch_beside
-tempfile.tempdir = sys.argv[1]
-with scratch_beside(Path(sys.argv[1]) / "compiled") as folder:
-    (folder / "job.json").write_text("{}")
-    print(folder, flush=True)
-    time.sleep(60)
-"""
 
 
 @pytest.fixture
@@ -25,20 +11,6 @@ def temporary(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     return folder
-
-
-def test_what_a_killed_worker_left_is_swept_and_what_a_living_one_has_stays(temporary):
-    with subprocess.Popen([sys.executable, "-c", OWNING, str(temporary)], stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
-        folder = Path(owner.stdout.readline().strip())
-        sweep()
-        assert (folder / "job.json").exists(), "its owner lives"
-        owner.kill()
-    assert (folder / "job.json").exists(), "nobody was left to remove it"
-    (temporary / "compiled" / "kept").write_text("5 s of work")
-    sweep()
-    assert [path.name for path in temporary.iterdir()] == ["compiled"]
-    assert (temporary / "compiled" / "kept").exists(), "a link was followed"
 
 
 def test_what_this_process_uses_is_not_swept(temporary):

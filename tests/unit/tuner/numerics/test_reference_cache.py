@@ -1,12 +1,7 @@
-import subprocess
-import sys
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
-from tests.processes import is_gone
 from tuner.numerics.reference_cache import ReferenceCache, cache_for, digest_of
 from tuner.numerics.trace_errors import Errors, Trace, TraceStep, TrainingStart
 
@@ -74,31 +69,3 @@ def test_where_there_is_no_room_nothing_is_kept(tmp_path, monkeypatch):
         assert cache.trace("reference", lambda: (a_trace(), ""))[0].steps == 10
     assert len(asked) == 2, "the second computed too"
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
-
-
-HOLDING = """
-import sys, time
-from pathlib import Path
-from types import SimpleNamespace
-from tuner.numerics.reference_cache import ReferenceCache
-def make():
-    print("computing", flush=True)
-    time.sleep(60)
-ReferenceCache(Path(sys.argv[1]), "d").errors("y", make)
-"""
-
-
-def test_a_process_killed_while_computing_does_not_block_others(tmp_path):
-    command = [sys.executable, "-c", HOLDING, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "computing\n"
-        waiting = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        time.sleep(1)
-        first.kill()
-        assert waiting.stdout is not None
-        assert waiting.stdout.readline() == "computing\n"
-        waiting.kill()
-        waiting.communicate()
-    assert is_gone(waiting.pid)
-    assert not list(Path(tmp_path).glob("*.json"))

@@ -1,14 +1,11 @@
 import json
 import math
-import subprocess
-import sys
 from random import Random
 
 import pytest
 import torch
 
 from kitsune.cli import main
-from kitsune.errors import MeasureError, UnfitError
 from tests.unit.tuner.machine import ENVIRONMENT
 from tests.unit.tuner.noise import MODELS, Noise
 from tuner.records import Arm, Measurement, Verdict
@@ -105,23 +102,6 @@ def test_device_is_accepted_with_measure_only(capsys):
     assert "--measure only" in capsys.readouterr().err
 
 
-def test_a_measuring_process_that_fails_says_why(monkeypatch):
-    with pytest.raises(UnfitError, match=r"ended with code 1: .*is not a device"):
-        checkup.measure("abacus", 0)
-    monkeypatch.setattr(checkup, "TIMEOUT_S", 0.01)
-    with pytest.raises(UnfitError, match=r"took longer than 0\.01 s"):
-        checkup.measure("cpu", 0)
-
-
-@pytest.mark.parametrize("said", ["", "{}", "warming up"])
-def test_an_invalid_answer_of_a_measuring_process_is_an_error(said):
-    code = f"import sys; sys.stdin.readline(); print({said!r})"
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", code]
-    with pytest.raises(MeasureError, match="cannot be read"):
-        checkup.told(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
-
-
 def test_a_process_times_the_step_and_what_is_planted(monkeypatch):
     monkeypatch.setitem(planted_slowdown.WIDTH, "cpu", 64)
     monkeypatch.setitem(planted_slowdown.WARM_S, "cpu", 0.01)
@@ -131,14 +111,6 @@ def test_a_process_times_the_step_and_what_is_planted(monkeypatch):
     assert {len(arm.step_ms) for arm in found.arms} == {10}
     assert found.environment.device == "cpu"
     assert any("load average" in note or "not watched" in note for note in found.notes)
-
-
-def test_a_process_of_its_own_measures_when_it_is_told_to():
-    process = checkup.started("cpu", 1)
-    assert process.poll() is None
-    found = checkup.told(process)
-    assert [arm.name for arm in found.arms] == [STEP, *PLANTED]
-    assert {len(arm.step_ms) for arm in found.arms} == {10}
 
 
 def test_a_wait_on_the_host_takes_as_long_as_it_says():
