@@ -1,4 +1,4 @@
-"""Checks of the doctor that start a process: all of them on this machine, and one that says nothing."""
+"""Checks of the doctor that start processes: all of them on this machine, a child, the self-test of confinement."""
 
 import shutil
 import sqlite3
@@ -9,6 +9,8 @@ import pytest
 
 from kitsune.cli import doctor
 from kitsune.cli.doctor import Status
+from tuner.sandbox import confinement
+from tuner.sandbox.confinement import Confinement, Means, confinement_here
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +44,14 @@ def test_a_check_is_json_and_back(here):
 def test_a_child_that_says_nothing_is_a_failure(monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
     assert doctor.check_spawn().status == Status.FAIL
+
+
+def test_it_is_said_whether_strangers_are_measured_without_a_network(monkeypatch):
+    found = confinement_here("cpu")
+    check = doctor.check_confinement()
+    assert (check.status, check.detail) == (Status.WARN if found.has_network else Status.OK, str(found))
+    refused = Confinement(Means.BOUNDS, ("namespaces: not permitted", "filter: no filter for sparc"))
+    monkeypatch.setattr(confinement, "confinement_here", lambda device: refused)
+    check = doctor.check_confinement()
+    assert check.status == Status.WARN
+    assert check.detail.endswith("with the network: namespaces: not permitted; filter: no filter for sparc")

@@ -1,4 +1,4 @@
-"""Each check on this machine, and each of its other answers, forced."""
+"""Answers of each check, forced."""
 
 import os
 import shutil
@@ -13,8 +13,6 @@ import pytest
 from kitsune.cli import doctor
 from kitsune.cli.doctor import Status
 from kitsune.errors import SchemaError
-from tuner.sandbox import confinement
-from tuner.sandbox.confinement import Confinement, Means, confinement_here
 from tuner.store import migrate
 from tuner.store.engine import open_database
 from tuner.store.tables import VERSION_TABLE
@@ -383,17 +381,6 @@ def test_children_that_do_not_start_are_a_failure(monkeypatch, error):
     check = doctor.check_spawn()
     assert check.status == Status.FAIL
     assert "did not start" in check.detail
-
-
-def test_it_is_said_whether_strangers_are_measured_without_a_network(monkeypatch):
-    found = confinement_here("cpu")
-    check = doctor.check_confinement()
-    assert (check.status, check.detail) == (Status.WARN if found.has_network else Status.OK, str(found))
-    refused = Confinement(Means.BOUNDS, ("namespaces: not permitted", "filter: no filter for sparc"))
-    monkeypatch.setattr(confinement, "confinement_here", lambda device: refused)
-    check = doctor.check_confinement()
-    assert check.status == Status.WARN
-    assert check.detail.endswith("with the network: namespaces: not permitted; filter: no filter for sparc")
 
 
 def test_a_confinement_that_is_switched_off_or_makes_no_sense_is_seen(monkeypatch):

@@ -13,7 +13,7 @@ from kitsune.long_proof import LongProof, Margin
 from tests.unit.tuner import faulty_steps
 from tuner.building.probe import Probe
 from tuner.child.measure_job import measure_job
-from tuner.measuring.measure import measure, prove, within
+from tuner.measuring.measure import within
 from tuner.measuring.protocol import ArmSpec, Job, Limits, misfit
 from tuner.numerics import long_training
 from tuner.numerics.depth import DEPTHS, LEAST_STEPS, depth_of
@@ -116,18 +116,6 @@ def test_a_right_candidate_passes_and_says_what_was_compared(name, precision):
     assert all(margin.is_kept for margin in found.margins)
 
 
-def test_a_child_proves_a_winner_at_length():
-    knobs = {"precision": "bf16", "update": "fused"}
-    arms = (ArmSpec(name="candidate", knobs=knobs),)
-    workload = "zoo:bert_base?size=tiny&batch=4&seq=16"
-    job = Job(kind="prove", workload=workload, device="cpu", arms=arms, budget_s=5.0)
-    found = prove(job, limits=Limits())
-    assert isinstance(found, LongProof), found
-    assert found.directions > 0
-    assert found.nearest in found.margins
-    assert LongProof.model_validate_json(found.model_dump_json()) == found
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside of torch's compiler
 def test_code_compiled_by_a_trial_is_reused_by_the_long_gate(tmp_path, monkeypatch):
     """A flag of torch's that is left otherwise by the first trial is another key of Inductor's cache."""
@@ -143,15 +131,6 @@ def test_code_compiled_by_a_trial_is_reused_by_the_long_gate(tmp_path, monkeypat
         looked.append(counters["inductor"]["fxgraph_cache_miss"])
     assert looked[0] > 0
     assert looked[1:] == [0, 0]
-
-
-def test_what_is_not_finite_only_after_many_steps_is_seen_after_the_timing():
-    arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs={"layout": "channels_last"}))
-    job = Job(workload=f"{FAULTY}:nan_later", device="cpu", arms=arms, rounds=24, block_ms=0.001)  # one step a block
-    found = measure(job, limits=Limits())
-    assert isinstance(found, Failure), found
-    assert (found.kind, found.phase) == (FailureKind.NOT_FINITE, Phase.TIMING)
-    assert "after the steps that were timed" in found.reason
 
 
 def test_a_larger_budget_gives_a_greater_depth():
