@@ -47,31 +47,6 @@ WELL = "print('{\"broken\": []}')"
 BROKEN = 'print(\'{"broken": ["the GPU: cuInit answered 999"]}\')'
 
 
-def test_a_sticky_error_does_not_quarantine_a_gpu_that_still_works():
-    assert says(WELL).why_unfit(ASSERT) is None
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (BROKEN, "cuInit answered 999"),
-        ("raise SystemExit(7)", "it ended with 7"),
-        ("print('what?')", "its answer cannot be read"),
-        ("print('[]')", "its answer cannot be read"),
-    ],
-)
-def test_a_gpu_that_does_not_work_is_quarantined_with_the_reason(answer, words):
-    why = says(answer).why_unfit(ASSERT)
-    assert why is not None
-    assert why.startswith("cuda:0 is quarantined: its self-test fails")
-    assert words in why
-
-
-def test_a_self_test_that_hangs_is_a_reason():
-    fitness = Fitness("cuda:0", (sys.executable, "-c", "import time; time.sleep(60)"), patience_s=0.5)
-    assert "took longer than 0.5 s" in (fitness.why_unfit(ASSERT) or "")
-
-
 def test_no_self_test_is_run_on_broken_hardware():
     why = says("raise AssertionError").why_unfit("CUDA error: uncorrectable ECC error encountered")
     assert why is not None
