@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from tests.unit.tuner.sandbox.test_confinement import untested  # noqa: F401
-from tuner.sandbox import confinement
+from tuner.sandbox import confinement, self_test
 from tuner.sandbox.confinement import Confinement, Means, confinement_of, problem_of
 
 
@@ -62,3 +62,22 @@ def test_a_self_test_that_fails_is_a_problem_with_a_reason(monkeypatch, tmp_path
 
 def told_by(**told: list[str]) -> str:
     return f"print({json.dumps(json.dumps(told))})"
+
+
+def test_the_self_test_tells_what_is_open_and_what_is_broken(monkeypatch):
+    assert "127.0.0.1" in set(self_test.still_open())
+    assert list(self_test.broken("cpu")) == []
+    monkeypatch.setattr(self_test.ctypes, "CDLL", lambda name: Driver(cuMemAlloc_v2=2))
+    assert list(self_test.broken("cuda:0")) == ["the GPU: cuMemAlloc_v2 answered 2"]
+    monkeypatch.setattr(self_test.ctypes, "CDLL", lambda name: Driver())
+    assert list(self_test.broken("cuda:0")) == ["the GPU: its memory does not hold what was written"]
+
+
+class Driver:
+    """Answers each call with a number, 0 unless told otherwise, and does nothing."""
+
+    def __init__(self, **answers: int) -> None:
+        self._answers = answers
+
+    def __getattr__(self, name: str):
+        return lambda *arguments: self._answers.get(name, 0)

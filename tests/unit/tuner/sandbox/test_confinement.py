@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kitsune.errors import SettingsError
-from tuner.sandbox import confinement, self_test
+from tuner.sandbox import confinement
 from tuner.sandbox.confinement import UNCONFINED, Means, confinement_here, confinement_of, environment_of, runs_code
 
 CLOUD = {"AWS_SECRET_ACCESS_KEY": "a", "HF_TOKEN": "b", "SSH_AUTH_SOCK": "c", "WANDB_API_KEY": "d", "PGPASSWORD": "e"}
@@ -116,22 +116,3 @@ def test_it_can_be_switched_off(untested, monkeypatch):
     monkeypatch.setenv("KITSUNE_CONFINE", "a little")
     with pytest.raises(SettingsError, match="KITSUNE_CONFINE is 'a little'"):
         confinement_of("zoo:mlp", "cpu")
-
-
-def test_the_self_test_tells_what_is_open_and_what_is_broken(monkeypatch):
-    assert "127.0.0.1" in set(self_test.still_open())
-    assert list(self_test.broken("cpu")) == []
-    monkeypatch.setattr(self_test.ctypes, "CDLL", lambda name: Driver(cuMemAlloc_v2=2))
-    assert list(self_test.broken("cuda:0")) == ["the GPU: cuMemAlloc_v2 answered 2"]
-    monkeypatch.setattr(self_test.ctypes, "CDLL", lambda name: Driver())
-    assert list(self_test.broken("cuda:0")) == ["the GPU: its memory does not hold what was written"]
-
-
-class Driver:
-    """Answers each call with a number, 0 unless told otherwise, and does nothing."""
-
-    def __init__(self, **answers: int) -> None:
-        self._answers = answers
-
-    def __getattr__(self, name: str):
-        return lambda *arguments: self._answers.get(name, 0)
