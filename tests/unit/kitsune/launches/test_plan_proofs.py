@@ -11,7 +11,6 @@ from kitsune.device.cuda_graph import Recorder
 from kitsune.errors import ErraticError
 from kitsune.launches.execution.equivalence import reorder
 from kitsune.launches.execution.issue import HostLane, in_recorded_order, issue
-from kitsune.launches.model.step_state import State
 from kitsune.launches.pipeline import Planner
 from kitsune.launches.planning.memory_plan import plan_memory
 from kitsune.launches.planning.schedule import in_order
@@ -236,7 +235,7 @@ def test_and_not_more_than_that():
 def test_a_state_brings_back_what_it_has_seen():
     step, _ = warmed("branches")
     recording = recorded(step)
-    state, before = State(recording), [tensor.clone() for tensor in step.state()]
+    state, before = recording.saved_state(), [tensor.clone() for tensor in step.state()]
     step()
     assert not equal(step.state(), before)
     state.restore()

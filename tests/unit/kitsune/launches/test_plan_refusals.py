@@ -21,7 +21,7 @@ NOT_ITS_NUMBERS = "its numbers differ from those of the step"
 def proofs(monkeypatch, *answers):
     """Has the proofs of a planner answer so, one after the other; gives the list of those that are left."""
     left = list(answers)
-    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", lambda *_: left.pop(0))
+    monkeypatch.setattr("kitsune.launches.execution.equivalence.EquivalenceCheck.mismatch", lambda *_: left.pop(0))
     return left
 
 
@@ -70,7 +70,7 @@ def test_whatever_planning_meets_the_step_has_run_once(monkeypatch, error):
     def failing(*_):
         raise error
 
-    monkeypatch.setattr("kitsune.launches.pipeline.mismatch", failing)
+    monkeypatch.setattr("kitsune.launches.execution.equivalence.EquivalenceCheck.mismatch", failing)
     step, twin = warmed("branches", sgd)
     planner = Planner(Recorder(CPU), 3)
     graph, result = planner.capture(step, step.inputs)

@@ -90,7 +90,7 @@ def test_a_run_whose_worker_fell_silent_says_so():
     view = viewed((lost, trials, plan))
     assert (view.standing, view.headline.mood) == ("lost", Mood.BAD)
     assert view.progress is not None and "another worker" in view.progress.doing
-    assert "fallen silent" in view.headline.sentence
+    assert "does not respond" in view.headline.sentence
 
 
 def test_what_is_best_so_far_is_told_while_a_run_goes_on():
