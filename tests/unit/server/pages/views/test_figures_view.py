@@ -4,10 +4,9 @@ import pytest
 
 from server.charts.drawing import words
 from server.pages.views import contributions, figures_view, trials_view
+from server.pages.views.budget_view import spent_view, untried_view
 from server.pages.views.choices_view import ChoiceOutcome
 from server.pages.views.run_view import RunView
-from server.pages.views.spent_view import spent_view
-from server.pages.views.untried_view import untried_view
 from tests.unit.server.pages import stories
 from tests.unit.server.pages.views.viewed import viewed
 from tuner.planning.ablation import UNREACHED
