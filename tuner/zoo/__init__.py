@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from tuner.zoo import bert, dlrm, googlenet, gpt, lenet, mlp, resnet, vit
+from tuner.zoo import bert, dlrm, googlenet, gpt, lenet, llama, mlp, resnet, vit
 from tuner.zoo.recipe import ZooModel
 
 ZOO: Final[Mapping[str, ZooModel]] = {
@@ -14,9 +14,11 @@ ZOO: Final[Mapping[str, ZooModel]] = {
         resnet.RESNET18,
         resnet.RESNET50,
         googlenet.ENTRY,
-        bert.ENTRY,
+        bert.BASE_ENTRY,
+        bert.LARGE_ENTRY,
         vit.ENTRY,
         gpt.ENTRY,
+        *llama.ENTRIES,
         dlrm.ENTRY,
     )
 }

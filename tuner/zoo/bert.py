@@ -30,6 +30,7 @@ class BertSizes:
 
 
 BASE = BertSizes()
+LARGE = BertSizes(width=1024, layers=24, heads=16, hidden=4096)
 TINY = BertSizes(vocabulary=1000, max_seq=64, width=64, layers=2, heads=4, hidden=128)
 
 
@@ -125,9 +126,18 @@ def _tokens(sizes: BertSizes, *, batch: int, seq: int) -> Tokens:
     return Tokens(batch=batch, seq=seq, max_seq=sizes.max_seq, vocabulary=sizes.vocabulary, classes=sizes.labels)
 
 
-ENTRY = ZooModel(
+TINY_RECIPE = Recipe(model=partial(Bert, TINY), data=_tokens(TINY, batch=4, seq=32))
+BASE_ENTRY = ZooModel(
     name="bert_base",
     meaning="BERT-base for sequence classification: a post-norm encoder with separate query, key and value products",
     base=Recipe(model=Bert, data=_tokens(BASE, batch=16, seq=128), learning_rate=TRANSFORMER_LEARNING_RATE),
-    tiny=Recipe(model=partial(Bert, TINY), data=_tokens(TINY, batch=4, seq=32)),
+    tiny=TINY_RECIPE,
+)
+LARGE_ENTRY = ZooModel(
+    name="bert_large",
+    meaning="BERT-large: the same encoder, twice as deep and a third wider, which fills a GPU",
+    base=Recipe(
+        model=partial(Bert, LARGE), data=_tokens(LARGE, batch=16, seq=128), learning_rate=TRANSFORMER_LEARNING_RATE
+    ),
+    tiny=TINY_RECIPE,
 )

@@ -12,6 +12,7 @@ from tuner.zoo.attention import SelfAttention
 from tuner.zoo.bert import Bert, BertSizes
 from tuner.zoo.dlrm import DLRM, TINY, products
 from tuner.zoo.gpt import GPT, GPTSizes
+from tuner.zoo.llama import Llama, LlamaSizes
 
 PARAMETERS = {
     "mlp": (784 * 512 + 512) + (512 * 256 + 256) + (256 * 10 + 10),
@@ -20,8 +21,12 @@ PARAMETERS = {
     "resnet50": 25_557_032,
     "googlenet": 6_624_904,
     "bert_base": 109_483_778,
+    "bert_large": 335_143_938,
     "vit_b16": 86_567_656,
     "gpt2_small": 124_439_808,
+    "llama_125m": 134_105_856,
+    "llama_1b": 1_235_814_400,
+    "llama_wide": 1_134_596_096,
     "dlrm": 119_889 * 16 + (7_168 + 131_328 + 16_448 + 1_040) + (188_416 + 131_328 + 257),
 }
 BATCH_SHAPES = {
@@ -31,8 +36,12 @@ BATCH_SHAPES = {
     "resnet50": ((64, 3, 224, 224), (64,)),
     "googlenet": ((16, 3, 224, 224), (16,)),
     "bert_base": ((16, 128), (16,)),
+    "bert_large": ((16, 128), (16,)),
     "vit_b16": ((64, 3, 224, 224), (64,)),
     "gpt2_small": ((8, 512), (8, 512)),
+    "llama_125m": ((8, 1024), (8, 1024)),
+    "llama_1b": ((2, 2048), (2, 2048)),
+    "llama_wide": ((2, 2048), (2, 2048)),
     "dlrm": ((2048, 13), *26 * [(2048,)], (2048,)),
 }
 LOGIT_SHAPES = {
@@ -42,12 +51,18 @@ LOGIT_SHAPES = {
     "resnet50": (64, 1000),
     "googlenet": (16, 1000),
     "bert_base": (16, 2),
+    "bert_large": (16, 2),
     "vit_b16": (64, 1000),
     "gpt2_small": (8, 512, 50257),
+    "llama_125m": (8, 1024, 32000),
+    "llama_1b": (2, 2048, 128256),
+    "llama_wide": (2, 2048, 32000),
     "dlrm": (2048,),
 }
 DEAR = frozenset(("resnet50", "googlenet"))  # 1 to 2 s to trace; resnet18 is of the same kind
+TINY_OF = {"bert_large": "bert_base", "llama_1b": "llama_125m", "llama_wide": "llama_125m"}
 every_model = pytest.mark.parametrize("name", list(PARAMETERS))
+every_tiny = pytest.mark.parametrize("name", [name for name in PARAMETERS if name not in TINY_OF])
 #: One of each kind, where others take the time of as many: -m minutes.
 few_models = pytest.mark.parametrize(
     "name",
@@ -84,6 +99,10 @@ def test_the_zoo_holds_these_models() -> None:
     assert all(name == entry.name for name, entry in ZOO.items())
 
 
+def test_larger_models_share_the_tiny_form_of_their_kind() -> None:
+    assert all(ZOO[name].tiny is ZOO[other].tiny for name, other in TINY_OF.items())
+
+
 @every_model
 def test_base_has_the_published_number_of_parameters(name: str) -> None:
     with torch.device("meta"):
@@ -104,7 +123,7 @@ def test_base_step_at_full_size_needs_no_values(name: str) -> None:
 
 @every_model
 def test_base_learns_at_the_rate_of_its_kind(name: str) -> None:
-    expected = 1e-4 if name in ("bert_base", "vit_b16", "gpt2_small") else 1e-3
+    expected = 1e-4 if name.startswith(("bert", "vit", "gpt2", "llama")) else 1e-3
     assert ZOO[name].base.learning_rate == expected
     assert ZOO[name].tiny.learning_rate == 1e-3
 
@@ -117,7 +136,7 @@ def test_tiny_is_small_and_of_the_same_architecture(name: str) -> None:
     assert sum(parameter.numel() for parameter in small.parameters()) < 200_000
 
 
-@every_model
+@every_tiny
 def test_tiny_trains_on_a_fixed_batch(name: str) -> None:
     workload = tiny(name)
     assert workload.model.training
@@ -127,7 +146,7 @@ def test_tiny_trains_on_a_fixed_batch(name: str) -> None:
     assert losses[-1] < losses[0] - 0.02
 
 
-@every_model
+@every_tiny
 def test_first_loss_is_that_of_a_uniform_guess(name: str) -> None:
     """A proper start spreads the probability over all classes: cross entropy near log(classes)."""
     workload = tiny(name)
@@ -135,7 +154,7 @@ def test_first_loss_is_that_of_a_uniform_guess(name: str) -> None:
     assert loss(workload).item() == pytest.approx(torch.tensor(float(classes)).log().item(), rel=0.35)
 
 
-@every_model
+@every_tiny
 def test_gradients_reach_every_parameter(name: str) -> None:
     workload = tiny(name)
     loss(workload).backward()
@@ -147,7 +166,7 @@ def test_gradients_reach_every_parameter(name: str) -> None:
     assert unreached == []
 
 
-@every_model
+@every_tiny
 def test_optimizer_updates_every_parameter(name: str) -> None:
     workload = tiny(name)
     before = {key: parameter.detach().clone() for key, parameter in workload.model.named_parameters()}
@@ -156,7 +175,7 @@ def test_optimizer_updates_every_parameter(name: str) -> None:
     assert still == []
 
 
-@every_model
+@every_tiny
 def test_seed_decides_weights_and_batch(name: str) -> None:
     first, again, other = tiny(name, 3), tiny(name, 3), tiny(name, 4)
     assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True))
@@ -177,7 +196,7 @@ def test_forward_compiles_as_one_graph(name: str) -> None:
     torch._dynamo.reset()
 
 
-@every_model
+@every_tiny
 def test_forward_exports(name: str) -> None:
     workload = tiny(name)
     x, _ = workload.batch
@@ -195,7 +214,7 @@ def test_recipe_takes_another_batch(name: str) -> None:
     assert torch.isfinite(loss(workload))
 
 
-@pytest.mark.parametrize("name", ["bert_base", "gpt2_small"])
+@pytest.mark.parametrize("name", ["bert_base", "gpt2_small", "llama_125m"])
 def test_recipe_takes_every_length_up_to_the_longest(name: str) -> None:
     for seq in (1, 5, ZOO[name].tiny.data.limits["seq"]):
         workload = ZOO[name].tiny.resized({"seq": seq}).build()
@@ -215,8 +234,9 @@ def test_gpt_head_is_tied_to_the_embedding() -> None:
     assert model.head.weight is model.tokens.weight
 
 
-def test_gpt_never_looks_ahead() -> None:
-    model = tiny("gpt2_small").model.eval()
+@pytest.mark.parametrize("name", ["gpt2_small", "llama_125m"])
+def test_a_model_of_next_tokens_never_looks_ahead(name: str) -> None:
+    model = tiny(name).model.eval()
     ids = torch.arange(1, 11).reshape(1, 10)
     changed = ids.clone()
     changed[0, 6:] = 99
@@ -270,7 +290,7 @@ def test_dropout_differs_from_step_to_step(name: str) -> None:
     torch.testing.assert_close(output(workload), output(workload))
 
 
-@every_model
+@every_tiny
 def test_all_randomness_is_that_of_dropout_modules(name: str) -> None:
     """Measuring silences them by their p, in train mode."""
     workload = tiny(name)
@@ -356,6 +376,37 @@ def gpt_names(layers: int) -> dict[str, str]:
     return with_parts(names)
 
 
+def test_llama_computes_what_hugging_face_computes() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=90, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, max_position_embeddings=16, rms_norm_eps=1e-6, tie_word_embeddings=False,
+    )  # fmt: skip
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    ours = Llama(LlamaSizes(vocabulary=90, max_seq=16, width=32, hidden=48, layers=2, heads=4, key_heads=2)).eval()
+    copied(ours, theirs, llama_names(layers=2))
+    ids = torch.arange(1, 34).reshape(3, 11)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(input_ids=ids).logits)
+
+
+def llama_names(layers: int) -> dict[str, str]:
+    names = {"tokens": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+    for i in range(layers):
+        own, other = f"layers.{i}", f"model.layers.{i}"
+        names |= {f"{own}.attention_norm": f"{other}.input_layernorm"}
+        names |= {f"{own}.feed_forward_norm": f"{other}.post_attention_layernorm"}
+        names |= {f"{own}.attention.{part}": f"{other}.self_attn.{part[0]}_proj" for part in ("query", "key", "value")}
+        names |= {f"{own}.attention.output": f"{other}.self_attn.o_proj"}
+        names |= {f"{own}.feed_forward.{part}": f"{other}.mlp.{part}_proj" for part in ("gate", "up", "down")}
+    return {f"{own}.weight": f"{other}.weight" for own, other in names.items()}
+
+
+def test_a_tied_llama_trains_its_head_with_its_embedding() -> None:
+    model = Llama(LlamaSizes(vocabulary=90, max_seq=16, width=32, hidden=48, layers=1, heads=4, is_tied=True))
+    assert model.head.weight is model.tokens.weight
+
+
 def with_parts(modules: dict[str, str]) -> dict[str, str]:
     """Names of parameters from names of modules; embeddings have no bias."""
     bare = ("words", "positions", "segments", "tokens")
@@ -365,7 +416,7 @@ def with_parts(modules: dict[str, str]) -> dict[str, str]:
     }
 
 
-@every_model
+@every_tiny
 def test_the_stream_of_a_seed_is_the_same_each_time_and_fits_the_example(name: str) -> None:
     workload = tiny(name)
     assert callable(workload.batches)
