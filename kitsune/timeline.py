@@ -8,6 +8,7 @@ from kitsune.base.base_record import Record
 
 MAX_STREAMS = 64
 MAX_NAME = 200
+MAX_CLASSES = 20
 MAX_TOLD = 4000
 LONGEST_US = 1e12
 
@@ -29,6 +30,15 @@ class Launched(NamedTuple):
     used_bytes: Annotated[int, Field(ge=0, lt=2**63)]
 
 
+class ClassTime(NamedTuple):
+    """All launches of one class of kernels. `floor_us`: the least time in which the device could do the same work."""
+
+    name: Annotated[str, Field(max_length=MAX_NAME)]
+    launches: Annotated[int, Field(ge=0)]
+    total_us: Moment
+    floor_us: Moment
+
+
 class Timeline(Record):
     """The launches of a step, in the order in which the host issues them."""
 
@@ -41,6 +51,11 @@ class Timeline(Record):
         description="[index of the name, stream, begin in us, end in us, [launches that it waits for], bytes in use]"
     )
     left_out: int = Field(default=0, ge=0, description="how many of the shortest launches are left out")
+    classes: tuple[ClassTime, ...] = Field(
+        default=(),
+        max_length=MAX_CLASSES,
+        description="[class of kernels, launches, us in all, least us that the device allows], each launch alone",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

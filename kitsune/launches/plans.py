@@ -9,12 +9,13 @@ from typing import Final, Self
 
 from kitsune.device.backend import few_multiprocessors
 from kitsune.launches.execution.launch_costs import measured_us
+from kitsune.launches.execution.launch_work import class_times_of
 from kitsune.launches.model.recording import Recording
 from kitsune.launches.planning.candidates import Candidate, candidates, recorded_order
 from kitsune.launches.planning.trace_export import svg_of, timeline_of, touched_of, trace_of
 from kitsune.launches.transforms.renaming import renamed
 from kitsune.launches.transforms.splitting import split
-from kitsune.timeline import Timeline
+from kitsune.timeline import ClassTime, Timeline
 
 #: Maximum sizes of a bucket of parameters that one launch updates. 24 MiB of fp32 are the 96 blocks that 48
 #: multiprocessors of an H200 hold at once; in probes there 24 MiB was better for ViT-B/16 on 4 images and for BERT-base
@@ -47,6 +48,10 @@ class Planned(Candidate):
     def timeline(self, told: str = "", at_most: int | None = None) -> Timeline:
         """The timeline as data. With `at_most`, only that many of the longest launches."""
         return timeline_of(self.recording.graph, self.schedule, self.memory, told, at_most)
+
+    def class_times(self) -> tuple[ClassTime, ...]:
+        """The launches by class of kernels, longest first. Takes some milliseconds, and 1 GiB of a GPU's memory."""
+        return class_times_of(self.recording, self.costs_us)
 
     def save_trace(self, path: str | Path) -> None:
         """Writes a JSON trace for Perfetto (https://ui.perfetto.dev)."""

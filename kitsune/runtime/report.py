@@ -6,13 +6,15 @@ from typing import Any, Protocol
 
 from kitsune.errors import UnplannedError
 from kitsune.knobs import Choice
-from kitsune.timeline import Timeline
+from kitsune.timeline import ClassTime, Timeline
 
 
 class Picture(Protocol):
     """The launches of a step as they were planned: `kitsune.launches.plans.Planned`, which loads torch."""
 
     def timeline(self, told: str = "", at_most: int | None = None) -> Timeline: ...
+
+    def class_times(self) -> tuple[ClassTime, ...]: ...
 
     def save_trace(self, path: str | Path) -> None: ...
 

@@ -86,6 +86,8 @@ def check_planned(timeline: Timeline) -> None:
     assert {launch.stream for launch in timeline.launches} == set(range(timeline.streams))
     assert timeline.told.startswith(f"{len(timeline.launches)} launches on {timeline.streams} streams: ")
     assert any("addmm" in name for name in timeline.names)
+    assert {"matrix products", "reductions"} <= {each.name for each in timeline.classes}
+    assert all(each.floor_us <= each.total_us for each in timeline.classes)
     assert timeline.makespan_us < sum(launch.end_us - launch.begin_us for launch in timeline.launches)
     assert max(launch.used_bytes for launch in timeline.launches) > 64 * 256 * 4
     awaited = [(timeline.launches[other], launch) for launch in timeline.launches for other in launch.waits]

@@ -153,8 +153,15 @@ class LiveArm:
         )
 
     def timeline(self) -> Timeline | None:
-        """The planned launches of the step, or None; at most MAX_LAUNCHES, the longest ones."""
-        return self.step.report.timeline(MAX_LAUNCHES)
+        """The planned launches of the step, or None; at most MAX_LAUNCHES, the longest ones. Times a few kernels."""
+        report = self.step.report
+        timeline = report.timeline(MAX_LAUNCHES)
+        if timeline is None or report.picture is None:
+            return None
+        try:
+            return timeline.model_copy(update={"classes": report.picture.class_times()})
+        except torch.OutOfMemoryError:
+            return timeline
 
     def close(self) -> None:
         self.step.close()

@@ -13,15 +13,13 @@ from kitsune.device.backend import first_line, side_stream
 from kitsune.device.cuda_graph import Recorder
 from kitsune.errors import SURPRISES, CaptureError, DeclinedError, UnfitError, WorkloadError
 from kitsune.knobs import KNOBS, Choice
-from kitsune.launches.execution.launch_costs import START_US
-from kitsune.launches.execution.launch_work import ceilings, work_of
 from kitsune.launches.model.recording import Recording
-from kitsune.launches.planning.kernel_classes import ClassTime, class_times
 from kitsune.launches.plans import Planned, all_plans, fitting
 from kitsune.plan import Plan
 from kitsune.runtime.plan_application import Assembly
 from kitsune.runtime.report import Report
 from kitsune.techniques import Build, facts_of
+from kitsune.timeline import ClassTime
 from kitsune.update.optimizer_update import Update
 from kitsune.workload import Workload, call_model, device_of, loss_of
 from tuner.search.space import Space
@@ -67,7 +65,7 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
             recording = recorded(build, workload.batch, assembly.report)
             with side_stream(device), entered(build.step_contexts):  # launches are timed as they run in the step
                 found = all_plans(recording, max(streams, 2))
-                classes = classes_of(found[0])
+                classes = found[0].class_times()
             several = [plan for plan in found if plan.schedule.streams > 1]
             asked = [plan for plan in found if plan.schedule.streams <= streams]
             finest = min(several or found, key=predicted_us)
@@ -83,14 +81,6 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
             if blamed is None:
                 raise CaptureError(f"the launches of this step cannot be recorded: {first_line(error)}") from error
             raise DeclinedError(*blamed) from error
-
-
-def classes_of(alone: Planned) -> tuple[ClassTime, ...]:
-    """Of the launches as recorded."""
-    recording, work = alone.recording, work_of(alone.recording)
-    best = ceilings(recording.device, {each.dtype for each in work if each.flops})
-    names = [launch.name for launch in recording.graph.launches]
-    return class_times(names, alone.costs_us, work, best, START_US if recording.device.type == "cuda" else 0.0)
 
 
 def predicted_us(plan: Planned) -> float:

@@ -14,10 +14,10 @@ from kitsune.device.backend import environment, make_current, pick_device
 from kitsune.errors import KitsuneError, SettingsError
 from kitsune.launches.planning.analysis import Analysis, Outlook, analysed, counted, in_ms, outlook
 from kitsune.launches.planning.candidates import WAIT_US
-from kitsune.launches.planning.kernel_classes import ClassTime
 from kitsune.launches.plans import Planned
 from kitsune.plan import Environment, Match, Plan
 from kitsune.runtime.report import Report
+from kitsune.timeline import ClassTime
 from tuner.child.stream_forecast import LOOKED_AT, rehearse
 from tuner.commands.runs import check_writable
 from tuner.workloads.loader import load_workload
@@ -187,19 +187,21 @@ def outlook_row(each: Outlook, one_us: float) -> tuple[str, ...]:
 
 def class_screen(classes: Sequence[ClassTime], before: Sequence[ClassTime]) -> list[Any]:
     given_us = {each.name: each.total_us for each in before}
-    rows = [(*class_row(each), f"{given_us.pop(each.name, 0.0):.1f}") for each in classes]
+    all_us = sum(each.total_us for each in classes)
+    rows = [(*class_row(each, all_us), f"{given_us.pop(each.name, 0.0):.1f}") for each in classes]
     rows += [(name, "0", "0.0", "0%", "0.0", "", f"{took_us:.1f}") for name, took_us in given_us.items()]
     columns = CLASS_COLUMNS if before else CLASS_COLUMNS[:-1]
     return [CLASSES, table(*columns, rows=[row[: len(columns)] for row in rows], right=NUMBERS)]
 
 
-def class_row(each: ClassTime) -> tuple[str, ...]:
+def class_row(each: ClassTime, all_us: float) -> tuple[str, ...]:
     over = factor(each.total_us / each.floor_us) if each.floor_us else ""
-    return each.name, str(each.launches), f"{each.total_us:.1f}", f"{each.share:.0%}", f"{each.floor_us:.1f}", over
+    times = f"{each.total_us:.1f}", share(each.total_us, all_us), f"{each.floor_us:.1f}"
+    return each.name, str(each.launches), *times, over
 
 
 def class_rows(classes: Sequence[ClassTime]) -> list[dict[str, Any]]:
-    return [asdict(each) for each in classes]
+    return [each._asdict() for each in classes]
 
 
 def share(part: float, whole: float) -> str:

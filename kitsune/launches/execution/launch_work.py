@@ -1,20 +1,30 @@
 """What each launch of a recording has to do at least, and what the device can do at best."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from kitsune.launches.execution.launch_costs import START_US
 from kitsune.launches.model.launch_graph import Launch
 from kitsune.launches.model.recording import Call, Recording, TensorView, places_of
-from kitsune.launches.planning.kernel_classes import Ceilings, Work
+from kitsune.launches.planning.kernel_classes import Ceilings, Work, class_times
+from kitsune.timeline import ClassTime
 
 #: Bytes that are copied, and rows of the square matrices that are multiplied. Larger ones are no faster on an H200.
 COPIED_BYTES: Final = {"cuda": 2**29, "cpu": 2**26}
 ROWS: Final = {"cuda": 8192, "cpu": 512}
 RUNS: Final = 5
+
+
+def class_times_of(recording: Recording, costs_us: Sequence[float]) -> tuple[ClassTime, ...]:
+    """The time of each class of launches, against the floor of this device. Measures its `ceilings`."""
+    work = work_of(recording)
+    best = ceilings(recording.device, {each.dtype for each in work if each.flops})
+    names = [launch.name for launch in recording.graph.launches]
+    return class_times(names, costs_us, work, best, START_US if recording.device.type == "cuda" else 0.0)
 
 
 def work_of(recording: Recording) -> list[Work]:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kitsune.timeline import ClassTime
+
 MATRIX: Final = "matrix products"
 ATTENTION: Final = "attention"
 CONVOLUTION: Final = "convolutions"
@@ -52,36 +54,26 @@ class Work:
     dtype: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ClassTime:
-    """All launches of one class. `floor_us`: the least time in which the device could move their bytes and compute
-    their products, each launch by the slower of both. `share`: of the sum of all classes."""
-
-    name: str
-    launches: int
-    total_us: float
-    floor_us: float
-    share: float
-
-
 def class_times(
     names: Sequence[str], costs_us: Sequence[float], work: Sequence[Work], ceilings: Ceilings, gap_us: float = 0.0
 ) -> tuple[ClassTime, ...]:
-    """The classes by total time, the longest first. `gap_us`: the part of each cost in which nothing runs yet."""
+    """The classes by total time, the longest first. `gap_us`: the part of each cost in which nothing runs yet.
+
+    The floor of a class is the sum over its launches, each by the slower of its bytes and its products.
+    """
     found: dict[str, list[tuple[float, float]]] = {}
     for name, cost_us, each in zip(names, costs_us, work, strict=True):
         busy_us = max(cost_us - gap_us, 0.0)
         found.setdefault(class_of(name), []).append((busy_us, min(busy_us, floor_us(each, ceilings))))
     if gap_us and found:
         found[GAP] = [(gap_us, 0.0)] * len(costs_us)
-    all_us = sum(took_us for each in found.values() for took_us, _ in each) or 1.0
-    rows = (class_time(name, each, all_us) for name, each in found.items())
+    rows = (class_time(name, each) for name, each in found.items())
     return tuple(sorted(rows, key=lambda row: (-row.total_us, row.name)))
 
 
-def class_time(name: str, times_us: Iterable[tuple[float, float]], all_us: float) -> ClassTime:
+def class_time(name: str, times_us: Iterable[tuple[float, float]]) -> ClassTime:
     took_us, floors_us = zip(*times_us, strict=True)
-    return ClassTime(name, len(took_us), sum(took_us), sum(floors_us), sum(took_us) / all_us)
+    return ClassTime(name, len(took_us), sum(took_us), sum(floors_us))
 
 
 def floor_us(work: Work, ceilings: Ceilings) -> float:

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from kitsune.launches.planning.trace_export import trace_of
-from kitsune.timeline import Timeline
+from kitsune.timeline import ClassTime, Timeline
 from server.api.traces import why_no_timeline
 from tests.store.samples import a_timeline
 from tests.unit.server.pages import stories
@@ -137,6 +137,20 @@ def test_the_launches_of_the_plan_are_drawn_told_and_saved(ada, database):
     answer = ada.client.get(f"/runs/{run.id}/trace.json")
     assert answer.json() == trace_of(a_timeline())
     assert "attachment" in answer.headers["content-disposition"]
+
+
+def test_the_launches_are_summed_up_by_class_beside_their_floor(ada, database):
+    classes = (ClassTime("matrix products", 8, 20.0, 12.5), ClassTime("gaps", 12, 5.0, 0.0))
+    run = on_streams(database, a_timeline(classes=classes))
+    text = " ".join(shown(ada, f"/runs/{run.id}").split())
+    cells = '</th><td class="number">8</td><td class="number">20.0</td> <td class="number">80 %</td>'
+    assert f'<th scope="row">matrix products{cells}<td class="number">12.5</td><td class="number">1.6</td>' in text
+    assert '<td class="number">0.00</td><td class="number"></td>' in text, "gaps have no floor"
+
+
+def test_launches_without_classes_have_no_such_table(ada, database):
+    run = on_streams(database, a_timeline())
+    assert "Times the floor" not in shown(ada, f"/runs/{run.id}")
 
 
 def test_whoever_has_a_link_or_the_file_sees_the_launches_and_is_offered_nothing_that_asks_for_more(
