@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests import behaviours
+from tests.one_job import outcome_of
 from tests.processes import is_gone, measuring
-from tuner.measuring.measure import inspect, measure
-from tuner.measuring.protocol import ArmSpec, Inspection, Job, Limits
+from tuner.measuring.protocol import ArmSpec, Inspection, Job, Limits, Outcome
 from tuner.records import Failure, FailureKind, Measurement, Phase
 
 
@@ -36,8 +36,12 @@ def job(workload: str, rounds: int = 3, **knobs: str) -> Job:
     return Job(workload=workload, device="cpu", arms=arms, rounds=rounds, block_ms=5)
 
 
+def looked_at(workload: str) -> Job:
+    return Job(kind="inspect", workload=workload, device="cpu")
+
+
 def test_a_zoo_model_is_inspected():
-    found = inspect("zoo:mlp?size=tiny", "cpu")
+    found = outcome_of(looked_at("zoo:mlp?size=tiny"))
     assert isinstance(found, Inspection), found
     assert not found.random
     assert found.parameters > 1000
@@ -48,7 +52,7 @@ def test_a_zoo_model_is_inspected():
 
 
 def test_a_step_against_itself():
-    found = measure(job("zoo:mlp?size=tiny", rounds=4))
+    found = outcome_of(job("zoo:mlp?size=tiny", rounds=4))
     assert isinstance(found, Measurement), found
     baseline, candidate = found.arms
     assert [len(arm.step_ms) for arm in found.arms] == [4, 4]
@@ -73,20 +77,20 @@ def test_a_step_against_itself():
     ],
 )
 def test_a_workload_that_fails_as_given(file, function, kind, words):
-    found = inspect(f"{file}:{function}", "cpu")
+    found = outcome_of(looked_at(f"{file}:{function}"))
     assert isinstance(found, Failure), found
     assert (found.kind, found.phase) == (kind, Phase.BUILD)
     assert words in found.reason
 
 
 def test_a_workload_that_prints_is_measured(file):
-    found = measure(job(f"{file}:chatters"))
+    found = outcome_of(job(f"{file}:chatters"))
     assert isinstance(found, Measurement), found
 
 
 def test_a_workload_that_hangs_is_killed(file):
     seen: set[int] = set()
-    found = inspect(f"{file}:hangs", "cpu", limits=Limits(build_s=1), check=lambda: seen.update(measuring()))
+    found = outcome_of(looked_at(f"{file}:hangs"), Limits(build_s=1), check=lambda: seen.update(measuring()))
     assert isinstance(found, Failure), found
     assert (found.kind, found.phase) == (FailureKind.TIMEOUT, Phase.BUILD)
     assert len(seen) == 1
@@ -96,7 +100,7 @@ def test_a_workload_that_hangs_is_killed(file):
 @pytest.mark.timeout(300)  # 20 s of compiling on two idle cores
 @pytest.mark.minutes
 def test_a_compiled_step_with_dropout_is_proven_and_measured(file):
-    found = measure(job(f"{file}:with_dropout", compile="default"))
+    found = outcome_of(job(f"{file}:with_dropout", compile="default"))
     assert isinstance(found, Measurement), found
     assert found.arms[1].applied == ("compile=default",)
     assert found.numerics is not None
@@ -105,9 +109,9 @@ def test_a_compiled_step_with_dropout_is_proven_and_measured(file):
 
 
 def test_a_child_that_is_killed_from_outside(file):
-    found: list[Measurement | Failure] = []
+    found: list[Outcome] = []
     slow = job("zoo:mlp?size=tiny", rounds=1000).model_copy(update={"block_ms": 500.0})
-    thread = threading.Thread(target=lambda: found.append(measure(slow)))
+    thread = threading.Thread(target=lambda: found.append(outcome_of(slow)))
     thread.start()
     end = time.monotonic() + 120
     seen: set[int] = set()  # while it becomes another program, a process has no command line
@@ -125,9 +129,9 @@ def test_a_child_that_is_killed_from_outside(file):
 
 def test_the_child_dies_with_its_parent(file, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # a parent that is killed cannot clean up
-    code = f"from tuner.measuring.measure import inspect; inspect({f'{file}:hangs'!r}, 'cpu')"
+    code = f"from tests.one_job import *; outcome_of(Job(kind='inspect', workload={f'{file}:hangs'!r}, device='cpu'))"
     note = Path(f"{file}.pid")
-    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(behaviours.__file__).parents[1]) as parent:
         end = time.monotonic() + 120
         while not (note.exists() and note.read_text()) and time.monotonic() < end:
             time.sleep(0.05)

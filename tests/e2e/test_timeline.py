@@ -6,9 +6,9 @@ from kitsune.launches.planning.trace_export import trace_of
 from kitsune.timeline import Timeline
 from server.app import create_app
 from server.settings import ServerSettings
+from tests.one_job import outcome_of
 from tests.store.carrying import carried_out, claimed
 from tests.unit.tuner.machine import Machine, only
-from tuner.measuring.measure import measure
 from tuner.measuring.protocol import ArmSpec, Job
 from tuner.records import Measurement
 from tuner.statistics.plan_evidence import words
@@ -75,7 +75,7 @@ def test_the_launches_that_a_real_process_planned_are_kept_with_the_run_and_show
 
 def planned_by_a_child(workload: str) -> Timeline:
     arms = (ArmSpec(name="eager"), ArmSpec(name="candidate", knobs=ON_STREAMS))
-    found = measure(Job(workload=workload, device="cpu", arms=arms, rounds=1, numerics=False, timeline=True))
+    found = outcome_of(Job(workload=workload, device="cpu", arms=arms, rounds=1, numerics=False, timeline=True))
     assert isinstance(found, Measurement), found
     assert found.timeline is not None
     return found.timeline

@@ -28,14 +28,13 @@ from tuner.measuring.scratch import scratch_beside
 from tuner.records import Failure, FailureKind, Phase, Spent
 from tuner.sandbox.confinement import confinement_of, environment_of, runs_code
 
-#: Called every TICK_S while a child runs. What it raises kills the child and propagates.
+#: Called again and again while children run. What it raises propagates.
 Check = Callable[[], None]
 
 GRACE_S = 10.0  # for a child that has answered to exit by itself: destroying a CUDA context can take seconds
 HOST_THREADS = "8"  # OMP_NUM_THREADS for a step on a GPU
 HANG_UP_S = 2.0  # from the end of its results pipe to its exit
 KILL_S = 30.0
-TICK_S = 0.1
 CHUNK_BYTES = 64 * 1024
 CHUNKS = 64  # read from one child before the next one is looked at
 TAIL_BYTES = 8 * 1024
@@ -125,14 +124,14 @@ class Child:
     def has_answered(self) -> bool:
         return self._answer is not None
 
-    def look(self, timeout_s: float) -> Outcome | None:
+    def look(self) -> Outcome | None:
         """Reads new messages; returns the outcome, or None while the child works, or is exiting after its answer.
 
-        A child that exits without an answer, exceeds a limit or sends garbage is a Failure.
+        Does not wait. A child that exits without an answer, exceeds a limit or sends garbage is a Failure.
         """
         was_running = not self.has_exited()
         try:
-            heard = self._drain(timeout_s)
+            heard = self._drain()
         except MeasureError as error:
             return self._failure(FailureKind.CRASHED, str(error))
         if self._answer is not None:
@@ -190,21 +189,17 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    def _drain(self, timeout_s: float) -> bool:
+    def _drain(self) -> bool:
         """Reads the available output, at most CHUNKS times; False when there was nothing."""
-        heard = self._listen(timeout_s)
-        reads = 1
-        while heard and reads < CHUNKS and self._listen(0):
+        reads = 0
+        while reads < CHUNKS and self._listen():
             reads += 1
-        return heard
+        return reads > 0
 
-    def _listen(self, timeout_s: float) -> bool:
+    def _listen(self) -> bool:
         """Reads the available output once; False when there was nothing."""
         heard = False
-        if not self._selector.get_map():
-            time.sleep(timeout_s)
-            return False
-        for key, _ in self._selector.select(timeout_s):
+        for key, _ in self._selector.select(0):
             data = _read(key.fd)
             if data is None:
                 self._selector.unregister(key.fd)
@@ -265,24 +260,6 @@ class Child:
         return Failure(kind=kind, phase=self.phase, reason=one_line(reason))
 
 
-def supervise(job: Job, limits: Limits, command: Sequence[str] = COMMAND, check: Check = go_on) -> Outcome:
-    """Runs one job in a process of its own, and leaves no process, descriptor or file behind.
-
-    A full disk is a Failure. The result descriptor and the PID of this process are appended to `command`. Compiled code
-    is kept in torch's usual cache of this user. KeyboardInterrupt, and what `check` raises, kills the child and
-    propagates. Raises SettingsError for an invalid KITSUNE_CONFINE.
-    """
-    try:
-        with started(job.workload, job.device, command) as child:
-            child.give(job, limits)
-            child.go()  # no other child is timed
-            while (outcome := child.look(TICK_S)) is None:
-                check()
-    except OSError as error:
-        return disk_full(error)
-    return child.hang or outcome
-
-
 def disk_full(error: OSError) -> Failure:
     """The Failure for a full disk. Raises the error itself when it is any other error."""
     if error.errno not in NO_SPACE and NO_FOLDER not in str(error):
@@ -295,7 +272,9 @@ def disk_full(error: OSError) -> Failure:
 def started(workload: str, device: str, command: Sequence[str] = COMMAND) -> Iterator[Child]:
     """An idle child for this workload. At the end of the block it is killed with all processes that it has started.
 
-    If it cannot be killed, `Child.hang` is set. Raises SettingsError for an invalid KITSUNE_CONFINE.
+    If it cannot be killed, `Child.hang` is set. The result descriptor and the PID of this process are appended to
+    `command`. Compiled code is kept in torch's usual cache of this user. Raises SettingsError for an invalid
+    KITSUNE_CONFINE.
     """
     compiled = usual_folder()
     confined = confinement_of(workload, device).command(command)

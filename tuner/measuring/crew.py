@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
+from tuner import fault_injection
 from tuner.measuring.child_process import COMMAND, Check, Child, disk_full, started
-from tuner.measuring.measure import checked, within
-from tuner.measuring.protocol import Job, Limits, Outcome
-from tuner.records import Spent
+from tuner.measuring.protocol import Job, Limits, Outcome, misfit
+from tuner.records import Failure, FailureKind, Phase, Spent
 
 TICK_S = 0.05
+TIMING_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Children:
         assert self._places, "no job is running"
         while True:
             for ticket, place in self._places.items():
-                outcome = place.child.look(0)
+                outcome = place.child.look()
                 if outcome is not None:
                     return self._end(ticket, outcome)
             self._pass_the_turn()
@@ -176,3 +177,26 @@ class Children:
         if self._timed is not None and not self._places[self._timed].child.has_answered:
             child.halt()
         return place
+
+
+def within(job: Job, limits: Limits) -> Job:
+    """The job with its limits written into it, so that the child can end in time and answer with what it has.
+
+    Call it when the process is given the job: `end_s` counts from now.
+    """
+    update = {} if limits.total_s is None else {"end_s": time.monotonic() + limits.total_s}
+    if job.kind == "measure":
+        limit_s = limits.of(Phase.TIMING)
+        update["budget_s"] = min(job.budget_s or limit_s, TIMING_SHARE * limit_s)
+    return job.model_copy(update=update)
+
+
+def checked(job: Job, outcome: Outcome) -> Outcome:
+    """The outcome if it is a valid answer to this job, else a Failure."""
+    if fault_injection.struck("gpu-lost"):
+        return Failure(kind=FailureKind.CRASHED, phase=Phase.TIMING, reason="CUDA error: device-side assert triggered")
+    problem = None if isinstance(outcome, Failure) else misfit(job, outcome)
+    if problem is None:
+        return outcome
+    reason = f"the answer of the measuring process does not fit the question: {problem}"
+    return Failure(kind=FailureKind.CRASHED, phase=Phase.TIMING, reason=reason)

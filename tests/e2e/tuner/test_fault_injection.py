@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
+from tests.one_job import outcome_of
 from tests.unit.tuner.test_fault_injection import nothing_planted, plant  # noqa: F401
-from tuner.measuring.child_process import supervise
-from tuner.measuring.measure import checked
 from tuner.measuring.protocol import Job, Limits, Message
 from tuner.records import Failure, FailureKind, Phase
 
@@ -18,7 +17,7 @@ PHASE = Message(phase=Phase.NUMERICS).line()
 
 def run(script: str = f"os.write(out, {ANSWER!r})") -> Failure:
     command = (sys.executable, "-c", f"import os, sys, time; out = int(sys.argv[1]); {script}")
-    outcome = supervise(JOB, Limits(build_s=50, numerics_s=1), command)
+    outcome = outcome_of(JOB, Limits(build_s=50, numerics_s=1), command)
     assert isinstance(outcome, Failure)
     return outcome
 
@@ -65,7 +64,7 @@ def test_a_child_that_is_killed_or_hangs_in_a_phase_is_a_failure(name, kind, wor
 
 def test_a_sticky_error_is_the_answer_of_a_child(caplog):
     plant("gpu-lost@2")
-    answers = [checked(JOB, run()) for _ in range(3)]
+    answers = [run() for _ in range(3)]
     assert [answer.reason for answer in answers] == [
         "as it says",
         "CUDA error: device-side assert triggered",

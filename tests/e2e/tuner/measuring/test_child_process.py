@@ -12,8 +12,8 @@ import time
 import pytest
 
 from kitsune.errors import StoppedError
+from tests.one_job import outcome_of
 from tests.processes import is_gone
-from tuner.measuring.child_process import supervise
 from tuner.measuring.protocol import Job, Limits, Message
 from tuner.records import Failure, FailureKind, Phase
 from tuner.sandbox.confinement import confinement_here
@@ -30,7 +30,7 @@ ANSWER = Message(failure=Failure(kind=FailureKind.RAISED, phase=Phase.BUILD, rea
 
 def run(script: str, **limits: float) -> Failure:
     command = (sys.executable, "-c", PRELUDE + script)
-    outcome = supervise(JOB, Limits(**{"start_s": 50, **limits}), command)
+    outcome = outcome_of(JOB, Limits(**{"start_s": 50, **limits}), command)
     assert isinstance(outcome, Failure)
     return outcome
 
@@ -181,8 +181,8 @@ def test_a_user_script_has_the_network_and_an_untrusted_workload_has_none():
     script += "except OSError: told = 'refused'\n" + f"say({ANSWER!r}.replace('as it says', told))"
     with socket.create_server(("127.0.0.1", 0)) as server:
         command = (sys.executable, "-c", PRELUDE + script.replace("{port}", str(server.getsockname()[1])))
-        own = supervise(JOB.model_copy(update={"workload": "train.py:make"}), Limits(), command)
-        stranger = supervise(JOB, Limits(), command)
+        own = outcome_of(JOB.model_copy(update={"workload": "train.py:make"}), Limits(), command)
+        stranger = outcome_of(JOB, Limits(), command)
     assert isinstance(own, Failure)
     assert isinstance(stranger, Failure)
     assert own.reason == "reached"
@@ -219,7 +219,7 @@ def test_a_check_that_raises_kills_the_child_and_propagates(tmp_path):
     command = (sys.executable, "-c", PRELUDE + script + "\ntime.sleep(60)")
     begin = time.monotonic()
     with pytest.raises(StoppedError, match="enough"):
-        supervise(JOB, Limits(start_s=50), command, check)
+        outcome_of(JOB, Limits(start_s=50), command, check)
     assert is_gone(int(note.read_text()))
     assert time.monotonic() - begin < 40
 
@@ -234,7 +234,7 @@ def test_check_is_called_while_an_answered_child_has_not_exited():
 
     command = (sys.executable, "-c", PRELUDE + f"say({ANSWER!r}); time.sleep(60)")
     with pytest.raises(StoppedError, match="enough"):
-        supervise(JOB, Limits(start_s=50), command, check)
+        outcome_of(JOB, Limits(start_s=50), command, check)
     assert asked[-1] - asked[0] < 40
 
 

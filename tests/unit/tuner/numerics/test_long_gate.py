@@ -13,7 +13,7 @@ from kitsune.long_proof import LongProof, Margin
 from tests.unit.tuner import faulty_steps
 from tuner.building.probe import Probe
 from tuner.child.measure_job import measure_job
-from tuner.measuring.measure import within
+from tuner.measuring.crew import within
 from tuner.measuring.protocol import ArmSpec, Job, Limits, misfit
 from tuner.numerics import long_training
 from tuner.numerics.depth import DEPTHS, LEAST_STEPS, depth_of
