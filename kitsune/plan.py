@@ -1,6 +1,5 @@
 """Plan: the choice of each knob, the environment it holds for, and the evidence for it. Does not import torch."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from kitsune.base.atomic_write import write_whole
 from kitsune.base.base_record import Record, canonical_json
+from kitsune.base.digest import digest_of
 from kitsune.errors import PlanError
 from kitsune.knobs import KNOBS, Choice
 from kitsune.long_proof import LongProof
@@ -193,7 +193,7 @@ class Plan(Record):
     @property
     def plan_id(self) -> str:
         """The SHA-256 of the plan's canonical JSON, in hex. Equal plans have equal ids."""
-        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+        return digest_of(self.canonical_json())
 
     def canonical_json(self) -> str:
         """The canonical JSON of the plan, which `plan_id` is the digest of."""

@@ -4,7 +4,6 @@ Responses are not trusted: redirects are not followed, size and time are limited
 raises UnreachableError, as if no server had answered.
 """
 
-import hashlib
 import json
 import math
 import time
@@ -14,6 +13,7 @@ from typing import Any, Final, Literal
 from urllib.parse import quote
 
 from kitsune import __version__
+from kitsune.base.digest import digest_of
 from kitsune.client.http_deadline import HttpRequest, HttpResponse, exchange
 from kitsune.client.server_address import Server
 from kitsune.errors import PlanError, RefusedError, UnreachableError
@@ -83,7 +83,7 @@ class Client:
 
     def put_archive(self, content: bytes) -> str:
         """Uploads an archive. Returns the digest under which the server stores it, which `start_run` takes."""
-        path = f"{API}/archives/{hashlib.sha256(content).hexdigest()}"
+        path = f"{API}/archives/{digest_of(content)}"
         value = self._json("PUT", path, content=content, kind="application/octet-stream", call_s=UPLOAD_S)
         return self._text(value, "sha256")
 

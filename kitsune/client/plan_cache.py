@@ -4,14 +4,13 @@ A file is used only if its content still matches its digest. A folder that canno
 """
 
 import contextlib
-import hashlib
 import logging
 import os
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from kitsune.base.base_record import canonical_json
+from kitsune.base.digest import digest_of, digest_of_json
 from kitsune.base.environment import home_folder, private_folder
 from kitsune.errors import PlanError
 from kitsune.plan import Environment, Match, Plan, PlanQuery
@@ -23,7 +22,7 @@ class PlanCache:
     """The cached plans of one server. `folder` is created with the first entry."""
 
     def __init__(self, server_url: str, home: Path | None = None) -> None:
-        name = hashlib.sha256(server_url.encode()).hexdigest()[:16]
+        name = digest_of(server_url)[:16]
         self.folder = (home or home_folder()) / "plans" / name
 
     @property
@@ -66,4 +65,4 @@ class PlanCache:
 
     def _file(self, asked: PlanQuery, environment: Environment) -> Path:
         question = {**asdict(asked), **environment.model_dump(mode="json", exclude={"python", "kitsune"})}
-        return self.folder / f"{hashlib.sha256(canonical_json(question).encode()).hexdigest()}.json"
+        return self.folder / f"{digest_of_json(question)}.json"

@@ -5,7 +5,6 @@ graph then differs, and Inductor compiles it from scratch: a ResNet-50 on an H20
 should have found it in the cache, and the fused step differed between processes.
 """
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 import triton
 
 from kitsune.base.compile_cache import compiled_folder
+from kitsune.base.digest import digest_of
 from kitsune.base.file_cache import KeyedFiles
 from kitsune.fusion.cache_key import CODE_KEY, is_ours
 from kitsune.fusion.stats import Benefit
@@ -61,4 +61,4 @@ def key_of(call: Callable[..., Any], said: tuple[Any, ...], device: torch.device
         return None
     gpu = torch.cuda.get_device_name(device)
     text = repr((CODE_KEY, torch.__version__, triton.__version__, gpu, call.__module__, call.__qualname__, said))
-    return None if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()
+    return None if " at 0x" in text else digest_of(text)

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import hashlib
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kitsune.base.base_record import canonical_json
+from kitsune.base.digest import digest_of, digest_of_json
 from kitsune.device.backend import environment, pick_device
 from kitsune.errors import SubmissionError
 from kitsune.submission.exporting.export import to_archive
@@ -78,7 +77,7 @@ def local_fingerprint(workload: Workload, built_by: str) -> str:
         [{name: repr(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups],
         sorted(code),
     ]
-    return "local-" + hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+    return "local-" + digest_of_json(identity)
 
 
 def files_of(objects: Iterable[object]) -> Iterator[Path]:
@@ -93,7 +92,7 @@ def files_of(objects: Iterable[object]) -> Iterator[Path]:
 def code_in(path: Path, built_by: str) -> str:
     """A digest of the code of a file without comments and without one function."""
     nodes = [node for node in ast.parse(path.read_bytes()).body if getattr(node, "name", "") != built_by]
-    return hashlib.sha256("\n".join(map(ast.dump, nodes)).encode()).hexdigest()
+    return digest_of("\n".join(map(ast.dump, nodes)))
 
 
 def source_of(loss_fn: object) -> str:

@@ -7,13 +7,13 @@ share most of their Triton kernels: waiting for those as well made the second tr
 
 import contextlib
 import fcntl
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from kitsune.base.digest import digest_of
 from kitsune.knobs import KNOBS, Choice, is_compiled
 from tuner.records import Phase
 
@@ -93,4 +93,4 @@ def code_of(knobs: Mapping[str, Choice], *, randomness: bool) -> str | None:
     if not is_compiled(knobs):
         return None
     items = sorted((knob, choice) for knob, choice in knobs.items() if knob not in KNOBS or KNOBS[knob].changes_code)
-    return hashlib.sha256(repr((items, randomness)).encode()).hexdigest()[:16]
+    return digest_of(repr((items, randomness)))[:16]

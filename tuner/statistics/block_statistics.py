@@ -1,13 +1,12 @@
 """Statistics of the blocks of one process: paired comparison, bootstrap interval, signed-rank test and verdict."""
 
-import hashlib
 import math
 import random
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-from kitsune.base.base_record import canonical_json
+from kitsune.base.digest import digest_of_json
 from kitsune.errors import MeasureError
 from kitsune.plan import Interval
 from tuner.records import Comparison, Measurement, Verdict
@@ -184,7 +183,7 @@ def samples_digest(processes: Sequence[Measurement]) -> str:
     process was measured.
     """
     raw = [_raw(measurement) for measurement in processes]
-    return hashlib.sha256(canonical_json(raw if len(raw) > 1 else raw[0]).encode()).hexdigest()
+    return digest_of_json(raw if len(raw) > 1 else raw[0])
 
 
 def _raw(measurement: Measurement) -> dict[str, object]:

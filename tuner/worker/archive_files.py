@@ -1,10 +1,10 @@
 """Writes an archive from the database to a file, from which the measuring processes load it. Does not import torch."""
 
-import hashlib
 import os
 import tempfile
 from pathlib import Path
 
+from kitsune.base.digest import digest_of
 from kitsune.base.environment import private_folder
 from kitsune.errors import ArchiveError, UnfitError
 
@@ -18,7 +18,7 @@ def archive_file(home: Path, sha256: str, content: bytes | None) -> Path:
     """
     if content is None:
         raise ArchiveError(f"the database no longer holds archive {sha256}; send it again and start a new run")
-    if hashlib.sha256(content).hexdigest() != sha256:
+    if digest_of(content) != sha256:
         raise ArchiveError(f"the bytes that the database holds for archive {sha256} are damaged; send it again")
     folder = home / FOLDER
     try:

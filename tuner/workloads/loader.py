@@ -2,7 +2,6 @@
 
 import contextlib
 import difflib
-import hashlib
 import importlib.util
 import os
 import re
@@ -19,6 +18,7 @@ from urllib.parse import parse_qsl
 
 import torch
 
+from kitsune.base.digest import digest_of
 from kitsune.device.backend import pick_device, rng_state, set_rng_state
 from kitsune.errors import WorkloadError
 from kitsune.submission.format.archive import Archive
@@ -228,7 +228,7 @@ def _siblings(path: Path) -> list[str]:
 
 def _imported(path: Path) -> ModuleType:
     """Runs the file as a new module with a private name, so its `if __name__ == "__main__"` block does not run."""
-    name = f"_kitsune_workload_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    name = f"_kitsune_workload_{digest_of(str(path))[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise WorkloadError(f"{path} cannot be imported as Python source")

@@ -3,7 +3,6 @@
 For any bytes, reading gives an Archive or raises an ArchiveError that names the field.
 """
 
-import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 
 from kitsune.base.atomic_write import write_whole
 from kitsune.base.base_record import canonical_json
+from kitsune.base.digest import digest_of_json
 from kitsune.errors import ArchiveError
 from kitsune.plan import shapes_text
 from kitsune.submission.format.blocks import block_json
@@ -127,7 +127,7 @@ def _digest(document: dict[str, Any]) -> str:
     for group in document["optimizer"]["groups"]:
         options = ((key, _kind(value)) for key, value in group["options"].items() if key not in _LEFT_OUT_OPTIONS)
         group["options"] = {key: kind for key, kind in options if kind}
-    return hashlib.sha256(canonical_json(document).encode()).hexdigest()
+    return digest_of_json(document)
 
 
 def _kind(value: Any) -> Any:

@@ -1,12 +1,12 @@
 """Archives of training steps, stored under their SHA-256 and never changed."""
 
-import hashlib
 from datetime import datetime
 
 from pydantic import AwareDatetime
 from sqlalchemy import Connection, and_, func, or_, select, update
 
 from kitsune.base.base_record import Record
+from kitsune.base.digest import digest_of
 from kitsune.errors import QuotaError
 from kitsune.submission.format.archive import Archive
 from tuner.records import DEFAULT_TEAM
@@ -45,7 +45,7 @@ def put(
     """
     locks.together(connection, locks.ARCHIVES)
     made = StoredArchive(
-        sha256=hashlib.sha256(content).hexdigest(),
+        sha256=digest_of(content),
         size_bytes=len(content),
         fingerprint=archive.fingerprint,
         model_fingerprint=archive.model_fingerprint,

@@ -4,7 +4,6 @@ A workload is identified by the fingerprint of its step, or by the `model_finger
 latter finds plans for the model and optimizer with any loss, even after the archive was deleted.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from sqlalchemy import (
     union_all,
 )
 
+from kitsune.base.digest import digest_of
 from kitsune.errors import PlanError
 from kitsune.plan import Environment, Plan
 from tuner.records import DEFAULT_TEAM, Run
@@ -253,7 +253,7 @@ def _to_row(plan: Plan, team: str, now: datetime) -> dict[str, Any]:
 
 def _check_text(plan_id: str, document: str) -> None:
     """Raises PlanError unless the text has this digest. Even equivalent JSON counts as damage."""
-    if hashlib.sha256(document.encode()).hexdigest() != plan_id:
+    if digest_of(document) != plan_id:
         raise PlanError("plan", f"{plan_id} was altered after it was written; restore the database from a backup")
 
 

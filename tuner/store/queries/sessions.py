@@ -3,7 +3,6 @@
 Every look-up checks the token too, so revoking a token ends its sessions at once.
 """
 
-import hashlib
 import secrets
 from datetime import datetime, timedelta
 from typing import Final
@@ -12,6 +11,7 @@ from pydantic import AwareDatetime
 from sqlalchemy import Connection, delete, insert, select
 
 from kitsune.base.base_record import Record
+from kitsune.base.digest import digest_of
 from tuner.store import tables
 from tuner.store.queries.tokens import Token
 from tuner.store.rows import from_row, to_row
@@ -44,7 +44,7 @@ def start(connection: Connection, token: Token, *, now: datetime | None = None) 
         started_at=at,
         ends_at=end if token.expires_at is None else min(end, token.expires_at),
     )
-    connection.execute(insert(_sessions).values(to_row(session, cookie=_digest(secret))))
+    connection.execute(insert(_sessions).values(to_row(session, cookie=digest_of(secret))))
     return session, secret
 
 
@@ -55,7 +55,7 @@ def find(connection: Connection, secret: str, *, now: datetime | None = None) ->
     row = connection.execute(
         select(*columns, *_tokens.c)
         .join_from(_sessions, _tokens)
-        .where(_sessions.c.cookie == _digest(secret), _sessions.c.ends_at > at)
+        .where(_sessions.c.cookie == digest_of(secret), _sessions.c.ends_at > at)
     ).one_or_none()
     if row is None:
         return None
@@ -65,8 +65,4 @@ def find(connection: Connection, secret: str, *, now: datetime | None = None) ->
 
 def end(connection: Connection, secret: str) -> None:
     """Deletes the session of this cookie."""
-    connection.execute(delete(_sessions).where(_sessions.c.cookie == _digest(secret)))
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
+    connection.execute(delete(_sessions).where(_sessions.c.cookie == digest_of(secret)))

@@ -1,6 +1,5 @@
 """Read-only links to runs. Anyone with the secret of a link can see its run; only the SHA-256 of it is stored."""
 
-import hashlib
 import re
 import secrets
 from datetime import datetime
@@ -10,6 +9,7 @@ from pydantic import AwareDatetime
 from sqlalchemy import Connection, insert, select, update
 
 from kitsune.base.base_record import Record
+from kitsune.base.digest import digest_of
 from tuner.store import tables
 from tuner.store.queries import runs
 from tuner.store.rows import from_row, to_row
@@ -42,7 +42,7 @@ def create(
         return None
     secret = secrets.token_urlsafe(32)
     share = Share(id=secrets.token_hex(5), run_id=run_id, team=team, created_at=now or utcnow(), expires_at=expires_at)
-    connection.execute(insert(_shares).values(to_row(share, digest=_digest(secret))))
+    connection.execute(insert(_shares).values(to_row(share, digest=digest_of(secret))))
     return share, secret
 
 
@@ -50,7 +50,7 @@ def find(connection: Connection, secret: str, *, now: datetime | None = None) ->
     """The link of this secret; None when it is unknown, expired or ended."""
     if _SECRET.fullmatch(secret) is None:
         return None
-    row = connection.execute(select(_shares).where(_shares.c.digest == _digest(secret))).one_or_none()
+    row = connection.execute(select(_shares).where(_shares.c.digest == digest_of(secret))).one_or_none()
     if row is None:
         return None
     share = from_row(Share, _shares, row)
@@ -77,7 +77,3 @@ def end(connection: Connection, run_id: str, *, team: str, now: datetime | None 
         .returning(_shares.c.id)
     )
     return len(connection.execute(ended).all())
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()

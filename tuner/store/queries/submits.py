@@ -1,14 +1,14 @@
 """Idempotent submits: a request to tune becomes one queued run, even if several processes send it several times."""
 
-import hashlib
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from pydantic import Field
 from sqlalchemy import Connection, func, insert, select
 
-from kitsune.base.base_record import Record, canonical_json
+from kitsune.base.base_record import Record
+from kitsune.base.digest import digest_of_json
 from kitsune.errors import ConflictError, NotFoundError, QuotaError
 from tuner.ids import new_id
 from tuner.records import DEFAULT_TEAM, Run
@@ -61,7 +61,7 @@ def submit(
     same team. Raises QuotaError when there would be more unfinished runs than `quota` allows.
     """
     at = now or utcnow()
-    digest = _digest([owner, request.model_dump(mode="json")])
+    digest = digest_of_json([owner, request.model_dump(mode="json")])
     locks.alone(connection, ("key", owner, key) if key is not None else ("content", digest))  # equal submits wait
     known = unfinished(connection, digest) if key is None else _keyed(connection, owner, key, digest)
     if known is not None:
@@ -178,7 +178,3 @@ def _new_run(connection: Connection, request: Request, team: str, at: datetime) 
         seed=request.seed,
         created_at=at,
     )
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()

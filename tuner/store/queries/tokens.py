@@ -4,7 +4,6 @@ A plain digest is enough: with 256 random bits a secret cannot be guessed, howev
 up by the digest, so timing reveals nothing about a secret.
 """
 
-import hashlib
 import re
 import secrets
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from pydantic import AwareDatetime
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from kitsune.base.base_record import Record
+from kitsune.base.digest import digest_of
 from kitsune.errors import StoreError
 from tuner.records import DEFAULT_TEAM
 from tuner.store import tables
@@ -80,7 +80,7 @@ def create(
         created_at=now or utcnow(),
         expires_at=expires_at,
     )
-    connection.execute(insert(_tokens).values(to_row(token, digest=_digest(secret))))
+    connection.execute(insert(_tokens).values(to_row(token, digest=digest_of(secret))))
     return token, secret
 
 
@@ -88,7 +88,7 @@ def authenticate(connection: Connection, secret: str, *, now: datetime | None = 
     """The token of this secret; None when it is unknown, expired or revoked."""
     if _SECRET.fullmatch(secret) is None:
         return None
-    row = connection.execute(_by_digest, {"digest": _digest(secret)}).one_or_none()
+    row = connection.execute(_by_digest, {"digest": digest_of(secret)}).one_or_none()
     if row is None:
         return None
     token = from_row(Token, _tokens, row)
@@ -119,7 +119,3 @@ def revoke(
 
 def new_secret() -> str:
     return PREFIX + secrets.token_urlsafe(32)
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
