@@ -17,7 +17,7 @@ from tuner.records import Run, RunStatus
 from tuner.store import tables
 from tuner.store.insert_once import insert_selected
 from tuner.store.moments import Instant
-from tuner.store.rows import from_row
+from tuner.store.rows import only_record
 
 #: A living worker sends a heartbeat every 2 s, so a lease that only looks expired (the clock jumped, or the machine
 #: woke up) is renewed within this time.
@@ -55,8 +55,7 @@ class Vigil:
 def try_update(connection: Connection, run: Run, **changes: Any) -> Run | None:
     """Updates columns of the claimed run; returns the updated run, or None when the claim no longer holds."""
     statement = update(_runs).where(_held_by(run)).values(**changes).returning(_runs)
-    row = connection.execute(statement).one_or_none()
-    return None if row is None else from_row(Run, _runs, row)
+    return only_record(Run, _runs, connection.execute(statement))
 
 
 def update_if_held(connection: Connection, run: Run, **changes: Any) -> Run:

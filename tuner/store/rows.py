@@ -3,7 +3,7 @@
 import json
 from typing import Any, TypeVar
 
-from sqlalchemy import Row, Table
+from sqlalchemy import CursorResult, Row, Table
 
 from kitsune.base.base_record import Record
 from kitsune.errors import StoreError
@@ -28,6 +28,12 @@ def from_row(model: type[R], table: Table, row: Row[Any]) -> R:
             f"row {which} of {table.name} is not a {model.__name__} ({' '.join(str(error).split())[:300]}): "
             "it was altered by hand or written by another version; restore the database from a backup"
         ) from error
+
+
+def only_record(model: type[R], table: Table, found: CursorResult[Any]) -> R | None:
+    """The record of the only row of a result; None if it has no row. Raises StoreError as `from_row` does."""
+    row = found.one_or_none()
+    return None if row is None else from_row(model, table, row)
 
 
 def _decoded(table: Table, name: str, value: Any) -> Any:

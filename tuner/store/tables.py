@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     DateTime,
     Dialect,
     Double,
@@ -288,3 +289,8 @@ sessions = Table(
     Column("ends_at", UtcMicroseconds, nullable=False),
     Index(None, "ends_at"),
 )
+
+
+def of_team(table: Table, team: str | None) -> tuple[ColumnElement[bool], ...]:
+    """The condition for rows of this team; none where `team` is None, which means any team."""
+    return () if team is None else (table.c.team == team,)

@@ -12,7 +12,7 @@ from kitsune.submission.format.archive import Archive
 from tuner.records import DEFAULT_TEAM
 from tuner.store import locks, tables
 from tuner.store.insert_once import insert_once
-from tuner.store.rows import from_row, to_row
+from tuner.store.rows import only_record, to_row
 from tuner.wall_clock import utcnow
 
 _archives = tables.archives
@@ -88,8 +88,8 @@ def get(connection: Connection, sha256: str, *, team: str = DEFAULT_TEAM) -> Sto
     """The archive of this digest if the team sent it; `created_at` is when the team first did."""
     columns = [(_owners if name == "created_at" else _archives).c[name] for name in StoredArchive.model_fields]
     is_theirs = and_(_owners.c.team == team, _owners.c.sha256 == sha256)
-    row = connection.execute(select(*columns).join_from(_owners, _archives).where(is_theirs)).one_or_none()
-    return None if row is None else from_row(StoredArchive, _archives, row)
+    found = connection.execute(select(*columns).join_from(_owners, _archives).where(is_theirs))
+    return only_record(StoredArchive, _archives, found)
 
 
 def content(connection: Connection, sha256: str) -> bytes | None:

@@ -63,7 +63,7 @@ def _of_model(
     steps = select(models.c.fingerprint).where(
         models.c.model_fingerprint == model_fingerprint,
         models.c.model_fingerprint != "",
-        *([] if team is None else [models.c.team == team]),
+        *tables.of_team(models, team),
     )
     found = tables.plans.c.fingerprint
     statement = _plans_on(gpu, team).where(or_(found == fingerprint, found.in_(steps)), found != "")
@@ -82,11 +82,10 @@ _NEWEST_FIRST = (tables.plans.c.created_at.desc(), tables.plans.c.plan_id)
 def _plans_on(gpu: str, team: str | None) -> Select[Any]:
     found, runs = tables.plans.c, tables.runs
     made_by = and_(runs.c.id == found.run_id, runs.c.team == found.team)
-    whose = [] if team is None else [found.team == team]
     return (
         select(found.plan_id, runs.c.inapplicable)
         .select_from(tables.plans.outerjoin(runs, made_by))
-        .where(found.gpu == gpu, *whose)
+        .where(found.gpu == gpu, *tables.of_team(tables.plans, team))
     )
 
 

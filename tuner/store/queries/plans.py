@@ -143,15 +143,14 @@ def get(connection: Connection, plan_id: str, *, team: str | None = None) -> Pla
 
     Raises PlanError when the stored plan was altered.
     """
-    whose = [] if team is None else [_plans.c.team == team]
-    row = connection.execute(select(_plans).where(_plans.c.plan_id == plan_id, *whose)).one_or_none()
+    is_asked = and_(_plans.c.plan_id == plan_id, *tables.of_team(_plans, team))
+    row = connection.execute(select(_plans).where(is_asked)).one_or_none()
     return None if row is None else _from_row(row)
 
 
 def get_readable(connection: Connection, plan_ids: Sequence[str], *, team: str | None = None) -> dict[str, Plan]:
     """Like `get` for several plans: id -> plan. Missing and unreadable plans are left out."""
-    whose = [] if team is None else [_plans.c.team == team]
-    rows = connection.execute(select(_plans).where(_plans.c.plan_id.in_(plan_ids), *whose))
+    rows = connection.execute(select(_plans).where(_plans.c.plan_id.in_(plan_ids), *tables.of_team(_plans, team)))
     return {row.plan_id: plan for row in rows if (plan := _readable(row)) is not None}
 
 

@@ -21,7 +21,7 @@ from tuner.store.lease import Vigil, is_abandoned, is_claimable, is_in_vain, los
 from tuner.store.moments import Instant, current
 from tuner.store.paging import Order, rows_after
 from tuner.store.queries import plans
-from tuner.store.rows import from_row, to_row
+from tuner.store.rows import from_row, only_record, to_row
 
 #: A run is taken over when its lease has expired; a living worker renews it every 2 s, or after a third of it.
 LEASE_S = 60.0
@@ -88,14 +88,12 @@ def add(connection: Connection, run: Run, *, content: str | None = None, owner: 
 
 def get(connection: Connection, run_id: str, *, team: str | None = None) -> Run | None:
     """The run if it belongs to this team; `team` None means any team, as for workers."""
-    row = connection.execute(select(_runs).where(is_of(run_id, team))).one_or_none()
-    return None if row is None else from_row(Run, _runs, row)
+    return only_record(Run, _runs, connection.execute(select(_runs).where(is_of(run_id, team))))
 
 
 def get_all(connection: Connection, run_ids: Sequence[str], *, team: str | None = None) -> dict[str, Run]:
     """Like `get` for several runs: id -> run. Missing ones are left out."""
-    whose = [] if team is None else [_runs.c.team == team]
-    rows = connection.execute(select(_runs).where(_runs.c.id.in_(run_ids), *whose))
+    rows = connection.execute(select(_runs).where(_runs.c.id.in_(run_ids), *tables.of_team(_runs, team)))
     return {row.id: from_row(Run, _runs, row) for row in rows}
 
 
@@ -114,8 +112,8 @@ def page(
 
     Raises CursorError for an invalid cursor, or one of a list in another order.
     """
-    whose = [] if team is None else [_runs.c.team == team]
-    statement = select(_runs).where(*whose, *conditions(filters, now or current(connection)))
+    is_listed = conditions(filters, now or current(connection))
+    statement = select(_runs).where(*tables.of_team(_runs, team), *is_listed)
     order = Order(_runs.c[_COLUMNS.get(sort, sort.value)], _runs.c.id, is_descending)
     rows, end = rows_after(connection, statement, order, after, limit)
     return Page(runs=tuple(from_row(Run, _runs, row) for row in rows), after=end)
@@ -123,8 +121,8 @@ def page(
 
 def count(connection: Connection, *, team: str | None = None) -> Mapping[RunStatus, int]:
     """The number of runs in each status, of this team or (None) of all teams."""
-    whose = [] if team is None else [_runs.c.team == team]
-    rows = connection.execute(select(_runs.c.status, func.count()).where(*whose).group_by(_runs.c.status)).all()
+    statement = select(_runs.c.status, func.count()).where(*tables.of_team(_runs, team)).group_by(_runs.c.status)
+    rows = connection.execute(statement).all()
     found: dict[str, int] = {row[0]: row[1] for row in rows}
     return {status: found.get(status, 0) for status in RunStatus}
 
@@ -305,8 +303,7 @@ def cancel(connection: Connection, run_id: str, *, team: str | None = None, now:
         .values(status=_ended_as(RunStatus.CANCELLED), finished_at=now or current(connection), lease_until=None)
         .returning(_runs)
     )
-    row = connection.execute(ended).one_or_none()
-    return get(connection, run_id, team=team) if row is None else from_row(Run, _runs, row)
+    return only_record(Run, _runs, connection.execute(ended)) or get(connection, run_id, team=team)
 
 
 def annotate(
@@ -322,12 +319,12 @@ def annotate(
     given = {name: value for name, value in said.items() if value is not None}
     if not given:
         return get(connection, run_id, team=team)
-    row = connection.execute(update(_runs).where(is_of(run_id, team)).values(**given).returning(_runs)).one_or_none()
-    return None if row is None else from_row(Run, _runs, row)
+    statement = update(_runs).where(is_of(run_id, team)).values(**given).returning(_runs)
+    return only_record(Run, _runs, connection.execute(statement))
 
 
 def is_of(run_id: str, team: str | None) -> ColumnElement[bool]:
-    return _runs.c.id == run_id if team is None else and_(_runs.c.id == run_id, _runs.c.team == team)
+    return and_(_runs.c.id == run_id, *tables.of_team(_runs, team))
 
 
 def _result(plan: Plan | None, verdict: Verdict | None) -> dict[str, Any]:
@@ -365,18 +362,16 @@ def _begins(column: ColumnElement[str], word: str) -> ColumnElement[bool]:
 
 
 def _taken(connection: Connection, statement: Update, worker: str, lease_s: float, at: Instant) -> Run | None:
-    row = connection.execute(
-        statement.values(
-            status=RunStatus.RUNNING,
-            worker=worker,
-            attempt=_runs.c.attempt + 1,
-            deaths=_runs.c.deaths + case((is_abandoned(at), 1), else_=0),
-            started_at=func.coalesce(_runs.c.started_at, at, type_=_runs.c.started_at.type),
-            heartbeat_at=at,
-            lease_until=at + timedelta(seconds=lease_s),
-        ).returning(_runs)
-    ).one_or_none()
-    return None if row is None else from_row(Run, _runs, row)
+    taken = statement.values(
+        status=RunStatus.RUNNING,
+        worker=worker,
+        attempt=_runs.c.attempt + 1,
+        deaths=_runs.c.deaths + case((is_abandoned(at), 1), else_=0),
+        started_at=func.coalesce(_runs.c.started_at, at, type_=_runs.c.started_at.type),
+        heartbeat_at=at,
+        lease_until=at + timedelta(seconds=lease_s),
+    )
+    return only_record(Run, _runs, connection.execute(taken.returning(_runs)))
 
 
 def _ended_as(status: RunStatus) -> ColumnElement[str]:

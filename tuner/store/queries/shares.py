@@ -12,7 +12,7 @@ from kitsune.base.base_record import Record
 from kitsune.base.digest import digest_of
 from tuner.store import tables
 from tuner.store.queries import runs
-from tuner.store.rows import from_row, to_row
+from tuner.store.rows import from_row, only_record, to_row
 from tuner.wall_clock import utcnow
 
 _SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -50,11 +50,9 @@ def find(connection: Connection, secret: str, *, now: datetime | None = None) ->
     """The link of this secret; None when it is unknown, expired or ended."""
     if _SECRET.fullmatch(secret) is None:
         return None
-    row = connection.execute(select(_shares).where(_shares.c.digest == digest_of(secret))).one_or_none()
-    if row is None:
-        return None
-    share = from_row(Share, _shares, row)
-    return share if share.is_good(now or utcnow()) else None
+    found = connection.execute(select(_shares).where(_shares.c.digest == digest_of(secret)))
+    share = only_record(Share, _shares, found)
+    return share if share is not None and share.is_good(now or utcnow()) else None
 
 
 def listed(connection: Connection, run_id: str, *, team: str, now: datetime | None = None) -> list[Share]:

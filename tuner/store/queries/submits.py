@@ -14,7 +14,7 @@ from tuner.ids import new_id
 from tuner.records import DEFAULT_TEAM, Run
 from tuner.store import locks, tables
 from tuner.store.queries import archives, runs
-from tuner.store.rows import from_row
+from tuner.store.rows import from_row, only_record
 from tuner.wall_clock import utcnow
 
 _runs = tables.runs
@@ -139,8 +139,7 @@ def unfinished(connection: Connection, content: str) -> Run | None:
         .order_by(_runs.c.created_at, _runs.c.id)
         .limit(1)
     )
-    row = connection.execute(statement).one_or_none()
-    return None if row is None else from_row(Run, _runs, row)
+    return only_record(Run, _runs, connection.execute(statement))
 
 
 def _keyed(connection: Connection, owner: str, key: str, digest: str) -> Run | None:

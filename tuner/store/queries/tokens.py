@@ -19,7 +19,7 @@ from kitsune.base.digest import digest_of
 from kitsune.errors import StoreError
 from tuner.records import DEFAULT_TEAM
 from tuner.store import tables
-from tuner.store.rows import from_row, to_row
+from tuner.store.rows import from_row, only_record, to_row
 from tuner.wall_clock import utcnow
 
 #: A fixed prefix, so that secret scanners recognise tokens.
@@ -88,17 +88,13 @@ def authenticate(connection: Connection, secret: str, *, now: datetime | None = 
     """The token of this secret; None when it is unknown, expired or revoked."""
     if _SECRET.fullmatch(secret) is None:
         return None
-    row = connection.execute(_by_digest, {"digest": digest_of(secret)}).one_or_none()
-    if row is None:
-        return None
-    token = from_row(Token, _tokens, row)
-    return token if token.is_good(now or utcnow()) else None
+    token = only_record(Token, _tokens, connection.execute(_by_digest, {"digest": digest_of(secret)}))
+    return token if token is not None and token.is_good(now or utcnow()) else None
 
 
 def listed(connection: Connection, *, team: str | None = None) -> list[Token]:
     """All tokens of this team or (None) of all teams, including revoked ones, oldest first."""
-    whose = [] if team is None else [_tokens.c.team == team]
-    statement = select(_tokens).where(*whose).order_by(_tokens.c.created_at, _tokens.c.id)
+    statement = select(_tokens).where(*tables.of_team(_tokens, team)).order_by(_tokens.c.created_at, _tokens.c.id)
     return [from_row(Token, _tokens, row) for row in connection.execute(statement)]
 
 
@@ -109,12 +105,11 @@ def revoke(
     at = now or utcnow()
     statement = (
         update(_tokens)
-        .where(_tokens.c.id == token_id, *([] if team is None else [_tokens.c.team == team]))
+        .where(_tokens.c.id == token_id, *tables.of_team(_tokens, team))
         .values(revoked_at=func.coalesce(_tokens.c.revoked_at, at, type_=_tokens.c.revoked_at.type))
         .returning(_tokens)
     )
-    row = connection.execute(statement).one_or_none()
-    return None if row is None else from_row(Token, _tokens, row)
+    return only_record(Token, _tokens, connection.execute(statement))
 
 
 def new_secret() -> str:
