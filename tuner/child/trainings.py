@@ -15,7 +15,8 @@ from kitsune.plan import Plan
 from kitsune.workload import Workload, call_model, loss_of, move_batch
 from tuner.building.arms import LiveArm
 from tuner.measuring.protocol import ArmSpec, Job
-from tuner.numerics.restarts import ModelState, set_state
+from tuner.numerics.trace_errors import ModelState
+from tuner.numerics.training_trace import load_state
 from tuner.statistics.loss_curves import ArmName, Curve
 from tuner.workloads.data import Data
 from tuner.workloads.loader import load_workload
@@ -43,7 +44,7 @@ class HeldOut:
             self.notes.append(f"held-out losses are of train mode, since in eval mode: {error}"[:1000])
 
     def loss_of(self, model: torch.nn.Module) -> float:
-        set_state(self._workload, ModelState(list(model.parameters()), list(model.buffers())))
+        load_state(self._workload, ModelState(list(model.parameters()), list(model.buffers())))
         return self._losses()
 
     def _losses(self) -> float:

@@ -19,8 +19,8 @@ from kitsune.long_proof import Margin
 from kitsune.techniques.technique import Tolerance
 from kitsune.workload import Workload
 from tuner.building.arms import Rates
-from tuner.numerics.trace_errors import YARDSTICK_FACTOR, allowed, margin_of, nearest
-from tuner.numerics.training_trace import cloned
+from tuner.numerics.trace_errors import YARDSTICK_FACTOR, ModelState, allowed, margin_of, nearest
+from tuner.numerics.training_trace import load_state
 
 #: Draws per group. Each group gives one estimate of the variance; their spread gives the error of the estimate.
 GROUP: Final = 8
@@ -44,29 +44,22 @@ SINGLE_SLOPE: Final = 5.0
 
 
 class SeededStep:
-    """A step on its own workload, reset to the same weights and buffers before each run."""
+    """A step on its own workload, reset to the same start before each run."""
 
-    def __init__(self, workload: Workload, step: Callable[[Any, Any], torch.Tensor]) -> None:
+    def __init__(self, workload: Workload, step: Callable[[Any, Any], torch.Tensor], start: ModelState) -> None:
         self.workload = workload
         self._step = step
+        self._start = start
         self.parameters = list(workload.model.parameters())
-        self._buffers = list(workload.model.buffers())
         Rates(workload.optimizer).scale(0.0)
-
-    def set_start(self, parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
-        self._start_parameters = [cloned(each) for each in parameters]
-        self._start_buffers = [cloned(each) for each in buffers]
 
     def run(self, seed: int, along: Sequence[torch.Tensor | None] = (), distance: float = 0.0) -> float:
         """The loss with this seed, with the weights moved by `distance` in the direction `along`.
 
         Gradients stay in `p.grad`.
         """
+        load_state(self.workload, self._start)
         with torch.no_grad():
-            for parameter, value in zip(self.parameters, self._start_parameters, strict=True):
-                parameter.copy_(value)
-            for buffer, value in zip(self._buffers, self._start_buffers, strict=True):
-                buffer.copy_(value)
             for parameter, direction in zip(self.parameters, along, strict=bool(along)):
                 if direction is not None:
                     parameter.add_(direction.to(parameter.dtype), alpha=distance)

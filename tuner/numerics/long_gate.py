@@ -33,10 +33,10 @@ from tuner.numerics.dropout_gate import (
     spread_of,
 )
 from tuner.numerics.long_training import ProofTask, Training, failed, plain_losses, yardstick_losses
-from tuner.numerics.restarts import eager_arm, model_state
+from tuner.numerics.restarts import eager_arm
 from tuner.numerics.tensor_errors import judge_windows, window_errors
-from tuner.numerics.trace_errors import nearest
-from tuner.numerics.training_trace import batches_of, load_start, start_of
+from tuner.numerics.trace_errors import ModelState, nearest
+from tuner.numerics.training_trace import batches_of, load_state, model_state, start_of
 from tuner.records import Failure, FailureKind, Phase
 
 WINDOW: Final = 10
@@ -178,7 +178,7 @@ def _train(task: ProofTask, results: Results, *notes: str) -> Failure | None:
         results.notes.append(f"the step as given is not finite after {length} steps at its rates: no more were made")
     arm = LiveArm(task.job, task.job.arms[-1], randomness=task.randomness)
     try:
-        load_start(arm.workload, start)
+        load_state(arm.workload, start)
         training = Training(task, arm, length)
         failure = training.run()
         if failure is not None:
@@ -208,9 +208,7 @@ def _check_random_numbers(task: ProofTask, results: Results) -> None:
     eager = eager_arm(job, randomness=True)
     try:
         state = model_state(eager.workload)
-        ours, theirs = _runner(arm), _runner(eager)
-        for runner in (ours, theirs):
-            runner.set_start(state.parameters, state.buffers)
+        ours, theirs = _runner(arm, state), _runner(eager, state)
         names = [name for name, _ in arm.workload.model.named_parameters()]
         floor = tolerance(job.arms[-1].knobs)
         knobs = job.arms[-1].knobs
@@ -236,7 +234,7 @@ def _check_random_numbers(task: ProofTask, results: Results) -> None:
         synchronize(task.device)
 
 
-def _runner(arm: LiveArm) -> SeededStep:
-    runner = SeededStep(arm.workload, arm)
+def _runner(arm: LiveArm, start: ModelState) -> SeededStep:
+    runner = SeededStep(arm.workload, arm, start)
     arm.settle()
     return runner

@@ -19,10 +19,10 @@ from kitsune.workload import Workload
 from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import Job
 from tuner.numerics.depth import DEPTHS, Depth
-from tuner.numerics.restarts import StepFromState, eager_arm, model_state, reference_of, step_result, yardstick_step
+from tuner.numerics.restarts import StepFromState, eager_arm, reference_of, step_result, yardstick_step
 from tuner.numerics.tensor_errors import ErrorSamples, StepErrors, compared, judge_comparisons
 from tuner.numerics.trace_errors import TrainingStart, nearest
-from tuner.numerics.training_trace import BatchAt, load_start, perturb
+from tuner.numerics.training_trace import BatchAt, load_state, model_state, perturb
 from tuner.numerics.update_check import DoubleUpdate, copied_state, live_state, trained_parameters
 from tuner.records import Failure, FailureKind, Phase
 from tuner.workloads.plain_step import plain_step
@@ -165,10 +165,10 @@ class Training:
         task = self._task
         if self._reference is None or self._eager is None:
             randomness = task.randomness
-            self._reference, note = reference_of(task.job, task.device, randomness=randomness, double=task.double)
+            self._reference, note = reference_of(task.job, randomness=randomness, double=task.double)
             self.notes += [note] if note else []
             self._eager = eager_arm(task.job, randomness=randomness)
-            self._yardstick_step = yardstick_step(self._eager, task.device)
+            self._yardstick_step = yardstick_step(self._eager)
         reference = self._reference.run(state, batch)
         self._comparisons.append(compared(step_result(self._arm.workload, loss, state), reference))
         for index, comparisons in enumerate(self._yardsticks):
@@ -203,7 +203,7 @@ def yardstick_losses(task: ProofTask, start: TrainingStart, length: int) -> list
     for index in range(task.depth.yardsticks):
         arm = eager_arm(task.job, randomness=task.randomness)
         try:
-            load_start(arm.workload, start)
+            load_state(arm.workload, start)
             if index:
                 perturb(arm.workload, task.job.seed + index)
             found.append(_losses(task, arm.workload, arm, length))

@@ -17,16 +17,16 @@ import torch
 
 from kitsune.device.backend import pick_device, synchronize
 from kitsune.device.tf32 import full_precision
-from kitsune.knobs import dtype_choices
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
 from tuner.building.arms import LiveArm, fresh_workload
 from tuner.building.compile_ahead import compiled_ahead
 from tuner.building.dropout import dropout_off
 from tuner.building.probe import Probe, draws_random
-from tuner.measuring.protocol import ArmSpec, Job
+from tuner.measuring.protocol import Job
 from tuner.numerics.distance import Ruler
 from tuner.numerics.reference_cache import ReferenceCache, cache_for
+from tuner.numerics.restarts import eager_arm
 from tuner.numerics.stochastic_gate import means_gate
 from tuner.numerics.trace_errors import LATE_STEPS, Errors, Trace, TrainingStart, errors_between, judge
 from tuner.numerics.training_trace import (
@@ -34,7 +34,7 @@ from tuner.numerics.training_trace import (
     BatchAt,
     batches_of,
     follow,
-    load_start,
+    load_state,
     perturb,
     place_for,
     remember,
@@ -179,7 +179,7 @@ def _trace_plain(
     Raises SlowError if the second step shows that float64 would take longer than `within_s` seconds.
     """
     workload = fresh_workload(job, randomness=not probe.random)
-    load_start(workload, start)
+    load_state(workload, start)
     if within_s is not None:
         workload.model.double()
         if isinstance(workload.loss_fn, torch.nn.Module):
@@ -206,10 +206,9 @@ def _trace_yardstick(
 ) -> Trace:
     """Trains eager with the candidate's precision. Against a reference of the same precision it would have no error at
     all, so then its weights start a few units in the last place away."""
-    knobs = dtype_choices(job.arms[-1].knobs)
-    arm = LiveArm(job, ArmSpec(name="yardstick", knobs=knobs), randomness=not probe.random)
+    arm = eager_arm(job, randomness=not probe.random)
     try:
-        load_start(arm.workload, start)
+        load_state(arm.workload, start)
         if perturbed:
             perturb(arm.workload, job.seed)
         return follow(arm.workload, lambda _, x, y: arm(x, y), job.seed, batches, candidate)

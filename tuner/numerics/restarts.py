@@ -1,8 +1,7 @@
 """Takes single steps from a candidate's current state: the reference in float64, or eager as a yardstick."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,34 +12,12 @@ from kitsune.workload import Workload
 from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import ArmSpec, Job
 from tuner.numerics.tensor_errors import StepResult
-from tuner.numerics.training_trace import PERTURBATION, cloned
+from tuner.numerics.trace_errors import ModelState
+from tuner.numerics.training_trace import load_state, perturb
 from tuner.workloads.batches import doubled
 from tuner.workloads.plain_step import plain_step
 
 Step = Callable[[Any, Any], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelState:
-    """Copies of a model's parameters and buffers at one moment."""
-
-    parameters: Sequence[torch.Tensor]
-    buffers: Sequence[torch.Tensor]
-
-
-def model_state(workload: Workload) -> ModelState:
-    return ModelState(
-        [cloned(each) for each in workload.model.parameters()], [cloned(each) for each in workload.model.buffers()]
-    )
-
-
-def set_state(workload: Workload, state: ModelState) -> None:
-    """Copies in place, in the workload's own dtypes: a captured graph reads the tensors that it was captured with."""
-    with torch.no_grad():
-        for parameter, value in zip(workload.model.parameters(), state.parameters, strict=True):
-            parameter.copy_(value)
-        for buffer, value in zip(workload.model.buffers(), state.buffers, strict=True):
-            buffer.copy_(value)
 
 
 def step_result(workload: Workload, loss: torch.Tensor, before: ModelState) -> StepResult:
@@ -57,43 +34,34 @@ def step_result(workload: Workload, loss: torch.Tensor, before: ModelState) -> S
 class StepFromState:
     """A workload and its step, set to a given state before each run."""
 
-    def __init__(self, workload: Workload, step: Step, device: torch.device) -> None:
+    def __init__(self, workload: Workload, step: Step) -> None:
         self._workload = workload
         self._step = step
-        self._device = device
 
     def run(self, state: ModelState, batch: Any, noise: int | None = None) -> StepResult:
         """One step from that state. With `noise`, a seed, the state is changed by a few units in the last place."""
-        set_state(self._workload, state)
+        load_state(self._workload, state)
         if noise is not None:
-            self._perturb(noise)
+            perturb(self._workload, noise)
         return step_result(self._workload, self._step(*batch), state)
 
-    def _perturb(self, seed: int) -> None:
-        generator = torch.Generator(self._device).manual_seed(seed)
-        with torch.no_grad():
-            for parameter in self._workload.model.parameters():
-                if parameter.is_floating_point():
-                    noise = torch.randn(parameter.shape, generator=generator, device=self._device)
-                    parameter.mul_(1 + PERTURBATION * noise.to(parameter.dtype))
 
-
-def reference_of(job: Job, device: torch.device, *, randomness: bool, double: bool) -> tuple[StepFromState, str]:
+def reference_of(job: Job, *, randomness: bool, double: bool) -> tuple[StepFromState, str]:
     """The step as given in float64, or in fp32 without TF32 if float64 is not asked for or fails; and a note."""
     if double:
         # A model with a hard-coded dtype may fail in float64 with any of these errors.
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):
-            return _double_reference(job, device, randomness=randomness), ""
+            return _double_reference(job, randomness=randomness), ""
     workload = fresh_workload(job, randomness=randomness)
 
     def step(x: Any, y: Any) -> torch.Tensor:
         with full_precision():
             return plain_step(workload, x, y, update=False)
 
-    return StepFromState(workload, step, device), "the reference is fp32"
+    return StepFromState(workload, step), "the reference is fp32"
 
 
-def _double_reference(job: Job, device: torch.device, *, randomness: bool) -> StepFromState:
+def _double_reference(job: Job, *, randomness: bool) -> StepFromState:
     workload = fresh_workload(job, randomness=randomness)
     workload.model.double()
     if isinstance(workload.loss_fn, torch.nn.Module):
@@ -103,7 +71,7 @@ def _double_reference(job: Job, device: torch.device, *, randomness: bool) -> St
         return plain_step(workload, *doubled((x, y)), update=False)
 
     step(*workload.batch)
-    return StepFromState(workload, step, device)
+    return StepFromState(workload, step)
 
 
 def eager_arm(job: Job, *, randomness: bool) -> LiveArm:
@@ -112,7 +80,7 @@ def eager_arm(job: Job, *, randomness: bool) -> LiveArm:
     return LiveArm(job, ArmSpec(name="yardstick", knobs=knobs), randomness=randomness)
 
 
-def yardstick_step(arm: LiveArm, device: torch.device) -> StepFromState:
+def yardstick_step(arm: LiveArm) -> StepFromState:
     """An arm as a yardstick. Its own updates have no effect: its rates are 0, and its state is set before each step."""
     Rates(arm.workload.optimizer).scale(0.0)
-    return StepFromState(arm.workload, arm, device)
+    return StepFromState(arm.workload, arm)

@@ -12,15 +12,15 @@ import torch
 
 from kitsune.device.backend import pick_device
 from kitsune.device.tf32 import full_precision
-from kitsune.knobs import dtype_choices
 from kitsune.plan import Numerics
 from kitsune.techniques import tolerance
 from kitsune.workload import Workload
 from tuner.building.arms import LiveArm, Rates, fresh_workload
-from tuner.measuring.protocol import ArmSpec, Job
+from tuner.measuring.protocol import Job
 from tuner.numerics.distance import HOST, Ruler, Tensors
+from tuner.numerics.restarts import eager_arm
 from tuner.numerics.trace_errors import GRADIENT_CEILING, LOSS_CEILING, YARDSTICK_FACTOR, TrainingStart, allowed
-from tuner.numerics.training_trace import load_start, snapshot, start_of, state
+from tuner.numerics.training_trace import load_state, snapshot, start_of, state
 from tuner.records import Failure, FailureKind, Phase
 from tuner.workloads.plain_step import plain_step
 
@@ -54,7 +54,6 @@ class Sample:
 
 def means_gate(job: Job) -> Numerics | Failure:
     """Checks the job's last arm. Raises DeclinedError when a choice cannot be applied, and whatever the arm raises."""
-    knobs = job.arms[-1].knobs
     arm = LiveArm(job, job.arms[-1])
     start = start_of(arm.workload)
     candidate = _sample_arm(arm, start, job.seed)
@@ -63,22 +62,21 @@ def means_gate(job: Job) -> Numerics | Failure:
     for what, value in sizes.items():
         if not math.isfinite(value):
             return Failure(kind=FailureKind.NOT_FINITE, phase=Phase.NUMERICS, reason=f"the mean {what} is {value}")
-    spec = ArmSpec(name="yardstick", knobs=dtype_choices(knobs))
-    yardstick = _sample_arm(LiveArm(job, spec), start, job.seed + 1)
+    yardstick = _sample_arm(eager_arm(job, randomness=True), start, job.seed + 1)
     reference, again = (_sample_plain(job, start, job.seed + offset) for offset in (2, 3))
     return _judged(_Samples(candidate, reference, yardstick, again), job)
 
 
 def _sample_plain(job: Job, start: TrainingStart, seed: int) -> Sample:
     workload = fresh_workload(job)
-    load_start(workload, start)
+    load_state(workload, start)
     with full_precision():
         return _sample(workload, lambda: plain_step(workload, *workload.batch), Rates(workload.optimizer), start, seed)
 
 
 def _sample_arm(arm: LiveArm, start: TrainingStart, seed: int) -> Sample:
     try:
-        load_start(arm.workload, start)
+        load_state(arm.workload, start)
         arm.rates.scale(0.0)
         arm.settle()
         return _sample(arm.workload, arm.run, arm.rates, start, seed)

@@ -17,7 +17,15 @@ import torch
 from kitsune.long_proof import Margin
 from kitsune.techniques.technique import Tolerance
 from tuner.numerics.distance import Tensors
-from tuner.numerics.trace_errors import LARGE_EAGER_ERROR, SINGLE_FACTOR, SIZE_FACTOR, allowed, margin_of, nearest
+from tuner.numerics.trace_errors import (
+    LARGE_EAGER_ERROR,
+    SINGLE_FACTOR,
+    SIZE_FACTOR,
+    allowed,
+    margin_of,
+    nearest,
+    ratio,
+)
 
 #: Error of the mean share over all steps that is always allowed in addition to the yardsticks'.
 SHARE_FLOOR: Final = 2e-3
@@ -83,7 +91,7 @@ def compared(ours: StepResult, theirs: StepResult) -> StepErrors:
     wrong = math.sqrt(sum(error for _, _, _, error in found))
     return StepErrors(
         loss=abs(ours.loss - theirs.loss) / max(abs(theirs.loss), 1e-12),
-        whole=_ratio(wrong, math.sqrt(total)),
+        whole=ratio(wrong, math.sqrt(total)),
         gradients=_tensor_errors(found, least),
         buffers=_tensor_errors(
             [_products(a, b) for a, b in zip(ours.buffers, theirs.buffers, strict=True)],
@@ -125,16 +133,10 @@ def _tensor_errors(found: Sequence[_Products], least: Sequence[float]) -> Tensor
     errors, shares, sizes = [], [], []
     for (own, theirs, both, wrong), floor in zip(found, least, strict=True):
         size = max(math.sqrt(theirs), floor)
-        errors.append(_ratio(math.sqrt(wrong), size))
+        errors.append(ratio(math.sqrt(wrong), size))
         shares.append(1 + (both - theirs) / size**2 if size > 0 else (1.0 if own == 0 else 0.0))
-        sizes.append(_ratio(math.sqrt(own), size))
+        sizes.append(ratio(math.sqrt(own), size))
     return TensorErrors(errors, shares, sizes)
-
-
-def _ratio(error: float, size: float) -> float:
-    if error == 0:
-        return 0.0
-    return min(error / size, 1e9) if size > 0 else 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +273,8 @@ def _size(
     """Where eager loses the direction of a gradient by rounding, its norm must be eager's within a factor of 2."""
     ours = math.sqrt(fmean(each.sizes[index] ** 2 for each in own))
     eager = math.sqrt(fmean(each.sizes[index] ** 2 for one in others for each in one))
-    ratio = max(ours, 0.1) / max(eager, 0.1)
-    return margin_of(what, name, max(ratio, 1 / ratio), SIZE_FACTOR, 1.0)
+    times = max(ours, 0.1) / max(eager, 0.1)
+    return margin_of(what, name, max(times, 1 / times), SIZE_FACTOR, 1.0)
 
 
 def window_errors(ours: Sequence[float], theirs: Sequence[float], window: int) -> list[float]:
@@ -287,7 +289,7 @@ def window_errors(ours: Sequence[float], theirs: Sequence[float], window: int) -
     for begin in range(0, len(pairs), window):
         part = [(a, b) for a, b in pairs[begin : begin + window] if math.isfinite(a) and math.isfinite(b)]
         off = abs(fmean(a for a, _ in part) - fmean(b for _, b in part)) if part else 0.0
-        errors.append(_ratio(off, max(scale, 1e-12)))
+        errors.append(ratio(off, max(scale, 1e-12)))
     return errors
 
 

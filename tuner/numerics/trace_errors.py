@@ -82,12 +82,18 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingStart:
-    """The tensors that all traces start from."""
+class ModelState:
+    """Copies of a model's parameters and buffers at one moment."""
 
-    names: Sequence[str]
     parameters: Sequence[torch.Tensor]
     buffers: Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStart(ModelState):
+    """The state that all traces start from, with the names of the parameters."""
+
+    names: Sequence[str]
 
 
 def errors_between(trace: Trace, reference: Trace, start: TrainingStart, ruler: Ruler = HOST) -> Errors:
@@ -101,10 +107,10 @@ def errors_between(trace: Trace, reference: Trace, start: TrainingStart, ruler: 
     early = [found[step] for step in trace.early if step in found]
     scale = sum(abs(reference.loss) for _, reference in pairs.values()) / max(1, len(pairs))
     return Errors(
-        loss={step: _ratio(abs(ours.loss - theirs.loss), scale) for step, (ours, theirs) in pairs.items()},
-        gradient={step: _ratio(lengths.distance, lengths.their_size) for step, lengths in found.items()},
+        loss={step: ratio(abs(ours.loss - theirs.loss), scale) for step, (ours, theirs) in pairs.items()},
+        gradient={step: ratio(lengths.distance, lengths.their_size) for step, lengths in found.items()},
         singles=_largest_of(map(_singles, early), len(start.names)),
-        size=max((_ratio(lengths.size, lengths.their_size) for lengths in early), default=1.0),
+        size=max((ratio(lengths.size, lengths.their_size) for lengths in early), default=1.0),
         sizes=_largest_of(map(_sizes, early), len(start.names)),
         parameter=_drift(trace.parameters, reference.parameters, start.parameters, ruler),
         buffer=_buffer_error(trace.buffers, reference.buffers, start.buffers, ruler),
@@ -113,7 +119,7 @@ def errors_between(trace: Trace, reference: Trace, start: TrainingStart, ruler: 
 
 
 def _drift(ours: Tensors, theirs: Tensors, start: Tensors, ruler: Ruler) -> float:
-    return _ratio(ruler.distance(ours, theirs), ruler.distance(theirs, start))
+    return ratio(ruler.distance(ours, theirs), ruler.distance(theirs, start))
 
 
 def _buffer_error(
@@ -219,13 +225,13 @@ def _singles(found: Lengths) -> list[float]:
     """The error of each gradient, relative to its norm, or to a hundredth of its fair share if that is larger."""
     density = found.density
     least = [0.01 * density * math.sqrt(count) for count in found.elements]
-    return [_ratio(apart, max(norm, fair)) for apart, norm, fair in zip(found.apart, found.theirs, least, strict=True)]
+    return [ratio(apart, max(norm, fair)) for apart, norm, fair in zip(found.apart, found.theirs, least, strict=True)]
 
 
 def _sizes(found: Lengths) -> list[float]:
     """The norm of each gradient, relative to its fair share of the reference's norm."""
     density = found.density
-    return [_ratio(norm, density * math.sqrt(count)) for norm, count in zip(found.ours, found.elements, strict=True)]
+    return [ratio(norm, density * math.sqrt(count)) for norm, count in zip(found.ours, found.elements, strict=True)]
 
 
 def _largest_of(steps: Iterable[Sequence[float]], count: int) -> list[float]:
@@ -237,10 +243,10 @@ def _wrong_size(candidate: Errors, yardstick: Errors, names: Sequence[str]) -> s
     if not 1 / TOTAL_FACTOR <= candidate.size <= TOTAL_FACTOR:
         return f"gradients in the first {EARLY_STEPS} steps: {candidate.size:.2g} times the size of the reference's"
     for name, size, own in zip(names, candidate.sizes, yardstick.sizes, strict=True):
-        ratio = max(size, LEAST_SIZE) / max(own, LEAST_SIZE)
-        if not 1 / SIZE_FACTOR <= ratio <= SIZE_FACTOR:
+        times = max(size, LEAST_SIZE) / max(own, LEAST_SIZE)
+        if not 1 / SIZE_FACTOR <= times <= SIZE_FACTOR:
             return (
-                f"gradient of {name} in the first {EARLY_STEPS} steps: {ratio:.2g} times the size that eager gives it"
+                f"gradient of {name} in the first {EARLY_STEPS} steps: {times:.2g} times the size that eager gives it"
             )
     return None
 
@@ -257,8 +263,7 @@ def _wrong(what: str, error: float, limit: float) -> str:
     return f"{what}: relative error {error:.2e} against the reference, {limit:.2e} is allowed"
 
 
-def _ratio(error: float, size: float) -> float:
+def ratio(error: float, size: float) -> float:
     if error == 0:
         return 0.0
-    value = error / size if size > 0 else LARGEST_ERROR
-    return min(value, LARGEST_ERROR) if math.isfinite(value) else LARGEST_ERROR
+    return _bounded(error / size) if size > 0 else LARGEST_ERROR

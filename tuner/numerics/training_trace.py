@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from kitsune.device.backend import free_bytes
-from kitsune.workload import Workload
+from kitsune.workload import Workload, device_of
 from tuner.building.arms import Rates
-from tuner.numerics.trace_errors import LATE_STEPS, Trace, TraceStep, TrainingStart
+from tuner.numerics.trace_errors import LATE_STEPS, ModelState, Trace, TraceStep, TrainingStart
 from tuner.workloads.batches import varied
 
 # Factors of the learning rates. They are small: at the full rate a step of Adam moves every weight whose gradient is
@@ -58,11 +58,14 @@ def place_for(model: torch.nn.Module, device: torch.device, step_bytes: int) -> 
 
 def start_of(workload: Workload, place: torch.device = CPU) -> TrainingStart:
     parameters, buffers = state(workload, place)
-    return TrainingStart([name for name, _ in workload.model.named_parameters()], parameters, buffers)
+    return TrainingStart(parameters, buffers, [name for name, _ in workload.model.named_parameters()])
 
 
-def load_start(workload: Workload, start: TrainingStart) -> None:
-    """Sets parameters and buffers to the start: a workload file may draw them with other generators than torch's."""
+def load_state(workload: Workload, start: ModelState) -> None:
+    """Sets parameters and buffers: a workload file may draw them with other generators than torch's.
+
+    Copies in place, in the workload's own dtypes: a captured graph reads the tensors that it was captured with.
+    """
     with torch.no_grad():
         for parameter, value in zip(workload.model.parameters(), start.parameters, strict=True):
             parameter.copy_(value)
@@ -71,11 +74,13 @@ def load_start(workload: Workload, start: TrainingStart) -> None:
 
 
 def perturb(workload: Workload, seed: int) -> None:
+    """Changes the parameters by a few units in the last place."""
+    device = device_of(workload.model)
+    generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
-        for index, parameter in enumerate(workload.model.parameters()):
+        for parameter in workload.model.parameters():
             if parameter.is_floating_point():
-                generator = torch.Generator(parameter.device).manual_seed(seed + index)
-                noise = torch.randn(parameter.shape, generator=generator, device=parameter.device)
+                noise = torch.randn(parameter.shape, generator=generator, device=device)
                 parameter.mul_(1 + PERTURBATION * noise.to(parameter.dtype))
 
 
@@ -92,15 +97,20 @@ def snapshot(workload: Workload, loss: torch.Tensor, place: torch.device = CPU) 
     return TraceStep(float(loss), [_copy(parameter.grad, place) for parameter in workload.model.parameters()])
 
 
-def state(workload: Workload, place: torch.device = CPU) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Copies of parameters and buffers."""
+def state(workload: Workload, place: torch.device | None = CPU) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Copies of parameters and buffers; without a place, on their own device."""
     model = workload.model
     return [_copy(p, place) for p in model.parameters()], [_copy(b, place) for b in model.buffers()]
 
 
-def _copy(tensor: torch.Tensor | None, place: torch.device) -> Any:
+def model_state(workload: Workload) -> ModelState:
+    """A copy on the device of the workload."""
+    return ModelState(*state(workload, None))
+
+
+def _copy(tensor: torch.Tensor | None, place: torch.device | None) -> Any:
     """None stays None."""
-    return None if tensor is None else tensor.detach().to(place, copy=True)
+    return None if tensor is None else tensor.detach().to(place or tensor.device, copy=True)
 
 
 def cloned(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ ERRORS = Errors(
 
 def a_start(value: float = 1.0) -> TrainingStart:
     return TrainingStart(
-        ["w", "n"], [torch.full((3, 2), value), torch.ones(2, dtype=torch.bfloat16)], [torch.tensor(3)]
+        [torch.full((3, 2), value), torch.ones(2, dtype=torch.bfloat16)], [torch.tensor(3)], ["w", "n"]
     )
 
 

@@ -21,7 +21,7 @@ from tuner.numerics.training_trace import remember
 
 FLOOR = Tolerance(loss=1e-4, gradient=1e-3, parameter=1e-2)
 NAMES = ("weight", "bias")
-START = TrainingStart(NAMES, [torch.zeros(4, 3), torch.zeros(3)], [torch.zeros(3), torch.tensor(0)])
+START = TrainingStart([torch.zeros(4, 3), torch.zeros(3)], [torch.zeros(3), torch.tensor(0)], NAMES)
 STEPS = (0, 1, 5, 6, 7)
 
 
