@@ -5,7 +5,7 @@ The example batch is noise, for timing. `batches` is a stream of synthetic data 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,21 +23,27 @@ TRANSFORMER_LEARNING_RATE: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
-    """Random images float32 [batch, channels, side, side] with labels int64 [batch]."""
+class Samples:
+    """Random data of a batch size."""
 
     batch: int
-    channels: int
-    side: int
-    classes: int
 
     @property
     def limits(self) -> Mapping[str, int]:
         """What a user may choose, and the largest value of it."""
         return {"batch": MAX_BATCH}
 
-    def resized(self, chosen: Mapping[str, int]) -> "Images":
+    def resized(self, chosen: Mapping[str, int]) -> Self:
         return replace(self, **chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images(Samples):
+    """Random images float32 [batch, channels, side, side] with labels int64 [batch]."""
+
+    channels: int
+    side: int
+    classes: int
 
     def draw(self) -> tuple[Tensor, Tensor]:
         images = torch.randn(self.batch, self.channels, self.side, self.side)
@@ -49,13 +55,12 @@ class Images:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
+class Tokens(Samples):
     """Random token ids int64 [batch, seq] with labels int64 [batch], or with the next tokens [batch, seq].
 
     `classes=None` asks for the next tokens. Ids start at 1, since 0 is the padding of BERT's vocabulary.
     """
 
-    batch: int
     seq: int
     max_seq: int
     vocabulary: int
@@ -63,11 +68,7 @@ class Tokens:
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """What a user may choose, and the largest value of it."""
         return {"batch": MAX_BATCH, "seq": self.max_seq}
-
-    def resized(self, chosen: Mapping[str, int]) -> "Tokens":
-        return replace(self, **chosen)
 
     def draw(self) -> tuple[Tensor, Tensor]:
         text = torch.randint(1, self.vocabulary, (self.batch, self.seq + 1))
@@ -84,23 +85,14 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clicks:
+class Clicks(Samples):
     """Random dense features float32 [batch, dense] and, for each table, ids int64 [batch]; labels 0 or 1 as float32.
 
     Each table has an ids tensor of its own: an archive stores the value range of a tensor, and tables differ in rows.
     """
 
-    batch: int
     dense: int
     rows: tuple[int, ...]
-
-    @property
-    def limits(self) -> Mapping[str, int]:
-        """What a user may choose, and the largest value of it."""
-        return {"batch": MAX_BATCH}
-
-    def resized(self, chosen: Mapping[str, int]) -> "Clicks":
-        return replace(self, batch=chosen.get("batch", self.batch))
 
     def draw(self) -> tuple[tuple[Tensor, tuple[Tensor, ...]], Tensor]:
         dense = torch.randn(self.batch, self.dense)
