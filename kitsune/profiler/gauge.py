@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import torch
 
 from kitsune.device import backend as devices
-from kitsune.profiler import resident
+from kitsune.profiler.resident import Resident
 
 RESIDENT: Final = "resident memory of this process"
 SAMPLED: Final = "resident memory of this process, sampled: its peak cannot be reset here"
@@ -44,19 +44,6 @@ class Tensors:
     def reset(self) -> bool:
         devices.reset_peak(self.device)
         return True
-
-
-class Resident:
-    """Resident bytes of this process, including Python and its libraries."""
-
-    def now(self) -> int:
-        return resident.resident_bytes()
-
-    def peak(self) -> int:
-        return resident.peak_resident_bytes()
-
-    def reset(self) -> bool:
-        return resident.reset_peak_resident()
 
 
 @dataclass(slots=True, eq=False)

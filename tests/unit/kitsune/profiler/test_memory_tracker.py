@@ -15,6 +15,7 @@ from kitsune.errors import SettingsError, UnfitError
 from kitsune.profiler import MemoryTracker, gauge, memory_tracker, resident
 from kitsune.profiler.gauge import RESIDENT, SAMPLED, Gauge
 from kitsune.profiler.memory_tracker import Change, Snapshot
+from kitsune.profiler.resident import Resident
 
 MIB = 2**20
 
@@ -199,9 +200,9 @@ def test_where_the_kernel_does_not_allow_a_reset_the_memory_is_sampled(monkeypat
 def test_where_the_kernel_tells_less_the_highest_is_asked_of_getrusage(monkeypatch, tmp_path):
     (tmp_path / "status").write_text("Name:\tpython\nVmRSS:\t    2048 kB\n", "utf-8")
     monkeypatch.setattr(resident, "STATUS", tmp_path / "status")
-    assert resident.resident_bytes() == 2 * MIB
-    assert resident.peak_resident_bytes() > 2 * MIB
-    assert resident.reset_peak_resident() is False
+    assert Resident().now() == 2 * MIB
+    assert Resident().peak() > 2 * MIB
+    assert Resident().reset() is False
 
 
 @pytest.mark.parametrize("text", [None, "Name:\tpython\n"])
@@ -210,7 +211,7 @@ def test_where_the_kernel_tells_nothing_there_is_nothing_to_track(monkeypatch, t
         (tmp_path / "status").write_text(text, "utf-8")
     monkeypatch.setattr(resident, "STATUS", tmp_path / "status")
     with pytest.raises(UnfitError, match="on Linux only"):
-        resident.resident_bytes()
+        Resident().now()
 
 
 def test_on_a_gpu_torchs_own_counters_are_read_and_cuda_is_there_before_they_are_reset(monkeypatch):
