@@ -18,6 +18,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice, pairwise
 from pathlib import Path
+from statistics import median
 from threading import Lock
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ import torch
 from benchmarks import results_file
 from benchmarks.results_file import Figure
 from tuner.records import Measurement, Verdict
-from tuner.statistics.block_statistics import log_ratios, median
+from tuner.statistics.block_statistics import log_ratios
 from tuner.statistics.plan_evidence import CERTAIN
 from tuner.statistics.process_statistics import PROCESSES
 from tuner.timing.checkup import PLANTED, STEP, claims_of, started, told

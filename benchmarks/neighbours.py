@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Final
 
 from benchmarks import results_file
@@ -24,7 +24,7 @@ from tuner.measuring.child_process import go_on
 from tuner.measuring.crew import Children, Crew
 from tuner.measuring.protocol import ArmSpec, Job, Limits
 from tuner.records import Measurement
-from tuner.statistics.block_statistics import log_ratios, median
+from tuner.statistics.block_statistics import log_ratios
 
 SUITE: Final = "neighbours"
 NEIGHBOURS: Final = 3

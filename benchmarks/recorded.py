@@ -11,13 +11,13 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from kitsune.knobs import Choice
 from tuner.records import Arm, Failure, Measurement
 from tuner.search.presets import LATER, ONE_GRAPH, OPENING, SLOW, STOCK, Preset, resolved, stock_variants
 from tuner.search.space import Configuration, Item, Space
-from tuner.statistics.block_statistics import median
 
 Key = frozenset[Item]
 

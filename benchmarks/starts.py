@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from benchmarks import results_file
@@ -30,7 +31,6 @@ from tuner.measuring.protocol import ArmSpec, Job
 from tuner.records import Failure
 from tuner.search.presets import OPENING, RIVAL, Preset, resolved
 from tuner.search.space import Configuration, Space
-from tuner.statistics.block_statistics import median
 
 SUITE: Final = "starts"
 PROCESSES: Final = 3

@@ -14,12 +14,13 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 
 from benchmarks import results_file
 from benchmarks.results_file import Figure
 from tests.unit.tuner.noise import MODELS, Noise, process, processes
 from tuner.records import Verdict
-from tuner.statistics.block_statistics import log_ratios, median
+from tuner.statistics.block_statistics import log_ratios
 from tuner.statistics.process_statistics import PROCESSES, ROUNDS, ConfirmedComparison, Prior, confirm
 
 GAINS = (1.005, 1.01, 1.02, 1.05, 1.3)

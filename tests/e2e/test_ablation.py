@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from statistics import median
 
 import pytest
 
@@ -12,7 +13,6 @@ from tuner.measuring.crew import Children, Finished
 from tuner.measuring.protocol import Inspection
 from tuner.planning.ablation import ablation_of
 from tuner.records import RunStatus, Source, Verdict
-from tuner.statistics.block_statistics import median
 from tuner.store.engine import open_database
 from tuner.store.queries import runs, trials
 from tuner.tuning.run import ABLATION_ROUNDS, Tuning

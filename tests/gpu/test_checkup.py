@@ -1,10 +1,10 @@
 import os
+from statistics import median
 
 import pytest
 import torch
 
 from kitsune.device.backend import make_current
-from tuner.statistics.block_statistics import median
 from tuner.timing.checkup import STEP
 from tuner.timing.planted_slowdown import measured
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from operator import itemgetter
+from statistics import median
 from typing import Final
 
 from pydantic import Field
@@ -25,7 +26,7 @@ from kitsune.plan import Interval
 from tuner.measuring.protocol import ArmSpec
 from tuner.records import Arm, FailureKind, Measurement, Source, Trial
 from tuner.search.space import Configuration, Space
-from tuner.statistics.block_statistics import MIN_BLOCKS, median
+from tuner.statistics.block_statistics import MIN_BLOCKS
 from tuner.statistics.plan_evidence import CANDIDATE, EAGER
 
 #: Prefix of the name of an arm that leaves a knob at its default.

@@ -5,6 +5,7 @@ A trial's own time excludes waiting: for another process to compile the same cod
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Final
 
 from kitsune.knobs import is_compiled
@@ -14,7 +15,6 @@ from tuner.records import Spent, Trial
 from tuner.search.outcomes import is_success
 from tuner.search.presets import is_stock
 from tuner.search.space import Configuration, Space
-from tuner.statistics.block_statistics import median
 
 #: Time of autotuning relative to plain compiling. Autotuning on an H200: 171 s against 40 s for a GPT-2, more than
 #: 222 s against 50 s for a ResNet-50. Coordinate descent: 345 s against 56 s for a ResNet-50 there, 413 s against 65 s

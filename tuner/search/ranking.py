@@ -13,13 +13,14 @@ captured steps share, estimated from this run: the regression coefficient of con
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Final
 
 from kitsune.plan import Interval
 from tuner.records import Arm, Trial
 from tuner.search.outcomes import is_success, speedup
 from tuner.search.space import Configuration, Item
-from tuner.statistics.block_statistics import log_ratios, median
+from tuner.statistics.block_statistics import log_ratios
 
 #: Prior standard deviation of a captured step between processes, with the weight of one degree of freedom. In half of
 #: 49 confirmations on GPUs it was at most 0.6 %.

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 from itertools import groupby
+from statistics import median
 from typing import Final
 
 from kitsune.base.digest import digest_of_json
@@ -90,13 +91,6 @@ def log_ratios(baseline_ms: Sequence[float], candidate_ms: Sequence[float]) -> l
             raise MeasureError(f"a block took {time_ms} ms per step: a time must be positive and finite")
     # A difference of logs, not the log of a quotient, so that swapping the arguments negates it exactly.
     return [math.log(slow) - math.log(fast) for slow, fast in zip(baseline_ms, candidate_ms, strict=True)]
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the two middle ones."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def bootstrap_interval(values: Sequence[float], resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:

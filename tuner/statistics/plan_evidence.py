@@ -4,13 +4,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from statistics import median
 from typing import Final, cast
 
 from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Evidence, Interval, Numerics, Plan, Said
 from tuner.measuring.protocol import ArmSpec, Inspection
 from tuner.records import Arm, CauseKind, Comparison, Measurement, Verdict
-from tuner.statistics.block_statistics import SAME_WITHIN, compare, median, samples_digest, verdict
+from tuner.statistics.block_statistics import SAME_WITHIN, compare, samples_digest, verdict
 from tuner.statistics.process_statistics import (
     FAR_APART,
     ConfirmedComparison,

@@ -8,13 +8,13 @@ Simulated false claims and coverage: `python -m benchmarks.verdicts`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import quantiles, variance
+from statistics import median, quantiles, variance
 from typing import Final
 
 from kitsune.long_proof import LongProof
 from kitsune.plan import Interval
 from tuner.records import Comparison, Verdict
-from tuner.statistics.block_statistics import MIN_BLOCKS, bootstrap_interval, log_ratios, median, verdict, wilcoxon_p
+from tuner.statistics.block_statistics import MIN_BLOCKS, bootstrap_interval, log_ratios, verdict, wilcoxon_p
 from tuner.statistics.student_t import quantile, two_sided_p
 
 PROCESSES: Final = 5

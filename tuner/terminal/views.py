@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any
 
 from rich.table import Table
@@ -12,7 +13,6 @@ from kitsune.plan import Interval, Plan
 from tuner.planning.ablation import Ablation, Contribution
 from tuner.planning.time_spent import PARTS, time_spent
 from tuner.records import Failure, Run, RunStatus, Source, Trial, Verdict
-from tuner.statistics.block_statistics import median
 from tuner.statistics.plan_evidence import words
 from tuner.store.queries.runs import ZOO
 

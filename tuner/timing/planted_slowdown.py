@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import median
 
 import torch
 
@@ -16,7 +17,6 @@ from kitsune.device.backend import environment, gpu_uuid, make_current, pick_dev
 from tuner.measuring.gpu_watch import watch_gpu
 from tuner.measuring.host_watch import HostWatch
 from tuner.records import Arm, Measurement
-from tuner.statistics.block_statistics import median
 from tuner.statistics.process_statistics import ROUNDS
 from tuner.timing.checkup import PLANTED, STEP
 from tuner.timing.clock import clock_of

@@ -1,6 +1,7 @@
 """The data of the charts of a run."""
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Evidence, Plan
@@ -12,7 +13,6 @@ from server.pages.views.choices_view import failure_words
 from server.pages.views.trials_view import anchor, last_arm
 from tuner.planning.ablation import Ablation
 from tuner.records import Arm, Measurement, Source, Trial
-from tuner.statistics.block_statistics import median
 from tuner.statistics.plan_evidence import EAGER
 from tuner.statistics.plan_evidence import words as in_words
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 from server.charts.drawing import words
@@ -9,7 +10,7 @@ from server.pages.views.choices_view import failure_words
 from server.pages.views.headline_view import errors_of
 from tuner.planning.ablation import WITHOUT
 from tuner.records import Arm, Measurement, Source, Trial
-from tuner.statistics.block_statistics import MIN_BLOCKS, median, noise_floor
+from tuner.statistics.block_statistics import MIN_BLOCKS, noise_floor
 from tuner.statistics.plan_evidence import EAGER
 from tuner.statistics.plan_evidence import words as in_words
 from tuner.terminal.views import in_a_word

@@ -1,6 +1,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
+from statistics import median
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +30,7 @@ from tuner.planning.ablation import (
 )
 from tuner.records import Arm, Failure, FailureKind, Measurement, Source, Trial
 from tuner.search.space import Space
-from tuner.statistics.block_statistics import MIN_BLOCKS, bootstrap_interval, median
+from tuner.statistics.block_statistics import MIN_BLOCKS, bootstrap_interval
 from tuner.statistics.plan_evidence import CANDIDATE, EAGER, STOCK, confirmation_arms
 
 Knobs = Mapping[str, Choice]

@@ -18,7 +18,6 @@ from tuner.statistics.block_statistics import (
     compare,
     exact_p,
     log_ratios,
-    median,
     noise_floor,
     normal_p,
     order,
@@ -209,13 +208,6 @@ def test_the_interval_covers_the_true_median_about_as_often_as_it_says() -> None
         low, high = bootstrap_interval([rng.gauss(0, 1) for _ in range(25)], 400, seed)
         hits += low <= 0 <= high
     assert 0.90 <= hits / 300 <= 0.99
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1))
-def test_median_has_as_many_values_above_as_below(values: list[float]) -> None:
-    middle = median(values)
-    assert sum(value < middle for value in values) <= len(values) / 2
-    assert sum(value > middle for value in values) <= len(values) / 2
 
 
 def test_wilcoxon_on_the_depression_scores_of_hollander_and_wolfe() -> None:

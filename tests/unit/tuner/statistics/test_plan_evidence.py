@@ -1,5 +1,6 @@
 import random
 import re
+from statistics import median
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from tests.unit.tuner.noise import MODELS
 from tests.unit.tuner.noise import processes as noisy
 from tuner.measuring.protocol import Inspection
 from tuner.records import Arm, Cause, CauseKind, Measurement, Verdict
-from tuner.statistics.block_statistics import THRESHOLD, compare, median, samples_digest
+from tuner.statistics.block_statistics import THRESHOLD, compare, samples_digest
 from tuner.statistics.plan_evidence import (
     CANDIDATE,
     EAGER,

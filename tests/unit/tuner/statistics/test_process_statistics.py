@@ -2,6 +2,7 @@ import math
 from collections import Counter
 from itertools import chain
 from random import Random
+from statistics import median
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from kitsune.errors import MeasureError
 from tests.unit.tuner.noise import MODELS, iid, offset, process, processes
 from tuner.records import Verdict
-from tuner.statistics.block_statistics import MIN_BLOCKS, log_ratios, median
+from tuner.statistics.block_statistics import MIN_BLOCKS, log_ratios
 from tuner.statistics.process_statistics import (
     LEAST_DEVIATION,
     PROCESSES,

@@ -1,6 +1,7 @@
 import json
 import math
 from random import Random
+from statistics import median
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from kitsune.cli import main
 from tests.unit.tuner.machine import ENVIRONMENT
 from tests.unit.tuner.noise import MODELS, Noise
 from tuner.records import Arm, Measurement, Verdict
-from tuner.statistics.block_statistics import median, order
+from tuner.statistics.block_statistics import order
 from tuner.timing import checkup, planted_slowdown
 from tuner.timing.checkup import PLANTED, STEP
 from tuner.timing.planted_slowdown import measured, spin, waits
