@@ -161,7 +161,7 @@ def new_run(
     """A new queued run, not yet stored. Raises SettingsError for an invalid budget."""
     if trials is not None and not (isinstance(trials, int) and trials >= 1):
         raise SettingsError(f"trials is {trials!r}; it must be a whole number of at least 1")
-    budget_s = None if budget is None else parse_budget(budget)
+    budget_s = None if budget is None else seconds_of(budget, "budget")
     return Run(
         id=new_id(),
         workload=workload,
@@ -171,11 +171,6 @@ def new_run(
         seed=seed,
         created_at=datetime.now(UTC),
     )
-
-
-def parse_budget(budget: str | float) -> float:
-    """Seconds of 300, "300", "90s", "5m" or "1h". Raises SettingsError."""
-    return seconds_of(budget, "budget")
 
 
 def _settings() -> Settings:

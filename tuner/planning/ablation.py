@@ -206,7 +206,7 @@ def contributions(
     usable = [measurement for measurement in measurements if has_enough(knobs, measurement)]
     if not usable:
         return None
-    plans = [plan_arm(knobs, measurement) for measurement in usable]
+    plans = [arm_of(measurement, knobs) for measurement in usable]
     plan_ms = median([median(arm.step_ms) for arm in plans])
     parts = intervals([excesses(knobs, measurement) for measurement in usable])
     others = {knob: gone for measurement in usable for knob, gone in left_out_too(knobs, measurement).items()}
@@ -235,7 +235,7 @@ def contributions(
 
 
 def has_enough(knobs: Configuration, measurement: Measurement) -> bool:
-    return len(plan_arm(knobs, measurement).step_ms) >= MIN_BLOCKS
+    return len(arm_of(measurement, knobs).step_ms) >= MIN_BLOCKS
 
 
 def too_few(knobs: Configuration, measurements: Iterable[Measurement]) -> dict[str, str]:
@@ -248,13 +248,9 @@ def in_ms(part: Interval, plan_ms: float) -> Interval:
     return Interval(median=part.median * plan_ms, low=part.low * plan_ms, high=part.high * plan_ms)
 
 
-def plan_arm(knobs: Configuration, measurement: Measurement) -> Arm:
-    return arm_of(measurement, knobs)
-
-
 def excesses(knobs: Configuration, measurement: Measurement) -> dict[str, list[float]]:
     """Extra time per block and knob. A plan of one choice without that choice is the step as given."""
-    plan = plan_arm(knobs, measurement)
+    plan = arm_of(measurement, knobs)
     eager = next(arm for arm in measurement.arms if not arm.knobs)
     found = {GAIN: excess(eager, plan, plan)}
     for knob, others in left_out_too(knobs, measurement).items():

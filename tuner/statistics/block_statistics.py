@@ -25,15 +25,14 @@ def compare(
     candidate_ms: Sequence[float],
     seed: int = 0,
     *,
-    threshold: float = THRESHOLD,
     resamples: int = RESAMPLES,
 ) -> Comparison:
     """Compares a candidate with a baseline, in ms per step; element i of both was timed in the same round.
 
     The estimate is the median of the paired log-ratios, the interval its 95 % percentile bootstrap (Efron 1979), the
     p-value a two-sided Wilcoxon signed-rank test. Swapping the arguments inverts the speedup and mirrors the verdict.
-    `threshold` is relative (0.005 = 0.5 %). The result holds for this process only, because processes differ; claims
-    about the step need `tuner.statistics.process_statistics`.
+    The result holds for this process only, because processes differ; claims about the step need
+    `tuner.statistics.process_statistics`.
     Raises MeasureError when the blocks are not pairs of positive finite times, or when there are none.
     """
     ratios = log_ratios(baseline_ms, candidate_ms)
@@ -42,19 +41,19 @@ def compare(
     return Comparison(
         speedup=Interval(median=math.exp(median(ratios)), low=math.exp(low), high=math.exp(high)),
         p_value=p_value,
-        verdict=verdict(low, high, p_value, threshold) if len(ratios) >= MIN_BLOCKS else Verdict.AMBIGUOUS,
+        verdict=verdict(low, high, p_value) if len(ratios) >= MIN_BLOCKS else Verdict.AMBIGUOUS,
         blocks=len(ratios),
     )
 
 
-def verdict(low: float, high: float, p_value: float, threshold: float = THRESHOLD) -> Verdict:
+def verdict(low: float, high: float, p_value: float) -> Verdict:
     """The verdict by the 95 % interval [low, high] of the log speedup and the p-value.
 
-    FASTER: p < 0.01 and the whole interval above +threshold. SLOWER: the mirror image. SAME: the whole interval within
+    FASTER: p < 0.01 and the whole interval above THRESHOLD. SLOWER: the mirror image. SAME: the whole interval within
     1 % of 1, for any p. AMBIGUOUS: everything else; more samples would decide. The noise of the step against itself is
     not used, because the interval contains it already.
     """
-    margin, same = math.log1p(threshold), math.log1p(SAME_WITHIN)
+    margin, same = math.log1p(THRESHOLD), math.log1p(SAME_WITHIN)
     if p_value < ALPHA and low > margin:
         return Verdict.FASTER
     if p_value < ALPHA and high < -margin:

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kitsune.base.durations import seconds_of
 from kitsune.errors import BaselineError, ExportError, SettingsError, UnfitError, WorkloadError
 from tests.unit.tuner.machine import GRAPH, GRAPH_WINS, SMALL, Machine, failure
 from tuner import api
-from tuner.api import new_run, parse_budget, tune, tune_workload
+from tuner.api import new_run, tune, tune_workload
 from tuner.records import FailureKind, RunStatus
 from tuner.store.engine import open_database
 from tuner.store.queries import plans, runs, trials
@@ -65,18 +66,18 @@ def live() -> tuple[torch.nn.Module, object, torch.optim.Optimizer, tuple[torch.
 )
 def test_a_budget_is_a_number_and_a_unit(number, unit, space):
     letter, seconds = unit
-    assert parse_budget(f"{space}{number}{space}{letter}{space}") == float(number) * seconds
+    assert seconds_of(f"{space}{number}{space}{letter}{space}", "budget") == float(number) * seconds
 
 
 @given(st.integers(1, 10**9) | st.floats(1e-3, 1e9).filter(lambda value: "e" not in str(value)))
 def test_a_budget_may_be_a_number(seconds):
-    assert parse_budget(seconds) == seconds
+    assert seconds_of(seconds, "budget") == seconds
 
 
 @given(st.text())
 def test_any_text_is_a_positive_time_or_refused(text):
     with contextlib.suppress(SettingsError):
-        assert 0 < parse_budget(text) < math.inf
+        assert 0 < seconds_of(text, "budget") < math.inf
 
 
 NO_BUDGETS = ["", "5 minutes", "-5m", "0", "0.0h", "5w", "1e3", "nan", "inf", "True", "9" * 400, "9" * 308 + "h", "٣m"]
@@ -85,7 +86,7 @@ NO_BUDGETS = ["", "5 minutes", "-5m", "0", "0.0h", "5w", "1e3", "nan", "inf", "T
 @pytest.mark.parametrize("budget", NO_BUDGETS)
 def test_no_budget(budget):
     with pytest.raises(SettingsError, match="use seconds or a time"):
-        parse_budget(budget)
+        seconds_of(budget, "budget")
 
 
 @pytest.mark.parametrize("trials", [0, -1, 2.5, "3"])
