@@ -6,11 +6,12 @@ import stat
 from pathlib import Path
 
 
-def write_whole(path: str | Path, data: bytes) -> None:
+def write_whole(path: str | Path, data: bytes, *, new_mode: int | None = None) -> None:
     """Writes `data` to a temporary file beside the target and renames it; when that fails, the old content stays.
 
     A symbolic link is kept: the file that it points to is replaced, with the same mode. A target that cannot be
-    replaced, as a device or a file in a read-only folder, is written in place. Raises OSError.
+    replaced, as a device or a file in a read-only folder, is written in place. `new_mode`: mode of a file that does
+    not exist yet, in place of the usual one. Raises OSError.
     """
     target = Path(os.path.realpath(path))  # Path.resolve raises a RuntimeError for a cycle of links
     mode = _mode(Path(path))
@@ -19,7 +20,7 @@ def write_whole(path: str | Path, data: bytes) -> None:
         return
     draft = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
     try:
-        _put(draft, data, mode, target)
+        _put(draft, data, new_mode if mode is None else stat.S_IMODE(mode), target)
     except OSError as error:  # naming the path that the caller gave, not the temporary file
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
@@ -28,9 +29,9 @@ def write_whole(path: str | Path, data: bytes) -> None:
 
 def _put(draft: Path, data: bytes, mode: int | None, target: Path) -> None:
     with draft.open("xb") as file:  # unlike tempfile, with the default mode of new files
+        if mode is not None:
+            draft.chmod(mode)
         file.write(data)
-    if mode is not None:
-        draft.chmod(stat.S_IMODE(mode))
     draft.replace(target)
 
 
