@@ -16,17 +16,16 @@ import torch
 from kitsune.base.base_record import Record
 from kitsune.base.durations import seconds_of
 from kitsune.device.backend import pick_device
-from kitsune.errors import SettingsError, StoreError, UnfitError
+from kitsune.errors import SettingsError, StoreError
 from kitsune.plan import Plan
 from kitsune.submission.exporting.export import to_archive
 from kitsune.workload import LossFn, Workload, check_trains, device_of
-from tuner import fault_injection
 from tuner.ids import new_id
 from tuner.measuring.gpu_health import Fitness
 from tuner.planning.ablation import Ablation, ablation_of
 from tuner.planning.untried import Untried, untried
 from tuner.records import Run, Trial
-from tuner.settings import Settings
+from tuner.settings import settings_for_tuning
 from tuner.store.engine import open_database
 from tuner.store.queries import runs, trials
 from tuner.tuning.events import Started
@@ -116,7 +115,7 @@ def tune(
     returned; a second one propagates as KeyboardInterrupt.
     """
     begun_s = time.monotonic()
-    settings = _settings()
+    settings = settings_for_tuning()
     workload = Workload(model, loss_fn, optimizer, batch)
     run = new_run(runs.LIVE, str(device_of(model)), trials=trials, budget=budget)
     check_trains(model, optimizer)
@@ -148,7 +147,7 @@ def tune_workload(
     `tell` is called with every event. `interrupts` returns how often the user has pressed Ctrl-C; the caller handles
     the signal itself. `begun_s`: start of the budget by the monotonic clock; default now.
     """
-    settings = _settings()
+    settings = settings_for_tuning()
     check_spec(spec)
     run = new_run(spec, str(pick_device(device)), trials=trials, budget=budget, seed=seed)
     tuning = partial(Tuning, spec=located(spec), ablates=ablation, interrupts=interrupts, begun_s=begun_s)
@@ -171,15 +170,6 @@ def new_run(
         seed=seed,
         created_at=datetime.now(UTC),
     )
-
-
-def _settings() -> Settings:
-    """Raises UnfitError when tuning is switched off."""
-    settings = Settings.from_environment()
-    if settings.disable:
-        raise UnfitError("KITSUNE_DISABLE is set, so nothing is tuned; unset it first")
-    fault_injection.plant(settings.faults)
-    return settings
 
 
 def _tune(run: Run, make: Make, database_url: str, tell: Tell) -> Result:

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from kitsune.base.base_record import Record
 from kitsune.base.environment import home_folder, is_disabled, is_on, variable
-from tuner.fault_injection import Fault, parsed
+from kitsune.errors import UnfitError
+from tuner.fault_injection import Fault, parsed, plant
 
 
 class Settings(Record):
@@ -34,6 +35,15 @@ class Settings(Record):
         confine = is_on("confine", variables, default=True)
         faults = parsed(variable("faults", variables) or "")
         return cls(home=home, database_url=database_url, disable=is_disabled(variables), confine=confine, faults=faults)
+
+
+def settings_for_tuning() -> Settings:
+    """The settings of this process, whose faults are planted. Raises UnfitError when tuning is switched off."""
+    settings = Settings.from_environment()
+    if settings.disable:
+        raise UnfitError("KITSUNE_DISABLE is set, so nothing is tuned; unset it first")
+    plant(settings.faults)
+    return settings
 
 
 def sqlite_url(path: Path) -> str:

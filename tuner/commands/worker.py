@@ -13,11 +13,10 @@ from kitsune.base.json_logging import LogFormat
 from kitsune.cli import output
 from kitsune.cli.exit_codes import ExitCode
 from kitsune.device.backend import environment, pick_device
-from kitsune.errors import GpuError, SchemaError, SettingsError, StoppedError, StoreBusyError, StoreError, UnfitError
-from tuner import fault_injection
+from kitsune.errors import GpuError, SchemaError, SettingsError, StoppedError, StoreBusyError, StoreError
 from tuner.measuring.gpu_health import Fitness
 from tuner.measuring.scratch import sweep
-from tuner.settings import Settings
+from tuner.settings import settings_for_tuning
 from tuner.store.database import Database
 from tuner.store.engine import create, open_database
 from tuner.store.error_translation import shown
@@ -50,10 +49,7 @@ def work(
     """
     json_logging.set_up(json_logging.chosen(log_format))
     lease_s = _lease_s(lease)
-    settings = Settings.from_environment()
-    if settings.disable:
-        raise UnfitError("KITSUNE_DISABLE is set, so nothing is tuned; unset it first")
-    fault_injection.plant(settings.faults)
+    settings = settings_for_tuning()
     place = pick_device(device)
     sweep()
     fitness = Fitness(str(place))
