@@ -1,10 +1,19 @@
-"""Imports modules that need an optional dependency."""
+"""Imports modules that need an optional dependency, and tells which version is installed."""
 
 import importlib
 from collections.abc import Collection
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kitsune.errors import UnfitError
+
+
+def installed_version(package: str) -> str:
+    """The version of an installed package, else an empty string."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def load(module: str, *, extra: str, packages: Collection[str]) -> Any:

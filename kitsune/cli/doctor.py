@@ -16,13 +16,14 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from kitsune.base.base_record import Record
 from kitsune.base.environment import is_disabled
+from kitsune.base.optional_imports import installed_version
 from kitsune.errors import SettingsError, StoreError
 
 NEWEST_PYTHON_TESTED: Final = (3, 12)  # older than 3.11 cannot load this file
@@ -160,8 +161,8 @@ def _gpu_processes(nvml: Any) -> list[str]:
 
 def check_triton() -> Check:
     """Checks triton against the version that torch's metadata requires; a CPU build of torch requires none."""
-    there = _installed("triton")
-    pinned = re.search(r"triton==(\d[\w.]*)", " ".join(_requirements("torch")))
+    there = installed_version("triton")
+    pinned = re.search(r"triton==(\d[\w.]*)", " ".join(_requirements_of_torch()))
     if pinned is None:
         return _ok("triton", f"this torch needs none; installed: {there or 'none'}")
     wanted, fix = pinned[1], f"pip install triton=={pinned[1]}"
@@ -229,7 +230,7 @@ def check_tuner() -> Check:
     if missing:
         fix = "pip install 'kitsune-torch[tuner]' (a machine that only trains by plans needs none of it)"
         return _warn("tuner", f"cannot tune here; missing: {', '.join(missing)}", fix)
-    return _ok("tuner", ", ".join(f"{package} {_installed(package)}" for package in TUNER_PACKAGES))
+    return _ok("tuner", ", ".join(f"{package} {installed_version(package)}" for package in TUNER_PACKAGES))
 
 
 def check_database() -> Check:
@@ -348,16 +349,9 @@ def _load(module: str) -> Any:
         return None
 
 
-def _installed(package: str) -> str:
+def _requirements_of_torch() -> list[str]:
     try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _requirements(package: str) -> list[str]:
-    try:
-        return requires(package) or []
+        return requires("torch") or []
     except PackageNotFoundError:
         return []
 

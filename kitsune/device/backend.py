@@ -7,7 +7,6 @@ import platform
 import sys
 import warnings
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 import kitsune
 from kitsune import __version__
+from kitsune.base.optional_imports import installed_version
 from kitsune.errors import CaptureError, UnfitError
 from kitsune.plan import Environment
 
@@ -68,16 +68,9 @@ def environment(device: torch.device) -> Environment:
         memory_bytes=properties.total_memory,
         driver=_driver(),
         cuda=torch.version.cuda or "",
-        triton=_installed("triton"),
+        triton=installed_version("triton"),
         **common,
     )
-
-
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _driver() -> str:
