@@ -1,12 +1,10 @@
 """Rebuilds a workload from an archive: modules around its graphs, an optimizer and a synthesised batch."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from kitsune.errors import ArchiveError
 from kitsune.submission.format.archive import Archive
 from kitsune.submission.format.document import Document, TensorEntry
 from kitsune.submission.format.optimizers import build_optimizer
@@ -87,32 +85,6 @@ def assemble_modules(
     names += [f"y{index}" for index in range(split, len(document.inputs))]
     loss = decoder.module(document.loss, names, theirs)
     return model, RebuiltLoss(loss, document.y).train(document.training)
-
-
-def load_weights(workload: Workload, archive: Archive, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copies tensors into a rebuilt workload by their names in the original model's `state_dict()`.
-
-    Tensors that are not in `weights` keep their values. Raises ArchiveError when a name is unknown or a shape differs.
-    """
-    known = {name: index for index, entry in enumerate(archive.document.tensors) for name in entry.names}
-    own = dict(named_tensors(workload))
-    for name, value in weights.items():
-        if name not in known:
-            raise ArchiveError(f"{name} is not a tensor of the archived model")
-        target = own[f"t{known[name]}"]
-        if target.shape != value.shape:
-            raise ArchiveError(f"{name} has shape {list(value.shape)}; the archive says {list(target.shape)}")
-        with torch.no_grad():
-            target.copy_(value)
-
-
-def named_tensors(workload: Workload) -> dict[str, torch.Tensor]:
-    """The tensors of a rebuilt workload by their index in the archive: t0, t1, ..."""
-    graphs = [part.graph for part in (workload.model, workload.loss_fn) if isinstance(part, RebuiltModel | RebuiltLoss)]
-    found: dict[str, torch.Tensor] = {}
-    for graph in graphs:
-        found |= dict(graph.named_parameters(recurse=False)) | dict(graph.named_buffers(recurse=False))
-    return found
 
 
 def _tensor(archive: Archive, entry: TensorEntry, generator: torch.Generator) -> torch.Tensor:
