@@ -8,17 +8,12 @@ from torch import fx, nn
 
 from kitsune.errors import ArchiveError
 from kitsune.submission.format.blocks import Block, Node, Region
+from kitsune.submission.format.limits import ITEM_BYTES
 from kitsune.submission.format.ops import DROPOUT
 from kitsune.submission.format.targets import target
 from kitsune.submission.rebuilding.guards import GUARDS
 
-DTYPES: Final = {
-    name: getattr(torch, name)
-    for name in (
-        "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
-        "complex128",
-    )
-}  # fmt: skip
+DTYPES: Final[Mapping[str, torch.dtype]] = {name: getattr(torch, name) for name in ITEM_BYTES}
 MEMORY_FORMATS: Final = {
     "contiguous": torch.contiguous_format,
     "contiguous_format": torch.contiguous_format,
