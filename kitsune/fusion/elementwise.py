@@ -8,15 +8,13 @@ from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.gelus import Activation, written_gelu
-from kitsune.fusion.match import Match
+from kitsune.fusion.match import Found, Match
 from kitsune.fusion.norms import factors, is_sum
-from kitsune.fusion.operations import is_last, is_tensor, operation_of, value_of
+from kitsune.fusion.operations import behind, is_last, is_tensor, operation_of, value_of
 from kitsune.fusion.writes import is_written
 from kitsune.kernels.batch_norm_relu import batch_norm_relu as batch_norm_relu_kernel
 from kitsune.kernels.bias_activation import KINDS
 from kitsune.kernels.swiglu import swiglu as swiglu_kernel
-
-Found = Match | str | None
 
 GELUS: Final = {"none": "gelu", "tanh": "gelu_tanh"}
 
@@ -149,10 +147,7 @@ def is_added_mask(node: Node) -> bool:
 
 def is_above_the_diagonal(mask: Any, scores: Any) -> bool:
     """Whether the mask is triu(ones(n, n), 1), a causal mask, and is never written."""
-    seen = [mask]
-    while operation_of(mask).name in ("to", "as_is"):
-        mask = operation_of(mask).get("x")
-        seen.append(mask)
+    mask, passed = behind(mask, lambda node: operation_of(node).name in ("to", "as_is"))
     triangle = operation_of(mask)
     ones = triangle.get("x")
     return (
@@ -160,7 +155,7 @@ def is_above_the_diagonal(mask: Any, scores: Any) -> bool:
         and triangle.get("diagonal") == 1
         and operation_of(ones).name == "ones"
         and value_of(mask).shape == value_of(scores).shape[-2:]
-        and not is_written((*seen, ones))
+        and not is_written((*passed, mask, ones))
     )
 
 

@@ -6,12 +6,10 @@ import torch
 from torch.fx import Node
 
 from kitsune.fusion import calls
-from kitsune.fusion.match import Match
+from kitsune.fusion.match import Found, Match
 from kitsune.fusion.norms import is_widening
-from kitsune.fusion.operations import is_tensor, operation_of, value_of
+from kitsune.fusion.operations import behind, is_tensor, operation_of, value_of
 from kitsune.kernels import cross_entropy as kernel
-
-Found = Match | str | None
 
 #: aten's number of a reduction -> its name in torch.nn.functional.
 REDUCTIONS: Final = {0: "none", 1: "mean", 2: "sum"}
@@ -58,13 +56,12 @@ def linear_cross_entropy(node: Node) -> Found:
 
 def head_of(logits: Any, classes: int) -> tuple[Any, list[Node]]:
     """(the input of a chain of views and casts that do not round, the chain)."""
-    passed: list[Node] = []
-    while (operation_of(logits).name in ("view", "as_is") or is_widening(logits)) and (
-        value_of(logits).shape[-1] == classes
-    ):
-        passed.append(logits)
-        logits = operation_of(logits).get("x")
-    return logits, passed
+
+    def is_passed(node: Any) -> bool:
+        is_same = operation_of(node).name in ("view", "as_is") or is_widening(node)
+        return is_same and value_of(node).shape[-1] == classes
+
+    return behind(logits, is_passed)
 
 
 def settings_of(node: Node) -> tuple[int, float, str]:

@@ -54,6 +54,10 @@ class Match:
         return tuple(node for node in self.inner if any(user not in own for user in node.users))
 
 
+#: What a pattern finds at a node: a match, the reason why what is there does not match, or nothing.
+Found = Match | str | None
+
+
 def place_of(match: Match) -> Node | str:
     """The node before which the call can be inserted, or the reason why there is none."""
     order = {node: number for number, node in enumerate(match.results[0].graph.nodes)}

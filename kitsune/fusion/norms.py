@@ -8,11 +8,9 @@ import torch
 from torch.fx import Node
 
 from kitsune.fusion import calls
-from kitsune.fusion.match import Match
-from kitsune.fusion.operations import is_last, is_tensor, operation_of, value_of
+from kitsune.fusion.match import Found, Match
+from kitsune.fusion.operations import behind, is_last, is_tensor, operation_of, value_of
 from kitsune.kernels.dtypes import DTYPES
-
-Found = Match | str | None
 
 #: Call of a norm -> call of the addition and that norm.
 OF_A_SUM: Final[Mapping[Callable[..., Any], Callable[..., Any]]] = {
@@ -51,7 +49,7 @@ def rms_norm(node: Node) -> Found:
 def written_rms_norm(node: Node) -> Found:
     """weight * (x * rsqrt(mean(x * x) + eps)), with casts to fp32 and back, as in Llama."""
     for weight, normed in factors(node):
-        scaled, rounded = behind_casts(normed)
+        scaled, rounded = behind(normed, is_cast)
         for wide, root in factors(scaled):
             if operation_of(root).name != "rsqrt":
                 continue
@@ -64,7 +62,7 @@ def written_rms_norm(node: Node) -> Found:
                 continue
             if value_of(weight).shape != value_of(wide).shape[-1:]:
                 return "it has no weight for each element of a row"
-            x, widened = behind_widening(wide)
+            x, widened = behind(wide, is_widening)
             dtypes = {value_of(one).dtype for one in rounded}
             if not dtypes <= {torch.float32, value_of(x).dtype, value_of(node).dtype}:
                 return "it is rounded to another dtype in between"
@@ -111,22 +109,8 @@ def factors(node: Any) -> list[tuple[Any, Any]]:
     return [pair, pair[::-1]]
 
 
-def behind_casts(node: Any) -> tuple[Any, list[Node]]:
-    """(the input of a chain of casts, the casts)."""
-    passed: list[Node] = []
-    while operation_of(node).name == "to":
-        passed.append(node)
-        node = operation_of(node).get("x")
-    return node, passed
-
-
-def behind_widening(node: Any) -> tuple[Any, list[Node]]:
-    """(the input of a chain of casts that do not round, the casts)."""
-    passed: list[Node] = []
-    while is_widening(node):
-        passed.append(node)
-        node = operation_of(node).get("x")
-    return node, passed
+def is_cast(node: Any) -> bool:
+    return operation_of(node).name == "to"
 
 
 def is_widening(node: Any) -> bool:

@@ -5,7 +5,7 @@ contain the corresponding aten operators.
 """
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -146,6 +146,15 @@ def is_tensor(node: Any) -> bool:
 def is_last(dim: Any, x: Any) -> bool:
     """Whether `dim` is the last dimension of a tensor."""
     return is_tensor(x) and dim in (-1, value_of(x).ndim - 1)
+
+
+def behind(node: Any, is_passed: Callable[[Any], bool]) -> tuple[Any, list[Node]]:
+    """(the input of a chain of nodes, the chain): goes from the last node to its `x` while `is_passed`."""
+    passed: list[Node] = []
+    while is_passed(node):
+        passed.append(node)
+        node = operation_of(node).get("x")
+    return node, passed
 
 
 def autocasts_at(node: Node) -> tuple[tuple[Any, ...], ...]:

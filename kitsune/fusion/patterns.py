@@ -10,7 +10,7 @@ from torch.fx import Node
 from kitsune.errors import SettingsError
 from kitsune.fusion import elementwise, losses, norms, rotary
 from kitsune.fusion.config import FusionConfig
-from kitsune.fusion.match import Match
+from kitsune.fusion.match import Found, Match
 from kitsune.kernels.dtypes import DTYPES
 
 Kind = Literal["elementwise", "reduction", "matmul"]
@@ -33,7 +33,7 @@ class Pattern:
 
     name: str
     kind: Kind
-    find: Callable[[Node], Match | str | None]
+    find: Callable[[Node], Found]
     dtypes: Collection[torch.dtype] = DTYPES
 
     def __post_init__(self) -> None:

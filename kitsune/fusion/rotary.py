@@ -11,12 +11,10 @@ from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_
 from torch.fx import Node
 
 from kitsune.fusion import calls
-from kitsune.fusion.match import Match
+from kitsune.fusion.match import Found, Match
 from kitsune.fusion.norms import factors, is_sum
 from kitsune.fusion.operations import Operation, is_last, is_tensor, operation_of, value_of
 from kitsune.fusion.writes import bodies_of, is_written
-
-Found = Match | str | None
 
 #: A half of the last dimension: of which tensor, which half, and the nodes that slice it.
 Half = tuple[Any, int, tuple[Node, ...]]
