@@ -93,16 +93,14 @@ def prove_job(job: Job, enter: Enter) -> LongProof | Failure:
     return prove_long(job, probe, end_s=end_s)
 
 
-def prove_long(
-    job: Job, probe: Probe, budget_s: float | None = None, *, end_s: float = math.inf
-) -> LongProof | Failure:
-    """Checks the job's last arm. Takes `budget_s`, or the job's budget, or two minutes, not counting compilation.
+def prove_long(job: Job, probe: Probe, *, end_s: float = math.inf) -> LongProof | Failure:
+    """Checks the job's last arm. Takes the job's budget, or two minutes, not counting compilation.
 
     Checks that would not end by `end_s`, with compilation, are skipped, and the proof's notes say so.
 
     Raises DeclinedError when a choice cannot be applied, and whatever the candidate raises.
     """
-    task, results = _task(job, probe, budget_s or job.budget_s or BUDGET_S, end_s)
+    task, results = _task(job, probe, job.budget_s or BUDGET_S, end_s)
     if not probe.random:
         failure = _within_memory(task, results)
         return failure or results.verdict()

@@ -57,7 +57,8 @@ def proven(name: str, precision: str) -> LongProof | Failure:
     probe = Probe(random=is_random, vary=True, step_ms=1.0, peak_bytes=0, parameters=1)
     knobs = {"layout": "channels_last", **PRECISIONS[precision]}
     arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs=knobs))
-    return prove_long(Job(workload=f"{FAULTY}:{name}", device="cpu", arms=arms), probe, 0.42 if is_random else 0.3)
+    budget_s = 0.42 if is_random else 0.3
+    return prove_long(Job(workload=f"{FAULTY}:{name}", device="cpu", arms=arms, budget_s=budget_s), probe)
 
 
 def test_every_planted_fault_is_looked_for():
@@ -162,7 +163,8 @@ def proven_by(end_s: float, monkeypatch: pytest.MonkeyPatch, name: str = "right_
     monkeypatch.setattr(long_training, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     probe = Probe(random=True, vary=True, step_ms=1.0, peak_bytes=0, parameters=1)
     arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs={"layout": "channels_last"}))
-    return prove_long(Job(workload=f"{FAULTY}:{name}", device="cpu", arms=arms), probe, 0.42, end_s=end_s)
+    job = Job(workload=f"{FAULTY}:{name}", device="cpu", arms=arms, budget_s=0.42)
+    return prove_long(job, probe, end_s=end_s)
 
 
 def test_what_a_proof_has_no_time_for_is_left_out_and_said(monkeypatch):
