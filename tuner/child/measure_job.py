@@ -6,17 +6,15 @@ from functools import partial
 
 import torch
 
-from kitsune.device.backend import environment, gpu_uuid, pick_device
+from kitsune.device.backend import environment, pick_device
 from kitsune.plan import Numerics
 from tuner.building.arms import LiveArm
 from tuner.building.probe import not_finite, probe_workload
-from tuner.measuring.gpu_watch import watch_gpu
-from tuner.measuring.host_watch import HostWatch
 from tuner.measuring.protocol import ArmSpec, Job
 from tuner.numerics.numerics_gate import prove
 from tuner.records import Failure, FailureKind, Measurement, Phase
-from tuner.timing.clock import clock_of
-from tuner.timing.interleaved_rounds import RoundSchedule, Timing, Watches, hopeless, time_arms
+from tuner.timing.clock import clock_of, watches_of
+from tuner.timing.interleaved_rounds import RoundSchedule, Timing, hopeless, time_arms
 
 BLOCK_MS = {"cpu": 20.0, "cuda": 50.0}
 WARM_S = {"cpu": 0.2, "cuda": 1.0}
@@ -119,9 +117,8 @@ def _time(job: Job, arms: list[LiveArm]) -> Timing:
         budget_s=_budget_s(job),
         seed=job.seed,
     )
-    watch = Watches(HostWatch(), *([watch_gpu(gpu_uuid(device))] if device.type == "cuda" else []))
     cannot_win = partial(hopeless, best_speedup=job.best_speedup) if job.best_speedup else _never
-    return time_arms([arm.run for arm in arms], clock_of(device), watch, schedule, cannot_win)
+    return time_arms([arm.run for arm in arms], clock_of(device), watches_of(device), schedule, cannot_win)
 
 
 def _budget_s(job: Job) -> float | None:

@@ -1,11 +1,13 @@
-"""Clocks for blocks of steps: CUDA events on a GPU, the host's clock on a CPU."""
+"""The clock of a device for blocks of steps, CUDA events on a GPU, the host's clock on a CPU; and its watches."""
 
 import time
 
 import torch
 
-from kitsune.device.backend import synchronize
-from tuner.timing.interleaved_rounds import BlockClock, Step
+from kitsune.device.backend import gpu_uuid, synchronize
+from tuner.measuring.gpu_watch import watch_gpu
+from tuner.measuring.host_watch import HostWatch
+from tuner.timing.interleaved_rounds import BlockClock, Step, Watches
 
 
 class GpuClock:
@@ -46,3 +48,8 @@ class HostClock:
 
 def clock_of(device: torch.device) -> BlockClock:
     return GpuClock(device) if device.type == "cuda" else HostClock()
+
+
+def watches_of(device: torch.device) -> Watches:
+    """Watches the host, and the GPU if the device is one."""
+    return Watches(HostWatch(), *([watch_gpu(gpu_uuid(device))] if device.type == "cuda" else []))

@@ -13,17 +13,15 @@ from statistics import median
 
 import torch
 
-from kitsune.device.backend import environment, gpu_uuid, make_current, pick_device
-from tuner.measuring.gpu_watch import watch_gpu
-from tuner.measuring.host_watch import HostWatch
+from kitsune.device.backend import environment, make_current, pick_device
 from tuner.records import Arm, Measurement
 from tuner.statistics.process_statistics import ROUNDS
 from tuner.timing.checkup import PLANTED, STEP
-from tuner.timing.clock import clock_of
-from tuner.timing.interleaved_rounds import BlockClock, RoundSchedule, Step, Watches, one_round, time_arms, warm_up
+from tuner.timing.clock import clock_of, watches_of
+from tuner.timing.interleaved_rounds import BlockClock, RoundSchedule, Step, one_round, time_arms, warm_up
 
-BLOCK_MS = {"cpu": 20.0, "cuda": 20.0}
-WARM_S = {"cpu": 0.5, "cuda": 0.5}
+BLOCK_MS = 20.0
+WARM_S = 0.5
 WIDTH = {"cpu": 512, "cuda": 2048}  # about 10 ms a step on two cores; on a GPU two waves of 128x128 tiles on 132 SMs
 LAYERS = 3
 CALIBRATION_CYCLES = 20_000_000  # 11 ms at 1.8 GHz
@@ -36,16 +34,15 @@ def measured(device: torch.device, seed: int = 0) -> Measurement:
     """Times the step and every arm of PLANTED, interleaved."""
     make_current(device)
     torch.manual_seed(seed)
-    clock, step = clock_of(device), a_step(device)
-    schedule = RoundSchedule(rounds=ROUNDS, block_ms=BLOCK_MS[device.type], warm_s=WARM_S[device.type], seed=seed)
-    watch = Watches(HostWatch(), *([watch_gpu(gpu_uuid(device))] if device.type == "cuda" else []))
+    clock, watches, step = clock_of(device), watches_of(device), a_step(device)
+    schedule = RoundSchedule(rounds=ROUNDS, block_ms=BLOCK_MS, warm_s=WARM_S, seed=seed)
     begin_s = clock.now_s()
     clock.block_ms(step, 1)
     first_step_s = clock.now_s() - begin_s
     step_ms = as_given_ms(step, clock, schedule)
     wait = waits(device, clock, step, step_ms)
     slower = [both(step, wait(share * step_ms)) if share else step for share in PLANTED.values()]
-    timing = time_arms([step, *slower], clock, watch, replace(schedule, warm_s=0), lambda *_: False)
+    timing = time_arms([step, *slower], clock, watches, replace(schedule, warm_s=0), lambda *_: False)
     return Measurement(
         arms=tuple(
             Arm(name=name, knobs={}, step_ms=times, peak_bytes=0, first_step_s=first_step_s)

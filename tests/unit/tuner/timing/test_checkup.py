@@ -105,8 +105,8 @@ def test_device_is_accepted_with_measure_only(capsys):
 
 def test_a_process_times_the_step_and_what_is_planted(monkeypatch):
     monkeypatch.setitem(planted_slowdown.WIDTH, "cpu", 64)
-    monkeypatch.setitem(planted_slowdown.WARM_S, "cpu", 0.01)
-    monkeypatch.setitem(planted_slowdown.BLOCK_MS, "cpu", 2.0)
+    monkeypatch.setattr(planted_slowdown, "WARM_S", 0.01)
+    monkeypatch.setattr(planted_slowdown, "BLOCK_MS", 2.0)
     found = measured(torch.device("cpu"))
     assert [arm.name for arm in found.arms] == [STEP, *PLANTED]
     assert {len(arm.step_ms) for arm in found.arms} == {10}
