@@ -16,6 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from kitsune.amp import AMPConfig, has_bf16
+from kitsune.base.atomic_write import writing
 from kitsune.client.remote_tuning import Auto, plan_of_model
 from kitsune.errors import DeclinedError, SettingsError
 from kitsune.fusion import FusionConfig
@@ -277,10 +278,8 @@ class KitsuneOptimizer(Optimizer):
         report = self.report
         found = {"applied": dict(report.applied), "declined": dict(report.declined)}
         text = json.dumps({**found, **self._profile.get_metrics()}, indent=2, allow_nan=False)
-        try:
+        with writing(str(filepath)):
             Path(filepath).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise SettingsError(f"{filepath} cannot be written: {error.strerror}") from error
 
     def close(self) -> None:
         """Gives model and optimizer back as they were; the wrapped optimizer goes on alone."""

@@ -1,9 +1,13 @@
-"""Atomic file writes: a reader sees the old content or the new one, never a part."""
+"""Writes files. Atomically: a reader sees the old content or the new one, never a part."""
 
+import contextlib
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+
+from kitsune.errors import SettingsError
 
 
 def write_whole(path: str | Path, data: bytes, *, new_mode: int | None = None) -> None:
@@ -25,6 +29,15 @@ def write_whole(path: str | Path, data: bytes, *, new_mode: int | None = None) -
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(target: str, note: str = "") -> Iterator[None]:
+    """Turns an OSError into a SettingsError that says which `target` cannot be written, and why; `note` follows."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(f"{target} cannot be written: {error.strerror}{note}") from error
 
 
 def _put(draft: Path, data: bytes, mode: int | None, target: Path) -> None:

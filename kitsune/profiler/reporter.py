@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from kitsune.base.atomic_write import write_whole
+from kitsune.base.atomic_write import write_whole, writing
 from kitsune.errors import SettingsError
 from kitsune.profiler.columns import shown
 from kitsune.profiler.metrics import (
@@ -116,7 +116,5 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _written(path: Path, text: str) -> None:
-    try:
+    with writing(str(path)):
         write_whole(path, text.encode())
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error.strerror}") from error

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import torch
 
+from kitsune.base.atomic_write import writing
 from kitsune.base.text_format import clean, factor
 from kitsune.cli import output
 from kitsune.cli.output import facts, machine, table
 from kitsune.device.backend import environment, make_current, pick_device
-from kitsune.errors import KitsuneError, SettingsError
+from kitsune.errors import KitsuneError
 from kitsune.launches.planning.analysis import Analysis, Outlook, analysed, counted, in_ms, outlook
 from kitsune.launches.planning.candidates import WAIT_US
 from kitsune.launches.plans import Planned
@@ -103,10 +104,8 @@ def analysis_of(plans: Sequence[Planned], finest: Planned, asked: Sequence[int])
 def draw(plan: Planned, kind: str, path: Path) -> None:
     """Raises SettingsError when the file cannot be written."""
     save = plan.save_trace if kind == "trace" else plan.save_svg
-    try:
+    with writing(f"--{kind} {path}"):
         save(path)
-    except OSError as error:
-        raise SettingsError(f"--{kind} {path} cannot be written: {error.strerror}") from error
     where = counted(len(plan.schedule.used), "stream", "streams")
     output.note(f"The quickest plan by prediction, on {where}, is in {path}")
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from kitsune.base.atomic_write import writing
 from kitsune.cli import output
-from kitsune.errors import SettingsError, WorkloadError
+from kitsune.errors import WorkloadError
 from kitsune.submission.exporting.export import to_archive
 from tuner.workloads.loader import WorkloadSource, load_workload, workload_source
 
@@ -15,10 +16,8 @@ def export(spec: str, out: Path, *, as_json: bool) -> None:
     target = out.absolute()  # the user's code may change to another folder
     with output.aside():
         archive = to_archive(load_workload(spec, "cpu"))
-    try:
+    with writing(f"--out {out}"):
         archive.save(target)
-    except OSError as error:
-        raise SettingsError(f"--out {out} cannot be written: {error.strerror}") from error
     size = target.stat().st_size
     if as_json:
         output.emit({"fingerprint": archive.fingerprint, "bytes": size, "file": str(out)})

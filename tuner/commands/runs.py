@@ -10,6 +10,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from kitsune.base.atomic_write import writing
 from kitsune.base.backoff import retried, within
 from kitsune.base.durations import seconds_of
 from kitsune.base.text_format import clean
@@ -195,10 +196,8 @@ def check_writable(out: Path, option: str = "--out") -> None:
 
 def save(plan: Plan, out: Path, *, kept: str = "the plan is in the database") -> None:
     """Raises SettingsError when the file cannot be written; `kept` then tells where else the plan is stored."""
-    try:
+    with writing(f"--out {out}", note=f"; {kept}"):
         plan.save(out)
-    except OSError as error:
-        raise SettingsError(f"--out {out} cannot be written: {error.strerror}; {kept}") from error
     output.note(f"The plan is in {out}")
 
 

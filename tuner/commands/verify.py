@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Final
 
-from kitsune.base.atomic_write import write_whole
+from kitsune.base.atomic_write import write_whole, writing
 from kitsune.base.text_format import clean
 from kitsune.cli import output
 from kitsune.cli.exit_codes import ExitCode
 from kitsune.device.backend import environment, make_current, pick_device
-from kitsune.errors import SettingsError, UnfitError, WorkloadError
+from kitsune.errors import UnfitError, WorkloadError
 from kitsune.plan import Match, Plan
 from tuner.child.trainings import Trainings
 from tuner.child.zoo_plans import is_plan_of, zoo_workload
@@ -37,10 +37,8 @@ def verify(
     plan = Plan.load(file)
     with output.aside():
         found = verified(plan, spec, steps=steps, seeds=seeds, device=device)
-    try:
+    with writing(f"--out {out}"):
         write_whole(out, (found.model_dump_json(indent=1) + "\n").encode())
-    except OSError as error:
-        raise SettingsError(f"--out {out} cannot be written: {error.strerror}") from error
     output.note(f"The curves are in {out}")
     if as_json:
         output.emit(found.model_dump(mode="json"))
