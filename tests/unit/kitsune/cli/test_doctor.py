@@ -183,7 +183,7 @@ def test_gpu_processes_that_cannot_be_seen_are_said_to_be_so(monkeypatch, tmp_pa
     ],
 )
 def test_triton_is_the_pair_that_torch_names(monkeypatch, requirements, installed, status):
-    monkeypatch.setattr(doctor, "_requirements", {"torch": requirements}.__getitem__)
+    monkeypatch.setattr(doctor, "_requirements_of_torch", lambda: requirements)
     monkeypatch.setattr(doctor, "installed_version", {"triton": installed}.__getitem__)
     check = doctor.check_triton()
     assert check.status == status
