@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks import results_file
 from benchmarks.cases import CASES
+from benchmarks.inspected import inspected
 from benchmarks.recorded import Recorded, line_of, rival_of, to_record
 from kitsune.device.backend import pick_device
-from tuner.measuring import measure
 from tuner.measuring.crew import Children, Crew, Finished
 from tuner.measuring.protocol import ArmSpec, Job, Limits
 from tuner.measuring.scratch import scratch
@@ -95,9 +95,7 @@ def begun(path: Path, workload: str, device: str) -> tuple[Space, Configuration]
             raise SystemExit(f"{path.name} is of {head['workload']} on {head['gpu'] or 'a CPU'}")
         results_file.append(path, here)
         return Space.of(head["inapplicable"]), head["rival"]
-    found = measure.inspect(workload, device)
-    if isinstance(found, Failure):
-        raise SystemExit(f"{workload} fails as given: {found.reason}")
+    found = inspected(workload, device)
     space = Space.of(found.inapplicable)
     told = {"workload": workload, "inapplicable": dict(found.inapplicable), "rival": rival_of(space)}
     looked = {"step_ms": found.step_ms, "parameters": found.parameters, "batch": found.batch}

@@ -22,13 +22,12 @@ from typing import Any, Final
 
 from benchmarks import results_file
 from benchmarks.cases import CASES
+from benchmarks.inspected import inspected
 from benchmarks.results_file import Figure
 from kitsune.device.backend import pick_device
 from kitsune.plan import Plan
 from tuner.building.arms import LiveArm, prepare
-from tuner.measuring import measure
 from tuner.measuring.protocol import ArmSpec, Job
-from tuner.records import Failure
 from tuner.search.presets import OPENING, RIVAL, Preset, resolved
 from tuner.search.space import Configuration, Space
 
@@ -82,10 +81,7 @@ def in_a_process(spec: str, device: str, knobs: Configuration, folder: Path) -> 
 
 def arms_of(spec: str, device: str, plan: Path | None) -> dict[str, Configuration]:
     """By name: the strongest of plain torch, and the plan or the best guess for this device."""
-    found = measure.inspect(spec, device)
-    if isinstance(found, Failure):
-        raise SystemExit(f"{spec} fails as given: {found.reason}")
-    space = Space.of(found.inapplicable)
+    space = Space.of(inspected(spec, device).inapplicable)
     stock, *others = (each.knobs for each in resolved((RIVAL, *OURS), space))
     if plan is not None:
         return {"stock": stock, "plan": Plan.load(plan).knobs}
