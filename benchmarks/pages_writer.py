@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages_database import tried
+from kitsune.base.backoff import rest
 from kitsune.plan import Plan
 from tuner.measuring.child_process import Check
 from tuner.measuring.protocol import Inspection
@@ -24,7 +25,6 @@ from tuner.terminal.progress import Quiet
 from tuner.tuning.events import Event, Inspected, Tried
 from tuner.tuning.run import Conclusion
 from tuner.wall_clock import utcnow
-from tuner.worker.backoff import rest
 from tuner.worker.worker import Stop, Worker
 
 

@@ -1,9 +1,12 @@
 """The cases of the benchmarks: what their names promise is what they measure; and how they are called."""
 
+import importlib
+from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
 
+import benchmarks
 from benchmarks.cases import CASES, FORWARDS
 from benchmarks.results_file import command_line
 from tuner.workloads.loader import check_spec
@@ -11,6 +14,15 @@ from tuner.zoo import ZOO
 from tuner.zoo.recipe import Tokens
 
 ALL = CASES | FORWARDS
+
+
+PROGRAMS = sorted(path.stem for path in Path(benchmarks.__file__).parent.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_loads(name: str) -> None:
+    """No other test loads all of them, and what they import may have moved."""
+    importlib.import_module(f"benchmarks.{name}")
 
 
 def told(spec: str) -> str:
