@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 import benchmarks
+from benchmarks import flags
 from benchmarks.cases import CASES, FORWARDS
 from benchmarks.results_file import command_line
 from tuner.workloads.loader import check_spec
@@ -23,6 +24,15 @@ PROGRAMS = sorted(path.stem for path in Path(benchmarks.__file__).parent.glob("*
 def test_a_program_loads(name: str) -> None:
     """No other test loads all of them, and what they import may have moved."""
     importlib.import_module(f"benchmarks.{name}")
+
+
+def test_a_set_of_flags_that_this_torch_lacks_is_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = {flags.DEFAULT: {}, "known": {"combo_kernels": True}, "gone": {"combo_kernels": True, "no_such_flag": 1}}
+    monkeypatch.setattr(flags, "SETS", sets)
+    assert set(flags.sets_here(sets)) == {flags.DEFAULT, "known"}
+    assert "gone is left out" in capsys.readouterr().err
 
 
 def told(spec: str) -> str:
