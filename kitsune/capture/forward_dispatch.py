@@ -195,7 +195,7 @@ class SegmentedForward:
             return unheard
         opaque = opaque_type(arguments)
         if opaque is not None:
-            return f"the model is called with a {opaque}, whose tensors cannot be told"
+            return f"the model is called with a {opaque}, whose tensors cannot be found"
         devices = {leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)}
         others = sorted(str(device) for device in devices if device.type != self.device.type)
         return f"the model is called with a tensor on {others[0]}" if others else None

@@ -271,7 +271,7 @@ def why_not_joined(leaves: Sequence[Any]) -> str | None:
     """Why the leaves of an output cannot come out of a node of the user's autograd graph, or None."""
     opaque = next(filter(None, map(opaque_type, leaves)), None)
     if opaque is not None:
-        return f"the model returns a {opaque}, whose tensors cannot be told"
+        return f"the model returns a {opaque}, whose tensors cannot be found"
     if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
         return "the model's output does not depend on a parameter that requires a gradient"
     return None

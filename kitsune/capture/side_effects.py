@@ -1,4 +1,4 @@
-"""What a run does beyond its launches, which a replay of them would not do. Looked for once, before a capture."""
+"""Finds side effects of a run that a replay of its launches would not repeat. Asked once, before a capture."""
 
 import gc
 import random

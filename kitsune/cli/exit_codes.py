@@ -31,7 +31,7 @@ MEANINGS: Final[Mapping[ExitCode, str]] = {
     ExitCode.UNFIT: "this machine lacks what is needed, or a plan does not fit it",
     ExitCode.REJECTED: "what was given is refused: a workload, an archive, a plan, the name of a run",
     ExitCode.NO_RESULT: "tuning has no result: every trial failed, or the budget ended before the first",
-    ExitCode.REMOTE: "a server does not answer, or refuses what it was asked for",
+    ExitCode.REMOTE: "a server is unreachable, or refused the request",
     ExitCode.STORE: "the database cannot be used: locked, full, unreachable, of another version",
     ExitCode.HUNG_UP: "the terminal went away (SIGHUP)",
     ExitCode.INTERRUPTED: "Ctrl-C (SIGINT); after the first one the best so far is printed",

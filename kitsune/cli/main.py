@@ -240,7 +240,9 @@ def tell_health(
     measure: Annotated[
         bool, typer.Option("--measure", help="Instead: time a step with known slowdowns, for about a minute.")
     ] = False,
-    device: Device = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="cpu|cuda:N", help="With --measure. Default: the current GPU, or the CPU.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check whether this machine can run Kitsune; exit code 3 if a main job cannot work."""
@@ -248,7 +250,7 @@ def tell_health(
         checkup = load("tuner.timing.checkup", extra="tuner", packages=(*doctor.TUNER_PACKAGES, "pynvml"))
         raise typer.Exit(checkup.tell(device, as_json=as_json))
     if device is not None:
-        raise typer.BadParameter("stands with --measure only", param_hint="--device")
+        raise typer.BadParameter("needs --measure", param_hint="--device")
     checks = doctor.checks()
     fits = all(check.status is not doctor.Status.FAIL for check in checks)
     if as_json:

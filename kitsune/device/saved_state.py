@@ -14,6 +14,8 @@ class SavedState:
 
     A context manager: restores on exit. `tensors` is called again by `restore`, because a run may have put another
     tensor in the place of one. `device`: its default generators are saved too. `copies`: one of each tensor.
+    A tensor that has another number of elements now is left as it is; then `restore` raises CaptureError with the
+    reason `resized`, if there is one.
     """
 
     def __init__(
@@ -21,8 +23,10 @@ class SavedState:
         tensors: Callable[[], Sequence[torch.Tensor]],
         device: torch.device | None = None,
         generators: Iterable[torch.Generator] = (),
+        resized: str = "",
     ) -> None:
         self._tensors = tensors
+        self._resized = resized
         self._device = device
         self._random = None if device is None else rng_state(device)
         self._generators = [(generator, generator.get_state()) for generator in generators]
@@ -36,18 +40,17 @@ class SavedState:
         self.restore()
 
     def restore(self) -> None:
-        """Raises CaptureError, after restoring the rest, when a tensor has another size."""
         pairs = list(zip(self._tensors(), self.copies, strict=True))
-        kept = [(tensor, copy) for tensor, copy in pairs if tensor.shape == copy.shape]
+        kept = [(tensor, copy) for tensor, copy in pairs if tensor.numel() == copy.numel()]
         with torch.no_grad():
             for tensor, copy in kept:
-                tensor.copy_(copy)
+                tensor.copy_(copy.reshape(tensor.shape))
         if self._device is not None and self._random is not None:
             set_rng_state(self._device, self._random)
         for generator, state in self._generators:
             generator.set_state(state)
-        if len(kept) < len(pairs):
-            raise CaptureError("the step changes the size of a storage from before the step (`resize_`)")
+        if self._resized and len(kept) < len(pairs):
+            raise CaptureError(self._resized)
 
     def has_changed(self) -> bool:
         """Whether a tensor differs from its copy. Waits for the device."""

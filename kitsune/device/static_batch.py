@@ -103,7 +103,7 @@ def why_not_static(batch: Any) -> str | None:
     """The reason why the tensors of a batch cannot be copied into static ones at every step, or None."""
     opaque = opaque_type(batch)
     if opaque is not None:
-        return f"the batch holds a {opaque}, whose tensors cannot be told"
+        return f"the batch holds a {opaque}, whose tensors cannot be found"
     if any(tensor.requires_grad for tensor in tensors_of(batch)):
         return "the batch requires a gradient, but the step would compute it for a copy"
     return None

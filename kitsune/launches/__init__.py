@@ -1,4 +1,4 @@
-"""Puts a training step on several CUDA streams: record, transform, time, plan, race, prove, capture.
+"""Puts a training step on several CUDA streams: record, transform, time, plan, race, capture, prove.
 
 docs/streams-design.md describes each stage.
 """

@@ -1,6 +1,6 @@
 """Planner: runs the stages that put a training step on several CUDA streams.
 
-record -> transform -> time the launches -> plan -> race -> prove -> capture. docs/streams-design.md explains each stage
+record -> transform -> time the launches -> plan -> race -> capture -> prove. docs/streams-design.md explains each stage
 and gives its measurements; docs/decisions/0008-planned-launches.md says why the design is as it is.
 """
 

@@ -19,7 +19,7 @@ from kitsune.launches.timing_cache import TimingCache, key_of
 #: the speed of the host.
 RACE_S: Final = 3.0
 RACE_STEPS: Final = 500
-WON_BEFORE: Final = "; it won when this step was planned before, and raced against one stream only"
+WON_BEFORE: Final = "; the winner of an earlier process, timed against one stream only"
 
 
 class PlanRace:

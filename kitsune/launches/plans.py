@@ -50,7 +50,10 @@ class Planned(Candidate):
         return timeline_of(self.recording.graph, self.schedule, self.memory, told, at_most)
 
     def class_times(self) -> tuple[ClassTime, ...]:
-        """The launches by class of kernels, longest first. Takes some milliseconds, and 1 GiB of a GPU's memory."""
+        """The launches by class of kernels, longest first. Takes some milliseconds, and 1 GiB of a GPU's memory.
+
+        Empty if there is less.
+        """
         return class_times_of(self.recording, self.costs_us)
 
     def save_trace(self, path: str | Path) -> None:

@@ -27,7 +27,7 @@ from kitsune.update.update_graph import UpdateGraph
 
 CAREFUL_FORWARDS = 5  # compiling, warming up and capturing are over after these
 SCALED_BY_LOOP = "a GradScaler steps this optimizer: the loop scales its loss already"
-AUTOCAST_NOTE = "forwards under the loop's own autocast ran as given: its choice of precision stands"
+AUTOCAST_NOTE = "forwards under the loop's own autocast ran as given, in the loop's precision"
 HOOK_NOTE = "forwards ran as given while a hook on all modules was there to see them"
 
 

@@ -1,4 +1,4 @@
-"""What a failed run has changed, put back before the run is repeated."""
+"""Restores buffers and generators after a failed run, before the run is repeated."""
 
 import torch
 
@@ -15,7 +15,14 @@ class Rollback:
     def __init__(
         self, model: torch.nn.Module, device: torch.device, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        self.restore = SavedState(lambda: list(model.buffers()), device).restore
+        buffers = dict(model.named_buffers())
+
+        def as_they_are() -> list[torch.Tensor]:
+            """A run may replace a buffer, and register others, which are left as they are."""
+            now = dict(model.named_buffers())
+            return [now.get(name, buffer) for name, buffer in buffers.items()]
+
+        self.restore = SavedState(as_they_are, device).restore
         self._updated = [] if optimizer is None else parameters_of(optimizer)
         self._sums = sums(self._updated)
 

@@ -76,7 +76,7 @@ TYPES: Final[Mapping[str, ProblemType]] = {
     ),
     "conflict": ProblemType(
         409,
-        "The request contradicts what is there",
+        "The request conflicts with the current state",
         "The request is valid, but not in the current state. Nothing was changed.",
         "An `Idempotency-Key` was used for another request; a run that has not ended cannot be deleted or retried; or "
         "a retry needs the machine where the run was started.",

@@ -158,10 +158,7 @@ class LiveArm:
         timeline = report.timeline(MAX_LAUNCHES)
         if timeline is None or report.picture is None:
             return None
-        try:
-            return timeline.model_copy(update={"classes": report.picture.class_times()})
-        except torch.OutOfMemoryError:
-            return timeline
+        return timeline.model_copy(update={"classes": report.picture.class_times()})
 
     def close(self) -> None:
         self.step.close()

@@ -29,13 +29,14 @@ from tuner.workloads.plain_step import plain_step
 LOOKED_AT: Final = ("capture", "streams")
 #: Knobs left out on a CPU: those of a GPU, and `compile`, whose code makes no launches that can be recorded there.
 OF_A_GPU: Final = (*LOOKED_AT, "pool_bytes", "compile")
+NO_CLASSES: Final = "no times by class of kernels: no memory to measure what the device can do"
 UNSEEN: Final = "without compile, whose launches can be recorded on a GPU only"
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
     """`plans`: for the launches of one step, the fastest first. `finest`: the fastest on several streams, even if it
-    needs too much memory or more streams than were asked for. `classes`: the time of the launches by class of kernel.
+    needs too much memory or more streams than were asked for. `classes`: the launches of `finest` by class of kernels.
     `report`: which choices were applied or declined."""
 
     plans: list[Planned]
@@ -65,10 +66,13 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
             recording = recorded(build, workload.batch, assembly.report)
             with side_stream(device), entered(build.step_contexts):  # launches are timed as they run in the step
                 found = all_plans(recording, max(streams, 2))
-                classes = found[0].class_times()
             several = [plan for plan in found if plan.schedule.streams > 1]
             asked = [plan for plan in found if plan.schedule.streams <= streams]
             finest = min(several or found, key=predicted_us)
+            with side_stream(device):
+                classes = finest.class_times()
+            if not classes:
+                assembly.report.note(NO_CLASSES)
             return Rehearsal(
                 sorted(fitting(asked, build.pool_bytes), key=predicted_us), finest, classes, assembly.report
             )

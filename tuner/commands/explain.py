@@ -174,7 +174,7 @@ def explain_facts(spec: str, here: Environment, report: Report, analysis: Analys
     path = f"{in_ms(analysis.critical_us)} in {analysis.critical_launches} launches"
     yield "critical path", f"{path}, {share(analysis.critical_us, analysis.sum_us)} of all"
     naive_bytes = max(each.naive_bytes for each in analysis.outlooks)
-    yield "memory", f"{in_mib(naive_bytes)} of the step's own, if nothing were used again"
+    yield "memory", f"{in_mib(naive_bytes)} of the step's own, if no memory were reused"
 
 
 def outlook_row(each: Outlook, one_us: float) -> tuple[str, ...]:

@@ -20,9 +20,15 @@ RUNS: Final = 5
 
 
 def class_times_of(recording: Recording, costs_us: Sequence[float]) -> tuple[ClassTime, ...]:
-    """The time of each class of launches, against the floor of this device. Measures its `ceilings`."""
+    """The time of each class of launches, against the floor of this device. Measures its `ceilings`.
+
+    Empty if there is no memory for that.
+    """
     work = work_of(recording)
-    best = ceilings(recording.device, {each.dtype for each in work if each.flops})
+    try:
+        best = ceilings(recording.device, {each.dtype for each in work if each.flops})
+    except torch.OutOfMemoryError:
+        return ()
     names = [launch.name for launch in recording.graph.launches]
     return class_times(names, costs_us, work, best, START_US if recording.device.type == "cuda" else 0.0)
 

@@ -74,7 +74,12 @@ class Recording:
     def saved_state(self) -> SavedState:
         """What the step changes, as bytes of the `changed` storages and generators, so that it can be rolled back."""
         storages = [self.held[number] for number in self.changed()]
-        return SavedState(lambda: [as_bytes(storage) for storage in storages], self.device, self.generators)
+        return SavedState(
+            lambda: [as_bytes(storage) for storage in storages],
+            self.device,
+            self.generators,
+            resized="the step changes the size of a storage from before the step (`resize_`)",
+        )
 
 
 def places_of(tree: Any) -> Iterator[TensorView]:

@@ -1,4 +1,7 @@
-"""Kernel classes: the time of a step by class of launch, against the least that the device allows. Pure."""
+"""Kernel classes: the time of a step by class of launch, against the least that the device allows. Pure.
+
+The class comes from the name of a launch alone: of an operation of torch's, or of a kernel that Inductor has made.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,18 +22,21 @@ GAP: Final = "gaps"
 #: Inductor names a kernel triton_<kind>_fused_<operations>_<number>; `for` is a loop over a list, as in an update.
 FUSED: Final = re.compile(r"triton_(?P<kind>[a-z]+)_(?:fused_)?(?P<operations>.*?)_?\d*$")
 KINDS: Final = {"for": OPTIMIZER, "tem": MATRIX, "red": REDUCTION, "per": REDUCTION, "poi": ELEMENTWISE}
-#: The first class with a word that begins a part of the operation's name; all else is element-wise.
+#: The first class of which a word is in the operation's name, as a part between `_` or digits; all else is
+#: element-wise. What is done to lists of tensors (`_foreach_`), also clipping, counts as the optimizer's.
 WORDS: Final = {
-    OPTIMIZER: "adam adagrad sgd lion lamb foreach update_kernel",
-    ATTENTION: "attention scaled_dot_product efficient_attention flash",
-    CONVOLUTION: "convolution conv1d conv2d conv3d",
+    OPTIMIZER: "adam adamw adagrad sgd lion lamb foreach update_kernel",
+    ATTENTION: "attention scaled_dot_product flash",
+    CONVOLUTION: "convolution conv",
     MATRIX: "mm addmm bmm baddbmm linear matmul gemm",
-    ELEMENTWISE: "layer_norm batch_norm group_norm rms_norm add_norm instance_norm dropout",
-    REDUCTION: "softmax loss cross_entropy sum cumsum logsumexp mean norm var amax amin argmax topk pool "
+    ELEMENTWISE: "layer_norm batch_norm group_norm rms_norm add_norm instance_norm dropout masked_fill",
+    REDUCTION: "softmax log_softmax loss cross_entropy sum cumsum logsumexp mean norm var amax amin argmax topk pool "
     "embedding_dense_backward nll",
-    COPY: "copy clone cat fill zero contiguous convert",
+    COPY: "copy clone cat fill zero zeros ones full contiguous convert",
 }
-PATTERNS: Final = {name: re.compile(rf"(?<![a-z])({'|'.join(words.split())})") for name, words in WORDS.items()}
+PATTERNS: Final = {
+    name: re.compile(rf"(?<![a-z])({'|'.join(words.split())})(?![a-z])") for name, words in WORDS.items()
+}
 #: Words of a fused kernel that only moves or casts. A kernel without any word copies too.
 MOVES: Final = frozenset(
     ("", *"to copy clone view t transpose permute expand slice cat stack convert element type squeeze".split())  # noqa: SIM905
@@ -88,6 +94,8 @@ def class_of(name: str) -> str:
     if fused is None:
         return class_of_operation(name)
     kind, operations = fused["kind"], fused["operations"]
+    if kind == "tem" and PATTERNS[CONVOLUTION].search(operations):
+        return CONVOLUTION
     if kind == "poi" and MOVES.issuperset(operations.split("_")):
         return COPY
     found = KINDS.get(kind, ELEMENTWISE)

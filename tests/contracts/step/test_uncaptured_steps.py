@@ -221,7 +221,7 @@ def test_a_batch_of_what_is_no_plain_tensor_runs_uncaptured(device, capture, mak
     assert_same(planned, plain)
     reason = planned.step.report.declined["capture"]
     is_waiting = device.type == "cuda" and make is nested and "waits for the device" in reason  # for its sizes
-    assert "tensor, whose tensors cannot be told" in reason or is_waiting
+    assert "tensor, whose tensors cannot be found" in reason or is_waiting
 
 
 def test_a_learning_rate_that_is_a_tensor_for_a_while(device):

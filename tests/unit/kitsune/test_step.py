@@ -1,4 +1,4 @@
-"""TrainStep on a CPU: the semantics of tests/step_semantics.py with the CPU twin of captured graphs."""
+"""TrainStep on a CPU: what tests/contracts/step does not cover, with the CPU twin of captured graphs."""
 
 import time
 

@@ -1,5 +1,6 @@
 """What the proof of a plan must find, and what it must accept."""
 
+import copy
 import itertools
 import random
 
@@ -276,3 +277,29 @@ def test_the_batch_of_the_proof_is_one_that_a_user_could_have():
     assert offsets.tolist() == [0, 2, 2, 5]
     assert one_row.tolist() == [[50, 3]]
     assert sorted(values.tolist()) == [0.0, 1.0, 2.0, 3.0] != values.tolist()
+
+
+def test_an_input_that_the_step_reshapes_is_restored_and_so_are_the_weights() -> None:
+    layer = nn.Linear(4, 4)
+    twin = copy.deepcopy(layer)
+    x = torch.randn(8, 4)
+    given = x.clone()
+
+    def step() -> torch.Tensor:
+        x.unsqueeze_(0)
+        return trained(layer, x)
+
+    planner = Planner(Recorder(CPU), 2)
+    planner.capture(step, (x,))
+    trained(twin, given)
+    assert torch.equal(layer.weight, twin.weight), "one step, whatever the proof did"
+
+
+def trained(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    layer.zero_grad(set_to_none=True)
+    loss = layer(x).square().mean()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.sub_(0.1 * parameter.grad)
+    return loss.detach()
