@@ -47,6 +47,21 @@ CASES = by_name(
         Case("resnet50/8", "zoo:resnet50?batch=8", channels_last=True, is_swept=False),
         Case("bert_base/2x128", "zoo:bert_base?batch=2&seq=128", is_swept=False),
         Case("vit_b16/4", "zoo:vit_b16?batch=4", is_swept=False),
+        Case("gqa_rms_norm/32x1024", "benchmarks/workloads/gqa_rms_norm.py:make_workload", is_swept=False),
+        Case("bf16_rms_norm/8x1024", "benchmarks/workloads/bf16_rms_norm.py:make_workload", is_swept=False),
+        Case("ddpm_unet/128", "benchmarks/workloads/ddpm_unet.py:make_workload", is_swept=False),
+        Case(
+            "tv-densenet121/16",
+            "benchmarks/workloads/tv_densenet121.py:make_workload",
+            channels_last=True,
+            is_swept=False,
+        ),
+        Case("nnue_small/16384", "benchmarks/workloads/nnue.py:make_small", is_swept=False),
+        Case("nnue_large/16384", "benchmarks/workloads/nnue.py:make_large", is_swept=False),
+        Case("hf-deberta_v3_base/1x512", "benchmarks/workloads/hf_deberta_v3_base.py:make_workload", is_swept=False),
+        Case("iresnet50/16", "benchmarks/workloads/iresnet50.py:make_workload", channels_last=True, is_swept=False),
+        Case("spiking/8", "benchmarks/workloads/spiking.py:make_few", channels_last=True, is_swept=False),
+        Case("spiking/96", "benchmarks/workloads/spiking.py:make_many", channels_last=True, is_swept=False),
     )
 )
 
