@@ -29,6 +29,19 @@ class Scaled(torch.autograd.Function):
         return gradient * context.factor, None
 
 
+class Overwritten(torch.autograd.Function):
+    """The identity, whose gradient is other values."""
+
+    @staticmethod
+    def forward(context, tensor, value):
+        context.value = value
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context, gradient):
+        return torch.full_like(gradient, context.value), None
+
+
 class Net(nn.Module):
     """(images [batch, 3, 8, 8], labels [batch]) -> the loss."""
 
@@ -75,6 +88,8 @@ class Net(nn.Module):
         weight, bias = self.conv2.weight, self.conv2.bias
         if self.has("gradient_too_large"):
             weight = Scaled.apply(weight, 1.01)
+        if self.has("convolution_bias_gradient_of_other_memory"):
+            bias = Overwritten.apply(bias, 1e37)  # as large as in pytorch#190796
         if self.has("weight_gradient_zero") and self.steps > 2:
             weight = Scaled.apply(weight, 0.0)
         if self.has("weight_gradient_zero_now_and_then") and self.steps % 6 == 4:
@@ -151,6 +166,7 @@ WRONG = {
 DROPOUT_FAULTS = ("dropout_off", "dropout_off_in_one", "dropout_rarer", "dropout_more_often", "fresh_masks")
 FAULTS = (
     "gradient_too_large",
+    "convolution_bias_gradient_of_other_memory",
     "bias_gradient_zero",
     "weight_gradient_zero",
     "weight_gradient_zero_now_and_then",

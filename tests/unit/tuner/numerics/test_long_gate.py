@@ -25,6 +25,7 @@ PRECISIONS = {"fp32": {}, "bf16": {"precision": "bf16"}}
 #: By what each fault is found: alike in both precisions where the update tells, since it is recomputed in float64.
 FOUND_BY = {
     "gradient_too_large": "gradient",
+    "convolution_bias_gradient_of_other_memory": "gradient",
     "bias_gradient_zero": "gradient of hidden.bias",
     "weight_gradient_zero": "gradient",
     "weight_gradient_zero_now_and_then": "gradient",

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.tuner import overflowing_step
+from tests.unit.tuner import faulty_steps, overflowing_step
 from tuner.building.probe import Probe
 from tuner.measuring.protocol import ArmSpec, Job
 from tuner.numerics import numerics_gate
 from tuner.numerics.numerics_gate import Proof, prove
 from tuner.numerics.trace_errors import EARLY_STEPS, Trace
+from tuner.records import Failure, FailureKind, Phase
 
 
 def test_a_right_candidate_whose_first_steps_overflow_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +28,14 @@ def test_a_right_candidate_whose_first_steps_overflow_passes(monkeypatch: pytest
     assert proof.numerics.note == ""
     assert proof.arm is not None
     proof.arm.close()
+
+
+def test_a_bias_gradient_of_other_memory_is_refused() -> None:
+    """As torch 2.10 computed it for a convolution to whose output a broadcast tensor is added (pytorch#190796)."""
+    arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs={"layout": "channels_last"}))
+    fault = f"{faulty_steps.__file__}:convolution_bias_gradient_of_other_memory"
+    job = Job(workload=fault, device="cpu", arms=arms)
+    found = prove(job, Probe(random=False, vary=True, step_ms=1.0, peak_bytes=0, parameters=1))
+    assert isinstance(found, Failure), found
+    assert (found.phase, found.kind) == (Phase.NUMERICS, FailureKind.WRONG)
+    assert found.reason.startswith("gradients at step")
