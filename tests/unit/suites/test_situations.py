@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,7 @@ from benchmarks.workloads import (
 )
 from kitsune.workload import call_model, loss_of
 from tests.step_cases import capturing_cpu
+from tuner.workloads.loader import load_workload
 
 DEBERTA = {"vocab_size": 90, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL = {
@@ -74,10 +76,7 @@ def test_densenet_is_trained_on_images_of_128(monkeypatch):
     model = nn.Sequential(nn.Conv2d(3, 4, 3, stride=16), nn.Flatten(), nn.Linear(256, 1000))
     fake = SimpleNamespace(models=SimpleNamespace(densenet121=lambda: model))
     monkeypatch.setitem(sys.modules, "torchvision", fake)
-    monkeypatch.delitem(sys.modules, "benchmarks.workloads.tv_densenet121", raising=False)
-    from benchmarks.workloads import tv_densenet121
-
-    workload = tv_densenet121.make_workload()
+    workload = load_workload(f"{Path(nnue.__file__).with_name('tv_densenet121.py')}:make_workload", "cpu")
     assert workload.batch[0].shape == (16, 3, 128, 128)
     assert trained(workload).isfinite()
 
