@@ -2,8 +2,8 @@
 
 Built after https://github.com/pytorch/pytorch/issues/190796. There a DDPM UNet of 35.7 M parameters was trained on
 CIFAR-10 with torch 2.10, compiled, in bf16: the gradient of a convolution's bias was wrong by up to 1e37 where a
-broadcast time embedding is added to its output, and the weights were NaN after 3 or 4 steps. torch 2.11 has mended it.
-This UNet is a part of that kind: residual blocks on three resolutions, without attention and dropout.
+broadcast time embedding is added to its output, and the weights were NaN after 3 or 4 steps. A later version of torch
+has mended it. This UNet is a part of that kind: residual blocks on three resolutions, without attention and dropout.
 """
 
 import math
