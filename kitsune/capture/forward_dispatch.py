@@ -8,15 +8,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kitsune.autograd.hooks import why_skipped
-from kitsune.autograd.leaves import tensors_there, why_not_ours
+from kitsune.autograd.leaves import tensors_there
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
 from kitsune.capture.autograd_node import enclosed
 from kitsune.capture.guards import Attributes
 from kitsune.capture.program_cache import ProgramCache, autocast_of
 from kitsune.capture.segment_graphs import Segments, why_not_joined
-from kitsune.capture.side_effects import SideEffects, why_not_replayed
+from kitsune.capture.side_effects import WatchedRun
 from kitsune.capture.step_body import Context, entered
-from kitsune.device.backend import Sync, watch_syncs
 from kitsune.device.cuda_graph import WARM_RUNS, Recorder, tensors_in
 from kitsune.device.static_batch import opaque_type, restrided, signature_of
 from kitsune.errors import CaptureError
@@ -155,18 +154,17 @@ class SegmentedForward:
         self.refusal = self._attributes.why_replaced()
         if self.refusal is not None:
             return self._eager("eager", self._forward, args, kwargs)
-        syncs: list[Sync] = []
-        host, before = SideEffects(self.model, self.device, given=(args, kwargs)), tensors_there()
-        with watch_syncs(self.device, syncs):
+        watched = WatchedRun("the forward", self.model, self.device, given=(args, kwargs))
+        with watched.syncs:
             output = self._eager("warm", self._forward, args, kwargs)
         tensors = tensors_in(output)
         past = Past(tensors)
         self._listeners = Listeners([tensors[at] for at in past.sources()], in_backward=True)
         self.refusal = (
-            why_not_replayed("the forward", syncs, host)
+            watched.why_not_replayed()
             or why_not_joined(pytree.tree_leaves(output))
             or past.why_not_grad()
-            or why_not_ours("the forward", tensors, self._parameters(), "the model", before)
+            or watched.why_not_ours(tensors, self._parameters(), "the model")
         )
         return output
 

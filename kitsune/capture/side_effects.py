@@ -4,7 +4,7 @@ import gc
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Final
@@ -12,8 +12,9 @@ from typing import Any, Final
 import torch
 
 from kitsune.autograd.hooks import named_modules
+from kitsune.autograd.leaves import tensors_there, why_not_ours
 from kitsune.capture.guards import MEMBERS
-from kitsune.device.backend import Sync
+from kitsune.device.backend import Sync, watch_syncs
 from kitsune.device.gc_control import live_tensors
 from kitsune.device.static_batch import versions_of
 
@@ -127,17 +128,39 @@ def numpy_state() -> str:
     return repr(numpy.random.get_state(legacy=False)) if numpy is not None else ""
 
 
-def why_not_replayed(what: str, syncs: Sequence[Sync], host: SideEffects) -> str | None:
-    """Why a replay of the observed run would not do the same, or None."""
-    if syncs:
-        file, line = syncs[0]
-        return f"{what} waits for the device at {file}:{line}"
-    change = host.change()
-    if change:
-        return f"{change}, which a replayed graph would not"
-    if host.writes_given():
-        return f"{what} writes into its input, where a replayed graph would write into a copy"
-    return None
+class WatchedRun:
+    """The last run before a capture, in which what a replay would leave out is looked for. Make it before the run.
+
+    `what`: the step, or the forward, in words. `syncs` is entered around the run. A capture that fails on a host sync
+    costs a pool of memory, and breaks the generator.
+    """
+
+    def __init__(
+        self, what: str, model: torch.nn.Module, device: torch.device, loss_fn: Any = None, *, given: Any
+    ) -> None:
+        self._what = what
+        self._found: list[Sync] = []
+        self._host = SideEffects(model, device, loss_fn, given=given)
+        self._before = tensors_there()
+        self.syncs = watch_syncs(device, self._found)
+
+    def why_not_replayed(self) -> str | None:
+        """Why a replay of the run would not do the same, or None."""
+        if self._found:
+            file, line = self._found[0]
+            return f"{self._what} waits for the device at {file}:{line}"
+        change = self._host.change()
+        if change:
+            return f"{change}, which a replayed graph would not"
+        if self._host.writes_given():
+            return f"{self._what} writes into its input, where a replayed graph would write into a copy"
+        return None
+
+    def why_not_ours(
+        self, outputs: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], whose: str
+    ) -> str | None:
+        """Why a gradient of these outputs would be missing, or None: it flows to a leaf that is no parameter."""
+        return why_not_ours(self._what, outputs, parameters, whose, self._before)
 
 
 def newest_node() -> int:

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from kitsune.autograd.hooks import Hooks, why_skipped
-from kitsune.autograd.leaves import tensors_there, why_not_ours
 from kitsune.capture.forward_dispatch import SegmentedForward
 from kitsune.capture.guards import Attributes, ModelGuard
-from kitsune.capture.side_effects import SideEffects, why_not_filled, why_not_replayed
+from kitsune.capture.side_effects import WatchedRun, why_not_filled
 from kitsune.capture.step_body import Body, entered
-from kitsune.device.backend import Sync, allocated_bytes, peak_bytes, reset_peak, side_stream, watch_syncs
+from kitsune.device.backend import allocated_bytes, peak_bytes, reset_peak, side_stream
 from kitsune.device.cuda_graph import WARM_RUNS, Graph, Recorder
 from kitsune.device.static_batch import StaticBatch, place, tensors_of, why_not_static
 from kitsune.errors import CaptureError
@@ -26,7 +25,7 @@ from kitsune.launches.pipeline import Planner
 from kitsune.launches.plans import Planned
 from kitsune.launches.recording.recorder import Recorded
 from kitsune.launches.timing_cache import TimingCache
-from kitsune.update.optimizer_update import is_starting
+from kitsune.update.optimizer_update import REBAKED, is_starting
 
 GRADIENT = attrgetter("grad")
 MAX_WARM_STEPS = 32  # before a recording gives up on an optimizer that starts late (see `is_starting`)
@@ -147,8 +146,7 @@ class StepGraph:
         update = self._body.update
         if self.update_outside or update.refresh():
             return True
-        changed = "a hyperparameter other than the learning rate changes between steps"
-        self.update_outside = update.why_not_capturable() or changed
+        self.update_outside = update.why_not_capturable() or REBAKED
         self._graph = None
         return False
 
@@ -167,25 +165,21 @@ class StepGraph:
         return loss
 
     def _watched(self, batch: tuple[Any, Any], placed: tuple[Any, Any]) -> torch.Tensor:
-        """The last warm-up step, in which what a capture would fail at, or leave out, is looked for.
-
-        A capture that fails on a host sync costs a pool of memory, and breaks the generator (`Recorder` repairs it).
-        """
-        syncs: list[Sync] = []
+        """The last warm-up step, in which what a capture would fail at, or leave out, is looked for."""
         replaced = self._attributes.why_replaced() or why_skipped(self._body.model, self._body.loss_fn)
-        host = SideEffects(self._body.model, self._device, self._body.loss_fn, given=batch)
+        watched = WatchedRun("the step", self._body.model, self._device, self._body.loss_fn, given=batch)
         foreign: list[str | None] = []
-        parameters, before = self._body.parameters, tensors_there()
+        parameters = self._body.parameters
 
         def look(loss: torch.Tensor) -> None:
-            foreign.append(why_not_ours("the loss", [loss], parameters, "the model or the optimizer", before))
+            foreign.append(watched.why_not_ours([loss], parameters, "the model or the optimizer"))
 
-        with watch_syncs(self._device, syncs):
+        with watched.syncs:
             loss = self._body.gradients(placed, look=look)
         gradients = [parameter.grad for parameter in self._body.parameters]
         self.refusal = (
             replaced
-            or why_not_replayed("the step", syncs, host)
+            or watched.why_not_replayed()
             or why_not_filled(gradients)
             or why_not_static(batch)
             or next(filter(None, foreign), None)
