@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import pairs, results_file, search, spaces
+from benchmarks.inspected import inspected
 from benchmarks.recorded import Recorded, line_of, outcome_of, rival_of, to_record
 from kitsune.knobs import Choice
 from tests.unit.tuner.machine import Machine, OneByOne, failure
@@ -154,8 +155,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """On which spaces are recorded, in its own time."""
     machine = Machine(inapplicable=CPU.inapplicable)
     monkeypatch.setattr(
-        spaces.measure,
-        "inspect",
+        spaces,
+        "inspected",
         lambda workload, device: machine.inspect(Job(kind="inspect", workload=workload, device=device)),
     )
     monkeypatch.setattr(spaces, "Children", lambda *_, **__: closing(OneByOne(machine)))
@@ -180,9 +181,14 @@ def test_a_space_is_recorded_in_pieces(tmp_path: Path, machine: Machine, monkeyp
     assert [line["kind"] for line in lines] == [*first, *second]
     with pytest.raises(SystemExit, match=r"mlp.jsonl is of zoo:mlp"):
         recorded_by(monkeypatch, "zoo:lenet5", "--out", str(out))
-    monkeypatch.setattr(spaces.measure, "inspect", lambda *_: failure("no such model"))
-    with pytest.raises(SystemExit, match="fails as given: no such model"):
-        recorded_by(monkeypatch, "mlp/64", "--out", str(tmp_path / "new.jsonl"))
+
+
+def test_a_workload_that_fails_as_given_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = SimpleNamespace(outcome=failure("no such model"))
+    crew = SimpleNamespace(begin=lambda *_: 0, finished=lambda _: answer)
+    monkeypatch.setattr("benchmarks.inspected.Children", lambda *_: nullcontext(crew))
+    with pytest.raises(SystemExit, match="zoo:mlp fails as given: no such model"):
+        inspected("zoo:mlp", "cpu")
 
 
 def test_what_a_piece_has_no_time_for_is_left_to_the_next(

@@ -27,7 +27,7 @@ def test_beside_the_strongest_of_plain_torch_stands_the_plan_or_the_best_guess(m
     found = Inspection(
         environment=ENVIRONMENT, fingerprint="f", inapplicable={}, random=False, step_ms=1.0, peak_bytes=1, parameters=1
     )
-    monkeypatch.setattr(starts.measure, "inspect", lambda *_: found)
+    monkeypatch.setattr(starts, "inspected", lambda *_: found)
     guessed = arms_of("zoo:mlp", "cuda", None)
     assert guessed["stock"]["compile"] == "reduce-overhead"
     assert guessed["best_guess"]["fusion"] == "kitsune"

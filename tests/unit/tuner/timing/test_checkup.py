@@ -100,7 +100,7 @@ def test_a_false_claim_is_a_machine_that_does_not_fit(monkeypatch, capsys):
 
 def test_device_is_accepted_with_measure_only(capsys):
     assert main.run(["doctor", "--device", "cpu"]) == 2
-    assert "--measure only" in capsys.readouterr().err
+    assert "needs --measure" in capsys.readouterr().err
 
 
 def test_a_process_times_the_step_and_what_is_planted(monkeypatch):
