@@ -84,7 +84,8 @@ def is_floating(name: str) -> bool:
 
 def flops_per_us(device: torch.device, dtype: torch.dtype) -> float:
     rows = ROWS[device.type]
-    one, other = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
+    own = torch.Generator(device)  # the step's random numbers stay as they are; products of zeros would be too fast
+    one, other = (torch.randn(rows, rows, device=device, generator=own).to(dtype) for _ in range(2))
     return float(2 * rows**3 / shortest_us(device, lambda: one @ other))
 
 

@@ -60,7 +60,9 @@ def test_what_is_no_product_has_bytes_only() -> None:
 def test_ceilings_are_measured_for_floating_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kitsune.launches.execution.launch_work.COPIED_BYTES", {"cpu": 2**20})
     monkeypatch.setattr("kitsune.launches.execution.launch_work.ROWS", {"cpu": 64})
+    before = torch.get_rng_state()
     found = ceilings(CPU, ["float32", "int64", "", "bfloat16"])
+    assert torch.equal(torch.get_rng_state(), before)
     assert found.bytes_per_us > 0
     assert set(found.flops_per_us) == {"float32", "bfloat16"}
     assert min(found.flops_per_us.values()) > 0
