@@ -25,7 +25,7 @@ from kitsune.launches.pipeline import Planner
 from kitsune.launches.plans import Planned
 from kitsune.launches.recording.recorder import Recorded
 from kitsune.launches.timing_cache import TimingCache
-from kitsune.update.optimizer_update import REBAKED, is_starting
+from kitsune.update.optimizer_update import HYPERPARAMETER_CHANGED, is_starting
 
 GRADIENT = attrgetter("grad")
 MAX_WARM_STEPS = 32  # before a recording gives up on an optimizer that starts late (see `is_starting`)
@@ -146,7 +146,7 @@ class StepGraph:
         update = self._body.update
         if self.update_outside or update.refresh():
             return True
-        self.update_outside = update.why_not_capturable() or REBAKED
+        self.update_outside = update.why_not_capturable() or HYPERPARAMETER_CHANGED
         self._graph = None
         return False
 

@@ -27,8 +27,7 @@ class SavedState:
     ) -> None:
         self._tensors = tensors
         self._resized = resized
-        self._device = device
-        self._random = None if device is None else rng_state(device)
+        self._random = None if device is None else (device, rng_state(device))
         self._generators = [(generator, generator.get_state()) for generator in generators]
         with torch.no_grad():
             self.copies = [tensor.clone() for tensor in tensors()]
@@ -45,8 +44,8 @@ class SavedState:
         with torch.no_grad():
             for tensor, copy in kept:
                 tensor.copy_(copy.reshape(tensor.shape))
-        if self._device is not None and self._random is not None:
-            set_rng_state(self._device, self._random)
+        if self._random is not None:
+            set_rng_state(*self._random)
         for generator, state in self._generators:
             generator.set_state(state)
         if self._resized and len(kept) < len(pairs):

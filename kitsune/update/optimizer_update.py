@@ -17,7 +17,7 @@ from kitsune.update.loss_scaler import LossScaler
 
 ADAMS = (Adam, AdamW)
 NOT_BAKED = frozenset({"params", "lr", "initial_lr"})
-REBAKED = "a hyperparameter other than the learning rate changes between steps"
+HYPERPARAMETER_CHANGED = "a hyperparameter other than the learning rate changes between steps"
 HOOKED = "a hook on optimizer.step would not run in a replayed graph"
 
 

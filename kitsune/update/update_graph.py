@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kitsune.device.cuda_graph import WARM_RUNS, Graph, Recorder
 from kitsune.errors import CaptureError
-from kitsune.update.optimizer_update import HOOKED, REBAKED, Update, has_step_hooks, parameters_of
+from kitsune.update.optimizer_update import HOOKED, HYPERPARAMETER_CHANGED, Update, has_step_hooks, parameters_of
 
 PATIENCE_UPDATES = 16
 FOREIGN = "its gradients are not those of one captured backward, as where several are added up"
@@ -62,7 +62,7 @@ class UpdateGraph:
         elif held.update.refresh():
             self._replay(held.graph)
         else:
-            self._refusal = REBAKED
+            self._refusal = HYPERPARAMETER_CHANGED
             self._update.step()
 
     def _warm(self, owner: object) -> None:

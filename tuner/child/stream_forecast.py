@@ -66,11 +66,10 @@ def rehearse(workload: Workload, knobs: Mapping[str, Choice], streams: int) -> R
             recording = recorded(build, workload.batch, assembly.report)
             with side_stream(device), entered(build.step_contexts):  # launches are timed as they run in the step
                 found = all_plans(recording, max(streams, 2))
-            several = [plan for plan in found if plan.schedule.streams > 1]
-            asked = [plan for plan in found if plan.schedule.streams <= streams]
-            finest = min(several or found, key=predicted_us)
-            with side_stream(device):
+                several = [plan for plan in found if plan.schedule.streams > 1]
+                finest = min(several or found, key=predicted_us)
                 classes = finest.class_times()
+            asked = [plan for plan in found if plan.schedule.streams <= streams]
             if not classes:
                 assembly.report.note(NO_CLASSES)
             return Rehearsal(

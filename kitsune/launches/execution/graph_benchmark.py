@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -48,9 +48,14 @@ def ratios(first: Graph, second: Graph, clock: Clock, rounds: int) -> Iterator[f
 def replay_ms(graph: Graph) -> float:
     """Milliseconds by the GPU's clock for the second of two replays, so that the host is ahead as in training."""
     graph.replay()
+    return gpu_ms(graph.replay)
+
+
+def gpu_ms(run: Callable[[], Any]) -> float:
+    """Milliseconds by the GPU's clock. Waits for the GPU."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
-    graph.replay()
+    run()
     end.record()
     end.synchronize()
     return start.elapsed_time(end)

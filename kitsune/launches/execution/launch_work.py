@@ -1,19 +1,20 @@
 """What each launch of a recording has to do at least, and what the device can do at best."""
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from kitsune.launches.execution.launch_costs import START_US
+from kitsune.launches.execution.graph_benchmark import gpu_ms
+from kitsune.launches.execution.launch_costs import START_US, host_us
 from kitsune.launches.model.launch_graph import Launch
 from kitsune.launches.model.recording import Call, Recording, TensorView, places_of
 from kitsune.launches.planning.kernel_classes import Ceilings, Work, class_times
 from kitsune.timeline import ClassTime
 
-#: Bytes that are copied, and rows of the square matrices that are multiplied. Larger ones are no faster on an H200.
+#: Bytes that are copied, and rows of the square matrices that are multiplied. Beside these the start of a kernel counts
+#: for little.
 COPIED_BYTES: Final = {"cuda": 2**29, "cpu": 2**26}
 ROWS: Final = {"cuda": 8192, "cpu": 512}
 RUNS: Final = 5
@@ -96,13 +97,4 @@ def shortest_us(device: torch.device, run: Callable[[], Any]) -> float:
 
 
 def one_us(device: torch.device, run: Callable[[], Any]) -> float:
-    if device.type != "cuda":
-        begin = time.perf_counter()
-        run()
-        return (time.perf_counter() - begin) * 1e6
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1000
+    return gpu_ms(run) * 1000 if device.type == "cuda" else host_us(run)
