@@ -13,7 +13,7 @@ from kitsune.capture.forward_dispatch import SegmentedForward
 from kitsune.capture.step_graph import StepGraph
 from kitsune.device.cuda_graph import Graph
 from kitsune.fusion.benefits import Benefits
-from kitsune.launches.pipeline import Planner
+from kitsune.launches.plan_race import PlanRace
 from kitsune.launches.timing_cache import TimingCache
 from kitsune.techniques import TECHNIQUES
 from tests.step_cases import capturing_cpu
@@ -82,7 +82,7 @@ def let_more_streams_win(monkeypatch: pytest.MonkeyPatch) -> None:
             seen[graph] = next(numbers)
         return 0.5 ** seen[graph]
 
-    monkeypatch.setattr(Planner, "clock", staticmethod(clock))
+    monkeypatch.setattr(PlanRace, "clock", staticmethod(clock))
 
 
 def forget_measurements(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
