@@ -105,6 +105,35 @@ KNOBS: Final[Mapping[str, Knob]] = {
             sets_dtype=True,
         ),
         Knob(
+            name="weights",
+            meaning="how the weights of matrix products and convolutions come to be in half precision",
+            choices={
+                "given": "cast by autocast, each by itself, and each gradient cast back to fp32",
+                "bf16_copies": "cast by one launch a step; gradients stay in bf16 until Kitsune's update reads them",
+            },
+            needs="bf16 autocast by the plan, and torch.compile without graphs of its own",
+            excludes=(
+                Exclusion(
+                    choices=("bf16_copies",),
+                    other="precision",
+                    other_choices=("fp32", "tf32", "fp16"),
+                    reason="weights are copied to the dtype of bf16 autocast",
+                    instead=dict.fromkeys(("fp32", "tf32", "fp16"), "bf16"),
+                ),
+                Exclusion(
+                    choices=("bf16_copies",),
+                    other="compile",
+                    other_choices=("off", *OWN_GRAPHS),
+                    reason="copies are passed to compiled graphs, and not through CUDA graphs of Inductor's own",
+                    instead={
+                        "off": "default",
+                        "reduce-overhead": "default",
+                        "max-autotune": "max-autotune-no-cudagraphs",
+                    },
+                ),
+            ),
+        ),
+        Knob(
             name="attention",
             meaning="backend of scaled_dot_product_attention",
             choices={

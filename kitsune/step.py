@@ -195,7 +195,9 @@ class TrainStep:
     def _begin(self, undo: contextlib.ExitStack) -> Build:
         self._programs.clear()  # first: whatever fails from here on, no program of the plan before is run again
         forward = self._call if self._applied.assembly.splits_loss() else self._loss
-        return Build(model=self.model, optimizer=self.optimizer, device=self.device, forward=forward, undo=undo)
+        build = Build(model=self.model, optimizer=self.optimizer, device=self.device, forward=forward, undo=undo)
+        build.only_update_reads_gradients = self.clip_grad_norm is None and self.accumulation_steps == 1
+        return build
 
     def _finish(self, build: Build) -> None:
         """Prepares what the programs of the build are made of."""

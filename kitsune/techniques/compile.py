@@ -13,8 +13,10 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
 import kitsune.fusion
+from kitsune.autograd.half_weights import HalfWeights
 from kitsune.capture.compile_isolation import own_code
 from kitsune.fusion.cache_key import cache_options
+from kitsune.fusion.product_weights import examples_with, product_weights
 from kitsune.knobs import OWN_GRAPHS, Choice
 from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dynamo
 
@@ -41,7 +43,13 @@ class Compile(Technique):
         options = options_of(str(choice))
         if build.fusion_config is not None:
             options["max_fusion_size"] = build.fusion_config.max_fusion_size
-        backend = Inductor(options, build.inductor, may_run_twice=build.in_loop, rewrite=rewrite)
+        backend = Inductor(
+            options,
+            build.inductor,
+            may_run_twice=build.in_loop,
+            rewrite=rewrite,
+            half_weights=build.half_weights,
+        )
         build.forward = torch.compile(own_code(forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:
             build.forward = with_copied_outputs(build.forward)
@@ -56,8 +64,8 @@ class Inductor:
     """Inductor as a backend of torch.compile. Marks its entries in torch's caches on disk: see `cache_key`.
 
     `may_run_twice`: a loop may run a second backward, so the first must not reuse the memory of activations. `rewrite`
-    changes a graph before Inductor sees it. `asked`: more options, read at the first call, because techniques that are
-    applied later add some.
+    changes a graph before Inductor sees it; `half_weights` copies the weights that only products read. `asked`: more
+    options, read at the first call, because techniques that are applied later add some.
     """
 
     def __init__(
@@ -67,19 +75,26 @@ class Inductor:
         *,
         may_run_twice: bool,
         rewrite: Callable[[torch.fx.GraphModule], torch.fx.GraphModule] | None = None,
+        half_weights: HalfWeights | None = None,
     ) -> None:
         self.__name__ = "inductor"  # torch's error messages name the backend by it
         self._may_run_twice = may_run_twice
         self._options = {name.replace("-", "_"): value for name, value in options.items()}
         self._asked = asked
         self._rewrite = rewrite
+        self._half_weights = half_weights
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         if self._rewrite is not None:
             graph = self._rewrite(graph)
         options = {**self._options, **self._asked, **cache_options(graph, may_run_twice=self._may_run_twice)}
         with without_donated_buffers() if self._may_run_twice else contextlib.nullcontext():
-            return torch._inductor.compile(graph, inputs, options=options)
+            positions = product_weights(graph, inputs) if self._half_weights is not None else ()
+            if self._half_weights is None or not positions:
+                return torch._inductor.compile(graph, inputs, options=options)
+            examples = examples_with(self._half_weights.dtype, graph, inputs, positions)
+            compiled = torch._inductor.compile(graph, examples, options=options)
+        return self._half_weights.passed_to(compiled, positions)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
+from kitsune.autograd.half_weights import HalfWeights
 from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import Choice
 from kitsune.update.loss_scaler import LossScaler
@@ -59,10 +60,12 @@ class Build:
     pool_bytes: int | None = None
     prefetch: int = 0
     in_loop: bool = False  # a loop of the user's own: only the forward is replaced
+    only_update_reads_gradients: bool = False  # nothing clips, scales or accumulates them
     loss_scaling: Mapping[str, Any] = field(default_factory=dict)  # LossScaler's arguments, set by the user
     fusion_config: FusionConfig | None = None  # what Kitsune's kernels and Inductor may fuse, set by the user
     fusion: "FusionEngine | None" = None  # puts Kitsune's kernels into the graphs that torch.compile captures
     unfused: Callable[..., Any] | None = None  # the forward before fusion
+    half_weights: HalfWeights | None = None  # passed to what torch.compile compiles
     inductor: dict[str, Any] = field(default_factory=dict)  # options for Inductor that other choices need
     computes_in_half: bool = False  # outputs of the forward may be in half precision
     hides_hooks: bool = False  # hooks that are put on modules later are not seen

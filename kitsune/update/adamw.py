@@ -43,6 +43,7 @@ class KernelUpdate:
         if lists[0] and group["fused"] and why_not_group(group) is None and self._has_updated(group, *lists):
             for gathered in lists:
                 gathered.clear()
+        lists[1][:] = [gradient.to(own.dtype) for gradient, own in zip(lists[1], lists[0], strict=True)]
         return has_complex
 
     def _has_updated(
@@ -67,6 +68,11 @@ class KernelUpdate:
         if found_inf is not None:
             torch._foreach_sub_(steps, [found_inf] * len(steps))
         return True
+
+
+def has_kernel(optimizer: Optimizer) -> bool:
+    """Whether Kitsune's kernel does the update of this optimizer now."""
+    return "_init_group" in vars(optimizer)
 
 
 def there(value: Any, device: torch.device) -> Any:

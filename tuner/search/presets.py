@@ -98,6 +98,11 @@ NOT_COMPILED: Final = Preset(
 OPENING: Final = (
     BEST_GUESS,
     RIVAL,
+    Preset(
+        name="best guess, bf16 copies of weights",
+        needs={"precision": "bf16", "compile": "default", "weights": "bf16_copies"},
+        wishes=ON_STREAMS,
+    ),
     Preset(name="best guess, our kernels", needs={"fusion": "kitsune", "compile": "default"}, wishes=ON_STREAMS),
     Preset(name="best guess, cuDNN's attention", needs={"attention": "cudnn"}, wishes=ON_STREAMS),
     NOT_COMPILED,

@@ -51,7 +51,7 @@ def test_only_what_is_called_slow_is_slow_and_the_last_of_the_opening() -> None:
 
 
 def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
-    guess, rival, fused, attention, not_compiled, fp16, descent = resolved(OPENING, EVERYTHING)
+    guess, rival, copies, fused, attention, not_compiled, fp16, descent = resolved(OPENING, EVERYTHING)
     half = {"layout": "channels_last", "precision": "bf16"}
     assert guess.knobs == {**half, "compile": "default", "update": "kitsune", "capture": "step", "streams": 4}
     assert (rival.name, rival.knobs) == (
@@ -60,6 +60,7 @@ def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
     )
     assert {**not_compiled.knobs, "compile": "default"} == guess.knobs
     assert "compile" not in not_compiled.knobs
+    assert copies.knobs == {**guess.knobs, "weights": "bf16_copies"}
     assert fused.knobs == {**guess.knobs, "fusion": "kitsune"}
     assert attention.knobs == {**guess.knobs, "attention": "cudnn"}
     assert fp16.knobs == {**guess.knobs, "precision": "fp16"}
@@ -99,6 +100,7 @@ def test_without_graphs_what_plain_torch_offers_goes_by_its_name() -> None:
     space = Space.of({**CPU.inapplicable, "update=kitsune": "no CUDA"})
     assert of(space, *ALL) == {
         "compile": {**half, "compile": "default", **fused},
+        "best guess, bf16 copies of weights": {**half, "compile": "default", **fused, "weights": "bf16_copies"},
         "best guess, full precision": {"compile": "default", **fused},
         "best guess, not compiled": {**half, **fused},
         "eager_bf16": half,
@@ -112,6 +114,7 @@ def test_where_the_step_as_given_waits_only_what_is_compiled_is_captured() -> No
     found = of(WAITS, *ALL)
     assert {name for name, knobs in found.items() if "capture" in knobs} == {
         "best guess",
+        "best guess, bf16 copies of weights",
         "best guess, our kernels",
         "best guess, cuDNN's attention",
         "best guess, fp16",

@@ -88,7 +88,7 @@ def test_with_60_trials_little_is_left_to_find() -> None:
 def test_a_space_where_most_fails_is_still_searched() -> None:
     surface = Surface(EVERYTHING, seed=3)
     surface.wrong = {("precision", "bf16"), ("precision", "fp16"), ("compile", "default"), ("update", "fused")}
-    trials = replay(surface, propose, 40)
+    trials = replay(surface, propose, 52)
     found = best(trials)
     assert found is not None
     assert not surface.wrong & set(found.knobs.items())
@@ -189,7 +189,7 @@ def by_name(space: Space, count: int) -> list[str]:
 
 
 def test_the_best_guess_comes_first_and_a_rival_beside_it() -> None:
-    assert by_name(EVERYTHING, 8) == ["eager", *(preset.name for preset in resolved(OPENING, EVERYTHING))]
+    assert by_name(EVERYTHING, 9) == ["eager", *(preset.name for preset in resolved(OPENING, EVERYTHING))]
     assert by_name(EVERYTHING, 3) == ["eager", "best guess", "reduce_overhead"]
 
 
@@ -223,7 +223,7 @@ def test_winners_of_earlier_runs_are_tried_first_as_far_as_they_apply() -> None:
         (Source.STOCK, "reduce_overhead"),
         (Source.KNOWN, {"precision": "fp16"}),
     ]
-    assert found[5] == (Source.SEED, "best guess, our kernels")
+    assert found[5] == (Source.SEED, "best guess, bf16 copies of weights")
 
 
 @pytest.mark.parametrize("count", [0, 2, 7, 20, 40])

@@ -1,0 +1,85 @@
+"""Finds the weights of a captured graph that one matrix product or convolution reads, and nothing else."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch.fx import GraphModule, Node
+
+from kitsune.fusion.operations import aten, autocasts_at, value_of
+
+#: Functions all of whose tensors autocast casts to half precision.
+PRODUCTS: Final = frozenset(
+    {
+        F.linear,
+        torch.addmm,
+        torch.mm,
+        torch.matmul,
+        torch.conv1d,
+        torch.conv2d,
+        torch.conv3d,
+        torch.conv_transpose1d,
+        torch.conv_transpose2d,
+        torch.conv_transpose3d,
+        aten.linear.default,
+        aten.addmm.default,
+        aten.mm.default,
+        aten.matmul.default,
+        aten.conv1d.default,
+        aten.conv2d.default,
+        aten.conv3d.default,
+        aten.convolution.default,
+    }
+)
+#: Functions and methods that only change the view of a weight.
+VIEWS: Final = frozenset({torch.t, torch.transpose, "t", "transpose", aten.t.default, aten.transpose.int})
+
+
+def product_weights(graph: GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """The positions of these among the inputs of a graph that is traced under autocast.
+
+    A weight that is read twice is left out, since the sum of its gradients is in fp32; so is one with a hook on its
+    gradient, and one that is read where the model sets autocast by itself.
+    """
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    pairs = enumerate(zip(placeholders, inputs, strict=True))
+    return [at for at, (node, given) in pairs if is_weight(given) and feeds_a_product(node)]
+
+
+def examples_with(dtype: torch.dtype, graph: GraphModule, inputs: Sequence[Any], positions: Sequence[int]) -> list[Any]:
+    """The inputs to compile the graph with, in `dtype` at these positions: fake tensors, whose shapes are static."""
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    examples = list(inputs)
+    for at in positions:
+        fake = value_of(placeholders[at])
+        with fake.fake_mode:
+            half = torch.empty_like(fake, dtype=dtype, requires_grad=inputs[at].requires_grad)
+        examples[at] = placeholders[at].meta["example_value"] = half
+    return examples
+
+
+def is_weight(given: Any) -> bool:
+    if not isinstance(given, torch.nn.Parameter) or given.dtype != torch.float32:
+        return False
+    return not (given._backward_hooks or given._post_accumulate_grad_hooks)
+
+
+def feeds_a_product(node: Node) -> bool:
+    """Whether the node, or the only view of it, is an argument of one product once, and of nothing else."""
+    for user in only_users(node):
+        if user.target in PRODUCTS:
+            return not autocasts_at(user)
+        if user.target not in VIEWS:
+            return False
+    return False
+
+
+def only_users(node: Node) -> Iterator[Node]:
+    """The only user of the node, the only user of that, and so on."""
+    while len(node.users) == 1:
+        (user,) = node.users
+        if sum(argument is node for argument in (*user.args, *user.kwargs.values())) != 1:
+            return
+        yield user
+        node = user

@@ -1,0 +1,32 @@
+"""weights: bf16 copies of the weights of products, made by one launch; their gradients stay in bf16 for the update."""
+
+import torch
+
+from kitsune.autograd.half_weights import HalfWeights
+from kitsune.knobs import Choice
+from kitsune.techniques.technique import Build, Facts, Technique, raised_in
+from kitsune.update.adamw import has_kernel
+
+
+class Weights(Technique):
+    name = "weights"
+
+    def why_not(self, choice: Choice, facts: Facts) -> str | None:
+        if torch.float32 not in facts.parameter_dtypes:
+            return "no parameter is in fp32"
+        return None
+
+    def apply(self, choice: Choice, build: Build) -> None:
+        """`compile` passes the copies to the graphs that it compiles."""
+
+        def takes_half() -> bool:
+            return build.only_update_reads_gradients and has_kernel(build.optimizer)
+
+        build.half_weights = weights = HalfWeights(torch.bfloat16, takes_half)
+        build.undo.callback(lambda: weights.undo(build.model.parameters()))
+
+    def blames(self, error: BaseException) -> bool:
+        return raised_in(error, "kitsune/autograd/half_weights")
+
+
+TECHNIQUE = Weights()
