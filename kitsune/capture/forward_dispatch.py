@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from kitsune.autograd.half_outputs import HALF, FusedLoss, stays_half
 from kitsune.autograd.hooks import why_skipped
 from kitsune.autograd.leaves import tensors_there
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
@@ -26,7 +27,6 @@ from kitsune.update.loss_scaler import LossScaler
 from kitsune.update.optimizer_update import parameters_of
 
 MAX_PROGRAMS = 2  # of a model; each keeps the activations of a batch in memory of its own
-HALF = (torch.float16, torch.bfloat16)
 NOTES = {
     "other_shape": "forwards of other shapes, or with other values of plain arguments, ran as given until frequent",
     "in_flight": "a forward before the backward of the last one of its shape ran as given",
@@ -34,6 +34,14 @@ NOTES = {
     "one_stream": "a batch of another shape runs on one stream: its launches could not be planned",
     "kept": "forwards ran uncaptured while the loop kept gradients of an earlier step",
 }
+
+
+def to_single(leaf: Any) -> Any:
+    return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype in HALF else leaf
+
+
+def small_to_single(leaf: Any) -> Any:
+    return leaf if stays_half(leaf) else to_single(leaf)
 
 
 @dataclass(slots=True)
@@ -50,9 +58,10 @@ class SegmentedForward:
     The first forwards of a batch signature are real and uncaptured; then forward and backward become two graphs.
     With `capture=False` nothing is ever captured and only contexts, layout and loss scaling apply. `step_contexts`
     are entered around the backward as well. `single_outputs` makes half-precision outputs fp32, as autocast itself does
-    before a loss. `retain_graph` keeps activations to the end of the backward, so that there may be another.
-    `refusal` says why nothing is captured any more; `counts` how the forwards ran. `streams_refusal` says why launches
-    are not planned for several `streams`; `plan` is that of the last backward that was.
+    before a loss; with a `fused_loss`, large ones stay as they are for that loss to read. `retain_graph` keeps
+    activations to the end of the backward, so that there may be another. `refusal` says why nothing is captured any
+    more; `counts` how the forwards ran. `streams_refusal` says why launches are not planned for several `streams`;
+    `plan` is that of the last backward that was.
     """
 
     def __init__(
@@ -72,6 +81,7 @@ class SegmentedForward:
         retain_graph: bool = False,
         streams: int = 1,
         pool_bytes: int | None = None,
+        fused_loss: FusedLoss | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -85,6 +95,7 @@ class SegmentedForward:
         self.retain_graph = retain_graph
         self.streams = streams
         self.pool_bytes = pool_bytes
+        self.fused_loss = fused_loss if single_outputs else None
         self.streams_refusal = ""
         self.plan: Planned | None = None
         self.refusal: str | None = None
@@ -207,7 +218,7 @@ class SegmentedForward:
         segments = Segments(
             self.model,
             self.optimizer,
-            self._in_contexts(self._forward),
+            self._in_contexts(self._forward, to_single if self.fused_loss is None else small_to_single),
             recorder,
             (args, kwargs),
             contexts=self.step_contexts,
@@ -215,6 +226,7 @@ class SegmentedForward:
             scaler=self.scaler,
             retain_graph=self.retain_graph,
             planner=planner,
+            fused_loss=self.fused_loss,
         )
         if planner is not None:
             self._learn(planner)
@@ -248,7 +260,9 @@ class SegmentedForward:
         before, self._has_enclosed = None if self._has_enclosed else tensors_there(), True
         return enclosed(run, self.model, args, kwargs, contexts=self.step_contexts, scaler=self.scaler, before=before)
 
-    def _in_contexts(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _in_contexts(
+        self, forward: Callable[..., Any], to_single: Callable[[Any], Any] = to_single
+    ) -> Callable[..., Any]:
         if not (self.contexts or self.single_outputs):
             return forward
 
@@ -258,7 +272,3 @@ class SegmentedForward:
             return pytree.tree_map(to_single, output) if self.single_outputs else output
 
         return run
-
-
-def to_single(leaf: Any) -> Any:
-    return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype in HALF else leaf

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
+from kitsune.autograd.half_outputs import FusedLoss, StaticOutputs, stays_half
 from kitsune.autograd.leaves import fresh_leaves, joined, leaves_behind, tensors_there, why_not_ours
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
 from kitsune.capture.autograd_node import SECOND_ORDER, own_gradients, scaled, unscale
@@ -40,8 +41,9 @@ class Segments:
     """One batch signature of `forward`, captured. Call it with arguments of that signature, with gradients enabled.
 
     Capturing executes nothing on CUDA, so `forward` must have run (and its backward) a few times before. `contexts` are
-    those of the backward. With a `planner` the launches go on several streams, as far as it does not refuse. Raises
-    CaptureError when it cannot be captured.
+    those of the backward. With a `planner` the launches go on several streams, as far as it does not refuse. With a
+    `fused_loss`, large outputs in half precision are given out as fp32 tensors without a copy, for that loss to read.
+    Raises CaptureError when it cannot be captured.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Segments:
         scaler: LossScaler | None = None,
         retain_graph: bool = False,
         planner: Planner | None = None,
+        fused_loss: FusedLoss | None = None,
     ) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._ids = set(map(id, self.parameters))
@@ -70,6 +73,9 @@ class Segments:
         self._optimizer = optimizer
         self._forward = forward
         self._contexts = contexts
+        self._fused_loss = fused_loss
+        self._given = StaticOutputs(fused_loss)
+        self._are_zero: set[int] = set()  # which gradients of outputs hold zeros
         self._static = StaticBatch(arguments, recorder.device, memory_format)
         # Where warm-up forwards ran as enclosed nodes, it is still unknown of which tensors they need gradients.
         self._there = tensors_there() if contexts or scaler is not None else None
@@ -145,9 +151,11 @@ class Segments:
             self._static.load((args, kwargs))
         joined = _Joined.apply(self, *self.parameters)
         self._listeners = Listeners([joined[at] for at in self._sources])
+        self._given = StaticOutputs(self._fused_loss)
+        given = [self._given.output(own) if at in self._halves else own for at, own in enumerate(joined)]
         if self._is_tensor:
-            return joined[0]
-        outputs = iter(joined)
+            return given[0]
+        outputs = iter(given)
         return pytree.tree_unflatten([next(outputs) if leaf is TENSOR else leaf for leaf in self._leaves], self._spec)
 
     def _run_forward(self) -> list[torch.Tensor]:
@@ -164,6 +172,7 @@ class Segments:
         self._leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._live = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self._differentiable = [output.requires_grad for output in self._live]
+        self._halves = {at for at, own in enumerate(self._live) if self._fused_loss is not None and stays_half(own)}
         return [output.detach() for output in self._live]
 
     def _forget_graph(self) -> None:
@@ -199,26 +208,31 @@ class Segments:
         return gradients
 
     def replay_forward(self) -> tuple[torch.Tensor, ...]:
+        self._given.leave_memory()
         if not self._ran:  # the CPU twin ran the forward while it recorded it, on these very arguments
             self._forward_graph.replay()
         self._ran = False
-        return tuple(output.clone() for output in self._outputs)
+        pairs = enumerate(self._outputs)
+        return tuple(output.detach() if at in self._halves else output.clone() for at, output in pairs)
 
     def replay_backward(self, output_gradients: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
         """The gradients, as aliases of the tensors that every replay overwrites.
 
         None for a parameter that no output with a gradient depends on, as a plain backward leaves it.
         """
-        if self._listeners.are_there():
+        if self._listeners.are_there() or (self._given.is_listened_to and not self._halves.isdisjoint(self._sources)):
             self.has_listeners = True
             raise CaptureError(f"{PARTIAL}; {WITHOUT_CAPTURE}")
         self._spare_accumulated()
+        self._given.leave_memory()
         wanted = [g for g, needs in zip(output_gradients, self._differentiable, strict=True) if needs]
-        for static, gradient in zip(self._output_gradients, wanted, strict=True):
-            if gradient is None:
-                static.zero_()
-            else:
+        for at, (static, gradient) in enumerate(zip(self._output_gradients, wanted, strict=True)):
+            if gradient is not None:
                 static.copy_(gradient)
+                self._are_zero.discard(at)
+            elif at not in self._are_zero:
+                static.zero_()
+                self._are_zero.add(at)
         self._backward_graph.replay()
         used = set().union(*(at for at, gradient in zip(self._reached, wanted, strict=True) if gradient is not None))
         return [

@@ -6,6 +6,7 @@ The compiler is loaded on first use, as torch does: it takes 2 to 5 s, and not e
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Compile(Technique):
             half_weights=build.half_weights,
         )
         build.forward = torch.compile(own_code(forward), dynamic=False, backend=backend)
+        build.compiled = partial(compiled, options=options, asked=build.inductor)
         if choice in OWN_GRAPHS:
             build.forward = with_copied_outputs(build.forward)
         if build.in_loop and any(True for _ in build.model.buffers()):
@@ -95,6 +97,11 @@ class Inductor:
             examples = examples_with(self._half_weights.dtype, graph, inputs, positions)
             compiled = torch._inductor.compile(graph, examples, options=options)
         return self._half_weights.passed_to(compiled, positions)
+
+
+def compiled(function: Callable[..., Any], options: Mapping[str, Any], asked: Mapping[str, Any]) -> Callable[..., Any]:
+    """Another function of a user's loop, compiled with these options."""
+    return torch.compile(own_code(function), dynamic=False, backend=Inductor(options, asked, may_run_twice=True))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,163 @@
+"""The drop-in: large logits stay in half precision, and in the memory of the graph, until a loop reads them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kitsune import KitsuneOptimizer, Plan
+from kitsune.autograd import half_outputs
+from kitsune.errors import CaptureError
+from tests.training_pairs import adamw
+
+CLASSES = 40
+STEPS = 10
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Online softmax")
+
+
+def plan_for(device: torch.device) -> Plan:
+    """Compiled on a GPU only: on a CPU, what the compiler makes cannot be captured."""
+    half: dict[str, Any] = {"capture": "segments", "precision": "bf16"}
+    return Plan.by_hand(**half, **({"compile": "default"} if device.type == "cuda" else {}))
+
+
+class Model(nn.Module):
+    """Returns logits, or its loss and the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(CLASSES, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+        logits = self.head(torch.tanh(self.embedding(x)))
+        return logits if y is None else (F.cross_entropy(logits.view(-1, CLASSES), y.view(-1)), logits)
+
+
+def batches(device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    chance = torch.Generator().manual_seed(7)
+    drawn = [torch.randint(CLASSES, (2, 4, 8), generator=chance) for _ in range(STEPS)]
+    return [(both[0].to(device), both[1].to(device)) for both in drawn]
+
+
+class Fused:
+    """Counts the losses that read logits in half precision."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        given = half_outputs.FusedLoss.__call__
+
+        def counted(*args: Any) -> torch.Tensor:
+            self.count += 1
+            return given(*args)
+
+        monkeypatch.setattr(half_outputs.FusedLoss, "__call__", counted)
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> Fused:
+    return Fused(monkeypatch)
+
+
+def trained(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, loop: Callable[..., Any], *, least_bytes: int
+) -> list[torch.Tensor]:
+    """What the loop returns, and the weights, with outputs of at least so many bytes left in half precision."""
+    monkeypatch.setattr(half_outputs, "LEAST_BYTES", least_bytes)
+    torch.manual_seed(0)
+    model = Model().to(device)
+    plan = plan_for(device)
+    optimizer = KitsuneOptimizer(adamw(model.parameters()), plan=plan)
+    found = loop(model, optimizer, batches(device))
+    assert optimizer.report.applied == plan.knobs
+    assert optimizer.counts["captured"] >= STEPS - 4
+    return [*found, *(parameter.detach() for parameter in model.parameters())]
+
+
+def check(device: torch.device, monkeypatch: pytest.MonkeyPatch, loop: Callable[..., Any]) -> None:
+    ours = trained(device, monkeypatch, loop, least_bytes=0)
+    plain = trained(device, monkeypatch, loop, least_bytes=2**60)
+    assert len(ours) == len(plain)
+    for own, other in zip(ours, plain, strict=True):
+        assert own.dtype == other.dtype
+        torch.testing.assert_close(own, other, rtol=2e-2, atol=2e-3)
+
+
+def test_a_loss_reads_them_as_they_are(device: torch.device, monkeypatch: pytest.MonkeyPatch, fused: Fused) -> None:
+    def loop(model: nn.Module, optimizer: Any, data: Any) -> list[torch.Tensor]:
+        losses = []
+        for x, y in data:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x).view(-1, CLASSES), y.view(-1))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    check(device, monkeypatch, loop)
+    assert fused.count >= STEPS - 4
+
+
+def test_they_are_right_whenever_they_are_read(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, fused: Fused
+) -> None:
+    """Before the loss, after the backward, after the update, and after later steps."""
+
+    def loop(model: nn.Module, optimizer: Any, data: Any) -> list[torch.Tensor]:
+        found, kept = [], []
+        for step, (x, y) in enumerate(data):
+            optimizer.zero_grad()
+            logits = model(x)
+            if step % 4 == 1:
+                found.append(logits.detach().clone())
+            loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+            loss.backward()
+            if step % 4 == 2:
+                found.append(logits.max())
+            optimizer.step()
+            if step % 4 == 3:
+                found.append(logits.softmax(-1).detach())
+            kept.append(logits)
+        return [*found, *(logits.detach() for logits in kept)]
+
+    check(device, monkeypatch, loop)
+    assert fused.count > 0
+
+
+def test_a_model_that_returns_its_loss_beside_them(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop(model: nn.Module, optimizer: Any, data: Any) -> list[torch.Tensor]:
+        found = []
+        for step, (x, y) in enumerate(data):
+            optimizer.zero_grad()
+            loss, logits = model(x, y)
+            if step % 3 == 2:
+                loss = loss + logits.square().mean()
+            loss.backward()
+            optimizer.step()
+            found += [loss.detach(), logits.argmax(-1).float().mean()]
+        return found
+
+    check(device, monkeypatch, loop)
+
+
+@pytest.mark.parametrize("least_bytes", [0, 2**60], ids=["half", "copied"])
+def test_a_loop_that_asks_for_the_gradient_of_an_output_behind_the_loss_is_told(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, least_bytes: int
+) -> None:
+    """The loss is computed from the logits within the graph, so a replay cannot tell their whole gradient."""
+
+    def loop(model: nn.Module, optimizer: Any, data: Any) -> list[torch.Tensor]:
+        for step, (x, y) in enumerate(data):
+            optimizer.zero_grad()
+            loss, logits = model(x, y)
+            if step == STEPS - 1:
+                logits.register_hook(lambda gradient: gradient)
+            loss.backward()
+            optimizer.step()
+        return []
+
+    with pytest.raises(CaptureError, match="asks for the gradient of an output"):
+        trained(device, monkeypatch, loop, least_bytes=least_bytes)
