@@ -109,7 +109,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             meaning="how the weights of matrix products and convolutions come to be in half precision",
             choices={
                 "given": "cast by autocast, each by itself, and each gradient cast back to fp32",
-                "bf16_copies": "cast by one launch a step; gradients stay in bf16 until Kitsune's update reads them",
+                "bf16_copies": "cast by few launches a step; gradients stay in bf16 until Kitsune's update reads them",
             },
             needs="bf16 autocast by the plan, and torch.compile without graphs of its own",
             excludes=(

@@ -196,7 +196,7 @@ class TrainStep:
         self._programs.clear()  # first: whatever fails from here on, no program of the plan before is run again
         forward = self._call if self._applied.assembly.splits_loss() else self._loss
         build = Build(model=self.model, optimizer=self.optimizer, device=self.device, forward=forward, undo=undo)
-        build.only_update_reads_gradients = self.clip_grad_norm is None and self.accumulation_steps == 1
+        build.only_update_reads_gradients = self.accumulation_steps == 1
         return build
 
     def _finish(self, build: Build) -> None:
@@ -219,8 +219,9 @@ class TrainStep:
         forward = None if self._segments is None else self._segments.forward
         return EagerStep(self._eager, self.device, build.memory_format, hooks, forward)
 
-    def _update(self) -> Update:
-        return Update(self.optimizer, scaler=self._applied.build.scaler, clip_grad_norm=self.clip_grad_norm)
+    def _update(self, *, clips_apart: bool = False) -> Update:
+        scaler = self._applied.build.scaler
+        return Update(self.optimizer, scaler=scaler, clip_grad_norm=self.clip_grad_norm, clips_apart=clips_apart)
 
     def _body(self, forward: Any) -> Body:
         build = self._applied.build
@@ -251,7 +252,8 @@ class TrainStep:
             streams=build.streams,
             pool_bytes=build.pool_bytes,
         )
-        update = self._update()
+        update = self._update(clips_apart=True)
+        build.only_update_reads_gradients &= self.clip_grad_norm is None
         graph = UpdateGraph(update, self._recorder)
 
         def forward(x: Any, y: Any) -> torch.Tensor:

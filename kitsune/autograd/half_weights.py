@@ -1,14 +1,16 @@
-"""Weights cast to half precision by one launch, as one node of the autograd graph.
+"""Weights cast to half precision by few launches, as one node of the autograd graph.
 
 Autocast casts each weight by a launch of its own, and each of its gradients back to fp32 by another. The gradient of a
 product is computed in half precision either way: what this node leaves out is passes over memory, not precision.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 
+#: Bytes in fp32 that one launch copies: a schedule on several streams can begin with the first layers.
+MOST_BYTES: Final = 2**25
 HAS_GRAD_DTYPE: Final = hasattr(torch.Tensor, "grad_dtype")  # since torch 2.10
 
 
@@ -66,7 +68,8 @@ class _Halves(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, owner: HalfWeights, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         halves = tuple(torch.empty_like(weight, dtype=owner.dtype) for weight in weights)
-        torch._foreach_copy_(halves, weights)
+        for part in parts_of(weights):
+            torch._foreach_copy_(halves[part], weights[part])
         context.owner = owner
         context.addresses = [weight.data_ptr() for weight in weights]
         context.set_materialize_grads(False)
@@ -78,6 +81,17 @@ class _Halves(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return None, *context.owner.gradients(gradients, context.addresses)
+
+
+def parts_of(weights: Sequence[torch.Tensor]) -> Iterator[slice]:
+    """Neighbours of up to MOST_BYTES together, or one that is larger."""
+    begin, taken = 0, 0
+    for at, weight in enumerate(weights):
+        if at > begin and taken + weight.nbytes > MOST_BYTES:
+            yield slice(begin, at)
+            begin, taken = at, 0
+        taken += weight.nbytes
+    yield slice(begin, len(weights))
 
 
 def widened(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -37,21 +37,23 @@ def adamw_(
     weight_decay: float,
     found_inf: torch.Tensor | None = None,
     grad_scale: torch.Tensor | None = None,
+    clip_factor: torch.Tensor | None = None,
 ) -> None:
     """One update of fp32 `parameters` and their averages, in place, with fp32, bf16 or fp16 `gradients`.
 
     `step` is the number of this update, from 1, or one for each parameter. It and `lr` may be tensors of one element on
     the device of the parameters: a CUDA graph then follows their changes. If `found_inf` (one element) is not zero,
-    nothing changes. Gradients are divided by `grad_scale` (one element), in place, as in torch's fused update. Falls
-    back to `reference` where Triton cannot run, for tensors with gaps in memory, and for averages with another layout
-    than their parameter.
+    nothing changes. Gradients are divided by `grad_scale` (one element), in place, as in torch's fused update, and
+    multiplied by `clip_factor` (one element), in place too; the update takes them before they are rounded to their
+    dtype. Falls back to `reference` where Triton cannot run, for tensors with gaps in memory, and for averages with
+    another layout than their parameter.
     """
     lists = (parameters, gradients, exp_avgs, exp_avg_sqs)
-    numbers = (*(step if isinstance(step, Sequence) else (step,)), lr, found_inf, grad_scale)
+    numbers = (*(step if isinstance(step, Sequence) else (step,)), lr, found_inf, grad_scale, clip_factor)
     if not is_served(gradients, parameters, (exp_avgs, exp_avg_sqs), numbers):
-        reference(*lists, step, lr, beta1, beta2, eps, weight_decay, found_inf, grad_scale)
+        reference(*lists, step, lr, beta1, beta2, eps, weight_decay, found_inf, grad_scale, clip_factor)
     elif parameters:
-        serve(*lists, step, lr, beta1, beta2, eps, weight_decay, found_inf, grad_scale)
+        serve(*lists, step, lr, beta1, beta2, eps, weight_decay, found_inf, grad_scale, clip_factor)
 
 
 def serve(
@@ -87,14 +89,16 @@ def reference(
     weight_decay: float,
     found_inf: torch.Tensor | None = None,
     grad_scale: torch.Tensor | None = None,
+    clip_factor: torch.Tensor | None = None,
 ) -> None:
     """`adamw_` in eager torch, computed in fp32 (fp64 for fp64 parameters)."""
     steps = steps_of(step, parameters, torch.float64)
     for *own, at_step in zip(parameters, gradients, exp_avgs, exp_avg_sqs, steps, strict=True):
         parameter, gradient, mean, square = (one.to(wide_of(own[0])) for one in own)
         rate = scalar_of(lr, parameter)
-        if grad_scale is not None:
-            gradient = gradient / grad_scale
+        if grad_scale is not None or clip_factor is not None:
+            gradient = gradient if grad_scale is None else gradient / grad_scale
+            gradient = gradient if clip_factor is None else gradient * clip_factor
             put(gradient, own[1], found_inf)
         mean = mean.lerp(gradient, 1 - beta1)
         square = square * beta2 + gradient * gradient * (1 - beta2)
@@ -118,17 +122,17 @@ def update(
     weight_decay: float,
     found_inf: torch.Tensor | None,
     grad_scale: torch.Tensor | None,
+    clip_factor: torch.Tensor | None = None,
 ) -> None:
     """The operator behind `adamw_`, with a step for each parameter; steps and `lr` in fp32."""
     # In fp64: in fp32, 1 - 0.999 has a relative error of 1e-5.
+    flags = (lr, found_inf, grad_scale, clip_factor)
     factors = (1 - beta1, beta2, 1 - beta2, logarithm(beta1), logarithm(beta2), eps, weight_decay)
     laid = all_in_layout_of(parameters, gradients)
     with on_device_of(parameters[0]):
         for grid, tensors, sizes in launches(parameters, laid, exp_avgs, exp_avg_sqs, steps):
-            update_kernel[grid](
-                *tensors, sizes, lr, found_inf, grad_scale, *factors, BLOCK, num_warps=warps_of_tile(BLOCK)
-            )
-    if grad_scale is not None:
+            update_kernel[grid](*tensors, sizes, *flags, *factors, BLOCK, num_warps=warps_of_tile(BLOCK))
+    if grad_scale is not None or clip_factor is not None:
         for gradient, divided in zip(gradients, laid, strict=True):
             if divided is not gradient:
                 gradient.copy_(divided)
@@ -235,7 +239,7 @@ def pick(items, index):
 
 @triton.jit
 def update_kernel(
-    parameters, gradients, exp_avgs, exp_avg_sqs, steps, sizes, lr, found_inf, grad_scale,
+    parameters, gradients, exp_avgs, exp_avg_sqs, steps, sizes, lr, found_inf, grad_scale, clip_factor,
     part1, beta2, part2, log_beta1, log_beta2, eps, weight_decay, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index, block = locate(sizes, BLOCK)
@@ -243,9 +247,12 @@ def update_kernel(
     average, square, size = pick(exp_avgs, index), pick(exp_avg_sqs, index), pick(sizes, index)
     if found_inf is not None:
         size = tl.where(tl.load(found_inf) == 0, size, 0)
-    inverse = None
+    factor = None
     if grad_scale is not None:
-        inverse = 1.0 / tl.load(grad_scale).to(tl.float32)
+        factor = 1.0 / tl.load(grad_scale).to(tl.float32)
+    if clip_factor is not None:
+        clip = tl.load(clip_factor).to(tl.float32)
+        factor = clip if factor is None else factor * clip
     # In fp64: with fp32 powers of beta2, the first steps would have a relative error of 1e-5.
     now, rate = tl.load(pick(steps, index)).to(tl.float64), tl.load(lr).to(tl.float64)
     keep = (1.0 - rate * weight_decay).to(tl.float32)
@@ -255,21 +262,21 @@ def update_kernel(
     left = size - start
     parameter, gradient, average, square = parameter + start, gradient + start, average + start, square + start
     if left >= BLOCK:  # without a mask, loads take 16 bytes for any size
-        move(parameter, gradient, average, square, None, inverse, part1, beta2, part2, keep, length, root, eps, BLOCK)
+        move(parameter, gradient, average, square, None, factor, part1, beta2, part2, keep, length, root, eps, BLOCK)
     else:
-        move(parameter, gradient, average, square, left, inverse, part1, beta2, part2, keep, length, root, eps, BLOCK)
+        move(parameter, gradient, average, square, left, factor, part1, beta2, part2, keep, length, root, eps, BLOCK)
 
 
 @triton.jit
 def move(
-    parameter, gradient, average, square, left, inverse, part1, beta2, part2, keep, length, root, eps,
+    parameter, gradient, average, square, left, factor, part1, beta2, part2, keep, length, root, eps,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, BLOCK)
     inside = None if left is None else at < left.to(tl.int32)
     slope = tl.load(gradient + at, mask=inside).to(tl.float32)
-    if inverse is not None:
-        slope *= inverse
+    if factor is not None:
+        slope *= factor
         tl.store(gradient + at, slope, mask=inside)
     mean, spread = tl.load(average + at, mask=inside), tl.load(square + at, mask=inside)
     mean += (slope - mean) * part1

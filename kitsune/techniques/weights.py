@@ -1,11 +1,11 @@
-"""weights: bf16 copies of the weights of products, made by one launch; their gradients stay in bf16 for the update."""
+"""weights: bf16 copies of the weights of products by few launches; their gradients stay in bf16 for the update."""
 
 import torch
 
 from kitsune.autograd.half_weights import HalfWeights
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique, raised_in
-from kitsune.update.adamw import has_kernel
+from kitsune.update.optimizer_update import is_updated_by_kernel
 
 
 class Weights(Technique):
@@ -20,7 +20,7 @@ class Weights(Technique):
         """`compile` passes the copies to the graphs that it compiles."""
 
         def takes_half() -> bool:
-            return build.only_update_reads_gradients and has_kernel(build.optimizer)
+            return build.only_update_reads_gradients and is_updated_by_kernel(build.optimizer)
 
         build.half_weights = weights = HalfWeights(torch.bfloat16, takes_half)
         build.undo.callback(lambda: weights.undo(build.model.parameters()))

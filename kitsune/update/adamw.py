@@ -17,6 +17,9 @@ from kitsune.kernels.layouts import is_dense
 
 #: Flags of a group that change the arithmetic, which the kernel does not support.
 UNSUPPORTED_FLAGS: Final = ("amsgrad", "maximize", "differentiable")
+CLIP_FACTOR: Final = "clip_factor"
+#: Attributes by which an optimizer is told of its gradients for one step: two of torch's, and one of ours.
+FLAGS: Final = ("found_inf", "grad_scale", CLIP_FACTOR)
 
 
 class KernelUpdate:
@@ -43,8 +46,15 @@ class KernelUpdate:
         if lists[0] and group["fused"] and why_not_group(group) is None and self._has_updated(group, *lists):
             for gathered in lists:
                 gathered.clear()
-        lists[1][:] = [gradient.to(own.dtype) for gradient, own in zip(lists[1], lists[0], strict=True)]
+        self._prepare_for_torch(*lists[:2])
         return has_complex
+
+    def _prepare_for_torch(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+        """Does to the gradients of a group what the kernel would have done by itself."""
+        gradients[:] = [gradient.to(own.dtype) for gradient, own in zip(gradients, parameters, strict=True)]
+        factor = getattr(self._optimizer, CLIP_FACTOR, None)
+        if factor is not None and gradients:
+            torch._foreach_mul_(gradients, factor)
 
     def _has_updated(
         self,
@@ -57,16 +67,16 @@ class KernelUpdate:
         steps: list[torch.Tensor],
     ) -> bool:
         """Updates the gathered tensors if the kernel can handle all of them. Returns whether it did."""
-        flags = (getattr(self._optimizer, name, None) for name in ("found_inf", "grad_scale"))
-        lr, found_inf, grad_scale = (there(value, parameters[0].device) for value in (group["lr"], *flags))
-        averages, numbers = (exp_avgs, exp_avg_sqs), (*steps, lr, found_inf, grad_scale)
+        flags = (getattr(self._optimizer, name, None) for name in FLAGS)
+        lr, *told = (there(value, parameters[0].device) for value in (group["lr"], *flags))
+        averages, numbers = (exp_avgs, exp_avg_sqs), (*steps, lr, *told)
         if not self._kernel.is_served(gradients, parameters, averages, numbers):
             return False
-        factors = (lr, *group["betas"], group["eps"], group["weight_decay"], found_inf, grad_scale)
+        factors = (lr, *group["betas"], group["eps"], group["weight_decay"], *told)
         torch._foreach_add_(steps, 1)
         self._kernel.serve(parameters, gradients, *averages, steps, *factors)
-        if found_inf is not None:
-            torch._foreach_sub_(steps, [found_inf] * len(steps))
+        if told[0] is not None:
+            torch._foreach_sub_(steps, [told[0]] * len(steps))
         return True
 
 

@@ -4,8 +4,9 @@ A captured update reads its learning rate from a static tensor that `refresh` fi
 hyperparameters are constants in the captured launches; `refresh` returns False when one has changed.
 """
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from kitsune.update.adamw import has_kernel
 from kitsune.update.loss_scaler import LossScaler
 
 ADAMS = (Adam, AdamW)
@@ -47,36 +49,54 @@ def _value(value: Any) -> Any:
 
 
 class Update:
-    """unscale -> clip -> optimizer.step -> rescale."""
+    """unscale -> clip -> optimizer.step -> rescale.
+
+    Kitsune's kernel multiplies gradients by the factor of a clipping as it reads them, unless `clips_apart`, which a
+    step outside of the graph of its gradients needs.
+    """
 
     def __init__(
-        self, optimizer: Optimizer, *, scaler: LossScaler | None = None, clip_grad_norm: float | None = None
+        self,
+        optimizer: Optimizer,
+        *,
+        scaler: LossScaler | None = None,
+        clip_grad_norm: float | None = None,
+        clips_apart: bool = False,
     ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
         self.clip_grad_norm = clip_grad_norm
+        self._clips_apart = clips_apart
+        self._clip_factor: torch.Tensor | None = None  # of the last gradients; a replay writes the same tensor
         self._given: list[Any] = []
         self._rates: list[torch.Tensor] = []
         self._baked: list[Baked] = []
         self._shown: list[float] = []
 
     def prepare_gradients(self) -> None:
-        """Unscales and clips the gradients. Does not wait for the device."""
+        """Unscales and clips the gradients, or leaves the clipping to `step`. Does not wait for the device."""
+        gradients = [parameter.grad for parameter in parameters_of(self.optimizer) if parameter.grad is not None]
+        self._clip_factor = None
         if self.scaler is not None:
-            self.scaler.unscale([p.grad for p in parameters_of(self.optimizer) if p.grad is not None])
-        if self.clip_grad_norm is not None:
+            self.scaler.unscale(gradients)
+        if self.clip_grad_norm is None or not gradients:
+            return
+        if self._clips_apart or not is_updated_by_kernel(self.optimizer):
             torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer), self.clip_grad_norm, foreach=True)
+        else:
+            self._clip_factor = clip_factor(gradients, self.clip_grad_norm)
 
     def step(self) -> None:
         """Runs the optimizer's step, unless the scaler found an overflow, and the scaler's update.
 
         If the optimizer cannot skip on the device, the check for an overflow waits for the device.
         """
-        if self.scaler is None:
-            self.optimizer.step()
-            return
-        skip_overflows(self.optimizer, self.scaler)
-        self.scaler.update()
+        with clipped_by_kernel(self.optimizer, self._clip_factor):
+            if self.scaler is None:
+                self.optimizer.step()
+                return
+            skip_overflows(self.optimizer, self.scaler)
+            self.scaler.update()
 
     def why_not_capturable(self) -> str | None:
         """Why the update must stay outside a graph, or None."""
@@ -135,6 +155,32 @@ class Update:
         # A scheduler's wrapper around optimizer.step sets this, and a replay does not call it.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         return True
+
+
+def is_updated_by_kernel(optimizer: Optimizer) -> bool:
+    """Whether Kitsune's kernel does the update, and no hook sees the gradients before."""
+    return has_kernel(optimizer) and not has_step_hooks(optimizer)
+
+
+def clip_factor(gradients: list[torch.Tensor], most: float) -> torch.Tensor:
+    """What torch.nn.utils.clip_grad_norm_ multiplies gradients by, on the device. Norms are in fp32."""
+    dtype = None if all(gradient.dtype == torch.float32 for gradient in gradients) else torch.float32
+    norms = torch._foreach_norm(gradients, 2.0, dtype=dtype)
+    whole = torch.linalg.vector_norm(torch.stack(norms))
+    return (most / (whole + 1e-6)).clamp(max=1.0)
+
+
+@contextlib.contextmanager
+def clipped_by_kernel(optimizer: Any, factor: torch.Tensor | None) -> Iterator[None]:
+    """KernelUpdate multiplies gradients by the factor in the block, as it reads them."""
+    if factor is None:
+        yield
+        return
+    optimizer.clip_factor = factor
+    try:
+        yield
+    finally:
+        del optimizer.clip_factor
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:

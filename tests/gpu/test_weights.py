@@ -77,11 +77,26 @@ def test_the_first_gradients_are_the_same_bits(device):
     torch.testing.assert_close(ours["head.bias"], plain["head.bias"], rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{"clip_grad_norm": 0.1}, {"accumulation_steps": 2}], ids=str)
-def test_what_reads_gradients_before_the_update_reads_fp32(device, options):
-    losses, dtypes, _ = trained(device, {**BF16, "capture": "step", "weights": "bf16_copies"}, **options)
+@pytest.mark.parametrize("how", [{}, {"capture": "step"}, {"capture": "step", "streams": 3}], ids=str)
+def test_the_update_clips_gradients_in_bf16(device, more_streams_win, how):
+    options = {"clip_grad_norm": 0.1}
+    losses, dtypes, parameters = trained(device, {**BF16, **how, "weights": "bf16_copies"}, **options)
+    assert torch.bfloat16 in dtypes.values()
+    plain, _, plain_parameters = trained(device, {**BF16, **how, "update": "fused"}, **options)
+    assert losses == pytest.approx(plain, rel=2e-2)
+    for own, other in zip(parameters, plain_parameters, strict=True):
+        torch.testing.assert_close(own, other, rtol=5e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [({"capture": "step"}, {"accumulation_steps": 2}), ({"capture": "segments"}, {"clip_grad_norm": 0.1})],
+    ids=str,
+)
+def test_what_else_reads_gradients_reads_fp32(device, how, options):
+    losses, dtypes, _ = trained(device, {**BF16, **how, "weights": "bf16_copies"}, **options)
     assert set(dtypes.values()) == {torch.float32}
-    plain, _, _ = trained(device, {**BF16, "capture": "step"}, **options)
+    plain, _, _ = trained(device, {**BF16, **how}, **options)
     assert losses == pytest.approx(plain, rel=2e-2)
 
 

@@ -119,6 +119,18 @@ def test_gradients_are_left_divided_by_their_scale_as_torch_leaves_them(device, 
     assert all(map(torch.equal, scaled[1], state[1]))
 
 
+@pytest.mark.parametrize("function", [adamw_, reference])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_clipped_before_they_are_rounded(device, function, dtype):
+    state = state_of(device, [(9,), (3, 2)])
+    state[1] = [one.to(dtype) for one in state[1]]
+    flags = {"grad_scale": torch.full((1,), 4.0, device=device), "clip_factor": torch.full((), 0.3, device=device)}
+    clipped = [state[0], [one.float() / 4 * flags["clip_factor"] for one in state[1]], *state[2:]]
+    assert_close(after(function, state, **flags), exactly(clipped))
+    for one, other in zip(state[1], clipped[1], strict=True):
+        torch.testing.assert_close(one, other.to(dtype))
+
+
 def test_what_does_not_fit_into_one_launch_goes_into_the_next(device):
     state = state_of(device, [(n,) for n in (3, 1, 0, 16, 5, 7, 2, 0, 9, 4, 8)])
     assert_close(after(adamw_, state), exactly(state))
