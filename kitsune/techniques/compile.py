@@ -17,6 +17,7 @@ import kitsune.fusion
 from kitsune.autograd.half_weights import HalfWeights
 from kitsune.capture.compile_isolation import own_code
 from kitsune.fusion.cache_key import cache_options
+from kitsune.fusion.counters import merge_counters
 from kitsune.fusion.product_weights import examples_with, product_weights
 from kitsune.knobs import OWN_GRAPHS, Choice
 from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dynamo
@@ -89,6 +90,7 @@ class Inductor:
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         if self._rewrite is not None:
             graph = self._rewrite(graph)
+        merge_counters(graph)
         options = {**self._options, **self._asked, **cache_options(graph, may_run_twice=self._may_run_twice)}
         with without_donated_buffers() if self._may_run_twice else contextlib.nullcontext():
             positions = product_weights(graph, inputs) if self._half_weights is not None else ()
