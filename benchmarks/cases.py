@@ -38,6 +38,12 @@ CASES = by_name(
         Case("tv-resnet50/64", "benchmarks/workloads/tv_resnet50.py:make_workload", channels_last=True),
         Case("hf-llama_125m/8x1024", "benchmarks/workloads/hf_llama_125m.py:make_workload", is_swept=False),
         Case("nanogpt/12x1024", "benchmarks/workloads/nanogpt.py:make_workload", is_swept=False),
+        Case(
+            "timm-convnext_tiny/64",
+            "benchmarks/workloads/timm_convnext_tiny.py:make_workload",
+            channels_last=True,
+            is_swept=False,
+        ),
         Case("resnet50/256", "zoo:resnet50?batch=256", channels_last=True, is_swept=False),
         Case("bert_large/16x128", "zoo:bert_large", is_swept=False),
         Case("gpt2_small/16x1024", "zoo:gpt2_small?batch=16&seq=1024", is_swept=False),
