@@ -32,6 +32,9 @@ PRODUCTS: Final = frozenset(
         aten.convolution.default,
     }
 )
+#: Calls of ours with a product inside, whose weight is the second argument. By name: they load Triton.
+OWN: Final = frozenset({"kitsune.fusion.calls.linear_activation", "kitsune.fusion.calls.head_cross_entropy"})
+WEIGHT: Final = 1
 #: Functions and methods that only change the view of a weight.
 VIEWS: Final = frozenset({torch.t, torch.transpose, "t", "transpose", aten.t.default, aten.transpose.int})
 
@@ -67,19 +70,23 @@ def is_weight(given: Any) -> bool:
 
 def feeds_a_product(node: Node) -> bool:
     """Whether the node, or the only view of it, is an argument of one product once, and of nothing else."""
-    for user in only_users(node):
-        if user.target in PRODUCTS:
+    for given, user in only_users(node):
+        if user.target in PRODUCTS or (name_of(user) in OWN and user.args[WEIGHT] is given):
             return not autocasts_at(user)
         if user.target not in VIEWS:
             return False
     return False
 
 
-def only_users(node: Node) -> Iterator[Node]:
-    """The only user of the node, the only user of that, and so on."""
+def name_of(node: Node) -> str:
+    return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__name__', '')}"
+
+
+def only_users(node: Node) -> Iterator[tuple[Node, Node]]:
+    """(the node, its only user), (that user, its only user), and so on."""
     while len(node.users) == 1:
         (user,) = node.users
         if sum(argument is node for argument in (*user.args, *user.kwargs.values())) != 1:
             return
-        yield user
+        yield node, user
         node = user

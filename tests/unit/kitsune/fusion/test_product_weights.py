@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kitsune.fusion.product_weights import examples_with, product_weights
+from tests.unit.kitsune.fusion.fused import ROWS, TARGETS, Activated, Head, engine
 
 WIDTH = 8
 
@@ -107,6 +108,27 @@ def test_a_weight_with_a_hook_on_its_gradient():
 
 def test_a_weight_in_half_precision():
     assert shapes_found(linear().bfloat16(), rows().bfloat16()) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "found"),
+    [(Activated, (ROWS,), "weight"), (lambda: Head(bias=True), (ROWS, TARGETS), "weight")],
+    ids=["linear_activation", "linear_cross_entropy"],
+)
+def test_the_weight_of_a_fused_call_that_has_a_product_inside(make, inputs, found):
+    model = make()
+    fusing = engine()
+    names = []
+
+    def look(graph, examples):
+        graph = fusing.rewrite(graph)
+        weights = {id(parameter): name for name, parameter in model.named_parameters()}
+        names.extend(weights[id(examples[at])].rpartition(".")[2] for at in product_weights(graph, examples))
+        return graph.forward
+
+    torch.compile(model, backend=look)(*inputs)
+    assert sum(fusing.get_fusion_stats().matches.values()) == 1
+    assert names == [found]
 
 
 def test_examples_are_fake_and_of_static_shapes():
