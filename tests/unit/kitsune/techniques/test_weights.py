@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch.nn import functional as F
 
 from kitsune import KitsuneOptimizer, Plan, TrainStep
@@ -58,7 +59,20 @@ def trained(knobs, steps=4, **options):
     return losses, gradients, list(model.parameters())
 
 
+@pytest.fixture
+def without_code(monkeypatch):
+    """Graphs are traced as for Inductor, which makes no code of them: that takes seconds for each."""
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs, **_: aot_eager(graph, inputs))
+
+
+def test_inductor_compiles_it():
+    (loss, *_), _, _ = trained(COPIES, steps=1)
+    (plain, *_), _, _ = trained(BF16, steps=1)
+    assert loss == plain
+
+
 @pytest.mark.parametrize("options", [{}, {"clip_grad_norm": 0.1}, {"accumulation_steps": 2}], ids=str)
+@pytest.mark.usefixtures("without_code")
 def test_the_same_bits_as_without_copies(options):
     losses, gradients, parameters = trained(COPIES, **options)
     plain, plain_gradients, plain_parameters = trained(BF16, **options)
@@ -68,6 +82,7 @@ def test_the_same_bits_as_without_copies(options):
     assert all(own is other is None or torch.equal(own, other) for own, other in pairs)
 
 
+@pytest.mark.usefixtures("without_code")
 def test_a_loop_of_the_users_own():
     found = []
     for knobs in (COPIES, BF16):
@@ -84,6 +99,7 @@ def test_a_loop_of_the_users_own():
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.usefixtures("without_code")
 def test_a_model_without_such_weights_trains_as_ever():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(50, WIDTH), nn.LayerNorm(WIDTH))
@@ -93,6 +109,7 @@ def test_a_model_without_such_weights_trains_as_ever():
     step.close()
 
 
+@pytest.mark.usefixtures("without_code")
 def test_gradients_stay_in_bf16_only_where_nothing_but_the_update_reads_them(monkeypatch):
     monkeypatch.setattr(weights, "is_updated_by_kernel", lambda _: True)
     for options, dtype in (
