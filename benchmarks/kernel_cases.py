@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from kitsune.fusion import calls
+from kitsune.fusion.convolutions import CHANNELS_MULTIPLE
 from kitsune.kernels.adamw import adamw_
 from kitsune.kernels.add_norm import add_layer_norm, add_rms_norm
 from kitsune.kernels.batch_norm_relu import batch_norm_relu
@@ -30,6 +32,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EPS = 1e-5
 MOMENTUM = 0.1
 DROPPED = 0.1
+IMAGE = 3  # channels
 SCALE = 0.125  # one over the root of a head's 64 elements
 ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 
@@ -277,6 +280,42 @@ def of_batch_norm_relu(sizes: Sizes, place: Place, training: bool, last: bool) -
     return Operation(eager, lambda *inputs: batch_norm_relu(*inputs, training, MOMENTUM, EPS), (x, *vectors))
 
 
+def of_patch_convolution(sizes: Sizes, place: Place) -> Operation:
+    """`sizes`: (batch, channels, side, channels of the result, side of a patch). An image needs no gradient."""
+    batch, channels, side, out, patch = sizes
+    x = place.draw(batch, channels, side, side)
+    inputs = x.detach() if channels == IMAGE else x, place.draw(out, channels, patch, patch), place.draw(out)
+
+    def eager(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, weight, bias, stride=patch)
+
+    return Operation(eager, compiled(calls.patch_convolution, place), inputs)
+
+
+def of_padded_convolution(sizes: Sizes, place: Place, last: bool) -> Operation:
+    """`sizes`: (batch, side, channels of the result, side of the kernel, stride) for images in color."""
+    batch, side, out, kernel, stride = sizes
+    form = torch.channels_last if last else torch.contiguous_format
+    x, weight = (
+        place.draw(*own).detach().contiguous(memory_format=form)
+        for own in ((batch, IMAGE, side, side), (out, IMAGE, kernel, kernel))
+    )
+    how = (stride, stride), (kernel // 2, kernel // 2), (1, 1)
+
+    def eager(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, weight, None, *how)
+
+    def ours(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return calls.padded_convolution(x, weight, None, *how, -IMAGE % CHANNELS_MULTIPLE)
+
+    return Operation(eager, compiled(ours, place), (x, weight.requires_grad_()))
+
+
+def compiled(function: Function, place: Place) -> Function:
+    """A call without a kernel of its own, as it is in a compiled step; on a CPU as it is."""
+    return torch.compile(function, dynamic=False, fullgraph=True) if place.device.type == "cuda" else function
+
+
 def of_update(sizes: Sizes, place: Place) -> Update:
     """`sizes` of the parameters, or the name of a model in the zoo."""
     return Update(parameter_sizes(sizes) if isinstance(sizes, str) else sizes, place)
@@ -353,6 +392,24 @@ STAGES = {
     "resnet50-64-stage3": (64, 256, 14, 14),
     "resnet50-64-stage4": (64, 512, 7, 7),
 }
+#: (batch, channels, side, channels of the result, side of a patch)
+PATCHES = {
+    "vit_b16-4": (4, 3, 224, 768, 16),
+    "vit_b16-64": (64, 3, 224, 768, 16),
+    "vit_s32-64": (64, 3, 224, 384, 32),
+    "convnext_tiny-64-stem": (64, 3, 224, 96, 4),
+    "convnext_tiny-64-stage2": (64, 96, 56, 192, 2),
+    "convnext_tiny-64-stage4": (64, 384, 14, 768, 2),
+}
+#: (batch, side, channels of the result, side of the kernel, stride)
+STEMS = {
+    "resnet50-8": (8, 224, 64, 7, 2),
+    "resnet50-64": (64, 224, 64, 7, 2),
+    "resnet50-256": (256, 224, 64, 7, 2),
+    "resnet18-128": (128, 32, 64, 3, 1),
+    "densenet121-16": (16, 128, 64, 7, 2),
+    "vgg16-64": (64, 224, 64, 3, 1),
+}
 #: Models of the zoo, whose parameters are updated.
 MODELS = {name: name for name in ("lenet5", "resnet18", "resnet50", "bert_base", "vit_b16", "gpt2_small")}
 
@@ -384,6 +441,9 @@ KERNELS = {
         Kernel("batch_norm_relu_train_last", STAGES, partial(of_batch_norm_relu, training=True, last=True)),
         Kernel("batch_norm_relu_eval", STAGES, partial(of_batch_norm_relu, training=False, last=False)),
         Kernel("batch_norm_relu_eval_last", STAGES, partial(of_batch_norm_relu, training=False, last=True)),
+        Kernel("patch_convolution", PATCHES, of_patch_convolution),
+        Kernel("padded_convolution", STEMS, partial(of_padded_convolution, last=False)),
+        Kernel("padded_convolution_last", STEMS, partial(of_padded_convolution, last=True)),
         Kernel("adamw", MODELS, of_update, ("fp32",)),
     )
 }

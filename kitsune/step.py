@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 
+from kitsune.autograd.half_weights import HalfWeights
 from kitsune.autograd.hooks import Hooks
 from kitsune.capture.forward_dispatch import SegmentedForward
 from kitsune.capture.guards import StepGuards
@@ -195,18 +196,16 @@ class TrainStep:
     def _begin(self, undo: contextlib.ExitStack) -> Build:
         self._programs.clear()  # first: whatever fails from here on, no program of the plan before is run again
         forward = self._call if self._applied.assembly.splits_loss() else self._loss
-        build = Build(model=self.model, optimizer=self.optimizer, device=self.device, forward=forward, undo=undo)
-        build.only_update_reads_gradients = self.accumulation_steps == 1
-        return build
+        return Build(model=self.model, optimizer=self.optimizer, device=self.device, forward=forward, undo=undo)
 
     def _finish(self, build: Build) -> None:
         """Prepares what the programs of the build are made of."""
         if self._has_loader:
             build.waiting.clear()
         self._recorder = Recorder(self.device)
-        self._plain = self._body(self._loss)
+        self._plain = self._body(self._loss, None)
         self._segments = self._segmented(build) if build.capture == "segments" else None
-        self._eager = self._body(build.forward) if self._segments is None else self._segments.body
+        self._eager = self._body(build.forward, build.half_weights) if self._segments is None else self._segments.body
         self._guards = StepGuards(self._programs, self.model, self.device, self._applied.has_other_groups)
 
     def _new_program(self) -> Program:
@@ -214,7 +213,8 @@ class TrainStep:
         if build.capture == "step":
             # A body of its own: each graph reads the learning-rate tensors that it was captured with.
             how = build.memory_format, build.streams, build.pool_bytes
-            return StepGraph(self._body(build.forward), self._recorder, self.device, *how)
+            body = self._body(build.forward, build.half_weights)
+            return StepGraph(body, self._recorder, self.device, *how)
         hooks = Hooks(self.model) if build.hides_hooks else None
         forward = None if self._segments is None else self._segments.forward
         return EagerStep(self._eager, self.device, build.memory_format, hooks, forward)
@@ -223,7 +223,7 @@ class TrainStep:
         scaler = self._applied.build.scaler
         return Update(self.optimizer, scaler=scaler, clip_grad_norm=self.clip_grad_norm, clips_apart=clips_apart)
 
-    def _body(self, forward: Any) -> Body:
+    def _body(self, forward: Any, half_weights: HalfWeights | None) -> Body:
         build = self._applied.build
         return Body(
             self.model,
@@ -233,6 +233,7 @@ class TrainStep:
             step_contexts=build.step_contexts,
             accumulation_steps=self.accumulation_steps,
             loss_fn=self.loss_fn,
+            half_weights=half_weights,
         )
 
     def _segmented(self, build: Build) -> "SegmentedStep":
@@ -253,7 +254,6 @@ class TrainStep:
             pool_bytes=build.pool_bytes,
         )
         update = self._update(clips_apart=True)
-        build.only_update_reads_gradients &= self.clip_grad_norm is None
         graph = UpdateGraph(update, self._recorder)
 
         def forward(x: Any, y: Any) -> torch.Tensor:

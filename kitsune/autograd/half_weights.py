@@ -4,79 +4,112 @@ Autocast casts each weight by a launch of its own, and each of its gradients bac
 product is computed in half precision either way: what this node leaves out is passes over memory, not precision.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
+from kitsune.autograd.leaves import ACCUMULATES
+
 #: Bytes in fp32 that one launch copies: a schedule on several streams can begin with the first layers.
 MOST_BYTES: Final = 2**25
 HAS_GRAD_DTYPE: Final = hasattr(torch.Tensor, "grad_dtype")  # since torch 2.10
+COPIES: Final = "_CopiesBackward"
 
 
 class HalfWeights:
-    """Makes the copies of a step's weights, and decides about the dtype of their gradients.
+    """Makes copies of a step's weights in `dtype`, and decides about the dtype of their gradients.
 
-    Gradients stay in `dtype` as long as `takes_half()` says that the optimizer's update reads them so, and are fp32
-    otherwise. They become fp32 for good once a weight is copied a second time before its backward: the sum of two
-    gradients would be rounded to half precision.
+    Gradients are fp32, made by one launch, unless `keep_half` was called before the backward. `takes_half()` says
+    whether the optimizer's update reads gradients in half precision.
     """
 
     def __init__(self, dtype: torch.dtype, takes_half: Callable[[], bool]) -> None:
         self.dtype = dtype
-        self._takes_half = takes_half if HAS_GRAD_DTYPE else lambda: False
-        self._waiting: set[int] = set()  # addresses of weights whose backward has not run
-        self._is_shared = False
+        self._takes_half = takes_half
+        self._kept: set[int] = set()  # addresses of weights whose next gradient stays in half precision
+        self._accepting: dict[int, weakref.ref[torch.Tensor]] = {}
 
-    def passed_to(self, function: Callable[..., Any], positions: Sequence[int]) -> Callable[..., Any]:
+    def with_copies(self, function: Callable[..., Any], positions: Sequence[int]) -> Callable[..., Any]:
         """The function, with copies in the place of the arguments at these positions, which are fp32 weights."""
 
         def call(*given: Any) -> Any:
             arguments = list(given)
-            for at, half in zip(positions, self.of([given[at] for at in positions]), strict=True):
+            for at, half in zip(positions, self.copies([given[at] for at in positions]), strict=True):
                 arguments[at] = half
             return function(*arguments)
 
         return call
 
-    def of(self, weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Copies of the weights, of the same shapes and layouts."""
-        if torch.is_grad_enabled():
-            addresses = {weight.data_ptr() for weight in weights}
-            self._is_shared = self._is_shared or not self._waiting.isdisjoint(addresses)
-            self._waiting |= addresses
-            set_gradient_dtype(weights, self.dtype if self._keeps_half() else torch.float32)
-        halves: tuple[torch.Tensor, ...] = _Halves.apply(self, *weights)
-        return halves
+    def copies(self, weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Of the same shapes and layouts."""
+        made: tuple[torch.Tensor, ...] = _Copies.apply(self, *weights)
+        return made
+
+    def keep_half(self, loss: torch.Tensor, updated: Iterable[torch.Tensor]) -> None:
+        """Lets gradients of the coming backward of `loss` stay in half precision, where nothing but the update reads
+        them.
+
+        That are those of `updated` weights that reach `loss` by one copy only: the sum of several gradients is in fp32.
+        A weight with a hook on its gradient is left out.
+        """
+        self._kept.clear()
+        if not HAS_GRAD_DTYPE or not self._takes_half():
+            return
+        addresses = {weight.data_ptr() for weight in updated}
+        for weight, nodes in readers_of_leaves(loss).items():
+            is_read_once = [node.name() for node in nodes] == [COPIES]
+            is_hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
+            if is_read_once and not is_hooked and weight.dtype == torch.float32 and weight.data_ptr() in addresses:
+                self._kept.add(weight.data_ptr())
+                self.set_gradient(weight, None)
+
+    def set_gradient(self, weight: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        """Sets the gradient of a weight, which accepts one in any dtype from now on, until `undo`."""
+        accept_any_gradient(weight)
+        self._accepting[id(weight)] = weakref.ref(weight)
+        weight.grad = gradient
 
     def gradients(
-        self, gradients: Sequence[torch.Tensor | None], addresses: Iterable[int]
+        self, gradients: Sequence[torch.Tensor | None], addresses: Sequence[int]
     ) -> list[torch.Tensor | None]:
         """The gradients of the weights at these addresses, from those of their copies."""
-        self._waiting.difference_update(addresses)
-        return list(gradients) if self._keeps_half() else widened(gradients)
+        wide = [
+            gradient
+            for gradient, at in zip(gradients, addresses, strict=True)
+            if gradient is not None and at not in self._kept
+        ]
+        found = iter(widened(wide))
+        return [
+            gradient if gradient is None or at in self._kept else next(found)
+            for gradient, at in zip(gradients, addresses, strict=True)
+        ]
 
-    def undo(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Makes the gradients of these parameters fp32 again."""
-        set_gradient_dtype(parameters, torch.float32)
+    def undo(self) -> None:
+        """Makes the gradients of all weights fp32 again."""
+        for reference in self._accepting.values():
+            weight: Any = reference()
+            if weight is not None:
+                gradient, weight.grad = weight.grad, None
+                weight.grad_dtype = weight.dtype
+                weight.grad = None if gradient is None else gradient.to(weight.dtype)
+        self._accepting.clear()
 
-    def _keeps_half(self) -> bool:
-        return not self._is_shared and self._takes_half()
 
-
-class _Halves(torch.autograd.Function):
+class _Copies(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, owner: HalfWeights, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        halves = tuple(torch.empty_like(weight, dtype=owner.dtype) for weight in weights)
+        copies = tuple(torch.empty_like(weight, dtype=owner.dtype) for weight in weights)
         for part in parts_of(weights):
-            torch._foreach_copy_(halves[part], weights[part])
+            torch._foreach_copy_(copies[part], weights[part])
         context.owner = owner
         context.addresses = [weight.data_ptr() for weight in weights]
         context.set_materialize_grads(False)
         context.mark_non_differentiable(
-            *(half for half, weight in zip(halves, weights, strict=True) if not weight.requires_grad)
+            *(copy for copy, weight in zip(copies, weights, strict=True) if not weight.requires_grad)
         )
-        return halves
+        return copies
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -94,24 +127,33 @@ def parts_of(weights: Sequence[torch.Tensor]) -> Iterator[slice]:
     yield slice(begin, len(weights))
 
 
-def widened(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def widened(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """The gradients in fp32, by one launch."""
-    there = [gradient for gradient in gradients if gradient is not None]
-    wide = [torch.empty_like(gradient, dtype=torch.float32) for gradient in there]
-    if there:
-        torch._foreach_copy_(wide, there)
-    found = iter(wide)
-    return [None if gradient is None else next(found) for gradient in gradients]
+    wide = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
+    if wide:
+        torch._foreach_copy_(wide, gradients)
+    return wide
 
 
-def set_gradient_dtype(parameters: Iterable[torch.Tensor], dtype: torch.dtype) -> None:
-    """Sets the dtype in which these fp32 parameters accept a gradient, and casts those that they have."""
-    if not HAS_GRAD_DTYPE:
-        return
-    for parameter in parameters:
-        given: Any = parameter
-        is_ours = parameter.dtype == torch.float32 and parameter.requires_grad and parameter.is_leaf
-        if is_ours and given.grad_dtype not in (None, dtype):
-            gradient, given.grad = parameter.grad, None
-            given.grad_dtype = dtype
-            given.grad = None if gradient is None else gradient.to(dtype)
+def readers_of_leaves(loss: torch.Tensor) -> Mapping[torch.Tensor, list[Any]]:
+    """{leaf of the autograd graph: the nodes that pass it a gradient, one for each edge}."""
+    found: dict[torch.Tensor, list[Any]] = {}
+    nodes = [] if loss.grad_fn is None else [loss.grad_fn]
+    seen: set[Any] = set(nodes)
+    while nodes:
+        node: Any = nodes.pop()
+        for following, _ in node.next_functions:
+            if following is None:
+                continue
+            if following.name() == ACCUMULATES:
+                found.setdefault(following.variable, []).append(node)
+            elif following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return found
+
+
+def accept_any_gradient(weight: Any) -> None:
+    """Lets autograd and the user set a gradient of any dtype. Where torch cannot, all gradients are fp32."""
+    if HAS_GRAD_DTYPE and weight.grad_dtype is not None:
+        weight.grad_dtype = None

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import torch
 
+from kitsune.autograd.half_weights import HalfWeights
 from kitsune.autograd.leaves import fresh_leaves, joined
 from kitsune.capture.micro_batches import micro_batches
 from kitsune.update.optimizer_update import Update, parameters_of
@@ -20,7 +21,8 @@ class Body:
 
     `forward(x, y)` returns the loss with its autograd graph, and calls `loss_fn`, which may be a module; `finish` is
     the optimizer's update. The result is the detached loss. With `accumulation_steps`, forward and backward run that
-    often, each on a part of the batch, and the loss is the mean over all rows.
+    often, each on a part of the batch, and the loss is the mean over all rows. The update may read the gradients of
+    `half_weights` in half precision.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Body:
         finish: Callable[[], None] | None = None,
         accumulation_steps: int = 1,
         loss_fn: Any = None,
+        half_weights: HalfWeights | None = None,
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
@@ -43,6 +46,7 @@ class Body:
         self.forward_contexts = forward_contexts
         self.step_contexts = step_contexts
         self.accumulation_steps = accumulation_steps
+        self.half_weights = half_weights
         self._known = list(model.parameters())
 
     @property
@@ -68,7 +72,7 @@ class Body:
         with fresh_leaves(self.model) as leaves:
             loss = self._backward(batch)
         for parameter, alias in leaves.items():
-            parameter.grad = joined(parameter.grad, alias.grad)
+            self.set_gradient(parameter, joined(parameter.grad, alias.grad))
         return loss
 
     def _backward(self, batch: tuple[Any, Any], look: Look | None = None) -> torch.Tensor:
@@ -83,9 +87,17 @@ class Body:
             look(loss)
         if share != 1.0:
             loss = loss * share
+        if self.half_weights is not None and self.accumulation_steps == 1:
+            self.half_weights.keep_half(loss, parameters_of(self.update.optimizer))
         scaler = self.update.scaler
         (loss if scaler is None else loss * scaler.scale).backward()
         return loss.detach()
+
+    def set_gradient(self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
+        if self.half_weights is not None and gradient is not None and gradient.dtype != parameter.dtype:
+            self.half_weights.set_gradient(parameter, gradient)
+        else:
+            parameter.grad = gradient
 
     def clear(self) -> None:
         for parameter in self._known:

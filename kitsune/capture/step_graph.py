@@ -251,7 +251,7 @@ class StepGraph:
         """Puts the graph's gradients into place, updates where the graph does not, and copies the loss."""
         if not all(map(is_, map(GRADIENT, self._parameters), self._gradients)):  # after zero_grad, say
             for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-                parameter.grad = gradient
+                self._body.set_gradient(parameter, gradient)
         if self.update_outside:
             self._body.update.step()
         # A copy: the next replay overwrites the graph's own loss, and users keep losses.

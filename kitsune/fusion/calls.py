@@ -66,6 +66,37 @@ def masked_softmax(
     return softmax.softmax(x.to(dtype), mask, scale, causal)
 
 
+def patch_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The convolution of patches that do not overlap, as one matrix product.
+
+    `x` [n, channels, h, w], `weight` [out, channels, height, width]; h and w are multiples of height and width. The
+    result is laid out as that of the convolution: channels last where `x` or `weight` is.
+    """
+    high, wide = weight.shape[2:]
+    patches = x.unflatten(3, (-1, wide)).unflatten(2, (-1, high))  # [n, channels, rows, height, columns, width]
+    patches = patches.permute(0, 2, 4, 1, 3, 5)
+    product = F.linear(patches.flatten(3), weight.flatten(1), bias).permute(0, 3, 1, 2)
+    return product if is_channels_last(x) or is_channels_last(weight) else product.contiguous()
+
+
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def padded_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    lacking: int,
+) -> torch.Tensor:
+    """The convolution with so many more channels, of zeros."""
+    more = (0, 0, 0, 0, 0, lacking)
+    return F.conv2d(F.pad(x, more), F.pad(weight, more), bias, stride, padding, dilation)
+
+
 def head_cross_entropy(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -4,6 +4,7 @@ A ResNet-50 has 53 of them: at batch 8 on an H200 they took 60 us of a step of 3
 (benchmarks/results/replays/2026-11-24-h200-2.jsonl).
 """
 
+from collections import Counter
 from typing import Final
 
 import torch
@@ -16,7 +17,8 @@ IN_PLACE: Final = ("add_", torch.Tensor.add_)
 
 def merge_counters(graph: GraphModule) -> int:
     """Counts all counters at the place of the last one. Returns how many there are; fewer than two stay as they are."""
-    counts = [node for node in graph.graph.nodes if is_count(node)]
+    memories = Counter(memory_of(node) for node in graph.graph.nodes if node.op == "placeholder")
+    counts = [node for node in graph.graph.nodes if is_count(node) and memories[memory_of(node.args[0])] == 1]
     if len(counts) < 2:
         return 0
     with graph.graph.inserting_before(counts[-1]):
@@ -26,6 +28,10 @@ def merge_counters(graph: GraphModule) -> int:
         graph.graph.erase_node(node)
     graph.recompile()
     return len(counts)
+
+
+def memory_of(node: Node) -> int | None:
+    return value_of(node).untyped_storage()._cdata if is_tensor(node) else None
 
 
 def is_count(node: Node) -> bool:

@@ -24,6 +24,7 @@ CROSS_ENTROPY = ("x", "target", "weight", "averages", "ignore_index", "reduces",
 BATCH_NORM = ("x", "mean", "variance", "weight", "bias", "training", "momentum", "eps")
 BATCH_NORM_OF_ATEN = ("x", "weight", "bias", "mean", "variance", "training", "momentum", "eps")
 MEAN = ("x", "dim", "keepdim", "dtype")
+CONVOLUTION = ("x", "weight", "bias", "stride", "padding", "dilation", "groups")
 PAIR = ("x", "y")
 
 #: Target of a node -> (operation, names of its arguments in order).
@@ -48,6 +49,7 @@ SPELLINGS: Final[Mapping[Any, tuple[str, tuple[str, ...]]]] = {
     **dict.fromkeys((torch.relu, torch.relu_, "relu", "relu_"), ("relu", ("x",))),
     **dict.fromkeys((aten.relu.default, aten.relu_.default), ("relu", ("x",))),
     **dict.fromkeys((F.dropout, torch.dropout, aten.dropout.default), ("dropout", DROPOUT)),
+    **dict.fromkeys((torch.conv2d, aten.conv2d.default), ("conv2d", CONVOLUTION)),
     F.batch_norm: ("batch_norm", BATCH_NORM),
     **dict.fromkeys((torch.batch_norm, aten.batch_norm.default), ("batch_norm", BATCH_NORM_OF_ATEN)),
     F.softmax: ("softmax", ("x", "dim", "stack", "dtype")),

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from kitsune.errors import SettingsError
-from kitsune.fusion import elementwise, losses, norms, rotary
+from kitsune.fusion import convolutions, elementwise, losses, norms, rotary
 from kitsune.fusion.config import FusionConfig
 from kitsune.fusion.match import Found, Match
 from kitsune.kernels.dtypes import DTYPES
@@ -20,6 +20,7 @@ NAMES: Final[Mapping[torch.dtype, str]] = dict(zip(DTYPES, ("fp32", "bf16", "fp1
 #: `python -m benchmarks.kernel_table`). Also for compiler="eager", since Inductor is available wherever kernels are.
 BF16: Final = (torch.bfloat16,)
 HALF: Final = (torch.bfloat16, torch.float16)
+NOT_MEASURED: Final = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ PATTERNS: Final = (
     Pattern("layer_norm", "reduction", norms.layer_norm),
     Pattern("rms_norm", "reduction", norms.rms_norm),
     Pattern("linear_activation", "matmul", elementwise.linear_activation),
+    Pattern("patch_convolution", "matmul", convolutions.patch_convolution, NOT_MEASURED),
+    Pattern("padded_convolution", "matmul", convolutions.padded_convolution, NOT_MEASURED),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),
     Pattern("rope", "elementwise", rotary.rope),
     Pattern("dropout_add", "elementwise", elementwise.dropout_add),

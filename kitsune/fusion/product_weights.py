@@ -1,5 +1,7 @@
 """Finds the weights of a captured graph that one matrix product or convolution reads, and nothing else."""
 
+import operator
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -16,6 +18,8 @@ PRODUCTS: Final = frozenset(
         torch.addmm,
         torch.mm,
         torch.matmul,
+        operator.matmul,
+        "matmul",
         torch.conv1d,
         torch.conv2d,
         torch.conv3d,
@@ -32,22 +36,39 @@ PRODUCTS: Final = frozenset(
         aten.convolution.default,
     }
 )
+#: Calls that change autocast from then on.
+SETTERS: Final = frozenset(
+    {torch.set_autocast_enabled, torch.set_autocast_dtype, torch.set_autocast_cpu_enabled, torch.set_autocast_gpu_dtype}
+)
 #: Calls of ours with a product inside, whose weight is the second argument. By name: they load Triton.
-OWN: Final = frozenset({"kitsune.fusion.calls.linear_activation", "kitsune.fusion.calls.head_cross_entropy"})
+OWN: Final = frozenset(
+    f"kitsune.fusion.calls.{name}"
+    for name in ("linear_activation", "head_cross_entropy", "patch_convolution", "padded_convolution")
+)
 WEIGHT: Final = 1
 #: Functions and methods that only change the view of a weight.
 VIEWS: Final = frozenset({torch.t, torch.transpose, "t", "transpose", aten.t.default, aten.transpose.int})
 
 
-def product_weights(graph: GraphModule, inputs: Sequence[Any]) -> list[int]:
-    """The positions of these among the inputs of a graph that is traced under autocast.
+def product_weights(graph: GraphModule, inputs: Sequence[Any], dtype: torch.dtype) -> list[int]:
+    """The positions of these among the inputs of a graph. None where autocast to `dtype` is not on.
 
-    A weight that is read twice is left out, since the sum of its gradients is in fp32; so is one with a hook on its
-    gradient, and one that is read where the model sets autocast by itself.
+    A weight that is read twice is left out, since the sum of its gradients is in fp32. So are those that have a hook on
+    their gradient, that share memory with another input, or that are read where the model sets autocast by itself.
     """
+    if any(node.target in SETTERS for node in graph.graph.nodes):
+        return []
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    pairs = enumerate(zip(placeholders, inputs, strict=True))
-    return [at for at, (node, given) in pairs if is_weight(given) and feeds_a_product(node)]
+    memories = Counter(memory_of(given) for given in inputs)
+    return [
+        at
+        for at, (node, given) in enumerate(zip(placeholders, inputs, strict=True))
+        if is_weight(given, dtype) and memories[memory_of(given)] == 1 and feeds_a_product(node)
+    ]
+
+
+def memory_of(given: Any) -> int | None:
+    return given.untyped_storage()._cdata if isinstance(given, torch.Tensor) else None
 
 
 def examples_with(dtype: torch.dtype, graph: GraphModule, inputs: Sequence[Any], positions: Sequence[int]) -> list[Any]:
@@ -62,10 +83,13 @@ def examples_with(dtype: torch.dtype, graph: GraphModule, inputs: Sequence[Any],
     return examples
 
 
-def is_weight(given: Any) -> bool:
+def is_weight(given: Any, dtype: torch.dtype) -> bool:
+    """Whether it is an fp32 parameter that autocast would cast to `dtype`."""
     if not isinstance(given, torch.nn.Parameter) or given.dtype != torch.float32:
         return False
-    return not (given._backward_hooks or given._post_accumulate_grad_hooks)
+    kind = given.device.type
+    is_cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == dtype
+    return is_cast and not (given._backward_hooks or given._post_accumulate_grad_hooks)
 
 
 def feeds_a_product(node: Node) -> bool:

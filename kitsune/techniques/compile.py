@@ -67,8 +67,9 @@ class Inductor:
     """Inductor as a backend of torch.compile. Marks its entries in torch's caches on disk: see `cache_key`.
 
     `may_run_twice`: a loop may run a second backward, so the first must not reuse the memory of activations. `rewrite`
-    changes a graph before Inductor sees it; `half_weights` copies the weights that only products read. `asked`: more
-    options, read at the first call, because techniques that are applied later add some.
+    changes a graph before Inductor sees it; `half_weights` copies the weights that only products read; counters of
+    batch norms are merged. `asked`: more options, read at the first call, because techniques that are applied later add
+    some.
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class Inductor:
         merge_counters(graph)
         options = {**self._options, **self._asked, **cache_options(graph, may_run_twice=self._may_run_twice)}
         with without_donated_buffers() if self._may_run_twice else contextlib.nullcontext():
-            positions = product_weights(graph, inputs) if self._half_weights is not None else ()
-            if self._half_weights is None or not positions:
+            half = self._half_weights
+            positions = [] if half is None else product_weights(graph, inputs, half.dtype)
+            if half is None or not positions:
                 return torch._inductor.compile(graph, inputs, options=options)
-            examples = examples_with(self._half_weights.dtype, graph, inputs, positions)
-            compiled = torch._inductor.compile(graph, examples, options=options)
-        return self._half_weights.passed_to(compiled, positions)
+            examples = examples_with(half.dtype, graph, inputs, positions)
+            return half.with_copies(torch._inductor.compile(graph, examples, options=options), positions)
 
 
 def compiled(function: Callable[..., Any], options: Mapping[str, Any], asked: Mapping[str, Any]) -> Callable[..., Any]:

@@ -64,7 +64,6 @@ class Build:
     pool_bytes: int | None = None
     prefetch: int = 0
     in_loop: bool = False  # a loop of the user's own: only the forward is replaced
-    only_update_reads_gradients: bool = False  # nothing else accumulates or changes them
     loss_scaling: Mapping[str, Any] = field(default_factory=dict)  # LossScaler's arguments, set by the user
     fusion_config: FusionConfig | None = None  # what Kitsune's kernels and Inductor may fuse, set by the user
     fusion: "FusionEngine | None" = None  # puts Kitsune's kernels into the graphs that torch.compile captures

@@ -20,10 +20,10 @@ class Weights(Technique):
         """`compile` passes the copies to the graphs that it compiles."""
 
         def takes_half() -> bool:
-            return build.only_update_reads_gradients and is_updated_by_kernel(build.optimizer)
+            return is_updated_by_kernel(build.optimizer)
 
         build.half_weights = weights = HalfWeights(torch.bfloat16, takes_half)
-        build.undo.callback(lambda: weights.undo(build.model.parameters()))
+        build.undo.callback(weights.undo)
 
     def blames(self, error: BaseException) -> bool:
         return raised_in(error, "kitsune/autograd/half_weights")

@@ -51,10 +51,15 @@ class KernelUpdate:
 
     def _prepare_for_torch(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         """Does to the gradients of a group what the kernel would have done by itself."""
+        given = list(gradients)
         gradients[:] = [gradient.to(own.dtype) for gradient, own in zip(gradients, parameters, strict=True)]
         factor = getattr(self._optimizer, CLIP_FACTOR, None)
-        if factor is not None and gradients:
-            torch._foreach_mul_(gradients, factor)
+        if factor is None or not gradients:
+            return
+        torch._foreach_mul_(gradients, factor)
+        for own, clipped in zip(given, gradients, strict=True):
+            if own is not clipped:
+                own.copy_(clipped)
 
     def _has_updated(
         self,

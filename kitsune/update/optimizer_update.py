@@ -166,7 +166,7 @@ def clip_factor(gradients: list[torch.Tensor], most: float) -> torch.Tensor:
     """What torch.nn.utils.clip_grad_norm_ multiplies gradients by, on the device. Norms are in fp32."""
     dtype = None if all(gradient.dtype == torch.float32 for gradient in gradients) else torch.float32
     norms = torch._foreach_norm(gradients, 2.0, dtype=dtype)
-    whole = torch.linalg.vector_norm(torch.stack(norms))
+    whole = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
     return (most / (whole + 1e-6)).clamp(max=1.0)
 
 

@@ -15,7 +15,7 @@ def weights(*shapes):
     return [nn.Parameter(torch.randn(shape)) for shape in shapes]
 
 
-def halves(takes_half):
+def halves(takes_half=True):
     return HalfWeights(torch.bfloat16, lambda: takes_half)
 
 
@@ -23,12 +23,18 @@ def loss_of(copies):
     return sum((copy * copy * (number + 1)).float().sum() for number, copy in enumerate(copies))
 
 
+def backward(making, loss, updated):
+    making.keep_half(loss, updated)
+    loss.backward()
+
+
 @pytest.mark.parametrize("takes_half", [False, True])
 def test_copies_and_gradients_have_the_values_that_autocast_would_give_them(takes_half):
     ours, theirs = weights((3, 4), (5,), (2, 3, 2, 2)), weights((3, 4), (5,), (2, 3, 2, 2))
-    copies = halves(takes_half).of(ours)
+    making = halves(takes_half)
+    copies = making.copies(ours)
     assert all(map(torch.equal, copies, (weight.bfloat16() for weight in theirs)))
-    loss_of(copies).backward()
+    backward(making, loss_of(copies), ours)
     loss_of([weight.bfloat16() for weight in theirs]).backward()
     for own, other in zip(ours, theirs, strict=True):
         assert own.grad.dtype == (torch.bfloat16 if takes_half else torch.float32)
@@ -37,71 +43,114 @@ def test_copies_and_gradients_have_the_values_that_autocast_would_give_them(take
 
 def test_a_layout_is_kept():
     weight = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
-    (copy,) = halves(True).of([weight])
+    making = halves()
+    (copy,) = making.copies([weight])
     assert copy.stride() == weight.stride()
-    copy.sum().backward()
+    backward(making, copy.sum(), [weight])
     assert weight.grad.stride() == weight.stride()
+
+
+def test_many_weights_are_copied_in_parts(monkeypatch):
+    monkeypatch.setattr(half_weights, "MOST_BYTES", 40)
+    given = weights((5,), (5,), (30,), (1,), (2,), (3,))
+    assert list(half_weights.parts_of(given)) == [slice(0, 2), slice(2, 3), slice(3, 6)]
+    assert all(map(torch.equal, halves().copies(given), (weight.bfloat16() for weight in given)))
 
 
 def test_a_frozen_weight_is_copied_without_a_gradient():
     frozen, trained = weights((2, 2), (2, 2))
     frozen.requires_grad_(False)
-    first, second = halves(True).of([frozen, trained])
+    making = halves()
+    first, second = making.copies([frozen, trained])
     assert not first.requires_grad
-    (first * second).sum().backward()
+    backward(making, (first * second).sum(), [frozen, trained])
     assert frozen.grad is None
     assert trained.grad is not None
 
 
-def test_the_gradients_of_a_weight_that_is_copied_twice_are_summed_in_fp32():
+def copied_twice(making, weight):
+    first, second = making.copies([weight]), making.copies([weight])
+    return (first[0] * 1.01).sum() + (second[0] * 256).sum()
+
+
+def penalised(making, weight):
+    return (making.copies([weight])[0] * 256).sum().float() + (weight * 1.01).sum()
+
+
+@pytest.mark.parametrize(("use", "small"), [(copied_twice, torch.tensor(1.01).bfloat16()), (penalised, 1.01)])
+def test_gradients_of_a_weight_that_is_read_twice_are_summed_in_fp32(use, small):
     (weight,) = weights((64,))
-    making = halves(True)
-    first, second = making.of([weight]), making.of([weight])
-    (first[0] * 1.01).sum().backward()
-    (second[0] * 256).sum().backward()
+    making = halves()
+    backward(making, use(making, weight), [weight])
     assert weight.grad.dtype == torch.float32
-    exact = torch.tensor(1.01).bfloat16().float() + 256  # in bf16 this would be 256 or 258
-    assert torch.equal(weight.grad, exact.expand(64))
+    assert torch.equal(weight.grad, (torch.tensor(256.0) + small).expand(64))  # in bf16 this would be 256 or 258
 
 
-def test_two_steps_one_after_the_other_are_not_taken_for_two_copies():
+def test_weights_that_another_optimizer_updates_have_gradients_in_fp32():
+    ours, others = weights((4,), (4,))
+    making = halves()
+    backward(making, loss_of(making.copies([ours, others])), [ours])
+    assert (ours.grad.dtype, others.grad.dtype) == (torch.bfloat16, torch.float32)
+
+
+def add_half(weight):
+    weight.grad.add_(0.5)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda weight: weight.register_hook(lambda gradient: gradient + 0.5),
+        lambda weight: weight.register_post_accumulate_grad_hook(add_half),
+    ],
+)
+def test_a_hook_on_a_gradient_sees_fp32(hook):
     (weight,) = weights((4,))
-    making = halves(True)
-    for _ in range(3):
+    hook(weight)
+    making = halves()
+    backward(making, (making.copies([weight])[0] * 256).sum(), [weight])
+    assert torch.equal(weight.grad, torch.full((4,), 256.5))
+
+
+def test_each_backward_is_decided_anew():
+    (weight,) = weights((4,))
+    making = halves()
+    dtypes = []
+    for at in range(4):
         weight.grad = None
-        making.of([weight])[0].sum().backward()
-        assert weight.grad.dtype == torch.bfloat16
+        loss = making.copies([weight])[0].sum()
+        if at == 1:  # an error between forward and backward
+            continue
+        backward(making, loss, [weight] if at < 3 else [])
+        dtypes.append(weight.grad.dtype)
+    assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float32]
 
 
-def test_an_evaluation_leaves_gradients_in_half_precision():
+def test_what_the_user_does_with_gradients_in_between_is_as_ever():
     (weight,) = weights((4,))
-    making = halves(True)
-    with torch.no_grad():
-        making.of([weight])
-    making.of([weight])[0].sum().backward()
-    assert weight.grad.dtype == torch.bfloat16
+    making = halves()
+    backward(making, making.copies([weight])[0].sum(), [weight])
+    weight.grad = torch.zeros(4)
+    weight.grad = None
+    (weight * 1.01).sum().backward()
+    assert torch.equal(weight.grad, torch.full((4,), 1.01))
 
 
-def test_undo_gives_the_user_gradients_in_fp32():
+@pytest.mark.parametrize("frozen", [False, True])
+def test_undo_gives_the_user_gradients_in_fp32(frozen):
     (weight,) = weights((4,))
-    making = halves(True)
-    making.of([weight])[0].sum().backward()
-    making.undo([weight])
+    making = halves()
+    backward(making, making.copies([weight])[0].sum(), [weight])
+    weight.requires_grad_(not frozen)
+    making.undo()
     assert weight.grad.dtype == weight.grad_dtype == torch.float32
     assert torch.equal(weight.grad, torch.ones(4))
-
-
-def test_parameters_that_a_user_has_in_half_precision_stay_so():
-    own = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
-    own.sum().backward()
-    halves(True).undo([own])
-    assert own.grad.dtype == torch.bfloat16
 
 
 def test_a_function_gets_copies_at_their_positions_only():
     one, other = weights((2,), (2,))
     x = torch.ones(2)
-    seen = halves(False).passed_to(lambda *given: given, [1])(x, one, other)
+    seen = halves().with_copies(lambda *given: given, [1])(x, one, other)
     assert seen[0] is x
     assert seen[1].dtype == torch.bfloat16
     assert seen[2] is other
@@ -110,7 +159,7 @@ def test_a_function_gets_copies_at_their_positions_only():
 def test_without_grad_dtype_gradients_are_fp32(monkeypatch):
     monkeypatch.setattr(half_weights, "HAS_GRAD_DTYPE", False)
     (weight,) = weights((4,))
-    making = halves(True)
-    making.of([weight])[0].sum().backward()
+    making = halves()
+    backward(making, making.copies([weight])[0].sum(), [weight])
     assert weight.grad.dtype == torch.float32
-    making.undo([weight])
+    making.undo()

@@ -166,7 +166,7 @@ def chunked_heads(x, cos, sin, heads):
 class BatchNormed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.convolution = nn.Conv2d(3, 4, 3, bias=False)
+        self.convolution = nn.Conv2d(6, 4, 3, bias=False)
         self.norm = nn.BatchNorm2d(4)
         self.relu = nn.ReLU(inplace=True)
 
@@ -242,12 +242,24 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "GELU by methods": ("linear_activation", lambda: Activated(gelu_by_methods), (ROWS,)),
     "SiLU": ("linear_activation", lambda: Activated(nn.SiLU()), (ROWS,)),
     "ReLU in place": ("linear_activation", lambda: Activated(nn.ReLU(inplace=True)), (ROWS,)),
+    "patches": ("patch_convolution", lambda: nn.Conv2d(3, 6, 2, stride=2), (normal(2, 3, 4, 6),)),
+    "patches of a wide kernel": (
+        "patch_convolution",
+        lambda: nn.Conv2d(3, 6, (2, 3), stride=(2, 3), bias=False),
+        (normal(2, 3, 4, 6),),
+    ),
+    "few channels": ("padded_convolution", lambda: nn.Conv2d(3, 6, 3, stride=2, padding=1), (normal(2, 3, 5, 7),)),
+    "few channels dilated": (
+        "padded_convolution",
+        lambda: nn.Conv2d(1, 6, 3, dilation=2, bias=False),
+        (normal(2, 1, 9, 7),),
+    ),
     "SwiGLU": ("swiglu", Gated, (ROWS,)),
     "the heads of Llama": ("rope", Rotary, (ROWS,)),
     "heads within positions": ("rope", lambda: Rotary(heads=2), (ROWS,)),
     "heads in chunks": ("rope", lambda: Rotary(2, chunked_heads), (ROWS,)),
-    "batch norm": ("batch_norm_relu", BatchNormed, (normal(2, 3, 5, 5),)),
-    "batch norm in eval": ("batch_norm_relu", lambda: BatchNormed().eval(), (normal(2, 3, 5, 5),)),
+    "batch norm": ("batch_norm_relu", BatchNormed, (normal(2, 6, 5, 5),)),
+    "batch norm in eval": ("batch_norm_relu", lambda: BatchNormed().eval(), (normal(2, 6, 5, 5),)),
     "causal attention": ("softmax", Attention, (normal(2, 4, 4),)),
     "masked attention": ("softmax", Masked, (normal(2, 2, 4, 4), torch.zeros(2, 1, 1, 4))),
     "a head": ("linear_cross_entropy", Head, (ROWS, TARGETS)),

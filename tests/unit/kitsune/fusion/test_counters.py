@@ -22,6 +22,14 @@ class Reads(Norms):
         return super().forward(x) / (1 + self[0].num_batches_tracked)
 
 
+class Shares(Norms):
+    """The first two counters are one."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self[1].num_batches_tracked = self[0].num_batches_tracked.view(())
+
+
 class CountsByTwo(Norms):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self[0].num_batches_tracked.add_(2)
@@ -52,8 +60,9 @@ def counted(model: nn.Module, steps: int = 3) -> tuple[int, list[str]]:
         (lambda: Norms(1), 0),
         (lambda: Reads(3), 2),
         (lambda: CountsByTwo(3), 2),
+        (lambda: Shares(4), 2),
     ],
-    ids=["three", "one", "one is read", "one counts otherwise"],
+    ids=["three", "one", "one is read", "one counts otherwise", "two are one"],
 )
 def test_counters_come_to_the_same_numbers(make, merged):
     torch.manual_seed(0)

@@ -110,7 +110,7 @@ def test_weights_statistics_gradients_and_random_numbers_are_as_they_were():
     torch.manual_seed(0)
     plain = Model()
     models = [plain, copy.deepcopy(plain)]
-    x = normal(2, 3, 5, 5)
+    x = normal(2, 6, 5, 5)
     drawn, scales = [], []
     for model, counter in zip(models, (lambda run: 1, OperatorCounter()), strict=True):
         engine, scale = counting(counter), torch.ones(1)

@@ -42,7 +42,7 @@ def reasons(stats, pattern):
 def test_a_pattern_is_offered_where_its_kernel_was_measured_to_win(pattern):
     kernels = KERNELS.get(pattern.name, (pattern.name,))
     rows = [row for row in rows_of(newest_cases(RESULTS / "kernels")) if row.kernel in kernels]
-    assert {row.kernel for row in rows} == {*kernels}
+    assert {row.kernel for row in rows} == ({*kernels} if pattern.dtypes else set())
     won = {row.dtype for row in rows if any(ratio >= LEAST_WIN for ratio in row.ratios("inductor"))}
     assert {NAMES[dtype] for dtype in pattern.dtypes} == won
 

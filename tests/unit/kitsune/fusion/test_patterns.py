@@ -261,7 +261,7 @@ def test_statistics_are_written_before_they_are_read(training):
     module = BatchNormed().train(training)
     module.norm.register_forward_hook(lambda norm, _, __: seen.append(norm.running_mean.clone()))
     plain, fusing = copy.deepcopy(module), engine()
-    x = normal(2, 3, 6, 6)
+    x = normal(2, 6, 6, 6)
     fusing.fuse(module)(x)
     assert fusing.get_fusion_stats().matches == ({} if training else {"batch_norm_relu": 1})
     plain(x)
@@ -455,7 +455,7 @@ def test_a_pattern_is_of_a_kind_that_a_configuration_can_turn_off():
         ("enable_elementwise", Gated, (ROWS,)),
         ("enable_reduction", Norm, (ROWS,)),
         ("enable_reduction", Attention, (normal(2, 4, 4),)),
-        ("enable_reduction", BatchNormed, (normal(2, 3, 5, 5),)),
+        ("enable_reduction", BatchNormed, (normal(2, 6, 5, 5),)),
         ("enable_matmul", Activated, (ROWS,)),
     ],
 )

@@ -12,16 +12,17 @@ from tests.unit.kitsune.fusion.fused import ROWS, TARGETS, Activated, Head, engi
 WIDTH = 8
 
 
-def shapes_found(model, *inputs, given=None):
-    """Shapes of the weights that are found in the graph of `given`, or of the model, in the order of its inputs."""
+def shapes_found(model, *inputs, dtype=torch.bfloat16):
+    """Shapes of the weights that are found in the graph of the model under autocast, in the order of its inputs."""
     found = []
 
     def look(graph, examples):
-        found.extend(tuple(examples[at].shape) for at in product_weights(graph, examples))
+        found.extend(tuple(examples[at].shape) for at in product_weights(graph, examples, torch.bfloat16))
         return graph.forward
 
     torch._dynamo.reset()
-    torch.compile(given or model, backend=look)(*inputs)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+        torch.compile(model, backend=look)(*inputs)
     return found
 
 
@@ -65,7 +66,7 @@ def test_a_weight_of_the_users_own_class():
 
 def test_a_transposed_weight():
     model = Net(lambda self, x: x @ self.layer.weight.t(), layer=linear(bias=False))
-    assert shapes_found(model, rows()) in ([], [(6, WIDTH)])
+    assert shapes_found(model, rows()) == [(6, WIDTH)]
     model = Net(lambda self, x: torch.matmul(x, self.layer.weight.t()), layer=linear(bias=False))
     assert shapes_found(model, rows()) == [(6, WIDTH)]
 
@@ -99,6 +100,32 @@ def test_where_the_model_sets_autocast_by_itself():
     assert shapes_found(Net(forward, layer=linear()), rows()) == []
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_under_another_autocast_there_are_none(dtype):
+    assert shapes_found(linear(), rows(), dtype=dtype) == []
+
+
+def test_where_the_model_turns_autocast_off_and_on():
+    def forward(self, x):
+        torch.set_autocast_enabled("cpu", False)
+        try:
+            return self.layer(x)
+        finally:
+            torch.set_autocast_enabled("cpu", True)
+
+    assert shapes_found(Net(forward, layer=linear()), rows()) == []
+
+
+def test_a_weight_that_shares_its_memory_with_another_input():
+    def forward(self, x):
+        self.same.mul_(0.5)
+        return self.layer(x)
+
+    model = Net(forward, layer=linear(bias=False))
+    model.register_buffer("same", model.layer.weight.data.view(-1), persistent=False)
+    assert shapes_found(model, rows()) == []
+
+
 def test_a_weight_with_a_hook_on_its_gradient():
     model = linear()
     model.weight.register_hook(lambda gradient: gradient * 2)
@@ -123,10 +150,13 @@ def test_the_weight_of_a_fused_call_that_has_a_product_inside(make, inputs, foun
     def look(graph, examples):
         graph = fusing.rewrite(graph)
         weights = {id(parameter): name for name, parameter in model.named_parameters()}
-        names.extend(weights[id(examples[at])].rpartition(".")[2] for at in product_weights(graph, examples))
+        names.extend(
+            weights[id(examples[at])].rpartition(".")[2] for at in product_weights(graph, examples, torch.bfloat16)
+        )
         return graph.forward
 
-    torch.compile(model, backend=look)(*inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.compile(model, backend=look)(*inputs)
     assert sum(fusing.get_fusion_stats().matches.values()) == 1
     assert names == [found]
 
@@ -136,12 +166,13 @@ def test_examples_are_fake_and_of_static_shapes():
     seen = []
 
     def look(graph, inputs):
-        positions = product_weights(graph, inputs)
+        positions = product_weights(graph, inputs, torch.bfloat16)
         seen.extend(examples_with(torch.bfloat16, graph, inputs, positions)[at] for at in positions)
         return graph.forward
 
     torch._dynamo.reset()
-    torch.compile(model, backend=look)(rows())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.compile(model, backend=look)(rows())
     assert [tuple(map(type, one.shape)) for one in seen] == [(int, int), (int,)]
     assert all(one.dtype == torch.bfloat16 and one.requires_grad for one in seen)
     assert model.weight.dtype == torch.float32

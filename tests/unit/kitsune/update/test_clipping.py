@@ -84,6 +84,20 @@ def test_groups_that_torch_updates_are_clipped_as_well(option):
     assert_same(*optimizers)
 
 
+def test_gradients_in_half_precision_of_a_group_that_torch_updates_are_clipped_too():
+    ours, _ = pair(maximize=True)
+    update = Update(ours, clip_grad_norm=MOST)
+    give_gradients(ours, 0)
+    for parameter in parameters_of(ours):
+        gradient, parameter.grad = parameter.grad, None
+        parameter.grad_dtype = None
+        parameter.grad = gradient.bfloat16()
+    update.prepare_gradients()
+    update.step()
+    clipped = torch.cat([parameter.grad.float().flatten() for parameter in parameters_of(ours)])
+    assert clipped.norm().item() == pytest.approx(MOST, rel=1e-2)
+
+
 def test_a_hook_before_the_update_sees_clipped_gradients():
     ours, _ = pair()
     seen = []
