@@ -1,186 +1,27 @@
-"""Large outputs of a captured forward, left in half precision and in the memory of the graph until they are read.
+"""Large outputs of a captured forward, left in bf16 and in the memory of the graph until they are read.
 
-Autocast computes logits in half precision, and a loss reads them in fp32. Where a loop hands them to a loss and does
-nothing else with them, the copy out of the graph, the cast, and the passes of an eager loss over fp32 take longer than
-the loss itself.
+Autocast computes logits in bf16, and a loss reads them in fp32. Where a loop hands them to a loss and does nothing else
+with them, the copy out of the graph, the cast, and the passes of an eager loss over fp32 take longer than the loss
+itself.
 """
 
+import copy
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 
 from kitsune.errors import SURPRISES
 
 #: Bytes of an output in fp32 from which on a compiled loss is worth its host time: about 25 passes over it on an H200
 #: take 0.2 ms.
 LEAST_BYTES: Final = 32 * 2**20
-HALF: Final = (torch.float16, torch.bfloat16)
-PLAIN: Final = torch._C.DisableTorchFunctionSubclass
-#: Methods that return a view of the same memory, or this tensor.
-VIEWS: Final = frozenset(
-    {
-        torch.Tensor.view,
-        torch.Tensor.reshape,
-        torch.Tensor.flatten,
-        torch.Tensor.transpose,
-        torch.Tensor.permute,
-        torch.Tensor.squeeze,
-        torch.Tensor.unsqueeze,
-        torch.Tensor.contiguous,
-        torch.reshape,
-        torch.flatten,
-        torch.transpose,
-        torch.permute,
-    }
-)
-SAME: Final = ("shape", "ndim", "device", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "is_sparse", "layout")
-#: What is the same for a tensor in half precision.
-FACTS: Final = frozenset(
-    {
-        torch.Tensor.size,
-        torch.Tensor.dim,
-        torch.Tensor.numel,
-        torch.Tensor.nelement,
-        torch.Tensor.stride,
-        torch.Tensor.is_contiguous,
-        torch.Tensor.is_floating_point,
-        torch.Tensor.__len__,
-        torch.is_tensor,
-        torch.is_floating_point,
-        *(getattr(torch.Tensor, name).__get__ for name in SAME),
-    }
-)
-#: What asks for the gradient of a tensor itself.
-LISTENS: Final = (torch.Tensor.register_hook, torch.Tensor.retain_grad)
-DTYPE: Final = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
-
-#: The loss of these logits and targets, with the other arguments of cross_entropy.
-Loss = Callable[[torch.Tensor, torch.Tensor, Mapping[str, Any]], torch.Tensor]
-
-
-class FusedLoss:
-    """Cross-entropy in fp32 of logits in half precision; for each set of options a function that `compiled` makes."""
-
-    def __init__(self, compiled: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        self._compiled = compiled
-        self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
-
-    def __call__(self, logits: torch.Tensor, target: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
-        key = tuple(sorted(options.items()))
-        if key not in self._functions:
-
-            def loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-                return F.cross_entropy(logits.float(), target, **options)
-
-            self._functions[key] = self._compiled(loss)
-        found: torch.Tensor = self._functions[key](logits, target)
-        return found
-
-
-class StaticOutputs:
-    """Outputs of one forward that are still in the memory of its graph."""
-
-    def __init__(self, loss: Loss | None) -> None:
-        self.loss = loss
-        self.is_listened_to = False
-        self._alive: list[weakref.ref[HalfOutput]] = []
-
-    def output(self, half: torch.Tensor) -> "HalfOutput":
-        """A tensor in half precision, in the memory of the graph, as the loop gets it."""
-        given = half.as_subclass(HalfOutput)
-        given.source = self
-        self._alive.append(weakref.ref(given))
-        return given
-
-    def leave_memory(self) -> None:
-        """Copies what the loop still holds and has not read: to be called before a replay overwrites the memory."""
-        for reference in self._alive:
-            given = reference()
-            if given is not None and given.read is None:
-                with torch.no_grad(), PLAIN():
-                    given.data = given.detach().clone()
-        self._alive.clear()
-        self.loss = None
-
-
-class HalfOutput(torch.Tensor):
-    """An fp32 tensor to all who ask; its memory is in half precision until it is read otherwise than by a loss.
-
-    Views of it and cross_entropy take it as it is. Anything else makes the fp32 tensor, `read`, which then stands for
-    it and, as their memory is one, for its views. Its gradient is that of the output of the model in any case.
-    """
-
-    source: StaticOutputs
-    read: torch.Tensor | None = None
-    viewed: "tuple[HalfOutput, Callable[[torch.Tensor], torch.Tensor]] | None" = None
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        options = dict(kwargs or {})
-        first = args[0] if args else options.get("input")
-        if isinstance(first, HalfOutput) and func in LISTENS:
-            first.source.is_listened_to = True
-        elif isinstance(first, HalfOutput) and first.is_unread:
-            if func == DTYPE:
-                return torch.float32
-            if func in FACTS:
-                with PLAIN():
-                    return func(*args, **options)
-            if func in VIEWS and (view := first.view_by(func, args[1:], options)) is not None:
-                return view
-            if is_cast_to_single(func, args[1:], options):
-                return first
-            if func is F.cross_entropy and (loss := first.loss_by(args[1:], options)) is not None:
-                return loss
-        with PLAIN():
-            return func(*map_read(args), **map_read(options))
-
-    def view_by(self, func: Any, args: Any, options: Mapping[str, Any]) -> "HalfOutput | None":
-        """The result of the function, if it is in the same memory."""
-        with PLAIN():
-            half = func(self.as_subclass(torch.Tensor), *args, **options)
-            is_view = half.data_ptr() == self.data_ptr() and half.numel() == self.numel()
-            if not is_view:
-                return None
-            given = half.as_subclass(HalfOutput)
-        given.source = self.source
-        given.viewed = self, lambda read: func(read, *args, **options)
-        return given
-
-    def loss_by(self, args: Any, options: Mapping[str, Any]) -> torch.Tensor | None:
-        """The cross-entropy with these arguments; None where the plain one has to do."""
-        given = {**dict(zip(CROSS_ENTROPY, args, strict=False)), **options}
-        given.pop("input", None)
-        target = given.pop("target", None)
-        fused = self.source.loss
-        is_ours = fused is not None and isinstance(target, torch.Tensor) and not isinstance(target, HalfOutput)
-        if fused is None or not is_ours or target.requires_grad or given.get("weight") is not None:
-            return None
-        with PLAIN():
-            try:
-                return fused(self.as_subclass(torch.Tensor), target, given)
-            except SURPRISES:  # the plain loss will do, or tell the user what is wrong
-                self.source.loss = None
-                return None
-
-    @property
-    def is_unread(self) -> bool:
-        return self.read is None and (self.viewed is None or self.viewed[0].is_unread)
-
-    def as_read(self) -> torch.Tensor:
-        if self.read is None and self.viewed is not None:
-            origin, view = self.viewed
-            self.read = view(origin.as_read())
-        elif self.read is None:
-            with PLAIN():
-                self.read = self.as_subclass(torch.Tensor).float()
-        assert self.read is not None
-        return self.read
-
-
+#: Not fp16: gradients of a mean over many rows underflow in it before they are scaled.
+HALF: Final = torch.bfloat16
+#: Arguments of cross_entropy after the logits, in order.
 CROSS_ENTROPY: Final = (
     "target",
     "weight",
@@ -190,27 +31,290 @@ CROSS_ENTROPY: Final = (
     "reduction",
     "label_smoothing",
 )
+#: Sets of options for which a loss is compiled. A loop that changes one in every step gets the plain loss.
+MOST_LOSSES: Final = 4
+VIEW_OF_BYTES: Final = torch.ops.aten.view.dtype
+
+#: What reads or writes the memory of a tensor without an operation of torch's.
+OUTSIDE: Final = frozenset(
+    {
+        torch.Tensor.tolist,
+        torch.Tensor.numpy,
+        torch.Tensor.__array__,
+        torch.Tensor.__dlpack__,
+        torch.Tensor.__repr__,
+        torch.Tensor.data_ptr,
+        torch.Tensor.__cuda_array_interface__.__get__,
+    }
+)
+
+View = Callable[[torch.Tensor], torch.Tensor]
 
 
-def is_cast_to_single(func: Any, args: Any, options: Mapping[str, Any]) -> bool:
-    """Whether the function makes an fp32 tensor of its first argument and does nothing else."""
-    if func is torch.Tensor.float:
-        return not options
-    return func is torch.Tensor.to and (*args, *options.values()) == (torch.float32,)
+class FusedLoss:
+    """Cross-entropy in fp32 of logits in bf16; for each set of options a function that `compiled` makes.
+
+    None where the plain loss has to do: also once a function has failed, which then tells the user what is wrong.
+    """
+
+    def __init__(self, compiled: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._compiled = compiled
+        self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._has_failed = False
+
+    def __call__(self, logits: torch.Tensor, target: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor | None:
+        function = None if self._has_failed else self._function_of(options)
+        if function is None:
+            return None
+        try:
+            found: torch.Tensor = function(logits, target)
+        except SURPRISES:
+            self._has_failed = True
+            return None
+        return found
+
+    def _function_of(self, options: Mapping[str, Any]) -> Callable[..., Any] | None:
+        key = tuple(sorted(options.items()))
+        if key not in self._functions and len(self._functions) < MOST_LOSSES:
+
+            def loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+                return F.cross_entropy(logits.float(), target, **options)
+
+            self._functions[key] = self._compiled(loss)
+        return self._functions.get(key)
 
 
-def map_read(arguments: Any) -> Any:
-    """The arguments, with what is read in the place of outputs in half precision."""
-    if isinstance(arguments, HalfOutput):
-        return arguments.as_read()
-    if isinstance(arguments, dict):
-        return {name: map_read(value) for name, value in arguments.items()}
-    if type(arguments) in (tuple, list):
-        return type(arguments)(map(map_read, arguments))
-    return arguments
+class Memory:
+    """The values of one output: in bf16 where the graph put them, and in fp32 once they are read."""
+
+    def __init__(self, half: torch.Tensor | None, loss: FusedLoss | None, single: torch.Tensor | None = None) -> None:
+        self.half = half
+        self.loss = loss
+        self._single = single
+
+    @property
+    def single(self) -> torch.Tensor:
+        if self._single is None:
+            assert self.half is not None
+            with torch.inference_mode(False):  # it outlives the block of the operation that reads it first
+                self._single = self.half.to(torch.float32, memory_format=torch.contiguous_format)
+        return self._single
+
+    def write(self) -> None:
+        """From now on the values are those in fp32, which the loop may have written."""
+        self.half = None
+
+    def leave_graph(self) -> None:
+        """Copies the values out of the memory of the graph; those that were read are in fp32 already."""
+        self.half = self.half.clone() if self.half is not None and self._single is None else None
+
+
+class StaticOutputs:
+    """Outputs of one forward whose values are in the memory of its graph."""
+
+    def __init__(self, loss: FusedLoss | None) -> None:
+        self._loss = loss
+        self._memories: list[weakref.ref[Memory]] = []
+
+    def output(self, half: torch.Tensor) -> torch.Tensor:
+        """A tensor in the memory of the graph, as the loop gets it: in fp32, with the gradient of a cast."""
+        assert self._loss is not None
+        given: torch.Tensor = _AsSingle.apply(half, self._loss, self._memories)
+        return given
+
+    def leave_graph(self) -> None:
+        """Copies what the loop still holds: to be called before a replay overwrites the memory."""
+        for reference in self._memories:
+            memory = reference()
+            if memory is not None:
+                memory.leave_graph()
+        self._memories.clear()
+
+
+class HalfOutput(torch.Tensor):
+    """An fp32 tensor whose values are in bf16 until an operation reads them.
+
+    It stands below autograd: views, hooks and gradients are those of any tensor. `cross_entropy` reads the values in
+    bf16, and its gradient is such a tensor too.
+    """
+
+    memory: Memory
+    views: tuple[View, ...]  # that lead from the values in memory to this tensor
+
+    @staticmethod
+    def __new__(cls, memory: Memory, views: tuple[View, ...], like: torch.Tensor, device: torch.device) -> Self:
+        """`like` has size and strides of the result, on any device."""
+        with torch.inference_mode(False):  # a view of an ordinary tensor is one
+            made = torch.Tensor._make_wrapper_subclass(
+                cls,
+                like.size(),
+                strides=like.stride(),
+                storage_offset=like.storage_offset(),
+                dtype=torch.float32,
+                device=device,
+            )
+        made.memory, made.views = memory, views
+        given: Self = made
+        return given
+
+    @classmethod
+    def of(cls, half: torch.Tensor, loss: FusedLoss | None) -> Self:
+        half = half.detach()
+        like = torch.empty(half.shape, dtype=torch.float32, device="meta")
+        return cls(Memory(half, loss), (), like, half.device)
+
+    @property
+    def single(self) -> torch.Tensor:
+        """The values in fp32, in the memory that all views of the output share."""
+        return self._viewed(self.memory.single)
+
+    def as_half(self) -> torch.Tensor | None:
+        """The values in bf16; None where the loop has written others, or where they have no such view."""
+        try:
+            return None if self.memory.half is None else self._viewed(self.memory.half)
+        except RuntimeError:  # rows of the graph may have gaps between them
+            return None
+
+    def as_single(self) -> torch.Tensor:
+        return self.single
+
+    def as_plain(self) -> torch.Tensor:
+        """A copy that is no HalfOutput, for other subclasses of torch.Tensor and types that act as one."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self + 0
+
+    def _viewed(self, values: torch.Tensor) -> torch.Tensor:
+        for view in self.views:
+            values = view(values)
+        return values
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """For torch.compile, which traces code of the user's with the values in fp32."""
+        return ["single"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Mapping[str, torch.Tensor], *_: Any) -> Self:
+        single = inner["single"]
+        return cls(Memory(None, None, single), (), single, single.device)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.single.detach().requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        made: torch.Tensor = copy.deepcopy(self.single, memo) if self.is_leaf else super().__deepcopy__(memo)
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        options = dict(kwargs or {})
+        if any(kind not in (cls, torch.Tensor, torch.nn.Parameter) for kind in types):
+            return func(*mapped(HalfOutput.as_plain, args), **mapped(HalfOutput.as_plain, options))
+        if func in OUTSIDE and isinstance(args[0], HalfOutput):
+            plain = args[0].single.detach().requires_grad_(args[0].requires_grad)
+            args[0].memory.write()
+            return func(plain, *args[1:], **options)
+        if func is F.cross_entropy and (loss := fused_loss(args, options)) is not None:
+            return loss
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **options)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        first = args[0] if args else None
+        if isinstance(first, HalfOutput) and first.memory.half is not None:
+            if func is torch.ops.aten.detach.default:
+                return HalfOutput(first.memory, first.views, first.as_meta(), first.device)
+            if func.is_view and func is not VIEW_OF_BYTES:
+                return first.view_by(func, args[1:], options)
+        if func is torch.ops.aten.clone.default and isinstance(first, HalfOutput):
+            return cls.__tensor_unflatten__({"single": first.single.clone(**options)})
+        found = func(*mapped(HalfOutput.as_single, args), **mapped(HalfOutput.as_single, options))
+        if not func._schema.is_mutable:
+            return found
+        written = [each for each in pytree.tree_leaves((args, options)) if isinstance(each, HalfOutput)]
+        for each in written:
+            each.memory.write()
+        return first if isinstance(first, HalfOutput) and isinstance(found, torch.Tensor) else found
+
+    def view_by(self, func: Any, args: Any, options: Mapping[str, Any]) -> Any:
+        """The view that an operator gives, still in bf16."""
+
+        def view(values: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = func(values, *args, **options)
+            return found
+
+        like = func(self.as_meta(), *args, **options)
+        if isinstance(like, torch.Tensor):
+            return HalfOutput(self.memory, (*self.views, view), like, self.device)
+        return func(self.single, *args, **options)  # several views at once
+
+    def as_meta(self) -> torch.Tensor:
+        empty = torch.empty(0, dtype=torch.float32, device="meta")
+        return empty.as_strided(self.size(), self.stride(), self.storage_offset())
+
+
+def fused_loss(args: Any, options: Mapping[str, Any]) -> torch.Tensor | None:
+    """cross_entropy(*args, **options) of logits in bf16; None where the plain one has to do."""
+    given = {**dict(zip(("input", *CROSS_ENTROPY), args, strict=False)), **options}
+    logits, target = given.pop("input", None), given.pop("target", None)
+    if type(logits) is not HalfOutput or type(target) is not torch.Tensor or target.requires_grad:
+        return None
+    if given.get("weight") is not None or torch.is_inference_mode_enabled():
+        return None
+    if torch._C._are_functorch_transforms_active():
+        return None
+    half, fused = logits.as_half(), logits.memory.loss
+    if half is None or fused is None:
+        return None
+    half = half.detach().requires_grad_(logits.requires_grad and torch.is_grad_enabled())
+    with torch._C.DisableTorchFunctionSubclass():
+        loss = fused(half, target, given)
+        if loss is None or not half.requires_grad:
+            return loss
+        found: torch.Tensor = _Loss.apply(logits, (half, loss))
+        return found
+
+
+class _AsSingle(torch.autograd.Function):
+    """The cast of an output to fp32, which is made when it is read."""
+
+    @staticmethod
+    def forward(_: Any, half: torch.Tensor, loss: FusedLoss, memories: list[weakref.ref[Memory]]) -> torch.Tensor:
+        given = HalfOutput.of(half, loss)
+        memories.append(weakref.ref(given.memory))
+        return given
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        own = gradient.as_half() if isinstance(gradient, HalfOutput) else None
+        return gradient.to(HALF) if own is None else own, None, None
+
+
+class _Loss(torch.autograd.Function):
+    """A loss of the values in bf16, for the graph of the output. Its gradient is an output in bf16 itself."""
+
+    @staticmethod
+    def forward(context: Any, logits: HalfOutput, inner: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        context.inner, context.fused = inner, logits.memory.loss
+        return inner[1].detach()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        half, loss = context.inner
+        keeps = bool(torch._C._autograd._get_current_graph_task_keep_graph())
+        (own,) = torch.autograd.grad(loss, half, gradient, retain_graph=keeps)
+        return HalfOutput.of(own, context.fused), None
+
+
+def mapped(function: Callable[[HalfOutput], torch.Tensor], arguments: Any) -> Any:
+    """The arguments, with what the function makes of outputs in their place."""
+    return pytree.tree_map(lambda one: function(one) if isinstance(one, HalfOutput) else one, arguments)
 
 
 def stays_half(output: Any) -> bool:
-    """Whether an output of a captured forward is large enough to stay in half precision until it is read."""
-    is_half = isinstance(output, torch.Tensor) and output.dtype in HALF and output.requires_grad
+    """Whether an output of a captured forward is large enough to stay in bf16 until it is read."""
+    is_half = isinstance(output, torch.Tensor) and output.dtype == HALF and output.requires_grad
     return is_half and 4 * output.numel() >= LEAST_BYTES

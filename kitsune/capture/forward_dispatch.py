@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.autograd.half_outputs import HALF, FusedLoss, stays_half
+from kitsune.autograd.half_outputs import FusedLoss, stays_half
 from kitsune.autograd.hooks import why_skipped
 from kitsune.autograd.leaves import tensors_there
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
@@ -26,6 +26,7 @@ from kitsune.launches.timing_cache import TimingCache
 from kitsune.update.loss_scaler import LossScaler
 from kitsune.update.optimizer_update import parameters_of
 
+HALF = (torch.float16, torch.bfloat16)
 MAX_PROGRAMS = 2  # of a model; each keeps the activations of a batch in memory of its own
 NOTES = {
     "other_shape": "forwards of other shapes, or with other values of plain arguments, ran as given until frequent",
@@ -260,15 +261,13 @@ class SegmentedForward:
         before, self._has_enclosed = None if self._has_enclosed else tensors_there(), True
         return enclosed(run, self.model, args, kwargs, contexts=self.step_contexts, scaler=self.scaler, before=before)
 
-    def _in_contexts(
-        self, forward: Callable[..., Any], to_single: Callable[[Any], Any] = to_single
-    ) -> Callable[..., Any]:
+    def _in_contexts(self, forward: Callable[..., Any], cast: Callable[[Any], Any] = to_single) -> Callable[..., Any]:
         if not (self.contexts or self.single_outputs):
             return forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with entered(self.contexts):
                 output = forward(*args, **kwargs)
-            return pytree.tree_map(to_single, output) if self.single_outputs else output
+            return pytree.tree_map(cast, output) if self.single_outputs else output
 
         return run

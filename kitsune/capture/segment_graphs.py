@@ -1,7 +1,8 @@
 """A model's forward and its backward as two graphs, joined by one autograd node.
 
 The rest of the loop is the user's: loss, accumulation, clipping, several losses. Outputs are copies, since users keep
-and change them; gradients are the graph's own tensors, which AccumulateGrad takes over without a copy.
+and change them, or are copied when they are read, if they are large; gradients are the graph's own tensors, which
+AccumulateGrad takes over without a copy.
 """
 
 import weakref
@@ -149,10 +150,10 @@ class Segments:
         self._spare_accumulated()
         if not self._ran:
             self._static.load((args, kwargs))
-        joined = _Joined.apply(self, *self.parameters)
-        self._listeners = Listeners([joined[at] for at in self._sources])
+        pairs = enumerate(_Joined.apply(self, *self.parameters))
         self._given = StaticOutputs(self._fused_loss)
-        given = [self._given.output(own) if at in self._halves else own for at, own in enumerate(joined)]
+        given = [self._given.output(own) if at in self._in_half else own for at, own in pairs]
+        self._listeners = Listeners([given[at] for at in self._sources])
         if self._is_tensor:
             return given[0]
         outputs = iter(given)
@@ -172,7 +173,7 @@ class Segments:
         self._leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._live = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self._differentiable = [output.requires_grad for output in self._live]
-        self._halves = {at for at, own in enumerate(self._live) if self._fused_loss is not None and stays_half(own)}
+        self._in_half = {at for at, own in enumerate(self._live) if self._fused_loss is not None and stays_half(own)}
         return [output.detach() for output in self._live]
 
     def _forget_graph(self) -> None:
@@ -208,23 +209,23 @@ class Segments:
         return gradients
 
     def replay_forward(self) -> tuple[torch.Tensor, ...]:
-        self._given.leave_memory()
+        self._given.leave_graph()
         if not self._ran:  # the CPU twin ran the forward while it recorded it, on these very arguments
             self._forward_graph.replay()
         self._ran = False
         pairs = enumerate(self._outputs)
-        return tuple(output.detach() if at in self._halves else output.clone() for at, output in pairs)
+        return tuple(output.detach() if at in self._in_half else output.clone() for at, output in pairs)
 
     def replay_backward(self, output_gradients: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
         """The gradients, as aliases of the tensors that every replay overwrites.
 
         None for a parameter that no output with a gradient depends on, as a plain backward leaves it.
         """
-        if self._listeners.are_there() or (self._given.is_listened_to and not self._halves.isdisjoint(self._sources)):
+        if self._listeners.are_there():
             self.has_listeners = True
             raise CaptureError(f"{PARTIAL}; {WITHOUT_CAPTURE}")
         self._spare_accumulated()
-        self._given.leave_memory()
+        self._given.leave_graph()  # a planned backward may put its own tensors there
         wanted = [g for g, needs in zip(output_gradients, self._differentiable, strict=True) if needs]
         for at, (static, gradient) in enumerate(zip(self._output_gradients, wanted, strict=True)):
             if gradient is not None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from kitsune.autograd.half_outputs import FusedLoss, HalfOutput, StaticOutputs, stays_half
 
@@ -40,6 +41,11 @@ def flat(output, **options):
     return F.cross_entropy(output.view(-1, CLASSES), TARGET.view(-1), **options)
 
 
+def read_first(output):
+    assert output.argmax(-1).shape == TARGET.shape
+    return flat(output)
+
+
 FUSED = {
     "flat": flat,
     "classes in the middle": lambda output: F.cross_entropy(output.transpose(1, 2), TARGET),
@@ -47,6 +53,7 @@ FUSED = {
     "by name": lambda output: F.cross_entropy(
         input=output.reshape(-1, CLASSES), target=TARGET.view(-1), reduction="sum"
     ),
+    "read first": read_first,
     "ignored targets": lambda output: flat(output, ignore_index=3),
     "probabilities": lambda output: (
         F.cross_entropy(output[..., :], torch.softmax(torch.ones(4, CLASSES), -1))
@@ -77,18 +84,12 @@ def written_through_a_view(output):
     return flat(output)
 
 
-def read_first(output):
-    assert output.argmax(-1).shape == TARGET.shape
-    return flat(output)
-
-
 READ = {
     "another loss": lambda output: output.pow(2).mean(),
     "shifted": lambda output: F.cross_entropy(output[:, :-1].contiguous().view(-1, CLASSES), TARGET[:, 1:].reshape(-1)),
     "weights of classes": lambda output: flat(output, weight=torch.linspace(1, 2, CLASSES)),
     "a list": lambda output: torch.stack([output, output]).mean(),
     "a hook": hooked,
-    "read first": read_first,
     "written": written,
     "written beside a view": written_beside_a_view,
     "written through a view": written_through_a_view,
@@ -113,8 +114,11 @@ def test_losses_and_gradients_are_those_of_an_fp32_tensor(name):
     plain, plain_gradient = result(use, theirs, theirs.half().float())
     assert type(loss) is torch.Tensor
     assert torch.equal(loss, plain)
-    assert torch.equal(gradient, plain_gradient)
-    assert bool(ours.compiled) == (name in FUSED)
+    if name == "a hook":  # rounded to bf16 before it, too
+        torch.testing.assert_close(gradient, plain_gradient, rtol=1e-2, atol=1e-3)
+    else:
+        assert torch.equal(gradient, plain_gradient)
+    assert bool(ours.compiled) == (name in (*FUSED, "a hook"))
 
 
 def test_a_loss_beside_another_use():
@@ -137,14 +141,14 @@ def test_what_it_says_of_itself():
     assert isinstance(output, torch.Tensor)
     assert output.float() is output
     assert output.to(torch.float32) is output
-    assert output.read is None
+    assert output.memory._single is None
     assert "dtype=torch.bfloat16" not in str(output)
 
 
 def test_what_is_read_is_a_plain_tensor():
     head = Head()
     output = head.give()
-    for found in (output.detach(), output + 1, output.cpu(), output[0], copy.deepcopy(output.detach())):
+    for found in (output + 1, output.double().float(), output.relu(), copy.deepcopy(output.detach())):
         assert type(found) is torch.Tensor
         assert found.dtype == torch.float32
     assert torch.equal(output.detach(), head.half().float())
@@ -182,28 +186,144 @@ def test_what_is_held_is_copied_before_its_memory_is_written():
     given, view, read, gone = (head.outputs.output(memory.detach()) for _ in range(4))
     flattened, values = view.view(-1, CLASSES), read.detach()
     del gone
-    head.outputs.leave_memory()
+    head.outputs.leave_graph()
     memory.fill_(math.nan)
     for found in (given.detach(), flattened.detach().view(4, 7, CLASSES), values):
         assert torch.equal(found, before)
     assert flat(given).isfinite()
-    assert head.compiled == []
 
 
-def test_only_large_outputs_in_half_precision_stay_so():
+def test_only_large_outputs_in_bf16_stay_so():
     large = torch.zeros(2**23, dtype=torch.bfloat16, requires_grad=True)
     assert stays_half(large)
     assert not stays_half(large[1:])
     assert not stays_half(large.float())
+    assert not stays_half(large.half())
     assert not stays_half(large.detach())
     assert not stays_half(None)
 
 
+def metric_before(output):
+    with torch.no_grad():
+        assert (output.argmax(-1) == TARGET).float().mean().isfinite()
+    return flat(output) + 0.1 * output.logsumexp(-1).pow(2).mean()
+
+
+def metric_in_inference_mode(output):
+    with torch.inference_mode():
+        assert flat(output).isfinite()
+    return flat(output)
+
+
+def view_without_gradient(output):
+    with torch.no_grad():
+        view = output.view(-1, CLASSES)
+    return flat(output) + view.square().mean()
+
+
+def checkpointed(output):
+    return checkpoint(flat, output, use_reentrant=True)
+
+
+def scripted(output):
+    return torch.jit.trace(lambda given: given.square().mean(), torch.ones(4, 7, CLASSES))(output)
+
+
+def by_name(output):
+    rows = torch.reshape(input=output, shape=(-1, CLASSES))
+    return torch.flatten(input=rows, start_dim=0).square().mean()
+
+
+def mapped(output):
+    return torch.func.vmap(F.cross_entropy)(output, TARGET).mean()
+
+
+def many_losses(output):
+    return sum(flat(output) for _ in range(300)) / 300
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    "use",
+    [
+        metric_before,
+        metric_in_inference_mode,
+        view_without_gradient,
+        checkpointed,
+        scripted,
+        by_name,
+        mapped,
+        many_losses,
+    ],
+)
+def test_whatever_a_loop_does_the_numbers_are_those_of_an_fp32_tensor(use):
+    ours, theirs = Head(), Head()
+    loss, gradient = result(use, ours, ours.give())
+    plain, plain_gradient = result(use, theirs, theirs.half().float())
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(gradient, plain_gradient, rtol=2e-2, atol=1e-3)
+
+
+def test_the_gradient_of_the_output_itself_is_there_also_after_the_loss():
+    ours, theirs = Head(), Head()
+    seen = []
+    for head, output in ((ours, ours.give()), (theirs, theirs.half().float())):
+        loss = flat(output)
+        output.retain_grad()
+        output.register_hook(lambda gradient: seen.append(gradient.sum().item()))
+        (asked,) = torch.autograd.grad(loss, output, retain_graph=True)
+        loss.backward()
+        seen.append((asked.float().abs().sum().item(), output.grad.abs().sum().item()))
+        assert output.grad.dtype == torch.float32
+        assert head.weight.grad is not None
+    half = len(seen) // 2
+    for own, other in zip(seen[:half], seen[half:], strict=True):
+        assert own == pytest.approx(other, rel=1e-2, abs=1e-2)
+
+
+class Duck:
+    """Acts as a tensor, as operators of other libraries do."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return type(args[0])
+
+
+class Other(torch.Tensor):
+    """A subclass of a library."""
+
+
+def test_other_types_are_asked_as_ever():
+    assert torch.matmul(Head().give(), Duck()) is torch.Tensor
+    target = TARGET.view(-1).as_subclass(Other)
+    assert type(F.cross_entropy(Head().give().view(-1, CLASSES), target)) is Other
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_code_that_the_user_has_compiled_reads_it():
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_code_that_the_user_has_compiled_reads_it_and_is_compiled_once(backend):
+    torch._dynamo.reset()
+
+    def loss(output, target):
+        return F.cross_entropy(output.view(-1, CLASSES), target) + 0.1 * output.logsumexp(-1).mean()
+
+    compiled = torch.compile(loss, backend=backend, fullgraph=True)
+    for _ in range(12):
+        ours, theirs = Head(), Head()
+        found, gradient = result(lambda output: compiled(output, TARGET.view(-1)), ours, ours.give())
+        plain, plain_gradient = result(lambda output: loss(output, TARGET.view(-1)), theirs, theirs.half().float())
+        torch.testing.assert_close(found, plain)
+        torch.testing.assert_close(gradient, plain_gradient, rtol=2e-2, atol=1e-3)
+
+
+def test_as_numbers_and_in_files(tmp_path):
     head = Head()
-    compiled = torch.compile(lambda output, target: F.cross_entropy(output.view(-1, CLASSES), target), backend="eager")
-    assert torch.equal(compiled(head.give(), TARGET.view(-1)), flat(head.half().float()))
+    expected = head.half().float().detach()
+    assert head.give().tolist() == expected.tolist()
+    assert torch.equal(torch.from_numpy(head.give().detach().numpy()), expected)
+    torch.save(head.give().detach(), tmp_path / "output")
+    assert torch.equal(torch.load(tmp_path / "output"), expected)
+    assert head.give().half().dtype == torch.float16
 
 
 class Doubled(torch.autograd.Function):
