@@ -38,19 +38,29 @@ def doubled_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(Doubled.apply(logits), y)
 
 
+def loss_after_a_metric(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        assert (logits.argmax(-1) == y).float().mean().isfinite()
+    return F.cross_entropy(logits, y) + 1e-3 * logits.logsumexp(-1).square().mean()
+
+
 def smoothed_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=3)(logits, y)
 
 
 def trained(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, loss_fn: Callable[..., torch.Tensor], least_bytes: int
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    loss_fn: Callable[..., torch.Tensor],
+    least_bytes: int,
+    plan: Plan = PLAN,
 ) -> tuple[list[float], int]:
     """(losses, peak bytes of the last steps)."""
     monkeypatch.setattr(half_outputs, "LEAST_BYTES", least_bytes)
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(64, 64), nn.Linear(64, CLASSES)).to(device)
-    optimizer = KitsuneOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), plan=PLAN)
+    optimizer = KitsuneOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), plan=plan)
     x, y = (torch.randint(64, (ROWS,), device=device) for _ in range(2))
     losses = []
     for step in range(STEPS):
@@ -61,19 +71,26 @@ def trained(
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert optimizer.report.applied == PLAN.knobs
+    assert optimizer.report.applied == plan.knobs
     assert optimizer.counts["captured"] > 0
     optimizer.close()
     return losses, torch.cuda.max_memory_allocated(device)
 
 
-@pytest.mark.parametrize("loss_fn", [plain_loss, smoothed_loss, compiled_loss, doubled_loss])
+@pytest.mark.parametrize("loss_fn", [plain_loss, smoothed_loss, loss_after_a_metric, compiled_loss, doubled_loss])
 def test_losses_are_those_of_logits_in_fp32(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, loss_fn: Callable[..., torch.Tensor]
 ) -> None:
     ours, _ = trained(device, monkeypatch, loss_fn, half_outputs.LEAST_BYTES)
     plain, _ = trained(device, monkeypatch, loss_fn, 2**60)
     assert ours[-1] < ours[0]
+    assert ours == pytest.approx(plain, rel=1e-2)
+
+
+def test_on_several_streams(device: torch.device, monkeypatch: pytest.MonkeyPatch, more_streams_win: None) -> None:
+    plan = Plan.by_hand(**{**PLAN.knobs, "streams": 3})
+    ours, _ = trained(device, monkeypatch, loss_after_a_metric, half_outputs.LEAST_BYTES, plan)
+    plain, _ = trained(device, monkeypatch, loss_after_a_metric, 2**60)
     assert ours == pytest.approx(plain, rel=1e-2)
 
 
