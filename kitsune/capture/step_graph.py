@@ -204,6 +204,7 @@ class StepGraph:
         """The step without arguments: on static tensors of the batch, and, within the block, of the learning rates."""
         update = self._body.update
         self.update_outside = self.update_outside or update.why_not_capturable()
+        update.clips_apart = bool(self.update_outside)
         self._static = StaticBatch(batch, self._device, self._memory_format)
         self._body.clear()
         reset_peak(self._device)

@@ -66,8 +66,8 @@ class Update:
         self.optimizer = optimizer
         self.scaler = scaler
         self.clip_grad_norm = clip_grad_norm
-        self._clips_apart = clips_apart
-        self._clip_factor: torch.Tensor | None = None  # of the last gradients; a replay writes the same tensor
+        self.clips_apart = clips_apart
+        self._clip_factor: torch.Tensor | None = None  # of the last gradients
         self._given: list[Any] = []
         self._rates: list[torch.Tensor] = []
         self._baked: list[Baked] = []
@@ -81,7 +81,7 @@ class Update:
             self.scaler.unscale(gradients)
         if self.clip_grad_norm is None or not gradients:
             return
-        if self._clips_apart or not is_updated_by_kernel(self.optimizer):
+        if self.clips_apart or not is_updated_by_kernel(self.optimizer):
             torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer), self.clip_grad_norm, foreach=True)
         else:
             self._clip_factor = clip_factor(gradients, self.clip_grad_norm)

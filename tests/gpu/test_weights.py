@@ -88,6 +88,25 @@ def test_the_update_clips_gradients_in_bf16(device, more_streams_win, how):
         torch.testing.assert_close(own, other, rtol=5e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("how", [{}, {"streams": 3}], ids=str)
+def test_an_update_that_leaves_the_graph_is_still_clipped(device, more_streams_win, how):
+    found = []
+    for update in ("kitsune", "fused"):
+        model, optimizer = made(device)
+        plan = Plan.by_hand(**{**BF16, **how, "update": update, "capture": "step"})
+        step = TrainStep(model, F.cross_entropy, optimizer, plan, clip_grad_norm=0.05)
+        for at, batch in enumerate(batches(device, 14)):
+            optimizer.param_groups[0]["weight_decay"] = 0.01 if at < 6 else 0.01 * at  # not the same in any two steps
+            step(*batch)
+        assert any("update runs outside" in note or "outside the graph" in note for note in step.report.notes)
+        norm = torch.stack([parameter.grad.float().norm() for parameter in model.parameters()]).norm()
+        assert norm.item() == pytest.approx(0.05, rel=1e-2)
+        found.append([parameter.detach().clone() for parameter in model.parameters()])
+        step.close()
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other, rtol=5e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize(
     ("how", "options"),
     [({"capture": "step"}, {"accumulation_steps": 2}), ({"capture": "segments"}, {"clip_grad_norm": 0.1})],

@@ -3,11 +3,13 @@
 import pytest
 import torch
 
+from kitsune import Plan, TrainStep
 from kitsune.kernels import adamw as kernel
 from kitsune.kernels import launch
 from kitsune.update.adamw import KernelUpdate
 from kitsune.update.loss_scaler import LossScaler
 from kitsune.update.optimizer_update import Update, clip_factor, parameters_of
+from tests.step_cases import batches, capturing_cpu
 
 SHAPES = [(5, 3), (), (70,), (2, 3, 4, 5)]
 MOST = 0.5
@@ -143,3 +145,27 @@ def test_the_norm_of_gradients_in_half_precision_is_in_fp32():
     norm = torch.tensor(1000 + 24 * 4.0).sqrt()
     assert clip_factor(gradients, 1.0).item() == pytest.approx(1 / norm.item(), rel=1e-6)
     assert clip_factor(gradients, 1.0).dtype == torch.float32
+
+
+def trained(update):
+    """(losses, the norm of the last gradients) where a hyperparameter changes in every step, from the seventh on."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    plan = Plan.by_hand(update=update, capture="step")
+    step = TrainStep(model, torch.nn.functional.mse_loss, optimizer, plan, clip_grad_norm=MOST / 10)
+    losses = []
+    for at, (x, y) in enumerate(batches(12)):
+        optimizer.param_groups[0]["weight_decay"] = 0.01 * max(at, 6)
+        losses.append(step(x, y[:, :1].expand(-1, 8)).item())
+    assert any("update runs outside" in note for note in step.report.notes)
+    assert step.report.declined == {}
+    step.close()
+    return losses, torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm().item()
+
+
+def test_an_update_that_leaves_the_graph_of_its_gradients_is_clipped(monkeypatch):
+    capturing_cpu(monkeypatch)
+    (losses, norm), (plain, _) = trained("kitsune"), trained("fused")
+    assert losses == pytest.approx(plain, rel=1e-5)
+    assert norm == pytest.approx(MOST / 10, rel=1e-4)
