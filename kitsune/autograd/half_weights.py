@@ -21,13 +21,11 @@ COPIES: Final = "_CopiesBackward"
 class HalfWeights:
     """Makes copies of a step's weights in `dtype`, and decides about the dtype of their gradients.
 
-    Gradients are fp32, made by one launch, unless `keep_half` was called before the backward. `takes_half()` says
-    whether the optimizer's update reads gradients in half precision.
+    Gradients are fp32, made by one launch, unless `keep_half` has said otherwise before the backward.
     """
 
-    def __init__(self, dtype: torch.dtype, takes_half: Callable[[], bool]) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self._takes_half = takes_half
         self._kept: set[int] = set()  # addresses of weights whose next gradient stays in half precision
         self._accepting: dict[int, weakref.ref[torch.Tensor]] = {}
 
@@ -55,9 +53,9 @@ class HalfWeights:
         A weight with a hook on its gradient is left out.
         """
         self._kept.clear()
-        if not HAS_GRAD_DTYPE or not self._takes_half():
-            return
         addresses = {weight.data_ptr() for weight in updated}
+        if not HAS_GRAD_DTYPE or not addresses:
+            return
         for weight, nodes in readers_of_leaves(loss).items():
             is_read_once = [node.name() for node in nodes] == [COPIES]
             is_hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks

@@ -87,8 +87,9 @@ class Body:
             look(loss)
         if share != 1.0:
             loss = loss * share
-        if self.half_weights is not None and self.accumulation_steps == 1:
-            self.half_weights.keep_half(loss, parameters_of(self.update.optimizer))
+        if self.half_weights is not None:
+            reads_half = self.accumulation_steps == 1 and self.update.reads_half
+            self.half_weights.keep_half(loss, parameters_of(self.update.optimizer) if reads_half else ())
         scaler = self.update.scaler
         (loss if scaler is None else loss * scaler.scale).backward()
         return loss.detach()

@@ -5,7 +5,6 @@ import torch
 from kitsune.autograd.half_weights import HalfWeights
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique, raised_in
-from kitsune.update.optimizer_update import is_updated_by_kernel
 
 
 class Weights(Technique):
@@ -18,11 +17,7 @@ class Weights(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         """`compile` passes the copies to the graphs that it compiles."""
-
-        def takes_half() -> bool:
-            return is_updated_by_kernel(build.optimizer)
-
-        build.half_weights = weights = HalfWeights(torch.bfloat16, takes_half)
+        build.half_weights = weights = HalfWeights(torch.bfloat16)
         build.undo.callback(weights.undo)
 
     def blames(self, error: BaseException) -> bool:

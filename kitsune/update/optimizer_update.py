@@ -73,6 +73,12 @@ class Update:
         self._baked: list[Baked] = []
         self._shown: list[float] = []
 
+    @property
+    def reads_half(self) -> bool:
+        """Whether gradients of fp32 parameters may be in half precision, with nothing rounded on the way."""
+        clips_before = self.clip_grad_norm is not None and self.clips_apart
+        return is_updated_by_kernel(self.optimizer) and not clips_before
+
     def prepare_gradients(self) -> None:
         """Unscales and clips the gradients, or leaves the clipping to `step`. Does not wait for the device."""
         gradients = [parameter.grad for parameter in parameters_of(self.optimizer) if parameter.grad is not None]

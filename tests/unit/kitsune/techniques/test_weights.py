@@ -111,7 +111,7 @@ def test_a_model_without_such_weights_trains_as_ever():
 
 @pytest.mark.usefixtures("without_code")
 def test_gradients_stay_in_bf16_only_where_nothing_but_the_update_reads_them(monkeypatch):
-    monkeypatch.setattr(weights, "is_updated_by_kernel", lambda _: True)
+    monkeypatch.setattr("kitsune.update.optimizer_update.is_updated_by_kernel", lambda _: True)
     for options, dtype in (
         ({}, torch.bfloat16),
         ({"accumulation_steps": 2}, torch.float32),

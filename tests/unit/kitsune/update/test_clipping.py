@@ -169,3 +169,14 @@ def test_an_update_that_leaves_the_graph_of_its_gradients_is_clipped(monkeypatch
     (losses, norm), (plain, _) = trained("kitsune"), trained("fused")
     assert losses == pytest.approx(plain, rel=1e-5)
     assert norm == pytest.approx(MOST / 10, rel=1e-4)
+
+
+def test_gradients_may_be_in_half_precision_where_nothing_rounds_them_on_the_way():
+    ours, theirs = pair()
+    assert Update(ours).reads_half
+    assert Update(ours, clip_grad_norm=MOST).reads_half
+    assert Update(ours, clips_apart=True).reads_half
+    assert not Update(ours, clip_grad_norm=MOST, clips_apart=True).reads_half
+    assert not Update(theirs).reads_half
+    ours.register_step_pre_hook(lambda *_: None)
+    assert not Update(ours).reads_half
