@@ -10,15 +10,15 @@ from typing import Final
 import torch
 from torch.fx import GraphModule, Node
 
-from kitsune.fusion.operations import is_tensor, value_of
+from kitsune.fusion.operations import is_tensor, memory_of, value_of
 
 IN_PLACE: Final = ("add_", torch.Tensor.add_)
 
 
 def merge_counters(graph: GraphModule) -> int:
     """Counts all counters at the place of the last one. Returns how many there are; fewer than two stay as they are."""
-    memories = Counter(memory_of(node) for node in graph.graph.nodes if node.op == "placeholder")
-    counts = [node for node in graph.graph.nodes if is_count(node) and memories[memory_of(node.args[0])] == 1]
+    memories = Counter(memory_of(value_of(node)) for node in graph.graph.nodes if node.op == "placeholder")
+    counts = [node for node in graph.graph.nodes if is_count(node) and memories[memory_of(value_of(node.args[0]))] == 1]
     if len(counts) < 2:
         return 0
     with graph.graph.inserting_before(counts[-1]):
@@ -28,10 +28,6 @@ def merge_counters(graph: GraphModule) -> int:
         graph.graph.erase_node(node)
     graph.recompile()
     return len(counts)
-
-
-def memory_of(node: Node) -> int | None:
-    return value_of(node).untyped_storage()._cdata if is_tensor(node) else None
 
 
 def is_count(node: Node) -> bool:

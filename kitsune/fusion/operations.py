@@ -145,6 +145,11 @@ def is_tensor(node: Any) -> bool:
     return isinstance(node, Node) and isinstance(value_of(node), torch.Tensor)
 
 
+def memory_of(value: Any) -> int | None:
+    """Which memory a tensor, also a fake one, is in: views of one have the same."""
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
 def is_last(dim: Any, x: Any) -> bool:
     """Whether `dim` is the last dimension of a tensor."""
     return is_tensor(x) and dim in (-1, value_of(x).ndim - 1)

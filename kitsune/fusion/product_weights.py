@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
-from kitsune.fusion.operations import aten, autocasts_at, value_of
+from kitsune.fusion.operations import aten, autocasts_at, memory_of, value_of
 
 #: Functions all of whose tensors autocast casts to half precision.
 PRODUCTS: Final = frozenset(
@@ -65,10 +65,6 @@ def product_weights(graph: GraphModule, inputs: Sequence[Any], dtype: torch.dtyp
         for at, (node, given) in enumerate(zip(placeholders, inputs, strict=True))
         if is_weight(given, dtype) and memories[memory_of(given)] == 1 and feeds_a_product(node)
     ]
-
-
-def memory_of(given: Any) -> int | None:
-    return given.untyped_storage()._cdata if isinstance(given, torch.Tensor) else None
 
 
 def examples_with(dtype: torch.dtype, graph: GraphModule, inputs: Sequence[Any], positions: Sequence[int]) -> list[Any]:
