@@ -64,7 +64,11 @@ def main() -> None:
     make_current(DEVICE)
     plan = Plan.load(arguments.plan).knobs if arguments.plan else None
     cases = [CASES[name] for name in arguments.cases]
-    found = (figure for case in cases for figure in figures(case, plan or stock_of(case), arguments.kernels))
+    found = (
+        figure
+        for case in cases
+        for figure in figures(case, stock_of(case) if plan is None else plan, arguments.kernels)
+    )
     results_file.write_figures(arguments.out or results_file.free_path(SUITE), SUITE, found)
 
 

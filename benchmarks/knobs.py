@@ -15,22 +15,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.cases import CASES
+from benchmarks.pairs import item_of
 from benchmarks.training_step import DEVICE, Build, dropin_step, kitsune_step, race, step_of, write
 from kitsune import Plan
-from kitsune.knobs import KNOBS, Choice, clashes
+from kitsune.knobs import Choice, clashes
 
 RIVAL = "graph"
-
-
-def choice(text: str) -> tuple[str, Choice]:
-    """("streams", 4) of streams=4."""
-    name, _, value = text.partition("=")
-    if name not in KNOBS:
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(KNOBS)}")
-    found = next((each for each in KNOBS[name].choices if str(each) == value), None)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{name} is one of {', '.join(map(str, KNOBS[name].choices))}")
-    return name, found
 
 
 def plans_of(knobs: Mapping[str, Choice], without: Iterable[str]) -> dict[str, Plan]:
@@ -42,7 +32,7 @@ def plans_of(knobs: Mapping[str, Choice], without: Iterable[str]) -> dict[str, P
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("choices", nargs="*", type=choice, metavar="KNOB=CHOICE")
+    parser.add_argument("choices", nargs="*", type=item_of, metavar="KNOB=CHOICE")
     parser.add_argument("--case", required=True, choices=CASES, metavar="CASE")
     parser.add_argument("--plan", type=Path, help="a plan that kitsune tune has written, instead of choices")
     parser.add_argument("--without", nargs="*", metavar="KNOB", help="the knobs to leave out, each by itself")

@@ -21,7 +21,7 @@ COPIES: Final = "_CopiesBackward"
 class HalfWeights:
     """Makes copies of a step's weights in `dtype`, and decides about the dtype of their gradients.
 
-    Gradients are fp32, made by one launch, unless `keep_half` has said otherwise before the backward.
+    Gradients are fp32, made by one launch, unless `keep_half` allowed half precision before the backward.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -46,11 +46,10 @@ class HalfWeights:
         return made
 
     def keep_half(self, loss: torch.Tensor, updated: Iterable[torch.Tensor]) -> None:
-        """Lets gradients of the coming backward of `loss` stay in half precision, where nothing but the update reads
-        them.
+        """Lets gradients of the coming backward of `loss` stay in half precision where only the update reads them.
 
-        That are those of `updated` weights that reach `loss` by one copy only: the sum of several gradients is in fp32.
-        A weight with a hook on its gradient is left out.
+        These are the gradients of `updated` weights that reach `loss` by one copy and nothing else, since a sum of
+        several gradients is in fp32. A weight with a hook on its gradient is left out.
         """
         self._kept.clear()
         addresses = {weight.data_ptr() for weight in updated}

@@ -43,7 +43,7 @@ def padded_convolution(node: Node) -> Found:
     if groups != 1 or value_of(x).shape[1] > MOST_CHANNELS:
         return None
     if isinstance(padding, str):
-        return "its padding is told by a word"
+        return "its padding is given as a string"
     lacking = -value_of(x).shape[1] % CHANNELS_MULTIPLE
     return Match(
         call=calls.padded_convolution,

@@ -146,8 +146,9 @@ def is_tensor(node: Any) -> bool:
 
 
 def memory_of(value: Any) -> int | None:
-    """Which memory a tensor, also a fake one, is in: views of one have the same."""
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    """The storage id of a tensor: views share one. None for tensors that are not strided, and for other values."""
+    is_strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
+    return int(value.untyped_storage()._cdata) if is_strided else None
 
 
 def is_last(dim: Any, x: Any) -> bool:

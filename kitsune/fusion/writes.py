@@ -11,7 +11,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from kitsune.fusion.operations import value_of
+from kitsune.fusion.operations import memory_of, value_of
 
 NAMES: Final = (
     *("iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow"),
@@ -42,9 +42,7 @@ def are_written(nodes: Iterable[Node], others: Iterable[Node]) -> bool:
 
 def memories_of(nodes: Iterable[Node]) -> set[int]:
     """Storage ids of the nodes' tensors: views share one, and tensors that are not strided have none."""
-    values = [value_of(node) for node in nodes]
-    strided = [value for value in values if isinstance(value, torch.Tensor) and value.layout == torch.strided]
-    return {int(value.untyped_storage()._cdata) for value in strided}
+    return {memory for memory in (memory_of(value_of(node)) for node in nodes) if memory is not None}
 
 
 def written_by(node: Node) -> list[Node]:

@@ -81,8 +81,10 @@ class Update:
 
     def prepare_gradients(self) -> None:
         """Unscales and clips the gradients, or leaves the clipping to `step`. Does not wait for the device."""
-        gradients = [parameter.grad for parameter in parameters_of(self.optimizer) if parameter.grad is not None]
         self._clip_factor = None
+        if self.scaler is None and self.clip_grad_norm is None:
+            return
+        gradients = [parameter.grad for parameter in parameters_of(self.optimizer) if parameter.grad is not None]
         if self.scaler is not None:
             self.scaler.unscale(gradients)
         if self.clip_grad_norm is None or not gradients:

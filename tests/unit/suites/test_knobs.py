@@ -4,7 +4,8 @@ import argparse
 
 import pytest
 
-from benchmarks.knobs import choice, plans_of
+from benchmarks.knobs import plans_of
+from benchmarks.pairs import item_of
 
 KNOBS = {"precision": "bf16", "compile": "default", "capture": "step", "streams": 4, "weights": "bf16_copies"}
 
@@ -17,8 +18,8 @@ def test_each_choice_is_left_out_by_itself_unless_another_needs_it():
 
 
 def test_choices_are_read_as_the_table_has_them():
-    assert choice("streams=4") == ("streams", 4)
-    assert choice("precision=bf16") == ("precision", "bf16")
+    assert item_of("streams=4") == ("streams", 4)
+    assert item_of("precision=bf16") == ("precision", "bf16")
     for wrong in ("streams=9", "nonsense=1", "precision"):
         with pytest.raises(argparse.ArgumentTypeError):
-            choice(wrong)
+            item_of(wrong)

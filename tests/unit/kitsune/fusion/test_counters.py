@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from kitsune.fusion.counters import merge_counters
+from kitsune.fusion.operations import memory_of
 from tests.step_cases import batches
 
 
@@ -74,3 +75,10 @@ def test_counters_come_to_the_same_numbers(make, merged):
     assert found == merged
     assert sum("foreach_add_" in call for call in left) == (merged > 0)
     assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
+
+
+def test_a_tensor_that_is_not_strided_has_no_memory_to_share():
+    assert memory_of(torch.eye(2).to_sparse()) is None
+    assert memory_of(3) is None
+    rows = torch.eye(2)
+    assert memory_of(rows) == memory_of(rows[1:])
