@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from kitsune.fusion import calls
-from kitsune.fusion.convolutions import CHANNELS_MULTIPLE
 from kitsune.kernels.adamw import adamw_
 from kitsune.kernels.add_norm import add_layer_norm, add_rms_norm
 from kitsune.kernels.batch_norm_relu import batch_norm_relu
@@ -292,25 +291,6 @@ def of_patch_convolution(sizes: Sizes, place: Place) -> Operation:
     return Operation(eager, compiled(calls.patch_convolution, place), inputs)
 
 
-def of_padded_convolution(sizes: Sizes, place: Place, last: bool) -> Operation:
-    """`sizes`: (batch, side, channels of the result, side of the kernel, stride) for images in color."""
-    batch, side, out, kernel, stride = sizes
-    form = torch.channels_last if last else torch.contiguous_format
-    x, weight = (
-        place.draw(*own).detach().contiguous(memory_format=form)
-        for own in ((batch, IMAGE, side, side), (out, IMAGE, kernel, kernel))
-    )
-    how = (stride, stride), (kernel // 2, kernel // 2), (1, 1)
-
-    def eager(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.conv2d(x, weight, None, *how)
-
-    def ours(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return calls.padded_convolution(x, weight, None, *how, -IMAGE % CHANNELS_MULTIPLE)
-
-    return Operation(eager, compiled(ours, place), (x, weight.requires_grad_()))
-
-
 def compiled(function: Function, place: Place) -> Function:
     """A call without a kernel of its own, as it is in a compiled step; on a CPU as it is."""
     return torch.compile(function, dynamic=False, fullgraph=True) if place.device.type == "cuda" else function
@@ -401,15 +381,6 @@ PATCHES = {
     "convnext_tiny-64-stage2": (64, 96, 56, 192, 2),
     "convnext_tiny-64-stage4": (64, 384, 14, 768, 2),
 }
-#: (batch, side, channels of the result, side of the kernel, stride)
-STEMS = {
-    "resnet50-8": (8, 224, 64, 7, 2),
-    "resnet50-64": (64, 224, 64, 7, 2),
-    "resnet50-256": (256, 224, 64, 7, 2),
-    "resnet18-128": (128, 32, 64, 3, 1),
-    "densenet121-16": (16, 128, 64, 7, 2),
-    "vgg16-64": (64, 224, 64, 3, 1),
-}
 #: Models of the zoo, whose parameters are updated.
 MODELS = {name: name for name in ("lenet5", "resnet18", "resnet50", "bert_base", "vit_b16", "gpt2_small")}
 
@@ -442,8 +413,6 @@ KERNELS = {
         Kernel("batch_norm_relu_eval", STAGES, partial(of_batch_norm_relu, training=False, last=False)),
         Kernel("batch_norm_relu_eval_last", STAGES, partial(of_batch_norm_relu, training=False, last=True)),
         Kernel("patch_convolution", PATCHES, of_patch_convolution),
-        Kernel("padded_convolution", STEMS, partial(of_padded_convolution, last=False)),
-        Kernel("padded_convolution_last", STEMS, partial(of_padded_convolution, last=True)),
         Kernel("adamw", MODELS, of_update, ("fp32",)),
     )
 }

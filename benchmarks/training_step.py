@@ -28,7 +28,7 @@ from benchmarks.cases import CASES, Case
 from benchmarks.rivals import COMPILED, Step, at_its_best, compiled_step, eager_step, graphed
 from kitsune import KitsuneOptimizer, Plan, TrainStep, Workload
 from kitsune.device.backend import graph_pool_bytes
-from kitsune.workload import call_model
+from kitsune.workload import call_model, loss_of
 from tuner.workloads.loader import load_workload
 
 Build = Callable[[], tuple[Step, Callable[[], str]]]
@@ -71,7 +71,7 @@ def dropin_step(case: Case, plan: Plan) -> tuple[Step, Callable[[], str]]:
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = loss_fn(call_model(model, x), y)
+        loss = loss_of(call_model(model, x), loss_fn, y)
         loss.backward()
         optimizer.step()
         held[:] = [loss]  # as the variable of a loop holds it into the next iteration

@@ -83,20 +83,6 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
     return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def padded_convolution(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    lacking: int,
-) -> torch.Tensor:
-    """The convolution with so many more channels, of zeros."""
-    more = (0, 0, 0, 0, 0, lacking)
-    return F.conv2d(F.pad(x, more), F.pad(weight, more), bias, stride, padding, dilation)
-
-
 def head_cross_entropy(
     x: torch.Tensor,
     weight: torch.Tensor,

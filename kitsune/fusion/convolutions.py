@@ -1,21 +1,13 @@
-"""Patterns of convolutions that cuDNN serves badly: of patches that do not overlap, and of few channels.
-
-Each function takes the last node of a possible match.
-"""
+"""The pattern of convolutions of patches that do not overlap. The function takes the last node of a possible match."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.match import Found, Match
 from kitsune.fusion.operations import is_tensor, operation_of, value_of
-
-#: cuDNN's kernels for tensor cores load 16 bytes at once along the channels: 8 elements in half precision.
-CHANNELS_MULTIPLE: Final = 8
-#: With more channels than these, padding to the next multiple costs more than a kernel for aligned loads gains.
-MOST_CHANNELS: Final = 4
 
 
 def patch_convolution(node: Node) -> Found:
@@ -32,25 +24,6 @@ def patch_convolution(node: Node) -> Found:
     if any(size % own for size, own in zip(value_of(x).shape[2:], kernel, strict=True)):
         return "the image is not a whole number of patches"
     return Match(call=calls.patch_convolution, arguments=(x, weight, bias), results=(node,), dtype=value_of(node).dtype)
-
-
-def padded_convolution(node: Node) -> Found:
-    """A convolution of few channels, as the first of an image."""
-    layer = convolution_of(node)
-    if layer is None:
-        return None
-    x, weight, bias, stride, padding, dilation, groups = layer
-    if groups != 1 or value_of(x).shape[1] > MOST_CHANNELS:
-        return None
-    if isinstance(padding, str):
-        return "its padding is given as a string"
-    lacking = -value_of(x).shape[1] % CHANNELS_MULTIPLE
-    return Match(
-        call=calls.padded_convolution,
-        arguments=(x, weight, bias, stride, padding, dilation, lacking),
-        results=(node,),
-        dtype=value_of(node).dtype,
-    )
 
 
 def convolution_of(node: Node) -> tuple[Any, Any, Any, Any, Any, Any, int] | None:

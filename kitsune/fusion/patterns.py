@@ -20,7 +20,6 @@ NAMES: Final[Mapping[torch.dtype, str]] = dict(zip(DTYPES, ("fp32", "bf16", "fp1
 #: `python -m benchmarks.kernel_table`). Also for compiler="eager", since Inductor is available wherever kernels are.
 BF16: Final = (torch.bfloat16,)
 HALF: Final = (torch.bfloat16, torch.float16)
-NOT_MEASURED: Final = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +56,8 @@ PATTERNS: Final = (
     Pattern("add_rms_norm", "reduction", norms.add_rms_norm),
     Pattern("layer_norm", "reduction", norms.layer_norm),
     Pattern("rms_norm", "reduction", norms.rms_norm),
-    Pattern("linear_activation", "matmul", elementwise.linear_activation),
-    Pattern("patch_convolution", "matmul", convolutions.patch_convolution, NOT_MEASURED),
-    Pattern("padded_convolution", "matmul", convolutions.padded_convolution, NOT_MEASURED),
+    Pattern("linear_activation", "elementwise", elementwise.linear_activation),
+    Pattern("patch_convolution", "matmul", convolutions.patch_convolution),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),
     Pattern("rope", "elementwise", rotary.rope),
     Pattern("dropout_add", "elementwise", elementwise.dropout_add),

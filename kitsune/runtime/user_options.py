@@ -139,7 +139,7 @@ def _by_hand(options: Options, given: Mapping[str, Choice], has_bf16: bool) -> d
         if not options.enable_fusion:
             knobs["fusion"] = KNOBS["fusion"].default
         elif options.fusion_config is not None:
-            knobs["fusion"] = "kitsune"
+            knobs["fusion"] = given.get("fusion", "kitsune")
     if options.capture_graph is not None:
         knobs["capture"] = "segments" if options.capture_graph else "none"
     if options.streams is not None:

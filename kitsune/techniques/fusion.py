@@ -1,6 +1,7 @@
 """fusion: replaces patterns in forward and loss by Kitsune's kernels where these were measured to be faster."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import torch
 import kitsune.fusion
 from kitsune.autograd.hooks import Hooks
 from kitsune.capture.compile_isolation import own_code
+from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique, is_of_dynamo, raised_in
 
@@ -20,7 +22,7 @@ class Fusion(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         """Rewrites the forward without Inductor. If `compile` is applied later, it starts from `build.unfused`."""
-        build.fusion = engine = kitsune.fusion.FusionEngine(build.fusion_config)
+        build.fusion = engine = kitsune.fusion.FusionEngine(config_of(choice, build.fusion_config))
         build.unfused = build.forward
 
         def kitsune_kernels(graph: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
@@ -33,6 +35,14 @@ class Fusion(Technique):
         # If compile fails beside it, one of Kitsune's operators may be the cause, so fusion is dropped first.
         parts = ("kitsune/fusion/", "kitsune/kernels/")
         return is_of_dynamo(error) or any(raised_in(error, part) for part in parts)
+
+
+def config_of(choice: Choice, given: FusionConfig | None) -> FusionConfig:
+    """What the user allows, and of it what the choice says."""
+    allowed = given or FusionConfig()
+    if choice == "products":
+        return replace(allowed, enable_elementwise=False, enable_reduction=False)
+    return allowed
 
 
 def plain_once_hooked(

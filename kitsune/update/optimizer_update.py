@@ -99,7 +99,8 @@ class Update:
 
         If the optimizer cannot skip on the device, the check for an overflow waits for the device.
         """
-        with clipped_by_kernel(self.optimizer, self._clip_factor):
+        factor, self._clip_factor = self._clip_factor, None  # a recorded step must not keep it
+        with clipped_by_kernel(self.optimizer, factor):
             if self.scaler is None:
                 self.optimizer.step()
                 return

@@ -71,6 +71,7 @@ def trained(
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+    assert optimizer.report.declined == {}
     assert optimizer.report.applied == plan.knobs
     assert optimizer.counts["captured"] > 0
     optimizer.close()

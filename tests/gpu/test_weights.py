@@ -57,7 +57,9 @@ def test_the_same_training_as_without_copies(device, more_streams_win, how):
     plain, plain_dtypes, plain_parameters = trained(device, {**BF16, **how})
     assert set(plain_dtypes.values()) == {torch.float32}
     halves = {name for name, dtype in dtypes.items() if dtype == torch.bfloat16}
-    assert halves == {"patches.weight", "up.weight", "down.weight", "head.weight", "head.bias"}
+    # Of segments, the gradients are handed from one graph to the next, in the dtype of the parameters.
+    in_products = {"patches.weight", "up.weight", "down.weight", "head.weight", "head.bias"}
+    assert halves == (set() if how.get("capture") == "segments" else in_products)
     # Inductor leaves out a rounding of the bias gradient where it casts that to fp32 by itself.
     assert losses == pytest.approx(plain, rel=2e-2)
     for own, other in zip(parameters, plain_parameters, strict=True):

@@ -144,8 +144,9 @@ def _options(plan: Plan) -> Iterator[str]:
         yield f"amp_config=kitsune.AMPConfig(dtype={dtype})"
     if plan.choice("compile") != "off":
         yield "enable_fusion=True"
-        if plan.choice("fusion") == "kitsune":
-            yield "fusion_config=kitsune.FusionConfig()"
+        if (fusion := plan.choice("fusion")) != "off":
+            flags = "enable_elementwise=False, enable_reduction=False" if fusion == "products" else ""
+            yield f"fusion_config=kitsune.FusionConfig({flags})"
     yield f"capture_graph={plan.choice('capture') != 'none'}"
     if (streams := plan.choice("streams")) != 1:
         yield f"num_streams={streams}"

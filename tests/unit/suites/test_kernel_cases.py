@@ -40,7 +40,6 @@ TINY = {
     "linear_cross_entropy": (6, 16, 33),
     **{name: (3, 5, 4, 6) for name in KERNELS if name.startswith("batch_norm")},
     "patch_convolution": (2, 3, 8, 5, 4),
-    **{name: (2, 6, 5, 3, 2) for name in KERNELS if name.startswith("padded_convolution")},
     "adamw": ((7, 3), (5,), (2, 3, 2, 2)),
 }
 #: Eager rounds every intermediate in half precision, our kernels round once.

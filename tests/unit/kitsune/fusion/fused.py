@@ -248,12 +248,6 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
         lambda: nn.Conv2d(3, 6, (2, 3), stride=(2, 3), bias=False),
         (normal(2, 3, 4, 6),),
     ),
-    "few channels": ("padded_convolution", lambda: nn.Conv2d(3, 6, 3, stride=2, padding=1), (normal(2, 3, 5, 7),)),
-    "few channels dilated": (
-        "padded_convolution",
-        lambda: nn.Conv2d(1, 6, 3, dilation=2, bias=False),
-        (normal(2, 1, 9, 7),),
-    ),
     "SwiGLU": ("swiglu", Gated, (ROWS,)),
     "the heads of Llama": ("rope", Rotary, (ROWS,)),
     "heads within positions": ("rope", lambda: Rotary(heads=2), (ROWS,)),

@@ -1,6 +1,7 @@
 """Each pattern in a real small module, as Dynamo captures it and as an exported graph; and what is none."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -456,7 +457,8 @@ def test_a_pattern_is_of_a_kind_that_a_configuration_can_turn_off():
         ("enable_reduction", Norm, (ROWS,)),
         ("enable_reduction", Attention, (normal(2, 4, 4),)),
         ("enable_reduction", BatchNormed, (normal(2, 6, 5, 5),)),
-        ("enable_matmul", Activated, (ROWS,)),
+        ("enable_elementwise", Activated, (ROWS,)),
+        ("enable_matmul", partial(nn.Conv2d, 3, 6, 2, stride=2), (normal(2, 3, 4, 6),)),
     ],
 )
 def test_each_flag_turns_off_its_kind_and_no_other(flag, module, inputs):

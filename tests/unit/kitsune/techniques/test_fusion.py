@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,12 +80,25 @@ def test_alone_the_rest_runs_eagerly(fusing):
     assert build.fusion.get_fusion_stats().matches == {"layer_norm": 1, "linear_activation": 1}
 
 
+def test_of_products_only_the_rest_is_left_to_the_compiler(fusing):
+    build = build_of(model_of())
+    TECHNIQUES["fusion"].apply("products", build)
+    assert (build.fusion.config.enable_elementwise, build.fusion.config.enable_reduction) == (False, False)
+    assert build.fusion.config.enable_matmul
+
+
+def test_of_products_only_what_the_user_forbids_stays_forbidden(fusing):
+    build = replace(build_of(model_of()), fusion_config=FusionConfig(enable_matmul=False, max_fusion_size=3))
+    TECHNIQUES["fusion"].apply("products", build)
+    assert (build.fusion.config.enable_matmul, build.fusion.config.max_fusion_size) == (False, 3)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
 def test_beside_compile_inductor_gets_the_graph_with_our_kernels(fusing, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     model = model_of()
-    build = build_of(model, FusionConfig(max_fusion_size=32, enable_matmul=False))
+    build = build_of(model, FusionConfig(max_fusion_size=32, enable_elementwise=False))
     for knob, choice in {"fusion": "kitsune", "compile": "default"}.items():
         TECHNIQUES[knob].apply(choice, build)
     assert_same_step(build, model)
@@ -108,7 +122,7 @@ def test_how_much_one_kernel_may_hold_is_told_to_inductor(monkeypatch):
             super().__init__(options, *args, **settings)
 
     monkeypatch.setattr("kitsune.techniques.compile.Inductor", Noted)
-    for config in (None, FusionConfig(max_fusion_size=7, enable_matmul=False)):
+    for config in (None, FusionConfig(max_fusion_size=7, enable_elementwise=False)):
         TECHNIQUES["compile"].apply("default", build_of(model_of(), config))
     assert given == [{}, {"max_fusion_size": 7}]
 

@@ -16,7 +16,7 @@ CPU = Space.of(
         **{f"capture={choice}": "no CUDA" for choice in ("segments", "step")},
         **{f"compile={choice}": "no CUDA" for choice in ("reduce-overhead", "max-autotune", "coordinate-descent")},
         **{f"streams={choice}": "no CUDA" for choice in range(2, 9)},
-        "fusion=kitsune": "no CUDA",
+        **{f"fusion={choice}": "no CUDA" for choice in ("products", "kitsune")},
         "layout=channels_last": "no convolution in the model",
     }
 )
