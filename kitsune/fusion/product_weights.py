@@ -42,8 +42,7 @@ SETTERS: Final = frozenset(
 )
 #: Calls of ours with a product inside, whose weight is the second argument. By name: they load Triton.
 OWN: Final = frozenset(
-    f"kitsune.fusion.calls.{name}"
-    for name in ("linear_activation", "head_cross_entropy", "patch_convolution")
+    f"kitsune.fusion.calls.{name}" for name in ("linear_activation", "head_cross_entropy", "patch_convolution")
 )
 WEIGHT: Final = 1
 #: Functions and methods that only change the view of a weight.
