@@ -223,9 +223,10 @@ class HalfOutput(torch.Tensor):
     ) -> Any:
         options = dict(kwargs or {})
         first = args[0] if args else None
+        if func is torch.ops.aten.detach.default and isinstance(first, HalfOutput):
+            # torch.compile recognises a subclass by this result
+            return HalfOutput(first.memory, first.views, first.as_meta(), first.device)
         if isinstance(first, HalfOutput) and first.memory.half is not None:
-            if func is torch.ops.aten.detach.default:
-                return HalfOutput(first.memory, first.views, first.as_meta(), first.device)
             if func.is_view and func is not VIEW_OF_BYTES:
                 return first.view_by(func, args[1:], options)
         if func is torch.ops.aten.clone.default and isinstance(first, HalfOutput):

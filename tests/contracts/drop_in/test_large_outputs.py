@@ -148,6 +148,27 @@ def test_a_model_that_returns_its_loss_beside_them(device: torch.device, monkeyp
     check(device, monkeypatch, loop)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:.torch.jit.script_method. is deprecated")
+def test_a_loss_that_the_user_has_compiled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+
+    @torch.compile
+    def loss_of(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.view(-1, CLASSES), y.view(-1))
+
+    def loop(model: nn.Module, optimizer: Any, data: Any) -> list[torch.Tensor]:
+        losses = []
+        for x, y in data:
+            optimizer.zero_grad()
+            loss = loss_of(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    check(device, monkeypatch, loop)
+
+
 @pytest.mark.parametrize("least_bytes", [0, 2**60], ids=["half", "copied"])
 def test_a_loop_that_asks_for_the_gradient_of_an_output_behind_the_loss_is_told(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, least_bytes: int

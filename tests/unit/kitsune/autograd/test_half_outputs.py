@@ -299,8 +299,8 @@ def test_other_types_are_asked_as_ever():
     assert type(F.cross_entropy(Head().give().view(-1, CLASSES), target)) is Other
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:.torch.jit.script_method. is deprecated")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_code_that_the_user_has_compiled_reads_it_and_is_compiled_once(backend):
     torch._dynamo.reset()
 
