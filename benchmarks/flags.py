@@ -26,6 +26,9 @@ DEFAULT: Final = "default"
 SETS: Final[Mapping[str, Mapping[str, Any]]] = {
     DEFAULT: {},
     "no_mix_order": {"triton.mix_order_reduction": False},
+    "split_64": {"triton.mix_order_reduction_split_size": 64},
+    "split_128": {"triton.mix_order_reduction_split_size": 128},
+    "coordinate_descent": {"coordinate_descent_tuning": True},
     "no_loop_ordering": {"loop_ordering_after_fusion": False},
     "no_split_reductions": {"split_reductions": False},
     "no_padding": {"comprehensive_padding": False},
