@@ -172,16 +172,26 @@ def newest_node() -> int:
 
 def why_not_joined_again(since: int) -> str | None:
     """Why a replay would lack a part of the autograd graph that was made after this node, or None."""
-    if not keeps_graph(since):
+    if kept_of_graph(since) is None:
         return None
     gc.collect()
-    told = "the forward keeps a tensor with its autograd graph, which a replayed graph would not make again"
-    return told if keeps_graph(since) else None
+    kept = kept_of_graph(since)
+    return (
+        None
+        if kept is None
+        else (
+            f"the forward keeps a tensor with its autograd graph ({kept}), which a replayed graph would not make again"
+        )
+    )
 
 
-def keeps_graph(since: int) -> bool:
+def kept_of_graph(since: int) -> str | None:
+    """Shape and node of a tensor that is still there and has a node made after this one; None without one."""
     with torch._C.DisableTorchFunctionSubclass():
-        return any(number_of(each) > since for each in live_tensors())
+        for each in live_tensors():
+            if number_of(each) > since and (node := each.grad_fn) is not None:
+                return f"{type(each).__name__} {tuple(each.shape)} by {node.name()}"
+    return None
 
 
 def number_of(tensor: torch.Tensor) -> int:

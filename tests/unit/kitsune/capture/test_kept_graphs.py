@@ -15,7 +15,7 @@ from torch import nn
 from kitsune.autograd.hooks import roots_of
 from kitsune.capture.guards import ModelGuard
 from kitsune.capture.segment_graphs import Segments
-from kitsune.capture.side_effects import SideEffects, keeps_graph, newest_node
+from kitsune.capture.side_effects import SideEffects, kept_of_graph, newest_node
 from kitsune.device.cuda_graph import HostGraph, Recorder
 from kitsune.errors import CaptureError
 from tests.unit.kitsune.launches.steps import CASES, CPU, warmed
@@ -103,11 +103,11 @@ def test_nodes_of_before_do_not_count():
     x = torch.randn(4, requires_grad=True)
     before = x * 2
     since = newest_node()
-    assert not keeps_graph(since)
+    assert kept_of_graph(since) is None
     after = before * 2
-    assert keeps_graph(since)
+    assert kept_of_graph(since) is not None
     del after
-    assert not keeps_graph(since)
+    assert kept_of_graph(since) is None
 
 
 def test_a_view_that_torch_does_not_tell_of_is_passed_over():
@@ -116,7 +116,7 @@ def test_a_view_that_torch_does_not_tell_of_is_passed_over():
     with torch.no_grad():
         base.add_(1)
     since = newest_node()
-    keeps_graph(since)
+    kept_of_graph(since)
     assert one.shape == (4,)
 
 
