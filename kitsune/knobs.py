@@ -134,6 +134,24 @@ KNOBS: Final[Mapping[str, Knob]] = {
             ),
         ),
         Knob(
+            name="inductor",
+            meaning="which operations Inductor generates one kernel for",
+            choices={
+                "default": "as it decides",
+                "no_mix_order": "gradients of a norm's gain and bias in kernels of their own, beside none of its input",
+            },
+            needs="torch.compile",
+            excludes=(
+                Exclusion(
+                    choices=("no_mix_order",),
+                    other="compile",
+                    other_choices=("off",),
+                    reason="without torch.compile Inductor generates nothing",
+                    instead={"off": "default"},
+                ),
+            ),
+        ),
+        Knob(
             name="attention",
             meaning="backend of scaled_dot_product_attention",
             choices={
