@@ -226,9 +226,9 @@ class HalfOutput(torch.Tensor):
         if func is torch.ops.aten.detach.default and isinstance(first, HalfOutput):
             # torch.compile recognises a subclass by this result
             return HalfOutput(first.memory, first.views, first.as_meta(), first.device)
-        if isinstance(first, HalfOutput) and first.memory.half is not None:
-            if func.is_view and func is not VIEW_OF_BYTES:
-                return first.view_by(func, args[1:], options)
+        is_half = isinstance(first, HalfOutput) and first.memory.half is not None
+        if is_half and func.is_view and func is not VIEW_OF_BYTES:
+            return first.view_by(func, args[1:], options)
         if func is torch.ops.aten.clone.default and isinstance(first, HalfOutput):
             return cls.__tensor_unflatten__({"single": first.single.clone(**options)})
         found = func(*mapped(SINGLE, args), **mapped(SINGLE, options))

@@ -7,8 +7,8 @@ from typing import Any, Final
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique
 
-#: A ViT-B/16 with 64 images on an H200 takes 19.81 ms in place of 20.22. Not offered: loops in their given order (19.94),
-#: other sizes of a split (20.15 and 20.55), combo kernels (20.18; 15.37 in place of 10.87 for GPT-2), all in
+#: A ViT-B/16 with 64 images on an H200 takes 19.81 ms in place of 20.22. Not offered: loops in their given order
+#: (19.94), other sizes of a split (20.15 and 20.55), combo kernels (20.18; 15.37 in place of 10.87 for GPT-2), all in
 #: results/flags/2026-11-29-h200.jsonl.
 FLAGS: Final[Mapping[Choice, Mapping[str, Any]]] = {
     "no_mix_order": {"triton.mix_order_reduction": False},
