@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from kitsune.errors import SettingsError
-from kitsune.fusion import convolutions, elementwise, losses, norms, rotary
+from kitsune.fusion import convolutions, elementwise, losses, mlps, norms, rotary
 from kitsune.fusion.config import FusionConfig
 from kitsune.fusion.match import Found, Match
 from kitsune.kernels.dtypes import DTYPES
@@ -57,6 +57,7 @@ PATTERNS: Final = (
     Pattern("add_rms_norm", "reduction", norms.add_rms_norm),
     Pattern("layer_norm", "reduction", norms.layer_norm),
     Pattern("rms_norm", "reduction", norms.rms_norm),
+    Pattern("mlp", "matmul", mlps.mlp, HALF),
     Pattern("linear_activation", "matmul", elementwise.linear_activation),
     Pattern("patch_convolution", "matmul", convolutions.patch_convolution, NOT_MEASURED),
     Pattern("padded_convolution", "matmul", convolutions.padded_convolution, NOT_MEASURED),
