@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.elementwise import activation_of
 from kitsune.fusion.match import Found, Match
 from kitsune.fusion.operations import behind, operation_of, value_of
+from kitsune.kernels.linear_activation import is_offered
 
 
 def mlp(node: Node) -> Found:
@@ -25,14 +27,22 @@ def mlp(node: Node) -> Found:
     dtype = value_of(node).dtype
     if value_of(activation.x).dtype != dtype:
         return "its two layers compute in different dtypes"
-    arguments = (*layer_of(layer), *layer_of(second)[1:], activation.kind, dtype)
+    given = (*layer_of(layer), *layer_of(second)[1:])
+    if not is_offered(*(cast(one, dtype) for one in given)):
+        return "the kernel is not for its sizes and dtype on this device"
     inner = (*idle, activated, *activation.inner, activation.x)
-    return Match(call=calls.mlp, arguments=arguments, results=(node,), inner=inner, dtype=dtype)
+    return Match(call=calls.mlp, arguments=(*given, activation.kind, dtype), results=(node,), inner=inner, dtype=dtype)
 
 
 def layer_of(layer: Any) -> tuple[Any, Any, Any]:
     """(x, weight, bias) of a linear layer."""
     return layer.get("x"), layer.get("weight"), layer.get("bias")
+
+
+def cast(node: Any, dtype: torch.dtype) -> Any:
+    """A tensor without data for what autocast would make of it; None for no bias."""
+    value = value_of(node)
+    return None if value is None else value.new_empty(value.shape, dtype=dtype)
 
 
 def is_idle_dropout(node: Any) -> bool:

@@ -14,7 +14,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kitsune.kernels.bias_activation import KINDS, activated, pulled_back
-from kitsune.kernels.launch import DTYPES, IS_INTERPRETED, on_device_of, runs_in_triton
+from kitsune.kernels.dtypes import DTYPES
+from kitsune.kernels.launch import IS_INTERPRETED, on_device_of, runs_in_triton
 
 #: In the interpreter fp32 shows what the roundings of half precision hide.
 OFFERED: Final = DTYPES if IS_INTERPRETED else (torch.bfloat16, torch.float16)

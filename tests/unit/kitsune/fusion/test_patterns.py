@@ -366,6 +366,14 @@ def test_a_block_of_two_dtypes_is_none():
     assert "mlp" not in stats_of(function, ROWS).matches
 
 
+def test_a_block_whose_sizes_the_kernel_does_not_take_has_its_activation_replaced_alone():
+    stats = stats_of(nn.Sequential(nn.Linear(WIDTH, 6), nn.ReLU(), nn.Linear(6, WIDTH)), ROWS)
+    assert stats.matches == {"linear_activation": 1}
+    assert [(one.pattern, one.reason) for one in stats.refused] == [
+        ("mlp", "the kernel is not for its sizes and dtype on this device")
+    ]
+
+
 class Shared(Head):
     """Gives the logits to others, too."""
 
