@@ -207,7 +207,7 @@ def multiprocessors_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "programs"])
 def forward_kernel(
     x,
     weight,
@@ -254,7 +254,7 @@ def finish(total, bias, h, a, row, column, columns, KIND: tl.constexpr, WIDE: tl
         a.store([row, column], bent(rounded.to(tl.float32), KIND).to(a.dtype))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "programs"])
 def backward_kernel(
     dy,
     weight,
