@@ -19,6 +19,7 @@ from kitsune.kernels.bias_activation import KINDS, bias_activation
 from kitsune.kernels.cross_entropy import cross_entropy
 from kitsune.kernels.dropout_add import dropout_add
 from kitsune.kernels.layer_norm import layer_norm
+from kitsune.kernels.linear_activation import mlp
 from kitsune.kernels.linear_cross_entropy import linear_cross_entropy
 from kitsune.kernels.rms_norm import rms_norm
 from kitsune.kernels.rope import rope
@@ -223,6 +224,26 @@ def of_bias_activation(sizes: Sizes, place: Place, kind: str) -> Operation:
     )
 
 
+def of_mlp(sizes: Sizes, place: Place, kind: str) -> Operation:
+    """`sizes`: (rows, hidden, width within the block)."""
+    rows, hidden, width = sizes
+    w1, w2 = (
+        (place.draw(out, inner).detach() / inner**0.5).requires_grad_()
+        for out, inner in ((width, hidden), (hidden, width))
+    )
+
+    def eager(*inputs: torch.Tensor) -> torch.Tensor:
+        x, w1, b1, w2, b2 = inputs
+        return F.linear(KINDS[kind](F.linear(x, w1, b1)), w2, b2)
+
+    def ours(*inputs: torch.Tensor) -> torch.Tensor:
+        x, w1, b1, w2, b2 = inputs
+        return mlp(x, w1, b1, w2, b2, kind)
+
+    inputs = place.draw(rows, hidden), w1, place.draw(width), w2, place.draw(hidden)
+    return Operation(eager, compiled(ours, place), inputs)
+
+
 def of_swiglu(sizes: Sizes, place: Place) -> Operation:
     return Operation(lambda gate, up: F.silu(gate) * up, swiglu, (place.draw(*sizes), place.draw(*sizes)))
 
@@ -292,7 +313,7 @@ def of_patch_convolution(sizes: Sizes, place: Place) -> Operation:
 
 
 def compiled(function: Function, place: Place) -> Function:
-    """A call without a kernel of its own, as it is in a compiled step; on a CPU as it is."""
+    """A call with operations of torch around its kernel, if any, as it is in a compiled step; on a CPU as it is."""
     return torch.compile(function, dynamic=False, fullgraph=True) if place.device.type == "cuda" else function
 
 
@@ -317,6 +338,11 @@ HIDDEN = {name: (rows, 768) for name, rows in TOKENS.items()} | {
 #: (rows, width within the feed-forward block)
 INNER = {name: (rows, 3072) for name, rows in TOKENS.items()} | {
     name: (rows, 14336) for name, rows in LLAMA_TOKENS.items()
+}
+#: (rows, hidden, width within the block)
+BLOCKS = {name: (rows, 768, 3072) for name, rows in TOKENS.items()} | {
+    "bert_large-16x128": (2048, 1024, 4096),
+    "wide-8x512": (4096, 2048, 8192),
 }
 GATED = {
     "tinyllama-1x2048": (2048, 5632),
@@ -403,6 +429,7 @@ KERNELS = {
         Kernel("softmax_causal", CAUSAL, of_softmax_causal),
         Kernel("softmax_masked", MASKED, of_softmax_masked),
         *(Kernel(f"bias_{kind}", INNER, partial(of_bias_activation, kind=kind)) for kind in KINDS),
+        Kernel("mlp_gelu", BLOCKS, partial(of_mlp, kind="gelu"), ("bf16", "fp16")),
         Kernel("swiglu", GATED, of_swiglu),
         Kernel("dropout_add", HIDDEN, of_dropout_add),
         Kernel("rope", HEADS, of_rope),

@@ -226,8 +226,8 @@ class HalfOutput(torch.Tensor):
         if func is torch.ops.aten.detach.default and isinstance(first, HalfOutput):
             # torch.compile recognises a subclass by this result
             return HalfOutput(first.memory, first.views, first.as_meta(), first.device)
-        is_half = isinstance(first, HalfOutput) and first.memory.half is not None
-        if is_half and func.is_view and func is not VIEW_OF_BYTES:
+        stays_half = func.is_view and func is not VIEW_OF_BYTES
+        if stays_half and isinstance(first, HalfOutput) and first.memory.half is not None:
             return first.view_by(func, args[1:], options)
         if func is torch.ops.aten.clone.default and isinstance(first, HalfOutput):
             return cls.__tensor_unflatten__({"single": first.single.clone(**options)})

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from kitsune.kernels import add_norm as add_norms
 from kitsune.kernels import bias_activation, dropout_add, linear_cross_entropy, softmax
 from kitsune.kernels import layer_norm as layer_norms
+from kitsune.kernels import linear_activation as mlps
 from kitsune.kernels import rms_norm as rms_norms
 from kitsune.kernels import rope as ropes
 
@@ -38,6 +39,19 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return add_norms.add_rms_norm(x.to(dtype), residual, weight, eps)
+
+
+def mlp(
+    x: torch.Tensor,
+    w1: torch.Tensor,
+    b1: torch.Tensor | None,
+    w2: torch.Tensor,
+    b2: torch.Tensor | None,
+    kind: str,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    b1, b2 = (None if bias is None else bias.to(dtype) for bias in (b1, b2))
+    return mlps.mlp(x.to(dtype), w1.to(dtype), b1, w2.to(dtype), b2, kind)
 
 
 def linear_activation(

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from kitsune.errors import SettingsError
-from kitsune.fusion import convolutions, elementwise, losses, norms, rotary
+from kitsune.fusion import convolutions, elementwise, losses, mlps, norms, rotary
 from kitsune.fusion.config import FusionConfig
 from kitsune.fusion.match import Found, Match
 from kitsune.kernels.dtypes import DTYPES
@@ -56,6 +56,7 @@ PATTERNS: Final = (
     Pattern("add_rms_norm", "reduction", norms.add_rms_norm),
     Pattern("layer_norm", "reduction", norms.layer_norm),
     Pattern("rms_norm", "reduction", norms.rms_norm),
+    Pattern("mlp", "matmul", mlps.mlp, HALF),
     Pattern("linear_activation", "elementwise", elementwise.linear_activation),
     Pattern("patch_convolution", "matmul", convolutions.patch_convolution),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),

@@ -2,7 +2,7 @@
 
 import operator
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -40,11 +40,13 @@ PRODUCTS: Final = frozenset(
 SETTERS: Final = frozenset(
     {torch.set_autocast_enabled, torch.set_autocast_dtype, torch.set_autocast_cpu_enabled, torch.set_autocast_gpu_dtype}
 )
-#: Calls of ours with a product inside, whose weight is the second argument. By name: they load Triton.
-OWN: Final = frozenset(
-    f"kitsune.fusion.calls.{name}" for name in ("linear_activation", "head_cross_entropy", "patch_convolution")
-)
-WEIGHT: Final = 1
+#: Calls of ours with products inside -> the positions of their weights. By name: they load Triton.
+OWN: Final[Mapping[str, tuple[int, ...]]] = {
+    "kitsune.fusion.calls.mlp": (1, 3),
+    "kitsune.fusion.calls.linear_activation": (1,),
+    "kitsune.fusion.calls.head_cross_entropy": (1,),
+    "kitsune.fusion.calls.patch_convolution": (1,),
+}
 #: Functions and methods that only change the view of a weight.
 VIEWS: Final = frozenset({torch.t, torch.transpose, "t", "transpose", aten.t.default, aten.transpose.int})
 
@@ -90,7 +92,7 @@ def is_weight(given: Any, dtype: torch.dtype) -> bool:
 def feeds_a_product(node: Node) -> bool:
     """Whether the node, or the only view of it, is an argument of one product once, and of nothing else."""
     for given, user in only_users(node):
-        if user.target in PRODUCTS or (name_of(user) in OWN and user.args[WEIGHT] is given):
+        if user.target in PRODUCTS or any(user.args[at] is given for at in OWN.get(name_of(user), ())):
             return not autocasts_at(user)
         if user.target not in VIEWS:
             return False

@@ -96,6 +96,20 @@ class Activated(nn.Module):
         return self.activation(self.linear(x))
 
 
+class Mlp(nn.Module):
+    """Of a transformer; `dropout` follows the activation."""
+
+    def __init__(self, activation: Any = None, dropout: float = 0.0, bias: bool = True) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 3 * WIDTH, bias=bias)
+        self.activation = activation or nn.GELU()
+        self.dropout = nn.Dropout(dropout)
+        self.down = nn.Linear(3 * WIDTH, 2 * WIDTH, bias=bias)
+
+    def forward(self, x):
+        return self.down(self.dropout(self.activation(self.up(x))))
+
+
 def new_gelu(x):
     """As GPT-2 of Hugging Face has it."""
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
@@ -242,6 +256,10 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "GELU by methods": ("linear_activation", lambda: Activated(gelu_by_methods), (ROWS,)),
     "SiLU": ("linear_activation", lambda: Activated(nn.SiLU()), (ROWS,)),
     "ReLU in place": ("linear_activation", lambda: Activated(nn.ReLU(inplace=True)), (ROWS,)),
+    "a block": ("mlp", Mlp, (ROWS,)),
+    "a block in eval": ("mlp", lambda: Mlp(nn.SiLU(), dropout=0.5).eval(), (ROWS,)),
+    "a block with the GELU of GPT-2": ("mlp", lambda: Mlp(new_gelu), (ROWS,)),
+    "a block without biases": ("mlp", lambda: Mlp(nn.ReLU(), bias=False), (ROWS,)),
     "patches": ("patch_convolution", lambda: nn.Conv2d(3, 6, 2, stride=2), (normal(2, 3, 4, 6),)),
     "patches of a wide kernel": (
         "patch_convolution",

@@ -16,6 +16,7 @@ from tests.unit.kitsune.fusion.fused import ROWS, TARGETS, WIDTH, Activated, Gat
 
 #: Kernels of the table that one pattern stands for, where their names are not its own.
 KERNELS = {
+    "mlp": ("mlp_gelu",),
     "linear_activation": ("bias_gelu", "bias_gelu_tanh", "bias_relu", "bias_silu"),
     "batch_norm_relu": ("batch_norm_relu_train", "batch_norm_relu_eval"),
     "softmax": ("softmax_causal", "softmax_masked"),

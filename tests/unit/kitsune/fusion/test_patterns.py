@@ -22,6 +22,7 @@ from tests.unit.kitsune.fusion.fused import (
     Dropped,
     Gated,
     Head,
+    Mlp,
     Norm,
     engine,
     normal,
@@ -65,7 +66,18 @@ def test_a_pattern_is_found_and_computes_the_same(name, form):
 
 
 @pytest.mark.parametrize(
-    "name", ["LayerNorm", "a residual and LayerNorm", "GELU", "SwiGLU", "the heads of Llama", "a head", "a loss"]
+    "name",
+    [
+        "LayerNorm",
+        "a residual and LayerNorm",
+        "GELU",
+        "a block",
+        "a block with the GELU of GPT-2",
+        "SwiGLU",
+        "the heads of Llama",
+        "a head",
+        "a loss",
+    ],
 )
 def test_a_pattern_is_found_under_autocast(name):
     pattern, make, inputs = CASES[name]
@@ -326,6 +338,41 @@ def test_dropout_in_eval_is_no_dropout():
 
 def test_an_activation_without_a_bias_before_it_stays():
     assert stats_of(Activated(bias=False), ROWS).matches == {}
+
+
+def test_a_block_with_dropout_has_its_activation_replaced_alone():
+    assert stats_of(Mlp(dropout=0.5), ROWS).matches == {"linear_activation": 1}
+
+
+def test_a_block_whose_hidden_layer_is_used_again_is_none():
+    block = Mlp(nn.SiLU())
+
+    def function(x):
+        hidden = block.activation(block.up(x))
+        return block.down(hidden), hidden
+
+    stats = stats_of(function, ROWS)
+    assert stats.matches == {"linear_activation": 1}
+    assert [(one.pattern, one.reason) for one in stats.refused] == [("mlp", "others use the result of silu")]
+
+
+def test_a_block_of_two_dtypes_is_none():
+    block = Mlp()
+
+    def function(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = block.activation(block.up(x))
+        return F.linear(hidden.float(), block.down.weight)
+
+    assert "mlp" not in stats_of(function, ROWS).matches
+
+
+def test_a_block_whose_sizes_the_kernel_does_not_take_has_its_activation_replaced_alone():
+    stats = stats_of(nn.Sequential(nn.Linear(WIDTH, 6), nn.ReLU(), nn.Linear(6, WIDTH)), ROWS)
+    assert stats.matches == {"linear_activation": 1}
+    assert [(one.pattern, one.reason) for one in stats.refused] == [
+        ("mlp", "the kernel is not for its sizes and dtype on this device")
+    ]
 
 
 class Shared(Head):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kitsune.fusion.product_weights import examples_with, product_weights
-from tests.unit.kitsune.fusion.fused import ROWS, TARGETS, Activated, Head, engine
+from tests.unit.kitsune.fusion.fused import ROWS, TARGETS, Activated, Head, Mlp, engine
 
 WIDTH = 8
 
@@ -139,10 +139,14 @@ def test_a_weight_in_half_precision():
 
 @pytest.mark.parametrize(
     ("make", "inputs", "found"),
-    [(Activated, (ROWS,), "weight"), (lambda: Head(bias=True), (ROWS, TARGETS), "weight")],
-    ids=["linear_activation", "linear_cross_entropy"],
+    [
+        (Mlp, (ROWS,), ["up.weight", "down.weight"]),
+        (Activated, (ROWS,), ["linear.weight"]),
+        (lambda: Head(bias=True), (ROWS, TARGETS), ["head.weight"]),
+    ],
+    ids=["mlp", "linear_activation", "linear_cross_entropy"],
 )
-def test_the_weight_of_a_fused_call_that_has_a_product_inside(make, inputs, found):
+def test_the_weights_of_a_fused_call_that_has_products_inside(make, inputs, found):
     model = make()
     fusing = engine()
     names = []
@@ -150,15 +154,13 @@ def test_the_weight_of_a_fused_call_that_has_a_product_inside(make, inputs, foun
     def look(graph, examples):
         graph = fusing.rewrite(graph)
         weights = {id(parameter): name for name, parameter in model.named_parameters()}
-        names.extend(
-            weights[id(examples[at])].rpartition(".")[2] for at in product_weights(graph, examples, torch.bfloat16)
-        )
+        names.extend(weights[id(examples[at])] for at in product_weights(graph, examples, torch.bfloat16))
         return graph.forward
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.compile(model, backend=look)(*inputs)
     assert sum(fusing.get_fusion_stats().matches.values()) == 1
-    assert names == [found]
+    assert names == found
 
 
 def test_examples_are_fake_and_of_static_shapes():

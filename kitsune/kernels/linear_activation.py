@@ -1,0 +1,362 @@
+"""The block of a transformer between two residuals, linear2(activation(linear1(x))), without passes of the activation.
+
+The forward applies the activation to each tile of the first product before it is stored. The backward multiplies each
+tile of the activation's gradient by its slope, and sums its columns for the gradient of the bias. All other products
+are torch's own. Sums go in a fixed order, without atomics, so results are bitwise reproducible.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kitsune.kernels.bias_activation import KINDS, activated, pulled_back
+from kitsune.kernels.dtypes import DTYPES
+from kitsune.kernels.launch import IS_INTERPRETED, on_device_of, runs_in_triton
+
+#: In the interpreter fp32 shows what the roundings of half precision hide.
+OFFERED: Final = DTYPES if IS_INTERPRETED else (torch.bfloat16, torch.float16)
+#: The interpreter multiplies in NumPy, which has no bf16.
+IS_WIDENED: Final = tl.constexpr(IS_INTERPRETED)
+#: The first compute capability whose tensor memory accelerator loads and stores whole tiles.
+HOPPER: Final = 9
+#: The tensor memory accelerator needs rows that start at multiples of so many bytes.
+ALIGNED: Final = 16
+
+
+class Tiling(NamedTuple):
+    """How a product is tiled: `high` x `wide` elements of the result, `deep` products of each at once.
+
+    A tile is stored in so many `pieces` side by side, through the shared memory of one. `programs` are resident on each
+    multiprocessor.
+    """
+
+    high: int
+    wide: int
+    deep: int
+    pieces: int
+    stages: int
+    warps: int
+    programs: int
+
+
+FORWARD: Final = Tiling(high=128, wide=256, deep=64, pieces=2, stages=4, warps=8, programs=1)
+BACKWARD: Final = Tiling(high=128, wide=256, deep=64, pieces=4, stages=4, warps=8, programs=1)
+
+
+def mlp(
+    x: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor | None, w2: torch.Tensor, b2: torch.Tensor | None, kind: str
+) -> torch.Tensor:
+    """The linear layer `w2` (out, hidden), `b2` (out,) of the activation of layer `w1` (hidden, n), `b1` of x (..., n).
+
+    `kind` is that of the activation: "gelu" (by erf), "gelu_tanh", "silu" or "relu"; any other raises ValueError. A
+    bias may be None. Both layers' results and the activation's are rounded to the dtype, as torch's are.
+
+    Falls back to `reference` where `is_offered` is False.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is no activation that is known here; choose one of {', '.join(KINDS)}")
+    if not is_offered(x, w1, b1, w2, b2):
+        return reference(x, w1, b1, w2, b2, kind)
+    y: torch.Tensor = Mlp.apply(x.reshape(-1, x.shape[-1]), w1, b1, w2, b2, kind)
+    return y.view(*x.shape[:-1], w2.shape[0])
+
+
+def reference(
+    x: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor | None, w2: torch.Tensor, b2: torch.Tensor | None, kind: str
+) -> torch.Tensor:
+    """`mlp` in eager torch: what a model computes without this kernel."""
+    return F.linear(KINDS[kind](F.linear(x, w1, b1)), w2, b2)
+
+
+def is_offered(
+    x: torch.Tensor, w1: torch.Tensor, b1: torch.Tensor | None, w2: torch.Tensor, b2: torch.Tensor | None
+) -> bool:
+    """Whether the kernels compute it: in half precision, on Hopper or newer, with rows of a multiple of 16 bytes."""
+    given = [tensor for tensor in (x, w1, b1, w2, b2) if tensor is not None]
+    return (
+        runs_in_triton(*given)
+        and all(tensor.dtype == x.dtype and tensor.device == x.device for tensor in given)
+        and x.dtype in OFFERED
+        and x.ndim > 0
+        and w1.ndim == w2.ndim == 2
+        and (x.shape[-1], w1.shape[0]) == (w1.shape[1], w2.shape[1])
+        and all(bias is None or bias.shape == weight.shape[:1] for weight, bias in ((w1, b1), (w2, b2)))
+        and all(n > 0 and n * x.element_size() % ALIGNED == 0 for n in (*w1.shape, w2.shape[0]))
+        and (IS_INTERPRETED or torch.cuda.get_device_properties(x.device).major >= HOPPER)
+    )
+
+
+class Mlp(torch.autograd.Function):
+    """One node, since the first product's gradient needs that of the second's result."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        w1: torch.Tensor,
+        b1: torch.Tensor | None,
+        w2: torch.Tensor,
+        b2: torch.Tensor | None,
+        kind: str,
+    ) -> torch.Tensor:
+        h, a = forward(x, w1, b1, kind)
+        ctx.kind = kind
+        ctx.save_for_backward(x, w1, w2, h, a)
+        return F.linear(a, w2, b2)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, w1, w2, h, a = ctx.saved_tensors
+        needs_x, needs_w1, needs_b1, needs_w2, needs_b2, _ = ctx.needs_input_grad
+        dx = dw1 = db1 = None
+        if needs_x or needs_w1 or needs_b1:
+            dh, sums = backward(dy, w2, h, ctx.kind)
+            dx = dh @ w1 if needs_x else None
+            dw1 = dh.t() @ x if needs_w1 else None
+            db1 = sums.sum(0).to(dh.dtype) if needs_b1 else None
+        return dx, dw1, db1, dy.t() @ a if needs_w2 else None, dy.sum(0) if needs_b2 else None, None
+
+
+@torch.library.custom_op("kitsune::linear_activation", mutates_args=())
+def forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kind: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(`x` (rows, n) times the transpose of `weight` (hidden, n) plus `bias`, the activation of it)."""
+    h = x.new_empty(len(x), len(weight))
+    a = torch.empty_like(h)
+    if h.numel():
+        high, wide, deep, pieces, *_ = FORWARD
+        launch(
+            forward_kernel,
+            FORWARD,
+            h,
+            x.shape[1],
+            described(x, high, deep),
+            described(weight, wide, deep),
+            None if bias is None else bias.contiguous(),
+            described(h, high, wide // pieces),
+            described(a, high, wide // pieces),
+            kind,
+        )
+    return h, a
+
+
+@forward.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    h = x.new_empty(x.shape[0], weight.shape[0])
+    return h, torch.empty_like(h)
+
+
+@torch.library.custom_op("kitsune::linear_activation_backward", mutates_args=())
+def backward(dy: torch.Tensor, weight: torch.Tensor, h: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(gradient of `h` (rows, hidden), its sums over the rows of each tile, in fp32).
+
+    `dy` (rows, out) is the gradient of the layer `weight` (out, hidden) of the activation of `h`.
+    """
+    dh = torch.empty_like(h)
+    sums = h.new_empty(triton.cdiv(len(h), BACKWARD.high), h.shape[1], dtype=torch.float32)
+    if dh.numel():
+        high, wide, deep, pieces, *_ = BACKWARD
+        launch(
+            backward_kernel,
+            BACKWARD,
+            dh,
+            dy.shape[1],
+            described(dy, high, deep),
+            described(weight, deep, wide),
+            described(h, high, wide // pieces),
+            described(dh, high, wide // pieces),
+            sums,
+            kind,
+        )
+    return dh, sums
+
+
+@backward.register_fake
+def _(dy: torch.Tensor, weight: torch.Tensor, h: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    tiles = (h.shape[0] + BACKWARD.high - 1) // BACKWARD.high
+    return torch.empty_like(h), h.new_empty(tiles, h.shape[1], dtype=torch.float32)
+
+
+def described(matrix: torch.Tensor, high: int, wide: int) -> TensorDescriptor:
+    """The matrix in tiles (high, wide), copied where the tensor memory accelerator could not read it.
+
+    The descriptor is passed by value, so a CUDA graph keeps it.
+    """
+    matrix = matrix.contiguous()
+    if matrix.data_ptr() % ALIGNED:
+        matrix = matrix.clone()
+    return TensorDescriptor.from_tensor(matrix, [high, wide])
+
+
+def launch(kernel: Any, tiling: Tiling, result: torch.Tensor, inner: int, *given: Any) -> None:
+    """Runs a kernel on as many programs as are resident at once, each of which computes tile after tile."""
+    rows, columns = result.shape
+    *sizes, stages, warps, each = tiling
+    most = each * (multiprocessors_of(result.device) if result.is_cuda else 1)
+    programs = min(most, triton.cdiv(rows, tiling.high) * triton.cdiv(columns, tiling.wide))
+    with on_device_of(result):
+        kernel[(programs,)](*given, rows, columns, inner, programs, *sizes, num_stages=stages, num_warps=warps)
+
+
+def multiprocessors_of(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@triton.jit(do_not_specialize=["rows", "programs"])
+def forward_kernel(
+    x,
+    weight,
+    bias,
+    h,
+    a,
+    KIND: tl.constexpr,
+    rows,
+    columns,
+    inner,
+    programs,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+    DEEP: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    tl.assume(inner > 0)  # else the code for no products at all is there as well
+    first = tl.program_id(0)
+    # A second counter for what follows the product: the loads of the next tile begin before this one is stored.
+    stored = first - programs
+    for tile in tl.range(first, tl.cdiv(rows, HIGH) * tl.cdiv(columns, WIDE), programs, flatten=True):
+        row, column = place_of(tile, rows, columns, HIGH, WIDE)
+        total = tl.zeros((HIGH, WIDE), dtype=tl.float32)
+        for step in range(tl.cdiv(inner, DEEP)):
+            total = with_product(total, x.load([row, step * DEEP]), weight.load([column, step * DEEP]).T)
+        stored += programs
+        row, column = place_of(stored, rows, columns, HIGH, WIDE)
+        finish(total, bias, h, a, row, column, columns, KIND, WIDE, PIECES)
+
+
+@triton.jit
+def finish(total, bias, h, a, row, column, columns, KIND: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr):
+    """Stores a tile of `h` and of `a`."""
+    if PIECES > 1:
+        left, right = halves_of(total)
+        finish(left, bias, h, a, row, column, columns, KIND, WIDE // 2, PIECES // 2)
+        finish(right, bias, h, a, row, column + WIDE // 2, columns, KIND, WIDE // 2, PIECES // 2)
+    else:
+        if bias is not None:
+            at = column + tl.arange(0, WIDE)
+            total += tl.load(bias + at, mask=at < columns, other=0.0).to(tl.float32)[None, :]
+        rounded = total.to(h.dtype)
+        h.store([row, column], rounded)
+        a.store([row, column], bent(rounded.to(tl.float32), KIND).to(a.dtype))
+
+
+@triton.jit(do_not_specialize=["rows", "programs"])
+def backward_kernel(
+    dy,
+    weight,
+    h,
+    dh,
+    sums,
+    KIND: tl.constexpr,
+    rows,
+    columns,
+    inner,
+    programs,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+    DEEP: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    tl.assume(inner > 0)
+    first = tl.program_id(0)
+    stored = first - programs
+    for tile in tl.range(first, tl.cdiv(rows, HIGH) * tl.cdiv(columns, WIDE), programs, flatten=True):
+        row, column = place_of(tile, rows, columns, HIGH, WIDE)
+        total = tl.zeros((HIGH, WIDE), dtype=tl.float32)
+        for step in range(tl.cdiv(inner, DEEP)):
+            total = with_product(total, dy.load([row, step * DEEP]), weight.load([step * DEEP, column]))
+        stored += programs
+        row, column = place_of(stored, rows, columns, HIGH, WIDE)
+        pull_back(total, h, dh, sums + row // HIGH * columns, row, column, columns, KIND, WIDE, PIECES)
+
+
+@triton.jit
+def pull_back(total, h, dh, sums, row, column, columns, KIND: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr):
+    """Stores a tile of `dh` and its sums. Rows beyond the end are zeros, so they add nothing."""
+    if PIECES > 1:
+        left, right = halves_of(total)
+        pull_back(left, h, dh, sums, row, column, columns, KIND, WIDE // 2, PIECES // 2)
+        pull_back(right, h, dh, sums, row, column + WIDE // 2, columns, KIND, WIDE // 2, PIECES // 2)
+    else:
+        da = total.to(dh.dtype).to(tl.float32)
+        value = sloped(da, h.load([row, column]).to(tl.float32), KIND)
+        dh.store([row, column], value.to(dh.dtype))
+        at = column + tl.arange(0, WIDE)
+        tl.store(sums + at, tl.sum(value, axis=0), mask=at < columns)
+
+
+@triton.jit
+def with_product(total, one, other):
+    if IS_WIDENED:
+        one, other = one.to(tl.float32), other.to(tl.float32)
+    return tl.dot(one, other, total)
+
+
+@triton.jit
+def place_of(tile, rows, columns, HIGH: tl.constexpr, WIDE: tl.constexpr):
+    """(first row, first column) of a tile. Eight rows of tiles are done column by column, to be read from L2."""
+    down, across = tl.cdiv(rows, HIGH), tl.cdiv(columns, WIDE)
+    above = tile // (8 * across) * 8
+    high = tl.minimum(down - above, 8)
+    within = tile % (8 * across)
+    return (above + within % high) * HIGH, within // high * WIDE
+
+
+@triton.jit
+def halves_of(tile):
+    """(its left half, its right half)."""
+    pairs = tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1))
+    return tl.split(pairs)
+
+
+@triton.jit
+def bent(value, KIND: tl.constexpr):
+    """The activation, as exact as half precision is."""
+    if KIND == "gelu":
+        reach = tl.minimum(tl.abs(value), 6.0)
+        result = tl.where(value < 0.0, 0.0, value) - reach * share_beyond(reach)
+    else:
+        result = activated(value, KIND)
+    return result
+
+
+@triton.jit
+def sloped(dvalue, value, KIND: tl.constexpr):
+    """`dvalue` times the slope of `bent` at `value`."""
+    if KIND == "gelu":
+        reach = tl.minimum(tl.abs(value), 6.0)
+        density = tl.exp2(-0.7213475204444817 * reach * reach - 1.3257480647361593)
+        below = share_beyond(reach) - reach * density
+        result = dvalue * tl.where(value < 0.0, below, 1.0 - below)
+    else:
+        result = pulled_back(dvalue, value, KIND)
+    return result
+
+
+@triton.jit
+def share_beyond(reach):
+    """The share of a normal distribution beyond `reach`, from 0 to 6, to a relative error of 6e-6.
+
+    A polynomial fitted to its logarithm takes half as many instructions as erf, and the products wait for them.
+    """
+    power = -1.8348113415161609e-06 * reach + 6.15982864750342e-05
+    power = power * reach - 0.0009305247404038207
+    power = power * reach + 0.008507890256866718
+    power = power * reach - 0.05396006714803322
+    power = power * reach - 0.4584643962133985
+    power = power * reach - 1.151251043254666
+    return tl.exp2(power * reach - 0.9999952948358146)
