@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from kitsune.errors import SettingsError
-from kitsune.fusion import convolutions, elementwise, losses, norms, rotary
+from kitsune.fusion import attentions, convolutions, elementwise, losses, norms, rotary
 from kitsune.fusion.config import FusionConfig
 from kitsune.fusion.match import Found, Match
 from kitsune.kernels.dtypes import DTYPES
@@ -60,6 +60,7 @@ PATTERNS: Final = (
     Pattern("linear_activation", "matmul", elementwise.linear_activation),
     Pattern("patch_convolution", "matmul", convolutions.patch_convolution, NOT_MEASURED),
     Pattern("padded_convolution", "matmul", convolutions.padded_convolution, NOT_MEASURED),
+    Pattern("short_attention", "matmul", attentions.short_attention, NOT_MEASURED),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),
     Pattern("rope", "elementwise", rotary.rope),
     Pattern("dropout_add", "elementwise", elementwise.dropout_add),

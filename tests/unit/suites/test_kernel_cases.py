@@ -7,6 +7,7 @@ from benchmarks.kernel_cases import DROPPED, DTYPES, KERNELS, MODELS, Place, par
 from kitsune.kernels import (
     adamw,
     add_norm,
+    attention,
     batch_norm_relu,
     bias_activation,
     cross_entropy,
@@ -22,6 +23,7 @@ from kitsune.kernels import (
 MODULES = (
     adamw,
     add_norm,
+    attention,
     batch_norm_relu,
     bias_activation,
     cross_entropy,
@@ -38,6 +40,7 @@ TINY = {
     "softmax_masked": (2, 3, 17),
     "rope": (2, 3, 5, 8),
     "linear_cross_entropy": (6, 16, 33),
+    "attention": (2, 3, 17, 16, 0.0, True),
     **{name: (3, 5, 4, 6) for name in KERNELS if name.startswith("batch_norm")},
     "patch_convolution": (2, 3, 8, 5, 4),
     **{name: (2, 6, 5, 3, 2) for name in KERNELS if name.startswith("padded_convolution")},

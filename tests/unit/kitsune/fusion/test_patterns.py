@@ -64,7 +64,17 @@ def test_a_pattern_is_found_and_computes_the_same(name, form):
 
 
 @pytest.mark.parametrize(
-    "name", ["LayerNorm", "a residual and LayerNorm", "GELU", "SwiGLU", "the heads of Llama", "a head", "a loss"]
+    "name",
+    [
+        "LayerNorm",
+        "a residual and LayerNorm",
+        "GELU",
+        "SwiGLU",
+        "the heads of Llama",
+        "attention",
+        "a head",
+        "a loss",
+    ],
 )
 def test_a_pattern_is_found_under_autocast(name):
     pattern, make, inputs = CASES[name]
