@@ -13,9 +13,10 @@ from kitsune.kernels.dropout_add import SEEDS
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 #: Powers and gradients of scores are rounded to fp16 between the products.
 TOLERANCE = 2e-3
-#: Small tiles: a short sequence is then several blocks, the last of them not whole.
+#: Small tiles: a short sequence is then several blocks, and the last may be a smaller one.
 BLOCKS = {
-    "keys and queries apart": (Tiles(16, 32, 4, 1), Tiles(32, 16, 4, 1, rows=16, columns=32)),
+    "keys and queries apart": (Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1, rows=32, columns=32)),
+    "blocks of two sizes": (Tiles(16, 32, 4, 1), Tiles(32, 16, 4, 1, rows=16, columns=32)),
     "all keys at once": (Tiles(32, 16, 4, 1), Tiles(16, 64, 4, 1)),
 }
 
