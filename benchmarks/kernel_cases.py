@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from kitsune.fusion import calls
 from kitsune.kernels.adamw import adamw_
 from kitsune.kernels.add_norm import add_layer_norm, add_rms_norm
+from kitsune.kernels.attention import attention
 from kitsune.kernels.batch_norm_relu import batch_norm_relu
 from kitsune.kernels.bias_activation import KINDS, bias_activation
 from kitsune.kernels.cross_entropy import cross_entropy
@@ -271,6 +272,23 @@ def of_rope(sizes: Sizes, place: Place) -> Operation:
     return Operation(eager, rope, (x, angles.cos().to(place.dtype), angles.sin().to(place.dtype)))
 
 
+def of_attention(sizes: Sizes, place: Place) -> Operation:
+    """`sizes`: (batch, heads, tokens, elements of a head, dropout, causal). Heads are views of one projection."""
+    batch, heads, tokens, head, dropped, causal = sizes
+
+    def parts(x: torch.Tensor) -> Sequence[torch.Tensor]:
+        return x.view(batch, tokens, 3, heads, head).permute(2, 0, 3, 1, 4).unbind()
+
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        y = F.scaled_dot_product_attention(*parts(x), dropout_p=dropped, is_causal=causal)
+        return y.transpose(1, 2).flatten(2)
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        return attention(*parts(x), causal=causal, dropout_p=dropped).transpose(1, 2).flatten(2)
+
+    return Operation(eager, ours, (place.draw(batch, tokens, 3 * heads * head),))
+
+
 def of_cross_entropy(sizes: Sizes, place: Place) -> Operation:
     rows, classes = sizes
     target = torch.randint(classes, (rows,), device=place.device)
@@ -378,6 +396,15 @@ HEADS = {
     "llama_8b-1x2048": (1, 32, 2048, 128),
     "llama_8b-4x2048": (4, 32, 2048, 128),
 }
+#: (batch, heads, tokens, elements of a head, dropout, causal)
+SHORT = {
+    "vit_b16-64": (64, 12, 197, 64, 0.0, False),
+    "vit_s32-64": (64, 6, 50, 64, 0.0, False),
+    "bert_base-2x128": (2, 12, 128, 64, DROPPED, False),
+    "bert_base-16x128": (16, 12, 128, 64, DROPPED, False),
+    "bert_large-16x128": (16, 16, 128, 64, DROPPED, False),
+    "gpt2_small-32x256": (32, 12, 256, 64, DROPPED, True),
+}
 #: (rows, hidden, classes)
 HIDDEN_CLASSES = {
     "bert_base-2x128": (256, 768, 30522),
@@ -433,6 +460,7 @@ KERNELS = {
         Kernel("swiglu", GATED, of_swiglu),
         Kernel("dropout_add", HIDDEN, of_dropout_add),
         Kernel("rope", HEADS, of_rope),
+        Kernel("attention", SHORT, of_attention, ("bf16", "fp16")),
         Kernel("cross_entropy", CLASSES, of_cross_entropy),
         Kernel("linear_cross_entropy", HIDDEN_CLASSES, of_linear_cross_entropy),
         Kernel("batch_norm_relu_train", STAGES, partial(of_batch_norm_relu, training=True, last=False)),

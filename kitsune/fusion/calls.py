@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from kitsune.kernels import add_norm as add_norms
+from kitsune.kernels import attention as attentions
 from kitsune.kernels import bias_activation, dropout_add, linear_cross_entropy, softmax
 from kitsune.kernels import layer_norm as layer_norms
 from kitsune.kernels import linear_activation as mlps
@@ -78,6 +79,18 @@ def masked_softmax(
     if mask is not None and drops:
         mask = mask.logical_not()
     return softmax.softmax(x.to(dtype), mask, scale, causal)
+
+
+def short_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None,
+    causal: bool,
+    dropout_p: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    return attentions.attention(q.to(dtype), k.to(dtype), v.to(dtype), scale, causal, dropout_p)
 
 
 def patch_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

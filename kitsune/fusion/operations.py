@@ -25,6 +25,7 @@ BATCH_NORM = ("x", "mean", "variance", "weight", "bias", "training", "momentum",
 BATCH_NORM_OF_ATEN = ("x", "weight", "bias", "mean", "variance", "training", "momentum", "eps")
 MEAN = ("x", "dim", "keepdim", "dtype")
 CONVOLUTION = ("x", "weight", "bias", "stride", "padding", "dilation", "groups")
+ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 PAIR = ("x", "y")
 
 #: Target of a node -> (operation, names of its arguments in order).
@@ -54,6 +55,9 @@ SPELLINGS: Final[Mapping[Any, tuple[str, tuple[str, ...]]]] = {
     **dict.fromkeys((torch.batch_norm, aten.batch_norm.default), ("batch_norm", BATCH_NORM_OF_ATEN)),
     F.softmax: ("softmax", ("x", "dim", "stack", "dtype")),
     **dict.fromkeys((torch.softmax, "softmax", aten.softmax.int), ("softmax", ("x", "dim", "dtype"))),
+    **dict.fromkeys(
+        (F.scaled_dot_product_attention, aten.scaled_dot_product_attention.default), ("attention", ATTENTION)
+    ),
     F.cross_entropy: ("cross_entropy", CROSS_ENTROPY),
     aten.cross_entropy_loss.default: (
         "cross_entropy",

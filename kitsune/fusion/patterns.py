@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from kitsune.errors import SettingsError
-from kitsune.fusion import convolutions, elementwise, losses, mlps, norms, rotary
+from kitsune.fusion import attentions, convolutions, elementwise, losses, mlps, norms, rotary
 from kitsune.fusion.config import FusionConfig
 from kitsune.fusion.match import Found, Match
 from kitsune.kernels.dtypes import DTYPES
@@ -59,6 +59,7 @@ PATTERNS: Final = (
     Pattern("mlp", "matmul", mlps.mlp, HALF),
     Pattern("linear_activation", "elementwise", elementwise.linear_activation),
     Pattern("patch_convolution", "matmul", convolutions.patch_convolution),
+    Pattern("short_attention", "matmul", attentions.short_attention, HALF),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),
     Pattern("rope", "elementwise", rotary.rope),
     Pattern("dropout_add", "elementwise", elementwise.dropout_add),

@@ -7,6 +7,7 @@ from benchmarks.kernel_cases import DROPPED, DTYPES, KERNELS, MODELS, Place, par
 from kitsune.kernels import (
     adamw,
     add_norm,
+    attention,
     batch_norm_relu,
     bias_activation,
     cross_entropy,
@@ -23,6 +24,7 @@ from kitsune.kernels import (
 MODULES = (
     adamw,
     add_norm,
+    attention,
     batch_norm_relu,
     bias_activation,
     cross_entropy,
@@ -41,6 +43,7 @@ TINY = {
     "rope": (2, 3, 5, 8),
     "mlp_gelu": (6, 16, 32),
     "linear_cross_entropy": (6, 16, 33),
+    "attention": (2, 3, 17, 16, 0.0, True),
     **{name: (3, 5, 4, 6) for name in KERNELS if name.startswith("batch_norm")},
     "patch_convolution": (2, 3, 8, 5, 4),
     "adamw": ((7, 3), (5,), (2, 3, 2, 2)),

@@ -202,6 +202,18 @@ class Masked(nn.Module):
         return torch.softmax(scores / 4 + mask, -1)
 
 
+class Heads(nn.Module):
+    """Self-attention over short sequences, as in a transformer's block."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.qkv, self.settings = nn.Linear(WIDTH, 3 * 32), settings
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v, **self.settings).transpose(1, 2).flatten(2)
+
+
 class Dropped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -273,6 +285,8 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "batch norm": ("batch_norm_relu", BatchNormed, (normal(2, 6, 5, 5),)),
     "batch norm in eval": ("batch_norm_relu", lambda: BatchNormed().eval(), (normal(2, 6, 5, 5),)),
     "causal attention": ("softmax", Attention, (normal(2, 4, 4),)),
+    "attention": ("short_attention", Heads, (ROWS,)),
+    "causal heads": ("short_attention", lambda: Heads(is_causal=True, scale=0.5), (ROWS,)),
     "masked attention": ("softmax", Masked, (normal(2, 2, 4, 4), torch.zeros(2, 1, 1, 4))),
     "a head": ("linear_cross_entropy", Head, (ROWS, TARGETS)),
     "a head with a bias": ("linear_cross_entropy", lambda: Head(bias=True), (ROWS, TARGETS)),

@@ -20,6 +20,7 @@ KERNELS = {
     "linear_activation": ("bias_gelu", "bias_gelu_tanh", "bias_relu", "bias_silu"),
     "batch_norm_relu": ("batch_norm_relu_train", "batch_norm_relu_eval"),
     "softmax": ("softmax_causal", "softmax_masked"),
+    "short_attention": ("attention",),
 }
 
 

@@ -75,6 +75,7 @@ def test_a_pattern_is_found_and_computes_the_same(name, form):
         "a block with the GELU of GPT-2",
         "SwiGLU",
         "the heads of Llama",
+        "attention",
         "a head",
         "a loss",
     ],
