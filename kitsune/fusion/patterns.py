@@ -20,6 +20,7 @@ NAMES: Final[Mapping[torch.dtype, str]] = dict(zip(DTYPES, ("fp32", "bf16", "fp1
 #: `python -m benchmarks.kernel_table`). Also for compiler="eager", since Inductor is available wherever kernels are.
 BF16: Final = (torch.bfloat16,)
 HALF: Final = (torch.bfloat16, torch.float16)
+NOT_MEASURED: Final = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ PATTERNS: Final = (
     Pattern("mlp", "matmul", mlps.mlp, HALF),
     Pattern("linear_activation", "elementwise", elementwise.linear_activation),
     Pattern("patch_convolution", "matmul", convolutions.patch_convolution),
-    Pattern("short_attention", "matmul", attentions.short_attention, HALF),
+    Pattern("short_attention", "matmul", attentions.short_attention, NOT_MEASURED),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),
     Pattern("rope", "elementwise", rotary.rope),
     Pattern("dropout_add", "elementwise", elementwise.dropout_add),

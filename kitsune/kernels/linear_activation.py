@@ -43,8 +43,8 @@ class Tiling(NamedTuple):
     programs: int
 
 
-FORWARD: Final = Tiling(high=128, wide=256, deep=64, pieces=2, stages=4, warps=8, programs=1)
-BACKWARD: Final = Tiling(high=128, wide=256, deep=64, pieces=4, stages=4, warps=8, programs=1)
+FORWARD: Final = Tiling(high=128, wide=128, deep=64, pieces=2, stages=3, warps=8, programs=2)
+BACKWARD: Final = Tiling(high=128, wide=128, deep=64, pieces=2, stages=3, warps=8, programs=2)
 
 
 def mlp(
@@ -271,16 +271,11 @@ def backward_kernel(
     DEEP: tl.constexpr,
     PIECES: tl.constexpr,
 ):
-    tl.assume(inner > 0)
-    first = tl.program_id(0)
-    stored = first - programs
-    for tile in tl.range(first, tl.cdiv(rows, HIGH) * tl.cdiv(columns, WIDE), programs, flatten=True):
+    for tile in range(tl.program_id(0), tl.cdiv(rows, HIGH) * tl.cdiv(columns, WIDE), programs):
         row, column = place_of(tile, rows, columns, HIGH, WIDE)
         total = tl.zeros((HIGH, WIDE), dtype=tl.float32)
         for step in range(tl.cdiv(inner, DEEP)):
             total = with_product(total, dy.load([row, step * DEEP]), weight.load([step * DEEP, column]))
-        stored += programs
-        row, column = place_of(stored, rows, columns, HIGH, WIDE)
         pull_back(total, h, dh, sums + row // HIGH * columns, row, column, columns, KIND, WIDE, PIECES)
 
 
