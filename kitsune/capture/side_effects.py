@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, Final
 
 import torch
+from torch._subclasses import FakeTensor
 
 from kitsune.autograd.hooks import named_modules
 from kitsune.autograd.leaves import tensors_there, why_not_ours
@@ -195,7 +196,12 @@ def kept_of_graph(since: int) -> str | None:
 
 
 def number_of(tensor: torch.Tensor) -> int:
-    """The sequence number of the tensor's node; -1 without one, or where torch has none (a view written in place)."""
+    """The sequence number of the tensor's node; -1 without one, or where torch has none (a view written in place).
+
+    -1 for a fake tensor too: torch.compile may keep one, with a node that counts as newer than all others.
+    """
+    if isinstance(tensor, FakeTensor):
+        return -1
     try:
         return -1 if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())
     except RuntimeError:

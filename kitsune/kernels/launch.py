@@ -1,12 +1,15 @@
 """Launch helpers of all kernels: whether Triton can run on a tensor, block and warp counts, the current device."""
 
 import contextlib
+import threading
 from typing import Final
 
 import torch
 import triton
 
 from kitsune.kernels.dtypes import DTYPES
+
+_bound = threading.local()  # `devices`: those whose context is current in a thread
 
 #: The longest row that one program holds in registers; longer rows are processed in blocks.
 MOST_IN_A_BLOCK: Final = 65536
@@ -41,6 +44,14 @@ def warps_of(block: int) -> int:
 def on_device_of(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
     """Makes the tensor's device current in the block, since Triton launches on the current device."""
     return torch.cuda.device_of(tensor) if tensor.is_cuda else contextlib.nullcontext()
+
+
+def bind_context(device: torch.device) -> None:
+    """Makes the context of a GPU current in this thread, as its first launch does: descriptors are made before that."""
+    bound: set[torch.device] = vars(_bound).setdefault("devices", set())
+    if device.type == "cuda" and device not in bound:
+        torch.cuda.mem_get_info(device)  # any call of CUDA's runtime that does not depend on a stream
+        bound.add(device)
 
 
 def count(x: torch.Tensor) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kitsune.kernels.bias_activation import KINDS, activated, pulled_back
 from kitsune.kernels.dtypes import DTYPES
-from kitsune.kernels.launch import IS_INTERPRETED, on_device_of, runs_in_triton
+from kitsune.kernels.launch import IS_INTERPRETED, bind_context, on_device_of, runs_in_triton
 
 #: In the interpreter fp32 shows what the roundings of half precision hide.
 OFFERED: Final = DTYPES if IS_INTERPRETED else (torch.bfloat16, torch.float16)
@@ -200,6 +200,7 @@ def launch(kernel: Any, tiling: Tiling, result: torch.Tensor, inner: int, *given
     most = each * (multiprocessors_of(result.device) if result.is_cuda else 1)
     programs = min(most, triton.cdiv(rows, tiling.high) * triton.cdiv(columns, tiling.wide))
     with on_device_of(result):
+        bind_context(result.device)
         kernel[(programs,)](*given, rows, columns, inner, programs, *sizes, num_stages=stages, num_warps=warps)
 
 

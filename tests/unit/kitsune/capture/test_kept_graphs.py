@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from kitsune.autograd.hooks import roots_of
 from kitsune.capture.guards import ModelGuard
@@ -118,6 +119,14 @@ def test_a_view_that_torch_does_not_tell_of_is_passed_over():
     since = newest_node()
     kept_of_graph(since)
     assert one.shape == (4,)
+
+
+def test_tensors_without_data_that_the_compiler_keeps_are_passed_over():
+    since = newest_node()
+    with FakeTensorMode():
+        fake = torch.empty(4, requires_grad=True) * 2
+    assert kept_of_graph(since) is None
+    assert fake.grad_fn is not None
 
 
 @pytest.mark.parametrize(
