@@ -57,7 +57,7 @@ PATTERNS: Final = (
     Pattern("add_rms_norm", "reduction", norms.add_rms_norm),
     Pattern("layer_norm", "reduction", norms.layer_norm),
     Pattern("rms_norm", "reduction", norms.rms_norm),
-    Pattern("mlp", "matmul", mlps.mlp, HALF),
+    Pattern("mlp", "matmul", mlps.mlp, NOT_MEASURED),
     Pattern("linear_activation", "elementwise", elementwise.linear_activation),
     Pattern("patch_convolution", "matmul", convolutions.patch_convolution),
     Pattern("short_attention", "matmul", attentions.short_attention, NOT_MEASURED),
