@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.match import Found, Match
-from kitsune.fusion.operations import is_tensor, operation_of, value_of
+from kitsune.fusion.operations import is_tensor, memory_of, operation_of, value_of
 from kitsune.kernels import attention as kernel
 
 
@@ -25,7 +25,41 @@ def short_attention(node: Node) -> Found:
     if reason is not None:
         return reason
     settings = operation.get("scale"), operation.get("is_causal", False), operation.get("dropout_p", 0.0)
+    packed = packed_of(given)
+    if packed is not None:
+        arguments = (packed, tuple(value_of(given[0]).shape), *settings, value_of(node).dtype)
+        return Match(call=calls.packed_attention, arguments=arguments, results=(node,))
     return Match(call=calls.short_attention, arguments=(*given, *settings, value_of(node).dtype), results=(node,))
+
+
+def packed_of(given: tuple[Any, ...]) -> Node | None:
+    """The node that query, key and value are views of, in this order and nothing else; None if there is no such."""
+    whole = {viewed(node) for node in given}
+    if len(whole) != 1:
+        return None
+    (packed,) = whole
+    values, memory = [value_of(node) for node in given], value_of(packed)
+    batch, heads, tokens, head = values[0].shape
+    width = 3 * heads * head
+    are_parts = all(
+        value.stride() == (tokens * width, head, width, 1) and value.storage_offset() == part * heads * head
+        for part, value in enumerate(values)
+    )
+    is_whole = memory.is_contiguous() and memory.numel() == batch * tokens * width and memory.storage_offset() == 0
+    return packed if are_parts and is_whole else None
+
+
+def viewed(node: Node) -> Node:
+    """The first of the nodes behind it whose values lie in the same memory."""
+    memory = memory_of(value_of(node))
+    while before := [one for one in node.all_input_nodes if memory in map(memory_of, parts_of(value_of(one)))]:
+        node = before[0]
+    return node
+
+
+def parts_of(value: Any) -> tuple[Any, ...]:
+    """The values of a node that gives several, as chunk does, or its one."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def why_unfit(query: Any, key: Any, value: Any) -> str | None:

@@ -11,6 +11,7 @@ from kitsune.kernels import attention as attentions
 from kitsune.kernels import bias_activation, dropout_add, linear_cross_entropy, softmax
 from kitsune.kernels import layer_norm as layer_norms
 from kitsune.kernels import linear_activation as mlps
+from kitsune.kernels import packed_attention as packed_attentions
 from kitsune.kernels import rms_norm as rms_norms
 from kitsune.kernels import rope as ropes
 
@@ -91,6 +92,20 @@ def short_attention(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     return attentions.attention(q.to(dtype), k.to(dtype), v.to(dtype), scale, causal, dropout_p)
+
+
+def packed_attention(
+    packed: torch.Tensor,
+    shape: tuple[int, int, int, int],
+    scale: float | None,
+    causal: bool,
+    dropout_p: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """`shape`: that of q, k and v, (batch, heads, positions, head), all of which `packed` holds."""
+    batch, heads, tokens, head = shape
+    qkv = packed.to(dtype).view(batch, tokens, 3, heads, head)
+    return packed_attentions.packed_attention(qkv, scale, causal, dropout_p)
 
 
 def patch_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -133,6 +133,19 @@ def forward(
 
     `seed` is an int64 tensor of one element; without it nothing is dropped.
     """
+    return launch_forward(q, k, v, seed, scale, causal, dropout_p)
+
+
+def launch_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seed: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    dropout_p: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`forward` without its operator."""
     q, k, v = (in_rows(one) for one in (q, k, v))
     batch, heads, tokens, head = q.shape
     out, sums = buffer_for(q), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -191,8 +204,26 @@ def backward(
     dropout_p: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of q, k and v."""
+    dq, dk, dv = (buffer_for(in_rows(one)) for one in (q, k, v))
+    launch_backward((dq, dk, dv), dout, q, k, v, out, sums, seed, scale, causal, dropout_p)
+    return dq, dk, dv
+
+
+def launch_backward(
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    seed: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    dropout_p: float,
+) -> None:
+    """Writes the gradients of q, k and v, whose strides are those that `in_rows` accepts."""
     dout, q, k, v = (in_rows(one) for one in (dout, q, k, v))
-    dq, dk, dv = map(buffer_for, (q, k, v))
     batch, heads, tokens, head = q.shape
     tiles = backward_tiles(tokens, head)
     programs = triton.cdiv(tokens, tiles.keys) + (triton.cdiv(tokens, tiles.rows) if tiles.rows else 0)
@@ -205,10 +236,8 @@ def backward(
             out,
             dout,
             sums,
-            dq,
-            dk,
-            dv,
-            *(one.stride()[:3] for one in (q, k, v, out, dout, dq, dk, dv)),
+            *gradients,
+            *(one.stride()[:3] for one in (q, k, v, out, dout, *gradients)),
             heads,
             tokens,
             programs,
@@ -230,7 +259,6 @@ def backward(
             num_stages=tiles.stages,
             maxnreg=tiles.registers,
         )
-    return dq, dk, dv
 
 
 @backward.register_fake

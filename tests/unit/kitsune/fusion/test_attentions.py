@@ -1,117 +1,91 @@
-"""Attention over short sequences: how it is called, in which dtype it runs, and what is left to torch."""
+"""Whether attention is over the parts of one projection, by the memory in which queries, keys and values lie."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kitsune.fusion import calls
-from tests.unit.kitsune.fusion.fused import ROWS, Heads, engine, normal, stats_of, step
+from kitsune.fusion import Match, calls
+from kitsune.fusion.attentions import short_attention
 
-HEADS = tuple(normal(2, 3, 5, 16, seed=seed) for seed in range(3))
-
-
-def short(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v)
+HEADS, HEAD, TOKENS = 2, 16, 5
+WIDTH = HEADS * HEAD
 
 
-def by_names(q, k, v):
-    return F.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=None, dropout_p=0.0, enable_gqa=False)
+def heads_of(part):
+    return part.unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
 
 
-def by_positions(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, None, 0.0, True)
+def chunks(x):
+    return map(heads_of, x.chunk(3, -1))
 
 
-def of_another_module(q, k, v):
-    return torch._C._nn.scaled_dot_product_attention(q, k, v, scale=0.3)
+def pieces(x):
+    return (part.view(*part.shape[:2], HEADS, HEAD).transpose(1, 2) for part in x.split(WIDTH, dim=2))
 
 
-@pytest.mark.parametrize("function", [short, by_names, by_positions, of_another_module])
-def test_every_way_to_call_it_is_found(function):
-    fusing = engine()
-    ours, wanted = step(fusing.fuse(function), [], *HEADS), step(function, [], *HEADS)
-    assert fusing.get_fusion_stats().matches == {"short_attention": 1}
-    for one, other in zip(ours, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+def permuted(x):
+    return x.reshape(*x.shape[:2], 3, HEADS, HEAD).permute(2, 0, 3, 1, 4).unbind(0)
 
 
-def test_what_dynamo_captures_as_a_whole_is_left_to_torch():
-    layer = nn.MultiheadAttention(32, 2, batch_first=True)
-    stats = stats_of(lambda x: layer(x, x, x, need_weights=False)[0], normal(2, 5, 32))
-    assert stats.matches == {} and stats.refused == ()
+def slices(x):
+    return (heads_of(x[..., at * WIDTH : (at + 1) * WIDTH]) for at in range(3))
 
 
-def test_dropout_and_scale_reach_the_kernel(monkeypatch):
-    seen = []
-
-    def attention(q, k, v, scale, causal, dropout_p):
-        seen.append((q.dtype, scale, causal, dropout_p))
-        return F.scaled_dot_product_attention(q, k, v, None, dropout_p, causal, scale=scale)
-
-    monkeypatch.setattr(calls.attentions, "attention", attention)
-    with torch.autocast("cpu", torch.bfloat16):
-        stats_of(Heads(is_causal=True, dropout_p=0.25, scale=0.5), ROWS)
-        stats_of(Heads(), ROWS)
-    assert set(seen) == {(torch.bfloat16, 0.5, True, 0.25), (torch.bfloat16, None, False, 0.0)}
+def turned(x):
+    k, q, v = chunks(x)
+    return q, k, v
 
 
-def masked(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, torch.ones(5, 5, dtype=torch.bool))
+def scaled(x):
+    q, k, v = chunks(x)
+    return q * 2, k, v
 
 
-def grouped(q, k, v):
-    return F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True)
+def heads_first(x):
+    """Query, key and value of a head beside each other, as in GPT-NeoX."""
+    return x.unflatten(-1, (HEADS, 3, HEAD)).transpose(1, 2).unbind(3)
 
 
-def crossed(q, k, v):
-    return F.scaled_dot_product_attention(q[:, :, :2], k, v)
+def part_of_more(x):
+    return map(heads_of, torch.cat((x, x), -1).chunk(6, -1)[:3])
 
 
-def of_wide_values(q, k, v):
-    return F.scaled_dot_product_attention(q, k, torch.cat((v, v), -1))
+def apart(x):
+    return (heads_of(part + 1) for part in x.chunk(3, -1))
 
 
-def in_three_dimensions(q, k, v):
-    return F.scaled_dot_product_attention(q[0], k[0], v[0])
+def found(function):
+    """(the match, the node that the projection is computed by)."""
+    matches, projections = [], []
+
+    def look(graph, _):
+        for node in graph.graph.nodes:
+            matches.extend(filter(None, [short_attention(node)]))
+            projections.extend([node] if node.target is F.linear else [])
+        return graph
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=look, fullgraph=True)(torch.randn(2, TOKENS, WIDTH), torch.randn(3 * WIDTH, WIDTH))
+    (match,), (projection,) = matches, projections
+    assert isinstance(match, Match)
+    return match, projection
 
 
-def of_odd_heads(q, k, v):
-    return F.scaled_dot_product_attention(q[..., :12], k[..., :12], v[..., :12])
+@pytest.mark.parametrize("views", [chunks, pieces, permuted, slices])
+def test_parts_of_one_projection_are_read_as_one(views):
+    match, projection = found(lambda x, weight: F.scaled_dot_product_attention(*views(F.linear(x, weight))))
+    assert match.call is calls.packed_attention
+    assert match.arguments[:2] == (projection, (2, HEADS, TOKENS, HEAD))
 
 
-def of_small_heads(q, k, v):
-    return F.scaled_dot_product_attention(q[..., :8], k[..., :8], v[..., :8])
+@pytest.mark.parametrize("views", [turned, scaled, heads_first, part_of_more, apart])
+def test_others_are_read_each_by_itself(views):
+    match, _ = found(lambda x, weight: F.scaled_dot_product_attention(*views(F.linear(x, weight))))
+    assert match.call is calls.short_attention
 
 
-def of_long_sequences(q, k, v):
-    return F.scaled_dot_product_attention(*(one.repeat(1, 1, 52, 1) for one in (q, k, v)))
-
-
-def chosen(q, k, v):
-    with sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(q, k, v)
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (masked, "it has a mask"),
-        (grouped, "its heads share keys and values"),
-        (crossed, "of different shapes"),
-        (of_wide_values, "of different shapes"),
-        (in_three_dimensions, "not of batch, heads, positions and head"),
-        (of_odd_heads, "no kernel supports 5 positions and heads of 12 elements"),
-        (of_small_heads, "heads of 8 elements"),
-        (of_long_sequences, "no kernel supports 260 positions"),
-        (chosen, "by sdpa_kernel"),
-    ],
-)
-def test_what_the_kernel_does_not_compute_is_left_to_torch(function, reason):
-    fusing = engine()
-    torch.testing.assert_close(fusing.fuse(function)(*HEADS), function(*HEADS))
-    stats = fusing.get_fusion_stats()
-    assert stats.matches == {}
-    assert [one.pattern for one in stats.refused] == ["short_attention"]
-    assert reason in stats.refused[0].reason
+def test_the_call_computes_what_the_parts_do():
+    packed = torch.randn(2, TOKENS, 3 * WIDTH)
+    wanted = F.scaled_dot_product_attention(*chunks(packed), is_causal=True)
+    ours = calls.packed_attention(packed, (2, HEADS, TOKENS, HEAD), None, True, 0.0, torch.float32)
+    torch.testing.assert_close(ours, wanted)
