@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from kitsune.fusion import calls
 from kitsune.kernels.adamw import adamw_
 from kitsune.kernels.add_norm import add_layer_norm, add_rms_norm
-from kitsune.kernels.attention import attention
 from kitsune.kernels.batch_norm_relu import batch_norm_relu
 from kitsune.kernels.bias_activation import KINDS, bias_activation
 from kitsune.kernels.cross_entropy import cross_entropy
@@ -22,6 +21,7 @@ from kitsune.kernels.dropout_add import dropout_add
 from kitsune.kernels.layer_norm import layer_norm
 from kitsune.kernels.linear_activation import mlp
 from kitsune.kernels.linear_cross_entropy import linear_cross_entropy
+from kitsune.kernels.packed_attention import packed_attention
 from kitsune.kernels.rms_norm import rms_norm
 from kitsune.kernels.rope import rope
 from kitsune.kernels.softmax import softmax
@@ -276,15 +276,14 @@ def of_attention(sizes: Sizes, place: Place) -> Operation:
     """`sizes`: (batch, heads, tokens, elements of a head, dropout, causal). Heads are views of one projection."""
     batch, heads, tokens, head, dropped, causal = sizes
 
-    def parts(x: torch.Tensor) -> Sequence[torch.Tensor]:
-        return x.view(batch, tokens, 3, heads, head).permute(2, 0, 3, 1, 4).unbind()
-
     def eager(x: torch.Tensor) -> torch.Tensor:
-        y = F.scaled_dot_product_attention(*parts(x), dropout_p=dropped, is_causal=causal)
+        parts = x.view(batch, tokens, 3, heads, head).permute(2, 0, 3, 1, 4).unbind()
+        y = F.scaled_dot_product_attention(*parts, dropout_p=dropped, is_causal=causal)
         return y.transpose(1, 2).flatten(2)
 
     def ours(x: torch.Tensor) -> torch.Tensor:
-        return attention(*parts(x), causal=causal, dropout_p=dropped).transpose(1, 2).flatten(2)
+        y = packed_attention(x.view(batch, tokens, 3, heads, head), causal=causal, dropout_p=dropped)
+        return y.transpose(1, 2).flatten(2)
 
     return Operation(eager, ours, (place.draw(batch, tokens, 3 * heads * head),))
 
