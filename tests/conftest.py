@@ -23,17 +23,27 @@ GPU_TESTS = Path(__file__).parent / "gpu"
 NVIDIA_SIGNS = [Path(path) for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")]
 
 
+@cache
+def has_gpu() -> bool:
+    if not any(sign.exists() for sign in NVIDIA_SIGNS):  # spares most machines the seconds that torch takes to load
+        return False
+    return bool(importlib.import_module("torch").cuda.is_available())
+
+
+if not has_gpu():
+    # Triton's interpreter carries out kernels on the CPU. Triton asks when it is imported, which other conftests do.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
 def pytest_configure() -> None:
     """Whoever starts the tests in the background of a shell has SIGINT ignored, and some are about Ctrl-C.
 
-    Where there is no GPU, Triton's interpreter carries out kernels on the CPU. What Inductor makes for a CPU is without
-    vectors: it is compiled in two thirds of the time, and no test is about its speed.
+    What Inductor makes for a CPU is without vectors: it is compiled in two thirds of the time, and no test is about its
+    speed.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
-    if not has_gpu():
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton asks when it is imported
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +75,6 @@ def quick_collections() -> None:
         importlib.import_module("torch._dynamo")
     gc.collect()
     gc.freeze()
-
-
-@cache
-def has_gpu() -> bool:
-    if not any(sign.exists() for sign in NVIDIA_SIGNS):  # spares most machines the seconds that torch takes to load
-        return False
-    return bool(importlib.import_module("torch").cuda.is_available())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

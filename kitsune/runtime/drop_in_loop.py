@@ -196,7 +196,7 @@ class Loop:
             retain_graph=not build.frees_activations,
             streams=build.streams,
             pool_bytes=build.pool_bytes,
-            fused_loss=FusedLoss(build.compiled),
+            fused_loss=FusedLoss.if_possible() if build.computes_in_half else None,
         )
 
 

@@ -6,7 +6,6 @@ The compiler is loaded on first use, as torch does: it takes 2 to 5 s, and not e
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +52,6 @@ class Compile(Technique):
             half_weights=build.half_weights,
         )
         build.forward = torch.compile(own_code(forward), dynamic=False, backend=backend)
-        build.compiled = partial(compiled, options=options, asked=build.inductor)
         if choice in OWN_GRAPHS:
             build.forward = with_copied_outputs(build.forward)
         if build.in_loop and any(True for _ in build.model.buffers()):
@@ -100,11 +98,6 @@ class Inductor:
                 return torch._inductor.compile(graph, inputs, options=options)
             examples = examples_with(half.dtype, graph, inputs, positions)
             return half.with_copies(torch._inductor.compile(graph, examples, options=options), positions)
-
-
-def compiled(function: Callable[..., Any], options: Mapping[str, Any], asked: Mapping[str, Any]) -> Callable[..., Any]:
-    """Another function of a user's loop, compiled with these options."""
-    return torch.compile(own_code(function), dynamic=False, backend=Inductor(options, asked, may_run_twice=True))
 
 
 @contextlib.contextmanager

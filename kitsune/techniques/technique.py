@@ -42,10 +42,6 @@ class Facts:
     host_sync: str | None = None  # the user's line that waits for the device in the step as given
 
 
-def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
 @dataclass(kw_only=True)
 class Build:
     """A step under construction. Techniques change it in the order of the knobs table; `undo` reverts all changes."""
@@ -69,7 +65,6 @@ class Build:
     fusion: "FusionEngine | None" = None  # puts Kitsune's kernels into the graphs that torch.compile captures
     unfused: Callable[..., Any] | None = None  # the forward before fusion
     half_weights: HalfWeights | None = None  # passed to what torch.compile compiles
-    compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = uncompiled  # compiles another function of the loop
     inductor: dict[str, Any] = field(default_factory=dict)  # options for Inductor that other choices need
     computes_in_half: bool = False  # outputs of the forward may be in half precision
     hides_hooks: bool = False  # hooks that are put on modules later are not seen

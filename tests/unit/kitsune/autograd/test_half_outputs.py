@@ -2,6 +2,7 @@
 
 import copy
 import math
+import sys
 
 import pytest
 import torch
@@ -15,6 +16,18 @@ CLASSES = 100
 TARGET = torch.randint(0, CLASSES, (4, 7), generator=torch.Generator().manual_seed(0))
 
 
+class Counted(FusedLoss):
+    """How many losses the kernel has computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def forward(self, *given):
+        self.count += 1
+        return super().forward(*given)
+
+
 class Head:
     """A product under autocast, whose output is given to the loop by `give`."""
 
@@ -22,8 +35,8 @@ class Head:
         torch.manual_seed(0)
         self.weight = nn.Parameter(torch.randn(16, CLASSES))
         self.x = torch.randn(4, 7, 16)
-        self.compiled = []
-        self.outputs = StaticOutputs(FusedLoss(self._compiled))
+        self.fused = Counted()
+        self.outputs = StaticOutputs(self.fused)
 
     def half(self):
         with torch.autocast("cpu", torch.bfloat16):
@@ -31,10 +44,6 @@ class Head:
 
     def give(self):
         return self.outputs.output(self.half())
-
-    def _compiled(self, function):
-        self.compiled.append(function)
-        return function
 
 
 def flat(output, **options):
@@ -55,12 +64,11 @@ FUSED = {
     ),
     "read first": read_first,
     "ignored targets": lambda output: flat(output, ignore_index=3),
-    "probabilities": lambda output: (
-        F.cross_entropy(output[..., :], torch.softmax(torch.ones(4, CLASSES), -1))
-        if output.dim() == 2
-        else F.cross_entropy(output.view(-1, CLASSES), torch.full((28, CLASSES), 1 / CLASSES))
-    ),
 }
+
+
+def probabilities(output):
+    return F.cross_entropy(output.view(-1, CLASSES), torch.full((28, CLASSES), 1 / CLASSES))
 
 
 def hooked(output):
@@ -85,6 +93,7 @@ def written_through_a_view(output):
 
 
 READ = {
+    "probabilities": probabilities,
     "another loss": lambda output: output.pow(2).mean(),
     "shifted": lambda output: F.cross_entropy(output[:, :-1].contiguous().view(-1, CLASSES), TARGET[:, 1:].reshape(-1)),
     "weights of classes": lambda output: flat(output, weight=torch.linspace(1, 2, CLASSES)),
@@ -113,12 +122,14 @@ def test_losses_and_gradients_are_those_of_an_fp32_tensor(name):
     loss, gradient = result(use, ours, ours.give())
     plain, plain_gradient = result(use, theirs, theirs.half().float())
     assert type(loss) is torch.Tensor
-    assert torch.equal(loss, plain)
-    if name == "a hook":  # rounded to bf16 before it, too
-        torch.testing.assert_close(gradient, plain_gradient, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(loss, plain)
+    is_fused = name in (*FUSED, "a hook")
+    # The gradient of the values is rounded to bf16 by the kernel, and by the cast: where it is small, by another bit.
+    if is_fused:
+        torch.testing.assert_close(gradient, plain_gradient, rtol=1e-2, atol=1e-2)
     else:
         assert torch.equal(gradient, plain_gradient)
-    assert bool(ours.compiled) == (name in (*FUSED, "a hook"))
+    assert ours.fused.count == int(is_fused)
 
 
 def test_a_loss_beside_another_use():
@@ -128,7 +139,7 @@ def test_a_loss_beside_another_use():
     ours, theirs = Head(), Head()
     loss, gradient = result(both, ours, ours.give())
     plain, plain_gradient = result(both, theirs, theirs.half().float())
-    assert torch.equal(loss, plain)
+    torch.testing.assert_close(loss, plain)
     torch.testing.assert_close(gradient, plain_gradient, rtol=1e-2, atol=1e-3)
 
 
@@ -154,23 +165,31 @@ def test_what_is_read_is_a_plain_tensor():
     assert torch.equal(output.detach(), head.half().float())
 
 
-def test_options_have_one_function_each():
-    head = Head()
-    for smoothing in (0.0, 0.1, 0.0, 0.1):
-        flat(head.give(), label_smoothing=smoothing)
-    assert len(head.compiled) == 2
+def test_where_the_kernel_fails_torch_computes_the_loss_from_then_on(monkeypatch):
+    head, asked = Head(), []
+
+    def fails(*_):
+        asked.append(1)
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(head.fused, "forward", fails)
+    for _ in range(2):
+        assert torch.equal(flat(head.give()), flat(head.half().float()))
+    assert asked == [1]
 
 
-def test_a_loss_that_does_not_compile_is_computed_as_given():
-    def fails(_):
-        def call(*_):
-            raise RuntimeError("no compiler")
+def test_without_triton_there_is_no_such_loss(monkeypatch):
+    assert FusedLoss.if_possible() is not None
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "kitsune.kernels.cross_entropy")
+    assert FusedLoss.if_possible() is None
 
-        return call
 
-    head = Head()
-    head.outputs = StaticOutputs(FusedLoss(fails))
-    assert torch.equal(flat(head.give()), flat(head.half().float()))
+def test_a_gradient_of_its_gradient_is_refused():
+    output = Head().give()
+    (slope,) = torch.autograd.grad(flat(output), output, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        slope.sum().backward()
 
 
 def test_a_mistake_of_the_user_raises_what_it_always_raised():
