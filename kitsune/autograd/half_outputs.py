@@ -86,9 +86,10 @@ class FusedLoss:
         is_read_once = rows.ndim == 2 or rows.is_contiguous()
         if self._has_failed or not (is_known and is_read_once and self._kernel.runs_in_triton(rows)):
             return None
+        is_trained = torch.is_grad_enabled() and logits.requires_grad
         try:
             with torch._C.DisableTorchFunctionSubclass():
-                loss: torch.Tensor = _Loss.apply(logits, self, rows.detach(), target, settings)
+                loss: torch.Tensor = _Loss.apply(logits, self, rows.detach(), target, settings, is_trained)
         except SURPRISES:
             self._has_failed = True
             return None
@@ -106,25 +107,35 @@ class FusedLoss:
 
     def backward(
         self,
+        into: torch.Tensor,
         gradient: torch.Tensor,
         rows: torch.Tensor,
         target: torch.Tensor,
         kept: tuple[torch.Tensor, ...],
         settings: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """The gradient of the rows, in bf16."""
+    ) -> None:
+        """Writes the gradient of the rows, which has their shape and is contiguous."""
         given = settings["ignore_index"], settings["label_smoothing"]
         slopes = gradient.flatten() if gradient.ndim else gradient
-        found: torch.Tensor = self._kernel.backward(slopes, rows.flatten(0, -2), target.flatten(), *kept, *given)
-        return found.view(rows.shape)
+        self._kernel.write_backward(into.flatten(0, -2), slopes, rows.flatten(0, -2), target.flatten(), *kept, *given)
 
 
 class Memory:
-    """The values of one output: in bf16 where the graph put them, and in fp32 once they are read."""
+    """The values of one output: in bf16 where the graph put them, and in fp32 once they are read.
 
-    def __init__(self, half: torch.Tensor | None, loss: FusedLoss | None, single: torch.Tensor | None = None) -> None:
+    `gradient`: where the graph reads the gradient of the output.
+    """
+
+    def __init__(
+        self,
+        half: torch.Tensor | None,
+        loss: FusedLoss | None,
+        single: torch.Tensor | None = None,
+        gradient: "StaticGradient | None" = None,
+    ) -> None:
         self.half = half
         self.loss = loss
+        self.gradient = gradient
         self._single = single
 
     @property
@@ -144,26 +155,64 @@ class Memory:
         self.half = self.half.clone() if self.half is not None and self._single is None else None
 
 
+class StaticGradient:
+    """The memory in which a graph reads the gradient of an output. One loss of a forward may write there, once."""
+
+    def __init__(self, memory: torch.Tensor, written: "list[weakref.ref[Memory]]") -> None:
+        self._memory = memory
+        self._written = written
+        self._is_free = True
+
+    def take(self, views: "tuple[View, ...]") -> torch.Tensor | None:
+        """Rows for the gradient of the view of the output, classes last; None if they are not all of it, or taken."""
+        rows = self._memory
+        for view in views:
+            rows = view(rows)
+        rows = rows.movedim(1, -1)
+        fits = rows.is_contiguous() and rows.numel() == self._memory.numel()
+        if not (fits and self._is_free):
+            return None
+        self._is_free = False
+        return rows
+
+    def watch(self, memory: Memory) -> None:
+        """A gradient that was written there, which the loop may keep."""
+        self._written.append(weakref.ref(memory))
+
+
 class StaticOutputs:
-    """Outputs of one forward whose values are in the memory of its graph."""
+    """Outputs of one forward whose values are in the memory of its graph, and their gradients."""
 
     def __init__(self, loss: FusedLoss | None) -> None:
         self._loss = loss
         self._memories: list[weakref.ref[Memory]] = []
+        self._gradients: list[weakref.ref[Memory]] = []
 
-    def output(self, half: torch.Tensor) -> torch.Tensor:
-        """A tensor in the memory of the graph, as the loop gets it: in fp32, with the gradient of a cast."""
+    def output(self, half: torch.Tensor, gradient: torch.Tensor | None = None) -> torch.Tensor:
+        """A tensor in the memory of the graph, as the loop gets it: in fp32, with the gradient of a cast.
+
+        `gradient`: where the graph reads the gradient of the output, in its shape and dtype.
+        """
         assert self._loss is not None
-        given: torch.Tensor = _AsSingle.apply(half, self._loss, self._memories)
+        static = None if gradient is None else StaticGradient(gradient, self._gradients)
+        given: torch.Tensor = _AsSingle.apply(half, self._loss, self._memories, static)
         return given
 
     def leave_graph(self) -> None:
-        """Copies what the loop still holds: to be called before a replay overwrites the memory."""
-        for reference in self._memories:
-            memory = reference()
-            if memory is not None:
-                memory.leave_graph()
-        self._memories.clear()
+        """Copies the outputs that the loop still holds: to be called before a replay overwrites the memory."""
+        leave(self._memories)
+
+    def leave_gradients(self) -> None:
+        """Copies the gradients that the loop still holds: to be called before others are written in their place."""
+        leave(self._gradients)
+
+
+def leave(memories: list[weakref.ref[Memory]]) -> None:
+    for reference in memories:
+        memory = reference()
+        if memory is not None:
+            memory.leave_graph()
+    memories.clear()
 
 
 class HalfOutput(torch.Tensor):
@@ -193,10 +242,10 @@ class HalfOutput(torch.Tensor):
         return given
 
     @classmethod
-    def of(cls, half: torch.Tensor, loss: FusedLoss | None) -> Self:
+    def of(cls, half: torch.Tensor, loss: FusedLoss | None, gradient: StaticGradient | None = None) -> Self:
         half = half.detach()
         like = torch.empty(half.shape, dtype=torch.float32, device="meta")
-        return cls(Memory(half, loss), (), like, half.device)
+        return cls(Memory(half, loss, gradient=gradient), (), like, half.device)
 
     @property
     def single(self) -> torch.Tensor:
@@ -307,15 +356,21 @@ class _AsSingle(torch.autograd.Function):
     """The cast of an output to fp32, which is made when it is read."""
 
     @staticmethod
-    def forward(_: Any, half: torch.Tensor, loss: FusedLoss, memories: list[weakref.ref[Memory]]) -> torch.Tensor:
-        given = HalfOutput.of(half, loss)
+    def forward(
+        _: Any,
+        half: torch.Tensor,
+        loss: FusedLoss,
+        memories: list[weakref.ref[Memory]],
+        gradient: StaticGradient | None,
+    ) -> torch.Tensor:
+        given = HalfOutput.of(half, loss, gradient)
         memories.append(weakref.ref(given.memory))
         return given
 
     @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(_: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         own = gradient.as_half() if isinstance(gradient, HalfOutput) else None
-        return gradient.to(HALF) if own is None else own, None, None
+        return gradient.to(HALF) if own is None else own, None, None, None
 
 
 class _Loss(torch.autograd.Function):
@@ -324,22 +379,29 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(
         context: Any,
-        _: HalfOutput,
+        logits: HalfOutput,
         fused: FusedLoss,
         rows: torch.Tensor,
         target: torch.Tensor,
         settings: Mapping[str, Any],
+        is_trained: bool,
     ) -> torch.Tensor:
         loss, *kept = fused.forward(rows, target, settings)
         context.given = rows, target, tuple(kept), settings
-        context.fused = fused
+        context.fused, context.gradient = fused, logits.memory.gradient
+        context.into = context.gradient.take(logits.views) if is_trained and context.gradient is not None else None
         return loss.view(target.shape) if settings["reduction"] == "none" else loss
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        own = context.fused.backward(gradient, *context.given)
-        return HalfOutput.of(own.movedim(-1, 1), context.fused), None, None, None, None
+        into, context.into = context.into, None  # a second backward has memory of its own
+        own = torch.empty_like(context.given[0], memory_format=torch.contiguous_format) if into is None else into
+        context.fused.backward(own, gradient, *context.given)
+        given = HalfOutput.of(own.movedim(-1, 1), context.fused)
+        if into is not None:
+            context.gradient.watch(given.memory)
+        return given, None, None, None, None, None
 
 
 def mapped(function: Callable[[HalfOutput], torch.Tensor], arguments: Any) -> Any:

@@ -152,12 +152,18 @@ class Segments:
             self._static.load((args, kwargs))
         pairs = enumerate(_Joined.apply(self, *self.parameters))
         self._given = StaticOutputs(self._fused_loss)
-        given = [self._given.output(own) if at in self._in_half else own for at, own in pairs]
+        given = [self._given.output(own, self._gradient_of(at)) if at in self._in_half else own for at, own in pairs]
         self._listeners = Listeners([given[at] for at in self._sources])
         if self._is_tensor:
             return given[0]
         outputs = iter(given)
         return pytree.tree_unflatten([next(outputs) if leaf is TENSOR else leaf for leaf in self._leaves], self._spec)
+
+    def _gradient_of(self, at: int) -> torch.Tensor:
+        """Where the graph reads the gradient of an output, which a loss may write from now on."""
+        place = sum(self._differentiable[:at])
+        self._are_zero.discard(place)
+        return self._output_gradients[place]
 
     def _run_forward(self) -> list[torch.Tensor]:
         args, kwargs = self._static.batch
@@ -210,6 +216,7 @@ class Segments:
 
     def replay_forward(self) -> tuple[torch.Tensor, ...]:
         self._given.leave_graph()
+        self._given.leave_gradients()
         if not self._ran:  # the CPU twin ran the forward while it recorded it, on these very arguments
             self._forward_graph.replay()
         self._ran = False
@@ -229,7 +236,9 @@ class Segments:
         wanted = [g for g, needs in zip(output_gradients, self._differentiable, strict=True) if needs]
         for at, (static, gradient) in enumerate(zip(self._output_gradients, wanted, strict=True)):
             if gradient is not None:
-                static.copy_(gradient)
+                if not lies_in(gradient, static):
+                    self._given.leave_gradients()
+                    static.copy_(gradient)
                 self._are_zero.discard(at)
             elif at not in self._are_zero:
                 static.zero_()
@@ -280,6 +289,12 @@ class Segments:
         context.mark_non_differentiable(
             *(out for out, needs in zip(outputs, self._differentiable, strict=True) if not needs)
         )
+
+
+def lies_in(gradient: torch.Tensor, static: torch.Tensor) -> bool:
+    """Whether a gradient was written where the graph reads it."""
+    is_same = gradient.shape == static.shape and gradient.stride() == static.stride()
+    return is_same and gradient.dtype == static.dtype and gradient.data_ptr() == static.data_ptr()
 
 
 def why_not_joined(leaves: Sequence[Any]) -> str | None:

@@ -145,9 +145,24 @@ def backward(
     label_smoothing: float,
 ) -> torch.Tensor:
     """The gradient of the logits, in their dtype. `dloss` is one number, or one for each row."""
+    dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    write_backward(dlogits, dloss, logits, target, log_sums, count, ignore_index, label_smoothing)
+    return dlogits
+
+
+def write_backward(
+    dlogits: torch.Tensor,
+    dloss: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    log_sums: torch.Tensor,
+    count: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+) -> None:
+    """`backward` into `dlogits`, which is contiguous."""
     logits, target, dloss = by_rows(logits), target.contiguous(), dloss.contiguous()
     rows, columns = logits.shape
-    dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
     in_tile, block = piece_of(columns)
     with on_device_of(logits):
         backward_kernel[(triton.cdiv(rows, in_tile),)](
@@ -168,7 +183,6 @@ def backward(
             block,
             num_warps=warps_of(in_tile * block),
         )
-    return dlogits
 
 
 @backward.register_fake

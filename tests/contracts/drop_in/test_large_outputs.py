@@ -148,6 +148,27 @@ def test_a_model_that_returns_its_loss_beside_them(device: torch.device, monkeyp
     check(device, monkeypatch, loop)
 
 
+def test_gradients_of_logits_that_a_loop_keeps(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in steps in which nothing of them reaches the weights, and in those after it."""
+
+    def loop(model: nn.Module, optimizer: Any, data: Any) -> list[torch.Tensor]:
+        kept = []
+        for step, (x, y) in enumerate(data):
+            optimizer.zero_grad()
+            logits = model(x)
+            logits.retain_grad()
+            loss = F.cross_entropy(logits.view(-1, CLASSES), y.view(-1))
+            if step == STEPS - 2:
+                kept.append(torch.autograd.grad(loss, logits)[0])
+                loss = F.cross_entropy(logits.view(-1, CLASSES), x.view(-1)) + logits.square().mean()
+            loss.backward()
+            kept.append(logits.grad)
+            optimizer.step()
+        return [gradient.detach() + 0 for gradient in kept]
+
+    check(device, monkeypatch, loop)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:.torch.jit.script_method. is deprecated")
 def test_a_loss_that_the_user_has_compiled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()

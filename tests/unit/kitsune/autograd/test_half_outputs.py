@@ -143,6 +143,68 @@ def test_a_loss_beside_another_use():
     torch.testing.assert_close(gradient, plain_gradient, rtol=1e-2, atol=1e-3)
 
 
+class Graph:
+    """A head whose output's gradient is read in a memory of its own."""
+
+    def __init__(self):
+        self.head = Head()
+        self.half = self.head.half().detach().requires_grad_()
+        self.memory = torch.zeros_like(self.half)
+        self.output = self.head.outputs.output(self.half, self.memory)
+
+
+@pytest.mark.parametrize("name", ["flat", "a module", "by name", "read first"])
+def test_the_gradient_is_written_where_the_graph_reads_it(name):
+    ours, theirs = Graph(), Graph()
+    FUSED[name](ours.output).backward()
+    FUSED[name](theirs.half.float()).backward()
+    assert ours.half.grad.data_ptr() == ours.memory.data_ptr()
+    torch.testing.assert_close(ours.memory, theirs.half.grad, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["another loss", "shifted", "a list", "a hook", "written", "weights of classes"])
+def test_another_gradient_is_right_wherever_it_is(name):
+    ours, theirs = Graph(), Graph()
+    READ[name](ours.output).backward()
+    READ[name](theirs.half.float()).backward()
+    torch.testing.assert_close(ours.half.grad, theirs.half.grad, rtol=1e-2, atol=1e-3)
+
+
+def test_of_two_losses_one_writes_there():
+    ours, theirs = Graph(), Graph()
+    for graph, output in ((ours, ours.output), (theirs, theirs.half.float())):
+        (flat(output) + 2 * flat(output, label_smoothing=0.2)).backward()
+        assert graph.half.grad is not None
+    torch.testing.assert_close(ours.half.grad, theirs.half.grad, rtol=1e-2, atol=1e-3)
+
+
+def test_a_metric_leaves_the_memory_to_the_loss():
+    graph = Graph()
+    with torch.no_grad():
+        flat(graph.output)
+    flat(graph.output).backward()
+    assert graph.half.grad.data_ptr() == graph.memory.data_ptr()
+
+
+def test_a_second_backward_leaves_the_gradient_of_the_first():
+    graph = Graph()
+    loss = flat(graph.output)
+    first, second = (torch.autograd.grad(loss, graph.half, retain_graph=True)[0] for _ in range(2))
+    assert first.data_ptr() == graph.memory.data_ptr() != second.data_ptr()
+    assert torch.equal(first, second)
+
+
+def test_a_gradient_that_the_loop_keeps_is_copied_before_another_is_written_there():
+    graph = Graph()
+    graph.output.retain_grad()
+    flat(graph.output).backward()
+    kept = graph.output.grad
+    wanted = graph.memory.float()
+    graph.head.outputs.leave_gradients()
+    graph.memory.zero_()
+    assert torch.equal(kept + 0, wanted)
+
+
 def test_what_it_says_of_itself():
     output = Head().give()
     assert output.dtype == torch.float32
