@@ -14,6 +14,7 @@ from kitsune.kernels import (
     layer_norm,
     linear_activation,
     linear_cross_entropy,
+    max_pool,
     rms_norm,
     rope,
     softmax,
@@ -30,6 +31,7 @@ MODULES = (
     layer_norm,
     linear_activation,
     linear_cross_entropy,
+    max_pool,
     rms_norm,
     rope,
     softmax,
@@ -42,6 +44,7 @@ TINY = {
     "mlp_gelu": (6, 16, 32),
     "linear_cross_entropy": (6, 16, 33),
     **{name: (3, 5, 4, 6) for name in KERNELS if name.startswith("batch_norm")},
+    **{name: (2, 5, 7, 6, 3, 2, 1) for name in KERNELS if name.startswith("max_pool")},
     "patch_convolution": (2, 3, 8, 5, 4),
     "adamw": ((7, 3), (5,), (2, 3, 2, 2)),
 }
