@@ -27,6 +27,9 @@ TILE: Final = 1024
 #: The most elements in a row of a tile: contiguous channels (128 bytes in half precision), or columns.
 WIDEST_LAST: Final = 64
 WIDEST_FIRST: Final = 256
+#: The fewest rows and elements of a row, unless there are less: smaller tiles would keep few threads busy.
+LEAST_HIGH: Final = 8
+LEAST_WIDE: Final = 16
 #: Bytes of the input that a warp loads at once. With more elements a thread, loads of them would have gaps.
 WARP_BYTES: Final = 512
 
@@ -169,8 +172,9 @@ def plan_of(x: torch.Tensor, counts: Sequence[int], last: bool) -> LaunchPlan:
     """
     rows, columns = counts
     planes, channels = (x.shape[0], x.shape[1]) if last else (x.shape[0] * x.shape[1], 1)
-    wide = fitting(channels, most=WIDEST_LAST) if last else fitting(columns, most=WIDEST_FIRST)
-    high = fitting(columns if last else rows, most=TILE // wide)
+    across, most = (channels, WIDEST_LAST) if last else (columns, WIDEST_FIRST)
+    wide = fitting(across, most, LEAST_WIDE)
+    high = fitting(columns if last else rows, TILE // wide, LEAST_HIGH)
     tiles = (rows, triton.cdiv(columns, high)) if last else (triton.cdiv(rows, high), triton.cdiv(columns, wide))
     lanes = triton.cdiv(channels, wide)
     warps = max(1, high * wide * x.element_size() // WARP_BYTES)

@@ -58,7 +58,7 @@ def test_windows_of_every_size_and_stride(device, size, stride, memory_format):
     ("shape", "window"),
     [
         ((2, 3, 9, 11), (3, 2, 1)),
-        ((1, 70, 5, 5), (3, 2, 1)),
+        ((1, 36, 5, 5), (3, 2, 1)),
         ((1, 2, 3, 270), (2, 2, 0)),
         ((2, 5, 1, 1), (1, 1, 0)),
         ((1, 1, 7, 6), (3, 1, 1)),
@@ -75,6 +75,13 @@ def test_an_image_may_have_many_tiles(device, monkeypatch, memory_format):
         monkeypatch.setattr(kernel, name, most)
     check(drawn(device, 2, 6, 13, 11, memory_format=memory_format), 3, 2, 1)
     check(drawn(device, 1, 5, 9, 19, memory_format=memory_format), (2, 3), (1, 2), (1, 0))
+
+
+def test_tiles_are_not_small(device):
+    for shape in ((1, 70, 5, 5), (1, 64, 57, 57), (1, 192, 19, 19), (1, 16, 37, 37)):
+        for last in (False, True):
+            _, high, wide = kernel.plan_of(torch.empty(shape, device=device), shape[2:], last).blocks
+            assert high >= 8 and wide >= (16 if last or shape[3] > 8 else 8) and high * wide <= kernel.TILE
 
 
 @pytest.mark.parametrize("memory_format", FORMATS)
