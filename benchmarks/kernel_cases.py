@@ -21,6 +21,7 @@ from kitsune.kernels.dropout_add import dropout_add
 from kitsune.kernels.layer_norm import layer_norm
 from kitsune.kernels.linear_activation import mlp
 from kitsune.kernels.linear_cross_entropy import linear_cross_entropy
+from kitsune.kernels.max_pool import max_pool
 from kitsune.kernels.packed_attention import packed_attention
 from kitsune.kernels.rms_norm import rms_norm
 from kitsune.kernels.rope import rope
@@ -317,6 +318,16 @@ def of_batch_norm_relu(sizes: Sizes, place: Place, training: bool, last: bool) -
     return Operation(eager, lambda *inputs: batch_norm_relu(*inputs, training, MOMENTUM, EPS), (x, *vectors))
 
 
+def of_max_pool(sizes: Sizes, place: Place, last: bool) -> Operation:
+    """`sizes`: (batch, channels, height, width, side of a window, stride, padding)."""
+    *shape, side, stride, padding = sizes
+    x = place.draw(*shape).detach()
+    x = (x.contiguous(memory_format=torch.channels_last) if last else x).requires_grad_()
+    return Operation(
+        lambda x: F.max_pool2d(x, side, stride, padding), lambda x: max_pool(x, side, stride, padding), (x,)
+    )
+
+
 def of_patch_convolution(sizes: Sizes, place: Place) -> Operation:
     """`sizes`: (batch, channels, side, channels of the result, side of a patch). An image needs no gradient."""
     batch, channels, side, out, patch = sizes
@@ -424,6 +435,15 @@ STAGES = {
     "resnet50-64-stage3": (64, 256, 14, 14),
     "resnet50-64-stage4": (64, 512, 7, 7),
 }
+#: (batch, channels, height, width, side of a window, stride, padding)
+POOLS = {
+    "resnet50-64": (64, 64, 112, 112, 3, 2, 1),
+    "resnet50-256": (256, 64, 112, 112, 3, 2, 1),
+    "resnet18-128": (128, 64, 32, 32, 2, 2, 0),
+    "densenet121-16": (16, 64, 64, 64, 3, 2, 1),
+    "googlenet-16": (16, 192, 56, 56, 3, 2, 1),
+    "vgg16-64": (64, 64, 224, 224, 2, 2, 0),
+}
 #: (batch, channels, side, channels of the result, side of a patch)
 PATCHES = {
     "vit_b16-4": (4, 3, 224, 768, 16),
@@ -466,6 +486,8 @@ KERNELS = {
         Kernel("batch_norm_relu_train_last", STAGES, partial(of_batch_norm_relu, training=True, last=True)),
         Kernel("batch_norm_relu_eval", STAGES, partial(of_batch_norm_relu, training=False, last=False)),
         Kernel("batch_norm_relu_eval_last", STAGES, partial(of_batch_norm_relu, training=False, last=True)),
+        Kernel("max_pool", POOLS, partial(of_max_pool, last=False)),
+        Kernel("max_pool_last", POOLS, partial(of_max_pool, last=True)),
         Kernel("patch_convolution", PATCHES, of_patch_convolution),
         Kernel("adamw", MODELS, of_update, ("fp32",)),
     )

@@ -14,6 +14,7 @@ from kitsune.kernels import linear_activation as mlps
 from kitsune.kernels import packed_attention as packed_attentions
 from kitsune.kernels import rms_norm as rms_norms
 from kitsune.kernels import rope as ropes
+from kitsune.kernels.layouts import is_channels_last
 
 
 def layer_norm(
@@ -119,10 +120,6 @@ def patch_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
     patches = patches.permute(0, 2, 4, 1, 3, 5)
     product = F.linear(patches.flatten(3), weight.flatten(1), bias).permute(0, 3, 1, 2)
     return product if is_channels_last(x) or is_channels_last(weight) else product.contiguous()
-
-
-def is_channels_last(tensor: torch.Tensor) -> bool:
-    return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def head_cross_entropy(

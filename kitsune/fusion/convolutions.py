@@ -1,6 +1,5 @@
 """The pattern of convolutions of patches that do not overlap. The function takes the last node of a possible match."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch.fx import Node
@@ -8,6 +7,7 @@ from torch.fx import Node
 from kitsune.fusion import calls
 from kitsune.fusion.match import Found, Match
 from kitsune.fusion.operations import is_tensor, operation_of, value_of
+from kitsune.kernels.max_pool import pair_of
 
 
 def patch_convolution(node: Node) -> Found:
@@ -42,9 +42,3 @@ def convolution_of(node: Node) -> tuple[Any, Any, Any, Any, Any, Any, int] | Non
         pair_of(operation.get("dilation", 1)),
         operation.get("groups", 1),
     )
-
-
-def pair_of(value: int | Sequence[int]) -> tuple[int, ...]:
-    """(height, width) of a number for both, or of a sequence of one or two."""
-    found = (value,) if isinstance(value, int) else tuple(value)
-    return found * 2 if len(found) == 1 else found

@@ -26,6 +26,7 @@ BATCH_NORM_OF_ATEN = ("x", "weight", "bias", "mean", "variance", "training", "mo
 MEAN = ("x", "dim", "keepdim", "dtype")
 CONVOLUTION = ("x", "weight", "bias", "stride", "padding", "dilation", "groups")
 ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+MAX_POOL = ("x", "kernel", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 PAIR = ("x", "y")
 
 #: Target of a node -> (operation, names of its arguments in order).
@@ -51,6 +52,7 @@ SPELLINGS: Final[Mapping[Any, tuple[str, tuple[str, ...]]]] = {
     **dict.fromkeys((aten.relu.default, aten.relu_.default), ("relu", ("x",))),
     **dict.fromkeys((F.dropout, torch.dropout, aten.dropout.default), ("dropout", DROPOUT)),
     **dict.fromkeys((torch.conv2d, aten.conv2d.default), ("conv2d", CONVOLUTION)),
+    **dict.fromkeys((F.max_pool2d, torch.max_pool2d, aten.max_pool2d.default), ("max_pool2d", MAX_POOL)),
     F.batch_norm: ("batch_norm", BATCH_NORM),
     **dict.fromkeys((torch.batch_norm, aten.batch_norm.default), ("batch_norm", BATCH_NORM_OF_ATEN)),
     F.softmax: ("softmax", ("x", "dim", "stack", "dtype")),
@@ -104,6 +106,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "normalized_shape": "shape",
     "size_average": "averages",
     "reduce": "reduces",
+    "kernel_size": "kernel",
     "train": "training",
     "running_mean": "mean",
     "running_var": "variance",

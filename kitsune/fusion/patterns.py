@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from kitsune.errors import SettingsError
-from kitsune.fusion import attentions, convolutions, elementwise, losses, mlps, norms, rotary
+from kitsune.fusion import attentions, convolutions, elementwise, losses, mlps, norms, pools, rotary
 from kitsune.fusion.config import FusionConfig
 from kitsune.fusion.match import Found, Match
 from kitsune.kernels.dtypes import DTYPES
@@ -48,6 +48,8 @@ class Pattern:
         """The reason why it is not offered for a match, or None."""
         if match.runs_in in self.dtypes or match.runs_in not in NAMES:
             return None
+        if not self.dtypes:
+            return "not offered: its kernel was not measured yet"
         return f"not offered in {NAMES[match.runs_in]}: measured never faster than Inductor, see docs/benchmarks.md"
 
 
@@ -65,6 +67,7 @@ PATTERNS: Final = (
     Pattern("rope", "elementwise", rotary.rope),
     Pattern("dropout_add", "elementwise", elementwise.dropout_add),
     Pattern("batch_norm_relu", "reduction", elementwise.batch_norm_relu),
+    Pattern("max_pool", "reduction", pools.max_pool, NOT_MEASURED),
     Pattern("softmax", "reduction", elementwise.softmax),
     Pattern("cross_entropy", "reduction", losses.cross_entropy),
 )

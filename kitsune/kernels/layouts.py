@@ -10,6 +10,11 @@ def is_last(x: torch.Tensor) -> bool:
     return x.movedim(1, -1).is_contiguous() and (not x.is_contiguous() or x.shape[0] * x.shape[1] == x.numel())
 
 
+def is_channels_last(x: torch.Tensor) -> bool:
+    """Whether it has four dimensions, is laid out as torch.channels_last, and is not contiguous as well."""
+    return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+
+
 def is_dense(x: torch.Tensor) -> bool:
     """Whether its memory has no gaps and no overlaps, in any order of dimensions."""
     return x.is_contiguous() or has_no_gaps(x.shape, x.stride())

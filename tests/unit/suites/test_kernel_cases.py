@@ -15,6 +15,7 @@ from kitsune.kernels import (
     layer_norm,
     linear_activation,
     linear_cross_entropy,
+    max_pool,
     rms_norm,
     rope,
     softmax,
@@ -32,6 +33,7 @@ MODULES = (
     layer_norm,
     linear_activation,
     linear_cross_entropy,
+    max_pool,
     rms_norm,
     rope,
     softmax,
@@ -45,6 +47,7 @@ TINY = {
     "linear_cross_entropy": (6, 16, 33),
     "attention": (2, 3, 17, 16, 0.0, True),
     **{name: (3, 5, 4, 6) for name in KERNELS if name.startswith("batch_norm")},
+    **{name: (2, 5, 7, 6, 3, 2, 1) for name in KERNELS if name.startswith("max_pool")},
     "patch_convolution": (2, 3, 8, 5, 4),
     "adamw": ((7, 3), (5,), (2, 3, 2, 2)),
 }

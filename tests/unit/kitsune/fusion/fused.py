@@ -284,6 +284,13 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "heads in chunks": ("rope", lambda: Rotary(2, chunked_heads), (ROWS,)),
     "batch norm": ("batch_norm_relu", BatchNormed, (normal(2, 6, 5, 5),)),
     "batch norm in eval": ("batch_norm_relu", lambda: BatchNormed().eval(), (normal(2, 6, 5, 5),)),
+    "max pool": ("max_pool", lambda: nn.MaxPool2d(3, 2, 1), (normal(2, 3, 7, 6),)),
+    "max pool of another height": (
+        "max_pool",
+        lambda: nn.MaxPool2d((2, 3), (2, 1)),
+        (normal(2, 3, 6, 5).detach().contiguous(memory_format=torch.channels_last).requires_grad_(),),
+    ),
+    "max pool of the size of its stride": ("max_pool", lambda: nn.MaxPool2d(2), (normal(2, 3, 6, 4),)),
     "causal attention": ("softmax", Attention, (normal(2, 4, 4),)),
     "attention": ("short_attention", Heads, (ROWS,)),
     "causal heads": ("short_attention", lambda: Heads(is_causal=True, scale=0.5), (ROWS,)),

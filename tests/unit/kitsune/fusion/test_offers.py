@@ -19,6 +19,7 @@ KERNELS = {
     "mlp": ("mlp_gelu",),
     "linear_activation": ("bias_gelu", "bias_gelu_tanh", "bias_relu", "bias_silu"),
     "batch_norm_relu": ("batch_norm_relu_train", "batch_norm_relu_eval"),
+    "max_pool": ("max_pool", "max_pool_last"),
     "softmax": ("softmax_causal", "softmax_masked"),
     "short_attention": ("attention",),
 }
@@ -144,6 +145,15 @@ def test_a_pattern_without_numbers_is_offered():
     given = torch.tensor([True, False])
     engine.fuse(lambda x, y: x * y)(given, given)
     assert engine.get_fusion_stats().matches == {"both": 1}
+
+
+def test_a_pattern_whose_kernel_was_not_measured_is_not_offered_and_says_so():
+    unmeasured = [pattern.name for pattern in PATTERNS if not pattern.dtypes]
+    stats = stats_of(nn.MaxPool2d(2), torch.randn(2, 3, 4, 4))
+    assert stats.matches == {}
+    assert ("max_pool" in unmeasured) == (
+        reasons(stats, "max_pool") == ["not offered: its kernel was not measured yet"]
+    )
 
 
 def test_an_activation_runs_in_the_dtype_of_its_layer():

@@ -333,6 +333,43 @@ def test_an_activation_in_place_of_an_argument_by_name():
     assert stats_of(function, ROWS).matches == {"linear_activation": 1}
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.max_pool2d(x, 2, padding=1),
+        lambda x: F.max_pool2d(input=x, kernel_size=[2], stride=[2, 1]),
+        lambda x: F.max_pool2d(x, 2, None, 0, 1, False, False),
+        lambda x: torch.ops.aten.max_pool2d.default(x, [3, 3], [], [1, 1]),
+    ],
+)
+def test_a_max_pool_is_found_however_it_is_written(function):
+    x, fusing = normal(2, 3, 6, 5), engine()
+    ours, wanted = step(fusing.fuse(function), [], x), step(function, [], x)
+    assert fusing.get_fusion_stats().matches == {"max_pool": 1}
+    for one, other in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: F.max_pool2d(x, 2, dilation=2), "it is dilated or its size is rounded up"),
+        (lambda x: F.max_pool2d(x, 2, ceil_mode=True), "it is dilated or its size is rounded up"),
+        (lambda x: F.max_pool2d(x, 2, return_indices=True)[0], "its indices are returned"),
+        (lambda x: F.max_pool2d(x, 6), "the kernel is not for its sizes and dtype on this device"),
+        (lambda x: F.max_pool2d(x[0], 2), "the kernel is not for its sizes and dtype on this device"),
+        (lambda x: F.max_pool2d(x.double(), 2), "the kernel is not for its sizes and dtype on this device"),
+    ],
+)
+def test_a_max_pool_that_the_kernel_does_not_take_stays(function, reason):
+    x = normal(2, 3, 7, 7)
+    fusing = engine()
+    torch.testing.assert_close(fusing.fuse(function)(x), function(x))
+    stats = fusing.get_fusion_stats()
+    assert stats.matches == {}
+    assert [one.reason for one in stats.refused] == [reason]
+
+
 def test_dropout_in_eval_is_no_dropout():
     assert stats_of(Dropped().eval(), ROWS, ROWS.detach()).matches == {}
 
@@ -505,6 +542,7 @@ def test_a_pattern_is_of_a_kind_that_a_configuration_can_turn_off():
         ("enable_reduction", Norm, (ROWS,)),
         ("enable_reduction", Attention, (normal(2, 4, 4),)),
         ("enable_reduction", BatchNormed, (normal(2, 6, 5, 5),)),
+        ("enable_reduction", partial(nn.MaxPool2d, 2), (normal(2, 3, 4, 4),)),
         ("enable_elementwise", Activated, (ROWS,)),
         ("enable_matmul", partial(nn.Conv2d, 3, 6, 2, stride=2), (normal(2, 3, 4, 6),)),
     ],
