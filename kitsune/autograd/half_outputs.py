@@ -5,7 +5,6 @@ with them, the copy out of the graph, the cast, and the passes of an eager loss 
 itself.
 """
 
-import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Mapping
@@ -14,11 +13,7 @@ from typing import Any, Final, Self
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
-
-from kitsune.base import optional_imports
-from kitsune.errors import SURPRISES, UnfitError
 
 #: Bytes of an output in fp32 from which on it is worth the host time of a subclass: the 13 passes of copies and an
 #: eager loss over it take 0.1 ms at the 4.3 TB/s of an H200.
@@ -35,8 +30,6 @@ CROSS_ENTROPY: Final = (
     "reduction",
     "label_smoothing",
 )
-#: The options that the kernel has. A class weight, or a deprecated option, is for torch's own loss.
-DEFAULTS: Final[Mapping[str, Any]] = {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
 VIEW_OF_BYTES: Final = torch.ops.aten.view.dtype
 
 #: What reads or writes the memory of a tensor without an operation of torch's.
@@ -53,71 +46,9 @@ OUTSIDE: Final = frozenset(
 )
 
 View = Callable[[torch.Tensor], torch.Tensor]
+#: The loss of an output, for a target and by options of cross_entropy; None where torch's own has to do.
+Loss = Callable[["HalfOutput", torch.Tensor, Mapping[str, Any]], torch.Tensor | None]
 SINGLE: Final = attrgetter("single")
-
-
-class FusedLoss:
-    """Cross-entropy in fp32 of logits in bf16, by Kitsune's kernel: it reads them once, and again for their gradient.
-
-    On an H200, forward and backward over 4096 x 50257 logits take 522 us, and 697 as Inductor compiles them
-    (results/kernels/2026-11-22-h200.jsonl).
-    """
-
-    def __init__(self) -> None:
-        """Raises UnfitError without Triton."""
-        self._kernel = optional_imports.load("kitsune.kernels.cross_entropy", extra="triton", packages=("triton",))
-        self._has_failed = False
-
-    @classmethod
-    def if_possible(cls) -> Self | None:
-        """None without Triton."""
-        with contextlib.suppress(UnfitError):
-            return cls()
-        return None
-
-    def __call__(self, logits: "HalfOutput", target: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor | None:
-        """The loss; None where torch's own has to do: also once the kernel has failed, which torch then tells about."""
-        settings = {**DEFAULTS, **options}
-        half = logits.as_half()
-        if half is None or half.ndim < 2 or settings.keys() != DEFAULTS.keys():
-            return None
-        rows = half.movedim(1, -1)
-        is_known = self._kernel.is_offered(rows, target, settings["label_smoothing"], settings["reduction"])
-        is_read_once = rows.ndim == 2 or rows.is_contiguous()
-        if self._has_failed or not (is_known and is_read_once and self._kernel.runs_in_triton(rows)):
-            return None
-        is_trained = torch.is_grad_enabled() and logits.requires_grad
-        try:
-            with torch._C.DisableTorchFunctionSubclass():
-                loss: torch.Tensor = _Loss.apply(logits, self, rows.detach(), target, settings, is_trained)
-        except SURPRISES:
-            self._has_failed = True
-            return None
-        return loss
-
-    def forward(
-        self, rows: torch.Tensor, target: torch.Tensor, settings: Mapping[str, Any]
-    ) -> tuple[torch.Tensor, ...]:
-        """(loss, what the backward reads)."""
-        given = settings["ignore_index"], settings["label_smoothing"], settings["reduction"]
-        found: tuple[torch.Tensor, ...] = self._kernel.forward(
-            rows.flatten(0, -2), target.flatten(), *given, torch.float32
-        )
-        return found
-
-    def backward(
-        self,
-        into: torch.Tensor,
-        gradient: torch.Tensor,
-        rows: torch.Tensor,
-        target: torch.Tensor,
-        kept: tuple[torch.Tensor, ...],
-        settings: Mapping[str, Any],
-    ) -> None:
-        """Writes the gradient of the rows, which has their shape and is contiguous."""
-        given = settings["ignore_index"], settings["label_smoothing"]
-        slopes = gradient.flatten() if gradient.ndim else gradient
-        self._kernel.write_backward(into.flatten(0, -2), slopes, rows.flatten(0, -2), target.flatten(), *kept, *given)
 
 
 class Memory:
@@ -129,7 +60,7 @@ class Memory:
     def __init__(
         self,
         half: torch.Tensor | None,
-        loss: FusedLoss | None,
+        loss: Loss | None,
         single: torch.Tensor | None = None,
         gradient: "StaticGradient | None" = None,
     ) -> None:
@@ -183,7 +114,7 @@ class StaticGradient:
 class StaticOutputs:
     """Outputs of one forward whose values are in the memory of its graph, and their gradients."""
 
-    def __init__(self, loss: FusedLoss | None) -> None:
+    def __init__(self, loss: Loss | None) -> None:
         self._loss = loss
         self._memories: list[weakref.ref[Memory]] = []
         self._gradients: list[weakref.ref[Memory]] = []
@@ -242,7 +173,7 @@ class HalfOutput(torch.Tensor):
         return given
 
     @classmethod
-    def of(cls, half: torch.Tensor, loss: FusedLoss | None, gradient: StaticGradient | None = None) -> Self:
+    def of(cls, half: torch.Tensor, loss: Loss | None, gradient: StaticGradient | None = None) -> Self:
         half = half.detach()
         like = torch.empty(half.shape, dtype=torch.float32, device="meta")
         return cls(Memory(half, loss, gradient=gradient), (), like, half.device)
@@ -294,7 +225,7 @@ class HalfOutput(torch.Tensor):
             plain = args[0].single.detach().requires_grad_(args[0].requires_grad)
             args[0].memory.write()
             return func(plain, *args[1:], **options)
-        if func is F.cross_entropy and (loss := fused_loss(args, options)) is not None:
+        if func is F.cross_entropy and (loss := loss_in_half(args, options)) is not None:
             return loss
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **options)
@@ -338,7 +269,7 @@ class HalfOutput(torch.Tensor):
         return empty.as_strided(self.size(), self.stride(), self.storage_offset())
 
 
-def fused_loss(args: Any, options: Mapping[str, Any]) -> torch.Tensor | None:
+def loss_in_half(args: Any, options: Mapping[str, Any]) -> torch.Tensor | None:
     """cross_entropy(*args, **options) of logits in bf16; None where the plain one has to do."""
     given = {**dict(zip(("input", *CROSS_ENTROPY), args, strict=False)), **options}
     logits, target = given.pop("input", None), given.pop("target", None)
@@ -359,7 +290,7 @@ class _AsSingle(torch.autograd.Function):
     def forward(
         _: Any,
         half: torch.Tensor,
-        loss: FusedLoss,
+        loss: Loss,
         memories: list[weakref.ref[Memory]],
         gradient: StaticGradient | None,
     ) -> torch.Tensor:
@@ -371,37 +302,6 @@ class _AsSingle(torch.autograd.Function):
     def backward(_: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         own = gradient.as_half() if isinstance(gradient, HalfOutput) else None
         return gradient.to(HALF) if own is None else own, None, None, None
-
-
-class _Loss(torch.autograd.Function):
-    """A loss of the values in bf16, for the graph of the output. Its gradient is an output in bf16 itself."""
-
-    @staticmethod
-    def forward(
-        context: Any,
-        logits: HalfOutput,
-        fused: FusedLoss,
-        rows: torch.Tensor,
-        target: torch.Tensor,
-        settings: Mapping[str, Any],
-        is_trained: bool,
-    ) -> torch.Tensor:
-        loss, *kept = fused.forward(rows, target, settings)
-        context.given = rows, target, tuple(kept), settings
-        context.fused, context.gradient = fused, logits.memory.gradient
-        context.into = context.gradient.take(logits.views) if is_trained and context.gradient is not None else None
-        return loss.view(target.shape) if settings["reduction"] == "none" else loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        into, context.into = context.into, None  # a second backward has memory of its own
-        own = torch.empty_like(context.given[0], memory_format=torch.contiguous_format) if into is None else into
-        context.fused.backward(own, gradient, *context.given)
-        given = HalfOutput.of(own.movedim(-1, 1), context.fused)
-        if into is not None:
-            context.gradient.watch(given.memory)
-        return given, None, None, None, None, None
 
 
 def mapped(function: Callable[[HalfOutput], torch.Tensor], arguments: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.autograd.half_outputs import FusedLoss, stays_half
+from kitsune.autograd.half_outputs import Loss, stays_half
 from kitsune.autograd.hooks import why_skipped
 from kitsune.autograd.leaves import tensors_there
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
@@ -82,7 +82,7 @@ class SegmentedForward:
         retain_graph: bool = False,
         streams: int = 1,
         pool_bytes: int | None = None,
-        fused_loss: FusedLoss | None = None,
+        fused_loss: Loss | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.autograd.half_outputs import FusedLoss, StaticOutputs, stays_half
+from kitsune.autograd.half_outputs import Loss, StaticOutputs, stays_half
 from kitsune.autograd.leaves import fresh_leaves, joined, leaves_behind, tensors_there, why_not_ours
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
 from kitsune.capture.autograd_node import SECOND_ORDER, own_gradients, scaled, unscale
@@ -60,7 +60,7 @@ class Segments:
         scaler: LossScaler | None = None,
         retain_graph: bool = False,
         planner: Planner | None = None,
-        fused_loss: FusedLoss | None = None,
+        fused_loss: Loss | None = None,
     ) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._ids = set(map(id, self.parameters))

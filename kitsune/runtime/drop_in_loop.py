@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kitsune.autograd.backward_thread import CallingThread
-from kitsune.autograd.half_outputs import FusedLoss
+from kitsune.autograd.fused_loss import FusedLoss
 from kitsune.autograd.hooks import Hooks, has_global_hooks
 from kitsune.base.environment import is_disabled
 from kitsune.capture.forward_dispatch import NOTES, SegmentedForward

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kitsune import KitsuneOptimizer, Plan
-from kitsune.autograd import half_outputs
+from kitsune.autograd import fused_loss, half_outputs
 from kitsune.errors import CaptureError
 from tests.training_pairs import adamw
 
@@ -48,13 +48,13 @@ class Fused:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        given = half_outputs.FusedLoss.__call__
+        given = fused_loss.FusedLoss.__call__
 
         def counted(*args: Any) -> torch.Tensor:
             self.count += 1
             return given(*args)
 
-        monkeypatch.setattr(half_outputs.FusedLoss, "__call__", counted)
+        monkeypatch.setattr(fused_loss.FusedLoss, "__call__", counted)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from kitsune.autograd.half_outputs import FusedLoss, HalfOutput, StaticOutputs, stays_half
+from kitsune.autograd.fused_loss import FusedLoss
+from kitsune.autograd.half_outputs import HalfOutput, StaticOutputs, stays_half
 
 CLASSES = 100
 TARGET = torch.randint(0, CLASSES, (4, 7), generator=torch.Generator().manual_seed(0))
