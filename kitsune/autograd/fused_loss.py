@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 import torch
 from torch.autograd.function import once_differentiable
 
-from kitsune.autograd.half_outputs import HalfOutput
+from kitsune.autograd.half_outputs import HalfOutput, Memory
 from kitsune.base import optional_imports
 from kitsune.errors import SURPRISES, UnfitError
 
@@ -52,7 +52,7 @@ class FusedLoss:
         except SURPRISES:
             self._has_failed = True
             return None
-        return loss
+        return loss.view(target.shape) if settings["reduction"] == "none" else loss
 
     def forward(
         self, rows: torch.Tensor, target: torch.Tensor, settings: Mapping[str, Any]
@@ -93,18 +93,27 @@ class _Loss(torch.autograd.Function):
         is_trained: bool,
     ) -> torch.Tensor:
         loss, *kept = fused.forward(rows, target, settings)
-        context.given = rows, target, tuple(kept), settings
-        context.fused, context.gradient = fused, logits.memory.gradient
-        context.into = context.gradient.take(logits.views) if is_trained and context.gradient is not None else None
-        return loss.view(target.shape) if settings["reduction"] == "none" else loss
+        context.save_for_backward(target, *kept)
+        context.fused, context.settings = fused, settings
+        context.rows, context.graph = Memory(rows, None), logits.memory.graph
+        context.into = None
+        if context.graph is not None:
+            context.graph.watch(context.rows)
+            context.into = context.graph.take_gradient(logits.views) if is_trained else None
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        into, context.into = context.into, None  # a second backward has memory of its own
-        own = torch.empty_like(context.given[0], memory_format=torch.contiguous_format) if into is None else into
-        context.fused.backward(own, gradient, *context.given)
+        target, *kept = context.saved_tensors
+        rows, into = context.rows.half, context.into
+        context.into = None  # a second backward has memory of its own
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            context.rows = None  # the loop may hold the loss for long: the next forward would copy them
+        is_static = into is not None and context.graph.is_current
+        own = into if is_static else torch.empty_like(rows, memory_format=torch.contiguous_format)
+        context.fused.backward(own, gradient, rows, target, tuple(kept), context.settings)
         given = HalfOutput.of(own.movedim(-1, 1), context.fused)
-        if into is not None:
-            context.gradient.watch(given.memory)
+        if is_static:
+            context.graph.watch_gradient(given.memory)
         return given, None, None, None, None, None

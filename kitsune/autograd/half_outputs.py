@@ -30,7 +30,8 @@ CROSS_ENTROPY: Final = (
     "reduction",
     "label_smoothing",
 )
-VIEW_OF_BYTES: Final = torch.ops.aten.view.dtype
+#: Views that the values in bf16 do not have.
+ALIASES: Final = frozenset({torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default})
 
 #: What reads or writes the memory of a tensor without an operation of torch's.
 OUTSIDE: Final = frozenset(
@@ -45,6 +46,9 @@ OUTSIDE: Final = frozenset(
     }
 )
 
+#: The assignment to `.data`.
+SET_DATA: Final = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
 View = Callable[[torch.Tensor], torch.Tensor]
 #: The loss of an output, for a target and by options of cross_entropy; None where torch's own has to do.
 Loss = Callable[["HalfOutput", torch.Tensor, Mapping[str, Any]], torch.Tensor | None]
@@ -52,21 +56,18 @@ SINGLE: Final = attrgetter("single")
 
 
 class Memory:
-    """The values of one output: in bf16 where the graph put them, and in fp32 once they are read.
-
-    `gradient`: where the graph reads the gradient of the output.
-    """
+    """The values of one output: in bf16 where the graph put them, and in fp32 once they are read."""
 
     def __init__(
         self,
         half: torch.Tensor | None,
         loss: Loss | None,
         single: torch.Tensor | None = None,
-        gradient: "StaticGradient | None" = None,
+        graph: "StaticOutputs | None" = None,
     ) -> None:
         self.half = half
         self.loss = loss
-        self.gradient = gradient
+        self.graph = graph
         self._single = single
 
     @property
@@ -77,65 +78,69 @@ class Memory:
                 self._single = self.half.to(torch.float32, memory_format=torch.contiguous_format)
         return self._single
 
-    def write(self) -> None:
-        """From now on the values are those in fp32, which the loop may have written."""
+    def write(self) -> torch.Tensor:
+        """The values in fp32, which the loop may write from now on."""
+        single = self.single
         self.half = None
+        return single
 
     def leave_graph(self) -> None:
         """Copies the values out of the memory of the graph; those that were read are in fp32 already."""
         self.half = self.half.clone() if self.half is not None and self._single is None else None
 
 
-class StaticGradient:
-    """The memory in which a graph reads the gradient of an output. One loss of a forward may write there, once."""
-
-    def __init__(self, memory: torch.Tensor, written: "list[weakref.ref[Memory]]") -> None:
-        self._memory = memory
-        self._written = written
-        self._is_free = True
-
-    def take(self, views: "tuple[View, ...]") -> torch.Tensor | None:
-        """Rows for the gradient of the view of the output, classes last; None if they are not all of it, or taken."""
-        rows = self._memory
-        for view in views:
-            rows = view(rows)
-        rows = rows.movedim(1, -1)
-        fits = rows.is_contiguous() and rows.numel() == self._memory.numel()
-        if not (fits and self._is_free):
-            return None
-        self._is_free = False
-        return rows
-
-    def watch(self, memory: Memory) -> None:
-        """A gradient that was written there, which the loop may keep."""
-        self._written.append(weakref.ref(memory))
-
-
 class StaticOutputs:
-    """Outputs of one forward whose values are in the memory of its graph, and their gradients."""
+    """The outputs of one forward whose values are in the memory of its graph.
 
-    def __init__(self, loss: Loss | None) -> None:
-        self._loss = loss
+    `gradient`: where the backward's graph reads the gradient of the one output that has one. One loss may write there,
+    once, until the next forward.
+    """
+
+    def __init__(self, loss: Loss | None, gradient: torch.Tensor | None = None) -> None:
+        self.loss = loss
+        self.is_current = True
+        self._gradient = gradient
         self._memories: list[weakref.ref[Memory]] = []
         self._gradients: list[weakref.ref[Memory]] = []
 
-    def output(self, half: torch.Tensor, gradient: torch.Tensor | None = None) -> torch.Tensor:
-        """A tensor in the memory of the graph, as the loop gets it: in fp32, with the gradient of a cast.
-
-        `gradient`: where the graph reads the gradient of the output, in its shape and dtype.
-        """
-        assert self._loss is not None
-        static = None if gradient is None else StaticGradient(gradient, self._gradients)
-        given: torch.Tensor = _AsSingle.apply(half, self._loss, self._memories, static)
+    def output(self, half: torch.Tensor) -> torch.Tensor:
+        """A tensor in the memory of the graph, as the loop gets it: in fp32, with the gradient of a cast."""
+        given: torch.Tensor = _AsSingle.apply(half, self)
         return given
 
+    def take_gradient(self, views: "tuple[View, ...]") -> torch.Tensor | None:
+        """Rows for the gradient of the view of the output, classes last; None if they are not all of it, or taken."""
+        rows = whole = self._gradient
+        if rows is None or whole is None:
+            return None
+        for view in views:
+            rows = view(rows)
+        rows = rows.movedim(1, -1)
+        if not rows.is_contiguous() or rows.numel() != whole.numel():
+            return None
+        self._gradient = None
+        return rows
+
+    def watch(self, memory: Memory) -> None:
+        """Values in the memory of the graph, which are copied if they are still there when it is written."""
+        self._memories.append(weakref.ref(memory))
+
+    def watch_gradient(self, memory: Memory) -> None:
+        self._gradients.append(weakref.ref(memory))
+
     def leave_graph(self) -> None:
-        """Copies the outputs that the loop still holds: to be called before a replay overwrites the memory."""
+        """To be called before a replay overwrites the outputs."""
         leave(self._memories)
 
-    def leave_gradients(self) -> None:
-        """Copies the gradients that the loop still holds: to be called before others are written in their place."""
+    def leave_gradient(self) -> None:
+        """To be called before the gradient is overwritten."""
         leave(self._gradients)
+
+    def end(self) -> None:
+        """To be called before the next forward: no loss writes the gradient any more."""
+        self.is_current = False
+        self.leave_graph()
+        self.leave_gradient()
 
 
 def leave(memories: list[weakref.ref[Memory]]) -> None:
@@ -173,10 +178,10 @@ class HalfOutput(torch.Tensor):
         return given
 
     @classmethod
-    def of(cls, half: torch.Tensor, loss: Loss | None, gradient: StaticGradient | None = None) -> Self:
+    def of(cls, half: torch.Tensor, loss: Loss | None, graph: StaticOutputs | None = None) -> Self:
         half = half.detach()
         like = torch.empty(half.shape, dtype=torch.float32, device="meta")
-        return cls(Memory(half, loss, gradient=gradient), (), like, half.device)
+        return cls(Memory(half, loss, graph=graph), (), like, half.device)
 
     @property
     def single(self) -> torch.Tensor:
@@ -225,6 +230,10 @@ class HalfOutput(torch.Tensor):
             plain = args[0].single.detach().requires_grad_(args[0].requires_grad)
             args[0].memory.write()
             return func(plain, *args[1:], **options)
+        if func == SET_DATA and isinstance(args[0], HalfOutput):
+            args[0].memory.write()
+            args[0].single.copy_(args[1])
+            return None
         if func is F.cross_entropy and (loss := loss_in_half(args, options)) is not None:
             return loss
         with torch._C.DisableTorchFunctionSubclass():
@@ -239,8 +248,7 @@ class HalfOutput(torch.Tensor):
         if func is torch.ops.aten.detach.default and isinstance(first, HalfOutput):
             # torch.compile recognises a subclass by this result
             return HalfOutput(first.memory, first.views, first.as_meta(), first.device)
-        stays_half = func.is_view and func is not VIEW_OF_BYTES
-        if stays_half and isinstance(first, HalfOutput) and first.memory.half is not None:
+        if func.is_view and isinstance(first, HalfOutput) and first.memory.half is not None:
             return first.view_by(func, args[1:], options)
         if func is torch.ops.aten.clone.default and isinstance(first, HalfOutput):
             return cls.__tensor_unflatten__({"single": first.single.clone(**options)})
@@ -260,9 +268,10 @@ class HalfOutput(torch.Tensor):
             return found
 
         like = func(self.as_meta(), *args, **options)
-        if isinstance(like, torch.Tensor):
+        if isinstance(like, torch.Tensor) and func not in ALIASES:
             return HalfOutput(self.memory, (*self.views, view), like, self.device)
-        return func(self.single, *args, **options)  # several views at once
+        self.memory.write()  # the loop may write into several views at once, and it is not seen
+        return func(self.single, *args, **options)
 
     def as_meta(self) -> torch.Tensor:
         empty = torch.empty(0, dtype=torch.float32, device="meta")
@@ -287,21 +296,15 @@ class _AsSingle(torch.autograd.Function):
     """The cast of an output to fp32, which is made when it is read."""
 
     @staticmethod
-    def forward(
-        _: Any,
-        half: torch.Tensor,
-        loss: Loss,
-        memories: list[weakref.ref[Memory]],
-        gradient: StaticGradient | None,
-    ) -> torch.Tensor:
-        given = HalfOutput.of(half, loss, gradient)
-        memories.append(weakref.ref(given.memory))
+    def forward(_: Any, half: torch.Tensor, graph: StaticOutputs) -> torch.Tensor:
+        given = HalfOutput.of(half, graph.loss, graph)
+        graph.watch(given.memory)
         return given
 
     @staticmethod
     def backward(_: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         own = gradient.as_half() if isinstance(gradient, HalfOutput) else None
-        return gradient.to(HALF) if own is None else own, None, None, None
+        return gradient.to(HALF) if own is None else own, None
 
 
 def mapped(function: Callable[[HalfOutput], torch.Tensor], arguments: Any) -> Any:

@@ -151,19 +151,14 @@ class Segments:
         if not self._ran:
             self._static.load((args, kwargs))
         pairs = enumerate(_Joined.apply(self, *self.parameters))
-        self._given = StaticOutputs(self._fused_loss)
-        given = [self._given.output(own, self._gradient_of(at)) if at in self._in_half else own for at, own in pairs]
+        is_only = len(self._output_gradients) == 1
+        self._given = StaticOutputs(self._fused_loss, self._output_gradients[0] if is_only else None)
+        given = [self._given.output(own) if at in self._in_half else own for at, own in pairs]
         self._listeners = Listeners([given[at] for at in self._sources])
         if self._is_tensor:
             return given[0]
         outputs = iter(given)
         return pytree.tree_unflatten([next(outputs) if leaf is TENSOR else leaf for leaf in self._leaves], self._spec)
-
-    def _gradient_of(self, at: int) -> torch.Tensor:
-        """Where the graph reads the gradient of an output, which a loss may write from now on."""
-        place = sum(self._differentiable[:at])
-        self._are_zero.discard(place)
-        return self._output_gradients[place]
 
     def _run_forward(self) -> list[torch.Tensor]:
         args, kwargs = self._static.batch
@@ -215,8 +210,7 @@ class Segments:
         return gradients
 
     def replay_forward(self) -> tuple[torch.Tensor, ...]:
-        self._given.leave_graph()
-        self._given.leave_gradients()
+        self._given.end()
         if not self._ran:  # the CPU twin ran the forward while it recorded it, on these very arguments
             self._forward_graph.replay()
         self._ran = False
@@ -237,7 +231,7 @@ class Segments:
         for at, (static, gradient) in enumerate(zip(self._output_gradients, wanted, strict=True)):
             if gradient is not None:
                 if not lies_in(gradient, static):
-                    self._given.leave_gradients()
+                    self._given.leave_gradient()
                     static.copy_(gradient)
                 self._are_zero.discard(at)
             elif at not in self._are_zero:

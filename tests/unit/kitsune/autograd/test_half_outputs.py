@@ -151,7 +151,8 @@ class Graph:
         self.head = Head()
         self.half = self.head.half().detach().requires_grad_()
         self.memory = torch.zeros_like(self.half)
-        self.output = self.head.outputs.output(self.half, self.memory)
+        self.outputs = StaticOutputs(self.head.fused, self.memory)
+        self.output = self.outputs.output(self.half)
 
 
 @pytest.mark.parametrize("name", ["flat", "a module", "by name", "read first"])
@@ -201,9 +202,81 @@ def test_a_gradient_that_the_loop_keeps_is_copied_before_another_is_written_ther
     flat(graph.output).backward()
     kept = graph.output.grad
     wanted = graph.memory.float()
-    graph.head.outputs.leave_gradients()
+    graph.outputs.leave_gradient()
     graph.memory.zero_()
     assert torch.equal(kept + 0, wanted)
+
+
+def test_a_loss_of_an_earlier_forward_has_its_values_and_writes_elsewhere():
+    ours, theirs = Graph(), Graph()
+    loss = flat(ours.output)
+    wanted = flat(theirs.half.float())
+    ours.outputs.end()
+    with torch.no_grad():
+        ours.half.zero_()  # as the next forward does
+    (gradient,) = torch.autograd.grad(loss, ours.half)
+    torch.testing.assert_close(gradient, torch.autograd.grad(wanted, theirs.half)[0], rtol=1e-2, atol=1e-3)
+    assert not ours.memory.any()
+
+
+def test_what_a_loss_reads_is_let_go_after_its_backward():
+    graph = Graph()
+    loss = flat(graph.output)
+    graph.output = None
+    loss.backward()
+    held = [reference() for reference in graph.outputs._memories]
+    assert held == [None, None]
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_losses_of_rows_may_be_weighted_in_place():
+    ours, theirs = Graph(), Graph()
+    for output in (ours.output, theirs.half.float()):
+        losses = F.cross_entropy(output.transpose(1, 2), TARGET, reduction="none")
+        losses *= torch.linspace(0, 1, 7)
+        losses[0] = 0
+        losses.sum().backward()
+    torch.testing.assert_close(ours.half.grad, theirs.half.grad, rtol=1e-2, atol=1e-2)
+
+
+def halves(output):
+    one, other = output.split(2)
+    one.mul_(2)
+    other.zero_()
+    return flat(output)
+
+
+def rows(output):
+    for row in output:
+        row.add_(1)
+    return flat(output * 2)
+
+
+def strided(output):
+    output.as_strided((2, 3), (CLASSES, 1)).zero_()
+    return flat(output)
+
+
+def replaced(output):
+    output.data = output.data / 2
+    return flat(output)
+
+
+@pytest.mark.parametrize("use", [halves, rows, strided, replaced])
+def test_writes_by_views_that_it_does_not_follow(use):
+    ours, theirs = Graph(), Graph()
+    with torch.no_grad():
+        found, wanted = use(ours.output.detach()), use(theirs.half.float())
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_target_that_is_written_before_the_backward_is_told():
+    target = TARGET.view(-1).clone()
+    loss = F.cross_entropy(Head().give().view(-1, CLASSES), target)
+    target.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_what_it_says_of_itself():
