@@ -150,15 +150,16 @@ class Segments:
         self._spare_accumulated()
         if not self._ran:
             self._static.load((args, kwargs))
-        pairs = enumerate(_Joined.apply(self, *self.parameters))
+        outputs = list(_Joined.apply(self, *self.parameters))
         is_only = len(self._output_gradients) == 1
         self._given = StaticOutputs(self._fused_loss, self._output_gradients[0] if is_only else None)
-        given = [self._given.output(own) if at in self._in_half else own for at, own in pairs]
+        outputs = outputs if is_only else list(map(apart, outputs))
+        given = [self._given.output(own) if at in self._in_half else own for at, own in enumerate(outputs)]
         self._listeners = Listeners([given[at] for at in self._sources])
         if self._is_tensor:
             return given[0]
-        outputs = iter(given)
-        return pytree.tree_unflatten([next(outputs) if leaf is TENSOR else leaf for leaf in self._leaves], self._spec)
+        tensors = iter(given)
+        return pytree.tree_unflatten([next(tensors) if leaf is TENSOR else leaf for leaf in self._leaves], self._spec)
 
     def _run_forward(self) -> list[torch.Tensor]:
         args, kwargs = self._static.batch
@@ -283,6 +284,11 @@ class Segments:
         context.mark_non_differentiable(
             *(out for out, needs in zip(outputs, self._differentiable, strict=True) if not needs)
         )
+
+
+def apart(output: torch.Tensor) -> torch.Tensor:
+    """An output with a node of its own: torch would call its hooks with None where only others have a gradient."""
+    return output.view_as(output) if output.requires_grad else output
 
 
 def lies_in(gradient: torch.Tensor, static: torch.Tensor) -> bool:

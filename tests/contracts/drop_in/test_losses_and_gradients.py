@@ -63,6 +63,30 @@ class Both(Net):
         return self.head(hidden), hidden
 
 
+class Heads(Net):
+    """It returns two outputs, neither of which is computed from the other."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
+        return self.head(hidden), hidden * 2
+
+
+def test_a_hook_on_an_output_that_the_loss_does_not_read_is_not_called(device: torch.device) -> None:
+    def loop(model: nn.Module, optimizer: Optimizer, data: list[Batch]) -> list[torch.Tensor]:
+        losses = []
+        for x, y in data:
+            optimizer.zero_grad()
+            output, hidden = model(x)
+            hidden.register_hook(lambda gradient: gradient.clamp(-1, 1))
+            loss = criterion(output, y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    assert check(device, loop, make_model=Heads).captured == STEPS - WARM
+
+
 def loop_of_both(how: str, first: int, errors: list[str]) -> Any:
     """From its `first` step on it asks for the gradient of what comes before the output."""
 
