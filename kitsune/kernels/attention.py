@@ -322,20 +322,20 @@ def rest_of(tokens: int, block: int) -> int:
 
 
 def forward_tiles(tokens: int, head: int) -> Tiles:
-    """The tiles of the forward for an H200. Chosen by the registers that ptxas assigns; not measured yet.
+    """The tiles of the forward: the fastest of 14 on an H200 for 197 positions, and of two for 128.
 
-    For 197 positions and a head of 64 elements it assigns 104 of 128, and with dropout it spills 8 to 60 bytes.
+    Others are chosen by the registers that ptxas assigns.
     """
-    if head > 64:
+    if head > 64 or tokens > 128:
         return Tiles(64, 64, 4, 2)
     return Tiles(64, 64, 4, 1 if tokens <= 64 else 2, registers=128)
 
 
 def backward_tiles(tokens: int, head: int) -> Tiles:
-    """The tiles of the backward for an H200. Chosen by the registers that ptxas assigns; not measured yet.
+    """The tiles of the backward: on an H200 the fastest of four for 128 positions, and for 197 as fast as four others.
 
-    With at most 128 registers a thread, two programs of eight warps share a multiprocessor, and one computes while the
-    other waits.
+    Others are chosen by the registers that ptxas assigns. With at most 128 registers a thread, two programs of eight
+    warps share a multiprocessor, and one computes while the other waits.
     """
     if head > 64:
         return Tiles(32, 64, 4, 2, rows=64, columns=32)
