@@ -1,4 +1,4 @@
-"""The pattern of attention over short sequences. The function takes the last node of a possible match."""
+"""The pattern of attention without a mask. The function takes the last node of a possible match."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kitsune.fusion.operations import is_tensor, memory_of, operation_of, value_
 from kitsune.kernels import attention as kernel
 
 
-def short_attention(node: Node) -> Found:
+def attention(node: Node) -> Found:
     """scaled_dot_product_attention without a mask, over as many keys as queries."""
     operation = operation_of(node)
     given = tuple(operation.get(name) for name in ("query", "key", "value"))
@@ -29,7 +29,7 @@ def short_attention(node: Node) -> Found:
     if packed is not None:
         arguments = (packed, tuple(value_of(given[0]).shape), *settings, value_of(node).dtype)
         return Match(call=calls.packed_attention, arguments=arguments, results=(node,))
-    return Match(call=calls.short_attention, arguments=(*given, *settings, value_of(node).dtype), results=(node,))
+    return Match(call=calls.attention, arguments=(*given, *settings, value_of(node).dtype), results=(node,))
 
 
 def packed_of(given: tuple[Any, ...]) -> Node | None:

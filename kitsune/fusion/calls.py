@@ -83,7 +83,7 @@ def masked_softmax(
     return softmax.softmax(x.to(dtype), mask, scale, causal)
 
 
-def short_attention(
+def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

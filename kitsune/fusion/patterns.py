@@ -62,7 +62,7 @@ PATTERNS: Final = (
     Pattern("mlp", "matmul", mlps.mlp, NOT_MEASURED),
     Pattern("linear_activation", "elementwise", elementwise.linear_activation),
     Pattern("patch_convolution", "matmul", convolutions.patch_convolution),
-    Pattern("short_attention", "matmul", attentions.short_attention, NOT_MEASURED),
+    Pattern("attention", "matmul", attentions.attention, NOT_MEASURED),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),
     Pattern("rope", "elementwise", rotary.rope),
     Pattern("dropout_add", "elementwise", elementwise.dropout_add),

@@ -1,4 +1,4 @@
-"""The Triton kernel of attention over short sequences, and what it shares with that of the gradients.
+"""The Triton kernel of attention, and what it shares with that of the gradients.
 
 A sequence is whole blocks and a smaller one, so that 197 positions are not computed as 256: LAST is the size of the
 smaller block where each block is a program's, REST where a program loops over blocks, and 0 where there is none. In

@@ -1,4 +1,4 @@
-"""Attention over short sequences on a GPU: real shapes, dropout, streams, CUDA graphs, Inductor."""
+"""Attention on a GPU: real shapes, dropout, streams, CUDA graphs, Inductor."""
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ SHAPES = {
     "ViT-B/16": (8, 12, 197, 64, False, 0.0),
     "ViT-S/32": (8, 6, 50, 64, False, 0.0),
     "BERT": (4, 12, 128, 64, False, 0.1),
-    "GPT-2": (4, 12, 256, 64, True, 0.1),
+    "GPT-2": (4, 12, 512, 64, True, 0.1),
+    "Llama": (1, 12, 1024, 64, True, 0.0),
     "GPT-2 of odd length": (4, 12, 131, 64, True, 0.0),
     "one position": (4, 1, 1, 64, True, 0.5),
     "small heads": (2, 3, 100, 16, False, 0.3),

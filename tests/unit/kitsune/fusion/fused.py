@@ -203,7 +203,7 @@ class Masked(nn.Module):
 
 
 class Heads(nn.Module):
-    """Self-attention over short sequences, as in a transformer's block."""
+    """Self-attention, as in a transformer's block."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -292,8 +292,8 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     ),
     "max pool of the size of its stride": ("max_pool", lambda: nn.MaxPool2d(2), (normal(2, 3, 6, 4),)),
     "causal attention": ("softmax", Attention, (normal(2, 4, 4),)),
-    "attention": ("short_attention", Heads, (ROWS,)),
-    "causal heads": ("short_attention", lambda: Heads(is_causal=True, scale=0.5), (ROWS,)),
+    "attention": ("attention", Heads, (ROWS,)),
+    "causal heads": ("attention", lambda: Heads(is_causal=True, scale=0.5), (ROWS,)),
     "masked attention": ("softmax", Masked, (normal(2, 2, 4, 4), torch.zeros(2, 1, 1, 4))),
     "a head": ("linear_cross_entropy", Head, (ROWS, TARGETS)),
     "a head with a bias": ("linear_cross_entropy", lambda: Head(bias=True), (ROWS, TARGETS)),

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from kitsune.fusion import Match, calls
-from kitsune.fusion.attentions import short_attention
+from kitsune.fusion.attentions import attention
 
 HEADS, HEAD, TOKENS = 2, 16, 5
 WIDTH = HEADS * HEAD
@@ -60,7 +60,7 @@ def found(function):
 
     def look(graph, _):
         for node in graph.graph.nodes:
-            matches.extend(filter(None, [short_attention(node)]))
+            matches.extend(filter(None, [attention(node)]))
             projections.extend([node] if node.target is F.linear else [])
         return graph
 
@@ -81,7 +81,7 @@ def test_parts_of_one_projection_are_read_as_one(views):
 @pytest.mark.parametrize("views", [turned, scaled, heads_first, part_of_more, apart])
 def test_others_are_read_each_by_itself(views):
     match, _ = found(lambda x, weight: F.scaled_dot_product_attention(*views(F.linear(x, weight))))
-    assert match.call is calls.short_attention
+    assert match.call is calls.attention
 
 
 def test_the_call_computes_what_the_parts_do():
