@@ -1,14 +1,27 @@
 """The pattern of attention without a mask. The function takes the last node of a possible match."""
 
-from typing import Any
+import operator
+from typing import Any, Final
 
 import torch
 from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.match import Found, Match
-from kitsune.fusion.operations import is_tensor, memory_of, operation_of, value_of
+from kitsune.fusion.operations import aten, is_tensor, memory_of, operation_of, value_of
 from kitsune.kernels import attention as kernel
+
+#: Views by which models take queries, keys and values from a projection.
+VIEWS: Final = frozenset(
+    {
+        operator.getitem,
+        *("chunk", "split", "unbind", "narrow", "view", "reshape", "unflatten", "flatten", "transpose", "permute"),
+        *(torch.chunk, torch.split, torch.unbind, torch.narrow, torch.reshape, torch.unflatten, torch.flatten),
+        *(torch.transpose, torch.permute, aten.chunk.default, aten.split.Tensor, aten.unbind.int, aten.slice.Tensor),
+        *(aten.select.int, aten.view.default, aten.reshape.default, aten.unflatten.int, aten.flatten.using_ints),
+        *(aten.transpose.int, aten.permute.default),
+    }
+)
 
 
 def attention(node: Node) -> Found:
@@ -33,12 +46,17 @@ def attention(node: Node) -> Found:
 
 
 def packed_of(given: tuple[Any, ...]) -> Node | None:
-    """The node that query, key and value are views of, in this order and nothing else; None if there is no such."""
+    """The node that query, key and value are views of, in this order and nothing else; None if there is no such.
+
+    None, too, where gradients do not flow through the views as through the node.
+    """
     whole = {viewed(node) for node in given}
-    if len(whole) != 1:
+    if len(whole) != 1 or any(node.target is torch._C._set_grad_enabled for node in given[0].graph.nodes):
         return None
     (packed,) = whole
     values, memory = [value_of(node) for node in given], value_of(packed)
+    if not isinstance(memory, torch.Tensor) or packed in given:
+        return None
     batch, heads, tokens, head = values[0].shape
     width = 3 * heads * head
     are_parts = all(
@@ -50,11 +68,20 @@ def packed_of(given: tuple[Any, ...]) -> Node | None:
 
 
 def viewed(node: Node) -> Node:
-    """The first of the nodes behind it whose values lie in the same memory."""
-    memory = memory_of(value_of(node))
-    while before := [one for one in node.all_input_nodes if memory in map(memory_of, parts_of(value_of(one)))]:
-        node = before[0]
+    """What it is a view of: the first of a chain of views in the same memory, with the same gradient."""
+    first = node
+    while node.target in VIEWS and node.all_input_nodes and is_same(value_of(first), value_of(node.all_input_nodes[0])):
+        node = node.all_input_nodes[0]
     return node
+
+
+def is_same(view: torch.Tensor, value: Any) -> bool:
+    """Whether one of the values is in the memory of the view, in its dtype, and needs a gradient if the view does."""
+    return any(
+        memory_of(one) == memory_of(view) is not None
+        and (one.dtype, one.requires_grad) == (view.dtype, view.requires_grad)
+        for one in parts_of(value)
+    )
 
 
 def parts_of(value: Any) -> tuple[Any, ...]:

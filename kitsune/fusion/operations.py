@@ -153,9 +153,13 @@ def is_tensor(node: Any) -> bool:
 
 
 def memory_of(value: Any) -> int | None:
-    """The storage id of a tensor: views share one. None for tensors that are not strided, and for other values."""
-    is_strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
-    return int(value.untyped_storage()._cdata) if is_strided else None
+    """The storage id of a tensor: views share one. None for tensors without one, and for other values."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    try:
+        return int(value.untyped_storage()._cdata)
+    except NotImplementedError:  # a tensor of torch.func
+        return None
 
 
 def is_last(dim: Any, x: Any) -> bool:

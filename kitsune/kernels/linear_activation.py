@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch.autograd.function import once_differentiable
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kitsune.kernels.bias_activation import KINDS, activated, pulled_back
@@ -109,6 +110,7 @@ class Mlp(torch.autograd.Function):
         return F.linear(a, w2, b2)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, w1, w2, h, a = ctx.saved_tensors
         needs_x, needs_w1, needs_b1, needs_w2, needs_b2, _ = ctx.needs_input_grad

@@ -148,7 +148,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
     ctx.set_materialize_grads(False)  # avoids a tensor of zeros for the gradient of `chosen`
 
 
-def _gradients(ctx: Any, dy: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
+def _gradients(ctx: Any, dy: torch.Tensor | None, _: None) -> tuple[torch.Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 4
     (chosen,) = ctx.saved_tensors
     return backward(dy, chosen, ctx.shape, ctx.last, *ctx.window), None, None, None
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from kitsune.fusion import Match, calls
 from kitsune.fusion.attentions import attention
@@ -54,6 +55,35 @@ def apart(x):
     return (heads_of(part + 1) for part in x.chunk(3, -1))
 
 
+def detached(x):
+    q, k, v = chunks(x)
+    return q, k.detach(), v
+
+
+def apart_from_gradients(x):
+    with torch.no_grad():
+        return tuple(chunks(x))
+
+
+def scaled_gradients(x):
+    q, k, v = chunks(x)
+    return q, Scaled.apply(k), v
+
+
+def recomputed(x):
+    return map(heads_of, checkpoint(lambda whole: whole.chunk(3, -1), x, use_reentrant=False))
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient * 0.5
+
+
 def found(function):
     """(the match, the node that the projection is computed by)."""
     matches, projections = [], []
@@ -65,7 +95,8 @@ def found(function):
         return graph
 
     torch._dynamo.reset()
-    torch.compile(function, backend=look, fullgraph=True)(torch.randn(2, TOKENS, WIDTH), torch.randn(3 * WIDTH, WIDTH))
+    x, weight = torch.randn(2, TOKENS, WIDTH), torch.randn(3 * WIDTH, WIDTH)
+    torch.compile(function, backend=look, fullgraph=True)(x.requires_grad_(), weight.requires_grad_())
     (match,), (projection,) = matches, projections
     assert isinstance(match, Match)
     return match, projection
@@ -78,7 +109,21 @@ def test_parts_of_one_projection_are_read_as_one(views):
     assert match.arguments[:2] == (projection, (2, HEADS, TOKENS, HEAD))
 
 
-@pytest.mark.parametrize("views", [turned, scaled, heads_first, part_of_more, apart])
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # Dynamo, of a Function of the user's
+@pytest.mark.parametrize(
+    "views",
+    [
+        turned,
+        scaled,
+        heads_first,
+        part_of_more,
+        apart,
+        detached,
+        apart_from_gradients,
+        scaled_gradients,
+        recomputed,
+    ],
+)
 def test_others_are_read_each_by_itself(views):
     match, _ = found(lambda x, weight: F.scaled_dot_product_attention(*views(F.linear(x, weight))))
     assert match.call is calls.attention

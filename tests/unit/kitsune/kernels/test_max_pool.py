@@ -221,3 +221,18 @@ def test_a_compiled_model_keeps_it_whole(device, memory_format, dynamic):
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other)
     assert [one.stride() for one in ours] == [one.stride() for one in theirs]
+
+
+class Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        return x * 2
+
+    @staticmethod
+    def backward(*_):
+        return None
+
+
+def test_where_nothing_behind_it_gives_a_gradient_it_gives_none(device):
+    x = drawn(device, 1, 2, 4, 4).requires_grad_()
+    assert torch.autograd.grad(Nothing.apply(max_pool(x, 2, 2)).sum(), x, allow_unused=True) == (None,)
