@@ -238,23 +238,25 @@ def forward_kernel(
             total = with_product(total, x.load([row, step * DEEP]), weight.load([column, step * DEEP]).T)
         stored += programs
         row, column = place_of(stored, rows, columns, HIGH, WIDE)
-        finish(total, bias, h, a, row, column, columns, KIND, WIDE, PIECES)
+        store_results(total, bias, h, a, row, column, columns, KIND, WIDE, PIECES)
 
 
 @triton.jit
-def finish(total, bias, h, a, row, column, columns, KIND: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr):
+def store_results(
+    total, bias, h, a, row, column, columns, KIND: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr
+):
     """Stores a tile of `h` and of `a`."""
     if PIECES > 1:
         left, right = halves_of(total)
-        finish(left, bias, h, a, row, column, columns, KIND, WIDE // 2, PIECES // 2)
-        finish(right, bias, h, a, row, column + WIDE // 2, columns, KIND, WIDE // 2, PIECES // 2)
+        store_results(left, bias, h, a, row, column, columns, KIND, WIDE // 2, PIECES // 2)
+        store_results(right, bias, h, a, row, column + WIDE // 2, columns, KIND, WIDE // 2, PIECES // 2)
     else:
         if bias is not None:
             at = column + tl.arange(0, WIDE)
             total += tl.load(bias + at, mask=at < columns, other=0.0).to(tl.float32)[None, :]
         rounded = total.to(h.dtype)
         h.store([row, column], rounded)
-        a.store([row, column], bent(rounded.to(tl.float32), KIND).to(a.dtype))
+        a.store([row, column], activated_in_half(rounded.to(tl.float32), KIND).to(a.dtype))
 
 
 @triton.jit(do_not_specialize=["rows", "programs"])
@@ -279,19 +281,21 @@ def backward_kernel(
         total = tl.zeros((HIGH, WIDE), dtype=tl.float32)
         for step in range(tl.cdiv(inner, DEEP)):
             total = with_product(total, dy.load([row, step * DEEP]), weight.load([step * DEEP, column]))
-        pull_back(total, h, dh, sums + row // HIGH * columns, row, column, columns, KIND, WIDE, PIECES)
+        store_gradients(total, h, dh, sums + row // HIGH * columns, row, column, columns, KIND, WIDE, PIECES)
 
 
 @triton.jit
-def pull_back(total, h, dh, sums, row, column, columns, KIND: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr):
+def store_gradients(
+    total, h, dh, sums, row, column, columns, KIND: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr
+):
     """Stores a tile of `dh` and its sums. Rows beyond the end are zeros, so they add nothing."""
     if PIECES > 1:
         left, right = halves_of(total)
-        pull_back(left, h, dh, sums, row, column, columns, KIND, WIDE // 2, PIECES // 2)
-        pull_back(right, h, dh, sums, row, column + WIDE // 2, columns, KIND, WIDE // 2, PIECES // 2)
+        store_gradients(left, h, dh, sums, row, column, columns, KIND, WIDE // 2, PIECES // 2)
+        store_gradients(right, h, dh, sums, row, column + WIDE // 2, columns, KIND, WIDE // 2, PIECES // 2)
     else:
         da = total.to(dh.dtype).to(tl.float32)
-        value = sloped(da, h.load([row, column]).to(tl.float32), KIND)
+        value = pulled_back_in_half(da, h.load([row, column]).to(tl.float32), KIND)
         dh.store([row, column], value.to(dh.dtype))
         at = column + tl.arange(0, WIDE)
         tl.store(sums + at, tl.sum(value, axis=0), mask=at < columns)
@@ -322,7 +326,7 @@ def halves_of(tile):
 
 
 @triton.jit
-def bent(value, KIND: tl.constexpr):
+def activated_in_half(value, KIND: tl.constexpr):
     """The activation, as exact as half precision is."""
     if KIND == "gelu":
         reach = tl.minimum(tl.abs(value), 6.0)
@@ -333,8 +337,8 @@ def bent(value, KIND: tl.constexpr):
 
 
 @triton.jit
-def sloped(dvalue, value, KIND: tl.constexpr):
-    """`dvalue` times the slope of `bent` at `value`."""
+def pulled_back_in_half(dvalue, value, KIND: tl.constexpr):
+    """`dvalue` times the slope of `activated_in_half` at `value`."""
     if KIND == "gelu":
         reach = tl.minimum(tl.abs(value), 6.0)
         density = tl.exp2(-0.7213475204444817 * reach * reach - 1.3257480647361593)
