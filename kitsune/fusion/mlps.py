@@ -28,7 +28,7 @@ def mlp(node: Node) -> Found:
     if value_of(activation.x).dtype != dtype:
         return "its two layers compute in different dtypes"
     given = (*layer_of(layer), *layer_of(second)[1:])
-    if not is_offered(*(cast(one, dtype) for one in given)):
+    if not is_computed(given, dtype):
         return "the kernel is not for its sizes and dtype on this device"
     inner = (*idle, activated, *activation.inner, activation.x)
     return Match(call=calls.mlp, arguments=(*given, activation.kind, dtype), results=(node,), inner=inner, dtype=dtype)
@@ -37,6 +37,14 @@ def mlp(node: Node) -> Found:
 def layer_of(layer: Any) -> tuple[Any, Any, Any]:
     """(x, weight, bias) of a linear layer."""
     return layer.get("x"), layer.get("weight"), layer.get("bias")
+
+
+def is_computed(given: tuple[Any, ...], dtype: torch.dtype) -> bool:
+    """Whether the kernel computes it of these nodes in this dtype."""
+    try:
+        return is_offered(*(cast(one, dtype) for one in given))
+    except RuntimeError:  # nested tensors, and those of torch.func
+        return False
 
 
 def cast(node: Any, dtype: torch.dtype) -> Any:

@@ -555,3 +555,12 @@ def test_each_flag_turns_off_its_kind_and_no_other(flag, module, inputs):
 
 def test_without_matmul_the_loss_of_a_head_is_still_replaced():
     assert stats_of(Head(), ROWS, TARGETS, enable_matmul=False).matches == {"cross_entropy": 1}
+
+
+@pytest.mark.parametrize("name", ["a block", "attention"])
+def test_under_vmap_a_pattern_is_left_to_torch(name):
+    _, make, (x,) = CASES[name]
+    module = make()
+    many = torch.stack([x.detach(), x.detach() * 2])
+    ours = engine().fuse(torch.vmap(module))(many)
+    torch.testing.assert_close(ours, torch.vmap(module)(many))
