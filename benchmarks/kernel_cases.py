@@ -407,7 +407,7 @@ HEADS = {
     "llama_8b-4x2048": (4, 32, 2048, 128),
 }
 #: (batch, heads, tokens, elements of a head, dropout, causal)
-SHORT = {
+PROJECTED = {
     "vit_b16-64": (64, 12, 197, 64, 0.0, False),
     "vit_s32-64": (64, 6, 50, 64, 0.0, False),
     "bert_base-2x128": (2, 12, 128, 64, DROPPED, False),
@@ -480,7 +480,7 @@ KERNELS = {
         Kernel("swiglu", GATED, of_swiglu),
         Kernel("dropout_add", HIDDEN, of_dropout_add),
         Kernel("rope", HEADS, of_rope),
-        Kernel("attention", SHORT, of_attention, ("bf16", "fp16")),
+        Kernel("attention", PROJECTED, of_attention, ("bf16", "fp16")),
         Kernel("cross_entropy", CLASSES, of_cross_entropy),
         Kernel("linear_cross_entropy", HIDDEN_CLASSES, of_linear_cross_entropy),
         Kernel("batch_norm_relu_train", STAGES, partial(of_batch_norm_relu, training=True, last=False)),

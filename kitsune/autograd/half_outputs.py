@@ -78,11 +78,9 @@ class Memory:
                 self._single = self.half.to(torch.float32, memory_format=torch.contiguous_format)
         return self._single
 
-    def write(self) -> torch.Tensor:
-        """The values in fp32, which the loop may write from now on."""
-        single = self.single
-        self.half = None
-        return single
+    def write(self) -> None:
+        """From now on the values are those in fp32, which the loop may write."""
+        self._single, self.half = self.single, None
 
     def leave_graph(self) -> None:
         """Copies the values out of the memory of the graph; those that were read are in fp32 already."""

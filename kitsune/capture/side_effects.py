@@ -177,13 +177,9 @@ def why_not_joined_again(since: int) -> str | None:
         return None
     gc.collect()
     kept = kept_of_graph(since)
-    return (
-        None
-        if kept is None
-        else (
-            f"the forward keeps a tensor with its autograd graph ({kept}), which a replayed graph would not make again"
-        )
-    )
+    if kept is None:
+        return None
+    return f"the forward keeps a tensor with its autograd graph ({kept}), which a replayed graph would not make again"
 
 
 def kept_of_graph(since: int) -> str | None:

@@ -80,11 +80,11 @@ def is_same(view: torch.Tensor, value: Any) -> bool:
     return any(
         memory_of(one) == memory_of(view) is not None
         and (one.dtype, one.requires_grad) == (view.dtype, view.requires_grad)
-        for one in parts_of(value)
+        for one in values_in(value)
     )
 
 
-def parts_of(value: Any) -> tuple[Any, ...]:
+def values_in(value: Any) -> tuple[Any, ...]:
     """The values of a node that gives several, as chunk does, or its one."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 

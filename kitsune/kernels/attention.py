@@ -69,8 +69,7 @@ def attention(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if not is_offered(q, k, v, scale, dropout_p):
         return F.scaled_dot_product_attention(q, k, v, None, dropout_p, causal, scale=scale)
-    seed = torch.randint(SEEDS, (1,), device=q.device) if dropout_p else None
-    return forward(q, k, v, seed, scale, causal, dropout_p)[0]
+    return forward(q, k, v, seed_for(dropout_p, q.device), scale, causal, dropout_p)[0]
 
 
 def reference(
@@ -148,7 +147,7 @@ def launch_forward(
     """`forward` without its operator."""
     q, k, v = (in_rows(one) for one in (q, k, v))
     batch, heads, tokens, head = q.shape
-    out, sums = buffer_for(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    out, sums = results_for(q)
     tiles = forward_tiles(tokens, head)
     with on_device_of(q):
         forward_kernel[(batch * heads * triton.cdiv(tokens, tiles.queries),)](
@@ -187,7 +186,7 @@ def _(
     causal: bool,
     dropout_p: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return buffer_for(in_rows(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return results_for(q)
 
 
 @torch.library.custom_op("kitsune::attention_backward", mutates_args=())
@@ -204,9 +203,9 @@ def backward(
     dropout_p: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of q, k and v."""
-    dq, dk, dv = (buffer_for(in_rows(one)) for one in (q, k, v))
-    launch_backward((dq, dk, dv), dout, q, k, v, out, sums, seed, scale, causal, dropout_p)
-    return dq, dk, dv
+    gradients = gradients_for(q, k, v)
+    launch_backward(gradients, dout, q, k, v, out, sums, seed, scale, causal, dropout_p)
+    return gradients
 
 
 def launch_backward(
@@ -274,13 +273,13 @@ def _(
     causal: bool,
     dropout_p: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    dq, dk, dv = (buffer_for(in_rows(one)) for one in (q, k, v))
-    return dq, dk, dv
+    return gradients_for(q, k, v)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    q, k, v, seed, ctx.scale, ctx.causal, ctx.dropout_p = inputs
-    ctx.save_for_backward(q, k, v, *output, seed)
+def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    """Saves what the backward needs of q, k and v, or of what holds all of them."""
+    *projected, seed, ctx.scale, ctx.causal, ctx.dropout_p = inputs
+    ctx.save_for_backward(*projected, *output, seed)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # no tensor of zeros for the sums
 
@@ -291,7 +290,23 @@ def _gradients(ctx: Any, dout: torch.Tensor | None, _: torch.Tensor | None) -> t
     return *backward(dout, *ctx.saved_tensors, ctx.scale, ctx.causal, ctx.dropout_p), *[None] * 4
 
 
-forward.register_autograd(_gradients, setup_context=_keep)
+forward.register_autograd(_gradients, setup_context=keep)
+
+
+def seed_for(dropout_p: float, device: torch.device) -> torch.Tensor | None:
+    """A new seed; None where nothing is dropped."""
+    return torch.randint(SEEDS, (1,), device=device) if dropout_p else None
+
+
+def results_for(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Buffers for the results of `forward`."""
+    return buffer_for(in_rows(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def gradients_for(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Buffers for the gradients."""
+    dq, dk, dv = (buffer_for(in_rows(one)) for one in (q, k, v))
+    return dq, dk, dv
 
 
 def in_rows(x: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kitsune.kernels.attention import buffer_for, in_rows, is_offered, launch_backward, launch_forward
-from kitsune.kernels.dropout_add import SEEDS
+from kitsune.kernels.attention import is_offered, keep, launch_backward, launch_forward, results_for, seed_for
 
 
 def packed_attention(
@@ -24,8 +23,7 @@ def packed_attention(
     parts = parts_of(qkv)
     if not is_offered(*parts, scale, dropout_p):
         return F.scaled_dot_product_attention(*parts, None, dropout_p, causal, scale=scale)
-    seed = torch.randint(SEEDS, (1,), device=qkv.device) if dropout_p else None
-    return forward(qkv.contiguous(), seed, scale, causal, dropout_p)[0]
+    return forward(qkv.contiguous(), seed_for(dropout_p, qkv.device), scale, causal, dropout_p)[0]
 
 
 def parts_of(qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -47,7 +45,7 @@ def _(
     qkv: torch.Tensor, seed: torch.Tensor | None, scale: float, causal: bool, dropout_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     q, *_ = parts_of(qkv)
-    return buffer_for(in_rows(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return results_for(q)
 
 
 @torch.library.custom_op("kitsune::packed_attention_backward", mutates_args=())
@@ -81,17 +79,10 @@ def _(
     return torch.empty_like(qkv)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    qkv, seed, ctx.scale, ctx.causal, ctx.dropout_p = inputs
-    ctx.save_for_backward(qkv, *output, seed)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # no tensor of zeros for the sums
-
-
 def _gradients(ctx: Any, dout: torch.Tensor | None, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     if dout is None:
         return (None,) * 5
     return backward(dout, *ctx.saved_tensors, ctx.scale, ctx.causal, ctx.dropout_p), *[None] * 4
 
 
-forward.register_autograd(_gradients, setup_context=_keep)
+forward.register_autograd(_gradients, setup_context=keep)
