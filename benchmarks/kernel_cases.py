@@ -413,8 +413,8 @@ PROJECTED = {
     "bert_base-2x128": (2, 12, 128, 64, DROPPED, False),
     "bert_base-16x128": (16, 12, 128, 64, DROPPED, False),
     "bert_large-16x128": (16, 16, 128, 64, DROPPED, False),
-    "gpt2_small-8x512": (8, 12, 512, 64, DROPPED, True),
-    "llama_125m-8x1024": (8, 12, 1024, 64, 0.0, True),
+    "gpt2_small-16x256": (16, 12, 256, 64, DROPPED, True),
+    "llama_125m-32x256": (32, 12, 256, 64, 0.0, True),
 }
 #: (rows, hidden, classes)
 HIDDEN_CLASSES = {

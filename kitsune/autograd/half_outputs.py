@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 
 #: Bytes of an output in fp32 from which on it is worth the host time of a subclass: the 13 passes of copies and an
@@ -202,6 +203,11 @@ class HalfOutput(torch.Tensor):
         for view in self.views:
             values = view(values)
         return values
+
+    @property
+    def is_fake(self) -> bool:
+        """Whether it has no values: torch.compile made it as an example of an output."""
+        return isinstance(self.memory._single, FakeTensor)
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         """For torch.compile, which traces code of the user's with the values in fp32."""

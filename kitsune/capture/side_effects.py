@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch._subclasses import FakeTensor
 
+from kitsune.autograd.half_outputs import HalfOutput
 from kitsune.autograd.hooks import named_modules
 from kitsune.autograd.leaves import tensors_there, why_not_ours
 from kitsune.capture.guards import MEMBERS
@@ -196,7 +197,7 @@ def number_of(tensor: torch.Tensor) -> int:
 
     -1 for a fake tensor too: torch.compile may keep one, with a node that counts as newer than all others.
     """
-    if isinstance(tensor, FakeTensor):
+    if isinstance(tensor, FakeTensor) or (isinstance(tensor, HalfOutput) and tensor.is_fake):
         return -1
     try:
         return -1 if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())

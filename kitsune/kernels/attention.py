@@ -1,4 +1,4 @@
-"""Attention over sequences of up to 1024 positions, forward and backward in one launch each.
+"""Attention over sequences of up to 256 positions, forward and backward in one launch each.
 
 The forward keeps the logarithm of each row's sum, from which the backward computes the scores again (Dao et al. 2022).
 No mask of the dropout is stored: it is generated from a seed with Philox (Salmon et al. 2011), and again in the
@@ -19,7 +19,7 @@ from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import IS_INTERPRETED, on_device_of, runs_in_triton
 
 #: The longest sequence: flash attention is made for longer ones.
-MOST_TOKENS: Final = 1024
+MOST_TOKENS: Final = 256
 #: The sizes of a head that tiles of tensor cores hold without a rest.
 HEADS: Final = (16, 32, 64, 128)
 #: Triton's interpreter multiplies the bits of bf16 as integers.
@@ -62,7 +62,7 @@ def attention(
     projection, and are read in place. The result is dense, with the order of heads and positions in memory that q has;
     each gradient has the order of its input.
 
-    q, k and v may be bf16 or fp16, of one shape, with up to 1024 positions and 16, 32, 64 or 128 elements of a head;
+    q, k and v may be bf16 or fp16, of one shape, with up to 256 positions and 16, 32, 64 or 128 elements of a head;
     scores and sums are in fp32. Falls back to F.scaled_dot_product_attention, which draws other random numbers, for
     other tensors, a scale that is not positive, and where Triton cannot run.
     """

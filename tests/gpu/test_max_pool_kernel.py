@@ -63,8 +63,18 @@ def test_it_computes_what_torch_does(device, monkeypatch, name, order):
 def test_what_is_not_a_number_shows_and_gets_the_gradient(device, dtype, order):
     x, dy = inputs(device, (2, 64, 56, 56), FIRST[1], dtype, ORDERS[order])
     x[torch.rand(x.shape, device=device) < 0.05] = torch.nan
-    x[0, 3, :30] = -torch.inf
     check(x, dy, FIRST[1])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_of_elements_that_are_all_infinite_the_first_gets_the_gradient(device, order):
+    """As torch has it channels first; channels last it gives the gradient of all such windows to one element."""
+    x, dy = inputs(device, (2, 64, 56, 56), FIRST[1], torch.float32, ORDERS[order])
+    x[0, 3, :30] = -torch.inf
+    y, dx = step(max_pool, x, dy)
+    wanted, dwanted = step(F.max_pool2d, x.contiguous(), dy)
+    assert torch.equal(y, wanted)
+    torch.testing.assert_close(dx, dwanted)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from kitsune.autograd.half_outputs import HalfOutput, StaticOutputs
 from kitsune.autograd.hooks import roots_of
 from kitsune.capture.guards import ModelGuard
 from kitsune.capture.segment_graphs import Segments
@@ -186,3 +187,13 @@ def test_a_loss_is_found_behind_its_arguments():
     for given in (loss, partial(loss), partial(partial(loss.forward))):
         assert roots_of(nn.Identity(), given)[1:] == [loss]
     assert len(roots_of(nn.Identity(), F.cross_entropy)) == 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_a_large_output_that_torch_compile_made_as_an_example_keeps_no_graph():
+    """Its node raises when it is called, and counts as newer than all others."""
+    output = StaticOutputs(None).output(torch.zeros(4, 2, dtype=torch.bfloat16, requires_grad=True).clone())
+    since = newest_node()
+    example = FakeTensorMode().from_tensor(output)
+    assert isinstance(example, HalfOutput) and example.grad_fn is not None
+    assert kept_of_graph(since) is None

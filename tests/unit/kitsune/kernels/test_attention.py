@@ -79,7 +79,7 @@ def test_it_computes_what_the_reference_does(device, blocks, shape, causal, p):
     assert_same(*packed_heads(*shape, device)[1], causal=causal, p=p)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 70, 16), (1, 1, 130, 16), (1, 1, 300, 16), (1, 1, 20, 128)])
+@pytest.mark.parametrize("shape", [(1, 1, 70, 16), (1, 1, 130, 16), (1, 1, 250, 16), (1, 1, 20, 128)])
 def test_its_own_tiles_compute_it_as_well(device, shape):
     torch.manual_seed(0)
     assert_same(*packed_heads(*shape, device)[1], causal=True, p=0.1)
@@ -87,13 +87,13 @@ def test_its_own_tiles_compute_it_as_well(device, shape):
 
 
 def test_a_head_is_covered_by_the_programs_for_all_keys():
-    for tokens in (*range(1, 257), 300, 512, 1000, 1024):
+    for tokens in range(1, 257):
         for head in kernel.HEADS:
             assert fits(tokens, head)
             tiles = backward_tiles(tokens, head)
             assert tiles.rows or tiles.keys >= tokens
             assert min(*forward_tiles(tokens, head)[:2], *tiles[:2]) >= 16
-    assert not fits(1025, 64) and not fits(128, 48)
+    assert not fits(257, 64) and not fits(128, 48)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 4.0])
