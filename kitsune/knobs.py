@@ -176,8 +176,8 @@ KNOBS: Final[Mapping[str, Knob]] = {
             meaning="patterns in forward and loss replaced by Kitsune's Triton kernels",
             choices={
                 "off": "as given",
-                "products": "only those around matrix products, such as the loss with the head before it; the compiler "
-                "fuses norms and element-wise operations",
+                "products": "only those around matrix products, such as the loss with the head before it, and pooling; "
+                "the compiler fuses norms and element-wise operations",
                 "kitsune": "patterns replaced by Kitsune's Triton kernels, where these were measured to be faster here",
             },
             needs="a GPU, and Triton; with compile, Inductor compiles the rest, else it runs eagerly",

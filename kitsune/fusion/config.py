@@ -6,7 +6,7 @@ from numbers import Integral, Real
 
 from kitsune.errors import SettingsError
 
-FLAGS = ("enable_elementwise", "enable_reduction", "enable_matmul")
+FLAGS = ("enable_elementwise", "enable_reduction", "enable_matmul", "enable_pooling")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +22,7 @@ class FusionConfig:
     enable_elementwise: bool = True
     enable_reduction: bool = True
     enable_matmul: bool = True
+    enable_pooling: bool = True
     max_fusion_size: int = 64
     min_fusion_benefit: float = 1.0
 

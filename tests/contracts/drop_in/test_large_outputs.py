@@ -38,9 +38,10 @@ class Model(nn.Module):
 
 
 def batches(device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """No token twice: the compiled gradient of the embedding adds up by atomics, whose order is chance."""
     chance = torch.Generator().manual_seed(7)
-    drawn = [torch.randint(CLASSES, (2, 4, 8), generator=chance) for _ in range(STEPS)]
-    return [(both[0].to(device), both[1].to(device)) for both in drawn]
+    drawn = [torch.stack([torch.randperm(CLASSES, generator=chance)[:32] for _ in "xy"]) for _ in range(STEPS)]
+    return [(x.view(4, 8).to(device), y.view(4, 8).to(device)) for x, y in drawn]
 
 
 class Fused:
@@ -77,7 +78,7 @@ def trained(
     plan = plan or plan_for(device)
     optimizer = KitsuneOptimizer(adamw(model.parameters()), plan=plan)
     found = loop(model, optimizer, batches(device))
-    assert optimizer.report.applied == plan.knobs
+    assert (optimizer.report.applied, optimizer.report.declined) == (plan.knobs, {})
     assert optimizer.counts["captured"] >= STEPS - 4
     return [*found, *(parameter.detach() for parameter in model.parameters())]
 

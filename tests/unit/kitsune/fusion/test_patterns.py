@@ -542,13 +542,13 @@ def test_a_pattern_is_of_a_kind_that_a_configuration_can_turn_off():
         ("enable_reduction", Norm, (ROWS,)),
         ("enable_reduction", Attention, (normal(2, 4, 4),)),
         ("enable_reduction", BatchNormed, (normal(2, 6, 5, 5),)),
-        ("enable_reduction", partial(nn.MaxPool2d, 2), (normal(2, 3, 4, 4),)),
+        ("enable_pooling", partial(nn.MaxPool2d, 2), (normal(2, 3, 4, 4),)),
         ("enable_elementwise", Activated, (ROWS,)),
         ("enable_matmul", partial(nn.Conv2d, 3, 6, 2, stride=2), (normal(2, 3, 4, 6),)),
     ],
 )
 def test_each_flag_turns_off_its_kind_and_no_other(flag, module, inputs):
-    flags = ("enable_elementwise", "enable_reduction", "enable_matmul")
+    flags = ("enable_elementwise", "enable_reduction", "enable_matmul", "enable_pooling")
     assert stats_of(module(), *inputs, **{flag: False}).matches == {}
     assert stats_of(module(), *inputs, **{other: other == flag for other in flags}).matches
 
