@@ -125,6 +125,7 @@ def recorded(build: Build, batch: tuple[Any, Any], report: Report) -> Recording:
         Update(build.optimizer, scaler=build.scaler),
         forward_contexts=build.forward_contexts,
         step_contexts=build.step_contexts,
+        half_weights=build.half_weights,
     )
     graph = StepGraph(body, Recorder(build.device), build.device, build.memory_format)
     found = graph.recorded(batch)

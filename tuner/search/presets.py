@@ -63,11 +63,18 @@ HALF: Final[Mapping[str, tuple[Choice, ...]]] = {
 }
 FULL: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, "precision": ("tf32",)}
 INDUCTOR: Final[Mapping[str, tuple[Choice, ...]]] = {"compile": ("default",)}
+#: What full GPUs gain most from. On an H200 the kernels around products took 12 % off the step of a ViT-B/16 with 64
+#: images and 5 % off GPT-2's at 8x512, and the copies 1 and 2 % (results/knobs/2026-11-29-h200-3.jsonl).
+PRODUCTS: Final[Mapping[str, tuple[Choice, ...]]] = {
+    "compile": ("default",),
+    "fusion": ("products",),
+    "weights": ("bf16_copies",),
+}
 GRAPHS: Final[Mapping[str, tuple[Choice, ...]]] = {"capture": ("step", "segments")}
 #: Recorded spaces of five models hold 25 pairs that differ only in one or four streams, one of each pair near the best.
 #: Four streams were faster in all pairs, by 4 to 26 % in the median of a space (python -m benchmarks.pairs). An MLP
 #: gained nothing; its comparison of schedules keeps one stream.
-ON_STREAMS: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, **INDUCTOR, **GRAPHS, "streams": (4,)}
+ON_STREAMS: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, **PRODUCTS, **GRAPHS, "streams": (4,)}
 AT_ITS_BEST: Final[Mapping[str, tuple[Choice, ...]]] = {
     "layout": ("channels_last",),
     "precision": ("bf16", "tf32"),
@@ -78,7 +85,7 @@ REDUCE_OVERHEAD: Final = Preset(name="reduce_overhead", needs={"compile": "reduc
 COMPILE: Final = Preset(name="compile", needs={"compile": "default"}, wishes=AT_ITS_BEST)
 EAGER_BF16: Final = Preset(name="eager_bf16", needs={"precision": "bf16"}, wishes={})
 MAX_AUTOTUNE: Final = Preset(name="max_autotune", needs={"compile": "max-autotune"}, wishes=AT_ITS_BEST)
-ONE_GRAPH: Final = Preset(name="best guess, one stream", needs={}, wishes={**HALF, **INDUCTOR, **GRAPHS})
+ONE_GRAPH: Final = Preset(name="best guess, one stream", needs={}, wishes={**HALF, **PRODUCTS, **GRAPHS})
 STOCK: Final = (REDUCE_OVERHEAD, COMPILE, EAGER_BF16, MAX_AUTOTUNE)
 
 #: The strongest configuration of plain torch. Without graphs, `compile` took 1.01 to 5 times as long in each of 47 runs
@@ -91,16 +98,17 @@ BEST_GUESS: Final = Preset(name="best guess", needs={}, wishes=ON_STREAMS)
 NOT_COMPILED: Final = Preset(
     name="best guess, not compiled", needs={}, wishes={**HALF, **GRAPHS, "streams": ON_STREAMS["streams"]}
 )
-# Near the best of recorded spaces, Kitsune's kernels were faster in 9 of 10 pairs (1 to 2 %; an MLP and a DLRM lost 2
-# to 4 %), cuDNN's attention in 14 of 15 (2 to 3 %), and fp16 in convolutional models (2 % and more). With coordinate
-# descent a ResNet-50 is 8 % (H200) and 3 % (H100) faster than without, and 5 and 0.1 % faster than the best without; it
-# compiles for 345 and 413 s. Transformers, an MLP, a DLRM and a LeNet-5 gained nothing.
+# Without Inductor's mix-order reduction a ViT-B/16 is 3 % faster on an H200. Near the best of recorded spaces, all of
+# Kitsune's kernels were faster than none in 9 of 10 pairs (1 to 2 %; an MLP and a DLRM lost 2 to 4 %), cuDNN's attention
+# in 14 of 15 (2 to 3 %), and fp16 in convolutional models (2 % and more). With coordinate descent a ResNet-50 is 8 %
+# (H200) and 3 % (H100) faster than without, and 5 and 0.1 % faster than the best without; it compiles for 345 and 413 s.
+# Transformers, an MLP, a DLRM and a LeNet-5 gained nothing.
 OPENING: Final = (
     BEST_GUESS,
     RIVAL,
     Preset(
-        name="best guess, bf16 copies of weights",
-        needs={"precision": "bf16", "compile": "default", "weights": "bf16_copies"},
+        name="best guess, no mix-order reduction",
+        needs={"compile": "default", "inductor": "no_mix_order"},
         wishes=ON_STREAMS,
     ),
     Preset(name="best guess, our kernels", needs={"fusion": "kitsune", "compile": "default"}, wishes=ON_STREAMS),
@@ -120,6 +128,11 @@ TIGHT_OPENING: Final = (BEST_GUESS, RIVAL, NOT_COMPILED, *OPENING[2:])
 LATER: Final = (
     Preset(name="best guess, full precision", needs={}, wishes={**ON_STREAMS, **FULL}),
     COMPILE,
+    Preset(
+        name="best guess, Inductor's kernels only",
+        needs={"fusion": "off", "weights": "given"},
+        wishes={**HALF, **INDUCTOR, **GRAPHS, "streams": ON_STREAMS["streams"]},
+    ),
     ONE_GRAPH,
     Preset(name="one stream, not compiled", needs={}, wishes={**HALF, **GRAPHS}),
     EAGER_BF16,

@@ -51,19 +51,19 @@ def test_only_what_is_called_slow_is_slow_and_the_last_of_the_opening() -> None:
 
 
 def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
-    guess, rival, copies, fused, attention, not_compiled, fp16, descent = resolved(OPENING, EVERYTHING)
+    guess, rival, unordered, fused, attention, not_compiled, fp16, descent = resolved(OPENING, EVERYTHING)
     half = {"layout": "channels_last", "precision": "bf16"}
-    assert guess.knobs == {**half, "compile": "default", "update": "kitsune", "capture": "step", "streams": 4}
+    ours = {"weights": "bf16_copies", "fusion": "products", "update": "kitsune"}
+    assert guess.knobs == {**half, **ours, "compile": "default", "capture": "step", "streams": 4}
     assert (rival.name, rival.knobs) == (
         "reduce_overhead",
         {**half, "compile": "reduce-overhead", "update": "fused"},
     )
-    assert {**not_compiled.knobs, "compile": "default"} == guess.knobs
-    assert "compile" not in not_compiled.knobs
-    assert copies.knobs == {**guess.knobs, "weights": "bf16_copies"}
+    assert not_compiled.knobs == {**half, "update": "kitsune", "capture": "step", "streams": 4}
+    assert unordered.knobs == {**guess.knobs, "inductor": "no_mix_order"}
     assert fused.knobs == {**guess.knobs, "fusion": "kitsune"}
     assert attention.knobs == {**guess.knobs, "attention": "cudnn"}
-    assert fp16.knobs == {**guess.knobs, "precision": "fp16"}
+    assert Space.of().canonical({**fp16.knobs, "precision": "bf16", "weights": "bf16_copies"}) == guess.knobs
     assert descent.knobs == {**guess.knobs, "compile": "coordinate-descent"}
 
 
@@ -99,8 +99,15 @@ def test_without_graphs_what_plain_torch_offers_goes_by_its_name() -> None:
     half, fused = {"precision": "bf16"}, {"update": "fused"}
     space = Space.of({**CPU.inapplicable, "update=kitsune": "no CUDA"})
     assert of(space, *ALL) == {
+        "best guess": {**half, "compile": "default", **fused, "weights": "bf16_copies"},
+        "best guess, no mix-order reduction": {
+            **half,
+            "compile": "default",
+            **fused,
+            "weights": "bf16_copies",
+            "inductor": "no_mix_order",
+        },
         "compile": {**half, "compile": "default", **fused},
-        "best guess, bf16 copies of weights": {**half, "compile": "default", **fused, "weights": "bf16_copies"},
         "best guess, full precision": {"compile": "default", **fused},
         "best guess, not compiled": {**half, **fused},
         "eager_bf16": half,
@@ -114,12 +121,13 @@ def test_where_the_step_as_given_waits_only_what_is_compiled_is_captured() -> No
     found = of(WAITS, *ALL)
     assert {name for name, knobs in found.items() if "capture" in knobs} == {
         "best guess",
-        "best guess, bf16 copies of weights",
+        "best guess, no mix-order reduction",
         "best guess, our kernels",
         "best guess, cuDNN's attention",
         "best guess, fp16",
         "best guess, coordinate descent",
         "best guess, full precision",
+        "best guess, Inductor's kernels only",
         "best guess, one stream",
         "best guess, autotuned",
     }

@@ -73,7 +73,7 @@ def test_regret_after_few_trials_and_after_many() -> None:
         for count, regrets in ours.items():
             regrets.append(optimum / speedup_of_best(surface, found[:count]) - 1)
         by_chance.append(optimum / speedup_of_best(surface, replay(surface, chance, 25, seed)) - 1)
-    assert mean(ours[9]) < 0.36
+    assert mean(ours[9]) < 0.33
     assert mean(ours[12]) < 0.22
     assert mean(ours[25]) < 0.05
     assert mean(ours[25]) < mean(by_chance) / 3
@@ -194,7 +194,7 @@ def test_the_best_guess_comes_first_and_a_rival_beside_it() -> None:
 
 
 def test_what_else_one_would_try_has_its_turn_beside_the_model() -> None:
-    names = by_name(EVERYTHING, 60)
+    names = by_name(EVERYTHING, 70)
     later, slow = ([preset.name for preset in resolved(presets, EVERYTHING)] for presets in (LATER, SLOW))
     assert [name for name in names if name in later] == later
     assert names[10] == later[0]
@@ -223,7 +223,7 @@ def test_winners_of_earlier_runs_are_tried_first_as_far_as_they_apply() -> None:
         (Source.STOCK, "reduce_overhead"),
         (Source.KNOWN, {"precision": "fp16"}),
     ]
-    assert found[5] == (Source.SEED, "best guess, bf16 copies of weights")
+    assert found[5] == (Source.SEED, "best guess, no mix-order reduction")
 
 
 @pytest.mark.parametrize("count", [0, 2, 7, 20, 40])
