@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 import torch
 from torch.autograd.function import once_differentiable
 
-from kitsune.autograd.half_outputs import HalfOutput, Memory
+from kitsune.autograd.half_outputs import HalfOutput, Memory, is_in_rows
 from kitsune.base import optional_imports
 from kitsune.errors import SURPRISES, UnfitError
 
@@ -42,7 +42,7 @@ class FusedLoss:
             return None
         rows = half.movedim(1, -1)
         is_known = self._kernel.is_offered(rows, target, settings["label_smoothing"], settings["reduction"])
-        is_read_once = rows.ndim == 2 or rows.is_contiguous()
+        is_read_once = rows.ndim == 2 or is_in_rows(rows)
         if self._has_failed or not (is_known and is_read_once and self._kernel.runs_in_triton(rows)):
             return None
         is_trained = torch.is_grad_enabled() and logits.requires_grad
@@ -73,7 +73,7 @@ class FusedLoss:
         kept: tuple[torch.Tensor, ...],
         settings: Mapping[str, Any],
     ) -> None:
-        """Writes the gradient of the rows, which has their shape and is contiguous."""
+        """Writes the gradient of the rows, which has their shape and is in rows itself."""
         given = settings["ignore_index"], settings["label_smoothing"]
         slopes = gradient.flatten() if gradient.ndim else gradient
         self._kernel.write_backward(into.flatten(0, -2), slopes, rows.flatten(0, -2), target.flatten(), *kept, *given)

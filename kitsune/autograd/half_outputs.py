@@ -31,6 +31,8 @@ CROSS_ENTROPY: Final = (
     "reduction",
     "label_smoothing",
 )
+#: The most elements of a gap between two rows: they begin at multiples of 128 bytes.
+MOST_PADDING: Final = 63
 #: Views that the values in bf16 do not have.
 ALIASES: Final = frozenset({torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default})
 
@@ -115,7 +117,7 @@ class StaticOutputs:
         for view in views:
             rows = view(rows)
         rows = rows.movedim(1, -1)
-        if not rows.is_contiguous() or rows.numel() != whole.numel():
+        if not is_in_rows(rows) or rows.numel() != whole.numel():
             return None
         self._gradient = None
         return rows
@@ -314,6 +316,23 @@ class _AsSingle(torch.autograd.Function):
 def mapped(function: Callable[[HalfOutput], torch.Tensor], arguments: Any) -> Any:
     """The arguments, with what the function makes of outputs in their place."""
     return pytree.tree_map(lambda one: function(one) if isinstance(one, HalfOutput) else one, arguments)
+
+
+def is_in_rows(tensor: torch.Tensor) -> bool:
+    """Whether it is rows of contiguous elements, at one distance from each other: there may be gaps between them."""
+    steps = [step for size, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
+    sizes = [size for size in tensor.shape[:-1] if size > 1]
+    is_regular = all(step == size * inner for step, size, inner in zip(steps, sizes[1:], steps[1:], strict=False))
+    return tensor.stride(-1) == 1 and is_regular
+
+
+def gradient_like(output: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """What `make` gives for the output; with gaps between its rows, which are zeros, where the output has gaps."""
+    dense = make(output.detach())
+    if output.ndim < 2 or not 0 < output.stride(-2) - output.shape[-1] <= MOST_PADDING:
+        return dense
+    padded = output.detach().new_zeros(*output.shape[:-1], output.stride(-2))[..., : output.shape[-1]]
+    return padded.copy_(dense) if padded.stride() == output.stride() else dense
 
 
 def stays_half(output: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.autograd.half_outputs import Loss, StaticOutputs, stays_half
+from kitsune.autograd.half_outputs import Loss, StaticOutputs, gradient_like, stays_half
 from kitsune.autograd.leaves import fresh_leaves, joined, leaves_behind, tensors_there, why_not_ours
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
 from kitsune.capture.autograd_node import SECOND_ORDER, own_gradients, scaled, unscale
@@ -136,7 +136,7 @@ class Segments:
         self._reached = [
             {place[id(leaf)] for leaf in leaves_behind([output]) if id(leaf) in place} for output in outputs
         ]
-        return [make(output.detach()) for output in outputs]
+        return [gradient_like(output, make) for output in outputs]
 
     @property
     def is_waiting(self) -> bool:

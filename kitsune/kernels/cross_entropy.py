@@ -22,6 +22,9 @@ LONGEST_BLOCK: Final = 4096
 #: Rows shorter than this share a program, so that four warps are busy.
 SHORTEST_TILE: Final = 1024
 
+#: The most elements of padding behind a row: rows in half precision then begin at multiples of 128 bytes.
+MOST_PADDING: Final = 63
+
 #: The smallest finite fp32 number: only a logit of -inf is below it.
 LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)
 
@@ -105,6 +108,7 @@ def forward(
             log_sums,
             rows,
             columns,
+            width_of(logits),
             logits.stride(0),
             ignore_index,
             label_smoothing,
@@ -160,7 +164,10 @@ def write_backward(
     ignore_index: int,
     label_smoothing: float,
 ) -> None:
-    """`backward` into `dlogits`, which is contiguous."""
+    """`backward` into `dlogits`, whose classes are contiguous.
+
+    Gaps between its rows, if any, are its own: zeros may be written there.
+    """
     logits, target, dloss = by_rows(logits), target.contiguous(), dloss.contiguous()
     rows, columns = logits.shape
     in_tile, block = piece_of(columns)
@@ -174,7 +181,9 @@ def write_backward(
             dlogits,
             rows,
             columns,
+            min(width_of(logits), width_of(dlogits)),
             logits.stride(0),
+            dlogits.stride(0),
             ignore_index,
             label_smoothing,
             dloss.ndim,
@@ -216,6 +225,14 @@ def by_rows(logits: torch.Tensor) -> torch.Tensor:
     return logits if logits.stride(-1) == 1 else logits.contiguous()
 
 
+def width_of(rows: torch.Tensor) -> int:
+    """The columns that a program may touch: with the padding behind them, if that is memory of the tensor."""
+    (count, columns), (step, _) = rows.shape, rows.stride()
+    memory = rows.untyped_storage().nbytes() // rows.element_size()
+    is_padded = columns < step <= columns + MOST_PADDING and rows.storage_offset() + count * step <= memory
+    return step if is_padded else columns
+
+
 def piece_of(columns: int) -> tuple[int, int]:
     """(rows, elements of a row) that a program processes at once."""
     block = min(block_of(columns), LONGEST_BLOCK)
@@ -231,6 +248,7 @@ def forward_kernel(
     log_sums,
     rows,
     columns,
+    width,
     stride,
     ignore_index,
     smoothing,
@@ -243,7 +261,7 @@ def forward_kernel(
     first = logits + row * stride
     wanted = tl.load(target + row, mask=inside, other=0)
     counts = inside & (wanted != ignore_index)
-    loss, log_sum = losses_of(first, wanted, counts, columns, columns, smoothing, SMOOTH, ROWS, BLOCK)
+    loss, log_sum = losses_of(first, wanted, counts, columns, width, smoothing, SMOOTH, ROWS, BLOCK)
     tl.store(log_sums + row, log_sum, mask=inside)
     tl.store(losses + row, loss, mask=inside)
     tl.store(counted + row, counts.to(tl.float32), mask=inside)
@@ -259,7 +277,9 @@ def backward_kernel(
     dlogits,
     rows,
     columns,
+    width,
     stride,
+    step,
     ignore_index,
     smoothing,
     EACH: tl.constexpr,
@@ -277,14 +297,14 @@ def backward_kernel(
         factor /= tl.maximum(tl.load(count), 1.0)  # the count is zero if no row counts; then only zeros are written
     write_gradient(
         logits + row * stride,
-        dlogits + row * columns,
+        dlogits + row * step,
         wanted,
         counts,
         log_sum,
         factor,
         inside,
         columns,
-        columns,
+        width,
         smoothing,
         BLOCK,
     )
@@ -342,6 +362,7 @@ def write_gradient(
     for start in range(0, width, BLOCK):
         at = (start + tl.arange(0, BLOCK))[None, :]
         value = tl.load(source[:, None] + at, mask=counts[:, None] & (at < width), other=0.0).to(tl.float32)
+        value = tl.where(at < columns, value, 0.0)  # what is in the padding may overflow
         share = smoothing / columns + tl.where(at == peak, 1.0 - smoothing, 0.0)
         slope = (tl.exp(value - log_sum[:, None]) - share) * factor
         slope = tl.where(counts[:, None] & (at < columns), slope, 0.0)

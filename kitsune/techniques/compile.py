@@ -13,10 +13,12 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
 import kitsune.fusion
+from kitsune.autograd.half_outputs import stays_half
 from kitsune.autograd.half_weights import HalfWeights
 from kitsune.capture.compile_isolation import own_code
 from kitsune.fusion.cache_key import cache_options
 from kitsune.fusion.counters import merge_counters
+from kitsune.fusion.padded_outputs import pad_outputs
 from kitsune.fusion.product_weights import examples_with, product_weights
 from kitsune.knobs import OWN_GRAPHS, Choice
 from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dynamo
@@ -50,6 +52,7 @@ class Compile(Technique):
             may_run_twice=build.in_loop,
             rewrite=rewrite,
             half_weights=build.half_weights,
+            pads_outputs=build.in_loop and build.computes_in_half and build.device.type == "cuda",
         )
         build.forward = torch.compile(own_code(forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:
@@ -65,9 +68,9 @@ class Inductor:
     """Inductor as a backend of torch.compile. Marks its entries in torch's caches on disk: see `cache_key`.
 
     `may_run_twice`: a loop may run a second backward, so the first must not reuse the memory of activations. `rewrite`
-    changes a graph before Inductor sees it; `half_weights` copies the weights that only products read; counters of
-    batch norms are merged. `asked`: more options, read at the first call, because techniques that are applied later add
-    some.
+    changes a graph before Inductor sees it; `half_weights` copies the weights that only products read; `pads_outputs`
+    aligns the rows of large outputs; counters of batch norms are merged. `asked`: more options, read at the first call,
+    because techniques that are applied later add some.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Inductor:
         may_run_twice: bool,
         rewrite: Callable[[torch.fx.GraphModule], torch.fx.GraphModule] | None = None,
         half_weights: HalfWeights | None = None,
+        pads_outputs: bool = False,
     ) -> None:
         self.__name__ = "inductor"  # torch's error messages name the backend by it
         self._may_run_twice = may_run_twice
@@ -85,6 +89,7 @@ class Inductor:
         self._asked = asked
         self._rewrite = rewrite
         self._half_weights = half_weights
+        self._pads_outputs = pads_outputs
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         if self._rewrite is not None:
@@ -94,6 +99,8 @@ class Inductor:
         with without_donated_buffers() if self._may_run_twice else contextlib.nullcontext():
             half = self._half_weights
             positions = [] if half is None else product_weights(graph, inputs, half.dtype)
+            if self._pads_outputs:
+                pad_outputs(graph, stays_half)
             if half is None or not positions:
                 return torch._inductor.compile(graph, inputs, options=options)
             examples = examples_with(half.dtype, graph, inputs, positions)

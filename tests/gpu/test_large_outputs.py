@@ -10,6 +10,7 @@ from torch import nn
 
 from kitsune import KitsuneOptimizer, Plan
 from kitsune.autograd import half_outputs
+from kitsune.capture import segment_graphs
 
 CLASSES, ROWS, STEPS = 16384, 2048, 8
 PLAN = Plan.by_hand(capture="segments", precision="bf16", compile="default", update="kitsune")
@@ -85,6 +86,24 @@ def test_losses_are_those_of_logits_in_fp32(
     ours, _ = trained(device, monkeypatch, loss_fn, half_outputs.LEAST_BYTES)
     plain, _ = trained(device, monkeypatch, loss_fn, 2**60)
     assert ours[-1] < ours[0]
+    assert ours == pytest.approx(plain, rel=1e-2)
+
+
+@pytest.mark.parametrize("loss_fn", [plain_loss, loss_after_a_metric])
+def test_rows_that_begin_at_odd_addresses_are_padded(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, loss_fn: Callable[..., torch.Tensor]
+) -> None:
+    found, lies_in = [], segment_graphs.lies_in
+
+    def noted(gradient: torch.Tensor, static: torch.Tensor) -> bool:
+        found.append((lies_in(gradient, static), static.stride()))
+        return found[-1][0]
+
+    monkeypatch.setattr(f"{__name__}.CLASSES", 16381)
+    plain, _ = trained(device, monkeypatch, loss_fn, 2**60)
+    monkeypatch.setattr(segment_graphs, "lies_in", noted)
+    ours, _ = trained(device, monkeypatch, loss_fn, half_outputs.LEAST_BYTES)
+    assert found[-1] == (loss_fn is plain_loss, (16384, 1))
     assert ours == pytest.approx(plain, rel=1e-2)
 
 

@@ -118,6 +118,28 @@ def test_rows_may_have_gaps_between_them(no_way_out, device, cut):
     assert_near(both(logits, target[: len(logits)] % logits.shape[1]), torch.float32)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_padding_behind_the_rows_is_not_read_and_gets_no_gradient(no_way_out, device, reduction):
+    wide, target = draw(device, (7, 64))
+    wide.fill_(torch.nan)
+    logits = wide[:, :50].copy_(torch.randn(7, 50, device=device))
+    target = target % 50
+    assert kernel.width_of(logits) == 64
+    assert_near(both(logits, target, -100, 0.1, reduction), torch.float32)
+    loss, *kept = kernel.forward(logits, target, -100, 0.1, reduction, torch.float32)
+    memory = torch.full((7, 64), 7.0, device=device)
+    kernel.write_backward(memory[:, :50], torch.ones_like(loss), logits, target, *kept, -100, 0.1)
+    wanted = kernel.backward(torch.ones_like(loss), logits, target, *kept, -100, 0.1)
+    assert torch.equal(memory[:, :50], wanted) and not memory[:, 50:].any()
+
+
+def test_what_is_no_padding_of_the_tensors_own_is_left_alone(device):
+    wide = torch.zeros(7, 64, device=device)
+    assert kernel.width_of(wide) == 64
+    assert kernel.width_of(wide[:, 14:]) == 50, "the padding of the last row is not there"
+    assert kernel.width_of(torch.zeros(7, 200, device=device)[:, :50]) == 50, "there is too much of it"
+
+
 def test_classes_before_other_dimensions_are_found(no_way_out, device):
     logits, target = draw(device, (2, 7, 3, 4))
     logits = logits.contiguous(memory_format=torch.channels_last)
