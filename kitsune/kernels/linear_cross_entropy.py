@@ -67,8 +67,7 @@ def linear_cross_entropy(
         return reference(x, weight, target, bias, ignore_index, label_smoothing, reduction)
     dtype = loss_dtype(x)
     if torch.is_autocast_enabled(x.device.type):
-        half = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = x.to(half), weight.to(half), None if bias is None else bias.to(half)
+        x = x.to(torch.get_autocast_dtype(x.device.type))
     needs = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
     return forward(x, weight, target, bias, ignore_index, label_smoothing, reduction, dtype, *needs)[0]
 
@@ -131,10 +130,10 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(loss in `dtype`, gradients of x, weight and bias, the factor by which backward must multiply them).
 
-    A gradient that is not needed is empty. That of the bias is in fp32.
+    Weight and bias are cast to the dtype of x. A gradient that is not needed is empty. That of the bias is in fp32.
     """
     x, target, classes = x.contiguous(), target.contiguous(), len(weight)
-    weight, bias = padded(weight), None if bias is None else padded(bias)
+    weight, bias = padded(weight, x.dtype), None if bias is None else padded(bias, x.dtype)
     count = (target != ignore_index).sum().float()
     early, late = factors_of(x.dtype, count if reduction == "mean" else torch.ones_like(count))
     losses = x.new_empty(len(x), dtype=torch.float32)
@@ -206,8 +205,9 @@ def _(gradient: torch.Tensor, dloss: torch.Tensor, late: torch.Tensor, shrink: f
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    x = inputs[0]
-    ctx.dtype, ctx.shrink = x.dtype, shrink_of(x.dtype, x.shape[0])
+    x, weight, _, bias, *_ = inputs
+    ctx.dtypes = tuple(None if each is None else each.dtype for each in (x, weight, bias))
+    ctx.shrink = shrink_of(x.dtype, x.shape[0])
     ctx.save_for_backward(*output[1:])
     ctx.mark_non_differentiable(*output[1:])
 
@@ -220,7 +220,9 @@ def _gradients(ctx: Any, dloss: torch.Tensor, *_: torch.Tensor) -> tuple[torch.T
     for gradient, shrink in zip(scaled, (1.0, ctx.shrink, ctx.shrink), strict=True):
         if gradient.numel():
             scale(gradient, dloss, late, shrink)
-    rounded = (gradient.to(ctx.dtype) if gradient.numel() else None for gradient in scaled)
+    rounded = (
+        gradient.to(dtype) if gradient.numel() else None for gradient, dtype in zip(scaled, ctx.dtypes, strict=True)
+    )
     if torch.is_grad_enabled():  # create_graph
         rounded = (None if gradient is None else differentiated_once(gradient) for gradient in rounded)
     dx, dweight, dbias = rounded
@@ -235,13 +237,13 @@ def differentiated_once(gradient: torch.Tensor) -> torch.Tensor:
 forward.register_autograd(_gradients, setup_context=_keep)
 
 
-def padded(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor padded with zeros to a multiple of CLASSES_MULTIPLE classes."""
+def padded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor in this dtype, padded with zeros to a multiple of CLASSES_MULTIPLE classes: cast in the same pass."""
     classes = len(tensor)
     whole = triton.cdiv(classes, CLASSES_MULTIPLE) * CLASSES_MULTIPLE
     if whole == classes:
-        return tensor.contiguous()
-    longer = tensor.new_empty(whole, *tensor.shape[1:])
+        return tensor.to(dtype).contiguous()
+    longer = tensor.new_empty(whole, *tensor.shape[1:], dtype=dtype)
     longer[:classes].copy_(tensor)
     longer[classes:].zero_()
     return longer
