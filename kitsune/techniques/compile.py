@@ -16,6 +16,7 @@ import kitsune.fusion
 from kitsune.autograd.half_outputs import stays_half
 from kitsune.autograd.half_weights import HalfWeights
 from kitsune.capture.compile_isolation import own_code
+from kitsune.fusion import tied_gradients
 from kitsune.fusion.cache_key import cache_options
 from kitsune.fusion.counters import merge_counters
 from kitsune.fusion.padded_outputs import pad_outputs
@@ -95,7 +96,8 @@ class Inductor:
         if self._rewrite is not None:
             graph = self._rewrite(graph)
         merge_counters(graph)
-        options = {**self._options, **self._asked, **cache_options(graph, may_run_twice=self._may_run_twice)}
+        marks = cache_options(graph, may_run_twice=self._may_run_twice)
+        options = {**self._options, **self._asked, **tied_gradients.options(), **marks}
         with without_donated_buffers() if self._may_run_twice else contextlib.nullcontext():
             half = self._half_weights
             positions = [] if half is None else product_weights(graph, inputs, half.dtype)
