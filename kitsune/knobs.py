@@ -188,7 +188,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             choices={
                 "off": "eager kernels",
                 "default": "Inductor, default mode",
-                "coordinate-descent": "Inductor, default mode with coordinate descent tuning of its kernels",
+                "coordinate-descent": "Inductor, default mode with coordinate descent tuning of its long kernels",
                 "max-autotune-no-cudagraphs": "Inductor, matrix products autotuned",
                 "reduce-overhead": "Inductor with its own CUDA graphs around forward and backward",
                 "max-autotune": "Inductor autotuned, with its own CUDA graphs",

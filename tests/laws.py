@@ -113,6 +113,7 @@ LAZY_IMPORTERS = frozenset(
         "kitsune/profiler/__init__.py",
         "kitsune/techniques/__init__.py",
         "kitsune/techniques/compile.py",  # torch's compiler, by what compiles
+        "kitsune/techniques/long_kernels.py",  # the same
         "tuner/child/main.py",  # torch's compiler, by a process that has nothing to do yet
     }
 )

@@ -22,6 +22,7 @@ from kitsune.fusion.counters import merge_counters
 from kitsune.fusion.padded_outputs import pad_outputs
 from kitsune.fusion.product_weights import examples_with, product_weights
 from kitsune.knobs import OWN_GRAPHS, Choice
+from kitsune.techniques.long_kernels import LEAST_MS, SWITCH, leave_short_kernels
 from kitsune.techniques.technique import Build, Facts, Technique, is_a, is_of_dynamo
 
 # With its static launcher, Inductor caches kernels as they were before coordinate descent, so every process tunes them
@@ -98,6 +99,8 @@ class Inductor:
         merge_counters(graph)
         marks = cache_options(graph, may_run_twice=self._may_run_twice)
         options = {**self._options, **self._asked, **tied_gradients.options(), **marks}
+        if options.get(SWITCH) == LEAST_MS:
+            leave_short_kernels()
         with without_donated_buffers() if self._may_run_twice else contextlib.nullcontext():
             half = self._half_weights
             positions = [] if half is None else product_weights(graph, inputs, half.dtype)
@@ -159,9 +162,9 @@ def preserving_buffer_versions(function: Callable[..., Any], model: torch.nn.Mod
 def options_of(choice: str) -> dict[str, Any]:
     """Inductor's options for a choice. Modes become options, because torch.compile does not accept both."""
     if choice == "coordinate-descent":
-        return {"coordinate_descent_tuning": True, **TUNED_ONCE}
+        return {SWITCH: LEAST_MS, **TUNED_ONCE}
     options = dict(torch._inductor.list_mode_options(choice))
-    return {**options, **TUNED_ONCE} if options.get("coordinate_descent_tuning") else options
+    return {**options, **TUNED_ONCE} if options.get(SWITCH) else options
 
 
 TECHNIQUE = Compile()

@@ -101,8 +101,8 @@ NOT_COMPILED: Final = Preset(
 # Without Inductor's mix-order reduction a ViT-B/16 is 3 % faster on an H200. Near the best of recorded spaces, all of
 # Kitsune's kernels were faster than none in 9 of 10 pairs (1 to 2 %; an MLP and a DLRM lost 2 to 4 %), cuDNN's
 # attention in 14 of 15 (2 to 3 %), and fp16 in convolutional models (2 % and more). With coordinate descent a ResNet-50
-# is 8 % (H200) and 3 % (H100) faster than without, and 5 and 0.1 % faster than the best without; it compiles for 345
-# and 413 s. Transformers, an MLP, a DLRM and a LeNet-5 gained nothing.
+# is 8 % (H200) and 3 % (H100) faster than without, and 5 and 0.1 % faster than the best without; it compiled for
+# 345 and 413 s when all kernels were tuned (decision 0097). Transformers, an MLP, a DLRM and a LeNet-5 gained nothing.
 OPENING: Final = (
     BEST_GUESS,
     RIVAL,
