@@ -1,6 +1,7 @@
 """The cases of suite kernels: what users write in torch, our kernel of it, and the sizes in which models ask for it.
 
-Sizes go in; runs come out, one for each arm, all on the same inputs: forward and backward, or an optimizer's update.
+Sizes go in; runs come out, one for each arm, all on the same inputs: forward and backward, an optimizer's update, or
+casts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from kitsune.kernels.adamw import adamw_
 from kitsune.kernels.add_norm import add_layer_norm, add_rms_norm
 from kitsune.kernels.batch_norm_relu import batch_norm_relu
 from kitsune.kernels.bias_activation import KINDS, bias_activation
+from kitsune.kernels.casts import cast_all
 from kitsune.kernels.cross_entropy import cross_entropy
 from kitsune.kernels.dropout_add import dropout_add
 from kitsune.kernels.layer_norm import layer_norm
@@ -147,6 +149,35 @@ class Update:
             torch._foreach_add_(steps, 1)
             adamw_(parameters, gradients, *states, steps, *factors)
             return parameters
+
+        return run
+
+
+@dataclass(frozen=True, slots=True)
+class Casts:
+    """Tensors of these sizes from fp32 to the place's dtype, or `back`; each arm has its own. A run gives the casts."""
+
+    sizes: Sizes
+    place: Place
+    back: bool
+
+    def builds(self) -> Mapping[str, Callable[[], Run]]:
+        functions: Mapping[str, Callable[..., Any]] = {
+            "eager": torch._foreach_copy_,
+            "inductor": torch.compile(copied, dynamic=False, fullgraph=True),
+            "kitsune": cast_all,
+        }
+        return {arm: partial(self.run_of, function) for arm, function in functions.items()}
+
+    def run_of(self, function: Callable[..., Any]) -> Run:
+        torch.manual_seed(0)
+        wide = [torch.randn(size, device=self.place.device) for size in self.sizes]
+        narrow = [one.to(self.place.dtype) for one in wide]
+        targets, sources = (wide, narrow) if self.back else (narrow, wide)
+
+        def run() -> Any:
+            function(targets, sources)
+            return targets
 
         return run
 
@@ -350,6 +381,15 @@ def of_update(sizes: Sizes, place: Place) -> Update:
     return Update(parameter_sizes(sizes) if isinstance(sizes, str) else sizes, place)
 
 
+def copied(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    torch._foreach_copy_(targets, sources)
+
+
+def of_casts(sizes: Sizes, place: Place, back: bool) -> Casts:
+    """`sizes` of the tensors, or the name of a model in the zoo, whose parameters they are."""
+    return Casts(parameter_sizes(sizes) if isinstance(sizes, str) else sizes, place, back)
+
+
 def parameter_sizes(model: str) -> list[torch.Size]:
     with torch.device("meta"):
         return [parameter.shape for parameter in ZOO[model].base.model().parameters()]
@@ -454,7 +494,7 @@ PATCHES = {
     "convnext_tiny-64-stage2": (64, 96, 56, 192, 2),
     "convnext_tiny-64-stage4": (64, 384, 14, 768, 2),
 }
-#: Models of the zoo, whose parameters are updated.
+#: Models of the zoo, whose parameters are updated or cast.
 MODELS = {name: name for name in ("lenet5", "resnet18", "resnet50", "bert_base", "vit_b16", "gpt2_small")}
 
 
@@ -462,7 +502,7 @@ MODELS = {name: name for name in ("lenet5", "resnet18", "resnet50", "bert_base",
 class Kernel:
     name: str
     shapes: Mapping[str, Sizes]
-    make: Callable[[Sizes, Place], Operation | Update]
+    make: Callable[[Sizes, Place], Operation | Update | Casts]
     dtypes: tuple[str, ...] = tuple(DTYPES)
 
 
@@ -491,5 +531,7 @@ KERNELS = {
         Kernel("max_pool_last", POOLS, partial(of_max_pool, last=True)),
         Kernel("patch_convolution", PATCHES, of_patch_convolution),
         Kernel("adamw", MODELS, of_update, ("fp32",)),
+        Kernel("casts", MODELS, partial(of_casts, back=False), ("bf16", "fp16")),
+        Kernel("casts_back", MODELS, partial(of_casts, back=True), ("bf16", "fp16")),
     )
 }

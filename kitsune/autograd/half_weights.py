@@ -6,13 +6,16 @@ product is computed in half precision either way: what this node leaves out is p
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import torch
 
 from kitsune.autograd.leaves import ACCUMULATES
+from kitsune.base import optional_imports
+from kitsune.errors import UnfitError
 
-#: Bytes in fp32 that one launch copies: a schedule on several streams can begin with the first layers.
+#: Bytes in fp32 that are copied at once: a schedule on several streams can begin with the first layers.
 MOST_BYTES: Final = 2**25
 HAS_GRAD_DTYPE: Final = hasattr(torch.Tensor, "grad_dtype")  # since torch 2.10
 COPIES: Final = "_CopiesBackward"
@@ -21,7 +24,7 @@ COPIES: Final = "_CopiesBackward"
 class HalfWeights:
     """Makes copies of a step's weights in `dtype`, and decides about the dtype of their gradients.
 
-    Gradients are fp32, made by one launch, unless `keep_half` allowed half precision before the backward.
+    Gradients are fp32, made by few launches, unless `keep_half` allowed half precision before the backward.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -99,7 +102,7 @@ class _Copies(torch.autograd.Function):
     def forward(context: Any, owner: HalfWeights, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         copies = tuple(torch.empty_like(weight, dtype=owner.dtype) for weight in weights)
         for part in parts_of(weights):
-            torch._foreach_copy_(copies[part], weights[part])
+            cast_all(copies[part], weights[part])
         context.owner = owner
         context.addresses = [weight.data_ptr() for weight in weights]
         context.set_materialize_grads(False)
@@ -125,11 +128,27 @@ def parts_of(weights: Sequence[torch.Tensor]) -> Iterator[slice]:
 
 
 def widened(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The gradients in fp32, by one launch."""
+    """The gradients in fp32, by few launches."""
     wide = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
     if wide:
-        torch._foreach_copy_(wide, gradients)
+        cast_all(wide, gradients)
     return wide
+
+
+def cast_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copies each source into its target, of at least one: on a GPU by Kitsune's kernel, without Triton by torch."""
+    copy: Callable[..., None] = kernel_of_casts() if targets[0].is_cuda else torch._foreach_copy_
+    copy(targets, sources)
+
+
+@cache
+def kernel_of_casts() -> Callable[..., None]:
+    try:
+        module = optional_imports.load("kitsune.kernels.casts", extra="triton", packages=("triton",))
+    except UnfitError:
+        return torch._foreach_copy_
+    kernel: Callable[..., None] = module.cast_all
+    return kernel
 
 
 def readers_of_leaves(loss: torch.Tensor) -> Mapping[torch.Tensor, list[Any]]:

@@ -32,7 +32,7 @@ WORDS: Final = {
     ELEMENTWISE: "layer_norm batch_norm group_norm rms_norm add_norm instance_norm dropout masked_fill",
     REDUCTION: "softmax log_softmax loss cross_entropy sum cumsum logsumexp mean norm var amax amin argmax topk pool "
     "embedding_dense_backward nll",
-    COPY: "copy clone cat fill zero zeros ones full contiguous convert",
+    COPY: "copy cast clone cat fill zero zeros ones full contiguous convert",
 }
 PATTERNS: Final = {
     name: re.compile(rf"(?<![a-z])({'|'.join(words.split())})(?![a-z])") for name, words in WORDS.items()

@@ -42,7 +42,7 @@ ALLOCATIONS: Final = frozenset(
 #: Operations that write all of their first argument and read none of it.
 OVERWRITES: Final = frozenset(
     f"aten::{name}_" for name in ("copy", "fill", "zero", "normal", "uniform", "bernoulli", "random", "exponential")
-)
+) | {"kitsune::cast_all"}
 #: Operations that have no effect on any value.
 WITHOUT_EFFECT: Final = frozenset({"aten::record_stream", "aten::is_pinned"})
 #: Operations whose only effect is an error.

@@ -21,7 +21,7 @@ from kitsune.launches.recording.recorder import accesses
 Pair = tuple[Launch, Call]
 
 #: Operations over parallel lists of tensors that handle each entry on its own.
-LISTS: Final = ("aten::_fused_adam", "aten::_fused_sgd_", "aten::_foreach_", "kitsune::adamw")
+LISTS: Final = ("aten::_fused_adam", "aten::_fused_sgd_", "aten::_foreach_", "kitsune::adamw", "kitsune::cast_all")
 CONVOLUTION: Final = "aten::convolution_backward"
 MASK: Final = 10  # position of the argument output_mask
 #: Updates that do the same to every element. A block of threads handles up to 65 536, and a kernel up to 36 tensors.

@@ -10,6 +10,7 @@ from kitsune.kernels import (
     attention,
     batch_norm_relu,
     bias_activation,
+    casts,
     cross_entropy,
     dropout_add,
     layer_norm,
@@ -28,6 +29,7 @@ MODULES = (
     attention,
     batch_norm_relu,
     bias_activation,
+    casts,
     cross_entropy,
     dropout_add,
     layer_norm,
@@ -49,7 +51,7 @@ TINY = {
     **{name: (3, 5, 4, 6) for name in KERNELS if name.startswith("batch_norm")},
     **{name: (2, 5, 7, 6, 3, 2, 1) for name in KERNELS if name.startswith("max_pool")},
     "patch_convolution": (2, 3, 8, 5, 4),
-    "adamw": ((7, 3), (5,), (2, 3, 2, 2)),
+    **dict.fromkeys(("adamw", "casts", "casts_back"), ((7, 3), (5,), (2, 3, 2, 2))),
 }
 #: Eager rounds every intermediate in half precision, our kernels round once.
 TOLERANCES = {"fp32": 2e-5, "bf16": 0.05, "fp16": 0.01}

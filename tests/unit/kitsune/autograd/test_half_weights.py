@@ -6,6 +6,9 @@ from torch import nn
 
 from kitsune.autograd import half_weights
 from kitsune.autograd.half_weights import HalfWeights
+from kitsune.base import optional_imports
+from kitsune.errors import UnfitError
+from kitsune.kernels.casts import cast_all
 
 pytestmark = pytest.mark.skipif(not half_weights.HAS_GRAD_DTYPE, reason="this torch has no Tensor.grad_dtype")
 
@@ -55,6 +58,16 @@ def test_many_weights_are_copied_in_parts(monkeypatch):
     given = weights((5,), (5,), (30,), (1,), (2,), (3,))
     assert list(half_weights.parts_of(given)) == [slice(0, 2), slice(2, 3), slice(3, 6)]
     assert all(map(torch.equal, halves().copies(given), (weight.bfloat16() for weight in given)))
+
+
+@pytest.mark.parametrize(("is_there", "expected"), [(True, cast_all), (False, torch._foreach_copy_)])
+def test_on_a_gpu_kitsunes_kernel_copies_where_there_is_triton(monkeypatch, is_there, expected):
+    def refuse(*_, **__):
+        raise UnfitError("this needs triton")
+
+    if not is_there:
+        monkeypatch.setattr(optional_imports, "load", refuse)
+    assert half_weights.kernel_of_casts.__wrapped__() is expected
 
 
 def test_a_frozen_weight_is_copied_without_a_gradient():

@@ -51,6 +51,8 @@ CEILINGS = Ceilings(bytes_per_us=1000.0, flops_per_us={"bfloat16": 100.0})
         ("max_pool2d_with_indices_backward", REDUCTION),
         ("triton_red_fused_sum_12", REDUCTION),
         ("_to_copy", COPY),
+        ("cast_all", COPY),
+        ("cast_kernel", COPY),
         ("triton_poi_fused__to_copy_transpose_1", COPY),
         ("triton_poi_fused_2", COPY),
     ],
