@@ -28,6 +28,7 @@ from kitsune.kernels.packed_attention import packed_attention
 from kitsune.kernels.rms_norm import rms_norm
 from kitsune.kernels.rope import rope
 from kitsune.kernels.softmax import softmax
+from kitsune.kernels.stem_convolution import stem_convolution
 from kitsune.kernels.swiglu import swiglu
 from tuner.zoo import ZOO
 
@@ -371,6 +372,21 @@ def of_patch_convolution(sizes: Sizes, place: Place) -> Operation:
     return Operation(eager, compiled(calls.patch_convolution, place), inputs)
 
 
+def of_stem_convolution(sizes: Sizes, place: Place) -> Operation:
+    """`sizes`: (batch, side, channels of the result, side of a window, stride, padding). An image needs no gradient."""
+    batch, side, out, window, stride, padding = sizes
+    x = place.draw(batch, IMAGE, side, side).detach().contiguous(memory_format=torch.channels_last)
+    weight = place.draw(out, IMAGE, window, window).detach().contiguous(memory_format=torch.channels_last)
+
+    def eager(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, weight, stride=stride, padding=padding)
+
+    def ours(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return stem_convolution(x, weight, (stride, stride), (padding, padding))
+
+    return Operation(eager, ours, (x, weight.requires_grad_()))
+
+
 def compiled(function: Function, place: Place) -> Function:
     """A call with operations of torch around its kernel, if any, as it is in a compiled step; on a CPU as it is."""
     return torch.compile(function, dynamic=False, fullgraph=True) if place.device.type == "cuda" else function
@@ -485,6 +501,15 @@ POOLS = {
     "googlenet-16": (16, 192, 56, 56, 3, 2, 1),
     "vgg16-64": (64, 64, 224, 224, 2, 2, 0),
 }
+#: (batch, side, channels of the result, side of a window, stride, padding)
+STEMS = {
+    "resnet50-64": (64, 224, 64, 7, 2, 3),
+    "resnet50-256": (256, 224, 64, 7, 2, 3),
+    "resnet18-128": (128, 32, 64, 3, 1, 1),
+    "vgg16-64": (64, 224, 64, 3, 1, 1),
+    "densenet121-16": (16, 128, 64, 7, 2, 3),
+    "efficientnet_b0-64": (64, 224, 32, 3, 2, 1),
+}
 #: (batch, channels, side, channels of the result, side of a patch)
 PATCHES = {
     "vit_b16-4": (4, 3, 224, 768, 16),
@@ -530,6 +555,7 @@ KERNELS = {
         Kernel("max_pool", POOLS, partial(of_max_pool, last=False)),
         Kernel("max_pool_last", POOLS, partial(of_max_pool, last=True)),
         Kernel("patch_convolution", PATCHES, of_patch_convolution),
+        Kernel("stem_convolution", STEMS, of_stem_convolution, ("bf16", "fp16")),
         Kernel("adamw", MODELS, of_update, ("fp32",)),
         Kernel("casts", MODELS, partial(of_casts, back=False), ("bf16", "fp16")),
         Kernel("casts_back", MODELS, partial(of_casts, back=True), ("bf16", "fp16")),

@@ -14,6 +14,7 @@ from kitsune.kernels import linear_activation as mlps
 from kitsune.kernels import packed_attention as packed_attentions
 from kitsune.kernels import rms_norm as rms_norms
 from kitsune.kernels import rope as ropes
+from kitsune.kernels import stem_convolution as stem_convolutions
 from kitsune.kernels.layouts import is_channels_last
 
 
@@ -120,6 +121,19 @@ def patch_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
     patches = patches.permute(0, 2, 4, 1, 3, 5)
     product = F.linear(patches.flatten(3), weight.flatten(1), bias).permute(0, 3, 1, 2)
     return product if is_channels_last(x) or is_channels_last(weight) else product.contiguous()
+
+
+def stem_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The compiler adds the bias with what follows."""
+    y = stem_convolutions.stem_convolution(x.to(dtype), weight.to(dtype), stride, padding)
+    return y if bias is None else y + bias.to(dtype)[:, None, None]
 
 
 def head_cross_entropy(

@@ -20,6 +20,7 @@ NAMES: Final[Mapping[torch.dtype, str]] = dict(zip(DTYPES, ("fp32", "bf16", "fp1
 #: `python -m benchmarks.kernel_table`). Also for compiler="eager", since Inductor is available wherever kernels are.
 BF16: Final = (torch.bfloat16,)
 HALF: Final = (torch.bfloat16, torch.float16)
+NOT_MEASURED: Final = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Pattern:
         """The reason why it is not offered for a match, or None."""
         if match.runs_in in self.dtypes or match.runs_in not in NAMES:
             return None
+        if not self.dtypes:
+            return "not offered: its kernel was not measured yet"
         return f"not offered in {NAMES[match.runs_in]}: measured never faster than Inductor, see docs/benchmarks.md"
 
 
@@ -59,6 +62,7 @@ PATTERNS: Final = (
     Pattern("mlp", "matmul", mlps.mlp, HALF),
     Pattern("linear_activation", "elementwise", elementwise.linear_activation),
     Pattern("patch_convolution", "matmul", convolutions.patch_convolution),
+    Pattern("stem_convolution", "matmul", convolutions.stem_convolution, NOT_MEASURED),
     Pattern("attention", "matmul", attentions.attention, HALF),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),
     Pattern("rope", "elementwise", rotary.rope),

@@ -1,8 +1,8 @@
 """The first convolution of a network, of images with up to four channels that are contiguous (channels_last).
 
-cuDNN takes 8 channels at once, and for 3 it has kernels for Ampere only: in a ResNet-50 with 64 images on an H200 387 us
-forward and 227 for the gradient of the weight, where memory would allow 30. Here a row of a window, kernel width times
-channels, is one contiguous piece of an image, and a matrix product of such pieces and a row of the weight is added up
+For 3 channels cuDNN has kernels for Ampere only: in a ResNet-50 with 64 images on an H200 they take 387 us forward and
+227 for the gradient of the weight, where memory would allow 30. Here a row of a window, as long as the kernel's width
+times the channels, is one contiguous piece of an image. Products of such pieces and a row of the weight are added up
 over the rows. Sums go in a fixed order, without atomics, so gradients are bitwise reproducible.
 """
 
@@ -22,8 +22,8 @@ OFFERED: Final = (torch.float32, torch.float16) if IS_INTERPRETED else (torch.bf
 MOST_CHANNELS: Final = 4
 #: The largest kernel, in each dimension.
 MOST: Final = 11
-#: The most elements of an image and of its result: offsets within one are int32.
-LARGEST_IMAGE: Final = 2**30
+#: The most elements of the images and of the result: offsets are int32, also those a tile beyond the end.
+LARGEST: Final = 2**30
 #: The fewest rows, columns and products of a tile of tensor cores.
 LEAST: Final = 16
 #: Positions of a tile, and its most channels.
@@ -33,8 +33,8 @@ WIDE: Final = 64
 DEEP: Final = 64
 #: Programs of the backward: two for each multiprocessor of an H200.
 PROGRAMS: Final = 264
-WARPS: Final = 4
-BACKWARD_WARPS: Final = 8
+WARPS: Final = 8
+BACKWARD_WARPS: Final = 16
 
 
 def stem_convolution(
@@ -66,14 +66,11 @@ def is_offered(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], pad
         and max(weight.shape[2:]) <= MOST
         and min(*stride, rows, columns) > 0
         and min(padding) >= 0
-        and x[0].numel() <= LARGEST_IMAGE
-        and rows * columns * weight.shape[0] <= LARGEST_IMAGE
+        and max(x.numel(), len(x) * rows * columns * weight.shape[0]) <= LARGEST
     )
 
 
-def windows_of(
-    x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]
-) -> tuple[int, int]:
+def windows_of(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]) -> tuple[int, int]:
     """(rows, columns) of the result."""
     given = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
     rows, columns = ((size + 2 * pad - wide) // step + 1 for size, wide, step, pad in given)
@@ -185,7 +182,7 @@ def fitting(size: int, most: int | None = None) -> int:
 
 
 @triton.jit
-def corners_of(position, height, width, rows, columns, CHANNELS, SH, SW, PH, PW):
+def corners_of(position, rows, columns, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr):
     """(image, first row, first column) of the window of each position of the result; rows may lie in the padding."""
     column, left = position % columns, position // columns
     return left // rows, left % rows * SH - PH, column * SW - PW
@@ -198,20 +195,18 @@ def forward_kernel(
     SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    position = tl.program_id(0).to(tl.int64) * HIGH + tl.arange(0, HIGH)
+    position = tl.program_id(0) * HIGH + tl.arange(0, HIGH)
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    image, top, left = corners_of(position, height, width, rows, columns, CHANNELS, SH, SW, PH, PW)
-    top, left = top.to(tl.int32), left.to(tl.int32)
-    images = x + image * height * width * CHANNELS
+    image, top, left = corners_of(position, rows, columns, SH, SW, PH, PW)
     within = tl.arange(0, PIECE)
     column = left[:, None] + (within // CHANNELS)[None, :]
     is_there = (position < positions)[:, None] & (column >= 0) & (column < width) & (within < KW * CHANNELS)[None, :]
     is_weight = (within < KW * CHANNELS)[:, None] & (channel < out)[None, :]
     total = tl.zeros((HIGH, WIDE), dtype=tl.float32)
-    for i in tl.static_range(KH):
+    for i in range(KH):
         row = (top + i)[:, None]
-        at = (row * width + left[:, None]) * CHANNELS + within[None, :]
-        piece = tl.load(images[:, None] + at, mask=is_there & (row >= 0) & (row < height), other=0.0)
+        at = ((image[:, None] * height + row) * width + left[:, None]) * CHANNELS + within[None, :]
+        piece = tl.load(x + at, mask=is_there & (row >= 0) & (row < height), other=0.0)
         of_row = weight + (i * KW * CHANNELS + within)[:, None] * out + channel[None, :]
         total = tl.dot(piece, tl.load(of_row, mask=is_weight, other=0.0), total)
     to = y + position[:, None] * out + channel[None, :]
@@ -231,20 +226,16 @@ def backward_kernel(
     i, of_row = within // PIECE, within % PIECE
     is_weight = (i < KH) & (of_row < KW * CHANNELS)
     total = tl.zeros((ROWS * PIECE, WIDE), dtype=tl.float32)
-    begin = tl.program_id(0).to(tl.int64) * share
+    begin = tl.program_id(0) * share
     for tile in range(begin, begin + share):
         position = tile * DEEP + tl.arange(0, DEEP)
-        image, top, left = corners_of(position, height, width, rows, columns, CHANNELS, SH, SW, PH, PW)
-        top, left = top.to(tl.int32), left.to(tl.int32)
+        image, top, left = corners_of(position, rows, columns, SH, SW, PH, PW)
         row, column = top[None, :] + i[:, None], left[None, :] + (of_row // CHANNELS)[:, None]
         is_there = (position < positions)[None, :] & (column >= 0) & (column < width) & (row >= 0) & (row < height)
-        at = (row * width + left[None, :]) * CHANNELS + of_row[:, None]
-        images = x + image * height * width * CHANNELS
-        pieces = tl.load(images[None, :] + at, mask=is_there & is_weight[:, None], other=0.0)
+        at = ((image[None, :] * height + row) * width + left[None, :]) * CHANNELS + of_row[:, None]
+        pieces = tl.load(x + at, mask=is_there & is_weight[:, None], other=0.0)
         slope = dy + position[:, None] * out + channel[None, :]
         is_slope = (position < positions)[:, None] & (channel < out)[None, :]
         total = tl.dot(pieces, tl.load(slope, mask=is_slope, other=0.0), total)
     to = (tl.program_id(0) * KH + i) * (KW * CHANNELS) + of_row
-    tl.store(
-        sums + to[:, None] * out + channel[None, :], total, mask=is_weight[:, None] & (channel < out)[None, :]
-    )
+    tl.store(sums + to[:, None] * out + channel[None, :], total, mask=is_weight[:, None] & (channel < out)[None, :])

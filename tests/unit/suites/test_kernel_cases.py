@@ -20,6 +20,7 @@ from kitsune.kernels import (
     rms_norm,
     rope,
     softmax,
+    stem_convolution,
     swiglu,
 )
 
@@ -39,6 +40,7 @@ MODULES = (
     rms_norm,
     rope,
     softmax,
+    stem_convolution,
     swiglu,
 )
 TINY = {
@@ -51,6 +53,7 @@ TINY = {
     **{name: (3, 5, 4, 6) for name in KERNELS if name.startswith("batch_norm")},
     **{name: (2, 5, 7, 6, 3, 2, 1) for name in KERNELS if name.startswith("max_pool")},
     "patch_convolution": (2, 3, 8, 5, 4),
+    "stem_convolution": (2, 8, 5, 3, 2, 1),
     **dict.fromkeys(("adamw", "casts", "casts_back"), ((7, 3), (5,), (2, 3, 2, 2))),
 }
 #: Eager rounds every intermediate in half precision, our kernels round once.

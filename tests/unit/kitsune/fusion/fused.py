@@ -278,6 +278,16 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
         lambda: nn.Conv2d(3, 6, (2, 3), stride=(2, 3), bias=False),
         (normal(2, 3, 4, 6),),
     ),
+    "a stem": (
+        "stem_convolution",
+        lambda: nn.Conv2d(3, 6, 3, stride=2, padding=1, bias=False),
+        (normal(2, 3, 7, 6).detach().contiguous(memory_format=torch.channels_last).requires_grad_(),),
+    ),
+    "a stem with a bias": (
+        "stem_convolution",
+        lambda: nn.Conv2d(4, 6, (2, 3), padding=(0, 1)),
+        (normal(2, 4, 7, 6).detach().contiguous(memory_format=torch.channels_last).requires_grad_(),),
+    ),
     "SwiGLU": ("swiglu", Gated, (ROWS,)),
     "the heads of Llama": ("rope", Rotary, (ROWS,)),
     "heads within positions": ("rope", lambda: Rotary(heads=2), (ROWS,)),

@@ -370,6 +370,29 @@ def test_a_max_pool_that_the_kernel_does_not_take_stays(function, reason):
     assert [one.reason for one in stats.refused] == [reason]
 
 
+@pytest.mark.parametrize(
+    ("layer", "reasons"),
+    [
+        (lambda: nn.Conv2d(3, 6, 3, dilation=2), ["it is dilated, or padded by a name"]),
+        (lambda: nn.Conv2d(3, 6, 3, padding="same"), ["it is dilated, or padded by a name"]),
+        (lambda: nn.Conv2d(3, 6, 12, padding=6), ["the kernel is not for its sizes and dtype on this device"]),
+        (lambda: nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(3, 6, 3, groups=3)), []),
+    ],
+)
+def test_a_first_convolution_that_the_kernel_does_not_support_stays(layer, reasons):
+    x = normal(2, 3, 9, 9).detach().contiguous(memory_format=torch.channels_last)
+    model, fusing = layer(), engine()
+    torch.testing.assert_close(fusing.fuse(model)(x), model(x))
+    assert fusing.get_fusion_stats().matches == {}
+    assert [one.reason for one in fusing.get_fusion_stats().refused if one.pattern == "stem_convolution"] == reasons
+
+
+def test_of_images_that_are_channels_first_the_first_convolution_stays():
+    stats = stats_of(nn.Conv2d(3, 6, 3), normal(2, 3, 9, 9))
+    assert stats.matches == {}
+    assert "its images are channels first" in [one.reason for one in stats.refused]
+
+
 def test_dropout_in_eval_is_no_dropout():
     assert stats_of(Dropped().eval(), ROWS, ROWS.detach()).matches == {}
 
