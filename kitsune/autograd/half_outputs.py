@@ -319,11 +319,12 @@ def mapped(function: Callable[[HalfOutput], torch.Tensor], arguments: Any) -> An
 
 
 def is_in_rows(tensor: torch.Tensor) -> bool:
-    """Whether it is rows of contiguous elements, at one distance from each other: there may be gaps between them."""
+    """Whether it is rows of contiguous elements at one distance from each other, with or without gaps between them."""
     steps = [step for size, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
     sizes = [size for size in tensor.shape[:-1] if size > 1]
     is_regular = all(step == size * inner for step, size, inner in zip(steps, sizes[1:], steps[1:], strict=False))
-    return tensor.stride(-1) == 1 and is_regular
+    do_overlap = bool(steps) and steps[-1] < tensor.shape[-1]
+    return tensor.stride(-1) == 1 and is_regular and not do_overlap
 
 
 def gradient_like(output: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from kitsune.autograd.half_outputs import Loss, stays_half
 from kitsune.autograd.hooks import why_skipped
 from kitsune.autograd.leaves import tensors_there
 from kitsune.autograd.outputs import PARTIAL, Listeners, Past
+from kitsune.autograd.sole_outputs import SoleOutputs
 from kitsune.capture.autograd_node import enclosed
 from kitsune.capture.guards import Attributes
 from kitsune.capture.program_cache import ProgramCache, autocast_of
@@ -59,7 +60,8 @@ class SegmentedForward:
     The first forwards of a batch signature are real and uncaptured; then forward and backward become two graphs.
     With `capture=False` nothing is ever captured and only contexts, layout and loss scaling apply. `step_contexts`
     are entered around the backward as well. `single_outputs` makes half-precision outputs fp32, as autocast itself does
-    before a loss; with a `fused_loss`, large ones stay as they are for that loss to read. `retain_graph` keeps
+    before a loss; with a `fused_loss`, large ones stay as they are for that loss to read. `sole_outputs` learns of them
+    from a first forward of `plain`. `retain_graph` keeps
     activations to the end of the backward, so that there may be another. `refusal` says why nothing is captured any
     more; `counts` how the forwards ran. `streams_refusal` says why launches are not planned for several `streams`;
     `plan` is that of the last backward that was.
@@ -83,6 +85,7 @@ class SegmentedForward:
         streams: int = 1,
         pool_bytes: int | None = None,
         fused_loss: Loss | None = None,
+        sole_outputs: SoleOutputs | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -97,6 +100,7 @@ class SegmentedForward:
         self.streams = streams
         self.pool_bytes = pool_bytes
         self.fused_loss = fused_loss if single_outputs else None
+        self.sole_outputs = sole_outputs
         self.streams_refusal = ""
         self.plan: Planned | None = None
         self.refusal: str | None = None
@@ -122,6 +126,8 @@ class SegmentedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._last = None
+        if self.sole_outputs is not None and not self.sole_outputs.is_known:
+            return self._eager("warm", self._plain, args, kwargs)
         try:
             key = signature_of((args, kwargs)), autocast_of(self.device.type)
             found = self._programs.find(key)
@@ -268,6 +274,13 @@ class SegmentedForward:
         def run(*args: Any, **kwargs: Any) -> Any:
             with entered(self.contexts):
                 output = forward(*args, **kwargs)
-            return pytree.tree_map(cast, output) if self.single_outputs else output
+            if not self.single_outputs:
+                return output
+            given = pytree.tree_map(cast, output)
+            if self.sole_outputs is not None and not self.sole_outputs.is_known:
+                learn = self.sole_outputs.learned_from(output)
+                del output
+                learn()
+            return given
 
         return run

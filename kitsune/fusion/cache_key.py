@@ -25,6 +25,8 @@ HOMES: Final = ("kitsune.fusion.", "kitsune.kernels.")
 AUTOCASTS: Final = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
 ATTENTION: Final = ("flash", "mem_efficient", "math", "cudnn")
 MARK: Final = "kitsune"
+#: Of operators that a graph may call by themselves.
+NAMESPACE: Final = "kitsune"
 ADDRESS: Final = re.compile(" at 0x[0-9a-f]+")
 #: With it Triton interprets kernels, also on a CPU, where otherwise their references are traced.
 INTERPRETED: Final = "TRITON_INTERPRET"
@@ -70,6 +72,8 @@ def cacheable(graph: GraphModule) -> Iterator[tuple[str, str]]:
         name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
         if is_ours(function):
             yield name, CODE_KEY
+        elif isinstance(function, torch._ops.OpOverload) and function.namespace == NAMESPACE:
+            yield str(function), CODE_KEY
         elif name in AUTOCASTS:
             yield name, torch.__version__
 

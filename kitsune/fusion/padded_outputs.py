@@ -44,8 +44,8 @@ def layer_behind(node: Node) -> Node | None:
     classes = last_of(node)
     while classes is not None and len(node.users) == 1 and last_of(node) == classes:
         if operation_of(node).name == "linear":
-            return node if is_unaligned(value_of(node)) else None
-        if node.target not in VIEWS or not isinstance(node.args[0], Node):
+            return node if is_unaligned(node) else None
+        if node.target not in VIEWS or not node.args or not isinstance(node.args[0], Node):
             return None
         node = node.args[0]
     return None
@@ -57,8 +57,10 @@ def last_of(node: Node) -> int | None:
     return value.shape[-1] if isinstance(value, torch.Tensor) and value.ndim > 1 else None
 
 
-def is_unaligned(value: Any) -> bool:
-    return value.dtype in (torch.bfloat16, torch.float16) and value.shape[-1] * value.element_size() % LOADED_BYTES > 0
+def is_unaligned(layer: Node) -> bool:
+    value, weight = value_of(layer), value_of(operation_of(layer).get("weight"))
+    is_half = value.dtype in (torch.bfloat16, torch.float16)
+    return is_half and weight.ndim == 2 and value.shape[-1] * value.element_size() % LOADED_BYTES > 0
 
 
 def pad(graph: GraphModule, layer: Node) -> None:

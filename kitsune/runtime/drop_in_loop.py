@@ -197,6 +197,7 @@ class Loop:
             streams=build.streams,
             pool_bytes=build.pool_bytes,
             fused_loss=FusedLoss.if_possible() if build.computes_in_half else None,
+            sole_outputs=build.sole_outputs if build.capture != "none" else None,
         )
 
 

@@ -13,8 +13,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
 import kitsune.fusion
-from kitsune.autograd.half_outputs import stays_half
 from kitsune.autograd.half_weights import HalfWeights
+from kitsune.autograd.sole_outputs import SoleOutputs, has_unaligned_head
 from kitsune.capture.compile_isolation import own_code
 from kitsune.fusion import tied_gradients
 from kitsune.fusion.cache_key import cache_options
@@ -48,19 +48,25 @@ class Compile(Technique):
         options = options_of(str(choice))
         if build.fusion_config is not None:
             options["max_fusion_size"] = build.fusion_config.max_fusion_size
+        if build.in_loop and build.computes_in_half and self.is_padded(build):
+            build.sole_outputs = SoleOutputs()
         backend = Inductor(
             options,
             build.inductor,
             may_run_twice=build.in_loop,
             rewrite=rewrite,
             half_weights=build.half_weights,
-            pads_outputs=build.in_loop and build.computes_in_half and build.device.type == "cuda",
+            sole_outputs=build.sole_outputs,
         )
         build.forward = torch.compile(own_code(forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:
             build.forward = with_copied_outputs(build.forward)
         if build.in_loop and any(True for _ in build.model.buffers()):
             build.forward = preserving_buffer_versions(build.forward, build.model)
+
+    def is_padded(self, build: Build) -> bool:
+        """Whether rows of outputs may be padded."""
+        return build.device.type == "cuda" and has_unaligned_head(build.model)
 
     def blames(self, error: BaseException) -> bool:
         return is_of_dynamo(error) or is_a(error, INDUCTOR_ERROR)
@@ -70,8 +76,8 @@ class Inductor:
     """Inductor as a backend of torch.compile. Marks its entries in torch's caches on disk: see `cache_key`.
 
     `may_run_twice`: a loop may run a second backward, so the first must not reuse the memory of activations. `rewrite`
-    changes a graph before Inductor sees it; `half_weights` copies the weights that only products read; `pads_outputs`
-    aligns the rows of large outputs; counters of batch norms are merged. `asked`: more options, read at the first call,
+    changes a graph before Inductor sees it; `half_weights` copies the weights that only products read; rows of
+    `sole_outputs` are padded; counters of batch norms are merged. `asked`: more options, read at the first call,
     because techniques that are applied later add some.
     """
 
@@ -83,7 +89,7 @@ class Inductor:
         may_run_twice: bool,
         rewrite: Callable[[torch.fx.GraphModule], torch.fx.GraphModule] | None = None,
         half_weights: HalfWeights | None = None,
-        pads_outputs: bool = False,
+        sole_outputs: SoleOutputs | None = None,
     ) -> None:
         self.__name__ = "inductor"  # torch's error messages name the backend by it
         self._may_run_twice = may_run_twice
@@ -91,25 +97,32 @@ class Inductor:
         self._asked = asked
         self._rewrite = rewrite
         self._half_weights = half_weights
-        self._pads_outputs = pads_outputs
+        self._sole_outputs = sole_outputs
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        is_padded = self._sole_outputs is not None and is_whole(graph)
         if self._rewrite is not None:
             graph = self._rewrite(graph)
         merge_counters(graph)
+        half = self._half_weights
+        positions = [] if half is None else product_weights(graph, inputs, half.dtype)
+        if self._sole_outputs is not None and is_padded:
+            pad_outputs(graph, self._sole_outputs.__contains__)
         marks = cache_options(graph, may_run_twice=self._may_run_twice)
         options = {**self._options, **self._asked, **tied_gradients.options(), **marks}
         if options.get(SWITCH) == LEAST_MS:
             leave_short_kernels()
         with without_donated_buffers() if self._may_run_twice else contextlib.nullcontext():
-            half = self._half_weights
-            positions = [] if half is None else product_weights(graph, inputs, half.dtype)
-            if self._pads_outputs:
-                pad_outputs(graph, stays_half)
             if half is None or not positions:
                 return torch._inductor.compile(graph, inputs, options=options)
             examples = examples_with(half.dtype, graph, inputs, positions)
             return half.with_copies(torch._inductor.compile(graph, examples, options=options), positions)
+
+
+def is_whole(graph: torch.fx.GraphModule) -> bool:
+    """Whether the graph ends because its function returns: what leaves it goes to no other code of that function."""
+    reason: Any = getattr(graph, "compile_subgraph_reason", None)
+    return reason is not None and not reason.graph_break
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import torch
 
 from kitsune.autograd.half_weights import HalfWeights
+from kitsune.autograd.sole_outputs import SoleOutputs
 from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import Choice
 from kitsune.update.loss_scaler import LossScaler
@@ -65,6 +66,7 @@ class Build:
     fusion: "FusionEngine | None" = None  # puts Kitsune's kernels into the graphs that torch.compile captures
     unfused: Callable[..., Any] | None = None  # the forward before fusion
     half_weights: HalfWeights | None = None  # passed to what torch.compile compiles
+    sole_outputs: SoleOutputs | None = None  # whose rows torch.compile may pad, in a loop
     inductor: dict[str, Any] = field(default_factory=dict)  # options for Inductor that other choices need
     computes_in_half: bool = False  # outputs of the forward may be in half precision
     hides_hooks: bool = False  # hooks that are put on modules later are not seen

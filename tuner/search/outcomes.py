@@ -76,7 +76,8 @@ def suspected(space: Space, trials: Sequence[Trial]) -> frozenset[Item]:
     own. The whole knob is left out, because if one half precision fails the other often does too.
     """
     counted = Counter(item for suspects in suspects_of(trials) for item in suspects)
-    order = list(space.table)
+    # Others depend on what compiles, so that comes first and is left out last.
+    order = sorted(space.table, key=lambda name: not space.table[name].compiles)
     ranked = [(count, order.index(item[0]), item) for item, count in counted.items() if item[0] in order and count > 1]
     at_fault = sorted(ranked, key=lambda each: each[:2])
     return all_choices(space, {item[0] for _, _, item in at_fault[len(at_fault) // 2 :]})

@@ -62,7 +62,6 @@ HALF: Final[Mapping[str, tuple[Choice, ...]]] = {
     "update": ("kitsune", "fused"),
 }
 FULL: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, "precision": ("tf32",)}
-INDUCTOR: Final[Mapping[str, tuple[Choice, ...]]] = {"compile": ("default",)}
 #: What full GPUs gain most from. On an H200 the kernels around products took 12 % off the step of a ViT-B/16 with 64
 #: images and 5 % off GPT-2's at 8x512, and the copies 1 and 2 % (results/knobs/2026-11-29-h200-3.jsonl).
 PRODUCTS: Final[Mapping[str, tuple[Choice, ...]]] = {
@@ -130,8 +129,8 @@ LATER: Final = (
     COMPILE,
     Preset(
         name="best guess, Inductor's kernels only",
-        needs={"fusion": "off", "weights": "given"},
-        wishes={**HALF, **INDUCTOR, **GRAPHS, "streams": ON_STREAMS["streams"]},
+        needs={"fusion": "off", "weights": "given", "compile": "default"},
+        wishes={**HALF, **GRAPHS, "streams": ON_STREAMS["streams"]},
     ),
     ONE_GRAPH,
     Preset(name="one stream, not compiled", needs={}, wishes={**HALF, **GRAPHS}),

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kitsune import KitsuneOptimizer, Plan
-from kitsune.autograd import fused_loss, half_outputs
+from kitsune.autograd import fused_loss, half_outputs, sole_outputs
 from kitsune.errors import CaptureError
 from kitsune.fusion.padded_outputs import padded_linear
 from tests.training_pairs import adamw
@@ -92,6 +92,7 @@ def trained(
 ) -> list[torch.Tensor]:
     """What the loop returns, and the weights, with outputs of at least so many bytes left in half precision."""
     monkeypatch.setattr(half_outputs, "LEAST_BYTES", least_bytes)
+    monkeypatch.setattr(sole_outputs, "LEAST_CLASSES", CLASSES)
     torch.manual_seed(0)
     model = Model().to(device)
     plan = plan or plan_for(device)

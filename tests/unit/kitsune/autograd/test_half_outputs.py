@@ -501,3 +501,17 @@ def test_a_function_of_the_users_own_gets_its_gradient():
 
 def test_it_is_a_tensor_of_this_class_until_it_is_read():
     assert type(Head().give()) is HalfOutput
+
+
+@pytest.mark.parametrize("of", [lambda y: y[:1, 0].expand(7, -1), lambda y: y[0, 0].expand_as(y).flatten(0, 1)])
+def test_a_row_that_is_read_against_several_targets_gets_the_sum_of_their_gradients(of):
+    """Its gradient is not written in place: the rows of an expanded tensor are one."""
+    head, target = Head(), TARGET.view(-1)
+    output = head.half()
+    head.outputs = StaticOutputs(head.fused, torch.zeros_like(output))
+    given = head.outputs.output(output)
+    rows = of(given)
+    (found,) = torch.autograd.grad(F.cross_entropy(rows, target[: len(rows)]), head.weight)
+    plain = of(head.half().float())
+    (wanted,) = torch.autograd.grad(F.cross_entropy(plain, target[: len(rows)]), head.weight)
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=1e-3)

@@ -2,7 +2,10 @@ import pytest
 from hypothesis import given, settings
 
 from kitsune.knobs import KNOBS, Choice
+from tests.unit.tuner.machine import failure
 from tests.unit.tuner.search.test_space import CPU, EVERYTHING, WAITS, configurations, differing, spaces
+from tests.unit.tuner.simulation import trial
+from tuner.records import FailureKind, Trial
 from tuner.search.presets import (
     COMPILE,
     EAGER_BF16,
@@ -20,6 +23,7 @@ from tuner.search.presets import (
     stock_variants,
 )
 from tuner.search.space import Item, Space
+from tuner.search.strategy import propose
 
 ALL = (*OPENING, *LATER, *SLOW)
 quick = settings(max_examples=80)
@@ -204,3 +208,15 @@ def test_variants_of_a_rival_are_allowed_and_differ_in_one_knob(space: Space, kn
     for variant in stock_variants(space, rival):
         assert space.allows(variant) is None
         assert len(differing(space, rival, variant)) == 1
+
+
+@pytest.mark.parametrize("item", [("fusion", "products"), ("weights", "bf16_copies"), ("streams", 4)])
+def test_where_one_choice_of_the_best_guess_fails_a_compiled_graph_is_still_found(item: tuple[str, Choice]) -> None:
+    trials: list[Trial] = []
+    while len(trials) < 8:
+        proposal = propose(EVERYTHING, trials)
+        assert proposal is not None
+        failed = failure("it fails", FailureKind.CRASHED) if item in proposal.knobs.items() else None
+        trials.append(trial(len(trials), proposal.knobs, proposal.source, failure=failed))
+    worked = [each.knobs for each in trials if each.failure is None]
+    assert any((knobs.get("compile"), knobs.get("capture")) == ("default", "step") for knobs in worked)

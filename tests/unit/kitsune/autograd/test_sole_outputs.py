@@ -1,0 +1,118 @@
+"""Which outputs of a model may have gaps between their rows: large ones that it returns and keeps nowhere else."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from kitsune.autograd import half_outputs, sole_outputs
+from kitsune.autograd.sole_outputs import SoleOutputs, has_unaligned_head
+from kitsune.capture.forward_dispatch import SegmentedForward
+from kitsune.techniques.compile import Inductor
+
+CLASSES = 50
+IDS = torch.arange(6).view(2, 3)
+KIND = torch.empty(6, CLASSES)
+
+
+@dataclass
+class Opaque:
+    logits: Any
+
+
+class Model(nn.Module):
+    """`after` gets the model and its logits, and gives what it returns."""
+
+    def __init__(self, after=lambda model, logits: logits) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(CLASSES, 16), nn.Linear(16, CLASSES, bias=False)
+        self.after = after
+        self.kept = []
+
+    def forward(self, ids):
+        return self.after(self, self.head(torch.tanh(self.embedding(ids))))
+
+
+def keep(model, logits):
+    model.kept.append(logits)
+    return logits
+
+
+def keep_a_view(model, logits):
+    model.kept.append(logits.view(-1, CLASSES)[1:])
+    return logits
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(half_outputs, "LEAST_BYTES", 0)
+
+
+def dispatched(model, forward, sole):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    contexts = [lambda: torch.autocast("cpu", torch.bfloat16)]
+    device = torch.device("cpu")
+    options = {"capture": False, "forward_contexts": contexts, "single_outputs": True, "sole_outputs": sole}
+    return SegmentedForward(model, optimizer, forward, model, device, **options)
+
+
+@pytest.mark.parametrize(
+    ("after", "is_sole"),
+    [
+        (lambda _, logits: logits, True),
+        (lambda _, logits: {"logits": logits.view(-1, CLASSES), "loss": logits.float().sum()}, True),
+        (keep, False),
+        (keep_a_view, False),
+        (lambda _, logits: Opaque(logits), False),
+        (lambda _, logits: logits.float(), False),
+    ],
+    ids=["returned", "in a dictionary", "kept", "kept as a view", "in an object", "cast"],
+)
+def test_they_are_learned_from_the_first_forward_as_given(after, is_sole):
+    model, sole, calls = Model(after), SoleOutputs(), []
+
+    def planned(ids):
+        calls.append(ids)
+        return model(ids)
+
+    forward = dispatched(model, planned, sole)
+    first = forward(IDS)
+    assert sole.is_known and not calls
+    assert (KIND in sole) == is_sole
+    assert KIND[:5] not in sole
+    forward(IDS)
+    assert len(calls) == 1
+    if isinstance(first, torch.Tensor):
+        first.sum().backward()
+
+
+def test_a_model_has_such_rows_if_a_weight_is_of_many_classes(monkeypatch):
+    assert not has_unaligned_head(Model())
+    monkeypatch.setattr(sole_outputs, "LEAST_CLASSES", CLASSES)
+    assert has_unaligned_head(Model())
+    assert not has_unaligned_head(nn.Linear(16, 64))
+
+
+class Every:
+    """All outputs are sole ones."""
+
+    def __contains__(self, output):
+        return True
+
+
+def broken(model, logits):
+    torch._dynamo.graph_break()
+    return logits.view(-1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
+@pytest.mark.parametrize(("after", "is_padded"), [(lambda _, logits: logits, True), (broken, False)])
+def test_rows_are_padded_where_the_forward_is_one_graph(after, is_padded):
+    torch._dynamo.reset()
+    model = Model(after)
+    backend = Inductor({}, {}, may_run_twice=True, sole_outputs=Every())
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch.compile(model, backend=backend)(IDS)
+    assert y.is_contiguous() != is_padded
