@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kitsune import KitsuneOptimizer, Plan, TrainStep
+from kitsune import KitsuneOptimizer, Plan, TrainStep, Workload
+from tuner.child.stream_forecast import rehearse
 
 BF16 = {"precision": "bf16", "compile": "default", "update": "kitsune"}
 
@@ -156,3 +157,14 @@ def test_weights_that_the_user_writes_between_steps_are_read(device):
         model.head.weight.data.zero_()
     assert step(x, y).item() == pytest.approx(math.log(10), rel=5e-3)
     step.close()
+
+
+def test_a_rehearsal_casts_no_gradient_that_the_update_reads_in_half_precision(device):
+    def casts(update):
+        model, optimizer = made(device)
+        workload = Workload(model, F.cross_entropy, optimizer, batches(device, steps=1)[0])
+        knobs = {**BF16, "update": update, "capture": "step", "weights": "bf16_copies"}
+        timeline = rehearse(workload, knobs, 1).finest.timeline()
+        return sum(timeline.names[launch.name].startswith("cast_all") for launch in timeline.launches)
+
+    assert 0 < casts("kitsune") < casts("fused")
