@@ -5,14 +5,17 @@ so Inductor copies the gradient of such a result to padded rows first, and a los
 8 sequences of 512 on an H200 the copy takes 315 us.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import register_flop_formula
 
 from kitsune.fusion.operations import aten, operation_of, value_of
+from kitsune.kernels.layouts import Shape
 
 #: Rows begin at multiples of so many bytes: a cache line.
 ALIGNED_BYTES: Final = 128
@@ -111,6 +114,16 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dx = x.new_empty(x.shape if needs_x else 0)
     return dx, x.new_empty(weight.shape if needs_weight else 0), x.new_empty(dy.shape[-1] if needs_bias else 0)
+
+
+@register_flop_formula(torch.ops.kitsune.padded_linear)
+def _(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(x) * weight[0]
+
+
+@register_flop_formula(torch.ops.kitsune.padded_linear_backward)
+def _(_: Shape, x: Shape, weight: Shape, needs_x: bool, needs_weight: bool, *__: Any, **___: Any) -> int:
+    return 2 * math.prod(x) * weight[0] * (needs_x + needs_weight)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], **_: Any) -> None:

@@ -11,12 +11,14 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.nn.functional as F
 import triton
+from torch.utils.flop_counter import register_flop_formula
 
 from kitsune.kernels.attention_gradients import backward_kernel
 from kitsune.kernels.attention_kernels import forward_kernel
 from kitsune.kernels.dropout_add import SEEDS, scale_of
 from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import IS_INTERPRETED, on_device_of, runs_in_triton
+from kitsune.kernels.layouts import Shape
 
 #: The longest sequence: flash attention is made for longer ones.
 MOST_TOKENS: Final = 256
@@ -274,6 +276,17 @@ def _(
     dropout_p: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return gradients_for(q, k, v)
+
+
+@register_flop_formula(torch.ops.kitsune.attention)
+def _(q: Shape, *_: Any, **__: Any) -> int:
+    return 4 * math.prod(q) * q[2]
+
+
+@register_flop_formula(torch.ops.kitsune.attention_backward)
+def _(dout: Shape, *_: Any, **__: Any) -> int:
+    """Of five products, one of which computes the scores again."""
+    return 10 * math.prod(dout) * dout[2]
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

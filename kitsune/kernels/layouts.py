@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+#: Of a tensor, as formulas of operations get it.
+Shape = tuple[int, ...]
+
 
 def is_last(x: torch.Tensor) -> bool:
     """Whether channels are contiguous: channels_last in any number of dimensions, or channels of one element."""

@@ -5,6 +5,7 @@ backward multiplies each tile of the activation's gradient by them, and sums its
 All other products are torch's own. Sums go in a fixed order, without atomics, so results are bitwise reproducible.
 """
 
+import math
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -12,11 +13,13 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import register_flop_formula
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kitsune.kernels.bias_activation import KINDS, activated, pulled_back
 from kitsune.kernels.dtypes import DTYPES
 from kitsune.kernels.launch import IS_INTERPRETED, bind_context, on_device_of, runs_in_triton
+from kitsune.kernels.layouts import Shape
 
 #: In the interpreter fp32 shows what the roundings of half precision hide.
 OFFERED: Final = DTYPES if IS_INTERPRETED else (torch.bfloat16, torch.float16)
@@ -182,6 +185,16 @@ def backward(dy: torch.Tensor, weight: torch.Tensor, slopes: torch.Tensor) -> tu
 def _(dy: torch.Tensor, weight: torch.Tensor, slopes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     tiles = (slopes.shape[0] + BACKWARD.high - 1) // BACKWARD.high
     return torch.empty_like(slopes), slopes.new_empty(tiles, slopes.shape[1], dtype=torch.float32)
+
+
+@register_flop_formula(torch.ops.kitsune.linear_activation)
+def _(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * x[0] * math.prod(weight)
+
+
+@register_flop_formula(torch.ops.kitsune.linear_activation_backward)
+def _(dy: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * dy[0] * math.prod(weight)
 
 
 def described(matrix: torch.Tensor, high: int, wide: int) -> TensorDescriptor:

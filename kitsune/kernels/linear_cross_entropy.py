@@ -5,15 +5,18 @@ matrix product computes a chunk's logits, one kernel replaces them by their grad
 give the gradient of x and add to that of the weight. The backward only multiplies by the gradient of the loss.
 """
 
+import math
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch.utils.flop_counter import register_flop_formula
 
 from kitsune.kernels.cross_entropy import is_offered, loss_dtype, losses_of, piece_of, write_gradient
 from kitsune.kernels.launch import on_device_of, runs_in_triton, warps_of
+from kitsune.kernels.layouts import Shape
 
 #: The most bytes of a chunk's logits: 128 MiB are 1334 rows of GPT-2's 50257 classes in bf16. Few large chunks
 #: keep matrix products efficient, and the gradient of the weight is read and written once a chunk.
@@ -180,6 +183,12 @@ def _(
     dx, dweight = (x.new_empty(like.shape if needs else 0) for like, needs in ((x, needs_x), (weight, needs_weight)))
     dbias = x.new_empty(weight.shape[0] if needs_bias else 0, dtype=torch.float32)
     return x.new_empty((), dtype=dtype), dx, dweight, dbias, x.new_empty((), dtype=torch.float32)
+
+
+@register_flop_formula(torch.ops.kitsune.linear_cross_entropy)
+def _(x: Shape, weight: Shape, *given: Any, **_: Any) -> int:
+    *_, needs_x, needs_weight, _ = given
+    return 2 * x[0] * math.prod(weight) * (1 + needs_x + needs_weight)
 
 
 @torch.library.custom_op("kitsune::scale_by", mutates_args=("gradient",))

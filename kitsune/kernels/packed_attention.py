@@ -4,12 +4,15 @@ To join three gradients takes 26 us for each layer of a ViT-B/16 with 64 images 
 (results/budget/2026-11-29-h200-2.jsonl).
 """
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import register_flop_formula
 
 from kitsune.kernels.attention import is_offered, keep, launch_backward, launch_forward, results_for, seed_for
+from kitsune.kernels.layouts import Shape
 
 
 def packed_attention(
@@ -77,6 +80,16 @@ def _(
     dropout_p: float,
 ) -> torch.Tensor:
     return torch.empty_like(qkv)
+
+
+@register_flop_formula(torch.ops.kitsune.packed_attention)
+def _(qkv: Shape, *_: Any, **__: Any) -> int:
+    return 4 * qkv[1] * math.prod(qkv) // 3
+
+
+@register_flop_formula(torch.ops.kitsune.packed_attention_backward)
+def _(_: Shape, qkv: Shape, *__: Any, **___: Any) -> int:
+    return 10 * qkv[1] * math.prod(qkv) // 3
 
 
 def _gradients(ctx: Any, dout: torch.Tensor | None, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:

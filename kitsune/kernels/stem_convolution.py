@@ -6,6 +6,7 @@ times the channels, is one contiguous piece of an image. Products of such pieces
 over the rows. Sums go in a fixed order, without atomics, so gradients are bitwise reproducible.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,8 +14,10 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from torch.utils.flop_counter import register_flop_formula
 
 from kitsune.kernels.launch import IS_INTERPRETED, on_device_of, runs_in_triton
+from kitsune.kernels.layouts import Shape
 
 #: Triton's interpreter multiplies the bits of bf16 as integers.
 OFFERED: Final = (torch.float32, torch.float16) if IS_INTERPRETED else (torch.bfloat16, torch.float16)
@@ -150,6 +153,14 @@ def _(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]
 ) -> torch.Tensor:
     return torch.empty_like(weight)
+
+
+@register_flop_formula([torch.ops.kitsune.stem_convolution, torch.ops.kitsune.stem_convolution_backward])
+def _(first: Shape, second: Shape, *given: Any, out_shape: Any, **_: Any) -> int:
+    """Of (x, weight, stride, padding) or (dy, x, weight, ...)."""
+    is_forward = len(given[0]) == 2
+    weight, y = (second, out_shape) if is_forward else (given[0], first)
+    return 2 * math.prod(y) * math.prod(weight[1:])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], **_: Any) -> None:

@@ -1,8 +1,12 @@
 """What launches have to do at least, by their shapes, and what a CPU can do."""
 
+from typing import Any
+
 import pytest
 import torch
 
+import kitsune.fusion.padded_outputs
+import kitsune.fusion.patterns  # noqa: F401 - all operators
 from kitsune.launches.execution.launch_work import ceilings, flops_of, work_of
 from kitsune.launches.model.recording import Call, TensorView
 from kitsune.launches.planning.kernel_classes import Work
@@ -45,6 +49,52 @@ def test_attention_has_operations() -> None:
     attention = torch.ops.aten._scaled_dot_product_flash_attention.default
     call = Call(attention, (q, k, v), {}, results=(q, None, None))
     assert flops_of(call) == 2 * 2 * 2 * ROWS * ROWS * INNER
+
+
+def own_calls() -> dict[str, tuple[list[Any], list[tuple[int, ...]], int]]:
+    """Operator of ours -> its arguments, shapes of its results, and the operations of its products."""
+    heads, tokens = (2, 3, ROWS, INNER), 2 * ROWS
+    product = 2 * tokens * INNER * COLUMNS
+    packed = (2, ROWS, 3, 3, INNER)
+    image, window, made = (2, 3, 8, 8), (4, 3, 3, 3), (2, 4, 6, 6)
+    pair = ((1, 1), (0, 0))
+    scores = 2 * 2 * 3 * ROWS * ROWS * INNER
+    loss = [-100, 0.0, "mean", torch.float32]
+    return {
+        "linear_activation": ([(tokens, INNER), (COLUMNS, INNER), None, "gelu"], [(tokens, COLUMNS)] * 2, product),
+        "linear_activation_backward": ([(tokens, INNER), (INNER, COLUMNS), (tokens, COLUMNS)], [()], product),
+        "linear_cross_entropy": (
+            [(tokens, INNER), (COLUMNS, INNER), (tokens,), None, *loss, True, True, False],
+            [()] * 5,
+            3 * product,
+        ),
+        "attention": ([heads] * 3 + [None, 1.0, False, 0.0], [heads, heads[:3]], 2 * scores),
+        "attention_backward": ([heads] * 5 + [heads[:3], None, 1.0, False, 0.0], [heads] * 3, 5 * scores),
+        "packed_attention": ([packed, None, 1.0, False, 0.0], [heads, heads[:3]], 2 * scores),
+        "packed_attention_backward": ([heads, packed, heads, heads[:3], None, 1.0, False, 0.0], [packed], 5 * scores),
+        "stem_convolution": ([image, window, *pair], [made], 2 * 2 * 4 * 6 * 6 * 3 * 3 * 3),
+        "stem_convolution_backward": ([made, image, window, *pair], [window], 2 * 2 * 4 * 6 * 6 * 3 * 3 * 3),
+        "padded_linear": ([(2, ROWS, INNER), (COLUMNS, INNER), None], [(2, ROWS, COLUMNS)], product),
+        "padded_linear_backward": (
+            [(2, ROWS, COLUMNS), (2, ROWS, INNER), (COLUMNS, INNER), True, True, False],
+            [()] * 3,
+            2 * product,
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", own_calls())
+def test_products_of_ours_have_operations(name: str) -> None:
+    arguments, results, operations = own_calls()[name]
+
+    def viewed(value: Any) -> Any:
+        is_shape = isinstance(value, tuple) and value not in ((1, 1), (0, 0))
+        return TensorView(0, torch.bfloat16, value, (1,) * len(value), 0) if is_shape else value
+
+    call = Call(
+        getattr(torch.ops.kitsune, name).default, tuple(map(viewed, arguments)), {}, results=tuple(map(viewed, results))
+    )
+    assert flops_of(call) == operations
 
 
 def test_a_form_without_a_formula_has_no_operations() -> None:
