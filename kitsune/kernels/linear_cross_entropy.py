@@ -187,7 +187,7 @@ def _(
 
 @register_flop_formula(torch.ops.kitsune.linear_cross_entropy)
 def _(x: Shape, weight: Shape, *given: Any, **_: Any) -> int:
-    *_, needs_x, needs_weight, _ = given
+    needs_x, needs_weight = given[6:8]
     return 2 * x[0] * math.prod(weight) * (1 + needs_x + needs_weight)
 
 
