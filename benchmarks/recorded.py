@@ -8,13 +8,13 @@ the seconds of the whole child; or with the failure. Each later piece begins wit
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kitsune.knobs import Choice
+from kitsune.knobs import KNOBS, Choice
 from tuner.records import Arm, Failure, Measurement
 from tuner.search.presets import LATER, ONE_GRAPH, OPENING, SLOW, STOCK, Preset, resolved, stock_variants
 from tuner.search.space import Configuration, Item, Space
@@ -46,12 +46,12 @@ class Recorded:
     @classmethod
     def load(cls, path: Path) -> "Recorded":
         head, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        space = Space.of(head["inapplicable"])
         outcomes: dict[Key, Outcome] = {}
         for found in (outcome_of(line) for line in lines if line["kind"] == "configuration"):
             key = frozenset(found.knobs.items())
             if found.failure is None or key not in outcomes:  # two processes may have recorded the same
                 outcomes[key] = found
+        space = Space.of({**dict(not_recorded(outcomes.values())), **head["inapplicable"]})
         return cls(head["workload"], space, outcomes)
 
     def speedup(self, knobs: Configuration) -> float:
@@ -60,6 +60,15 @@ class Recorded:
 
     def optimum(self) -> float:
         return max(self.speedup(found.knobs) for found in self.outcomes.values() if found.failure is None)
+
+
+def not_recorded(outcomes: Iterable[Outcome]) -> Iterator[tuple[str, str]]:
+    """(choice, reason) of the choices that no configuration has: there were none of them at that time."""
+    recorded = {item for found in outcomes for item in found.knobs.items()}
+    for name, knob in KNOBS.items():
+        for choice in knob.choices:
+            if choice != knob.default and (name, choice) not in recorded:
+                yield f"{name}={choice}", "not recorded"
 
 
 def outcome_of(line: Mapping[str, Any]) -> Outcome:

@@ -109,10 +109,11 @@ LAZY_IMPORTERS = frozenset(
         "kitsune/base/optional_imports.py",
         "kitsune/cli/doctor.py",
         "kitsune/cli/main.py",
+        "kitsune/fusion/tied_gradients.py",  # torch's compiler, by what compiles
         "kitsune/launches/recording/triton_adapter.py",  # Triton is there with a CUDA build of torch only
         "kitsune/profiler/__init__.py",
         "kitsune/techniques/__init__.py",
-        "kitsune/techniques/compile.py",  # torch's compiler, by what compiles
+        "kitsune/techniques/compile.py",  # the same
         "kitsune/techniques/long_kernels.py",  # the same
         "tuner/child/main.py",  # torch's compiler, by a process that has nothing to do yet
     }
