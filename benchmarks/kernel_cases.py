@@ -20,6 +20,7 @@ from kitsune.kernels.bias_activation import KINDS, bias_activation
 from kitsune.kernels.casts import cast_all
 from kitsune.kernels.cross_entropy import cross_entropy
 from kitsune.kernels.dropout_add import dropout_add
+from kitsune.kernels.gated_linear import gated_mlp
 from kitsune.kernels.layer_norm import layer_norm
 from kitsune.kernels.linear_activation import mlp
 from kitsune.kernels.linear_cross_entropy import linear_cross_entropy
@@ -278,6 +279,25 @@ def of_mlp(sizes: Sizes, place: Place, kind: str) -> Operation:
     return Operation(eager, compiled(ours, place), inputs)
 
 
+def of_gated_mlp(sizes: Sizes, place: Place, kind: str) -> Operation:
+    """`sizes`: (rows, hidden, width within the block)."""
+    rows, hidden, width = sizes
+    weights = (
+        (place.draw(out, inner).detach() / inner**0.5).requires_grad_()
+        for out, inner in ((width, hidden), (width, hidden), (hidden, width))
+    )
+
+    def eager(*inputs: torch.Tensor) -> torch.Tensor:
+        x, gate, up, down = inputs
+        return F.linear(KINDS[kind](F.linear(x, gate)) * F.linear(x, up), down)
+
+    def ours(*inputs: torch.Tensor) -> torch.Tensor:
+        x, gate, up, down = inputs
+        return gated_mlp(x, gate, up, down, kind)
+
+    return Operation(eager, compiled(ours, place), (place.draw(rows, hidden), *weights))
+
+
 def of_swiglu(sizes: Sizes, place: Place) -> Operation:
     return Operation(lambda gate, up: F.silu(gate) * up, swiglu, (place.draw(*sizes), place.draw(*sizes)))
 
@@ -428,6 +448,15 @@ BLOCKS = {name: (rows, 768, 3072) for name, rows in TOKENS.items()} | {
     "bert_large-16x128": (2048, 1024, 4096),
     "wide-8x512": (4096, 2048, 8192),
 }
+#: The same
+GATED_BLOCKS = {
+    "llama_125m-1x1024": (1024, 768, 2048),
+    "llama_125m-8x1024": (8192, 768, 2048),
+    "tinyllama-1x2048": (2048, 2048, 5632),
+    "llama_1b-2x2048": (4096, 2048, 8192),
+    "llama_8b-1x2048": (2048, 4096, 14336),
+    "llama_wide-2x2048": (4096, 4096, 14336),
+}
 GATED = {
     "tinyllama-1x2048": (2048, 5632),
     "llama_1b-1x2048": (2048, 8192),
@@ -542,6 +571,7 @@ KERNELS = {
         Kernel("softmax_masked", MASKED, of_softmax_masked),
         *(Kernel(f"bias_{kind}", INNER, partial(of_bias_activation, kind=kind)) for kind in KINDS),
         Kernel("mlp_gelu", BLOCKS, partial(of_mlp, kind="gelu"), ("bf16", "fp16")),
+        Kernel("gated_mlp", GATED_BLOCKS, partial(of_gated_mlp, kind="silu"), ("bf16", "fp16")),
         Kernel("swiglu", GATED, of_swiglu),
         Kernel("dropout_add", HIDDEN, of_dropout_add),
         Kernel("rope", HEADS, of_rope),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from kitsune.kernels import add_norm as add_norms
 from kitsune.kernels import attention as attentions
-from kitsune.kernels import bias_activation, dropout_add, linear_cross_entropy, softmax
+from kitsune.kernels import bias_activation, dropout_add, gated_linear, linear_cross_entropy, softmax
 from kitsune.kernels import layer_norm as layer_norms
 from kitsune.kernels import linear_activation as mlps
 from kitsune.kernels import packed_attention as packed_attentions
@@ -56,6 +56,12 @@ def mlp(
 ) -> torch.Tensor:
     b1, b2 = (None if bias is None else bias.to(dtype) for bias in (b1, b2))
     return mlps.mlp(x.to(dtype), w1.to(dtype), b1, w2.to(dtype), b2, kind)
+
+
+def gated_mlp(
+    x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, kind: str, dtype: torch.dtype
+) -> torch.Tensor:
+    return gated_linear.gated_mlp(x.to(dtype), gate.to(dtype), up.to(dtype), down.to(dtype), kind)
 
 
 def linear_activation(

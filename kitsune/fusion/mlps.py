@@ -1,15 +1,21 @@
-"""Pattern of the block of a transformer between two residuals: a linear layer, an activation, another linear layer."""
+"""Patterns of the block of a transformer between two residuals: two linear layers, or three with a gate."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from kitsune.fusion import calls
-from kitsune.fusion.elementwise import activation_of
+from kitsune.fusion.elementwise import activation_of, best_of
 from kitsune.fusion.match import Found, Match
+from kitsune.fusion.norms import factors
 from kitsune.fusion.operations import behind, operation_of, value_of
+from kitsune.kernels.gated_linear import is_offered as is_gated_offered
 from kitsune.kernels.linear_activation import is_offered
+
+OTHER_DTYPES = "its layers compute in different dtypes"
+NOT_COMPUTED = "the kernel is not for its sizes and dtype on this device"
 
 
 def mlp(node: Node) -> Found:
@@ -26,12 +32,47 @@ def mlp(node: Node) -> Found:
         return None
     dtype = value_of(node).dtype
     if value_of(activation.x).dtype != dtype:
-        return "its two layers compute in different dtypes"
+        return OTHER_DTYPES
     given = (*layer_of(layer), *layer_of(second)[1:])
-    if not is_computed(given, dtype):
-        return "the kernel is not for its sizes and dtype on this device"
+    if not is_computed(is_offered, given, dtype):
+        return NOT_COMPUTED
     inner = (*idle, activated, *activation.inner, activation.x)
     return Match(call=calls.mlp, arguments=(*given, activation.kind, dtype), results=(node,), inner=inner, dtype=dtype)
+
+
+def gated_mlp(node: Node) -> Found:
+    """From the last layer. Dropout that drops nothing may come before it."""
+    last = operation_of(node)
+    if last.name != "linear":
+        return None
+    product, idle = behind(last.get("x"), is_idle_dropout)
+    found = (gated_layers(node, (*idle, product), *pair) for pair in factors(product))
+    return best_of([one for one in found if one is not None])
+
+
+def gated_layers(node: Node, inner: tuple[Node, ...], activated: Node, linear: Node) -> Found:
+    """The layer `node` of the product, the last of `inner`, of the activated layer and the other one."""
+    activation = activation_of(activated)
+    if activation is None or isinstance(activation, str) or activation.x is linear:
+        return activation if isinstance(activation, str) else None
+    gate, up, down = (operation_of(one) for one in (activation.x, linear, node))
+    if (gate.name, up.name) != ("linear", "linear") or gate.get("x") is not up.get("x"):
+        return None
+    if any(layer.get("bias") is not None for layer in (gate, up, down)):
+        return "its layers have biases"
+    dtype = value_of(node).dtype
+    if any(value_of(one).dtype != dtype for one in (activation.x, linear)):
+        return OTHER_DTYPES
+    given = (gate.get("x"), *(layer.get("weight") for layer in (gate, up, down)))
+    if not is_computed(is_gated_offered, given, dtype):
+        return NOT_COMPUTED
+    return Match(
+        call=calls.gated_mlp,
+        arguments=(*given, activation.kind, dtype),
+        results=(node,),
+        inner=(*inner, activated, *activation.inner, activation.x, linear),
+        dtype=dtype,
+    )
 
 
 def layer_of(layer: Any) -> tuple[Any, Any, Any]:
@@ -39,8 +80,8 @@ def layer_of(layer: Any) -> tuple[Any, Any, Any]:
     return layer.get("x"), layer.get("weight"), layer.get("bias")
 
 
-def is_computed(given: tuple[Any, ...], dtype: torch.dtype) -> bool:
-    """Whether the kernel computes it of these nodes in this dtype."""
+def is_computed(is_offered: Callable[..., bool], given: tuple[Any, ...], dtype: torch.dtype) -> bool:
+    """Whether the kernel computes it of these nodes in this dtype, by its own answer."""
     try:
         return is_offered(*(cast(one, dtype) for one in given))
     except RuntimeError:  # nested tensors, and those of torch.func

@@ -59,6 +59,7 @@ PATTERNS: Final = (
     Pattern("add_rms_norm", "reduction", norms.add_rms_norm),
     Pattern("layer_norm", "reduction", norms.layer_norm),
     Pattern("rms_norm", "reduction", norms.rms_norm),
+    Pattern("gated_mlp", "matmul", mlps.gated_mlp, NOT_MEASURED),
     Pattern("mlp", "matmul", mlps.mlp, HALF),
     Pattern("linear_activation", "elementwise", elementwise.linear_activation),
     Pattern("patch_convolution", "matmul", convolutions.patch_convolution),

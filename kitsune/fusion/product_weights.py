@@ -43,6 +43,7 @@ SETTERS: Final = frozenset(
 #: Calls of ours with products inside -> the positions of their weights. By name: they load Triton.
 OWN: Final[Mapping[str, tuple[int, ...]]] = {
     "kitsune.fusion.calls.mlp": (1, 3),
+    "kitsune.fusion.calls.gated_mlp": (1, 2, 3),
     "kitsune.fusion.calls.linear_activation": (1,),
     "kitsune.fusion.calls.head_cross_entropy": (1,),
     "kitsune.fusion.calls.patch_convolution": (1,),

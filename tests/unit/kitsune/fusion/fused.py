@@ -143,6 +143,25 @@ class Gated(nn.Module):
         return F.silu(self.gate(x)) * self.up(x)
 
 
+class GatedMlp(Gated):
+    """The block of Llama; `dropout` follows the product."""
+
+    def __init__(self, activation: Any = F.silu, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.activation, self.dropout = activation, nn.Dropout(dropout)
+        self.down = nn.Linear(2 * WIDTH, 3 * WIDTH, bias=False)
+
+    def forward(self, x):
+        return self.down(self.dropout(self.activation(self.gate(x)) * self.up(x)))
+
+
+class TurnedGatedMlp(GatedMlp):
+    """Its factors in the other order."""
+
+    def forward(self, x):
+        return self.down(self.up(x) * self.activation(self.gate(x)))
+
+
 class Rotary(nn.Module):
     """The queries of Llama as Hugging Face has them; `heads` is the dimension in which the heads are."""
 
@@ -289,6 +308,13 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
         (normal(2, 4, 7, 6).detach().contiguous(memory_format=torch.channels_last).requires_grad_(),),
     ),
     "SwiGLU": ("swiglu", Gated, (ROWS,)),
+    "the block of Llama": ("gated_mlp", GatedMlp, (ROWS,)),
+    "the block of Llama in eval": ("gated_mlp", lambda: GatedMlp(dropout=0.5).eval(), (ROWS,)),
+    "a gated block with its factors turned": ("gated_mlp", TurnedGatedMlp, (ROWS,)),
+    "a gated block with GELU": ("gated_mlp", lambda: GatedMlp(nn.GELU(approximate="tanh")), (ROWS,)),
+    "a gated block with the GELU of GPT-2": ("gated_mlp", lambda: GatedMlp(new_gelu), (ROWS,)),
+    "a gated block with the GELU of BERT": ("gated_mlp", lambda: GatedMlp(gelu_by_erf), (ROWS,)),
+    "a gated block with ReLU": ("gated_mlp", lambda: GatedMlp(nn.ReLU(inplace=True)), (ROWS,)),
     "the heads of Llama": ("rope", Rotary, (ROWS,)),
     "heads within positions": ("rope", lambda: Rotary(heads=2), (ROWS,)),
     "heads in chunks": ("rope", lambda: Rotary(2, chunked_heads), (ROWS,)),

@@ -21,6 +21,7 @@ from tests.unit.kitsune.fusion.fused import (
     BatchNormed,
     Dropped,
     Gated,
+    GatedMlp,
     Head,
     Mlp,
     Norm,
@@ -74,6 +75,8 @@ def test_a_pattern_is_found_and_computes_the_same(name, form):
         "a block",
         "a block with the GELU of GPT-2",
         "SwiGLU",
+        "the block of Llama",
+        "a gated block with the GELU of GPT-2",
         "the heads of Llama",
         "attention",
         "a head",
@@ -433,6 +436,76 @@ def test_a_block_whose_sizes_the_kernel_does_not_take_has_its_activation_replace
     assert stats.matches == {"linear_activation": 1}
     assert [(one.pattern, one.reason) for one in stats.refused] == [
         ("mlp", "the kernel is not for its sizes and dtype on this device")
+    ]
+
+
+def test_a_gated_block_with_dropout_has_its_gate_replaced_alone():
+    assert stats_of(GatedMlp(dropout=0.5), ROWS).matches == {"swiglu": 1}
+
+
+@pytest.mark.parametrize("layer", ["gate", "up", "down"])
+def test_a_gated_block_with_biases_has_its_gate_replaced_alone(layer):
+    block = GatedMlp()
+    setattr(block, layer, nn.Linear(*getattr(block, layer).weight.shape[::-1]))
+    stats = stats_of(block, ROWS)
+    assert "gated_mlp" not in stats.matches
+    assert ("gated_mlp", "its layers have biases") in [(one.pattern, one.reason) for one in stats.refused]
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (lambda block, x: block.down((h := block.up(x)) * F.silu(block.gate(x))) + h.mean(), "the result of linear"),
+        (lambda block, x: block.down((h := F.silu(block.gate(x))) * block.up(x)) + h.mean(), "the result of silu"),
+        (lambda block, x: block.down(h := F.silu(block.gate(x)) * block.up(x)) + h.mean(), "the result of mul"),
+    ],
+)
+def test_a_gated_block_of_which_others_use_a_part_is_none(forward, reason):
+    block = GatedMlp()
+    stats = stats_of(lambda x: forward(block, x), ROWS)
+    assert "gated_mlp" not in stats.matches
+    assert [one.reason for one in stats.refused if one.pattern == "gated_mlp"] == [f"others use {reason}"]
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda block, x: block.down(F.silu(block.gate(x)) * block.up(x * 2)),
+        lambda block, x: block.down((h := block.gate(x)) * F.silu(h)),
+        lambda block, x: block.down(F.silu(block.gate(x)) * block.up(x).relu()),
+        lambda block, x: block.down(F.silu(block.gate(x)) + block.up(x)),
+        lambda block, x: block.down(torch.tanh(block.gate(x)) * block.up(x)),
+        lambda block, x: block.down(F.silu(torch.cat((x, x), -1)) * block.up(x)),
+        lambda block, x: block.down(F.silu(block.gate(x)) * 2),
+    ],
+    ids=["of two tensors", "of itself", "of two activations", "a sum", "tanh", "of no layer", "of a number"],
+)
+def test_what_looks_like_a_gated_block_is_none(forward):
+    block = GatedMlp()
+    stats = stats_of(lambda x: forward(block, x), ROWS)
+    assert "gated_mlp" not in stats.matches
+    assert [one for one in stats.refused if one.pattern == "gated_mlp"] == []
+
+
+def test_a_gated_block_of_two_dtypes_is_none():
+    block = GatedMlp()
+
+    def function(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = F.silu(block.gate(x)) * block.up(x)
+        return F.linear(hidden.float(), block.down.weight)
+
+    assert "gated_mlp" not in stats_of(function, ROWS).matches
+
+
+def test_a_gated_block_whose_sizes_the_kernel_does_not_take_has_its_gate_replaced_alone():
+    block = GatedMlp()
+    block.gate, block.up = (nn.Linear(WIDTH, 6, bias=False) for _ in range(2))
+    block.down = nn.Linear(6, WIDTH, bias=False)
+    stats = stats_of(block, ROWS)
+    assert stats.matches == {"swiglu": 1}
+    assert [(one.pattern, one.reason) for one in stats.refused] == [
+        ("gated_mlp", "the kernel is not for its sizes and dtype on this device")
     ]
 
 

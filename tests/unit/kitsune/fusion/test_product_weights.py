@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kitsune.fusion.product_weights import examples_with, product_weights
-from tests.unit.kitsune.fusion.fused import ROWS, TARGETS, Activated, Head, Mlp, engine
+from tests.unit.kitsune.fusion.fused import ROWS, TARGETS, Activated, GatedMlp, Head, Mlp, engine
 
 WIDTH = 8
 
@@ -141,10 +141,11 @@ def test_a_weight_in_half_precision():
     ("make", "inputs", "found"),
     [
         (Mlp, (ROWS,), ["up.weight", "down.weight"]),
+        (GatedMlp, (ROWS,), ["gate.weight", "up.weight", "down.weight"]),
         (Activated, (ROWS,), ["linear.weight"]),
         (lambda: Head(bias=True), (ROWS, TARGETS), ["head.weight"]),
     ],
-    ids=["mlp", "linear_activation", "linear_cross_entropy"],
+    ids=["mlp", "gated_mlp", "linear_activation", "linear_cross_entropy"],
 )
 def test_the_weights_of_a_fused_call_that_has_products_inside(make, inputs, found):
     model = make()

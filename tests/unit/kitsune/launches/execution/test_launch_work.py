@@ -63,6 +63,21 @@ def own_calls() -> dict[str, tuple[list[Any], list[tuple[int, ...]], int]]:
     return {
         "linear_activation": ([(tokens, INNER), (COLUMNS, INNER), None, "gelu"], [(tokens, COLUMNS)] * 2, product),
         "linear_activation_backward": ([(tokens, INNER), (INNER, COLUMNS), (tokens, COLUMNS)], [()], product),
+        "gated_linear": (
+            [(tokens, INNER), (COLUMNS, INNER), (COLUMNS, INNER), "silu"],
+            [(tokens, COLUMNS)] * 3,
+            2 * product,
+        ),
+        "gated_linear_backward": (
+            [(tokens, INNER), (INNER, COLUMNS), (tokens, COLUMNS), (tokens, COLUMNS)],
+            [(tokens, 2 * COLUMNS)],
+            product,
+        ),
+        "gated_linear_input": (
+            [(tokens, 2 * COLUMNS), (COLUMNS, INNER), (COLUMNS, INNER)],
+            [(tokens, INNER)],
+            2 * product,
+        ),
         "linear_cross_entropy": (
             [(tokens, INNER), (COLUMNS, INNER), (tokens,), None, *loss, True, True, False],
             [()] * 5,
