@@ -140,7 +140,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 "default": "as it decides",
                 "no_mix_order": "gradients of a norm's gain and bias in kernels of their own, beside none of its input",
             },
-            needs="torch.compile",
+            needs="torch.compile on a GPU",
             excludes=(
                 Exclusion(
                     choices=("no_mix_order",),

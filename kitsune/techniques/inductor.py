@@ -21,7 +21,7 @@ class Inductor(Technique):
     name = "inductor"
 
     def why_not(self, choice: Choice, facts: Facts) -> str | None:
-        return facts.compiler
+        return facts.compiler or (None if facts.device == "cuda" else "its flags are for kernels of a GPU")
 
     def apply(self, choice: Choice, build: Build) -> None:
         """`compile` reads them when it compiles."""

@@ -24,6 +24,12 @@ def trained(**knobs):
 
 
 @pytest.fixture
+def on_gpu(monkeypatch):
+    """The choice applies, though there is no GPU."""
+    monkeypatch.setattr(inductor.Inductor, "why_not", lambda *_: None)
+
+
+@pytest.fixture
 def options(monkeypatch):
     """Inductor's options of each compilation."""
     found = []
@@ -38,7 +44,7 @@ def options(monkeypatch):
 
 
 @pytest.mark.parametrize("choice", SETS)
-def test_its_flags_reach_inductor_and_the_step_is_the_same(options, choice):
+def test_its_flags_reach_inductor_and_the_step_is_the_same(on_gpu, options, choice):
     plain, _ = trained(compile="default")
     losses, report = trained(compile="default", inductor=choice)
     assert losses == pytest.approx(plain)
@@ -48,12 +54,18 @@ def test_its_flags_reach_inductor_and_the_step_is_the_same(options, choice):
     assert flags <= options[1].items()
 
 
-def test_a_flag_that_torch_does_not_have_is_declined_and_the_step_trains(monkeypatch):
+def test_a_flag_that_torch_does_not_have_is_declined_and_the_step_trains(on_gpu, monkeypatch):
     monkeypatch.setitem(inductor.FLAGS, "no_mix_order", {"triton.of_another_version": True})
     _, report = trained(compile="default", inductor="no_mix_order")
     assert set(report.declined) == {"inductor"}
     assert "of_another_version" in report.declined["inductor"]
     assert report.applied == {"compile": "default"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_is_declined():
+    _, report = trained(compile="default", inductor="no_mix_order")
+    assert report.declined == {"inductor": "its flags are for kernels of a GPU"}
 
 
 def test_every_choice_has_its_flags_and_needs_the_compiler():

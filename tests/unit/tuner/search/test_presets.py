@@ -104,13 +104,6 @@ def test_without_graphs_what_plain_torch_offers_goes_by_its_name() -> None:
     space = Space.of({**CPU.inapplicable, "update=kitsune": "no CUDA"})
     assert of(space, *ALL) == {
         "best guess": {**half, "compile": "default", **fused, "weights": "bf16_copies"},
-        "best guess, no mix-order reduction": {
-            **half,
-            "compile": "default",
-            **fused,
-            "weights": "bf16_copies",
-            "inductor": "no_mix_order",
-        },
         "compile": {**half, "compile": "default", **fused},
         "best guess, full precision": {"compile": "default", **fused},
         "best guess, not compiled": {**half, **fused},

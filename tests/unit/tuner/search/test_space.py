@@ -17,6 +17,7 @@ CPU = Space.of(
         **{f"compile={choice}": "no CUDA" for choice in ("reduce-overhead", "max-autotune", "coordinate-descent")},
         **{f"streams={choice}": "no CUDA" for choice in range(2, 9)},
         **{f"fusion={choice}": "no CUDA" for choice in ("products", "kitsune")},
+        "inductor=no_mix_order": "no CUDA",
         "layout=channels_last": "no convolution in the model",
     }
 )
@@ -55,7 +56,7 @@ def test_a_choice_that_does_not_apply_is_left_out_with_its_reason() -> None:
     assert CPU.choices("precision") == ("fp32", "bf16")
     assert CPU.choices("capture") == ("none",)
     assert CPU.allows({"capture": "step"}) == "no CUDA"
-    assert list(CPU.searchable()) == ["precision", "weights", "inductor", "compile", "update"]
+    assert list(CPU.searchable()) == ["precision", "weights", "compile", "update"]
 
 
 def test_the_default_always_applies() -> None:
