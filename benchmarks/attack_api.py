@@ -23,13 +23,13 @@ from sqlalchemy import Connection
 
 from benchmarks.results_file import Figure
 from benchmarks.serving import Serving, serving
-from tests.store.samples import a_plan, a_run, a_timeline
+from tests.store.samples import a_plan, a_run, a_timeline, some_class_tables
 from tests.unit.kitsune.submission import hostile
 from tests.unit.server.pages import stories
 from tests.unit.server.pages.visits import keep
 from tuner.records import Run, RunStatus
 from tuner.store.engine import open_database
-from tuner.store.queries import archives, runs, timelines
+from tuner.store.queries import archives, class_tables, runs, timelines
 
 SCHEMATHESIS: Final = Path(sysconfig.get_path("scripts")) / "schemathesis"
 RUN: Final = "/api/v1/runs/{run_id}"
@@ -105,12 +105,13 @@ def filled(database: str) -> Known:
 
 
 def traced(connection: Connection) -> Run:
-    """A run with the launches of a step by its plan, as a worker writes it."""
+    """A run with the launches of a step by its plan and its times by class, as a worker writes them."""
     queued = a_run()
     runs.add(connection, queued)
     claimed = runs.claim_one(connection, queued.id, "worker")
     assert claimed is not None
     timelines.put(connection, claimed, a_timeline())
+    class_tables.put(connection, claimed, some_class_tables())
     return runs.finish(connection, claimed, plan=a_plan(knobs={"capture": "step", "streams": 4}))
 
 

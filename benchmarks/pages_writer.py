@@ -16,14 +16,16 @@ from typing import Any
 
 from benchmarks.pages_database import tried
 from kitsune.base.backoff import rest
+from kitsune.class_tables import ClassTables
 from kitsune.plan import Plan
 from tuner.measuring.child_process import Check
 from tuner.measuring.protocol import Inspection
 from tuner.records import Run, Source, Trial, Verdict
 from tuner.store.engine import open_database
 from tuner.terminal.progress import Quiet
+from tuner.tuning.class_recording import UNASKED, VANISHED, without
+from tuner.tuning.confirmation import Conclusion
 from tuner.tuning.events import Event, Inspected, Tried
-from tuner.tuning.run import Conclusion
 from tuner.wall_clock import utcnow
 from tuner.worker.worker import Stop, Worker
 
@@ -58,6 +60,12 @@ class Repeated:
         yield from self._tried(is_ablation=False)
         mine = evidence.model_copy(update={"run_id": self.run.id})
         return Conclusion(self.plan.model_copy(update={"evidence": mine}), Verdict.FASTER, interrupted=False)
+
+    def class_tables(
+        self, _conclusion: Conclusion, *, is_taken_over: bool = False
+    ) -> Generator[Event, None, ClassTables]:
+        yield from ()
+        return without(VANISHED if is_taken_over else UNASKED)
 
     def ablation(self, _plan: Plan, *, is_taken_over: bool = False) -> Generator[Event, None, None]:
         yield from self._tried(is_ablation=not is_taken_over)

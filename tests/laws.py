@@ -16,7 +16,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("kitsune", "kitsune.errors", "kitsune.knobs", "kitsune.run_status", "kitsune.submission"),
     ("kitsune.amp", "kitsune.base", "kitsune.kernels", "kitsune.streams"),
     ("kitsune.long_proof", "kitsune.timeline"),
-    ("kitsune.plan",),
+    ("kitsune.class_tables", "kitsune.plan"),
     ("kitsune.cli", "kitsune.device", "kitsune.workload"),
     ("kitsune.autograd", "kitsune.launches.model", "kitsune.update"),
     ("kitsune.launches.planning", "kitsune.launches.recording", "kitsune.submission.format"),
@@ -56,6 +56,7 @@ FREE_OF: Mapping[str, frozenset[str]] = {
         (
             "kitsune",
             "kitsune.base",
+            "kitsune.class_tables",
             "kitsune.client.http_client",
             "kitsune.client.http_deadline",
             "kitsune.client.plan_cache",

@@ -109,7 +109,8 @@ def tune(
 
     `budget` is seconds or "90s", "5m", "1h"; `trials` a number of configurations. Without either, a budget is derived
     from an inspection of the model.
-    `ablation`: whether to measure the contribution of each choice afterwards, in what is left of a time budget.
+    `ablation`: whether to measure afterwards, in what is left of a time budget, where the time of a step goes and what
+    each choice contributes.
     Raises ExportError when the model cannot be exported to the measuring process, BaselineError when the step as given
     fails, NoTrialError when nothing could be measured. Ctrl-C ends the search: the best so far is confirmed and
     returned; a second one propagates as KeyboardInterrupt.

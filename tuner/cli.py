@@ -78,7 +78,7 @@ def tune(
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
     no_ablation: Annotated[
-        bool, typer.Option("--no-ablation", help="Do not measure the gain of each choice of the plan.")
+        bool, typer.Option("--no-ablation", help="Do not measure what each choice gives, nor where the time goes.")
     ] = False,
 ) -> None:
     """Find the fastest way to run a training step here. Ctrl-C ends the search and keeps the best plan."""

@@ -22,7 +22,7 @@ from server.http.lookups import spliced
 from server.payloads.schemas import RunExport, RunId, documented, run_json
 from tuner.records import Arm, Trial
 from tuner.store.database import Database
-from tuner.store.queries import plans, runs, timelines, trials
+from tuner.store.queries import class_tables, plans, runs, timelines, trials
 from tuner.store.queries.tokens import Scope
 
 #: Characters that begin a formula in a spreadsheet, with their full-width forms.
@@ -68,19 +68,21 @@ def export(
     run_id: RunId,
     kind: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
 ) -> StreamingResponse:
-    """A run, its plan, the launches of a step by it, and its trials with every raw sample, as a file."""
+    """A run, its plan, the launches of a step by it, where its time goes, and its trials with every raw sample."""
     team = caller(request).team
     with here.database.read() as connection:
         run = require_run(runs.get(connection, run_id, team=team), run_id)
         document = plans.get_document(connection, run.plan_id, team=team) if run.plan_id else None
         timeline = timelines.readable(connection, run.id)
+        tables = class_tables.readable(connection, run.id)
     tried = _trials(here.database, run.id)
     if kind == "csv":
         parts, media_type = csv_of(tried), _CSV
     else:
         plan = spliced(run.plan_id, document) if run.plan_id and document else "null"
         launches = timeline.model_dump_json() if timeline else "null"
-        parts, media_type = _json_of(canonical_json(run_json(run)), plan, launches, tried), "application/json"
+        classes = tables.model_dump_json() if tables else "null"
+        parts, media_type = _json_of(canonical_json(run_json(run)), plan, launches, classes, tried), "application/json"
     name = {"content-disposition": f'attachment; filename="kitsune-{run.id}.{kind}"'}
     return StreamingResponse(parts, headers=name, media_type=media_type)
 
@@ -92,8 +94,8 @@ def csv_of(tried: Iterable[Trial]) -> Iterator[str]:
         yield _lines(_of_trial(trial))
 
 
-def _json_of(run: str, plan: str, timeline: str, tried: Iterable[Trial]) -> Iterator[str]:
-    yield f'{{"run":{run},"plan":{plan},"timeline":{timeline},"trials":['
+def _json_of(run: str, plan: str, timeline: str, classes: str, tried: Iterable[Trial]) -> Iterator[str]:
+    yield f'{{"run":{run},"plan":{plan},"timeline":{timeline},"classes":{classes},"trials":['
     for position, trial in enumerate(tried):
         yield f"{',' if position else ''}{trial.canonical_json()}"
     yield "]}"

@@ -9,6 +9,7 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
+from kitsune.class_tables import ClassTables
 from kitsune.errors import PlanError, SettingsError
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
@@ -22,7 +23,7 @@ from server.pages.render_charts import charts_of, drawn
 from server.pages.views.run_view import news_view, run_view
 from server.payloads.schemas import Annotation, RunId
 from tuner.records import Run, Trial
-from tuner.store.queries import plans, retention, runs, shares, submits, timelines, trials
+from tuner.store.queries import class_tables, plans, retention, runs, shares, submits, timelines, trials
 from tuner.store.queries.runs import ARCHIVE, ZOO
 from tuner.store.queries.tokens import Scope
 from tuner.wall_clock import utcnow
@@ -38,13 +39,14 @@ Seen = Annotated[int, Query(ge=0, lt=2**63, description="number of trials that t
 
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """A run with its trials, plan and timeline. `problem`: why its plan is not shown."""
+    """A run with its trials, plan, timeline and class tables. `problem`: why its plan is not shown."""
 
     run: Run
     trials: list[Trial]
     plan: Plan | None
     problem: str
     timeline: Timeline | None = None
+    tables: ClassTables | None = None
 
 
 @reading.get("/{run_id}")
@@ -146,13 +148,15 @@ def look(connection: Connection, run_id: str, *, team: str) -> LoadedRun:
         plan = plans.get(connection, run.plan_id, team=team) if run.plan_id else None
     except PlanError as error:
         return LoadedRun(run, tried, None, f"The plan of this run cannot be read: {error}.")
-    timeline = timelines.readable(connection, run.id) if plan is not None else None
-    return LoadedRun(run, tried, plan, "", timeline)
+    if plan is None:
+        return LoadedRun(run, tried, None, "")
+    timeline, tables = timelines.readable(connection, run.id), class_tables.readable(connection, run.id)
+    return LoadedRun(run, tried, plan, "", timeline, tables)
 
 
 def render_run(request: Request, template: str, found: LoadedRun, server: str | None, **context: Any) -> Response:
     """Renders a page of a run. `server`: the URL from which the viewer can fetch the plan; None if they cannot."""
-    view = run_view(found.run, found.trials, found.plan, utcnow(), server, found.timeline)
+    view = run_view(found.run, found.trials, found.plan, utcnow(), server, found.timeline, found.tables)
     return render(request, template, found=found, run=found.run, view=view, charts=charts_of(view), **context)
 
 

@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, field_va
 
 from kitsune.base.base_record import Record, canonical_json
 from kitsune.base.durations import seconds_of
+from kitsune.class_tables import ClassTables
 from kitsune.errors import SettingsError
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
@@ -188,11 +189,12 @@ class PlanView(Plan):
 
 
 class RunExport(Record):
-    """A run with its plan, timeline and trials."""
+    """A run with its plan, timeline, class tables and trials."""
 
     run: RunView
     plan: PlanView | None
     timeline: Timeline | None = Field(description="the launches of a step by the plan, where it has several streams")
+    classes: ClassTables | None = Field(description="the time of a step by class of kernels, where the run recorded it")
     trials: tuple[Trial, ...]
 
 

@@ -9,8 +9,9 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import sign_in, violations
+from tests.store.samples import some_class_tables
 from tests.unit.server.pages import stories
-from tests.unit.server.pages.visits import keep, keep_timeline, keep_trials
+from tests.unit.server.pages.visits import keep, keep_class_tables, keep_timeline, keep_trials
 from tuner.records import RunStatus
 from tuner.store.queries import runs, shares
 from tuner.store.queries.tokens import Scope
@@ -25,6 +26,7 @@ def kept(site):
     told = (stories.with_a_gain, stories.measured_on_a_cpu, stories.running, stories.failed, stories.of_hostile_names)
     kept = {story.__name__: keep(site.database, story()) for story in told}
     keep_timeline(site.database, kept["with_a_gain"], stories.branches_on_a_cpu())
+    keep_class_tables(site.database, kept["with_a_gain"], some_class_tables())
     return kept
 
 

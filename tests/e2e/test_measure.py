@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kitsune.class_tables import ClassTable
 from tests import behaviours
 from tests.one_job import outcome_of
 from tests.processes import is_gone, measuring
@@ -49,6 +50,13 @@ def test_a_zoo_model_is_inspected():
     assert not found.fingerprint.startswith("local-")
     assert "precision=tf32" in found.inapplicable
     assert "precision=bf16" not in found.inapplicable
+
+
+def test_the_launches_of_a_step_are_summed_up_by_class():
+    arms = (ArmSpec(name="candidate", knobs={"precision": "bf16"}),)
+    found = outcome_of(Job(kind="explain", workload="zoo:mlp?size=tiny", device="cpu", arms=arms))
+    assert isinstance(found, ClassTable), found
+    assert {"matrix products", "copies and casts", "optimizer"} <= {each.name for each in found.classes}
 
 
 def test_a_step_against_itself():

@@ -17,8 +17,8 @@ from tuner.store import tables
 from tuner.store.database import Database
 from tuner.store.engine import open_database
 from tuner.store.queries import runs, trials
+from tuner.tuning.confirmation import Conclusion
 from tuner.tuning.events import Event, Tried, Trying
-from tuner.tuning.run import Conclusion
 from tuner.wall_clock import utcnow
 from tuner.worker.run_execution import carry_out
 

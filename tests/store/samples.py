@@ -6,10 +6,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from kitsune.class_tables import ClassTable, ClassTables
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Interval, Numerics, Plan
 from kitsune.submission.format.archive import Archive
-from kitsune.timeline import Launched, Timeline
+from kitsune.timeline import ClassTime, Launched, Timeline
 from tests.unit.kitsune.submission.hostile import put, valid
 from tuner.records import (
     Arm,
@@ -104,6 +105,13 @@ def a_timeline(count: int = 12, streams: int = 2, **changes: Any) -> Timeline:
     )
     told = f"{count} launches on {streams} streams: 0.030 ms predicted, 0.024 ms one after the other; 3 waits; by rule"
     return Timeline(**{"told": told, "streams": streams, "names": names, "launches": launches, **changes})
+
+
+def some_class_tables() -> ClassTables:
+    """Matrix products that the plan halves, and copies that it adds."""
+    given = (ClassTime("matrix products", 40, 2000.0, 500.0), ClassTime("gaps", 40, 100.0, 0.0))
+    plan = (ClassTime("matrix products", 40, 1000.0, 500.0), ClassTime("copies and casts", 1200, 1234.5, 1000.0))
+    return ClassTables(given=ClassTable(classes=given), plan=ClassTable(classes=plan, notes=("update: not fused",)))
 
 
 # NUL is left out: PostgreSQL cannot hold it in a column (in JSON it can, escaped). So are lone surrogates: no UTF-8.

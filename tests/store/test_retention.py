@@ -18,12 +18,13 @@ from tests.store.samples import (
     after,
     an_archive,
     an_environment,
+    some_class_tables,
 )
 from tuner.records import Run, RunStatus
 from tuner.store import locks, tables
 from tuner.store.database import Database
 from tuner.store.engine import open_database
-from tuner.store.queries import archives, plans, retention, runs, shares, submits, timelines, trials
+from tuner.store.queries import archives, class_tables, plans, retention, runs, shares, submits, timelines, trials
 from tuner.store.queries.submits import Quota, Request
 from tuner.store.rows import to_row
 from tuner.worker import purge
@@ -69,6 +70,7 @@ def finished(database: Database, run: Run, *, at: float, speedup: float = 1.5) -
         trials.add(connection, mine, a_trial(mine))
         shares.create(connection, mine.id, team=mine.team, now=after(at))
         timelines.put(connection, mine, timeline=a_timeline())
+        class_tables.put(connection, mine, some_class_tables())
         return runs.finish(connection, mine, plan=a_plan(speedup, fingerprint=run.fingerprint), now=after(at))
 
 
@@ -92,8 +94,8 @@ class TestRuns:
         assert ended_before(database, 20) == 1
         assert ids(database) == {new.id}
         assert kept(database) == {
-            "runs": 1, "trials": 1, "submits": 1, "shares": 1, "timelines": 1, "plans": 2, "archives": 1,
-            "archive_owners": 1, "models": 1,
+            "runs": 1, "trials": 1, "submits": 1, "shares": 1, "timelines": 1, "class_tables": 1, "plans": 2,
+            "archives": 1, "archive_owners": 1, "models": 1,
         }  # fmt: skip
         with database.read() as connection:
             assert plans.get(connection, str(old.plan_id)) is not None

@@ -18,10 +18,12 @@ from typing import IO, Final, NoReturn
 
 import torch
 
+from kitsune.class_tables import ClassTable
 from kitsune.device.backend import first_line
 from kitsune.errors import DeclinedError, KitsuneError, MeasureError
 from kitsune.long_proof import LongProof
 from tuner.building.arms import prepare
+from tuner.child.explain_job import explain_job
 from tuner.child.inspection import inspect_workload
 from tuner.child.measure_job import measure_job
 from tuner.measuring.compile_lock import sharing
@@ -60,6 +62,8 @@ class Channel:
             self._send(Message(inspection=outcome))
         elif isinstance(outcome, LongProof):
             self._send(Message(proof=outcome, queued_s=queued_s))
+        elif isinstance(outcome, ClassTable):
+            self._send(Message(classes=outcome))
         else:
             self._send(Message(measurement=outcome, timeline=outcome.timeline, queued_s=queued_s))
 
@@ -113,6 +117,8 @@ def run(job: Job, channel: Channel) -> Outcome:
     prepare(job)
     if job.kind == "prove":
         return prove_job(job, channel.enter)
+    if job.kind == "explain":
+        return explain_job(job, channel.enter)
     return inspect_workload(job) if job.kind == "inspect" else measure_job(job, channel.enter)
 
 

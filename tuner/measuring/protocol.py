@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from kitsune.base.base_record import Record
+from kitsune.class_tables import ClassTable
 from kitsune.errors import MeasureError
 from kitsune.knobs import Choice
 from kitsune.long_proof import LongProof
@@ -53,8 +54,8 @@ class ArmSpec(Record):
 
 
 class Job(Record):
-    """What a child has to do: inspect a workload, measure `arms` (the baseline first, the candidate last), or run the
-    long numerics gate on the last arm.
+    """What a child has to do: inspect a workload, measure `arms` (the baseline first, the candidate last), run the
+    long numerics gate on the last arm, or explain the only arm: record the launches of its step.
 
     `rounds`: number of blocks of every arm, each of at least `block_ms` (None: 50 ms on a GPU, 20 ms on a CPU), within
     `budget_s` seconds of timing. `best_speedup`: after three rounds, timing ends as soon as the candidate cannot reach
@@ -65,7 +66,7 @@ class Job(Record):
     host's monotonic clock; work that would not fit is skipped.
     """
 
-    kind: Literal["inspect", "measure", "prove"] = "measure"
+    kind: Literal["inspect", "measure", "prove", "explain"] = "measure"
     workload: str = Field(min_length=1, max_length=4096)
     device: str = Field(min_length=1, max_length=100)
     seed: int = 0
@@ -89,6 +90,8 @@ class Job(Record):
             raise ValueError("a measurement needs a baseline and a candidate")
         if self.kind == "prove" and not names:
             raise ValueError("a proof needs a candidate")
+        if self.kind == "explain" and len(names) != 1:
+            raise ValueError("one arm is explained at a time")
         if len(set(names)) != len(names):
             raise ValueError("two arms have the same name")
         return self
@@ -111,16 +114,18 @@ class Inspection(Record):
     notes: tuple[str, ...] = ()
 
 
-Outcome = Inspection | Measurement | LongProof | Failure
+Answer = Inspection | Measurement | LongProof | ClassTable
+Outcome = Answer | Failure
 
 
 class Message(Record):
-    """One line from the child: one of phase, result and failure. A measurement may come with a timeline."""
+    """One line from the child: one of phase, answer and failure. A measurement may come with a timeline."""
 
     phase: Phase | None = None
     inspection: Inspection | None = None
     measurement: Measurement | None = None
     proof: LongProof | None = None
+    classes: ClassTable | None = None
     failure: Failure | None = None
     timeline: Timeline | None = None
     queued_s: Mapping[Phase, Seconds] = Field(
@@ -129,9 +134,11 @@ class Message(Record):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        held = (self.phase, self.inspection, self.measurement, self.proof, self.failure)
+        held = (self.phase, self.inspection, self.measurement, self.proof, self.classes, self.failure)
         if sum(each is not None for each in held) != 1:
-            raise ValueError("a message holds exactly one of phase, inspection, measurement, proof and failure")
+            raise ValueError(
+                "a message holds exactly one of phase, inspection, measurement, proof, classes and failure"
+            )
         if self.timeline is not None and self.measurement is None:
             raise ValueError("a timeline comes with a measurement")
         return self
@@ -140,7 +147,7 @@ class Message(Record):
     def outcome(self) -> Outcome | None:
         if self.measurement is not None:
             return self.measurement.model_copy(update={"timeline": self.timeline})
-        return self.inspection or self.proof or self.failure
+        return self.inspection or self.proof or self.classes or self.failure
 
     def line(self) -> bytes:
         return self.model_dump_json(exclude_none=True).encode() + b"\n"
@@ -178,16 +185,23 @@ class LineReader:
         return [parse_message(line) for line in lines]
 
 
-_KINDS: Mapping[type[Record], str] = {Inspection: "inspect", Measurement: "measure", LongProof: "prove"}
+_KINDS: Mapping[type[Record], str] = {
+    Inspection: "inspect",
+    Measurement: "measure",
+    LongProof: "prove",
+    ClassTable: "explain",
+}
 
 
-def misfit(job: Job, outcome: Inspection | Measurement | LongProof) -> str | None:
+def misfit(job: Job, outcome: Answer) -> str | None:
     """Why the outcome is not a valid answer to this job, or None. The child is not trusted."""
     answered = _KINDS[type(outcome)]
     if answered != job.kind:
         return f"it was asked to {job.kind}, and did {answered}"
     if isinstance(outcome, LongProof):
         return None if all(margin.is_kept for margin in outcome.margins) else "its proof has errors beyond their limits"
+    if isinstance(outcome, ClassTable):
+        return None if outcome.classes else "it recorded no launches"
     if isinstance(outcome, Inspection):
         return None
     asked = [(arm.name, dict(arm.knobs)) for arm in job.arms]

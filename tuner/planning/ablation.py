@@ -24,6 +24,7 @@ from kitsune.base.base_record import Record
 from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Interval
 from tuner.measuring.protocol import ArmSpec
+from tuner.planning.pace import own_s
 from tuner.records import Arm, FailureKind, Measurement, Source, Trial
 from tuner.search.space import Configuration, Space
 from tuner.statistics.block_statistics import MIN_BLOCKS
@@ -157,6 +158,12 @@ def arms_without(knobs: Configuration, chunk: Chunk, space: Space) -> tuple[ArmS
             arms.append(ArmSpec(name=f"{WITHOUT}{' and '.join(others)}", knobs=without(knobs, *others)))
         arms.append(ArmSpec(name=f"{WITHOUT}{knob}", knobs=without(knobs, knob, *others)))
     return *arms, ArmSpec(name=CANDIDATE, knobs=knobs)
+
+
+def expected_s(knobs: Configuration, chunk: Chunk, trials: Iterable[Trial], space: Space) -> float:
+    """Expected time of measuring the chunk: that of the plan's own trial for each arm but the step as given."""
+    of_plan = [own_s(trial) for trial in trials if trial.source.is_search and trial.knobs == knobs]
+    return (len(arms_without(knobs, chunk, space)) - 1) * max(of_plan, default=0.0)
 
 
 def in_order(knobs: Configuration) -> list[str]:

@@ -115,6 +115,16 @@ def expected_s(knobs: Configuration, trials: Iterable[Trial], space: Space, comp
     return (median(alike) if alike else quickest_s) * (SLOW_FACTOR if space.is_slow(knobs) else 1.0)
 
 
+def recording_s(knobs: Configuration, trials: Iterable[Trial]) -> float:
+    """Expected time to record the launches of a step of this configuration in a process of its own.
+
+    That of its quickest trial, which starts, loads, compiles and runs steps too; of the quickest of all without one.
+    """
+    worked = list(filter(is_success, trials))
+    same = [own_s(trial) for trial in worked if trial.knobs == knobs]
+    return min(same or map(own_s, worked), default=0.0)
+
+
 def is_patient(trials: Iterable[Trial], space: Space, left_s: float) -> bool:
     """Whether `left_s` is enough for a trial that takes minutes to compile, judged by the trials so far."""
     worked = list(filter(is_success, trials))

@@ -28,7 +28,7 @@ from kitsune.base.base_record import Record, canonical_json
 from tuner.records import DEFAULT_TEAM
 
 #: The newest revision in `migrations/versions`; a test compares them.
-SCHEMA_REVISION = "0012"
+SCHEMA_REVISION = "0013"
 #: Separate from Optuna's `alembic_version` in the same database.
 VERSION_TABLE = "kitsune_alembic_version"
 
@@ -238,6 +238,15 @@ timelines = Table(
     metadata,
     Column("run_id", Line, ForeignKey(runs.c.id, ondelete="CASCADE"), primary_key=True),
     Column("content", LargeBinary, nullable=False),
+)
+
+# The time of a step by class of kernels, as given and under the plan of the run, likewise.
+class_tables = Table(
+    "kitsune_class_tables",
+    metadata,
+    Column("run_id", Line, ForeignKey(runs.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("given", JsonText, nullable=False),
+    Column("plan", JsonText, nullable=False),
 )
 
 submits = Table(

@@ -27,6 +27,7 @@ from tuner.tuning.events import (
     Confirming,
     Crowded,
     Event,
+    Explaining,
     Inspected,
     PlayingOff,
     Recalled,
@@ -51,7 +52,7 @@ class Standing:
     doing: str = "starting"
     is_confirming: bool = False
     confirmed: int = 0
-    is_ablating: bool = False
+    has_plan: bool = False
     began_at: float = 0.0
     finish_at: float | None = None
 
@@ -71,8 +72,11 @@ class Standing:
         elif isinstance(event, Confirming):
             self.is_confirming, self.confirmed = True, 0
             self.doing = f"measuring the best afresh: {words(event.knobs)}"
+        elif isinstance(event, Explaining):
+            self.is_confirming, self.has_plan = False, True
+            self.doing = f"recording where the time of a step goes: {words(event.knobs)}"
         elif isinstance(event, Ablating):
-            self.is_confirming, self.is_ablating = False, True
+            self.is_confirming, self.has_plan = False, True
             self.doing = f"measuring what each choice gives: the plan without {' and without '.join(event.left_out)}"
         self.finish_at = self._estimate()
 
@@ -102,7 +106,7 @@ class Standing:
         return None if self.finish_at is None else max(0.0, self.finish_at - self.clock())
 
     def _estimate(self) -> float | None:
-        if self.run is None or self.is_ablating:
+        if self.run is None or self.has_plan:
             return None
         seconds = [trial.took_s for trial in self.searched]
         mean = sum(seconds) / len(seconds) if seconds else None
@@ -149,7 +153,7 @@ class Lines(Quiet):
         if isinstance(event, Tried):
             total = self.standing.run.budget_trials if self.standing.run else None
             yield tried_line(event.trial, len(self.standing.searched), total)
-        elif isinstance(event, (PlayingOff, Confirming, Ablating)):
+        elif isinstance(event, (PlayingOff, Confirming, Explaining, Ablating)):
             yield self.standing.doing
 
     def say(self, text: str) -> None:

@@ -16,7 +16,7 @@ from tuner.measuring.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.planning.memory_fit import MemoryFit
 from tuner.planning.pace import eager_processes
 from tuner.planning.prior_runs import AGAIN
-from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Source, Trial
+from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Source, Trial, Verdict
 from tuner.search.space import Configuration
 from tuner.statistics.plan_evidence import (
     CANDIDATE,
@@ -77,6 +77,19 @@ class Confirmed:
     def _with_proof(self, evidence: Evidence) -> Evidence:
         note = "; ".join(filter(None, (evidence.note, self.unproven)))
         return evidence.model_copy(update={"proof": self.proof, "note": note})
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """The result of a run. `interrupted`: whether the user ended the search early.
+
+    `timeline`: the launches of a step under the plan, if the plan schedules launches.
+    """
+
+    plan: Plan
+    verdict: Verdict
+    interrupted: bool
+    timeline: Timeline | None = None
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """Events of a tuning run.
 
 Order: Started, Inspected, (Trying, Tried) for each trial, of which several may run at once, (Confirming, Tried for each
-process), then (Ablating, Tried) for each process. Recalled precedes a confirmation without a search before it.
+process), then Explaining twice at most and (Ablating, Tried) for each process. Recalled precedes a confirmation without
+a search before it.
 """
 
 from collections.abc import Mapping
@@ -86,6 +87,13 @@ class Confirming:
 
 
 @dataclass(frozen=True, slots=True)
+class Explaining:
+    """The plan is stored; the launches of a step with these choices are now recorded."""
+
+    knobs: Mapping[str, Choice]
+
+
+@dataclass(frozen=True, slots=True)
 class Ablating:
     """The plan is stored; it is now measured against itself without each of these knobs.
 
@@ -95,4 +103,16 @@ class Ablating:
     left_out: tuple[str, ...]
 
 
-Event = Started | Inspected | Budgeted | Recalled | Trying | Tried | Crowded | PlayingOff | Confirming | Ablating
+Event = (
+    Started
+    | Inspected
+    | Budgeted
+    | Recalled
+    | Trying
+    | Tried
+    | Crowded
+    | PlayingOff
+    | Confirming
+    | Explaining
+    | Ablating
+)

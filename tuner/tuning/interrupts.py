@@ -8,13 +8,18 @@ from types import FrameType
 from typing import Final
 
 from kitsune.cli import signals
-from tuner.tuning.events import Ablating, Confirming, Event, PlayingOff, Tried, Trying
+from tuner.tuning.events import Ablating, Confirming, Event, Explaining, PlayingOff, Tried, Trying
 
 AFRESH: Final = "Stopping: the best so far is measured afresh. Ctrl-C once more stops at once."
 NOTHING: Final = "Stopping: nothing was measured yet."
 STAYS: Final = "Stopping: the plan stays as it was measured."
 #: The message for the first Ctrl-C, by the type of the last event.
-_WORDS: Final[Mapping[type[Event], str]] = {PlayingOff: AFRESH, Confirming: AFRESH, Ablating: STAYS}
+_WORDS: Final[Mapping[type[Event], str]] = {
+    PlayingOff: AFRESH,
+    Confirming: AFRESH,
+    Explaining: STAYS,
+    Ablating: STAYS,
+}
 
 
 def no_interrupts() -> int:

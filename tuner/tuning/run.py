@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from kitsune.class_tables import ClassTables
 from kitsune.errors import BaselineError, NoTrialError, UnfitError, WorkloadError
 from kitsune.plan import Match, Plan
-from kitsune.timeline import Timeline
 from tuner.measuring.child_process import Check, go_on
 from tuner.measuring.crew import Children, Crew, Finished
 from tuner.measuring.gpu_health import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
 from tuner.measuring.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.measuring.scratch import scratch
-from tuner.planning.ablation import Chunk, arms_without, next_chunk
+from tuner.planning.ablation import Chunk, arms_without, expected_s, next_chunk
 from tuner.planning.budget import SHORT, budget_message, compile_s, suggested_budget_s, trials_within
 from tuner.planning.memory_fit import MemoryFit
 from tuner.planning.next_trial import next_trial
-from tuner.planning.pace import at_once, elapsed_s, is_in_vain, limits_within, own_s, spares, timing_s
+from tuner.planning.pace import at_once, elapsed_s, is_in_vain, limits_within, spares, timing_s
 from tuner.planning.prior_runs import Knowledge, nothing_known
 from tuner.planning.reserve import Reserve
 from tuner.planning.standings import (
@@ -39,7 +39,8 @@ from tuner.planning.standings import (
 from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
 from tuner.search.space import Space
 from tuner.statistics.plan_evidence import CANDIDATE, EAGER, RIVAL, compare_arms, decide, over
-from tuner.tuning.confirmation import Confirmation, Confirmed
+from tuner.tuning.class_recording import ENDED, UNASKED, VANISHED, ClassRecording, without
+from tuner.tuning.confirmation import Conclusion, Confirmation, Confirmed
 from tuner.tuning.events import Ablating, Budgeted, Crowded, Event, Inspected, PlayingOff, Recalled, Tried, Trying
 from tuner.tuning.interrupts import no_interrupts
 from tuner.tuning.trials_in_flight import Begun, Work, ran_out_of_shared_memory
@@ -57,20 +58,7 @@ ENDED_EARLY = "the search was ended before anything but the step as given was me
 #: If the step as given fails like this against itself, every other trial will fail too.
 FAILS_ALWAYS = (FailureKind.RAISED, FailureKind.WRONG, FailureKind.NOT_FINITE)
 
-Steps = Generator[Event, None, "Conclusion"]
-
-
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """The result of a run. `interrupted`: whether the user ended the search early.
-
-    `timeline`: the launches of a step under the plan, if the plan schedules launches.
-    """
-
-    plan: Plan
-    verdict: Verdict
-    interrupted: bool
-    timeline: Timeline | None = None
+Steps = Generator[Event, None, Conclusion]
 
 
 def cores() -> int:
@@ -87,9 +75,10 @@ class Tuning:
 
     `spec` is what the children load: the run's workload, or the archive of a live model. `crew` creates the measuring
     processes from a workload, a device and a number of idle children to keep. An exception from `check` kills the
-    running children and propagates. `ablates`: whether `ablation` measures anything. `interrupts` returns how often the
-    user has pressed Ctrl-C; it is polled between trials and while waiting for one. `knows` returns results of earlier
-    runs for an inspection and a budget in seconds. `begun_s`: start of the budget by `clock`; default now.
+    running children and propagates. `ablates`: whether `class_tables` and `ablation` measure anything. `interrupts`
+    returns how often the user has pressed Ctrl-C; it is polled between trials and while waiting for one. `knows`
+    returns results of earlier runs for an inspection and a budget in seconds. `begun_s`: start of the budget by
+    `clock`; default now.
     """
 
     run: Run
@@ -154,6 +143,21 @@ class Tuning:
             yield from self._play_off()
             return (yield from self._conclude(inspection))
 
+    def class_tables(
+        self, conclusion: Conclusion, *, is_taken_over: bool = False
+    ) -> Generator[Event, None, ClassTables]:
+        """Records where the time of a step goes within the rest of the budget, after `steps` and before `ablation`.
+
+        `is_taken_over`: as in `ablation`; then nothing is recorded, as that may be what took the worker down.
+        """
+        if not self.ablates or is_taken_over or self._is_ended():
+            return without(VANISHED if is_taken_over else ENDED if self.ablates else UNASKED)
+        timeline, idle = conclusion.timeline, min(1, spares(self.run.device, cores()))
+        with closing(self.crew(self.spec, self.run.device, idle)) as crew:
+            self._folder = None
+            recording = ClassRecording(crew, self._job, self._left_s, self._check_or_abort, self.trials)
+            return (yield from recording.steps(conclusion.plan, timeline.classes if timeline else ()))
+
     def ablation(self, plan: Plan, *, is_taken_over: bool = False) -> Generator[Event, None, None]:
         """Measures the contribution of each choice of the confirmed plan within the rest of the budget, after `steps`.
 
@@ -168,8 +172,8 @@ class Tuning:
             self._work, self._folder = Work(self.run, self.trials, crew, self.now), None
             if is_taken_over:
                 yield Tried(self._work.give_up(Source.ABLATION, plan.knobs, GIVEN_UP))
-            while (chunk := self._chunk(plan)) is not None and self._left_s() >= self._ablation_s(plan, chunk):
-                if self._is_ended():
+            while (chunk := self._chunk(plan)) is not None:
+                if self._left_s() < expected_s(plan.knobs, chunk, self.trials, self._space) or self._is_ended():
                     return
                 yield Ablating(chunk)
                 job = self._job(arms_without(plan.knobs, chunk, self._space), ABLATION_ROUNDS, numerics=False)
@@ -377,11 +381,6 @@ class Tuning:
 
     def _chunk(self, plan: Plan) -> Chunk | None:
         return next_chunk(plan.knobs, self.trials, self._space)
-
-    def _ablation_s(self, plan: Plan, chunk: Chunk) -> float:
-        """Expected time of measuring the chunk: the time of the plan's own trial for each arm but the step as given."""
-        of_plan = [own_s(trial) for trial in searched(self.trials) if trial.knobs == plan.knobs]
-        return (len(arms_without(plan.knobs, chunk, self._space)) - 1) * max(of_plan, default=0.0)
 
     def _job(self, arms: tuple[ArmSpec, ...], rounds: int, **more: object) -> Job:
         reference_s = None if self._budget_s is None else REFERENCE_SHARE * self._budget_s

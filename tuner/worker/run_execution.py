@@ -36,10 +36,11 @@ from tuner.measuring.protocol import Inspection
 from tuner.planning.prior_runs import Knowledge
 from tuner.records import Run, RunStatus, Verdict
 from tuner.store.database import Database
-from tuner.store.queries import plans, runs, timelines, trials
+from tuner.store.queries import class_tables, plans, runs, timelines, trials
+from tuner.tuning.confirmation import Conclusion
 from tuner.tuning.events import Event, Inspected, Tried
 from tuner.tuning.recall import knowledge_of
-from tuner.tuning.run import Conclusion, Tuning
+from tuner.tuning.run import Tuning
 
 log = logging.getLogger("kitsune")
 
@@ -133,7 +134,8 @@ def carry_out(
 ) -> tuple[Run, Conclusion]:
     """Tunes the claimed run to its end; trials that are already stored are not repeated.
 
-    The plan is stored as soon as it is confirmed. The ablation follows; if it ends early, the run still finishes.
+    The plan is stored as soon as it is confirmed. The class tables and the ablation follow; if they end early, the run
+    still finishes.
 
     A run that cannot be tuned is stored as failed with the reason, and the error is raised. These exceptions end the
     current trial within seconds and propagate: LeaseLostError when the run was cancelled or taken over, without
@@ -174,7 +176,7 @@ def carry_out(
             raise
         finish = partial(runs.finish, plan=conclusion.plan, verdict=conclusion.verdict)
         try:
-            is_whole = _ablate(tuning.ablation(conclusion.plan, is_taken_over=kept is not None), writer, tell)
+            is_whole = _look_closer(tuning, conclusion, writer, tell, is_taken_over=kept is not None)
         except LeaseLostError:
             raise
         except (SystemExit, StoreError):
@@ -184,16 +186,21 @@ def carry_out(
         return writer.write(finish), replace(conclusion, interrupted=is_interrupted)
 
 
-def _ablate(steps: Generator[Event, None, None], writer: "RunWriter", tell: Tell) -> bool:
-    """Runs the ablation; False if it was interrupted. Errors do not fail the run, because its plan is stored."""
+def _look_closer(
+    tuning: Tuning, conclusion: Conclusion, writer: "RunWriter", tell: Tell, *, is_taken_over: bool
+) -> bool:
+    """Records the class tables and runs the ablation; False if interrupted. Errors do not fail the run, because its
+    plan is stored."""
     try:
-        _follow(steps, writer, tell)
+        found = _follow(tuning.class_tables(conclusion, is_taken_over=is_taken_over), writer, tell)
+        writer.write(partial(class_tables.put, found=found))
+        _follow(tuning.ablation(conclusion.plan, is_taken_over=is_taken_over), writer, tell)
     except (KeyboardInterrupt, StoppedError):
         return False
     except StoreError:
         raise
     except Exception:
-        log.warning("the ablation ended early: an error was raised", exc_info=True)
+        log.warning("what follows the plan ended early: an error was raised", exc_info=True)
     return True
 
 

@@ -4,13 +4,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kitsune.class_tables import ClassTables
 from kitsune.knobs import KNOBS
 from kitsune.plan import Environment, Evidence, Plan
 from kitsune.timeline import Timeline
 from server.charts.drawing import words
+from server.pages.views.class_view import ClassView, class_view
 from server.pages.views.facts_view import Fact, machine_facts
 from server.pages.views.headline_view import Headline, Mood, numbers, of_evidence, times_as_fast
 from server.pages.views.timeline_view import TimelineView, timeline_view
+from tuner.records import Run
 from tuner.statistics.plan_evidence import words as in_words
 
 
@@ -37,11 +40,15 @@ class PlanView:
     machine: tuple[Fact, ...]
     holds: tuple[str, ...]
     document: str
+    classes: ClassView | None
     timeline: TimelineView | None
     timeline_note: str = ""
 
 
-def plan_view(plan: Plan, timeline: Timeline | None = None) -> PlanView:
+def plan_view(
+    plan: Plan, run: Run | None = None, timeline: Timeline | None = None, tables: ClassTables | None = None
+) -> PlanView:
+    """The whole page. `run`: the one that found the plan, if the viewer may see it, with what it recorded."""
     return PlanView(
         title=in_words(plan.knobs) if plan.knobs else "the step as given",
         headline=_headline(plan),
@@ -50,6 +57,7 @@ def plan_view(plan: Plan, timeline: Timeline | None = None) -> PlanView:
         machine=machine_facts(plan.environment) if plan.environment else (),
         holds=tuple(_holds(plan)),
         document=json.dumps(plan.to_json(), indent=2, sort_keys=True),
+        classes=class_view(run, plan, tables, timeline) if run is not None else None,
         timeline=timeline_view(timeline) if timeline is not None else None,
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from kitsune.class_tables import ClassTables
 from kitsune.plan import Plan
 from kitsune.timeline import Timeline
 from server.api.traces import why_no_timeline
@@ -22,6 +23,7 @@ from server.pages.views import (
 )
 from server.pages.views.budget_view import SpentView, UntriedView, spent_view, untried_view
 from server.pages.views.choices_view import ChoiceRow
+from server.pages.views.class_view import ClassView, class_view
 from server.pages.views.contributions import contributions_of
 from server.pages.views.headline_view import Headline
 from server.pages.views.progress_view import Progress
@@ -66,6 +68,7 @@ class RunView(NewsView):
     again: str
     again_note: str
     snippets: tuple[Snippet, ...]
+    classes: ClassView | None
     timeline: TimelineView | None
     timeline_note: str
 
@@ -77,6 +80,7 @@ def run_view(
     now: datetime,
     server: str | None,
     timeline: Timeline | None = None,
+    tables: ClassTables | None = None,
 ) -> RunView:
     """The whole page. `server`: the URL from which the viewer can fetch the plan; None if they have no access."""
     ablation = contributions_of(run, trials, plan)
@@ -104,6 +108,7 @@ def run_view(
         again=facts_view.again(run),
         again_note=facts_view.again_note(run),
         snippets=snippet_view.snippets(run, plan, server) if plan is not None else (),
+        classes=class_view(run, plan, tables, timeline) if plan is not None else None,
         timeline=timeline_view(timeline) if timeline is not None else None,
         timeline_note=why_no_timeline(run, trials, plan) if plan is not None and timeline is None else "",
     )

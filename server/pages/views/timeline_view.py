@@ -29,20 +29,8 @@ class LaunchRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassRow:
-    """All launches of one class of kernels. `over`: how many times its floor it takes; empty without a floor."""
-
-    name: str
-    count: int
-    total: str
-    share: str
-    floor: str
-    over: str
-
-
-@dataclass(frozen=True, slots=True)
 class TimelineView:
-    """Data of the charts, a summary in words, and tables. `more`: number of names that are not in `rows`."""
+    """Data of the charts, a summary in words, and a table. `more`: number of names that are not in `rows`."""
 
     told: str
     left_out: str
@@ -50,7 +38,6 @@ class TimelineView:
     used: tuple[Used, ...]
     rows: tuple[LaunchRow, ...]
     more: int
-    classes: tuple[ClassRow, ...]
 
 
 @lru_cache(maxsize=32)
@@ -66,7 +53,6 @@ def timeline_view(timeline: Timeline) -> TimelineView | None:
         used=tuple(used(timeline)),
         rows=rows[:TOP],
         more=max(0, len(rows) - TOP),
-        classes=tuple(class_rows(timeline)),
     )
 
 
@@ -105,19 +91,6 @@ def launch_rows(timeline: Timeline) -> Iterator[LaunchRow]:
             share=words.percent(total_us[name] / all_us),
             longest=microseconds(max(map(took_us, launches))),
             streams=", ".join(map(str, sorted({launch.stream for launch in launches}))),
-        )
-
-
-def class_rows(timeline: Timeline) -> Iterator[ClassRow]:
-    all_us = sum(each.total_us for each in timeline.classes) or 1.0
-    for each in timeline.classes:
-        yield ClassRow(
-            name=each.name,
-            count=each.launches,
-            total=microseconds(each.total_us),
-            share=words.percent(each.total_us / all_us),
-            floor=microseconds(each.floor_us),
-            over=f"{each.total_us / each.floor_us:.2g}" if each.floor_us else "",
         )
 
 

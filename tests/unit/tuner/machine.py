@@ -8,17 +8,21 @@ from typing import Any
 
 import pytest
 
+from kitsune.class_tables import ClassTable
 from kitsune.knobs import KNOBS
 from kitsune.long_proof import LongProof, Margin
 from kitsune.plan import Environment, Numerics
+from kitsune.timeline import ClassTime
 from tuner.measuring.child_process import Check, go_on
 from tuner.measuring.crew import Finished
 from tuner.measuring.protocol import Inspection, Job, Limits, Outcome, misfit
 from tuner.records import Arm, Failure, FailureKind, Measurement, Phase, Run, Source, Spent, Trial
+from tuner.search.space import Configuration
 from tuner.statistics.plan_evidence import words
 from tuner.statistics.process_statistics import ROUNDS
+from tuner.tuning.confirmation import Conclusion
 from tuner.tuning.events import Event, Tried
-from tuner.tuning.run import Conclusion, Tuning
+from tuner.tuning.run import Tuning
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ENVIRONMENT = Environment(device="cpu", gpu="a CPU", memory_bytes=1, torch="2.13.0", python="3.11.7", kitsune="0.1.0")
@@ -85,6 +89,9 @@ class Machine:
     as_given: Failure | None = None  # instead of an inspection
     wrong: Failure | None = None  # instead of a proof
     proof_s: float = 0.0
+    unexplained: Failure | None = None  # instead of the classes of the launches
+    explain_s: float = 0.0
+    explained: list[Job] = field(default_factory=list)
     proven: list[Job] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
     inspected: list[Job] = field(default_factory=list)
@@ -119,6 +126,14 @@ class Machine:
         self.proven.append(job)
         self.now_s += self.proof_s
         return self.wrong or PROOF
+
+    def explain(self, job: Job, limits: Limits) -> ClassTable | Failure:
+        self.explained.append(job)
+        if limits.total_s is not None and self.explain_s > limits.total_s:
+            self.now_s += limits.total_s
+            return failure("no time was left", FailureKind.TIMEOUT)
+        self.now_s += self.explain_s
+        return self.unexplained or classes_of(job.arms[0].knobs)
 
     def measure(self, job: Job, limits: Limits) -> Measurement | Failure:
         number = len(self.jobs)
@@ -167,6 +182,11 @@ class Machine:
         return Tuning(**{"ablates": self.ablates, **given, **acting})
 
 
+def classes_of(knobs: Configuration) -> ClassTable:
+    """A table that can be told from those of other choices."""
+    return ClassTable(classes=(ClassTime("matrix products", 4, 10.0, 5.0),), notes=(words(knobs),))
+
+
 def spent_of(took_s: float) -> Spent:
     return Spent(build_s=0.4 * took_s, numerics_s=0.4 * took_s, timing_s=0.2 * took_s)
 
@@ -194,6 +214,8 @@ class OneByOne:
         outcome: Outcome
         if job.kind == "measure":
             outcome = machine.measure(job, limits)
+        elif job.kind == "explain":
+            outcome = machine.explain(job, limits)
         else:
             outcome = machine.inspect(job) if job.kind == "inspect" else machine.prove(job)
         del self.waiting[ticket]

@@ -7,13 +7,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from kitsune.class_tables import ClassTables
 from kitsune.plan import Plan
 from server.api.compare import Side, compare
 from server.api.exports import escape_formula
-from tests.store.samples import START, a_plan, a_run, a_trial, after, an_environment
+from server.payloads.schemas import RunExport
+from tests.store.samples import START, a_plan, a_run, a_trial, after, an_environment, some_class_tables
 from tests.unit.server.conftest import assert_problem
 from tuner.records import Arm, Comparison, Failure, FailureKind, Measurement, Phase, Run, RunStatus, Source, Verdict
-from tuner.store.queries import runs, shares, trials
+from tuner.store.queries import class_tables, runs, shares, trials
 
 PLACE = "/api/v1/runs"
 
@@ -172,10 +174,19 @@ def test_a_run_is_exported_whole(client, database, count):
     assert len(found["trials"]) == count
 
 
+def test_the_times_by_class_are_exported_with_the_run(client, database):
+    run = keep(database)
+    with database.begin() as connection:
+        class_tables.put(connection, runs.claim_one(connection, run.id, "w"), some_class_tables())
+    found = client.get(f"{PLACE}/{run.id}/export").json()
+    assert ClassTables.model_validate(found["classes"]) == some_class_tables()
+    assert RunExport.model_validate(found).classes == some_class_tables()
+
+
 def test_a_run_without_plan_and_trials_is_exported_too(client, database):
     run = keep(database)
     found = client.get(f"{PLACE}/{run.id}/export?format=json").json()
-    assert (found["plan"], found["trials"]) == (None, [])
+    assert (found["plan"], found["timeline"], found["classes"], found["trials"]) == (None, None, None, [])
     assert len(client.get(f"{PLACE}/{run.id}/export?format=csv").text.splitlines()) == 1
 
 

@@ -1,18 +1,21 @@
-"""The page of a run: its parts, its news while it goes on, and its launches on streams."""
+"""The page of a run: its parts, its news while it goes on, its launches on streams, and where its time goes."""
 
 import html
 import re
 
 import pytest
 
+from kitsune.class_tables import ClassTable, ClassTables
 from kitsune.launches.planning.trace_export import trace_of
 from kitsune.timeline import ClassTime, Timeline
 from server.api.traces import why_no_timeline
-from tests.store.samples import a_timeline
+from server.pages.views.class_view import NEVER, TO_COME
+from tests.store.samples import a_timeline, some_class_tables
 from tests.unit.server.pages import stories
-from tests.unit.server.pages.visits import keep, keep_timeline, link_of, shown
-from tuner.records import Run
+from tests.unit.server.pages.visits import keep, keep_class_tables, keep_timeline, link_of, shown
+from tuner.records import Run, RunStatus
 from tuner.store.database import Database
+from tuner.tuning.class_recording import NO_TIME, without
 
 ALL = [
     stories.measured_on_a_cpu,
@@ -48,6 +51,7 @@ def test_the_page_of_a_run_has_all_its_parts(ada, database):
         "Search",
         "Trials",
         "Time against memory",
+        "Where the time of a step goes",
         "Launches on streams",
         "Where the time of this run went",
         "Noise",
@@ -139,20 +143,6 @@ def test_the_launches_of_the_plan_are_drawn_told_and_saved(ada, database):
     assert "attachment" in answer.headers["content-disposition"]
 
 
-def test_the_launches_are_summed_up_by_class_beside_their_floor(ada, database):
-    classes = (ClassTime("matrix products", 8, 20.0, 12.5), ClassTime("gaps", 12, 5.0, 0.0))
-    run = on_streams(database, a_timeline(classes=classes))
-    text = " ".join(shown(ada, f"/runs/{run.id}").split())
-    cells = '</th><td class="number">8</td><td class="number">20.0</td> <td class="number">80 %</td>'
-    assert f'<th scope="row">matrix products{cells}<td class="number">12.5</td><td class="number">1.6</td>' in text
-    assert '<td class="number">0.0</td><td class="number"></td>' in text, "gaps have no floor"
-
-
-def test_launches_without_classes_have_no_such_table(ada, database):
-    run = on_streams(database, a_timeline())
-    assert "Times the floor" not in shown(ada, f"/runs/{run.id}")
-
-
 def test_whoever_has_a_link_or_the_file_sees_the_launches_and_is_offered_nothing_that_asks_for_more(
     ada, stranger, database
 ):
@@ -209,3 +199,92 @@ def test_names_of_launches_are_text(ada, database):
     for path in (f"/runs/{run.id}", f"/plans/{run.plan_id}", f"/runs/{run.id}/export.html"):
         text = shown(ada, path)
         assert "<script>alert" not in text and "&lt;script&gt;" in text
+
+
+# Where the time of a step goes ----------------------------------------------------------------------------------------
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+WHERE = "Where the time of a step goes</h2>"
+
+
+def cells(*texts: str) -> str:
+    return squeezed(" ".join(f'<td class="number">{text}</td>' for text in texts))
+
+
+def squeezed(text: str) -> str:
+    return re.sub(r">\s*<", "> <", text)
+
+
+def test_each_class_is_shown_as_given_beside_the_plan_against_its_floor(ada, stranger, database):
+    run = keep(database, stories.with_a_gain())
+    keep_class_tables(database, run, some_class_tables())
+    pages = [shown(ada, path) for path in (f"/runs/{run.id}", f"/plans/{run.plan_id}", f"/runs/{run.id}/export.html")]
+    for text in map(squeezed, [*pages, stranger.get(link_of(ada, run.id)).text]):
+        products = cells("40", "2.000", "0.500", f"4.00{TIMES}", "40", "1.000", "0.500", f"2.00{TIMES}")
+        assert f'<th scope="row">matrix products</th> {products}' in text
+        copies = cells("0", "0.000", "0.000", "", "1,200", "1.234", "1.000", f"1.23{TIMES}")
+        assert f'<th scope="row">copies and casts</th> {copies}' in text
+        assert f'<th scope="row">gaps</th> {cells("40", "0.100", "0.000", "", "0", "0.000", "0.000", "")}' in text
+        whole = cells("40", "2.100", "0.500", f"4.20{TIMES}", "1,240", "2.235", "1.500", f"1.49{TIMES}")
+        assert f'<tfoot> <tr> <th scope="row">In all</th> {whole}' in text
+        assert re.findall(r'scope="colgroup"[^>]*>([^<]*)<', text) == ["As given", "Under the plan"]
+        assert "Under the plan: update: not fused." in text
+        assert "No times" not in text
+
+
+def test_the_classes_that_a_timeline_has_are_those_under_the_plan(ada, database):
+    """As runs of older versions have them."""
+    run = on_streams(database, a_timeline(classes=(ClassTime("gaps", 12, 5.0, 0.0),)))
+    text = squeezed(shown(ada, f"/runs/{run.id}"))
+    assert f'<th scope="row">gaps</th> {cells("12", "0.005", "0.000", "")}' in text
+    assert re.findall(r'scope="colgroup"[^>]*>([^<]*)<', text) == ["Under the plan"]
+    assert f"No times as given: {NEVER}." in text
+
+
+def test_the_reason_why_there_is_no_table_is_told_once(ada, database):
+    run = keep(database, stories.with_a_gain())
+    keep_class_tables(database, run, without(NO_TIME))
+    text = shown(ada, f"/runs/{run.id}")
+    told = "No times as given and under the plan: the budget had no time for it; <code>kitsune explain</code> shows it."
+    assert text.count(told) == 1
+    assert WHERE in text and "Over floor" not in text
+
+
+def test_a_plan_that_is_the_step_as_given_has_one_group_of_columns(ada, database):
+    run, trials, plan = stories.measured_on_a_cpu()
+    assert plan is not None
+    plan = plan.model_copy(update={"knobs": {}})
+    keep(database, (run.evolve(plan_id=plan.plan_id), trials, plan))
+    given = some_class_tables().given
+    keep_class_tables(database, run, ClassTables(given=given, plan=given))
+    text = shown(ada, f"/runs/{run.id}")
+    assert re.findall(r'scope="colgroup"[^>]*>([^<]*)<', text) == ["As given"]
+    assert "Under the plan" not in text
+
+
+def test_a_run_that_goes_on_with_its_plan_says_what_is_to_come(ada, database):
+    run, trials, plan = stories.with_a_gain()
+    keep(database, (run.evolve(status=RunStatus.RUNNING), trials, plan))
+    assert f"No times as given and under the plan: {TO_COME}." in shown(ada, f"/runs/{run.id}")
+
+
+@pytest.mark.parametrize("story", [stories.failed, stories.queued, stories.running])
+def test_without_a_plan_nothing_is_said_of_classes(ada, database, story):
+    assert WHERE not in shown(ada, f"/runs/{keep(database, story()).id}")
+
+
+def test_damaged_classes_hide_nothing_else(ada, database):
+    run = keep(database, stories.with_a_gain())
+    keep_class_tables(database, run, some_class_tables())
+    with database.begin() as connection:
+        connection.exec_driver_sql("update kitsune_class_tables set plan = 'no'")
+    for path in (f"/runs/{run.id}", f"/plans/{run.plan_id}", f"/runs/{run.id}/export.html"):
+        assert NEVER in shown(ada, path)
+
+
+def test_reasons_and_notes_are_text(ada, database):
+    run = keep(database, stories.with_a_gain())
+    hostile = ClassTable(missing=stories.HOSTILE, notes=(stories.HOSTILE,))
+    keep_class_tables(database, run, ClassTables(given=hostile, plan=hostile))
+    text = shown(ada, f"/runs/{run.id}")
+    assert "<script>alert" not in text and "&lt;script&gt;" in text

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import insert
 
+from kitsune.class_tables import ClassTables
 from kitsune.timeline import Timeline
 from tests.unit.server.conftest import HERE
 from tests.unit.server.pages.stories import Story
@@ -57,6 +58,11 @@ def keep_timeline(database: Database, run: Run, timeline: Timeline) -> None:
     content = zlib.compress(timeline.model_dump_json().encode())
     with database.begin() as connection:
         connection.execute(insert(tables.timelines).values(run_id=run.id, content=content))
+
+
+def keep_class_tables(database: Database, run: Run, found: ClassTables) -> None:
+    with database.begin() as connection:
+        connection.execute(insert(tables.class_tables).values(to_row(found, run_id=run.id)))
 
 
 def keep_trials(database: Database, run: Run, trials: Iterable[Trial]) -> None:

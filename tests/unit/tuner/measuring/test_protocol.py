@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from kitsune.class_tables import ClassTable
 from kitsune.errors import MeasureError, PlanError
 from kitsune.plan import Environment, Numerics
+from kitsune.timeline import ClassTime
 from tests.store.samples import a_timeline
 from tuner.measuring.protocol import (
     MAX_LAUNCHES,
@@ -57,6 +59,7 @@ def measurement(**changes: object) -> Measurement:
 
 
 TIMELINE = a_timeline()
+CLASSES = ClassTable(classes=(ClassTime("gaps", 2, 3.0, 0.0),), notes=("so",))
 FAILURE = Failure(kind=FailureKind.RAISED, phase=Phase.BUILD, reason="so")
 MESSAGES = st.sampled_from(
     [
@@ -65,6 +68,7 @@ MESSAGES = st.sampled_from(
         Message(measurement=measurement()),
         Message(measurement=measurement(), timeline=TIMELINE),
         Message(inspection=INSPECTION),
+        Message(classes=CLASSES),
     ]
 )
 
@@ -140,6 +144,7 @@ def test_a_job_survives_json():
         {"budget_s": 0},
         {"block_ms": -1.0},
         {"kind": "else"},
+        {"kind": "explain"},
         {"surprise": 1},
     ],
 )
@@ -204,6 +209,15 @@ def test_a_timeline_that_was_not_asked_for_or_is_too_long_does_not_fit():
     for job, outcome in ((JOB, found), (asking, measurement(timeline=too_long))):
         assert "a timeline that was not asked for or is too long" in misfit(job, outcome)
     assert len(Message(measurement=measurement(), timeline=a_timeline(MAX_LAUNCHES, 8)).line()) < MAX_LINE_BYTES // 4
+
+
+def test_classes_answer_a_job_that_explains_one_arm_and_no_other():
+    explaining = Job(kind="explain", workload="w", device="cpu", arms=(ArmSpec(name="eager"),))
+    assert parse_message(Message(classes=CLASSES).line()).outcome == CLASSES
+    assert misfit(explaining, CLASSES) is None
+    assert "recorded no launches" in misfit(explaining, ClassTable(missing="so"))
+    assert misfit(JOB, CLASSES) == "it was asked to measure, and did explain"
+    assert misfit(explaining, measurement()) == "it was asked to explain, and did measure"
 
 
 @given(st.text(max_size=300), st.integers(1, 100))

@@ -16,7 +16,7 @@ from tuner.records import Comparison, Source, Verdict
 from tuner.statistics.plan_evidence import words
 from tuner.terminal import progress, views
 from tuner.terminal.progress import Lines, Live, Quiet, Standing, telling
-from tuner.tuning.events import Ablating, Started, Tried
+from tuner.tuning.events import Ablating, Explaining, Started, Tried
 
 
 class Clock:
@@ -75,7 +75,8 @@ def test_a_time_budget_is_the_longest_that_is_left():
 def test_plain_lines_tell_each_trial_once():
     out = io.StringIO()
     tell = Lines(Console(file=out, width=40, markup=False))
-    for event in [*a_course(RUN, list(TRIALS)), Ablating(("precision", "streams")), Tried(ablations(3)[0])]:
+    looks = [Explaining({"precision": "bf16"}), Ablating(("precision", "streams")), Tried(ablations(3)[0])]
+    for event in [*a_course(RUN, list(TRIALS)), *looks]:
         tell(event)
     assert out.getvalue().splitlines() == [
         "run the-run: zoo:mlp on cpu",
@@ -85,6 +86,7 @@ def test_plain_lines_tell_each_trial_once():
         "[2 of 2] compile=default: failed: out of memory, warmup: no luck; tried in 10 s",
         "measuring the best afresh: precision=bf16",
         "[confirm] precision=bf16: 2.000 ms, 1.50x (1.49-1.51), faster; tried in 10 s",
+        "recording where the time of a step goes: precision=bf16",
         "measuring what each choice gives: the plan without precision and without streams",
         f"[ablation] {words(STREAMED.knobs)}: 4.000 ms, 2.50x (2.49-2.51), faster; tried in 10 s",
     ]

@@ -21,7 +21,7 @@ from tuner.statistics.plan_evidence import words
 from tuner.statistics.process_statistics import PROCESSES
 from tuner.store.engine import open_database
 from tuner.store.queries import runs, trials
-from tuner.tuning.events import Ablating, Confirming, Event, Inspected, PlayingOff, Started, Tried, Trying
+from tuner.tuning.events import Ablating, Confirming, Event, Explaining, Inspected, PlayingOff, Started, Tried, Trying
 from tuner.tuning.interrupts import AFRESH, NOTHING, STAYS, Interrupts
 from tuner.tuning.run import Tuning
 
@@ -127,8 +127,9 @@ def test_a_second_one_stops_at_once_wherever_it_comes(kind, url, machine):
     assert Source.CONFIRM not in {trial.source for trial in tried}
 
 
-def test_an_interrupt_of_the_ablation_leaves_the_plan_as_it_is(url, machine):
-    result, said = tuned(url, Pressed(Ablating))
+@pytest.mark.parametrize("kind", [Explaining, Ablating])
+def test_an_interrupt_after_the_plan_leaves_it_as_it_is(kind, url, machine):
+    result, said = tuned(url, Pressed(kind))
     assert said == [STAYS]
     assert (result.interrupted, result.run.status) == (True, RunStatus.FINISHED)
     assert words(result.plan.knobs)
