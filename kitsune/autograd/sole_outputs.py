@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from kitsune.autograd.half_outputs import stays_half
+from kitsune.autograd.half_outputs import HALF, stays_half
 from kitsune.device.gc_control import live_tensors
 
 #: Rows of fewer classes are not worth a forward as given.
@@ -34,13 +34,12 @@ class SoleOutputs:
 
     def learned_from(self, output: Any) -> Callable[[], None]:
         """A function that learns of the output of a forward, to be called once nothing here refers to it."""
-        large = [leaf for leaf in pytree.tree_leaves(output) if stays_half(leaf)]
-        seen = [(kind_of(leaf), leaf.untyped_storage()._cdata) for leaf in large]
+        kinds = {kind_of(leaf) for leaf in pytree.tree_leaves(output) if stays_half(leaf)}
 
         def learn() -> None:
             self.is_known = True
-            kept = storages_alive() if seen else set()
-            self._kinds = frozenset(kind for kind, storage in seen if storage not in kept)
+            kept = sizes_alive() if kinds else set()
+            self._kinds = frozenset(kind for kind in kinds if kind[0] not in kept)
 
         return learn
 
@@ -49,14 +48,19 @@ def kind_of(output: torch.Tensor) -> Kind:
     return output.numel(), output.shape[-1] if output.ndim else 1
 
 
-def storages_alive() -> set[int]:
-    """Of all tensors in Python."""
+def sizes_alive() -> set[int]:
+    """Elements of the memory of each tensor in half precision that is alive in Python: also of those that are no output
+    but as large as one, since a compiled graph does not tell them apart."""
     with torch._C.DisableTorchFunctionSubclass():
-        return {each.untyped_storage()._cdata for each in live_tensors() if torch._C._has_storage(each)}
+        storages = [
+            torch.Tensor.untyped_storage(each)  # a subclass may have a method of its own
+            for each in live_tensors()
+            if torch._C._has_storage(each) and torch.Tensor.dtype.__get__(each) == HALF  # type: ignore[attr-defined]
+        ]
+    return {storage.nbytes() // HALF.itemsize for storage in storages}
 
 
 def has_unaligned_head(model: torch.nn.Module) -> bool:
-    """Whether a weight may give large rows that begin at odd addresses."""
-    return any(
-        each.ndim == 2 and each.shape[0] >= LEAST_CLASSES and each.shape[0] % ALIGNED for each in model.parameters()
-    )
+    """Whether a linear layer may give large rows that begin at odd addresses."""
+    heads = [each.out_features for each in model.modules() if isinstance(each, torch.nn.Linear)]
+    return any(classes >= LEAST_CLASSES and classes % ALIGNED for classes in heads)

@@ -5,9 +5,10 @@ gradient of the head in a third pass. Only the rows that a batch has are needed.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
+import torch
 from torch.fx import Graph, Node
 
 from kitsune.fusion.cache_key import CODE_KEY
@@ -17,10 +18,19 @@ from kitsune.fusion.operations import aten
 PUTS: Final = (aten.index_put.default, aten._unsafe_index_put.default)
 MASKED_PUTS: Final = (aten._unsafe_masked_index_put_accumulate.default,)
 ZEROS: Final = frozenset({aten.full.default, aten.zeros.default, aten.new_zeros.default})
+#: In half precision, rows that are small beside the other summand would be lost one by one.
+WIDE: Final = (torch.float32, torch.float64)
+#: AOTAutograd's name for a gradient that a backward is called with.
+TANGENT: Final = "tangents"
 
 
 def options() -> Mapping[str, Any]:
-    """Inductor's options for it. Loads Inductor."""
+    """Inductor's options for it. Loads Inductor.
+
+    None where the user has set a pass in its place, or where its code has no key by which Inductor may cache graphs.
+    """
+    if torch._inductor.config.post_grad_custom_pre_pass or not CODE_KEY:
+        return {}
     importlib.import_module("torch._inductor.custom_graph_pass").CustomGraphPass.register(TiedGradients)
     return {"post_grad_custom_pre_pass": TiedGradients()}
 
@@ -37,28 +47,42 @@ class TiedGradients:
 
 
 def merge(graph: Graph) -> int:
-    """Adds rows to the other summand instead of to zeros, wherever nothing else reads either. Returns how often."""
-    found = list(sums(graph))
-    for total, rows, other in found:
-        with graph.inserting_before(total):
-            put: Any = rows.target
-            merged = graph.call_function(put, (other, *rows.args[1:]))
-        merged.meta = dict(total.meta)
-        total.replace_all_uses_with(merged)
-        for node in (total, rows):
-            graph.erase_node(node)
-    return len(found)
+    """Adds rows to the other summand instead of to zeros, wherever nothing else reads either. Returns how often.
+
+    In the graph of a backward only: a sum of the model's own may have small rows and a large other summand.
+    """
+    if not any(node.name.startswith(TANGENT) for node in graph.find_nodes(op="placeholder")):
+        return 0
+    return sum(merge_at(total) for total in graph.find_nodes(op="call_function", target=aten.add.Tensor))
 
 
-def sums(graph: Graph) -> Iterator[tuple[Node, Node, Node]]:
-    """(sum, its summand that is rows added to zeros, the other one)."""
-    for total in graph.find_nodes(op="call_function", target=aten.add.Tensor):
-        if total.kwargs or not all(isinstance(each, Node) and len(each.users) == 1 for each in total.args):
-            continue
-        for rows, other in (total.args, total.args[::-1]):
-            if is_rows_on_zeros(rows) and kind_of(rows) == kind_of(other) == kind_of(total):
-                yield total, rows, other
-                break
+def merge_at(total: Node) -> bool:
+    """Whether it was a sum of rows on zeros and something else, which is then replaced."""
+    found = parts_of(total)
+    if found is None:
+        return False
+    rows, other = found
+    put: Any = rows.target
+    with total.graph.inserting_before(total):
+        merged = total.graph.call_function(put, (other, *rows.args[1:]))
+    merged.meta = dict(total.meta)
+    total.replace_all_uses_with(merged)
+    for node in (total, rows):
+        node.graph.erase_node(node)
+    return True
+
+
+def parts_of(total: Node) -> tuple[Node, Node] | None:
+    """(the summand that is rows added to zeros, the other one) of a sum in fp32 or fp64 that alone reads both."""
+    if total.kwargs or not all(isinstance(each, Node) and len(each.users) == 1 for each in total.args):
+        return None
+    one, second = total.args
+    if not isinstance(one, Node) or not isinstance(second, Node) or one is second or kind_of(total)[-1] not in WIDE:
+        return None
+    for rows, other in ((one, second), (second, one)):
+        if is_rows_on_zeros(rows) and kind_of(rows) == kind_of(other) == kind_of(total):
+            return rows, other
+    return None
 
 
 def is_rows_on_zeros(node: Node) -> bool:

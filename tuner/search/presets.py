@@ -13,6 +13,9 @@ from typing import Final
 from kitsune.knobs import KNOBS, Choice
 from tuner.search.space import Configuration, Item, Space
 
+#: Wished for beside a compiler only: what fails of the compiler may fail of them, too.
+BESIDE_COMPILE: Final = frozenset({"fusion"})
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
@@ -37,11 +40,11 @@ class Preset:
     def resolve(self, space: Space, avoid: Iterable[Item] = ()) -> dict[str, Choice] | None:
         """The configuration on this space without the choices to avoid, or None."""
         avoided = frozenset(avoid)
-        if avoided & set(self.needs.items()):
+        if avoided & set(space.canonical(self.needs).items()):
             return None
         knobs = dict(self.needs)
         for knob, choices in self.wishes.items():
-            if knob not in self.needs:
+            if knob not in self.needs and ("compile" in knobs or knob not in BESIDE_COMPILE):
                 knobs |= first_allowed(space, knobs, knob, choices, avoided)
         return space.canonical(knobs) if space.allows(knobs) is None else None
 

@@ -45,6 +45,11 @@ def keep_a_view(model, logits):
     return logits
 
 
+def keep_another_of_the_size(model, logits):
+    model.kept.append(logits.detach() * 2)
+    return logits
+
+
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(half_outputs, "LEAST_BYTES", 0)
@@ -65,10 +70,11 @@ def dispatched(model, forward, sole):
         (lambda _, logits: {"logits": logits.view(-1, CLASSES), "loss": logits.float().sum()}, True),
         (keep, False),
         (keep_a_view, False),
+        (keep_another_of_the_size, False),
         (lambda _, logits: Opaque(logits), False),
         (lambda _, logits: logits.float(), False),
     ],
-    ids=["returned", "in a dictionary", "kept", "kept as a view", "in an object", "cast"],
+    ids=["returned", "in a dictionary", "kept", "kept as a view", "another is kept", "in an object", "cast"],
 )
 def test_they_are_learned_from_the_first_forward_as_given(after, is_sole):
     model, sole, calls = Model(after), SoleOutputs(), []
@@ -93,6 +99,7 @@ def test_a_model_has_such_rows_if_a_weight_is_of_many_classes(monkeypatch):
     monkeypatch.setattr(sole_outputs, "LEAST_CLASSES", CLASSES)
     assert has_unaligned_head(Model())
     assert not has_unaligned_head(nn.Linear(16, 64))
+    assert not has_unaligned_head(nn.Embedding(CLASSES, 16))
 
 
 class Every:

@@ -64,6 +64,60 @@ def test_rows_are_added_to_the_gradient_of_the_head(given, merged, half):
         torch.testing.assert_close(one, other, **({"rtol": 2e-2, "atol": 1e-4} if half else {}))
 
 
+class Twice(Model):
+    """The encoder and the decoder of a translation model look up one weight."""
+
+    def forward(self, ids):
+        return F.cross_entropy(self.head(self.embedding(ids) * self.embedding(ids % 7)).flatten(0, 1), ids.flatten())
+
+
+class Triplet(Model):
+    def forward(self, ids):
+        return sum(factor * self.embedding(ids % modulus).tanh().sum() for factor, modulus in ((1, 50), (2, 7), (3, 5)))
+
+
+class Doubled(Model):
+    def forward(self, ids):
+        return (self.embedding(ids) + self.embedding(ids)).square().sum()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("make", "merged"), [(Twice, 2), (Triplet, 2), (Doubled, 0)])
+def test_several_lookups_of_one_weight(make, merged):
+    CustomGraphPass.register(Counted)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, counted = make(), Counted()
+    for one, other in zip(
+        gradients_of(torch.compile(model, options={"post_grad_custom_pre_pass": counted}), model)[:1],
+        gradients_of(model, model)[:1],
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+    assert counted.merged == merged
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_sums_of_the_models_own_stay_as_they_are():
+    """Each of many small rows would be lost beside a large summand."""
+    CustomGraphPass.register(Counted)
+    torch._dynamo.reset()
+    counted, x, to = Counted(), torch.full((3, 4), 2.0**24), torch.zeros(200, dtype=torch.long)
+
+    def function(x):
+        return x + torch.zeros_like(x).index_put((to,), torch.full((200, 4), 0.5), accumulate=True)
+
+    compiled = torch.compile(function, options={"post_grad_custom_pre_pass": counted})
+    torch.testing.assert_close(compiled(x), function(x), rtol=0, atol=0)
+    assert counted.merged == 0
+
+
+def test_it_leaves_the_place_to_a_pass_of_the_users():
+    with torch._inductor.config.patch(post_grad_custom_pre_pass=Counted()):
+        assert tied_gradients.options() == {}
+    assert tied_gradients.options()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_graph_with_the_pass_is_found_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -203,6 +203,16 @@ def test_variants_of_a_rival_are_allowed_and_differ_in_one_knob(space: Space, kn
         assert len(differing(space, rival, variant)) == 1
 
 
+def test_where_fusion_is_avoided_what_does_without_it_is_still_there() -> None:
+    avoided = tuple(("fusion", choice) for choice in KNOBS["fusion"].choices)
+    assert "best guess, Inductor's kernels only" in of(EVERYTHING, *LATER, avoid=avoided)
+
+
+def test_where_nothing_compiles_the_best_guess_has_no_kernels_that_need_the_compiler() -> None:
+    avoided = tuple(("compile", choice) for choice in KNOBS["compile"].choices)
+    assert "fusion" not in resolved(OPENING, EVERYTHING, avoided)[0].knobs
+
+
 @pytest.mark.parametrize("item", [("fusion", "products"), ("weights", "bf16_copies"), ("streams", 4)])
 def test_where_one_choice_of_the_best_guess_fails_a_compiled_graph_is_still_found(item: tuple[str, Choice]) -> None:
     trials: list[Trial] = []
