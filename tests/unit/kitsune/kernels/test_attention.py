@@ -73,13 +73,13 @@ def blocks(request, monkeypatch):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("shape", [(1, 1, 1, 16), (2, 3, 5, 16), (1, 2, 37, 16), (1, 1, 64, 32)])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 16), (1, 2, 37, 16), (1, 1, 64, 32)])
 def test_it_computes_what_the_reference_does(device, blocks, shape, causal, p):
     torch.manual_seed(0)
     assert_same(*packed_heads(*shape, device)[1], causal=causal, p=p)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 70, 16), (1, 1, 130, 16), (1, 1, 250, 16), (1, 1, 20, 128)])
+@pytest.mark.parametrize("shape", [(1, 1, 70, 16), (1, 1, 150, 16), (1, 1, 20, 128)])
 def test_its_own_tiles_compute_it_as_well(device, shape):
     torch.manual_seed(0)
     assert_same(*packed_heads(*shape, device)[1], causal=True, p=0.1)

@@ -16,6 +16,8 @@ CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 FORMATS = (torch.contiguous_format, torch.channels_last)
 KERNELS = ((1, 1), (2, 2), (3, 3), (2, 3), (5, 4))
 STRIDES = ((1, 1), (2, 2), (3, 2), (4, 5))
+#: Each kernel with two strides, each stride with at least two kernels.
+PAIRS = [pair for number, pair in enumerate(itertools.product(KERNELS, STRIDES)) if number % 2 == number // 4 % 2]
 
 
 def drawn(device, *shape, dtype=torch.float32, memory_format=torch.contiguous_format):
@@ -46,7 +48,7 @@ def check(x, *window):
 
 
 @pytest.mark.parametrize("memory_format", FORMATS)
-@pytest.mark.parametrize(("size", "stride"), [*itertools.product(KERNELS, STRIDES)])
+@pytest.mark.parametrize(("size", "stride"), PAIRS)
 def test_windows_of_every_size_and_stride(device, size, stride, memory_format):
     check(drawn(device, 1, 2, 6, 7, memory_format=memory_format), size, stride, (size[0] // 2, size[1] // 2))
 
@@ -68,11 +70,10 @@ def test_every_dtype(device, memory_format, dtype):
 @pytest.mark.parametrize(
     ("shape", "window"),
     [
-        ((2, 3, 9, 11), (3, 2, 1)),
+        ((2, 3, 5, 7), (3, 2, 1)),
         ((1, 36, 5, 5), (3, 2, 1)),
         ((1, 2, 3, 270), (2, 2, 0)),
         ((2, 5, 1, 1), (1, 1, 0)),
-        ((1, 1, 7, 6), (3, 1, 1)),
         ((3, 4, 5, 1), (3, 2, 1)),
     ],
 )
@@ -84,8 +85,8 @@ def test_images_of_every_size(device, shape, window, memory_format):
 def test_an_image_may_have_many_tiles(device, monkeypatch, memory_format):
     for name, most in {"TILE": 16, "WIDEST_LAST": 4, "WIDEST_FIRST": 8}.items():
         monkeypatch.setattr(kernel, name, most)
-    check(drawn(device, 2, 5, 9, 11, memory_format=memory_format), 3, 2, 1)
-    check(drawn(device, 1, 3, 5, 13, memory_format=memory_format), (2, 3), (1, 2), (1, 0))
+    check(drawn(device, 2, 5, 5, 9, memory_format=memory_format), 3, 2, 1)
+    check(drawn(device, 1, 3, 3, 7, memory_format=memory_format), (2, 3), (1, 2), (1, 0))
 
 
 def test_tiles_are_not_small(device):
@@ -115,7 +116,7 @@ def test_padding_is_never_chosen_not_even_for_minus_infinity(device, memory_form
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("memory_format", FORMATS)
 def test_what_is_not_a_number_shows_and_gets_the_gradient(device, memory_format, dtype):
-    x = drawn(device, 2, 3, 9, 8, dtype=dtype, memory_format=memory_format)
+    x = drawn(device, 1, 2, 9, 8, dtype=dtype, memory_format=memory_format)
     x[torch.rand(x.shape, device=device) < 0.2] = torch.nan
     x[0, 0, :5] = torch.inf
     x[0, 0, 2, 3] = torch.nan
