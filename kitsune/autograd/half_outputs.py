@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 
+from kitsune.kernels.layouts import MOST_PADDING
+
 #: Bytes of an output in fp32 from which on it is worth the host time of a subclass: the 13 passes of copies and an
 #: eager loss over it take 0.1 ms at the 4.3 TB/s of an H200.
 LEAST_BYTES: Final = 32 * 2**20
@@ -31,8 +33,6 @@ CROSS_ENTROPY: Final = (
     "reduction",
     "label_smoothing",
 )
-#: The most elements of a gap between two rows: they begin at multiples of 128 bytes.
-MOST_PADDING: Final = 63
 #: Views that the values in bf16 do not have.
 ALIASES: Final = frozenset({torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default})
 

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import block_of, on_device_of, runs_in_triton, warps_of
+from kitsune.kernels.layouts import MOST_PADDING
 
 REDUCTIONS: Final = ("mean", "sum", "none")
 
@@ -21,9 +22,6 @@ REDUCTIONS: Final = ("mean", "sum", "none")
 LONGEST_BLOCK: Final = 4096
 #: Rows shorter than this share a program, so that four warps are busy.
 SHORTEST_TILE: Final = 1024
-
-#: The most elements of padding behind a row: rows in half precision then begin at multiples of 128 bytes.
-MOST_PADDING: Final = 63
 
 #: The smallest finite fp32 number: only a logit of -inf is below it.
 LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)

@@ -1,9 +1,12 @@
 """Memory layouts of tensors, and copies with the layout of another tensor."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
+#: The most elements of padding behind a row: rows in half precision then begin at multiples of 128 bytes.
+MOST_PADDING: Final = 63
 #: Of a tensor, as formulas of operations get it.
 Shape = tuple[int, ...]
 

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kitsune.kernels.launch import IS_INTERPRETED, on_device_of, runs_in_triton
 from kitsune.kernels.layouts import Shape
+from kitsune.kernels.max_pool import windows_of
 
 #: Triton's interpreter multiplies the bits of bf16 as integers.
 OFFERED: Final = (torch.float32, torch.float16) if IS_INTERPRETED else (torch.bfloat16, torch.float16)
@@ -57,7 +58,7 @@ def is_offered(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], pad
     """Whether the kernels support it: in half precision, `x` channels_last with up to four channels."""
     if x.ndim != 4 or weight.ndim != 4 or not runs_in_triton(x, weight):
         return False
-    rows, columns = windows_of(x, weight, stride, padding)
+    rows, columns = windows_of(x.shape, weight.shape[2:], stride, padding)
     return (
         x.dtype == weight.dtype
         and x.dtype in OFFERED
@@ -71,13 +72,6 @@ def is_offered(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], pad
         and min(padding) >= 0
         and max(x.numel(), len(x) * rows * columns * weight.shape[0]) <= LARGEST
     )
-
-
-def windows_of(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]) -> tuple[int, int]:
-    """(rows, columns) of the result."""
-    given = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
-    rows, columns = ((size + 2 * pad - wide) // step + 1 for size, wide, step, pad in given)
-    return rows, columns
 
 
 @torch.library.custom_op("kitsune::stem_convolution", mutates_args=())
@@ -110,7 +104,7 @@ def forward(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], paddin
 @forward.register_fake
 def results_of(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]) -> torch.Tensor:
     """A buffer for the result."""
-    shape = (x.shape[0], weight.shape[0], *windows_of(x, weight, stride, padding))
+    shape = (x.shape[0], weight.shape[0], *windows_of(x.shape, weight.shape[2:], stride, padding))
     return torch.empty(*shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 

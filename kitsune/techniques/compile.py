@@ -100,14 +100,14 @@ class Inductor:
         self._sole_outputs = sole_outputs
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        is_padded = self._sole_outputs is not None and is_whole(graph)
+        sole_outputs = self._sole_outputs if is_whole(graph) else None
         if self._rewrite is not None:
             graph = self._rewrite(graph)
         merge_counters(graph)
         half = self._half_weights
         positions = [] if half is None else product_weights(graph, inputs, half.dtype)
-        if self._sole_outputs is not None and is_padded:
-            pad_outputs(graph, self._sole_outputs.__contains__)
+        if sole_outputs is not None:
+            pad_outputs(graph, sole_outputs.__contains__)
         marks = cache_options(graph, may_run_twice=self._may_run_twice)
         options = {**self._options, **self._asked, **tied_gradients.options(), **marks}
         if options.get(SWITCH) == LEAST_MS:
