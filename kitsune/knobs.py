@@ -134,6 +134,31 @@ KNOBS: Final[Mapping[str, Knob]] = {
             ),
         ),
         Knob(
+            name="activations",
+            meaning="dtype of what autocast leaves in fp32 between products",
+            choices={
+                "given": "embeddings, norms, and sums with them stay in fp32",
+                "bf16": "rounded to bf16, which other layers then read; norms, softmax and losses compute in fp32",
+            },
+            needs="bf16 autocast by the plan, torch.compile, and an embedding or a norm other than of batches",
+            excludes=(
+                Exclusion(
+                    choices=("bf16",),
+                    other="precision",
+                    other_choices=("fp32", "tf32", "fp16"),
+                    reason="activations are rounded to the dtype of bf16 autocast",
+                    instead=dict.fromkeys(("fp32", "tf32", "fp16"), "bf16"),
+                ),
+                Exclusion(
+                    choices=("bf16",),
+                    other="compile",
+                    other_choices=("off",),
+                    reason="without torch.compile each rounding would be a launch of its own",
+                    instead={"off": "default"},
+                ),
+            ),
+        ),
+        Knob(
             name="inductor",
             meaning="which operations Inductor generates one kernel for",
             choices={

@@ -18,9 +18,9 @@ from kitsune.kernels.cross_entropy import is_offered, loss_dtype, losses_of, pie
 from kitsune.kernels.launch import on_device_of, runs_in_triton, warps_of
 from kitsune.kernels.layouts import Shape
 
-#: The most bytes of a chunk's logits: 128 MiB are 1334 rows of GPT-2's 50257 classes in bf16. Few large chunks
-#: keep matrix products efficient, and the gradient of the weight is read and written once a chunk.
-LOGITS_BYTES: Final = 2**27
+#: The most bytes of a chunk's logits: 512 MiB are 5341 rows of GPT-2's 50257 classes in bf16. Few large chunks
+#: keep matrix products efficient, and the gradient of the weight is read and written once a chunk. LOGITS-NUMBERS
+LOGITS_BYTES: Final = 2**29
 #: The fewest rows of a chunk, whatever their size: 1024 x 768 elements of dx are 48 tiles of 128 x 128, already fewer
 #: than one for each multiprocessor of an H200.
 LEAST_ROWS: Final = 1024

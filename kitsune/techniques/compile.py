@@ -19,6 +19,7 @@ from kitsune.capture.compile_isolation import own_code
 from kitsune.fusion import tied_gradients
 from kitsune.fusion.cache_key import cache_options
 from kitsune.fusion.counters import merge_counters
+from kitsune.fusion.half_activations import round_activations
 from kitsune.fusion.padded_outputs import pad_outputs
 from kitsune.fusion.product_weights import examples_with, product_weights
 from kitsune.knobs import OWN_GRAPHS, Choice
@@ -57,6 +58,7 @@ class Compile(Technique):
             rewrite=rewrite,
             half_weights=build.half_weights,
             sole_outputs=build.sole_outputs,
+            rounded_to=build.half_activations,
         )
         build.forward = torch.compile(own_code(forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:
@@ -77,8 +79,8 @@ class Inductor:
 
     `may_run_twice`: a loop may run a second backward, so the first must not reuse the memory of activations. `rewrite`
     changes a graph before Inductor sees it; `half_weights` copies the weights that only products read; rows of
-    `sole_outputs` are padded; counters of batch norms are merged. `asked`: more options, read at the first call,
-    because techniques that are applied later add some.
+    `sole_outputs` are padded; what autocast leaves in fp32 is rounded to `rounded_to`; counters of batch norms are
+    merged. `asked`: more options, read at the first call, because techniques that are applied later add some.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Inductor:
         rewrite: Callable[[torch.fx.GraphModule], torch.fx.GraphModule] | None = None,
         half_weights: HalfWeights | None = None,
         sole_outputs: SoleOutputs | None = None,
+        rounded_to: torch.dtype | None = None,
     ) -> None:
         self.__name__ = "inductor"  # torch's error messages name the backend by it
         self._may_run_twice = may_run_twice
@@ -98,12 +101,15 @@ class Inductor:
         self._rewrite = rewrite
         self._half_weights = half_weights
         self._sole_outputs = sole_outputs
+        self._rounded_to = rounded_to
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         sole_outputs = self._sole_outputs if is_whole(graph) else None
         if self._rewrite is not None:
             graph = self._rewrite(graph)
         merge_counters(graph)
+        if self._rounded_to is not None:
+            round_activations(graph, self._rounded_to)
         half = self._half_weights
         positions = [] if half is None else product_weights(graph, inputs, half.dtype)
         if sole_outputs is not None:

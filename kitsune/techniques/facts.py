@@ -18,6 +18,7 @@ from kitsune.update.optimizer_update import parameters_of
 from kitsune.workload import Workload, call_model, loss_of, move_batch
 
 EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.GroupNorm)
 CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 
@@ -30,6 +31,7 @@ def facts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: t
         compiler=missing_compiler(device),
         parameter_dtypes=frozenset(parameter.dtype for parameter in model.parameters()),
         convolutions=has_convolutions(model),
+        wide_activations=any(isinstance(module, (*EMBEDDINGS, *NORMS)) for module in model.modules()),
         hook=first_hook(model),
         distributed=is_distributed(model),
         optimizer=type(optimizer).__name__,

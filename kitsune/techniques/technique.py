@@ -30,6 +30,7 @@ class Facts:
     compiler: str | None = None  # why torch.compile cannot work here; None when it can
     parameter_dtypes: frozenset[torch.dtype] = frozenset()
     convolutions: bool = False
+    wide_activations: bool = False  # has embeddings or norms, whose results autocast leaves in fp32
     attention: bool | None = None
     hook: str | None = None  # the first Python hook found, in words
     distributed: bool = False
@@ -66,6 +67,7 @@ class Build:
     fusion: "FusionEngine | None" = None  # puts Kitsune's kernels into the graphs that torch.compile captures
     unfused: Callable[..., Any] | None = None  # the forward before fusion
     half_weights: HalfWeights | None = None  # passed to what torch.compile compiles
+    half_activations: torch.dtype | None = None  # to which torch.compile rounds what autocast leaves in fp32
     sole_outputs: SoleOutputs | None = None  # whose rows torch.compile may pad, in a loop
     inductor: dict[str, Any] = field(default_factory=dict)  # options for Inductor that other choices need
     computes_in_half: bool = False  # outputs of the forward may be in half precision

@@ -1,0 +1,84 @@
+"""Suite chunks: linear_cross_entropy by the most bytes of a chunk's logits; raw us of every block to a result file.
+
+    python -m benchmarks.chunks
+    python -m benchmarks.chunks --cases gpt2_small/8x512
+
+Forward and backward in bf16. All arms of a case are interleaved in one process; `128 MiB` is an arm.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from benchmarks import results_file
+from benchmarks.kernel_cases import Run
+from benchmarks.kernels import prepare, release, show
+from benchmarks.training_step import DEVICE, interleave
+from kitsune.kernels import linear_cross_entropy
+
+#: Case -> (rows, hidden, classes).
+SHAPES: Final[Mapping[str, tuple[int, int, int]]] = {
+    "gpt2_small/8x512": (4096, 768, 50257),
+    "gpt2_small/16x1024": (16384, 768, 50257),
+    "nanogpt/12x1024": (12288, 768, 50304),
+    "llama_125m/8x1024": (8192, 768, 32000),
+    "llama3_1b/4x2048": (8192, 2048, 128256),
+    "bert_base_mlm/16x128": (2048, 768, 30522),
+}
+POWERS: Final = (27, 28, 29, 30, 31)
+
+
+def build(shape: tuple[int, int, int], most_bytes: int) -> Run:
+    rows, hidden, classes = shape
+    torch.manual_seed(0)
+    x = torch.randn(rows, hidden, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    weight = (0.02 * torch.randn(classes, hidden, device=DEVICE, dtype=torch.bfloat16)).requires_grad_()
+    target = torch.randint(classes, (rows,), device=DEVICE)
+
+    def run() -> tuple[torch.Tensor, ...]:
+        linear_cross_entropy.LOGITS_BYTES = most_bytes  # type: ignore[misc]
+        return torch.autograd.grad(linear_cross_entropy.linear_cross_entropy(x, weight, target), (x, weight))
+
+    return run
+
+
+def measure(case: str, rounds: int) -> Iterator[dict[str, object]]:
+    arms = [prepare(f"{2 ** (power - 20)} MiB", partial(build, SHAPES[case], 2**power)) for power in POWERS]
+    interleave(list(arms), rounds)
+    for arm in arms:
+        yield {
+            "kind": "case",
+            "suite": "chunks",
+            "case": case,
+            "arm": arm.name,
+            "us": arm.us,
+            "peak_bytes": arm.peak_bytes,
+            "first_step_s": arm.first_step_s,
+            "notes": "",
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="*", default=list(SHAPES), choices=SHAPES, metavar="CASE")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
+    arguments = parser.parse_args()
+    torch.cuda.set_device(DEVICE)
+    path = arguments.out or results_file.free_path("chunks")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        results_file.append(path, results_file.environment_line(results_file.command_line()))
+    for case in arguments.cases:
+        for measured in measure(case, arguments.rounds):
+            results_file.append(path, measured)
+            show(measured)
+        release()
+
+
+if __name__ == "__main__":
+    main()
