@@ -272,13 +272,15 @@ class SegmentedForward:
             return forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            sole = self.sole_outputs
+            watched = None if sole is None or sole.is_known else sole.watch()
             with entered(self.contexts):
                 output = forward(*args, **kwargs)
             if not self.single_outputs:
                 return output
             given = pytree.tree_map(cast, output)
-            if self.sole_outputs is not None and not self.sole_outputs.is_known:
-                learn = self.sole_outputs.learned_from(output)
+            if watched is not None:
+                learn = watched.gave(output)
                 del output
                 learn()
             return given

@@ -79,14 +79,26 @@ def pad(graph: GraphModule, layer: Node) -> None:
     graph.graph.erase_node(layer)
 
 
+def parts_of(classes: int, element_size: int) -> list[slice]:
+    """The classes that fill whole loads, and the few after them.
+
+    For 4096 rows of 768 and 50257 classes on an H200, cuBLAS has kernels of Turing only: 3360, 2570 and 640 us for the
+    product and its two gradients, and 442, 406 and 408 with 50304.
+    """
+    whole = classes - classes % (LOADED_BYTES // element_size)
+    return [part for part in (slice(0, whole), slice(whole, classes)) if part.start < part.stop]
+
+
 @torch.library.custom_op("kitsune::padded_linear", mutates_args=())
 def padded_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`x` (..., n) times the transpose of `weight` (classes, n) plus `bias` (classes,), in rows of padded memory."""
     rows, y = x.flatten(0, -2), results_of(x, weight, bias)
-    if bias is None:
-        torch.mm(rows, weight.t(), out=y.flatten(0, -2))
-    else:
-        torch.addmm(bias, rows, weight.t(), out=y.flatten(0, -2))
+    for part in parts_of(len(weight), x.element_size()):
+        into = y.flatten(0, -2)[:, part]
+        if bias is None:
+            torch.mm(rows, weight[part].t(), out=into)
+        else:
+            torch.addmm(bias[part], rows, weight[part].t(), out=into)
     return y
 
 
@@ -102,10 +114,16 @@ def backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs_x: bool, needs_weight: bool, needs_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of x, weight and bias; empty if not needed. The rows of `dy` may have gaps, which are not read."""
-    dy = dy.flatten(0, -2)
-    dx = (dy @ weight).view(x.shape) if needs_x else x.new_empty(0)
-    dweight = dy.t() @ x.flatten(0, -2) if needs_weight else x.new_empty(0)
-    return dx, dweight, dy.sum(0) if needs_bias else x.new_empty(0)
+    dy, rows = dy.flatten(0, -2), x.flatten(0, -2)
+    dx = torch.empty_like(rows) if needs_x else x.new_empty(0)
+    dweight = torch.empty_like(weight) if needs_weight else x.new_empty(0)
+    # The few last classes first: their sum is rounded before the large one is added to it in fp32.
+    for at, part in enumerate(reversed(parts_of(len(weight), x.element_size()))):
+        if needs_x:
+            torch.addmm(dx, dy[:, part], weight[part], beta=int(at > 0), out=dx)
+        if needs_weight:
+            torch.mm(dy[:, part].t(), rows, out=dweight[part])
+    return dx.view(x.shape) if needs_x else dx, dweight, dy.sum(0) if needs_bias else x.new_empty(0)
 
 
 @backward.register_fake

@@ -15,6 +15,7 @@ from kitsune.capture import segment_graphs
 CLASSES, ROWS, STEPS = 16384, 2048, 8
 PLAN = Plan.by_hand(capture="segments", precision="bf16", compile="default", update="kitsune")
 LOGITS_BYTES = 4 * CLASSES * ROWS
+LEAST_BYTES = half_outputs.LEAST_BYTES
 
 
 class Doubled(torch.autograd.Function):
@@ -83,7 +84,7 @@ def trained(
 def test_losses_are_those_of_logits_in_fp32(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, loss_fn: Callable[..., torch.Tensor]
 ) -> None:
-    ours, _ = trained(device, monkeypatch, loss_fn, half_outputs.LEAST_BYTES)
+    ours, _ = trained(device, monkeypatch, loss_fn, LEAST_BYTES)
     plain, _ = trained(device, monkeypatch, loss_fn, 2**60)
     assert ours[-1] < ours[0]
     assert ours == pytest.approx(plain, rel=1e-2)
@@ -102,7 +103,7 @@ def test_rows_that_begin_at_odd_addresses_are_padded(
     monkeypatch.setattr(f"{__name__}.CLASSES", 16381)
     plain, _ = trained(device, monkeypatch, loss_fn, 2**60)
     monkeypatch.setattr(segment_graphs, "lies_in", noted)
-    ours, _ = trained(device, monkeypatch, loss_fn, half_outputs.LEAST_BYTES)
+    ours, _ = trained(device, monkeypatch, loss_fn, LEAST_BYTES)
     assert found[-1] == (loss_fn is plain_loss, (16384, 1))
     assert ours == pytest.approx(plain, rel=1e-2)
 

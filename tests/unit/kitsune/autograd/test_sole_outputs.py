@@ -94,6 +94,16 @@ def test_they_are_learned_from_the_first_forward_as_given(after, is_sole):
         first.sum().backward()
 
 
+def test_what_was_alive_before_the_forward_does_not_count():
+    """Outputs of another model, or of this one under another plan."""
+    others = Model()(IDS).to(torch.bfloat16)
+    sole = SoleOutputs()
+    model = Model()
+    dispatched(model, model, sole)(IDS)
+    assert others.numel() == KIND.numel()
+    assert KIND in sole
+
+
 def test_a_model_has_such_rows_if_a_weight_is_of_many_classes(monkeypatch):
     assert not has_unaligned_head(Model())
     monkeypatch.setattr(sole_outputs, "LEAST_CLASSES", CLASSES)
