@@ -112,13 +112,16 @@ class Inductor:
             round_activations(graph, self._rounded_to)
         half = self._half_weights
         positions = [] if half is None else product_weights(graph, inputs, half.dtype)
-        if sole_outputs is not None:
-            pad_outputs(graph, sole_outputs.__contains__)
+        is_padded = sole_outputs is not None and pad_outputs(graph, sole_outputs.__contains__) > 0
         marks = cache_options(graph, may_run_twice=self._may_run_twice)
         options = {**self._options, **self._asked, **tied_gradients.options(), **marks}
         if options.get(SWITCH) == LEAST_MS:
             leave_short_kernels()
-        with without_donated_buffers() if self._may_run_twice else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if self._may_run_twice:
+                stack.enter_context(without_donated_buffers())
+            if is_padded:
+                stack.enter_context(with_strides_of_outputs())
             if half is None or not positions:
                 return torch._inductor.compile(graph, inputs, options=options)
             examples = examples_with(half.dtype, graph, inputs, positions)
@@ -129,6 +132,16 @@ def is_whole(graph: torch.fx.GraphModule) -> bool:
     """Whether the graph ends because its function returns: what leaves it goes to no other code of that function."""
     reason: Any = getattr(graph, "compile_subgraph_reason", None)
     return reason is not None and not reason.graph_break
+
+
+def with_strides_of_outputs() -> contextlib.AbstractContextManager[Any]:
+    """Code compiled in the block reads gradients of outputs in the layout of these, as torch does since 2.13. Before,
+    it copied those with gaps between their rows: 484 us for GPT-2's on an H200, and products over the copy are slow."""
+    config: Any = importlib.import_module("torch._functorch.config")
+    if not hasattr(config, "guess_tangent_strides_as_outputs"):
+        return contextlib.nullcontext()
+    patched: contextlib.AbstractContextManager[Any] = config.patch(guess_tangent_strides_as_outputs=True)
+    return patched
 
 
 @contextlib.contextmanager

@@ -1,13 +1,16 @@
 """Which outputs of a model may have gaps between their rows: large ones that it returns and keeps nowhere else."""
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kitsune.autograd import half_outputs, sole_outputs
+from kitsune.autograd.half_outputs import gradient_like
 from kitsune.autograd.sole_outputs import SoleOutputs, has_unaligned_head
 from kitsune.capture.forward_dispatch import SegmentedForward
 from kitsune.techniques.compile import Inductor
@@ -133,3 +136,33 @@ def test_rows_are_padded_where_the_forward_is_one_graph(after, is_padded):
     with torch.autocast("cpu", torch.bfloat16):
         y = torch.compile(model, backend=backend)(IDS)
     assert y.is_contiguous() != is_padded
+
+
+class Layouts(TorchDispatchMode):
+    """Of the gradients that padded layers are called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.strides = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.kitsune.padded_linear_backward.default:
+            self.strides.append(args[0].stride())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
+def test_gradients_are_read_with_the_gaps_of_the_rows(monkeypatch):
+    """torch before 2.13 would have copied them to dense rows first."""
+    torch._dynamo.reset()
+    functorch = importlib.import_module("torch._functorch.config")
+    monkeypatch.setattr(functorch, "guess_tangent_strides_as_outputs", False)
+    model = Model()
+    backend = Inductor({}, {}, may_run_twice=True, sole_outputs=Every())
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch.compile(model, backend=backend)(IDS)
+    gradient = gradient_like(y, torch.ones_like)
+    with Layouts() as seen:
+        y.backward(gradient)
+    assert seen.strides == [y.stride()] and y.stride() == gradient.stride()
+    assert functorch.guess_tangent_strides_as_outputs is False
