@@ -6,6 +6,7 @@ had 2 (Megatron-LM without `fp32_residual_connection`, FSDP2's `param_dtype`).
 """
 
 import contextlib
+import math
 import operator
 import warnings
 from typing import Any, Final
@@ -98,6 +99,8 @@ class Rounding(Interpreter):
             self.run(*self.inputs, enable_io_processing=False)
 
     def run_node(self, node: Node) -> Any:
+        if self.is_changed(node) and any(exceeds(each, self.dtype) for each in (*node.args, *node.kwargs.values())):
+            raise ValueError("a number of the model is infinite in half precision")
         value = super().run_node(node)
         if is_wide(value) and node.op != "placeholder":
             given = [each for each in node.all_input_nodes if isinstance(self.values[each], torch.Tensor)]
@@ -128,12 +131,20 @@ class Rounding(Interpreter):
             node = node.args[0]
         return node.op in ("placeholder", "get_attr")
 
+    def is_changed(self, node: Node) -> bool:
+        """Whether it reads a result that is in fp32 as given."""
+        return any(is_wide(value_of(each)) and not is_wide(self.values[each]) for each in node.all_input_nodes)
+
     def is_half(self, node: Node) -> bool:
         return bool(self.values[node].dtype == self.dtype)
 
 
 def is_wide(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.float32
+
+
+def exceeds(number: Any, dtype: torch.dtype) -> bool:
+    return isinstance(number, float) and torch.finfo(dtype).max < abs(number) < math.inf
 
 
 def insert_casts(graph: GraphModule, rounding: Rounding) -> None:

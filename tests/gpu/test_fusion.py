@@ -94,11 +94,16 @@ def images(device):
 #: model, loss, batch, the patterns that are to be found in it in half precision.
 CASES = {
     "GPT-2": (Gpt, language_loss, text, {"linear_cross_entropy", "add_layer_norm", "layer_norm", "mlp", "attention"}),
-    "Llama": (LongLlama, language_loss, text, {"linear_cross_entropy", "rms_norm", "add_rms_norm", "rope"}),
+    "Llama": (
+        LongLlama,
+        language_loss,
+        text,
+        {"linear_cross_entropy", "rms_norm", "add_rms_norm", "rope", "gated_mlp"},
+    ),
     "ResNet": (Resnet, F.cross_entropy, images, {"batch_norm_relu", "max_pool", "linear_cross_entropy"}),
 }
 #: What is found in fp32 in place of a pattern that is for half precision only.
-IN_FP32 = {"linear_cross_entropy": "cross_entropy", "mlp": "linear_activation", "attention": None}
+IN_FP32 = {"linear_cross_entropy": "cross_entropy", "mlp": "linear_activation", "attention": None, "gated_mlp": None}
 
 
 @pytest.fixture

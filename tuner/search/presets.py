@@ -66,11 +66,13 @@ HALF: Final[Mapping[str, tuple[Choice, ...]]] = {
 }
 FULL: Final[Mapping[str, tuple[Choice, ...]]] = {**HALF, "precision": ("tf32",)}
 #: What full GPUs gain most from. On an H200 the kernels around products took 12 % off the step of a ViT-B/16 with 64
-#: images and 5 % off GPT-2's at 8x512, and the copies 1 and 2 % (results/knobs/2026-11-29-h200-3.jsonl).
+#: images and 5 % off GPT-2's at 8x512, and the copies 1 and 2 % (results/knobs/2026-11-29-h200-3.jsonl). Rounded
+#: activations took another 6 % off the ViT's (results/knobs/2026-11-30-h200-2.jsonl).
 PRODUCTS: Final[Mapping[str, tuple[Choice, ...]]] = {
     "compile": ("default",),
     "fusion": ("products",),
     "weights": ("bf16_copies",),
+    "activations": ("bf16",),
 }
 GRAPHS: Final[Mapping[str, tuple[Choice, ...]]] = {"capture": ("step", "segments")}
 #: Recorded spaces of five models hold 25 pairs that differ only in one or four streams, one of each pair near the best.
@@ -132,7 +134,7 @@ LATER: Final = (
     COMPILE,
     Preset(
         name="best guess, Inductor's kernels only",
-        needs={"fusion": "off", "weights": "given", "compile": "default"},
+        needs={"fusion": "off", "weights": "given", "activations": "given", "compile": "default"},
         wishes={**HALF, **GRAPHS, "streams": ON_STREAMS["streams"]},
     ),
     ONE_GRAPH,

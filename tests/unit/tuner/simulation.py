@@ -36,6 +36,7 @@ GPU: Factor = {
     ("update", "kitsune"): (0.88, 1.0),
     ("fusion", "products"): (0.88, 1.01),
     ("weights", "bf16_copies"): (0.94, 1.01),
+    ("activations", "bf16"): (0.93, 1.01),
     ("inductor", "no_mix_order"): (0.97, 1.02),
     ("streams", 2): (0.85, 1.0),
     ("streams", 4): (0.75, 1.0),
@@ -56,6 +57,7 @@ HOST: Factor = {
 }
 # Factor on peak memory; choices that are not named change nothing.
 MEMORY: Mapping[tuple[str, Choice], float] = {
+    ("activations", "bf16"): 0.9,
     ("precision", "bf16"): 0.6,
     ("precision", "fp16"): 0.6,
     ("attention", "math"): 1.5,
