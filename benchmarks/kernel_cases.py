@@ -407,6 +407,26 @@ def of_stem_convolution(sizes: Sizes, place: Place) -> Operation:
     return Operation(eager, ours, (x, weight.requires_grad_()))
 
 
+def of_pointwise_convolution(sizes: Sizes, place: Place) -> Operation:
+    """`sizes`: (batch, channels, channels of the result, side). With batch norm and ReLU, as under autocast."""
+    batch, channels, out, side = sizes
+    wide = Place(torch.float32, place.device)
+    x = place.draw(batch, channels, side, side).detach().contiguous(memory_format=torch.channels_last)
+    weight = (wide.draw(out, channels, 1, 1).detach() / channels**0.5).requires_grad_()
+    running = torch.zeros(out, device=place.device), torch.ones(out, device=place.device)
+
+    def eager(*inputs: torch.Tensor) -> torch.Tensor:
+        x, weight, gain, bias, mean, variance = inputs
+        y = F.conv2d(x, weight.to(x.dtype))
+        return F.relu(F.batch_norm(y, mean, variance, gain, bias, True, MOMENTUM, EPS), inplace=True)
+
+    def ours(*inputs: torch.Tensor) -> torch.Tensor:
+        return F.relu(calls.pointwise_convolution(*inputs, MOMENTUM, EPS, place.dtype), inplace=True)
+
+    inputs = x.requires_grad_(), weight, wide.draw(out), wide.draw(out), *running
+    return Operation(eager, compiled(ours, place), inputs)
+
+
 def compiled(function: Function, place: Place) -> Function:
     """A call with operations of torch around its kernel, if any, as it is in a compiled step; on a CPU as it is."""
     return torch.compile(function, dynamic=False, fullgraph=True) if place.device.type == "cuda" else function
@@ -539,6 +559,17 @@ STEMS = {
     "densenet121-16": (16, 128, 64, 7, 2, 3),
     "efficientnet_b0-64": (64, 224, 32, 3, 2, 1),
 }
+#: (batch, channels, channels of the result, side)
+BOTTLENECKS = {
+    "resnet50-64-stage1-in": (64, 64, 64, 56),
+    "resnet50-64-stage1-out": (64, 64, 256, 56),
+    "resnet50-64-stage1-next": (64, 256, 64, 56),
+    "resnet50-64-stage2-next": (64, 512, 128, 28),
+    "resnet50-64-stage2-out": (64, 128, 512, 28),
+    "resnet50-64-stage3-out": (64, 256, 1024, 14),
+    "resnet50-64-stage4-out": (64, 512, 2048, 7),
+    "resnet50-256-stage1-out": (256, 64, 256, 56),
+}
 #: (batch, channels, side, channels of the result, side of a patch)
 PATCHES = {
     "vit_b16-4": (4, 3, 224, 768, 16),
@@ -586,6 +617,7 @@ KERNELS = {
         Kernel("max_pool_last", POOLS, partial(of_max_pool, last=True)),
         Kernel("patch_convolution", PATCHES, of_patch_convolution),
         Kernel("stem_convolution", STEMS, of_stem_convolution, ("bf16", "fp16")),
+        Kernel("pointwise_convolution", BOTTLENECKS, of_pointwise_convolution, ("bf16", "fp16")),
         Kernel("adamw", MODELS, of_update, ("fp32",)),
         Kernel("casts", MODELS, partial(of_casts, back=False), ("bf16", "fp16")),
         Kernel("casts_back", MODELS, partial(of_casts, back=True), ("bf16", "fp16")),

@@ -12,6 +12,7 @@ from kitsune.kernels import bias_activation, dropout_add, gated_linear, linear_c
 from kitsune.kernels import layer_norm as layer_norms
 from kitsune.kernels import linear_activation as mlps
 from kitsune.kernels import packed_attention as packed_attentions
+from kitsune.kernels import pointwise_convolution as pointwise_convolutions
 from kitsune.kernels import rms_norm as rms_norms
 from kitsune.kernels import rope as ropes
 from kitsune.kernels import stem_convolution as stem_convolutions
@@ -140,6 +141,29 @@ def stem_convolution(
     """The compiler adds the bias with what follows."""
     y = stem_convolutions.stem_convolution(x.to(dtype), weight.to(dtype), stride, padding)
     return y if bias is None else y + bias.to(dtype)[:, None, None]
+
+
+def pointwise_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    gain: torch.Tensor,
+    bias: torch.Tensor,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    eps: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """With the batch norm after it, in training: `gain` and `bias` (out,) are its own, in fp32 as its statistics.
+
+    It moves the running statistics as torch does. The compiler normalises together with what follows.
+    """
+    y, mean, variance = pointwise_convolutions.pointwise_convolution(x.to(dtype), weight.to(dtype))
+    count = y.numel() // y.shape[1]
+    for running, value in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):
+        running.copy_((1 - momentum) * running + momentum * value.detach())
+    result: torch.Tensor = pointwise_convolutions.Normalised.apply(y, mean, variance, gain, bias, eps)
+    return result
 
 
 def head_cross_entropy(

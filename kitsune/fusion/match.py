@@ -74,7 +74,7 @@ def place_of(match: Match) -> Node | str:
     between = [node for node in order if min(numbers) < order[node] < max(*numbers, order[place])]
     if any(node.target in BORDERS for node in between):
         return "an autocast or no_grad block begins or ends in it"
-    if any(mutates(node) for node in between if node not in own):
+    if any(mutates(node) and not is_count_beside(match, node) for node in between if node not in own):
         return "something is written in place while it runs"
     written = memories_of(match.writes)
     if any(not written.isdisjoint(memories_of(node.all_input_nodes)) for node in between if node not in own):
@@ -85,6 +85,14 @@ def place_of(match: Match) -> Node | str:
     if has_backward(match) and are_written((*match.inputs, *match.kept), later):
         return "something is written afterwards into what its backward may read"
     return place
+
+
+def is_count_beside(match: Match, node: Node) -> bool:
+    """Whether it writes only into single integers that the match does not use, such as the counters of batch norms."""
+    written = written_by(node)
+    values = [value_of(one) for one in written]
+    are_integers = all(isinstance(one, torch.Tensor) and one.dtype == torch.int64 and one.ndim == 0 for one in values)
+    return are_integers and memories_of(written).isdisjoint(memories_of((*match.nodes, *match.inputs)))
 
 
 def has_backward(match: Match) -> bool:

@@ -48,6 +48,7 @@ OWN: Final[Mapping[str, tuple[int, ...]]] = {
     "kitsune.fusion.calls.head_cross_entropy": (1,),
     "kitsune.fusion.calls.patch_convolution": (1,),
     "kitsune.fusion.calls.stem_convolution": (1,),
+    "kitsune.fusion.calls.pointwise_convolution": (1,),
 }
 #: Functions and methods that only change the view of a weight.
 VIEWS: Final = frozenset({torch.t, torch.transpose, "t", "transpose", aten.t.default, aten.transpose.int})

@@ -18,6 +18,7 @@ from kitsune.kernels import (
     linear_activation,
     linear_cross_entropy,
     max_pool,
+    pointwise_convolution,
     rms_norm,
     rope,
     softmax,
@@ -39,6 +40,7 @@ MODULES = (
     linear_activation,
     linear_cross_entropy,
     max_pool,
+    pointwise_convolution,
     rms_norm,
     rope,
     softmax,
@@ -57,6 +59,7 @@ TINY = {
     **{name: (2, 5, 7, 6, 3, 2, 1) for name in KERNELS if name.startswith("max_pool")},
     "patch_convolution": (2, 3, 8, 5, 4),
     "stem_convolution": (2, 8, 5, 3, 2, 1),
+    "pointwise_convolution": (2, 8, 16, 5),
     **dict.fromkeys(("adamw", "casts", "casts_back"), ((7, 3), (5,), (2, 3, 2, 2))),
 }
 #: Eager rounds every intermediate in half precision, our kernels round once.

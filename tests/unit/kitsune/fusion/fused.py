@@ -207,6 +207,26 @@ class BatchNormed(nn.Module):
         return self.relu(self.norm(self.convolution(x)))
 
 
+class Pointwise(nn.Sequential):
+    """A convolution of single positions and its batch norm, in training, as in the bottlenecks of a ResNet."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(nn.Conv2d(WIDTH, 16, 1, **{"bias": False} | settings), nn.BatchNorm2d(16, momentum=0.3))
+
+
+class Bottleneck(nn.Module):
+    """The last layer of one, with what follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.relu = Pointwise(), nn.ReLU(inplace=True)
+
+    def forward(self, x, residual):
+        y = self.layer(x)
+        y += residual
+        return self.relu(y)
+
+
 class Attention(nn.Module):
     """nanoGPT's, without flash attention."""
 
@@ -269,6 +289,12 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
+def images(channels: int, seed: int = 0) -> torch.Tensor:
+    """Images that are channels last."""
+    drawn = normal(2, channels, 5, 4, seed=seed).detach()
+    return drawn.contiguous(memory_format=torch.channels_last).requires_grad_()
+
+
 TARGETS = torch.tensor([[1, 2, 3], [4, 12, 0]])
 ROWS = normal(2, 3, WIDTH)
 #: Name of the pattern, of the case, the module, what it is called with.
@@ -307,6 +333,8 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
         lambda: nn.Conv2d(4, 6, (2, 3), padding=(0, 1)),
         (normal(2, 4, 7, 6).detach().contiguous(memory_format=torch.channels_last).requires_grad_(),),
     ),
+    "single positions": ("pointwise_convolution", Pointwise, (images(WIDTH),)),
+    "the end of a bottleneck": ("pointwise_convolution", Bottleneck, (images(WIDTH), images(16, seed=1))),
     "SwiGLU": ("swiglu", Gated, (ROWS,)),
     "the block of Llama": ("gated_mlp", GatedMlp, (ROWS,)),
     "the block of Llama in eval": ("gated_mlp", lambda: GatedMlp(dropout=0.5).eval(), (ROWS,)),

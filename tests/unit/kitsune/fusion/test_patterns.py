@@ -25,7 +25,9 @@ from tests.unit.kitsune.fusion.fused import (
     Head,
     Mlp,
     Norm,
+    Pointwise,
     engine,
+    images,
     normal,
     stats_of,
     step,
@@ -394,6 +396,86 @@ def test_of_images_that_are_channels_first_the_first_convolution_stays():
     stats = stats_of(nn.Conv2d(3, 6, 3), normal(2, 3, 9, 9))
     assert stats.matches == {}
     assert "its images are channels first" in [one.reason for one in stats.refused]
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (lambda: Pointwise(bias=True), "it has a bias, strides, padding, dilation or groups"),
+        (lambda: Pointwise(stride=2), "it has a bias, strides, padding, dilation or groups"),
+        (lambda: Pointwise(padding=1), "it has a bias, strides, padding, dilation or groups"),
+        (lambda: Pointwise(padding="same"), "it has a bias, strides, padding, dilation or groups"),
+        (lambda: Pointwise(dilation=2), "it has a bias, strides, padding, dilation or groups"),
+        (lambda: Pointwise(groups=4), "it has a bias, strides, padding, dilation or groups"),
+        (lambda: Pointwise().eval(), "the batch norm is not in training"),
+        (
+            lambda: nn.Sequential(Pointwise()[0], nn.BatchNorm2d(16, affine=False)),
+            "has no weight, or no running",
+        ),
+        (
+            lambda: nn.Sequential(Pointwise()[0], nn.BatchNorm2d(16, track_running_stats=False)),
+            "has no weight, or no running",
+        ),
+        (lambda: Pointwise().double(), "the batch norm is not in fp32"),
+        (lambda: Pointwise().bfloat16(), "the batch norm is not in fp32"),
+        (lambda: nn.Sequential(nn.Conv2d(WIDTH, 6, 1, bias=False), nn.BatchNorm2d(6)), "not for its sizes and dtype"),
+    ],
+)
+def test_a_pointwise_convolution_that_the_kernel_does_not_support_stays(layer, reason):
+    model = layer()
+    stats = stats_of(model, images(WIDTH).detach().to(model[0].weight.dtype))
+    assert "pointwise_convolution" not in stats.matches
+    (found,) = [one.reason for one in stats.refused if one.pattern == "pointwise_convolution"]
+    assert reason in found
+
+
+def test_a_pointwise_convolution_of_images_that_are_channels_first_stays():
+    stats = stats_of(Pointwise(), normal(2, WIDTH, 5, 4))
+    assert [one.reason for one in stats.refused] == ["its images are channels first"]
+
+
+def test_a_pointwise_convolution_that_a_hook_reads_stays():
+    layer, seen = Pointwise(), []
+    layer[0].register_forward_hook(lambda _, __, y: seen.append(y.sum()))
+    stats = stats_of(layer, images(WIDTH))
+    assert stats.matches == {} and seen
+    assert [one.reason for one in stats.refused] == ["others use the result of conv2d"]
+
+
+@pytest.mark.parametrize("write", [lambda scale: scale.add_(1.0), lambda scale: scale.view(torch.int32).add_(1)])
+def test_a_pointwise_convolution_stays_where_what_it_reads_is_written_before_its_norm(write):
+    """The convolution would move behind the write; the counter of a batch norm is written there, and read by nobody."""
+    convolution, norm = Pointwise()
+    own = norm.running_mean, norm.running_var, norm.weight, norm.bias
+
+    def function(x, scale):
+        y = F.conv2d(x, convolution.weight.detach() * scale)
+        write(scale)
+        return F.batch_norm(y, *own, training=True)
+
+    stats = stats_of(function, images(WIDTH), torch.tensor(2.0))
+    assert stats.matches == {}
+    assert [one.reason for one in stats.refused] == ["something is written in place while it runs"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.minutes)])
+def test_under_autocast_a_pointwise_convolution_trains_as_torchs_does(compiler):
+    """Statistics over steps, gradients of fp32 weights, and counters, of two layers one after the other."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(Pointwise(), nn.ReLU(inplace=True), nn.Conv2d(16, 8, 1, bias=False), nn.BatchNorm2d(8))
+    model = copy.deepcopy(plain)
+    fusing, x = engine(compiler=compiler), images(WIDTH)
+    fused = fusing.fuse(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            ours, wanted = (step(one, [*of.parameters()], x) for one, of in ((fused, model), (plain, plain)))
+    assert fusing.get_fusion_stats().matches == {"pointwise_convolution": 2}
+    for one, other in zip(ours, wanted, strict=True):
+        assert one.dtype == other.dtype
+        assert (one - other).float().norm() <= 3e-2 * other.float().norm()
+    for one, other in zip(model.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
 
 
 def test_dropout_in_eval_is_no_dropout():

@@ -89,6 +89,11 @@ def own_calls() -> dict[str, tuple[list[Any], list[tuple[int, ...]], int]]:
         "packed_attention_backward": ([heads, packed, heads, heads[:3], None, 1.0, False, 0.0], [packed], 5 * scores),
         "stem_convolution": ([image, window, *pair], [made], 2 * 2 * 4 * 6 * 6 * 3 * 3 * 3),
         "stem_convolution_backward": ([made, image, window, *pair], [window], 2 * 2 * 4 * 6 * 6 * 3 * 3 * 3),
+        "pointwise_convolution": (
+            [(2, INNER, 5, 6), (COLUMNS, INNER, 1, 1)],
+            [(2, COLUMNS, 5, 6), (COLUMNS,), (COLUMNS,)],
+            2 * 2 * 5 * 6 * INNER * COLUMNS,
+        ),
         "padded_linear": ([(2, ROWS, INNER), (COLUMNS, INNER), None], [(2, ROWS, COLUMNS)], product),
         "padded_linear_backward": (
             [(2, ROWS, COLUMNS), (2, ROWS, INNER), (COLUMNS, INNER), True, True, False],
