@@ -21,6 +21,7 @@ CAPABLE = Facts(
     compute_capability=(9, 0),
     parameter_dtypes=frozenset({torch.float32}),
     convolutions=True,
+    wide_activations=True,
     optimizer="AdamW",
     optimizer_options=("foreach", "fused", "capturable"),
 )

@@ -24,6 +24,7 @@ H200 = Facts(
     compute_capability=(9, 0),
     parameter_dtypes=frozenset({torch.float32}),
     convolutions=True,
+    wide_activations=True,
     attention=True,
     optimizer="AdamW",
     optimizer_options=("foreach", "fused", "capturable"),

@@ -57,7 +57,7 @@ def test_only_what_is_called_slow_is_slow_and_the_last_of_the_opening() -> None:
 def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
     guess, rival, unordered, fused, attention, not_compiled, fp16, descent = resolved(OPENING, EVERYTHING)
     half = {"layout": "channels_last", "precision": "bf16"}
-    ours = {"weights": "bf16_copies", "fusion": "products", "update": "kitsune"}
+    ours = {"weights": "bf16_copies", "activations": "bf16", "fusion": "products", "update": "kitsune"}
     assert guess.knobs == {**half, **ours, "compile": "default", "capture": "step", "streams": 4}
     assert (rival.name, rival.knobs) == (
         "reduce_overhead",
@@ -67,7 +67,8 @@ def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
     assert unordered.knobs == {**guess.knobs, "inductor": "no_mix_order"}
     assert fused.knobs == {**guess.knobs, "fusion": "kitsune"}
     assert attention.knobs == {**guess.knobs, "attention": "cudnn"}
-    assert Space.of().canonical({**fp16.knobs, "precision": "bf16", "weights": "bf16_copies"}) == guess.knobs
+    in_bf16 = {"precision": "bf16", "weights": "bf16_copies", "activations": "bf16"}
+    assert Space.of().canonical({**fp16.knobs, **in_bf16}) == guess.knobs
     assert descent.knobs == {**guess.knobs, "compile": "coordinate-descent"}
 
 
@@ -103,7 +104,7 @@ def test_without_graphs_what_plain_torch_offers_goes_by_its_name() -> None:
     half, fused = {"precision": "bf16"}, {"update": "fused"}
     space = Space.of({**CPU.inapplicable, "update=kitsune": "no CUDA"})
     assert of(space, *ALL) == {
-        "best guess": {**half, "compile": "default", **fused, "weights": "bf16_copies"},
+        "best guess": {**half, "compile": "default", **fused, "weights": "bf16_copies", "activations": "bf16"},
         "compile": {**half, "compile": "default", **fused},
         "best guess, full precision": {"compile": "default", **fused},
         "best guess, not compiled": {**half, **fused},
@@ -213,7 +214,9 @@ def test_where_nothing_compiles_the_best_guess_has_no_kernels_that_need_the_comp
     assert "fusion" not in resolved(OPENING, EVERYTHING, avoided)[0].knobs
 
 
-@pytest.mark.parametrize("item", [("fusion", "products"), ("weights", "bf16_copies"), ("streams", 4)])
+@pytest.mark.parametrize(
+    "item", [("fusion", "products"), ("weights", "bf16_copies"), ("activations", "bf16"), ("streams", 4)]
+)
 def test_where_one_choice_of_the_best_guess_fails_a_compiled_graph_is_still_found(item: tuple[str, Choice]) -> None:
     trials: list[Trial] = []
     while len(trials) < 8:
