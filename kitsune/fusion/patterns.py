@@ -20,7 +20,6 @@ NAMES: Final[Mapping[torch.dtype, str]] = dict(zip(DTYPES, ("fp32", "bf16", "fp1
 #: `python -m benchmarks.kernel_table`). Also for compiler="eager", since Inductor is available wherever kernels are.
 BF16: Final = (torch.bfloat16,)
 HALF: Final = (torch.bfloat16, torch.float16)
-NOT_MEASURED: Final = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ PATTERNS: Final = (
     Pattern("linear_activation", "elementwise", elementwise.linear_activation),
     Pattern("patch_convolution", "matmul", convolutions.patch_convolution),
     Pattern("stem_convolution", "matmul", convolutions.stem_convolution, BF16),
-    Pattern("pointwise_convolution", "matmul", convolutions.pointwise_convolution, NOT_MEASURED),
+    Pattern("pointwise_convolution", "matmul", convolutions.pointwise_convolution, BF16),
     Pattern("attention", "matmul", attentions.attention, HALF),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),
     Pattern("rope", "elementwise", rotary.rope),

@@ -93,8 +93,10 @@ def test_it_computes_what_torch_does(device, monkeypatch, name, dtype):
     found = ours(x, weight, dy)
     for at, kind in enumerate((dtype, torch.float32, torch.float32, dtype, dtype)):
         assert (found[at].dtype, found[at].shape) == (kind, exact[at].shape)
-        # Means near zero are sums of roundings: those of the rounded result are compared below.
-        assert at == 1 or error(found[at], exact[at]) < TOLERANCES[dtype]
+        # Means near zero are sums of roundings: those of the rounded result are compared below. Of many positions, the
+        # share of each in a channel's slope is below the rounding of its gradient, and the weight's gradient misses it.
+        most = TOLERANCES[dtype] * (2 if at == 4 else 1)
+        assert at == 1 or error(found[at], exact[at]) < most
     y, mean, variance, *_ = found
     exact = torch.var_mean(y.double(), (0, 2, 3), correction=0)
     torch.testing.assert_close(variance.double(), exact[0], rtol=1e-5, atol=0)
