@@ -44,6 +44,7 @@ def test_what_is_not_compiled_finds_nothing():
     assert (told["traced_found"], told["traced_anew"], told["graphs_compiled"]) == (0, 0, 0)
 
 
+@pytest.mark.minutes
 def test_a_second_process_finds_all_that_the_first_has_compiled(tmp_path):
     cold, warm = (in_a_process("zoo:lenet5", "cpu", {"compile": "default"}, tmp_path) for _ in range(2))
     assert cold["graphs_compiled"] == 2, "forward and backward"

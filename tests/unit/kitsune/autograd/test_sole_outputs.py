@@ -152,17 +152,16 @@ class Layouts(TorchDispatchMode):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
-def test_gradients_are_read_with_the_gaps_of_the_rows(monkeypatch):
+def test_gradients_are_read_with_the_gaps_of_the_rows():
     """torch before 2.13 would have copied them to dense rows first."""
     torch._dynamo.reset()
     functorch = importlib.import_module("torch._functorch.config")
-    monkeypatch.setattr(functorch, "guess_tangent_strides_as_outputs", False)
     model = Model()
     backend = Inductor({}, {}, may_run_twice=True, sole_outputs=Every())
-    with torch.autocast("cpu", torch.bfloat16):
+    with functorch.patch(guess_tangent_strides_as_outputs=False), torch.autocast("cpu", torch.bfloat16):
         y = torch.compile(model, backend=backend)(IDS)
+        assert functorch.guess_tangent_strides_as_outputs is False
     gradient = gradient_like(y, torch.ones_like)
     with Layouts() as seen:
         y.backward(gradient)
     assert seen.strides == [y.stride()] and y.stride() == gradient.stride()
-    assert functorch.guess_tangent_strides_as_outputs is False

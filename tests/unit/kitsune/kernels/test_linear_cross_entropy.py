@@ -75,9 +75,10 @@ def test_it_knows_reductions_and_smoothing(small_chunks, device, reduction, smoo
 
 def test_chunks_are_large_enough_for_matrix_products_and_about_equal():
     gpt2, llama = 50304 * 2, 128256 * 2
-    assert kernel.rows_of_a_chunk(4096, gpt2) == 1024
-    assert kernel.rows_of_a_chunk(5000, gpt2) == 1280  # 4 of them, as full as they get
-    assert kernel.rows_of_a_chunk(4096, llama) == 1024  # more than the budget, for fewer rows are slow
+    assert kernel.rows_of_a_chunk(4096, gpt2) == 4096
+    assert kernel.rows_of_a_chunk(16384, gpt2) == 4096  # 4 of them, as full as they get
+    assert kernel.rows_of_a_chunk(4096, llama) == 2048
+    assert kernel.rows_of_a_chunk(4096, 8 * llama) == 1024  # more than the budget, for fewer rows are slow
     assert kernel.rows_of_a_chunk(65536, llama) == 8192  # more than the budget, for every chunk rounds
     assert kernel.rows_of_a_chunk(100, gpt2) == 100
     assert kernel.rows_of_a_chunk(4096, 1000) == 4096

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch.nn import functional as F
 
 from kitsune import KitsuneOptimizer, Plan, TrainStep
@@ -84,6 +85,13 @@ def in_loop(knobs):
     return losses, list(model.parameters())
 
 
+@pytest.fixture
+def without_code(monkeypatch):
+    """Graphs are traced as for Inductor, which makes no code of them: that takes seconds for each."""
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs, **_: aot_eager(graph, inputs))
+
+
+@pytest.mark.usefixtures("without_code")
 @pytest.mark.parametrize("trained", [in_step, in_loop])
 def test_a_step_trains_as_without(rounded, trained):
     losses, parameters = trained(ROUNDED)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from kitsune.knobs import Choice
-from tests.unit.tuner.search.test_space import EVERYTHING, configurations, spaces
+from tests.unit.tuner.search.test_space import EVERYTHING, configurations, small_spaces
 from tuner.search.main_effects import WORTH, Grid, improvement, promising
 from tuner.search.space import Configuration, Space
 
@@ -23,7 +23,7 @@ def costs(*tried: dict[str, Choice]) -> list[tuple[Configuration, float]]:
 
 
 @settings(max_examples=15)
-@given(spaces)
+@given(small_spaces)
 def test_the_grid_is_every_allowed_configuration(space: Space) -> None:
     grid = Grid(space)
     found = {frozenset(grid.knobs(number).items()) for number in range(len(grid.rows))}

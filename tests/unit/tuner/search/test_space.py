@@ -27,6 +27,13 @@ names = st.sampled_from(
     + [f"capture={choice}, compile=off" for choice in ("segments", "step")]
 )
 spaces = st.sets(names).map(lambda found: Space.of({name: f"no {name} here" for name in found}))
+#: Choices that are like others of their knob: to list all 36 648 configurations takes seconds.
+ALIKE = {
+    *(f"streams={count}" for count in (2, 8)),
+    *(f"attention={choice}" for choice in ("flash", "efficient", "math")),
+    *(f"compile={choice}" for choice in ("max-autotune-no-cudagraphs", "coordinate-descent")),
+}
+small_spaces = st.sets(names).map(lambda found: Space.of({name: f"no {name} here" for name in found | ALIKE}))
 configurations = st.fixed_dictionaries(
     {}, optional={name: st.sampled_from(list(knob.choices)) for name, knob in KNOBS.items()}
 )
@@ -186,8 +193,8 @@ def test_neighbours_are_allowed_distinct_and_reach_every_choice(space: Space, kn
         assert changed == {knob} or space.allows({**here, knob: choice}) is not None
 
 
-@settings(max_examples=15)  # up to 17 280 configurations each
-@given(spaces)
+@settings(max_examples=15)
+@given(small_spaces)
 def test_every_allowed_configuration_is_listed_once_beginning_with_the_default(space: Space) -> None:
     found = [frozenset(knobs.items()) for knobs in space.configurations()]
     assert found[0] == frozenset()
