@@ -64,7 +64,6 @@ TINY = {
 }
 #: Eager rounds every intermediate in half precision, our kernels round once.
 TOLERANCES = {"fp32": 2e-5, "bf16": 0.05, "fp16": 0.01}
-EVERY = [(name, dtype) for name, kernel in KERNELS.items() for dtype in kernel.dtypes]
 
 
 @pytest.fixture
@@ -91,8 +90,9 @@ def tensors_of(ran):
     return [ran.detach()] if isinstance(ran, torch.Tensor) else [each for part in ran for each in tensors_of(part)]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [pair for pair in EVERY if pair[0] != "dropout_add"])
-def test_every_arm_computes_the_same(name, dtype, no_reference):
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "dropout_add"])
+def test_every_arm_computes_the_same(name, no_reference):
+    dtype = KERNELS[name].dtypes[-1]
     builds = made(name, dtype).builds()
     assert list(builds) == ["eager", "inductor", "kitsune"]
     eager, ours = builds["eager"](), builds["kitsune"]()

@@ -71,8 +71,7 @@ def blocks(request, monkeypatch):
     monkeypatch.setattr(kernel, "backward_tiles", lambda tokens, head: backward)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize(("causal", "p"), [(False, 0.3), (True, 0.0)])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 16), (1, 2, 37, 16), (1, 1, 64, 32)])
 def test_it_computes_what_the_reference_does(device, blocks, shape, causal, p):
     torch.manual_seed(0)
