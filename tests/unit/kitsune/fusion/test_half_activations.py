@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kitsune.fusion.half_activations import round_activations
+from kitsune.fusion.half_activations import Rounding, round_activations
 from kitsune.fusion.operations import operation_of, value_of
 
 WIDTH, CLASSES = 16, 32
@@ -27,6 +27,7 @@ class Model(nn.Module):
         self.layer, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.positions = nn.Parameter(torch.randn(4, WIDTH))
         self.register_buffer("waves", torch.randn(8, WIDTH))
+        self.register_buffer("places", 1000 + torch.arange(WIDTH) / 8)
         self.register_buffer("hidden", torch.tensor([[False] * 4, [True] * 4] * 2))
 
     def forward(self, ids: torch.Tensor) -> Any:
@@ -106,17 +107,60 @@ def without_autocast(model: Model, x: torch.Tensor) -> torch.Tensor:
     return model.head(x)
 
 
+def written_in_place(model: Model, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x[:, 0] = 7.0
+    return x, model.layer(x)
+
+
+def written_by_a_view(model: Model, x: torch.Tensor) -> torch.Tensor:
+    y = model.head(x)
+    x.view(-1, WIDTH)[2].zero_()
+    return y + model.layer(x)
+
+
+def returned_twice(model: Model, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x + model.layer(x)
+    return y, y.view(-1, WIDTH)
+
+
+def counted(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """bf16 has no 257."""
+    return model.layer(x), x.new_ones(300, 2).sum(0), torch.ones_like(x)[0, :, 0], torch.arange(300).type_as(x)
+
+
+def masked_by_the_batch(model: Model, x: torch.Tensor) -> torch.Tensor:
+    hidden = torch.where(model.hidden[:3, :1], LOWEST, 0.0).unsqueeze(-1)
+    return model.layer(x), (model.layer(x) + hidden)[1]
+
+
+def with_large_numbers(model: Model, x: torch.Tensor) -> torch.Tensor:
+    return (model.layer(x) + model.places)[0], model.head(x)
+
+
+def outside_of_autocast(model: Model, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        scores = x @ x.transpose(1, 2)
+    return scores, model.layer(x)
+
+
+def as_other_bits(model: Model, x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.int32), model.layer(x)
+
+
 @pytest.mark.parametrize(
     ("after", "names"),
     [
         (residual, ["embedding"]),
         (with_positions, ["embedding", "add"]),
-        (with_a_buffer, ["embedding", "add"]),
+        (with_a_buffer, ["embedding"]),
         (returned, ["embedding"]),
         (masked, ["embedding"]),
         (cast_by_the_model, ["embedding"]),
         (with_a_penalty, ["embedding"]),
-        (filled, []),
+        (filled, ["embedding"]),
+        (written_in_place, []),
+        (written_by_a_view, []),
+        (returned_twice, []),
         (without_autocast, ["embedding"]),
     ],
     ids=lambda given: getattr(given, "__name__", ""),
@@ -128,6 +172,19 @@ def test_what_is_rounded(after: Callable[..., Any], names: list[str]) -> None:
     for own, other in zip(ours, plain, strict=True):
         assert own.dtype == other.dtype
         torch.testing.assert_close(own, other, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [counted, masked_by_the_batch, with_large_numbers, outside_of_autocast, as_other_bits],
+    ids=lambda f: f.__name__,
+)
+def test_what_is_no_activation_is_as_given(after: Callable[..., Any]) -> None:
+    plain, ours, seen = run(after)
+    assert seen.names == ["embedding"]
+    for own, other in zip(ours, plain, strict=True):
+        tolerance = 2e-2 if other.dtype == torch.bfloat16 else 0.0
+        torch.testing.assert_close(own, other, rtol=tolerance, atol=tolerance)
 
 
 def test_the_sums_of_a_residual_stream_are_in_half_precision() -> None:
@@ -146,12 +203,21 @@ def test_nothing_is_rounded_without_autocast() -> None:
     assert torch.equal(plain, ours)
 
 
-def test_a_graph_that_failed_leaves_autocast_and_gradients_as_they_were() -> None:
-    def broken(model: Model, x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            x = F.layer_norm(x, (WIDTH,), model.positions[0], model.positions[1])
-        return filled(model, x)
+def test_a_graph_that_failed_leaves_autocast_and_gradients_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Rounding.run_node
 
-    _, _, seen = run(broken)
+    def failing(rounding: Rounding, node: torch.fx.Node) -> Any:
+        if operation_of(node).name == "tanh":
+            assert not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+            raise RuntimeError("no")
+        return given(rounding, node)
+
+    def blocks(model: Model, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            x = torch.tanh(x)
+        return model.head(x)
+
+    monkeypatch.setattr(Rounding, "run_node", failing)
+    _, _, seen = run(blocks)
     assert seen.names == []
     assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
