@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch._subclasses import FakeTensor
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
@@ -98,6 +99,7 @@ class Rounding(Interpreter):
         self.wide: list[tuple[Node, Node]] = []
         self.values: dict[Node, Any] = {}
         self._from_half: set[Node] = set()  # in fp32, but computed from results in half precision
+        self._blocks: list[Any] = []  # blocks of autocast in the graph that have not ended
 
     def run_on_examples(self) -> None:
         """Raises one of SURPRISES where nothing may be rounded."""
@@ -111,7 +113,11 @@ class Rounding(Interpreter):
             stack.enter_context(torch.enable_grad())
             stack.enter_context(warnings.catch_warnings(action="ignore"))
             stack.enter_context(example.fake_mode)
-            self.run(*self.inputs, enable_io_processing=False)
+            try:
+                self.run(*self.inputs, enable_io_processing=False)
+            finally:  # or torch would count a block that has not ended, and keep its casts for ever
+                while self._blocks:
+                    _exit_autocast(self._blocks.pop())
         changed = [node for node in self.values if self.is_changed(node)]
         if changed and (is_written(changed) or share_memory(changed)):
             raise ValueError("something is written in place, or given out twice")
@@ -135,6 +141,10 @@ class Rounding(Interpreter):
 
     def run_node(self, node: Node) -> Any:
         value = super().run_node(node)
+        if node.target is _enter_autocast:
+            self._blocks.append(value)
+        elif node.target is _exit_autocast:
+            self._blocks.pop()
         if is_wide(value) and node.op != "placeholder":
             given = [each for each in node.all_input_nodes if isinstance(self.values[each], torch.Tensor)]
             if self.is_rounded(node, value, given):

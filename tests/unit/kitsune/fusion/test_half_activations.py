@@ -221,3 +221,5 @@ def test_a_graph_that_failed_leaves_autocast_and_gradients_as_they_were(monkeypa
     _, _, seen = run(blocks)
     assert seen.names == []
     assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    assert torch.autocast_increment_nesting() == 1
+    assert torch.autocast_decrement_nesting() == 0
