@@ -7,7 +7,7 @@ Forward and backward in bf16. All arms of a case are interleaved in one process;
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,8 +16,8 @@ import torch
 
 from benchmarks import results_file
 from benchmarks.kernel_cases import Run
-from benchmarks.kernels import prepare, release, show
-from benchmarks.training_step import DEVICE, interleave
+from benchmarks.kernels import keep, race
+from benchmarks.training_step import DEVICE
 from kitsune.kernels import linear_cross_entropy
 
 #: Case -> (rows, hidden, classes).
@@ -46,20 +46,8 @@ def build(shape: tuple[int, int, int], most_bytes: int) -> Run:
     return run
 
 
-def measure(case: str, rounds: int) -> Iterator[dict[str, object]]:
-    arms = [prepare(f"{2 ** (power - 20)} MiB", partial(build, SHAPES[case], 2**power)) for power in POWERS]
-    interleave(list(arms), rounds)
-    for arm in arms:
-        yield {
-            "kind": "case",
-            "suite": "chunks",
-            "case": case,
-            "arm": arm.name,
-            "us": arm.us,
-            "peak_bytes": arm.peak_bytes,
-            "first_step_s": arm.first_step_s,
-            "notes": "",
-        }
+def builds(case: str) -> dict[str, Callable[[], Run]]:
+    return {f"{2 ** (power - 20)} MiB": partial(build, SHAPES[case], 2**power) for power in POWERS}
 
 
 def main() -> None:
@@ -69,15 +57,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
     arguments = parser.parse_args()
     torch.cuda.set_device(DEVICE)
-    path = arguments.out or results_file.free_path("chunks")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        results_file.append(path, results_file.environment_line(results_file.command_line()))
-    for case in arguments.cases:
-        for measured in measure(case, arguments.rounds):
-            results_file.append(path, measured)
-            show(measured)
-        release()
+    cases = (race("chunks", case, partial(builds, case), arguments.rounds) for case in arguments.cases)
+    keep(arguments.out or results_file.free_path("chunks"), cases)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -137,12 +138,19 @@ def captured(run: Run, runs: int, stream: torch.cuda.Stream) -> Callable[[], Non
 
 
 def measure(case: KernelCase, rounds: int) -> Iterator[dict[str, object]]:
-    """The lines of a case, one for each arm; without samples for those that failed, with the reason."""
+    """The lines of a case."""
     torch.compiler.reset()  # or torch would run the ninth shape of one function uncompiled
+    yield from race("kernels", case.name, partial(case.builds, DEVICE), rounds)
+
+
+def race(
+    suite: str, case: str, builds: Callable[[], Mapping[str, Callable[[], Run]]], rounds: int
+) -> Iterator[dict[str, object]]:
+    """The lines of a case, one for each arm; without samples for those that failed, with the reason."""
     arms: list[Graphed] = []
     failed: dict[str, str] = {}
     try:
-        for name, build in case.builds(DEVICE).items():
+        for name, build in builds().items():
             try:
                 arms.append(prepare(name, build))
             except FAILURES as error:
@@ -150,8 +158,8 @@ def measure(case: KernelCase, rounds: int) -> Iterator[dict[str, object]]:
         interleave(list(arms), rounds)
     except FAILURES as error:  # of the inputs, or of the device
         arms, failed = [], {**failed, "all": told(error)}
-    yield from (line(case, arm.name, arm) for arm in arms)
-    yield from (line(case, name, None, reason) for name, reason in failed.items())
+    yield from (line(suite, case, arm.name, arm) for arm in arms)
+    yield from (line(suite, case, name, None, reason) for name, reason in failed.items())
 
 
 def told(error: BaseException) -> str:
@@ -159,11 +167,11 @@ def told(error: BaseException) -> str:
     return f"failed: {type(error).__name__}: {text[0] if text else ''}"[:300]
 
 
-def line(case: KernelCase, name: str, arm: Graphed | None, notes: str = "") -> dict[str, object]:
+def line(suite: str, case: str, name: str, arm: Graphed | None, notes: str = "") -> dict[str, object]:
     return {
         "kind": "case",
-        "suite": "kernels",
-        "case": case.name,
+        "suite": suite,
+        "case": case,
         "arm": name,
         "us": arm.us if arm else [],
         "peak_bytes": arm.peak_bytes if arm else None,
@@ -189,6 +197,18 @@ def show(told_of: dict[str, object]) -> None:
         print(f"{name} {told_of['notes']}", file=sys.stderr, flush=True)
 
 
+def keep(path: Path, cases: Iterable[Iterable[dict[str, object]]]) -> None:
+    """Writes and shows the lines of each case, and frees the GPU after it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        results_file.append(path, results_file.environment_line(results_file.command_line()))
+    for lines in cases:
+        for measured in lines:
+            results_file.append(path, measured)
+            show(measured)
+        release()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(KERNELS), choices=KERNELS, metavar="KERNEL")
@@ -198,15 +218,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
     arguments = parser.parse_args()
     torch.cuda.set_device(DEVICE)
-    path = arguments.out or results_file.free_path("kernels")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        results_file.append(path, results_file.environment_line(results_file.command_line()))
-    for case in arguments.shard.of(cases_of(arguments.only, arguments.dtypes)):
-        for measured in measure(case, arguments.rounds):
-            results_file.append(path, measured)
-            show(measured)
-        release()
+    cases = arguments.shard.of(cases_of(arguments.only, arguments.dtypes))
+    keep(arguments.out or results_file.free_path("kernels"), (measure(case, arguments.rounds) for case in cases))
 
 
 if __name__ == "__main__":

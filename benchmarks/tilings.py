@@ -7,7 +7,7 @@ A case is images x channels x side, then the channels of the result. A tiling th
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 from benchmarks import results_file
 from benchmarks.kernel_cases import DTYPES, Run
-from benchmarks.kernels import FAILURES, Graphed, prepare, release, show, told
-from benchmarks.training_step import DEVICE, interleave
+from benchmarks.kernels import keep, race
+from benchmarks.training_step import DEVICE
 from kitsune.kernels import pointwise_convolution as kernel
 from kitsune.kernels.linear_activation import Tiling
 
@@ -46,6 +46,7 @@ TILINGS: Final = tuple(
 
 def builds(shape: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, Callable[[], Run]]:
     images, channels, side, out = shape
+    torch.compiler.reset()
     torch.manual_seed(0)
     drawn = torch.randn(images, channels, side, side, device=DEVICE, dtype=dtype)
     x = drawn.contiguous(memory_format=torch.channels_last)
@@ -69,24 +70,6 @@ def builds(shape: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, Ca
     }
 
 
-def measure(case: str, dtype: str, rounds: int) -> Iterator[dict[str, object]]:
-    torch.compiler.reset()
-    arms: list[Graphed] = []
-    failed: dict[str, str] = {}
-    for name, build in builds(SHAPES[case], DTYPES[dtype]).items():
-        try:
-            arms.append(prepare(name, build))
-        except FAILURES as error:
-            failed[name] = told(error)
-    interleave(list(arms), rounds)
-    line = {"kind": "case", "suite": "tilings", "case": f"{case}/{dtype}"}
-    for arm in arms:
-        measured = {"us": arm.us, "peak_bytes": arm.peak_bytes, "first_step_s": arm.first_step_s}
-        yield {**line, "arm": arm.name, **measured, "notes": ""}
-    for name, reason in failed.items():
-        yield {**line, "arm": name, "us": [], "peak_bytes": None, "first_step_s": None, "notes": reason}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", default=list(SHAPES), choices=SHAPES, metavar="CASE")
@@ -95,16 +78,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
     arguments = parser.parse_args()
     torch.cuda.set_device(DEVICE)
-    path = arguments.out or results_file.free_path("tilings")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        results_file.append(path, results_file.environment_line(results_file.command_line()))
-    for case in arguments.cases:
-        for dtype in arguments.dtypes:
-            for measured in measure(case, dtype, arguments.rounds):
-                results_file.append(path, measured)
-                show(measured)
-            release()
+    chosen = [(case, dtype) for case in arguments.cases for dtype in arguments.dtypes]
+    cases = (
+        race("tilings", f"{case}/{dtype}", partial(builds, SHAPES[case], DTYPES[dtype]), arguments.rounds)
+        for case, dtype in chosen
+    )
+    keep(arguments.out or results_file.free_path("tilings"), cases)
 
 
 if __name__ == "__main__":
