@@ -31,7 +31,7 @@ def facts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: t
         compiler=missing_compiler(device),
         parameter_dtypes=frozenset(parameter.dtype for parameter in model.parameters()),
         convolutions=has_convolutions(model),
-        wide_activations=any(isinstance(module, (*EMBEDDINGS, *NORMS)) for module in model.modules()),
+        wide_activations=has_wide_activations(model),
         hook=first_hook(model),
         distributed=is_distributed(model),
         optimizer=type(optimizer).__name__,
@@ -84,14 +84,19 @@ def missing_compiler(device: torch.device) -> str | None:
 
 
 def has_convolutions(model: torch.nn.Module) -> bool:
-    if any(isinstance(module, CONVOLUTIONS) for module in model.modules()):
+    return has_layers(model, CONVOLUTIONS, ("convolution", "conv2d"))
+
+
+def has_wide_activations(model: torch.nn.Module) -> bool:
+    return has_layers(model, (*EMBEDDINGS, *NORMS), ("embedding", "layer_norm", "rms_norm", "group_norm"))
+
+
+def has_layers(model: torch.nn.Module, kinds: tuple[type, ...], operators: tuple[str, ...]) -> bool:
+    """Whether it has a module of these kinds, or, as a graph that was rebuilt, an operator with such a name."""
+    if any(isinstance(module, kinds) for module in model.modules()):
         return True
-    return any(
-        "convolution" in str(node.target) or "conv2d" in str(node.target)
-        for module in model.modules()
-        if isinstance(module, torch.fx.GraphModule)
-        for node in module.graph.nodes
-    )
+    graphs = [module.graph for module in model.modules() if isinstance(module, torch.fx.GraphModule)]
+    return any(name in str(node.target) for graph in graphs for node in graph.nodes for name in operators)
 
 
 def is_distributed(model: torch.nn.Module) -> bool:

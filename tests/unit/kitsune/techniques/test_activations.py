@@ -116,10 +116,11 @@ def test_what_it_cannot_be_combined_with():
     [
         (Net(), None),
         (nn.Sequential(nn.Linear(2, 2), nn.RMSNorm(2)), None),
+        (torch.export.export(Net(), batches(1)[0][:1]).module(), None),
         (nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)), "no embedding and no norm"),
         (Net().bfloat16(), "no parameter is in fp32"),
     ],
-    ids=["embedding", "norm", "batch norm", "half"],
+    ids=["embedding", "norm", "graph", "batch norm", "half"],
 )
 def test_it_needs_an_embedding_or_a_norm_in_fp32(model, reason):
     facts = facts_of(model, adamw(model.parameters()), torch.device("cpu"))
