@@ -96,7 +96,7 @@ class Rounding(Interpreter):
         self.inputs = [value_of(node) for node in graph.graph.find_nodes(op="placeholder")]
         self.kind = next((each.device.type for each in self.inputs if isinstance(each, FakeTensor)), "cpu")
         self.rounded: dict[Node, torch.Tensor] = {}  # with the result before it was rounded
-        self.wide: list[tuple[Node, Node]] = []
+        self.wide: dict[tuple[Node, Node], None] = {}
         self.values: dict[Node, Any] = {}
         self._from_half: set[Node] = set()  # in fp32, but computed from results in half precision
         self._blocks: list[Any] = []  # blocks of autocast in the graph that have not ended
@@ -134,7 +134,7 @@ class Rounding(Interpreter):
         def load(node: Node) -> Any:
             if not self.is_changed(node):
                 return self.env[node]
-            self.wide.append((reader, node))
+            self.wide[reader, node] = None
             return self.rounded[node] if node in self.rounded else self.env[node].float()
 
         return load
@@ -164,11 +164,11 @@ class Rounding(Interpreter):
             or getattr(node.target, "__module__", None) == CALLS
             or operation_of(node).name in READERS
         )
-        if not is_known or mutates(node) or not any(self.is_changed(each) for each in node.all_input_nodes):
-            return is_known
+        if not is_known or mutates(node) or not self.is_autocast():
+            return False
         constants = [each for each in pytree.tree_leaves((node.args, dict(node.kwargs))) if not isinstance(each, Node)]
         has_dtype = any(isinstance(each, torch.dtype) for each in constants)
-        return self.is_autocast() and not has_dtype and not any(exceeds(each, self.dtype) for each in constants)
+        return not has_dtype and not any(exceeds(each, self.dtype) for each in constants)
 
     def is_rounded(self, node: Node, value: torch.Tensor, given: list[Node]) -> bool:
         if value.ndim < 2 or not self.is_autocast():  # losses have fewer dimensions
@@ -205,9 +205,8 @@ class Rounding(Interpreter):
         for reader, node in self.wide:
             if node not in self.rounded:
                 cast_for(reader, node, self.values[node])
-        wide = {(reader, node) for reader, node in self.wide if node in self.rounded}
         for node in self.rounded:
-            cast_after(node, self.dtype, [reader for reader, read in wide if read is node])
+            cast_after(node, self.dtype, [reader for reader, read in self.wide if read is node])
         for node, value in self.values.items():
             if node not in self.rounded and "example_value" in node.meta:
                 node.meta["example_value"] = value

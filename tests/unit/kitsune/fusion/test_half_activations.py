@@ -143,6 +143,12 @@ def outside_of_autocast(model: Model, x: torch.Tensor) -> torch.Tensor:
     return scores, model.layer(x)
 
 
+def added_to_a_sum_in_fp32(model: Model, x: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros(3, 4, WIDTH)
+    total += x
+    return total, model.layer(x)
+
+
 def as_other_bits(model: Model, x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int32), model.layer(x)
 
@@ -176,7 +182,7 @@ def test_what_is_rounded(after: Callable[..., Any], names: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "after",
-    [counted, masked_by_the_batch, with_large_numbers, outside_of_autocast, as_other_bits],
+    [counted, masked_by_the_batch, with_large_numbers, outside_of_autocast, added_to_a_sum_in_fp32, as_other_bits],
     ids=lambda f: f.__name__,
 )
 def test_what_is_no_activation_is_as_given(after: Callable[..., Any]) -> None:
