@@ -2,8 +2,8 @@
 
 It is one matrix product: rows are the positions of all images, columns the channels. Each program computes tiles of its
 transpose, so that the positions of a channel lie in one warp: compiled for Hopper, a tile of 128 x 128 then takes 9
-shuffles a thread in place of 217. A second kernel combines the tiles of each channel by the formula of Chan, Golub,
-LeVeque 1979. Sums go in a fixed order, without atomics, so results are bitwise reproducible.
+shuffles a thread in place of 217. A program combines its tiles, and a second kernel all programs, by the formula of
+Chan, Golub, LeVeque 1979. Sums go in a fixed order, without atomics, so results are bitwise reproducible.
 """
 
 import math
@@ -29,21 +29,13 @@ from kitsune.kernels.linear_activation import (
     with_product,
 )
 
-#: Tiles of positions (high) and channels of the result (wide). None spills where it is compiled for Hopper.
-#: Of up to 64 channels to up to 64: 127 registers (141 in fp16), 72 KiB.
-NARROW: Final = Tiling(high=128, wide=64, deep=64, pieces=1, stages=3, warps=4, programs=3)
-#: Of more channels to up to 64: 127 registers, 112 KiB.
-NARROW_DEEP: Final = Tiling(high=128, wide=64, deep=64, pieces=1, stages=4, warps=4, programs=2)
-#: Of up to 64 channels to more: 128 registers, 97 KiB.
-SHALLOW: Final = Tiling(high=128, wide=128, deep=64, pieces=1, stages=3, warps=8, programs=2, registers=128)
-#: Of up to 128 channels to more: 128 registers, 113 KiB.
-MIDDLE: Final = Tiling(high=128, wide=128, deep=128, pieces=2, stages=2, warps=8, programs=2, registers=128)
-#: Of more channels to more: 127 registers, 113 KiB.
-DEEP: Final = Tiling(high=128, wide=128, deep=64, pieces=2, stages=3, warps=8, programs=2, registers=128)
-#: Channels whose tiles one program combines, as many as a sector of memory holds, and the most tiles at once.
+#: Tiles of positions (high) and channels of the result (wide), the fastest of 16 on an H200. None spills on Hopper.
+NARROW: Final = Tiling(high=128, wide=64, deep=64, pieces=1, stages=4, warps=4, programs=2)
+#: Where products are long, and spread to more channels.
+WIDE: Final = Tiling(high=128, wide=128, deep=64, pieces=2, stages=3, warps=8, programs=2, registers=128)
+#: Channels whose sums one program combines, as many as a sector of memory holds.
 COMBINED: Final = 8
-HELD: Final = 2048
-#: The most elements of a thread while tiles are combined.
+#: The most elements of a thread while sums are combined.
 EACH: Final = 32
 
 
@@ -94,23 +86,23 @@ def forward(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.
     tiling = tiling_of(inner, columns)
     high, wide, deep, pieces, *_ = tiling
     tiles, across = triton.cdiv(rows, high), triton.cdiv(columns, wide)
-    partial = x.new_empty(2, tiles, columns, dtype=torch.float32)
-    programs = across * shares_of(tiles, across, tiling.programs * multiprocessors(x))
+    shares = shares_of(tiles, across, tiling.programs * multiprocessors(x))
+    partial = x.new_empty(2, shares, columns, dtype=torch.float32)
     options = {"num_stages": tiling.stages, "num_warps": tiling.warps, "maxnreg": tiling.registers}
-    held = min(HELD, triton.next_power_of_2(tiles))
+    held = triton.next_power_of_2(shares)
     with on_device_of(x):
         bind_context(x.device)
-        forward_kernel[(programs,)](
+        forward_kernel[(across * shares,)](
             described(images, high, deep),
             described(weight.flatten(1), wide, deep),
             described(result, high // pieces, wide),
             *partial,
-            *(rows, columns, inner, programs),
+            *(rows, columns, inner, shares),
             *(high, wide, deep, pieces, inner <= deep),
             **options,
         )
         combine_kernel[(triton.cdiv(columns, COMBINED),)](
-            *partial, mean, variance, rows, tiles, columns, high, held, COMBINED, num_warps=warps_of(held)
+            *partial, mean, variance, rows, shares, columns, high, held, COMBINED, num_warps=warps_of(held)
         )
     return y, mean, variance
 
@@ -214,11 +206,7 @@ def rows_of(images: torch.Tensor) -> torch.Tensor:
 
 def tiling_of(inner: int, columns: int) -> Tiling:
     """By the channels of the images and of the result."""
-    if columns <= NARROW.wide:
-        return NARROW if inner <= NARROW.deep else NARROW_DEEP
-    if inner <= SHALLOW.deep:
-        return SHALLOW
-    return MIDDLE if inner <= MIDDLE.deep else DEEP
+    return WIDE if NARROW.deep < inner < columns else NARROW
 
 
 def shares_of(tiles: int, across: int, resident: int) -> int:
@@ -234,54 +222,62 @@ def warps_of(held: int) -> int:
     return max(1, min(16, held * COMBINED // (32 * EACH)))
 
 
-@triton.jit(do_not_specialize=["rows", "programs"])
+@triton.jit(do_not_specialize=["rows", "shares"])
 def forward_kernel(
-    x, weight, y, means, squares, rows, columns, inner, programs,
+    x, weight, y, means, squares, rows, columns, inner, shares,
     HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PIECES: tl.constexpr, IS_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Each program computes tiles of the same channels, one after another.
+    """Each program computes tiles of the same channels, one after another, and the mean of each channel over all of
+    them with the squares about it.
 
     IS_ONCE: one product of `DEEP` channels is all of a tile, so the weight is loaded once.
     """
     tl.assume(inner > 0)  # else the code for no products at all is there as well
     across = tl.cdiv(columns, WIDE)
     column = tl.program_id(0) % across * WIDE
-    first, step = tl.program_id(0) // across, programs // across
+    share = tl.program_id(0) // across
+    mean = tl.zeros((WIDE,), dtype=tl.float32)
+    square = tl.zeros((WIDE,), dtype=tl.float32)
     if IS_ONCE:
         kept = weight.load([column, 0])
-        for tile in tl.range(first, tl.cdiv(rows, HIGH), step):
+        for tile in tl.range(share, tl.cdiv(rows, HIGH), shares):
             total = with_product(tl.zeros((WIDE, HIGH), dtype=tl.float32), kept, x.load([tile * HIGH, 0]).T)
-            store_results(total, y, means, squares, tile, column, rows, columns, HIGH, WIDE, PIECES)
+            before = (tile - share) // shares * HIGH
+            mean, square = stored(total, y, mean, square, before, tile * HIGH, column, rows, HIGH, PIECES)
     else:
         # A second counter for what follows the product: the loads of the next tile begin before this one is stored.
-        stored = first - step
-        for tile in tl.range(first, tl.cdiv(rows, HIGH), step, flatten=True):
+        finished = share - shares
+        for tile in tl.range(share, tl.cdiv(rows, HIGH), shares, flatten=True):
             total = tl.zeros((WIDE, HIGH), dtype=tl.float32)
             for at in range(tl.cdiv(inner, DEEP)):
                 one, other = weight.load([column, at * DEEP]), x.load([tile * HIGH, at * DEEP])
                 total = with_product(total, one, other.T)
-            stored += step
-            store_results(total, y, means, squares, stored, column, rows, columns, HIGH, WIDE, PIECES)
+            finished += shares
+            before = (finished - share) // shares * HIGH
+            mean, square = stored(total, y, mean, square, before, finished * HIGH, column, rows, HIGH, PIECES)
+    channel = column + tl.arange(0, WIDE)
+    to = share * columns + channel
+    tl.store(means + to, mean, mask=channel < columns)
+    tl.store(squares + to, square, mask=channel < columns)
 
 
 @triton.jit
-def store_results(
-    total, y, means, squares, tile, column, rows, columns,
-    HIGH: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr,
+def stored(
+    total, y, mean, square, before, row, column, rows,
+    HIGH: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Stores a tile of y, which is given transposed, and the mean and the squares about it of each channel.
+    """Stores a tile of y, which is given transposed. (mean, squares about it) of each channel, which were those of so
+    many positions `before`, with those of the tile.
 
     Positions beyond the end are zeros, so they add nothing to the mean; they are left out of the squares.
     """
     rounded = total.to(y.dtype)
-    store_turned(rounded, y, tile * HIGH, column, HIGH, PIECES)
-    value, count = rounded.to(tl.float32), tl.minimum(rows - tile * HIGH, HIGH)
-    mean = tl.sum(value, 1) / count
-    away = tl.where((tl.arange(0, HIGH) < count)[None, :], value - mean[:, None], 0.0)
-    channel = column + tl.arange(0, WIDE)
-    to = tile * columns + channel
-    tl.store(means + to, mean, mask=channel < columns)
-    tl.store(squares + to, tl.sum(away * away, 1), mask=channel < columns)
+    store_turned(rounded, y, row, column, HIGH, PIECES)
+    value, count = rounded.to(tl.float32), tl.minimum(rows - row, HIGH)
+    middle = tl.sum(value, 1) / count
+    away = tl.where((tl.arange(0, HIGH) < count)[None, :], value - middle[:, None], 0.0)
+    apart, part = middle - mean, count / (before + count)
+    return mean + apart * part, square + tl.sum(away * away, 1) + apart * apart * before * part
 
 
 @triton.jit
@@ -295,33 +291,25 @@ def store_turned(turned, y, row, column, HIGH: tl.constexpr, PIECES: tl.constexp
         y.store([row, column], turned.T)
 
 
-@triton.jit(do_not_specialize=["rows", "tiles"])
+@triton.jit(do_not_specialize=["rows", "shares"])
 def combine_kernel(
-    means, squares, mean, variance, rows, tiles, columns,
+    means, squares, mean, variance, rows, shares, columns,
     HIGH: tl.constexpr, HELD: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Combines all tiles of some channels. Means are relative to that of the first tile, squares to the mean of all, so
-    a large mean adds no further error."""
+    """Combines all shares of some channels. Means are relative to that of the first share, squares to the mean of all,
+    so a large mean adds no further error."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     valid = channel < columns
+    share = tl.arange(0, HELD)[:, None]
+    inside = (share < shares) & valid[None, :]
+    at = share * columns + channel[None, :]
+    tiles = tl.cdiv(rows, HIGH)
+    beyond = tl.where(share == (tiles - 1) % shares, tiles * HIGH - rows, 0)
+    count = (tl.cdiv(tiles - share, shares) * HIGH - beyond).to(tl.float32)
     about = tl.load(means + channel, mask=valid, other=0.0)
-    total = tl.zeros((HELD, CHANNELS), dtype=tl.float32)
-    for first in range(0, tiles, HELD):
-        at, inside, count = places_of(first, channel, rows, tiles, columns, HIGH, HELD)
-        total += tl.where(inside, tl.load(means + at, mask=inside, other=0.0) - about, 0.0) * count
-    middle = about + tl.sum(total, 0) / rows
-    total = tl.zeros((HELD, CHANNELS), dtype=tl.float32)
-    for first in range(0, tiles, HELD):
-        at, inside, count = places_of(first, channel, rows, tiles, columns, HIGH, HELD)
-        away = tl.where(inside, tl.load(means + at, mask=inside, other=0.0) - middle, 0.0)
-        total += tl.load(squares + at, mask=inside, other=0.0) + away * away * count
+    each = tl.load(means + at, mask=inside, other=0.0)
+    middle = about + tl.sum(tl.where(inside, each - about, 0.0) * count, 0) / rows
+    away = tl.where(inside, each - middle, 0.0)
+    total = tl.load(squares + at, mask=inside, other=0.0) + away * away * count
     tl.store(mean + channel, middle, mask=valid)
     tl.store(variance + channel, tl.sum(total, 0) / rows, mask=valid)
-
-
-@triton.jit
-def places_of(first, channel, rows, tiles, columns, HIGH: tl.constexpr, HELD: tl.constexpr):
-    """(offsets, their mask, number of positions) of the tiles from `first` on."""
-    tile = (first + tl.arange(0, HELD))[:, None]
-    inside = (tile < tiles) & (channel < columns)[None, :]
-    return tile * columns + channel[None, :], inside, tl.minimum(rows - tile * HIGH, HIGH).to(tl.float32)

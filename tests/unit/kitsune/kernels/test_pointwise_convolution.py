@@ -15,30 +15,26 @@ from kitsune.kernels.pointwise_convolution import is_offered, pointwise_convolut
 pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="tiles of the GPU are tested in tests/gpu")
 SMALL = {"high": 32, "stages": 2, "warps": 4}
 TILINGS = {
-    "NARROW": Tiling(**SMALL, wide=16, deep=16, pieces=1, programs=2),
-    "NARROW_DEEP": Tiling(**SMALL, wide=16, deep=16, pieces=2, programs=3),
-    "SHALLOW": Tiling(**SMALL, wide=32, deep=16, pieces=1, programs=3),
-    "MIDDLE": Tiling(**SMALL, wide=32, deep=32, pieces=2, programs=5),
-    "DEEP": Tiling(**SMALL, wide=32, deep=16, pieces=4, programs=1),
+    "NARROW": Tiling(**SMALL, wide=16, deep=16, pieces=2, programs=3),
+    "WIDE": Tiling(**SMALL, wide=32, deep=16, pieces=4, programs=5),
 }
-#: (images, channels, height, width), channels of the result: by the tiling that is meant for it.
+#: (images, channels, height, width), channels of the result, the tiling that is meant for it.
 LAYERS = {
-    "NARROW": ((3, 16, 5, 7), 16),
-    "NARROW_DEEP": ((2, 24, 4, 9), 8),
-    "SHALLOW": ((3, 8, 5, 7), 40),
-    "MIDDLE": ((1, 32, 8, 8), 72),
-    "DEEP": ((2, 40, 3, 7), 48),
+    "one product a tile": ((3, 16, 5, 7), 16, "NARROW"),
+    "two products a tile": ((2, 24, 4, 9), 8, "NARROW"),
+    "to more channels": ((3, 8, 5, 7), 40, "NARROW"),
+    "long, to more channels": ((1, 32, 8, 8), 72, "WIDE"),
+    "long, to more channels, ragged": ((2, 40, 3, 7), 48, "WIDE"),
 }
-RAGGED = "SHALLOW"  # nine positions in its last tile
+RAGGED = "to more channels"  # nine positions in its last tile
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Several tiles and programs in tiny shapes, combined in several steps."""
+    """Several tiles and programs in tiny shapes."""
     for name, tiling in TILINGS.items():
         monkeypatch.setattr(kernel, name, tiling)
-    monkeypatch.setattr(kernel, "HELD", 2)
 
 
 @pytest.fixture
@@ -49,7 +45,7 @@ def no_way_out(monkeypatch):
 def draw(device, name=RAGGED, dtype=torch.float32):
     """(x, weight), which want gradients."""
     torch.manual_seed(0)
-    shape, out = LAYERS[name]
+    shape, out, _ = LAYERS[name]
     x = torch.randn(shape, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
     weight = (torch.randn(out, shape[1], 1, 1, device=device) / shape[1] ** 0.5).to(dtype)
     return x.requires_grad_(), weight.requires_grad_()
@@ -72,7 +68,7 @@ def error(one, other):
 def test_it_is_torchs_convolution_with_its_statistics(no_way_out, device, name, dtype):
     x, weight = draw(device, name, dtype)
     assert is_offered(x, weight)
-    assert kernel.tiling_of(x.shape[1], len(weight)) is TILINGS[name]
+    assert kernel.tiling_of(x.shape[1], len(weight)) is TILINGS[LAYERS[name][-1]]
     found, exact = results_of(pointwise_convolution, x, weight), results_of(reference, x, weight, torch.float64)
     for one, other, kind in zip(found, exact, (dtype, torch.float32, torch.float32, dtype, dtype), strict=True):
         assert (one.dtype, one.shape) == (kind, other.shape)
