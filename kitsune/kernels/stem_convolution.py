@@ -1,14 +1,16 @@
-"""The first convolution of a network, of images with up to four channels that are contiguous (channels_last).
+"""The first convolution of a network, of images with up to four channels (channels_last).
 
-For 3 channels cuDNN has kernels for Ampere only: in a ResNet-50 with 64 images on an H200 they take 387 us forward and
-227 for the gradient of the weight, where memory would allow 30. Here a row of a window, as long as the kernel's width
-times the channels, is one contiguous piece of an image. Products of such pieces and a row of the weight are added up
-over the rows. Sums go in a fixed order, without atomics, so gradients are bitwise reproducible.
+For 3 channels cuDNN has kernels for Ampere only: in a ResNet-50 with 64 images on an H200 they take 390 us forward, 230
+for the gradient of the weight and 82 to add a channel, where memory would allow 30 each. Here a block of as many
+positions as the stride becomes one position with all their channels, as in NVIDIA's and Google's records of MLPerf: a
+kernel of 7 x 7 and stride 2 over 3 channels is then one of 4 x 4 and stride 1 over 16. A row of its window is one
+contiguous piece of the image that begins at a multiple of 16 bytes. Products of such pieces and a row of the weight are
+added up over the rows. Sums go in a fixed order, without atomics, so gradients are bitwise reproducible.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +26,13 @@ from kitsune.kernels.max_pool import windows_of
 OFFERED: Final = (torch.float32, torch.float16) if IS_INTERPRETED else (torch.bfloat16, torch.float16)
 #: The most channels of an image: more are worth cuDNN's kernels.
 MOST_CHANNELS: Final = 4
-#: The largest kernel, in each dimension.
+#: The largest kernel and stride, in each dimension.
 MOST: Final = 11
-#: The most elements of the images and of the result: offsets are int32, also those a tile beyond the end.
+MOST_STRIDE: Final = 4
+#: The most elements of the images in blocks and of the result: offsets are int32, also those a tile beyond the end.
 LARGEST: Final = 2**30
+#: A thread loads so many elements at once, so channels are filled up to a multiple of them.
+LOADED: Final = 8
 #: The fewest rows, columns and products of a tile of tensor cores.
 LEAST: Final = 16
 #: Positions of a tile, and its most channels.
@@ -39,6 +44,30 @@ DEEP: Final = 64
 PROGRAMS: Final = 264
 WARPS: Final = 8
 BACKWARD_WARPS: Final = 16
+BACKWARD_STAGES: Final = 2
+
+
+class Blocks(NamedTuple):
+    """One dimension of a convolution in blocks of `stride` positions.
+
+    `before`, `after`: the zeros around an image, a negative number for positions that no window reaches. `lead`,
+    `trail`: the zeros around a kernel, so that it is a whole number of blocks.
+    """
+
+    stride: int
+    before: int
+    after: int
+    lead: int
+    trail: int
+
+    @classmethod
+    def of(cls, size: int, kernel: int, stride: int, padding: int) -> "Blocks":
+        lead = -padding % stride
+        count = math.ceil((kernel + lead) / stride)  # of a kernel
+        windows = (size + 2 * padding - kernel) // stride + 1
+        before = padding + lead
+        after = (windows - 1 + count) * stride - before - size
+        return cls(stride, before, after, lead, count * stride - lead - kernel)
 
 
 def stem_convolution(
@@ -47,11 +76,13 @@ def stem_convolution(
     """The convolution of `x` (n, c, h, w) with `weight` (out, c, height, width), as `F.conv2d` in one group.
 
     `stride` and `padding` are (height, width). The result (n, out, rows, columns) is channels_last, in the dtype of
-    both. Sums are in fp32. Falls back to `F.conv2d` where `is_offered` is False; the gradient of x is torch's own.
+    both. Sums are in fp32. What is not finite in an image may also show in results whose window ends less than a stride
+    from it. Falls back to `F.conv2d` where `is_offered` is False; the gradient of x is torch's own.
     """
     if not is_offered(x, weight, stride, padding):
         return F.conv2d(x, weight, None, tuple(stride), tuple(padding))
-    return forward(x, weight, stride, padding)
+    images, kernels = in_blocks(x, weight, stride, padding)
+    return forward(images, kernels)
 
 
 def is_offered(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
@@ -68,50 +99,64 @@ def is_offered(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], pad
         and x.numel() > 0
         and weight.numel() > 0
         and max(weight.shape[2:]) <= MOST
+        and max(stride) <= MOST_STRIDE
         and min(*stride, rows, columns) > 0
         and min(padding) >= 0
-        and max(x.numel(), len(x) * rows * columns * weight.shape[0]) <= LARGEST
+        and len(x) * (rows + MOST) * (columns + MOST) * max(weight.shape[0], LOADED * math.prod(stride)) <= LARGEST
     )
 
 
+def in_blocks(
+    x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(images, weight) channels_last, whose convolution with stride 1 and without padding is the one given.
+
+    Compiled, each is one pass, which rounds as well.
+    """
+    given = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
+    high, wide = (Blocks.of(*each) for each in given)
+    more = -x.shape[1] % (LOADED // math.gcd(LOADED, math.prod(stride)))  # channels of zeros
+    around = (wide.before, wide.after, high.before, high.after, 0, more)
+    whole = (wide.lead, wide.trail, high.lead, high.trail, 0, more)
+    return grouped(F.pad(x, around), high.stride, wide.stride), grouped(F.pad(weight, whole), high.stride, wide.stride)
+
+
+def grouped(x: torch.Tensor, high: int, wide: int) -> torch.Tensor:
+    """(n, c, h, w) as (n, high * wide * c, h / high, w / wide), channels_last."""
+    blocks = x.unflatten(3, (-1, wide)).unflatten(2, (-1, high)).permute(0, 2, 4, 3, 5, 1)
+    return blocks.flatten(3).permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+
+
 @torch.library.custom_op("kitsune::stem_convolution", mutates_args=())
-def forward(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]) -> torch.Tensor:
-    """`stem_convolution`, for arguments that `is_offered` accepts."""
-    y = results_of(x, weight, stride, padding)
-    channels, (height, width) = x.shape[1], weight.shape[2:]
+def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The convolution of `x` (n, c, h, w), channels_last, with `weight` (out, c, height, width), with stride 1 and
+    without padding. c is a multiple of 8."""
+    y = results_of(x, weight)
     out, rows, columns = y.shape[1:]
-    wide = fitting(out, WIDE)
-    tiles = triton.cdiv(len(x) * rows * columns, HIGH), triton.cdiv(out, wide)
+    channels, (height, width) = x.shape[1], weight.shape[2:]
+    positions, wide = len(x) * rows * columns, fitting(out, WIDE)
     with on_device_of(x):
-        forward_kernel[tiles](
+        forward_kernel[triton.cdiv(positions, HIGH), triton.cdiv(out, wide)](
             x,
-            by_rows(weight),
+            weight.permute(2, 3, 1, 0).contiguous(),
             y,
-            len(x) * rows * columns,
-            *x.shape[2:],
-            rows,
-            columns,
-            out,
-            *(channels, height, width, *stride, *padding),
-            HIGH,
-            wide,
-            fitting(width * channels),
+            *(positions, rows, columns, out),
+            *(channels, height, width),
+            *(HIGH, wide, fitting(width * channels)),
             num_warps=WARPS,
         )
     return y
 
 
 @forward.register_fake
-def results_of(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]) -> torch.Tensor:
+def results_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """A buffer for the result."""
-    shape = (x.shape[0], weight.shape[0], *windows_of(x.shape, weight.shape[2:], stride, padding))
+    shape = x.shape[0], weight.shape[0], *(n - k + 1 for n, k in zip(x.shape[2:], weight.shape[2:], strict=True))
     return torch.empty(*shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 @torch.library.custom_op("kitsune::stem_convolution_backward", mutates_args=())
-def backward(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]
-) -> torch.Tensor:
+def backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The gradient of `weight`, in its dtype and layout."""
     dy = dy.contiguous(memory_format=torch.channels_last)
     out, channels, height, width = weight.shape
@@ -125,59 +170,43 @@ def backward(
             dy,
             x,
             sums,
-            positions,
-            share,
-            *x.shape[2:],
-            rows,
-            columns,
-            out,
-            *(channels, height, width, *stride, *padding),
-            DEEP,
-            wide,
-            piece,
-            triton.next_power_of_2(height),
+            *(positions, share, rows, columns, out),
+            *(channels, height, width),
+            *(DEEP, wide, piece, triton.next_power_of_2(height)),
             num_warps=BACKWARD_WARPS,
+            num_stages=BACKWARD_STAGES,
         )
     whole = sums.sum(0).view(height, width, channels, out).permute(3, 2, 0, 1)
     return torch.empty_like(weight).copy_(whole)
 
 
 @backward.register_fake
-def _(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]
-) -> torch.Tensor:
+def _(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(weight)
 
 
 @register_flop_formula([torch.ops.kitsune.stem_convolution, torch.ops.kitsune.stem_convolution_backward])
 def _(first: Shape, second: Shape, *given: Any, out_shape: Any, **_: Any) -> int:
-    """Of (x, weight, stride, padding) or (dy, x, weight, ...)."""
-    is_forward = len(given[0]) == 2
-    weight, y = (second, out_shape) if is_forward else (given[0], first)
+    """Of (x, weight) or (dy, x, weight)."""
+    weight, y = (given[0], first) if given else (second, out_shape)
     return 2 * math.prod(y) * math.prod(weight[1:])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], **_: Any) -> None:
-    x, weight, ctx.stride, ctx.padding = inputs
-    ctx.save_for_backward(x, weight)
+    ctx.save_for_backward(*inputs)
 
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, weight = ctx.saved_tensors
-    needs_x, needs_weight, *_ = ctx.needs_input_grad
+    needs_x, needs_weight = ctx.needs_input_grad
     dx = None
     if needs_x:
-        window = (ctx.stride, ctx.padding, (1, 1), False, (0, 0), 1)
+        window = ((1, 1), (0, 0), (1, 1), False, (0, 0), 1)
         dx, *_ = torch.ops.aten.convolution_backward(dy, x, weight, None, *window, (True, False, False))
-    return dx, backward(dy, x, weight, ctx.stride, ctx.padding) if needs_weight else None, None, None
+    return dx, backward(dy, x, weight) if needs_weight else None
 
 
 forward.register_autograd(_gradients, setup_context=_keep)
-
-
-def by_rows(weight: torch.Tensor) -> torch.Tensor:
-    """The weight as (height, width, channels, out), so that a row of it is a matrix (width * channels, out)."""
-    return weight.permute(2, 3, 1, 0).contiguous()
 
 
 def fitting(size: int, most: int | None = None) -> int:
@@ -187,60 +216,53 @@ def fitting(size: int, most: int | None = None) -> int:
 
 
 @triton.jit
-def corners_of(position, rows, columns, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr):
-    """(image, first row, first column) of the window of each position of the result; rows may lie in the padding."""
-    column, left = position % columns, position // columns
-    return left // rows, left % rows * SH - PH, column * SW - PW
+def corners_of(position, rows, columns, CHANNELS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr):
+    """Offset in the images of the window of each position of the result."""
+    column, above = position % columns, position // columns
+    return ((above // rows * (rows + KH - 1) + above % rows) * (columns + KW - 1) + column) * CHANNELS
 
 
 @triton.jit
 def forward_kernel(
-    x, weight, y, positions, height, width, rows, columns, out,
+    x, weight, y, positions, rows, columns, out,
     CHANNELS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     position = tl.program_id(0) * HIGH + tl.arange(0, HIGH)
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    image, top, left = corners_of(position, rows, columns, SH, SW, PH, PW)
     within = tl.arange(0, PIECE)
-    column = left[:, None] + (within // CHANNELS)[None, :]
-    is_there = (position < positions)[:, None] & (column >= 0) & (column < width) & (within < KW * CHANNELS)[None, :]
-    is_weight = (within < KW * CHANNELS)[:, None] & (channel < out)[None, :]
+    is_piece, is_there, is_channel = within < KW * CHANNELS, (position < positions)[:, None], (channel < out)[None, :]
+    at = corners_of(position, rows, columns, CHANNELS, KH, KW)[:, None] + within[None, :]
     total = tl.zeros((HIGH, WIDE), dtype=tl.float32)
-    for i in range(KH):
-        row = (top + i)[:, None]
-        at = ((image[:, None] * height + row) * width + left[:, None]) * CHANNELS + within[None, :]
-        piece = tl.load(x + at, mask=is_there & (row >= 0) & (row < height), other=0.0)
+    # Unrolled, so loads go through the first cache: windows overlap.
+    for i in tl.static_range(KH):
+        piece = tl.load(x + at + i * (columns + KW - 1) * CHANNELS, mask=is_there & is_piece[None, :], other=0.0)
         of_row = weight + (i * KW * CHANNELS + within)[:, None] * out + channel[None, :]
-        total = tl.dot(piece, tl.load(of_row, mask=is_weight, other=0.0), total)
-    to = y + position[:, None] * out + channel[None, :]
-    tl.store(to, total.to(y.dtype.element_ty), mask=(position < positions)[:, None] & (channel < out)[None, :])
+        total = tl.dot(piece, tl.load(of_row, mask=is_piece[:, None] & is_channel, other=0.0), total)
+    tl.store(y + position[:, None] * out + channel[None, :], total.to(y.dtype.element_ty), mask=is_there & is_channel)
 
 
 @triton.jit
 def backward_kernel(
-    dy, x, sums, positions, share, height, width, rows, columns, out,
+    dy, x, sums, positions, share, rows, columns, out,
     CHANNELS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     DEEP: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Each program adds up the products of `share` tiles of positions, for all rows of the weight at once."""
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     within = tl.arange(0, ROWS * PIECE)
     i, of_row = within // PIECE, within % PIECE
-    is_weight = (i < KH) & (of_row < KW * CHANNELS)
+    is_weight, is_channel = ((i < KH) & (of_row < KW * CHANNELS))[:, None], (channel < out)[None, :]
+    piece = (i * (columns + KW - 1) * CHANNELS + of_row)[:, None]
     total = tl.zeros((ROWS * PIECE, WIDE), dtype=tl.float32)
     begin = tl.program_id(0) * share
     for tile in range(begin, begin + share):
         position = tile * DEEP + tl.arange(0, DEEP)
-        image, top, left = corners_of(position, rows, columns, SH, SW, PH, PW)
-        row, column = top[None, :] + i[:, None], left[None, :] + (of_row // CHANNELS)[:, None]
-        is_there = (position < positions)[None, :] & (column >= 0) & (column < width) & (row >= 0) & (row < height)
-        at = ((image[None, :] * height + row) * width + left[None, :]) * CHANNELS + of_row[:, None]
-        pieces = tl.load(x + at, mask=is_there & is_weight[:, None], other=0.0)
+        is_there = position < positions
+        at = corners_of(position, rows, columns, CHANNELS, KH, KW)[None, :] + piece
+        pieces = tl.load(x + at, mask=is_there[None, :] & is_weight, other=0.0)
         slope = dy + position[:, None] * out + channel[None, :]
-        is_slope = (position < positions)[:, None] & (channel < out)[None, :]
-        total = tl.dot(pieces, tl.load(slope, mask=is_slope, other=0.0), total)
+        slopes = tl.load(slope, mask=is_there[:, None] & is_channel, other=0.0)
+        total = tl.dot(pieces, slopes, total)
     to = (tl.program_id(0) * KH + i) * (KW * CHANNELS) + of_row
-    tl.store(sums + to[:, None] * out + channel[None, :], total, mask=is_weight[:, None] & (channel < out)[None, :])
+    tl.store(sums + to[:, None] * out + channel[None, :], total, mask=is_weight & is_channel)
