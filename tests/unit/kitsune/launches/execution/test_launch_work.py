@@ -57,7 +57,6 @@ def own_calls() -> dict[str, tuple[list[Any], list[tuple[int, ...]], int]]:
     product = 2 * tokens * INNER * COLUMNS
     packed = (2, ROWS, 3, 3, INNER)
     image, window, made = (2, 3, 8, 8), (4, 3, 3, 3), (2, 4, 6, 6)
-    pair = ((1, 1), (0, 0))
     scores = 2 * 2 * 3 * ROWS * ROWS * INNER
     loss = [-100, 0.0, "mean", torch.float32]
     return {
@@ -87,8 +86,8 @@ def own_calls() -> dict[str, tuple[list[Any], list[tuple[int, ...]], int]]:
         "attention_backward": ([heads] * 5 + [heads[:3], None, 1.0, False, 0.0], [heads] * 3, 5 * scores),
         "packed_attention": ([packed, None, 1.0, False, 0.0], [heads, heads[:3]], 2 * scores),
         "packed_attention_backward": ([heads, packed, heads, heads[:3], None, 1.0, False, 0.0], [packed], 5 * scores),
-        "stem_convolution": ([image, window, *pair], [made], 2 * 2 * 4 * 6 * 6 * 3 * 3 * 3),
-        "stem_convolution_backward": ([made, image, window, *pair], [window], 2 * 2 * 4 * 6 * 6 * 3 * 3 * 3),
+        "stem_convolution": ([image, window], [made], 2 * 2 * 4 * 6 * 6 * 3 * 3 * 3),
+        "stem_convolution_backward": ([made, image, window], [window], 2 * 2 * 4 * 6 * 6 * 3 * 3 * 3),
         "pointwise_convolution": (
             [(2, INNER, 5, 6), (COLUMNS, INNER, 1, 1)],
             [(2, COLUMNS, 5, 6), (COLUMNS,), (COLUMNS,)],
