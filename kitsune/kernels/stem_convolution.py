@@ -46,13 +46,15 @@ FEW: Final = 128
 WARPS: Final = 8
 #: Stages of the backward, the fastest of nine settings on an H200, in six layers of models.
 STAGES: Final = 3
+#: The most rows of a weight's tile: a thread then holds 128 sums.
+MOST_ROWS: Final = 512
 
 
 class Blocks(NamedTuple):
     """One dimension of a convolution in blocks of `stride` positions.
 
     `before`, `after`: the zeros around an image, a negative number for positions that no window reaches. `lead`,
-    `trail`: the zeros around a kernel, so that it is a whole number of blocks.
+    `trail`: the zeros around a kernel, which make it `of_kernel` whole blocks.
     """
 
     stride: int
@@ -60,15 +62,26 @@ class Blocks(NamedTuple):
     after: int
     lead: int
     trail: int
+    of_kernel: int
 
     @classmethod
     def of(cls, size: int, kernel: int, stride: int, padding: int) -> "Blocks":
         lead = -padding % stride
-        count = math.ceil((kernel + lead) / stride)  # of a kernel
+        count = math.ceil((kernel + lead) / stride)
         windows = (size + 2 * padding - kernel) // stride + 1
         before = padding + lead
         after = (windows - 1 + count) * stride - before - size
-        return cls(stride, before, after, lead, count * stride - lead - kernel)
+        return cls(stride, before, after, lead, count * stride - lead - kernel, count)
+
+
+def blocks_of(
+    x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]
+) -> tuple[Blocks, Blocks, int]:
+    """Blocks of the height and of the width, and the channels of an image with those of zeros."""
+    given = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
+    high, wide = (Blocks.of(*each) for each in given)
+    multiple = LOADED // math.gcd(LOADED, math.prod(stride))
+    return high, wide, math.ceil(x.shape[1] / multiple) * multiple
 
 
 def stem_convolution(
@@ -90,6 +103,8 @@ def is_offered(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], pad
     """Whether the kernels support it: in half precision, `x` channels_last with up to four channels."""
     if x.ndim != 4 or weight.ndim != 4 or not runs_in_triton(x, weight):
         return False
+    if not 0 < min(stride) <= max(stride) <= MOST_STRIDE:
+        return False
     rows, columns = windows_of(x.shape, weight.shape[2:], stride, padding)
     return (
         x.dtype == weight.dtype
@@ -100,11 +115,17 @@ def is_offered(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], pad
         and x.numel() > 0
         and weight.numel() > 0
         and max(weight.shape[2:]) <= MOST
-        and max(stride) <= MOST_STRIDE
-        and min(*stride, rows, columns) > 0
+        and min(rows, columns) > 0
         and min(padding) >= 0
+        and is_small(*blocks_of(x, weight, stride, padding))
         and len(x) * (rows + MOST) * (columns + MOST) * max(weight.shape[0], LOADED * math.prod(stride)) <= LARGEST
     )
+
+
+def is_small(high: Blocks, wide: Blocks, channels: int) -> bool:
+    """Whether one tile of the backward holds the rows of a weight in blocks."""
+    piece = fitting(wide.of_kernel * high.stride * wide.stride * channels)
+    return triton.next_power_of_2(high.of_kernel) * piece <= MOST_ROWS
 
 
 def in_blocks(
@@ -114,9 +135,8 @@ def in_blocks(
 
     Compiled, each is one pass, which rounds as well.
     """
-    given = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
-    high, wide = (Blocks.of(*each) for each in given)
-    more = -x.shape[1] % (LOADED // math.gcd(LOADED, math.prod(stride)))  # channels of zeros
+    high, wide, channels = blocks_of(x, weight, stride, padding)
+    more = channels - x.shape[1]
     around = (wide.before, wide.after, high.before, high.after, 0, more)
     whole = (wide.lead, wide.trail, high.lead, high.trail, 0, more)
     return grouped(F.pad(x, around), high.stride, wide.stride), grouped(F.pad(weight, whole), high.stride, wide.stride)
@@ -158,13 +178,14 @@ def results_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("kitsune::stem_convolution_backward", mutates_args=())
 def backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The gradient of `weight`, in its dtype and layout."""
+    """The gradient of `weight`, in its dtype."""
     dy = dy.contiguous(memory_format=torch.channels_last)
     out, channels, height, width = weight.shape
     rows, columns = dy.shape[2:]
     positions, wide, piece = len(x) * rows * columns, fitting(out, WIDE), fitting(width * channels)
     tall = triton.next_power_of_2(height)
     most = 4 * PROGRAMS if tall * piece <= FEW else PROGRAMS
+    stages = stages_of(x, DEEP * (tall * piece + wide) * x.element_size())
     share = triton.cdiv(triton.cdiv(positions, DEEP), most)
     programs = triton.cdiv(triton.cdiv(positions, DEEP), share)
     sums = torch.empty(programs, height, width * channels, out, dtype=torch.float32, device=x.device)
@@ -177,7 +198,7 @@ def backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.T
             *(channels, height, width),
             *(DEEP, wide, piece, tall),
             num_warps=WARPS,
-            num_stages=STAGES,
+            num_stages=stages,
         )
     whole = sums.sum(0).view(height, width, channels, out).permute(3, 2, 0, 1)
     return torch.empty_like(weight).copy_(whole)
@@ -216,6 +237,14 @@ def fitting(size: int, most: int | None = None) -> int:
     """The least size of a tile that holds so many, a power of two; but at most `most`."""
     fits = max(LEAST, triton.next_power_of_2(size))
     return fits if most is None else min(fits, most)
+
+
+def stages_of(x: torch.Tensor, stage_bytes: int) -> int:
+    """As many stages as the shared memory of a multiprocessor holds, at most `STAGES`."""
+    if not x.is_cuda:
+        return 1
+    shared_bytes: int = triton.runtime.driver.active.utils.get_device_properties(x.device.index)["max_shared_mem"]
+    return max(1, min(STAGES, shared_bytes // stage_bytes))
 
 
 @triton.jit

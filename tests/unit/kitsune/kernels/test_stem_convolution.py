@@ -99,8 +99,9 @@ def test_what_is_not_a_number_shows_where_a_window_has_it_and_less_than_a_stride
         lambda x, weight: (x.double(), weight.double()),
         lambda *given: [torch.cat((each, each), 1).contiguous(memory_format=torch.channels_last) for each in given],
         lambda x, weight: (x[:0], weight),
+        lambda x, weight: (x, F.pad(weight, (2, 2, 2, 2))),
     ],
-    ids=["channels first", "fp64", "six channels", "no images"],
+    ids=["channels first", "fp64", "six channels", "no images", "11 x 11"],
 )
 def test_what_the_kernels_do_not_support_is_torchs(device, change):
     x, weight, *window = draw(device, "7 x 7")
