@@ -341,6 +341,29 @@ def of_attention(sizes: Sizes, place: Place) -> Operation:
     return Operation(eager, ours, (place.draw(batch, tokens, 3 * heads * head),))
 
 
+def of_projected_attention(sizes: Sizes, place: Place) -> Operation:
+    """`sizes` as for `of_attention`. Queries, keys and values are linear layers of one input, without biases: the
+    gradient of the keys' is zero but for rounding."""
+    batch, heads, tokens, head, dropped, causal = sizes
+    width = heads * head
+
+    def split(part: torch.Tensor) -> torch.Tensor:
+        return part.view(batch, tokens, heads, head).transpose(1, 2)
+
+    def eager(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        parts = (split(F.linear(x, weight)) for weight in weights)
+        y = F.scaled_dot_product_attention(*parts, dropout_p=dropped, is_causal=causal)
+        return y.transpose(1, 2).flatten(2)
+
+    def ours(x: torch.Tensor, wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor) -> torch.Tensor:
+        shape = batch, heads, tokens, head
+        y = calls.projected_attention(x, wq, wk, wv, None, None, None, shape, None, causal, dropped, x.dtype)
+        return y.transpose(1, 2).flatten(2)
+
+    weights = (place.draw(width, width).detach().div(width**0.5).requires_grad_() for _ in range(3))
+    return Operation(eager, compiled(ours, place), (place.draw(batch, tokens, width), *weights))
+
+
 def of_cross_entropy(sizes: Sizes, place: Place) -> Operation:
     rows, classes = sizes
     target = torch.randint(classes, (rows,), device=place.device)
@@ -404,7 +427,7 @@ def of_stem_convolution(sizes: Sizes, place: Place) -> Operation:
     def ours(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return stem_convolution(x, weight, (stride, stride), (padding, padding))
 
-    return Operation(eager, ours, (x, weight.requires_grad_()))
+    return Operation(eager, compiled(ours, place), (x, weight.requires_grad_()))
 
 
 def of_pointwise_convolution(sizes: Sizes, place: Place) -> Operation:
@@ -607,6 +630,7 @@ KERNELS = {
         Kernel("dropout_add", HIDDEN, of_dropout_add),
         Kernel("rope", HEADS, of_rope),
         Kernel("attention", PROJECTED, of_attention, ("bf16", "fp16")),
+        Kernel("projected_attention", PROJECTED, of_projected_attention, ("bf16", "fp16")),
         Kernel("cross_entropy", CLASSES, of_cross_entropy),
         Kernel("linear_cross_entropy", HIDDEN_CLASSES, of_linear_cross_entropy),
         Kernel("batch_norm_relu_train", STAGES, partial(of_batch_norm_relu, training=True, last=False)),

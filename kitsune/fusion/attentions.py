@@ -1,4 +1,4 @@
-"""The pattern of attention without a mask. The function takes the last node of a possible match."""
+"""Patterns of attention without a mask. Each function takes the last node of a possible match."""
 
 import operator
 from typing import Any, Final
@@ -26,6 +26,43 @@ VIEWS: Final = frozenset(
 
 def attention(node: Node) -> Found:
     """scaled_dot_product_attention without a mask, over as many keys as queries."""
+    given = operands_of(node)
+    if given is None or isinstance(given, str):
+        return given
+    packed = packed_of(given)
+    if packed is not None:
+        arguments = (packed, tuple(value_of(given[0]).shape), *settings_of(node))
+        return Match(call=calls.packed_attention, arguments=arguments, results=(node,))
+    return Match(call=calls.attention, arguments=(*given, *settings_of(node)), results=(node,))
+
+
+def projected_attention(node: Node) -> Found:
+    """Attention with the three linear layers that give its queries, keys and values from one input."""
+    given = operands_of(node)
+    if given is None or isinstance(given, str):
+        return None  # `attention` says why
+    projections = [projection_of(operand) for operand in given]
+    layers = [operation_of(one[-1]) for one in projections]
+    if any(layer.name != "linear" for layer in layers):
+        return None
+    x, *others = (layer.get("x") for layer in layers)
+    weights, biases = ([layer.get(name) for layer in layers] for name in ("weight", "bias"))
+    if any(other is not x for other in others) or len(set(weights)) < len(weights):
+        return None
+    if None in biases and any(bias is not None for bias in biases):
+        return "only some of its projections have biases"
+    if any(
+        not is_split_into_heads(*map(value_of, (one[-1], operand)))
+        for one, operand in zip(projections, given, strict=True)
+    ):
+        return "its projections are not split into heads in their order"
+    inner = tuple(dict.fromkeys(one for projection in projections for one in projection))
+    arguments = (x, *weights, *biases, tuple(value_of(given[0]).shape), *settings_of(node))
+    return Match(call=calls.projected_attention, arguments=arguments, results=(node,), inner=inner)
+
+
+def operands_of(node: Node) -> tuple[Any, ...] | str | None:
+    """(queries, keys, values) of an attention that the kernels support, or the reason why they do not, or None."""
     operation = operation_of(node)
     given = tuple(operation.get(name) for name in ("query", "key", "value"))
     if operation.name != "attention" or not all(map(is_tensor, given)):
@@ -34,15 +71,36 @@ def attention(node: Node) -> Found:
         return "it has a mask"
     if operation.get("enable_gqa", False):
         return "its heads share keys and values"
-    reason = why_unfit(*map(value_of, given)) or why_chosen(node)
-    if reason is not None:
-        return reason
-    settings = operation.get("scale"), operation.get("is_causal", False), operation.get("dropout_p", 0.0)
-    packed = packed_of(given)
-    if packed is not None:
-        arguments = (packed, tuple(value_of(given[0]).shape), *settings, value_of(node).dtype)
-        return Match(call=calls.packed_attention, arguments=arguments, results=(node,))
-    return Match(call=calls.attention, arguments=(*given, *settings, value_of(node).dtype), results=(node,))
+    return why_unfit(*map(value_of, given)) or why_chosen(node) or given
+
+
+def settings_of(node: Node) -> tuple[Any, ...]:
+    """(scale, is_causal, dropout_p, dtype)."""
+    operation = operation_of(node)
+    return (
+        *(operation.get("scale"), operation.get("is_causal", False), operation.get("dropout_p", 0.0)),
+        value_of(node).dtype,
+    )
+
+
+def projection_of(operand: Node) -> list[Node]:
+    """The views from an operand to what they are views of, which comes last."""
+    chain = [operand]
+    while is_view(chain[-1], operand):
+        chain.append(chain[-1].all_input_nodes[0])
+    return chain
+
+
+def is_split_into_heads(projected: Any, operand: torch.Tensor) -> bool:
+    """Whether the operand (batch, heads, tokens, head) is all of a projection (batch, tokens, heads * head)."""
+    batch, heads, tokens, head = operand.shape
+    return (
+        isinstance(projected, torch.Tensor)
+        and projected.shape == (batch, tokens, heads * head)
+        and projected.is_contiguous()
+        and operand.stride() == (tokens * heads * head, head, heads * head, 1)
+        and operand.storage_offset() == projected.storage_offset()
+    )
 
 
 def packed_of(given: tuple[Any, ...]) -> Node | None:
@@ -69,10 +127,16 @@ def packed_of(given: tuple[Any, ...]) -> Node | None:
 
 def viewed(node: Node) -> Node:
     """What it is a view of: the first of a chain of views in the same memory, with the same gradient."""
-    first = node
-    while node.target in VIEWS and node.all_input_nodes and is_same(value_of(first), value_of(node.all_input_nodes[0])):
-        node = node.all_input_nodes[0]
-    return node
+    return projection_of(node)[-1]
+
+
+def is_view(node: Node, first: Node) -> bool:
+    """Whether it is a view of its input, in the memory of `first` and with its gradient."""
+    return (
+        node.target in VIEWS
+        and bool(node.all_input_nodes)
+        and is_same(value_of(first), value_of(node.all_input_nodes[0]))
+    )
 
 
 def is_same(view: torch.Tensor, value: Any) -> bool:

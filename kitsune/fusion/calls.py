@@ -117,6 +117,27 @@ def packed_attention(
     return packed_attentions.packed_attention(qkv, scale, causal, dropout_p)
 
 
+def projected_attention(
+    x: torch.Tensor,
+    wq: torch.Tensor,
+    wk: torch.Tensor,
+    wv: torch.Tensor,
+    bq: torch.Tensor | None,
+    bk: torch.Tensor | None,
+    bv: torch.Tensor | None,
+    shape: tuple[int, int, int, int],
+    scale: float | None,
+    causal: bool,
+    dropout_p: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """One product gives queries, keys and values, and one each the gradients of the input and of the weights."""
+    weight = torch.cat([wq.to(dtype), wk.to(dtype), wv.to(dtype)])
+    biases = [bias.to(dtype) for bias in (bq, bk, bv) if bias is not None]
+    packed = F.linear(x.to(dtype), weight, torch.cat(biases) if biases else None)
+    return packed_attention(packed, shape, scale, causal, dropout_p, dtype)
+
+
 def patch_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The convolution of patches that do not overlap, as one matrix product.
 

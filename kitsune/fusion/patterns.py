@@ -64,6 +64,7 @@ PATTERNS: Final = (
     Pattern("patch_convolution", "matmul", convolutions.patch_convolution),
     Pattern("stem_convolution", "matmul", convolutions.stem_convolution, BF16),
     Pattern("pointwise_convolution", "matmul", convolutions.pointwise_convolution, BF16),
+    Pattern("projected_attention", "matmul", attentions.projected_attention, ()),
     Pattern("attention", "matmul", attentions.attention, HALF),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),
     Pattern("rope", "elementwise", rotary.rope),

@@ -47,6 +47,7 @@ OWN: Final[Mapping[str, tuple[int, ...]]] = {
     "kitsune.fusion.calls.linear_activation": (1,),
     "kitsune.fusion.calls.head_cross_entropy": (1,),
     "kitsune.fusion.calls.patch_convolution": (1,),
+    "kitsune.fusion.calls.projected_attention": (1, 2, 3),
     "kitsune.fusion.calls.stem_convolution": (1,),
     "kitsune.fusion.calls.pointwise_convolution": (1,),
 }

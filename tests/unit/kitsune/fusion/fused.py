@@ -253,6 +253,19 @@ class Heads(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, **self.settings).transpose(1, 2).flatten(2)
 
 
+class Projected(nn.Module):
+    """Self-attention whose queries, keys and values have a layer each, as in BERT."""
+
+    def __init__(self, bias: bool = True, **settings: Any) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, 32, bias) for _ in range(3))
+        self.settings = settings
+
+    def forward(self, x):
+        q, k, v = (layer(x).view(*x.shape[:2], 2, 16).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        return F.scaled_dot_product_attention(q, k, v, **self.settings).transpose(1, 2).flatten(2)
+
+
 class Dropped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -358,6 +371,12 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "causal attention": ("softmax", Attention, (normal(2, 4, 4),)),
     "attention": ("attention", Heads, (ROWS,)),
     "causal heads": ("attention", lambda: Heads(is_causal=True, scale=0.5), (ROWS,)),
+    "attention of BERT": ("projected_attention", Projected, (ROWS,)),
+    "causal attention without biases": (
+        "projected_attention",
+        lambda: Projected(bias=False, is_causal=True, scale=0.5),
+        (ROWS,),
+    ),
     "masked attention": ("softmax", Masked, (normal(2, 2, 4, 4), torch.zeros(2, 1, 1, 4))),
     "a head": ("linear_cross_entropy", Head, (ROWS, TARGETS)),
     "a head with a bias": ("linear_cross_entropy", lambda: Head(bias=True), (ROWS, TARGETS)),

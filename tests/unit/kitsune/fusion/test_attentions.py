@@ -1,4 +1,4 @@
-"""Whether attention is over the parts of one projection, by the memory in which queries, keys and values lie."""
+"""Whether attention is over the parts of one projection, or of three of one input, by the memory they lie in."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from kitsune.fusion import Match, calls
-from kitsune.fusion.attentions import attention
+from kitsune.fusion.attentions import attention, projected_attention
 
 HEADS, HEAD, TOKENS = 2, 16, 5
 WIDTH = HEADS * HEAD
@@ -133,4 +133,82 @@ def test_the_call_computes_what_the_parts_do():
     packed = torch.randn(2, TOKENS, 3 * WIDTH)
     wanted = F.scaled_dot_product_attention(*chunks(packed), is_causal=True)
     ours = calls.packed_attention(packed, (2, HEADS, TOKENS, HEAD), None, True, 0.0, torch.float32)
+    torch.testing.assert_close(ours, wanted)
+
+
+# Of three projections -------------------------------------------------------------------------------------------------
+
+
+def projected(function, inputs=1, shape=(2, TOKENS, WIDTH)):
+    """(what is found, the nodes of the linear layers)."""
+    finds, layers = [], []
+
+    def look(graph, _):
+        for node in graph.graph.nodes:
+            finds.append(projected_attention(node))
+            layers.extend([node] if node.target is F.linear else [])
+        return graph
+
+    torch._dynamo.reset()
+    xs = [torch.randn(shape).requires_grad_() for _ in range(inputs)]
+    weights = [torch.randn(WIDTH, WIDTH).requires_grad_() for _ in range(3)]
+    torch.compile(function, backend=look, fullgraph=True)(*xs, *weights)
+    (find,) = [one for one in finds if one is not None] or [None]
+    return find, layers
+
+
+def attended(q, k, v, heads=heads_of, **settings):
+    return F.scaled_dot_product_attention(*map(heads, (q, k, v)), **settings)
+
+
+def test_three_projections_of_one_input_become_one():
+    match, layers = projected(lambda x, *weights: attended(*(F.linear(x, each) for each in weights)))
+    assert match.call is calls.projected_attention
+    assert match.arguments[0].name == "l_x_" and len(layers) == 3 and set(layers) < set(match.inner)
+    assert match.arguments[4:8] == (None, None, None, (2, HEADS, TOKENS, HEAD))
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x, y, a, b, c: attended(F.linear(x, a), F.linear(y, b), F.linear(y, c)), 2),
+        (lambda x, a, b, c: attended(F.linear(x, a), F.linear(x, b), F.linear(x, b)), 1),
+        (lambda x, a, b, c: attended(F.linear(x, a), F.linear(x, b), F.linear(x, c) * 2), 1),
+        (lambda x, a, b, c: attended(F.linear(x, a), F.linear(x, b).detach(), F.linear(x, c)), 1),
+        (lambda x, a, b, c: attended(F.linear(x, a), x, F.linear(x, c)), 1),
+    ],
+    ids=["of two inputs", "one weight twice", "one is scaled", "one is detached", "keys are not projected"],
+)
+def test_other_projections_stay_apart(function, inputs):
+    assert projected(function, inputs)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (
+            lambda x, a, b, c: attended(F.linear(x, a, a[0]), F.linear(x, b), F.linear(x, c)),
+            "only some of its projections have biases",
+        ),
+        (
+            lambda x, a, b, c: attended(
+                *(F.linear(x, each) for each in (a, b, c)), heads=lambda one: one.view(2, HEADS, TOKENS, HEAD)
+            ),
+            "its projections are not split into heads in their order",
+        ),
+    ],
+    ids=["one bias", "positions for heads"],
+)
+def test_near_misses_say_why(function, reason):
+    assert projected(function)[0] == reason
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_the_joined_call_computes_what_the_three_do(biases):
+    torch.manual_seed(0)
+    x, *weights = torch.randn(2, TOKENS, 7), *(torch.randn(WIDTH, 7) for _ in range(3))
+    given = [torch.randn(WIDTH) if biases else None for _ in range(3)]
+    wanted = attended(*map(F.linear, [x] * 3, weights, given), is_causal=True)
+    shape = (2, HEADS, TOKENS, HEAD)
+    ours = calls.projected_attention(x, *weights, *given, shape, None, True, 0.0, torch.float32)
     torch.testing.assert_close(ours, wanted)
