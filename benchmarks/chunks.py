@@ -1,16 +1,19 @@
-"""Suite chunks: linear_cross_entropy by the most bytes of a chunk's logits; raw us of every block to a result file.
+"""Suite chunks: linear_cross_entropy by the most bytes of a chunk's logits, and by how a program reads a row of them.
 
     python -m benchmarks.chunks
     python -m benchmarks.chunks --cases gpt2_small/8x512
 
-Forward and backward in bf16. All arms of a case are interleaved in one process; `128 MiB` is an arm.
+Forward and backward in bf16. All arms of a case are interleaved in one process. `128 MiB` is an arm; `8192 by 32` has
+chunks of the size in use, whose rows are read 8192 classes at once by 32 warps.
 """
 
 import argparse
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from unittest import mock
 
 import torch
 
@@ -18,7 +21,7 @@ from benchmarks import results_file
 from benchmarks.kernel_cases import Run
 from benchmarks.kernels import keep, race
 from benchmarks.training_step import DEVICE
-from kitsune.kernels import linear_cross_entropy
+from kitsune.kernels import linear_cross_entropy as kernel
 
 #: Case -> (rows, hidden, classes).
 SHAPES: Final[Mapping[str, tuple[int, int, int]]] = {
@@ -30,9 +33,12 @@ SHAPES: Final[Mapping[str, tuple[int, int, int]]] = {
     "bert_base_mlm/16x128": (2048, 768, 30522),
 }
 POWERS: Final = (27, 28, 29, 30, 31)
+#: (classes that a program reads at once, its warps). The fewer programs are resident, the more of the rows that they
+#: read a second time is still in the cache.
+READS: Final = ((4096, 8), (4096, 16), (8192, 16), (8192, 32), (16384, 32))
 
 
-def build(shape: tuple[int, int, int], most_bytes: int) -> Run:
+def build(shape: tuple[int, int, int], most_bytes: int | None = None, read: tuple[int, int] | None = None) -> Run:
     rows, hidden, classes = shape
     torch.manual_seed(0)
     x = torch.randn(rows, hidden, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
@@ -40,14 +46,30 @@ def build(shape: tuple[int, int, int], most_bytes: int) -> Run:
     target = torch.randint(classes, (rows,), device=DEVICE)
 
     def run() -> tuple[torch.Tensor, ...]:
-        linear_cross_entropy.LOGITS_BYTES = most_bytes  # type: ignore[misc]
-        return torch.autograd.grad(linear_cross_entropy.linear_cross_entropy(x, weight, target), (x, weight))
+        with changed(most_bytes, read):
+            return torch.autograd.grad(kernel.linear_cross_entropy(x, weight, target), (x, weight))
 
     return run
 
 
+@contextlib.contextmanager
+def changed(most_bytes: int | None, read: tuple[int, int] | None) -> Iterator[None]:
+    """The kernel with these settings in place of its own, in the block."""
+    settings: dict[str, Any] = {} if most_bytes is None else {"LOGITS_BYTES": most_bytes}
+    if read is not None:
+        block, warps = read
+        settings |= {"piece_of": lambda _: (1, block), "warps_of": lambda _: warps}
+    with contextlib.ExitStack() as stack:
+        for name, value in settings.items():
+            stack.enter_context(mock.patch.object(kernel, name, value))
+        yield
+
+
 def builds(case: str) -> dict[str, Callable[[], Run]]:
-    return {f"{2 ** (power - 20)} MiB": partial(build, SHAPES[case], 2**power) for power in POWERS}
+    return {
+        **{f"{2 ** (power - 20)} MiB": partial(build, SHAPES[case], 2**power) for power in POWERS},
+        **{f"{block} by {warps}": partial(build, SHAPES[case], read=(block, warps)) for block, warps in READS},
+    }
 
 
 def main() -> None:
