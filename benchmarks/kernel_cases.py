@@ -364,6 +364,20 @@ def of_projected_attention(sizes: Sizes, place: Place) -> Operation:
     return Operation(eager, compiled(ours, place), (place.draw(batch, tokens, width), *weights))
 
 
+def of_joined_linear(sizes: Sizes, place: Place) -> Operation:
+    """`sizes`: (rows, width, widths of the results...)."""
+    rows, width, *wide = sizes
+
+    def eager(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(F.linear(x, weight) for weight in weights)
+
+    def ours(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return calls.joined_linear(x, x.dtype, len(weights), *weights)
+
+    weights = (place.draw(each, width).detach().div(width**0.5).requires_grad_() for each in wide)
+    return Operation(eager, compiled(ours, place), (place.draw(rows, width), *weights))
+
+
 def of_cross_entropy(sizes: Sizes, place: Place) -> Operation:
     rows, classes = sizes
     target = torch.randint(classes, (rows,), device=place.device)
@@ -544,6 +558,15 @@ PROJECTED = {
     "gpt2_small-16x256": (16, 12, 256, 64, DROPPED, True),
     "llama_125m-32x256": (32, 12, 256, 64, 0.0, True),
 }
+#: (rows, width, widths of the results...)
+JOINED = {
+    "bert_base-2x128": (256, 768, 768, 768, 768),
+    "llama_125m-8x1024": (8192, 768, 768, 768, 768),
+    "llama_1b-1x2048": (2048, 2048, 2048, 512, 512),
+    "llama_1b-8x2048": (16384, 2048, 2048, 512, 512),
+    "llama_8b-1x2048": (2048, 4096, 4096, 1024, 1024),
+    "t5_base-32x128": (4096, 768, 768, 768, 768),
+}
 #: (rows, hidden, classes)
 HIDDEN_CLASSES = {
     "bert_base-2x128": (256, 768, 30522),
@@ -631,6 +654,7 @@ KERNELS = {
         Kernel("rope", HEADS, of_rope),
         Kernel("attention", PROJECTED, of_attention, ("bf16", "fp16")),
         Kernel("projected_attention", PROJECTED, of_projected_attention, ("bf16", "fp16")),
+        Kernel("joined_linear", JOINED, of_joined_linear, ("bf16", "fp16")),
         Kernel("cross_entropy", CLASSES, of_cross_entropy),
         Kernel("linear_cross_entropy", HIDDEN_CLASSES, of_linear_cross_entropy),
         Kernel("batch_norm_relu_train", STAGES, partial(of_batch_norm_relu, training=True, last=False)),

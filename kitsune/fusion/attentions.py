@@ -1,27 +1,14 @@
 """Patterns of attention without a mask. Each function takes the last node of a possible match."""
 
-import operator
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.match import Found, Match
-from kitsune.fusion.operations import aten, is_tensor, memory_of, operation_of, value_of
+from kitsune.fusion.operations import VIEWS, is_tensor, memory_of, operation_of, value_of
 from kitsune.kernels import attention as kernel
-
-#: Views by which models take queries, keys and values from a projection.
-VIEWS: Final = frozenset(
-    {
-        operator.getitem,
-        *("chunk", "split", "unbind", "narrow", "view", "reshape", "unflatten", "flatten", "transpose", "permute"),
-        *(torch.chunk, torch.split, torch.unbind, torch.narrow, torch.reshape, torch.unflatten, torch.flatten),
-        *(torch.transpose, torch.permute, aten.chunk.default, aten.split.Tensor, aten.unbind.int, aten.slice.Tensor),
-        *(aten.select.int, aten.view.default, aten.reshape.default, aten.unflatten.int, aten.flatten.using_ints),
-        *(aten.transpose.int, aten.permute.default),
-    }
-)
 
 
 def attention(node: Node) -> Found:

@@ -3,6 +3,8 @@
 `dtype` is that of the result in the model: under autocast torch casts its inputs, and so do these functions.
 """
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 
@@ -115,6 +117,18 @@ def packed_attention(
     batch, heads, tokens, head = shape
     qkv = packed.to(dtype).view(batch, tokens, 3, heads, head)
     return packed_attentions.packed_attention(qkv, scale, causal, dropout_p)
+
+
+def joined_linear(x: torch.Tensor, dtype: torch.dtype, layers: int, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """So many linear layers of one input as one product. `given`: their weights, then their biases, if any.
+
+    The results are slices of one tensor, each with a gradient of its own.
+    """
+    parts = [one.to(dtype) for one in given]
+    weights, biases = parts[:layers], parts[layers:]
+    y = F.linear(x.to(dtype), torch.cat(weights), torch.cat(biases) if biases else None)
+    ends = list(itertools.accumulate(len(weight) for weight in weights))
+    return tuple(y[..., end - len(weight) : end] for weight, end in zip(weights, ends, strict=True))
 
 
 def projected_attention(

@@ -23,7 +23,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from kitsune.errors import SURPRISES
-from kitsune.fusion.operations import aten, memory_of, operation_of, value_of
+from kitsune.fusion.operations import VIEWS, aten, memory_of, operation_of, value_of
 from kitsune.fusion.writes import is_written, mutates
 
 EMBEDDINGS: Final = frozenset({F.embedding, torch.embedding, aten.embedding.default})
@@ -42,16 +42,6 @@ PROMOTING: Final = frozenset(
         *(operator.sub, torch.sub, aten.sub.Tensor, "sub"),
         *(operator.mul, torch.mul, aten.mul.Tensor, "mul"),
         *(torch.cat, torch.concat, aten.cat.default),
-    }
-)
-#: Functions and methods that give a view.
-VIEWS: Final = frozenset(
-    {
-        *(operator.getitem, "view", "reshape", "flatten", "unflatten", "expand", "expand_as", "contiguous"),
-        *("unsqueeze", "squeeze", "transpose", "permute", "t", "chunk", "split", "unbind", "select", "narrow"),
-        *(torch.reshape, torch.flatten, torch.unflatten, torch.unsqueeze, torch.squeeze, torch.transpose),
-        *(torch.permute, torch.t, torch.chunk, torch.split, torch.unbind, torch.select, torch.narrow),
-        *(aten.view.default, aten.reshape.default, aten.transpose.int, aten.permute.default, aten.t.default),
     }
 )
 #: By the names of `operation_of`: they read activations in half precision, as they do behind a product.

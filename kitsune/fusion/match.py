@@ -9,8 +9,9 @@ import torch
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
+from torch.fx.node import map_arg
 
-from kitsune.fusion.operations import BORDERS, FRESH, autocasts_at, names_of, operation_of, value_of
+from kitsune.fusion.operations import BORDERS, FRESH, VIEWS, autocasts_at, names_of, operation_of, value_of
 from kitsune.fusion.writes import are_written, memories_of, mutates, written_by
 from kitsune.kernels.dtypes import DTYPES
 
@@ -22,7 +23,8 @@ class Match:
     `results`: the nodes that the call replaces, the last in the graph first; for several, the call returns a tuple.
     `inner`: nodes that disappear, so nothing else may use them. `kept`: results that the backward of the call reads,
     besides its arguments. `writes`: arguments that the call writes, as the replaced nodes do. `dtype`: the dtype that
-    the kernel reads, if it is not that of the first result.
+    the kernel reads, if it is not that of the first result. `any_strides`: its results may have other strides than
+    those of the nodes, if operations read them, or views that they allow.
     """
 
     call: Callable[..., Any]
@@ -32,6 +34,7 @@ class Match:
     kept: tuple[Node, ...] = ()
     writes: tuple[Node, ...] = ()
     dtype: torch.dtype | None = None
+    any_strides: bool = False
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -113,8 +116,12 @@ def surroundings(match: Match) -> Iterator[None]:
         yield
 
 
-def why_unlike(match: Match) -> str | None:
-    """How the results of the call differ from those of the nodes in shape, dtype or layout, or None. Needs no data."""
+def values_of(match: Match) -> dict[Node, Any] | str:
+    """How the results of the call differ from those of the nodes in shape, dtype or layout, which they may not.
+
+    For a match with `any_strides` that may be replaced, its results and the views of them with their new strides; else
+    an empty dict. Needs no data.
+    """
     wanted = [value_of(node) for node in match.results]
     values = [value_of(one) for one in match.arguments]
     known = [*wanted, *(value for value, one in zip(values, match.arguments, strict=True) if isinstance(one, Node))]
@@ -130,21 +137,54 @@ def why_unlike(match: Match) -> str | None:
     try:
         with tracing(None), mode, torch.no_grad(), surroundings(match):
             found = match.call(*values)
+            given = found if isinstance(found, tuple) else (found,)
+            reason = difference(wanted, given, match.any_strides)
+            return reason or (viewed_from(match, given) if match.any_strides else {})
     except (RuntimeError, TypeError, ValueError) as error:
         return f"the kernel does not take it: {str(error).partition(chr(10))[0]}"
-    given = found if isinstance(found, tuple) else (found,)
-    return difference(wanted, given)
 
 
-def difference(wanted: list[Any], given: tuple[Any, ...]) -> str | None:
+def difference(wanted: list[Any], given: tuple[Any, ...], any_strides: bool = False) -> str | None:
     if len(wanted) != len(given):
         return f"the kernel gives {len(given)} results for {len(wanted)}"
     for old, new in zip(wanted, given, strict=True):
         if old.shape != new.shape or old.dtype != new.dtype:
             return f"the kernel gives {shown(new)} for {shown(old)}"
-        if used_strides(old) != used_strides(new):
+        if not any_strides and used_strides(old) != used_strides(new):
             return "the kernel lays its result out in another way"
     return None
+
+
+def viewed_from(match: Match, given: tuple[Any, ...]) -> dict[Node, Any] | str:
+    """The results with these values, and the views of them; or why they may not have these strides.
+
+    Other operations than views give tensors of their own, laid out as before.
+    """
+    found: dict[Node, Any] = dict(zip(match.results, given, strict=True))
+    for node in match.results[0].graph.nodes:
+        if node in found or found.keys().isdisjoint(node.all_input_nodes):
+            continue
+        if node.op == "output":
+            return "a result leaves the graph, and its strides with it"
+        if node.target in VIEWS:
+            try:
+                found[node] = run_with(node, found)
+            except (RuntimeError, ValueError) as error:
+                return f"a view needs the strides of a result: {str(error).partition(chr(10))[0]}"
+    return found
+
+
+def run_with(node: Node, values: dict[Node, Any]) -> Any:
+    """The result of a function or method where some of its inputs have these values."""
+
+    def value(one: Node) -> Any:
+        return values.get(one, value_of(one))
+
+    args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
+    if node.op == "call_method":
+        first, *rest = args
+        return getattr(first, str(node.target))(*rest, **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def used_strides(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -111,6 +111,18 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "running_mean": "mean",
     "running_var": "variance",
 }
+#: Functions and methods that give a view, or the same numbers in another layout.
+VIEWS: Final = frozenset(
+    {
+        *(operator.getitem, "view", "reshape", "flatten", "unflatten", "expand", "expand_as", "contiguous"),
+        *("unsqueeze", "squeeze", "transpose", "permute", "t", "chunk", "split", "unbind", "select", "narrow"),
+        *(torch.reshape, torch.flatten, torch.unflatten, torch.unsqueeze, torch.squeeze, torch.transpose),
+        *(torch.permute, torch.t, torch.chunk, torch.split, torch.unbind, torch.select, torch.narrow),
+        *(aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int, aten.t.default),
+        *(aten.transpose.int, aten.permute.default, aten.chunk.default, aten.split.Tensor, aten.unbind.int),
+        *(aten.slice.Tensor, aten.select.int),
+    }
+)
 #: Calls that change a mode (autocast, grad): nodes cannot be moved across them.
 BORDERS: Final = (_enter_autocast, _exit_autocast, torch._C._set_grad_enabled)
 #: Operations whose result is a new tensor that aliases nothing.

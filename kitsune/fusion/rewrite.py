@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule, Node
 
-from kitsune.fusion.match import Match, place_of, why_unlike
+from kitsune.fusion.match import Match, place_of, values_of
 from kitsune.fusion.operations import aten, operation_of, value_of
 from kitsune.fusion.patterns import Pattern
 from kitsune.fusion.stats import Benefit, Kept, Refused
@@ -60,12 +60,17 @@ def replace(match: Match, pattern: Pattern, judge: Judge, done: Rewriting) -> st
     place = place_of(match)
     if isinstance(place, str):
         return place
-    reason = why_unlike(match) or pattern.why_not(match)
+    values = values_of(match)
+    if isinstance(values, str):
+        return values
+    reason = pattern.why_not(match)
     if reason is not None:
         return reason
     benefit = judge(pattern, match)
     if isinstance(benefit, str):
         return benefit
+    for node, value in values.items():
+        node.meta["example_value"] = value
     put(match, place)
     done.kept.append(Kept(pattern.name, len(match.nodes), benefit))
     return None

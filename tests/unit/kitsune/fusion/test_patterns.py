@@ -12,6 +12,7 @@ from kitsune.errors import SettingsError
 from kitsune.fusion import Pattern
 from kitsune.fusion.patterns import PATTERNS
 from tests.unit.kitsune.fusion.fused import (
+    BESIDE,
     CASES,
     ROWS,
     TARGETS,
@@ -20,9 +21,9 @@ from tests.unit.kitsune.fusion.fused import (
     Attention,
     BatchNormed,
     Dropped,
-    Gated,
     GatedMlp,
     Head,
+    Joined,
     Mlp,
     Norm,
     Pointwise,
@@ -59,7 +60,7 @@ def test_a_pattern_is_found_and_computes_the_same(name, form):
     fusing = engine()
     ours = step(fusing.fuse(module), list(module.parameters()), *inputs)
     wanted = step(plain, list(plain.parameters()), *inputs)
-    assert fusing.get_fusion_stats().matches == {pattern: 1}
+    assert fusing.get_fusion_stats().matches == {pattern: 1} | BESIDE.get(name, {})
     for one, other in zip(ours, wanted, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
@@ -92,7 +93,7 @@ def test_a_pattern_is_found_under_autocast(name):
     with torch.autocast("cpu", torch.bfloat16):
         ours = step(fusing.fuse(copy.deepcopy(plain)), [], *inputs)[0]
         wanted = step(plain, [], *inputs)[0]
-    assert fusing.get_fusion_stats().matches == {pattern: 1}
+    assert fusing.get_fusion_stats().matches == {pattern: 1} | BESIDE.get(name, {})
     torch.testing.assert_close(ours, wanted, rtol=2e-2, atol=2e-2)
 
 
@@ -522,7 +523,7 @@ def test_a_block_whose_sizes_the_kernel_does_not_take_has_its_activation_replace
 
 
 def test_a_gated_block_with_dropout_has_its_gate_replaced_alone():
-    assert stats_of(GatedMlp(dropout=0.5), ROWS).matches == {"swiglu": 1}
+    assert stats_of(GatedMlp(dropout=0.5), ROWS).matches == {"swiglu": 1} | BESIDE["SwiGLU"]
 
 
 @pytest.mark.parametrize("layer", ["gate", "up", "down"])
@@ -585,7 +586,7 @@ def test_a_gated_block_whose_sizes_the_kernel_does_not_take_has_its_gate_replace
     block.gate, block.up = (nn.Linear(WIDTH, 6, bias=False) for _ in range(2))
     block.down = nn.Linear(6, WIDTH, bias=False)
     stats = stats_of(block, ROWS)
-    assert stats.matches == {"swiglu": 1}
+    assert stats.matches == {"swiglu": 1} | BESIDE["SwiGLU"]
     assert [(one.pattern, one.reason) for one in stats.refused] == [
         ("gated_mlp", "the kernel is not for its sizes and dtype on this device")
     ]
@@ -716,13 +717,13 @@ def test_a_pattern_is_of_a_kind_that_a_configuration_can_turn_off():
 @pytest.mark.parametrize(
     ("flag", "module", "inputs"),
     [
-        ("enable_elementwise", Gated, (ROWS,)),
         ("enable_reduction", Norm, (ROWS,)),
         ("enable_reduction", Attention, (normal(2, 4, 4),)),
         ("enable_reduction", BatchNormed, (normal(2, 6, 5, 5),)),
         ("enable_pooling", partial(nn.MaxPool2d, 2), (normal(2, 3, 4, 4),)),
         ("enable_elementwise", Activated, (ROWS,)),
         ("enable_matmul", partial(nn.Conv2d, 3, 6, 2, stride=2), (normal(2, 3, 4, 6),)),
+        ("enable_matmul", Joined, (ROWS,)),
     ],
 )
 def test_each_flag_turns_off_its_kind_and_no_other(flag, module, inputs):

@@ -1,0 +1,117 @@
+"""Layers of one input as one product: what may read their slices, what is declined, and numbers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kitsune.fusion import calls
+from tests.unit.kitsune.fusion.fused import WIDTH, engine, normal
+
+X = normal(2, 3, WIDTH)
+
+
+def weights(*widths):
+    return [normal(width, WIDTH, seed=number) for number, width in enumerate(widths)]
+
+
+def fused(function, *given, x=X):
+    """(what is found, the reasons of what is refused, what it gives with gradients, what torch gives)."""
+    fusing = engine()
+    leaves = [one.detach().requires_grad_() for one in (x, *given)]
+    found = []
+    for run in (fusing.fuse(function), function):
+        y = run(*leaves)
+        slopes = torch.linspace(-1, 2, y.numel()).view_as(y)
+        found.append([y.detach(), *torch.autograd.grad(y, leaves, slopes)])
+    stats = fusing.get_fusion_stats()
+    return stats.matches, [one.reason for one in stats.refused if one.pattern == "joined_linear"], *found
+
+
+def rotated(x, q, k, v):
+    """As queries and keys are turned before attention over more positions than a kernel of ours supports."""
+    q, k, v = (F.linear(x, each).view(2, 3, -1, 4).transpose(1, 2) for each in (q, k, v))
+    q, k = (torch.cat((-one[..., 2:], one[..., :2]), -1) + one.cos() for one in (q, k))
+    return F.scaled_dot_product_attention(q.contiguous(), k, v, torch.ones(3, 3).tril().bool())
+
+
+def flattened(x, a, b):
+    return F.linear(x, a).reshape(6, -1).sin() + F.linear(x, b).flatten(0, 1)
+
+
+def written(x, a, b):
+    y, z = F.linear(x, a), F.linear(x, b)
+    return y.mul_(2) + z
+
+
+def several(x, a, b):
+    y, z = (F.linear(x, each).chunk(2, -1) for each in (a, b))
+    return y[0].sin() * z[1] + y[1] * z[0].cos()
+
+
+@pytest.mark.parametrize(
+    ("function", "widths"),
+    [(rotated, (8, 8, 8)), (flattened, (8, 8)), (written, (6, 6)), (several, (4, 4))],
+)
+def test_what_reads_the_slices_gives_the_same(function, widths):
+    matches, _, ours, torchs = fused(function, *weights(*widths))
+    assert matches["joined_linear"] == 1
+    for one, other in zip(ours, torchs, strict=True):
+        assert one.stride() == other.stride()
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "widths", "reason"),
+    [
+        (
+            lambda x, a, b: F.linear(x, a).sin().view(6, 8) + F.linear(x, b).view(-1).view(6, 8),
+            (8, 8),
+            "a view needs the strides of a result",
+        ),
+        (lambda x, a, b: F.linear(x, a, a[:, 0]) + F.linear(x, b), (8, 8), "only some of its layers have biases"),
+    ],
+    ids=["a view of all numbers", "one bias"],
+)
+def test_what_is_declined_says_why(function, widths, reason):
+    matches, reasons, ours, torchs = fused(function, *weights(*widths))
+    assert "joined_linear" not in matches
+    assert len(reasons) == 1 and reason in reasons[0]
+    for one, other in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_result_that_leaves_the_graph_keeps_its_strides():
+    fusing = engine()
+    results = fusing.fuse(lambda x, a, b: (F.linear(x, a), F.linear(x, b).view(6, -1)))(X, *weights(8, 8))
+    assert all(one.is_contiguous() for one in results)
+    (refused,) = fusing.get_fusion_stats().refused
+    assert refused.pattern == "joined_linear" and "a result leaves the graph" in refused.reason
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, a, b: F.linear(x, a) + F.linear(x.sin(), b),
+        lambda x, a, b: F.linear(x, a) + F.linear(x, a) * b[0],
+    ],
+    ids=["of two inputs", "one weight twice"],
+)
+def test_others_are_not_looked_at(function):
+    matches, reasons, *_ = fused(function, *weights(8, 8))
+    assert "joined_linear" not in matches and not reasons
+
+
+def test_where_only_some_need_gradients_they_stay_apart():
+    fusing = engine()
+    x, (a, b) = X.detach(), weights(8, 8)
+    fusing.fuse(lambda x, a, b: F.linear(x, a).sin() + F.linear(x, b))(x, a.detach(), b)
+    assert "only some need gradients" in fusing.get_fusion_stats().refused[0].reason
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_the_call_gives_each_layer_in_its_order(biases):
+    layers = weights(3, 5, 2)
+    given = [normal(len(weight), seed=9) for weight in layers] if biases else []
+    found = calls.joined_linear(X, torch.float32, 3, *layers, *given)
+    for one, weight, bias in zip(found, layers, given or [None] * 3, strict=True):
+        torch.testing.assert_close(one, F.linear(X, weight, bias))
