@@ -50,10 +50,10 @@ class Knob:
     compiles: bool = False
     sets_dtype: bool = False
     excludes: tuple[Exclusion, ...] = ()
+    default: Choice = field(init=False)  # not a property: a search of an hour asks for it a million times
 
-    @property
-    def default(self) -> Choice:
-        return next(iter(self.choices))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "default", next(iter(self.choices)))
 
     def is_searched(self, choice: Choice) -> bool:
         return choice == self.default or self.searched is None or choice in self.searched

@@ -66,7 +66,7 @@ def deviations(rows: Matrix, covariance: Matrix) -> Vector:
 def improvement(means: Vector, deviations: Vector, best: float) -> Vector:
     """Expected improvement of each configuration over `best`, in log time."""
     z = (best - means) / deviations
-    cumulative = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
+    cumulative = 0.5 * np.fromiter(map(math.erfc, -z / math.sqrt(2)), float, len(z))
     density = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
     found: Vector = (best - means) * cumulative + deviations * density
     return found
@@ -78,7 +78,7 @@ class Grid:
     def __init__(self, space: Space) -> None:
         self._searchable = space.searchable()
         sizes = [len(choices) for choices in self._searchable.values()]
-        chosen = np.indices(sizes).reshape(len(sizes), math.prod(sizes))
+        chosen = np.indices(sizes, dtype=np.int8).reshape(len(sizes), math.prod(sizes))
         self._chosen = chosen[:, ~self._clashing(space, chosen)]
         columns = [here == number for here, size in zip(self._chosen, sizes, strict=True) for number in range(1, size)]
         self.rows: Matrix = np.stack([np.ones(self._chosen.shape[1]), *columns], axis=1).astype(float)
@@ -92,7 +92,7 @@ class Grid:
         chosen = zip(self._searchable.items(), self._chosen[:, number], strict=True)
         return {knob: choices[index] for (knob, choices), index in chosen if index > 0}
 
-    def _clashing(self, space: Space, chosen: NDArray[np.int_]) -> NDArray[np.bool_]:
+    def _clashing(self, space: Space, chosen: NDArray[np.int8]) -> NDArray[np.bool_]:
         """Mask of excluded configurations, vectorised: five times as fast as the checks of Space.configurations."""
         place = {knob: number for number, knob in enumerate(self._searchable)}
 
@@ -100,8 +100,9 @@ class Grid:
             if knob not in place:
                 entry = space.table.get(knob)
                 return np.full(chosen.shape[1], entry is not None and entry.default in wanted)
-            numbers = [number for number, choice in enumerate(self._searchable[knob]) if choice in wanted]
-            return np.isin(chosen[place[knob]], numbers)
+            are_among = np.array([choice in wanted for choice in self._searchable[knob]])
+            found: NDArray[np.bool_] = are_among[chosen[place[knob]]]
+            return found
 
         found = np.zeros(chosen.shape[1], dtype=bool)
         for knob in space.table.values():
