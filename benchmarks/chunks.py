@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 from benchmarks import results_file
-from benchmarks.kernel_cases import Run
+from benchmarks.kernel_runs import Run
 from benchmarks.kernels import keep, race
 from benchmarks.training_step import DEVICE
 from kitsune.kernels import linear_cross_entropy as kernel

@@ -1,23 +1,42 @@
 """The cases of suite kernels: what users write in torch, our kernel of it, and the sizes in which models ask for it.
 
-Sizes go in; runs come out, one for each arm, all on the same inputs: forward and backward, an optimizer's update, or
-casts.
+Sizes go in; an operation comes out, with its inputs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from benchmarks.kernel_runs import DTYPES, Casts, Function, Operation, Place, Sizes, Update
+from benchmarks.kernel_shapes import (
+    BLOCKS,
+    BOTTLENECKS,
+    CAUSAL,
+    CLASSES,
+    DROPPED,
+    GATED,
+    GATED_BLOCKS,
+    HEADS,
+    HIDDEN,
+    HIDDEN_CLASSES,
+    INNER,
+    JOINED,
+    MASKED,
+    MODELS,
+    PATCHES,
+    POOLS,
+    PROJECTED,
+    STAGES,
+    STEMS,
+)
 from kitsune.fusion import calls
-from kitsune.kernels.adamw import adamw_
 from kitsune.kernels.add_norm import add_layer_norm, add_rms_norm
 from kitsune.kernels.batch_norm_relu import batch_norm_relu
 from kitsune.kernels.bias_activation import KINDS, bias_activation
-from kitsune.kernels.casts import cast_all
 from kitsune.kernels.cross_entropy import cross_entropy
 from kitsune.kernels.dropout_add import dropout_add
 from kitsune.kernels.gated_linear import gated_mlp
@@ -33,156 +52,10 @@ from kitsune.kernels.stem_convolution import stem_convolution
 from kitsune.kernels.swiglu import swiglu
 from tuner.zoo import ZOO
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 EPS = 1e-5
 MOMENTUM = 0.1
-DROPPED = 0.1
 IMAGE = 3  # channels
 SCALE = 0.125  # one over the root of a head's 64 elements
-ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-
-Sizes = Sequence[Any]
-Run = Callable[[], Any]
-Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
-
-
-class Place(NamedTuple):
-    """In which dtype and where to measure."""
-
-    dtype: torch.dtype
-    device: torch.device
-
-    def draw(self, *sizes: int) -> torch.Tensor:
-        """An input of which the gradient is asked for."""
-        return torch.randn(sizes, dtype=self.dtype, device=self.device).requires_grad_()
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """What users write in torch, and our kernel of it, on the same inputs."""
-
-    eager: Function
-    kitsune: Function
-    inputs: tuple[torch.Tensor, ...]
-
-    def builds(self) -> Mapping[str, Callable[[], Run]]:
-        """A run gives (outputs, gradients). fullgraph: Inductor compiles all of it, or the arm fails and says so."""
-        with torch.no_grad():
-            gradients = [
-                torch.randn_like(y) if y.dim() else torch.ones_like(y) for y in listed(self.eager, self.inputs)
-            ]
-        functions: Mapping[str, Callable[[], Function]] = {
-            "eager": lambda: self.eager,
-            "inductor": lambda: torch.compile(self.eager, dynamic=False, fullgraph=True),
-            "kitsune": lambda: self.kitsune,
-        }
-        return {arm: partial(self.run_of, function, gradients) for arm, function in functions.items()}
-
-    def run_of(self, function: Callable[[], Function], gradients: list[torch.Tensor]) -> Run:
-        made, leaves = function(), [tensor for tensor in self.inputs if tensor.requires_grad]
-
-        def run() -> Any:
-            outputs = listed(made, self.inputs)
-            return outputs, torch.autograd.grad(outputs, leaves, gradients)
-
-        return run
-
-
-def listed(function: Function, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    outputs = function(*inputs)
-    return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """One step of AdamW over parameters of these sizes; each arm has its own. A run gives the parameters."""
-
-    sizes: Sizes
-    place: Place
-
-    def builds(self) -> Mapping[str, Callable[[], Run]]:
-        return {"eager": self.fused, "inductor": self.compiled, "kitsune": self.ours}
-
-    def parameters(self) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        drawn = [self.place.draw(*size) for size in self.sizes]
-        for parameter in drawn:
-            parameter.grad = torch.randn_like(parameter)
-        return drawn
-
-    def of_torch(self, parameters: list[torch.Tensor], **implementation: bool) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, **ADAMW, **implementation, capturable=self.place.device.type == "cuda")
-
-    def fused(self) -> Run:
-        parameters = self.parameters()
-        optimizer = self.of_torch(parameters, fused=True)
-
-        def run() -> Any:
-            optimizer.step()
-            return parameters
-
-        return run
-
-    def compiled(self) -> Run:
-        parameters = self.parameters()
-        optimizer = self.of_torch(parameters, foreach=True)
-        optimizer.step()  # makes the states: compiled without them, the step would be compiled twice
-
-        @torch.compile(dynamic=False)
-        def step() -> None:
-            optimizer.step()
-
-        def run() -> Any:
-            step()
-            return parameters
-
-        return run
-
-    def ours(self) -> Run:
-        parameters = self.parameters()
-        gradients = [parameter.grad for parameter in parameters]
-        states = [[torch.zeros_like(each) for each in parameters] for _ in range(2)]
-        factors = (ADAMW["lr"], *ADAMW["betas"], ADAMW["eps"], ADAMW["weight_decay"])
-        # A step for each parameter, as torch keeps them and as a plan has them updated.
-        steps = [torch.zeros((), device=self.place.device) for _ in parameters]
-
-        def run() -> Any:
-            torch._foreach_add_(steps, 1)
-            adamw_(parameters, gradients, *states, steps, *factors)
-            return parameters
-
-        return run
-
-
-@dataclass(frozen=True, slots=True)
-class Casts:
-    """Tensors of these sizes from fp32 to the place's dtype, or `back`; each arm has its own. A run gives the casts."""
-
-    sizes: Sizes
-    place: Place
-    back: bool
-
-    def builds(self) -> Mapping[str, Callable[[], Run]]:
-        functions: Mapping[str, Callable[..., Any]] = {
-            "eager": torch._foreach_copy_,
-            "inductor": torch.compile(copied, dynamic=False, fullgraph=True),
-            "kitsune": cast_all,
-        }
-        return {arm: partial(self.run_of, function) for arm, function in functions.items()}
-
-    def run_of(self, function: Callable[..., Any]) -> Run:
-        torch.manual_seed(0)
-        wide = [torch.randn(size, device=self.place.device) for size in self.sizes]
-        narrow = [one.to(self.place.dtype) for one in wide]
-        targets, sources = (wide, narrow) if self.back else (narrow, wide)
-
-        def run() -> Any:
-            function(targets, sources)
-            return targets
-
-        return run
-
 
 # What is computed -----------------------------------------------------------------------------------------------------
 
@@ -474,10 +347,6 @@ def of_update(sizes: Sizes, place: Place) -> Update:
     return Update(parameter_sizes(sizes) if isinstance(sizes, str) else sizes, place)
 
 
-def copied(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    torch._foreach_copy_(targets, sources)
-
-
 def of_casts(sizes: Sizes, place: Place, back: bool) -> Casts:
     """`sizes` of the tensors, or the name of a model in the zoo, whose parameters they are."""
     return Casts(parameter_sizes(sizes) if isinstance(sizes, str) else sizes, place, back)
@@ -486,147 +355,6 @@ def of_casts(sizes: Sizes, place: Place, back: bool) -> Casts:
 def parameter_sizes(model: str) -> list[torch.Size]:
     with torch.device("meta"):
         return [parameter.shape for parameter in ZOO[model].base.model().parameters()]
-
-
-# In which sizes -------------------------------------------------------------------------------------------------------
-
-TOKENS = {"bert_base-2x128": 256, "bert_base-16x128": 2048, "gpt2_small-8x512": 4096, "vit_b16-64": 64 * 197}
-LLAMA_TOKENS = {"llama_8b-1x2048": 2048, "llama_8b-4x2048": 8192}
-#: (rows, hidden)
-HIDDEN = {name: (rows, 768) for name, rows in TOKENS.items()} | {
-    name: (rows, 4096) for name, rows in LLAMA_TOKENS.items()
-}
-#: (rows, width within the feed-forward block)
-INNER = {name: (rows, 3072) for name, rows in TOKENS.items()} | {
-    name: (rows, 14336) for name, rows in LLAMA_TOKENS.items()
-}
-#: (rows, hidden, width within the block)
-BLOCKS = {name: (rows, 768, 3072) for name, rows in TOKENS.items()} | {
-    "bert_large-16x128": (2048, 1024, 4096),
-    "wide-8x512": (4096, 2048, 8192),
-}
-#: The same
-GATED_BLOCKS = {
-    "llama_125m-1x1024": (1024, 768, 2048),
-    "llama_125m-8x1024": (8192, 768, 2048),
-    "tinyllama-1x2048": (2048, 2048, 5632),
-    "llama_1b-2x2048": (4096, 2048, 8192),
-    "llama_8b-1x2048": (2048, 4096, 14336),
-    "llama_wide-2x2048": (4096, 4096, 14336),
-}
-GATED = {
-    "tinyllama-1x2048": (2048, 5632),
-    "llama_1b-1x2048": (2048, 8192),
-    "llama_1b-8x2048": (16384, 8192),
-    "llama_8b-1x512": (512, 14336),
-    "llama_8b-1x2048": (2048, 14336),
-    "llama_8b-4x2048": (8192, 14336),
-}
-#: (batch, heads, tokens)
-CAUSAL = {
-    "gpt2_small-1x128": (1, 12, 128),
-    "gpt2_small-2x256": (2, 12, 256),
-    "gpt2_small-8x512": (8, 12, 512),
-    "gpt2_small-8x1024": (8, 12, 1024),
-    "gpt2_medium-4x1000": (4, 16, 1000),
-    "llama_8b-1x2048": (1, 32, 2048),
-}
-MASKED = {
-    "bert_base-2x128": (2, 12, 128),
-    "bert_base-16x128": (16, 12, 128),
-    "bert_base-16x384": (16, 12, 384),
-    "bert_base-16x500": (16, 12, 500),
-    "bert_large-8x512": (8, 16, 512),
-    "llama_8b-2x2048": (2, 32, 2048),
-}
-#: (batch, heads, tokens, elements of a head)
-HEADS = {
-    "modernbert_base-2x128": (2, 12, 128, 64),
-    "modernbert_base-16x512": (16, 12, 512, 64),
-    "llama_1b-1x2048": (1, 32, 2048, 64),
-    "llama_1b-8x2048": (8, 32, 2048, 64),
-    "llama_8b-1x2048": (1, 32, 2048, 128),
-    "llama_8b-4x2048": (4, 32, 2048, 128),
-}
-#: (batch, heads, tokens, elements of a head, dropout, causal)
-PROJECTED = {
-    "vit_b16-64": (64, 12, 197, 64, 0.0, False),
-    "vit_s32-64": (64, 6, 50, 64, 0.0, False),
-    "bert_base-2x128": (2, 12, 128, 64, DROPPED, False),
-    "bert_base-16x128": (16, 12, 128, 64, DROPPED, False),
-    "bert_large-16x128": (16, 16, 128, 64, DROPPED, False),
-    "gpt2_small-16x256": (16, 12, 256, 64, DROPPED, True),
-    "llama_125m-32x256": (32, 12, 256, 64, 0.0, True),
-}
-#: (rows, width, widths of the results...)
-JOINED = {
-    "bert_base-2x128": (256, 768, 768, 768, 768),
-    "llama_125m-8x1024": (8192, 768, 768, 768, 768),
-    "llama_1b-1x2048": (2048, 2048, 2048, 512, 512),
-    "llama_1b-8x2048": (16384, 2048, 2048, 512, 512),
-    "llama_8b-1x2048": (2048, 4096, 4096, 1024, 1024),
-    "t5_base-32x128": (4096, 768, 768, 768, 768),
-}
-#: (rows, hidden, classes)
-HIDDEN_CLASSES = {
-    "bert_base-2x128": (256, 768, 30522),
-    "bert_base-16x128": (2048, 768, 30522),
-    "gpt2_small-2x512": (1024, 768, 50257),
-    "gpt2_small-8x512": (4096, 768, 50257),
-    "llama_1b-1x2048": (2048, 2048, 128256),
-    "llama_8b-1x2048": (2048, 4096, 128256),
-}
-CLASSES = {name: (rows, classes) for name, (rows, _, classes) in HIDDEN_CLASSES.items() if name != "llama_1b-1x2048"}
-CLASSES |= {"llama_8b-4x2048": (8192, 128256)}
-#: (batch, channels, height, width); ResNet-18 on images of 32 x 32, ResNet-50 of 224 x 224
-STAGES = {
-    "resnet18-128-stage1": (128, 64, 32, 32),
-    "resnet18-128-stage2": (128, 128, 16, 16),
-    "resnet18-128-stage4": (128, 512, 4, 4),
-    "resnet50-64-stem": (64, 64, 112, 112),
-    "resnet50-64-stage3": (64, 256, 14, 14),
-    "resnet50-64-stage4": (64, 512, 7, 7),
-}
-#: (batch, channels, height, width, side of a window, stride, padding)
-POOLS = {
-    "resnet50-64": (64, 64, 112, 112, 3, 2, 1),
-    "resnet50-256": (256, 64, 112, 112, 3, 2, 1),
-    "resnet18-128": (128, 64, 32, 32, 2, 2, 0),
-    "densenet121-16": (16, 64, 64, 64, 3, 2, 1),
-    "googlenet-16": (16, 192, 56, 56, 3, 2, 1),
-    "vgg16-64": (64, 64, 224, 224, 2, 2, 0),
-}
-#: (batch, side, channels of the result, side of a window, stride, padding)
-STEMS = {
-    "resnet50-64": (64, 224, 64, 7, 2, 3),
-    "resnet50-256": (256, 224, 64, 7, 2, 3),
-    "resnet18-128": (128, 32, 64, 3, 1, 1),
-    "vgg16-64": (64, 224, 64, 3, 1, 1),
-    "densenet121-16": (16, 128, 64, 7, 2, 3),
-    "efficientnet_b0-64": (64, 224, 32, 3, 2, 1),
-}
-#: (batch, channels, channels of the result, side)
-BOTTLENECKS = {
-    "resnet50-64-stage1-in": (64, 64, 64, 56),
-    "resnet50-64-stage1-out": (64, 64, 256, 56),
-    "resnet50-64-stage1-next": (64, 256, 64, 56),
-    "resnet50-64-stage2-next": (64, 512, 128, 28),
-    "resnet50-64-stage2-out": (64, 128, 512, 28),
-    "resnet50-64-stage3-out": (64, 256, 1024, 14),
-    "resnet50-64-stage4-out": (64, 512, 2048, 7),
-    "resnet50-256-stage1-out": (256, 64, 256, 56),
-}
-#: (batch, channels, side, channels of the result, side of a patch)
-PATCHES = {
-    "vit_b16-4": (4, 3, 224, 768, 16),
-    "vit_b16-64": (64, 3, 224, 768, 16),
-    "vit_s32-64": (64, 3, 224, 384, 32),
-    "convnext_tiny-64-stem": (64, 3, 224, 96, 4),
-    "convnext_tiny-64-stage2": (64, 96, 56, 192, 2),
-    "convnext_tiny-64-stage4": (64, 384, 14, 768, 2),
-}
-#: Models of the zoo, whose parameters are updated or cast.
-MODELS = {name: name for name in ("lenet5", "resnet18", "resnet50", "bert_base", "vit_b16", "gpt2_small")}
 
 
 @dataclass(frozen=True, slots=True)

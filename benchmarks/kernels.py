@@ -21,7 +21,8 @@ import torch
 from triton.errors import TritonError
 
 from benchmarks import results_file
-from benchmarks.kernel_cases import DTYPES, KERNELS, Place, Run
+from benchmarks.kernel_cases import KERNELS
+from benchmarks.kernel_runs import DTYPES, Place, Run
 from benchmarks.training_step import DEVICE, Arm, block_ms, interleave
 from kitsune.errors import SURPRISES
 

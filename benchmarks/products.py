@@ -17,7 +17,7 @@ import torch
 
 from benchmarks import results_file
 from benchmarks.cublaslt import Product
-from benchmarks.kernel_cases import Run
+from benchmarks.kernel_runs import Run
 from benchmarks.kernels import keep, race
 from benchmarks.training_step import DEVICE
 

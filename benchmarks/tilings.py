@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import results_file
-from benchmarks.kernel_cases import DTYPES, Run
+from benchmarks.kernel_runs import DTYPES, Run
 from benchmarks.kernels import keep, race
 from benchmarks.training_step import DEVICE
 from kitsune.kernels import pointwise_convolution as kernel

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from benchmarks.kernel_cases import DROPPED, DTYPES, KERNELS, MODELS, Place, parameter_sizes
+from benchmarks.kernel_cases import KERNELS, parameter_sizes
+from benchmarks.kernel_runs import DTYPES, Place
+from benchmarks.kernel_shapes import DROPPED, MODELS
 from kitsune.kernels import (
     adamw,
     add_norm,

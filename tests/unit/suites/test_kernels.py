@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from benchmarks import kernels
-from benchmarks.kernel_cases import DTYPES, KERNELS
+from benchmarks.kernel_cases import KERNELS
+from benchmarks.kernel_runs import DTYPES
 from benchmarks.kernels import Graphed, Shard, cases_of, measure
 
 ALL = cases_of(KERNELS, DTYPES)
