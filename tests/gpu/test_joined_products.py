@@ -1,0 +1,71 @@
+"""Linear layers of one input as one product, as Inductor compiles them: layers of BERT and Llama."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kitsune.fusion import calls
+
+TOLERANCE = 2**-6
+#: (batch, heads, tokens, elements of a head)
+BERT = (4, 12, 128, 64)
+
+
+def drawn(device, *sizes):
+    return torch.randn(sizes, device=device).to(torch.bfloat16)
+
+
+def step(function, leaves, slopes):
+    """(results, gradients of all leaves)."""
+    leaves = [one.detach().requires_grad_() for one in leaves]
+    results = function(*leaves)
+    results = results if isinstance(results, tuple) else (results,)
+    slopes = [slope.to(one.dtype) for slope, one in zip(slopes, results, strict=True)]
+    return [*(one.detach() for one in results), *torch.autograd.grad(results, leaves, slopes)]
+
+
+def assert_close(found, theirs, exact):
+    """As near to fp64 as torch is, or nearly so."""
+    for one, other, right in zip(found, theirs, exact, strict=True):
+        ours, torchs = (((each.double() - right).norm() / right.norm()).item() for each in (one, other))
+        assert ours < max(1.2 * torchs, TOLERANCE)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("widths", [(768, 768, 768), (2048, 512, 512), (768, 8)])
+def test_layers_of_one_input(device, widths):
+    torch.manual_seed(0)
+    leaves = [drawn(device, 2, 300, 768), *(drawn(device, width, 768) / 768**0.5 for width in widths)]
+    slopes = [drawn(device, 2, 300, width) for width in widths]
+
+    def ours(x, *weights):
+        return calls.joined_linear(x, x.dtype, len(weights), *weights)
+
+    def torchs(x, *weights):
+        return tuple(F.linear(x, weight) for weight in weights)
+
+    found = step(torch.compile(ours, fullgraph=True), leaves, slopes)
+    assert_close(found, step(torchs, leaves, slopes), step(torchs, [one.double() for one in leaves], slopes))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_with_its_projections(device, causal):
+    torch.manual_seed(0)
+    batch, heads, tokens, head = BERT
+    width = heads * head
+    layers = [*(drawn(device, width, width) / width**0.5 for _ in range(3)), *(drawn(device, width) for _ in range(3))]
+    leaves, slopes = [drawn(device, batch, tokens, width), *layers], [drawn(device, *BERT)]
+
+    def ours(x, *layers):
+        return calls.projected_attention(x, *layers, BERT, None, causal, 0.0, x.dtype)
+
+    def torchs(x, *layers):
+        parts = (F.linear(x, weight, bias) for weight, bias in zip(layers[:3], layers[3:], strict=True))
+        q, k, v = (part.view(batch, tokens, heads, head).transpose(1, 2) for part in parts)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    found = step(torch.compile(ours, fullgraph=True), leaves, slopes)
+    theirs, exact = step(torchs, leaves, slopes), step(torchs, [one.double() for one in leaves], slopes)
+    keys_bias = len(found) - 2  # its gradient is zero but for rounding
+    assert_close(*([one for at, one in enumerate(each) if at != keys_bias] for each in (found, theirs, exact)))
