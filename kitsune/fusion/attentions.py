@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.match import Found, Match
-from kitsune.fusion.operations import VIEWS, is_tensor, memory_of, operation_of, value_of
+from kitsune.fusion.operations import VIEWS, is_tensor, memory_of, operation_of, value_of, values_in
 from kitsune.kernels import attention as kernel
 
 
@@ -133,11 +133,6 @@ def is_same(view: torch.Tensor, value: Any) -> bool:
         and (one.dtype, one.requires_grad) == (view.dtype, view.requires_grad)
         for one in values_in(value)
     )
-
-
-def values_in(value: Any) -> tuple[Any, ...]:
-    """The values of a node that gives several, as chunk does, or its one."""
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def why_unfit(query: Any, key: Any, value: Any) -> str | None:

@@ -23,7 +23,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from kitsune.errors import SURPRISES
-from kitsune.fusion.operations import VIEWS, aten, memory_of, operation_of, value_of
+from kitsune.fusion.operations import CALLS, VIEWS, aten, memory_of, operation_of, value_of
 from kitsune.fusion.writes import is_written, mutates
 
 EMBEDDINGS: Final = frozenset({F.embedding, torch.embedding, aten.embedding.default})
@@ -53,7 +53,6 @@ READERS: Final = frozenset(
 )
 #: Others that do. Kitsune's own calls are recognised by their module.
 OTHERS: Final = frozenset({torch.bmm, torch.baddbmm, torch.addmm, torch.mm, torch.einsum, torch.conv1d, torch.sigmoid})
-CALLS: Final = "kitsune.fusion.calls"
 
 
 def round_activations(graph: GraphModule, dtype: torch.dtype) -> int:

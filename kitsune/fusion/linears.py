@@ -1,12 +1,16 @@
 """The pattern of linear layers of one input, as for queries, keys and values. The function takes the last of them."""
 
-from typing import Any
+from typing import Any, Final
 
-from torch.fx import Node
+import torch
+from torch.fx import Graph, Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.match import Found, Match
-from kitsune.fusion.operations import is_tensor, operation_of, value_of
+from kitsune.fusion.operations import is_tensor, operation_of, value_of, values_in
+
+#: Gradients of weights are slices of one tensor. Kernels read so many bytes of each at once.
+ALIGNED: Final = 16
 
 
 def joined_linear(node: Node) -> Found:
@@ -19,9 +23,9 @@ def joined_linear(node: Node) -> Found:
     weights, biases = ([operation_of(layer).get(name) for layer in layers] for name in ("weight", "bias"))
     if len(layers) < 2 or layers[-1] is not node or len(set(weights)) < len(weights):
         return None
-    kinds = {(value_of(layer).dtype, value_of(layer).requires_grad) for layer in layers}
-    if len(kinds) > 1:
-        return "its layers give different dtypes, or only some need gradients"
+    reason = why_unlike(layers, weights) or why_untrained(layers)
+    if reason is not None:
+        return reason
     if None in biases and any(bias is not None for bias in biases):
         return "only some of its layers have biases"
     results = tuple(reversed(layers))
@@ -31,7 +35,38 @@ def joined_linear(node: Node) -> Found:
 
 
 def is_layer(node: Node, x: Any) -> bool:
-    """Whether it is a linear layer of x, with results of as many dimensions."""
+    """Whether it is a linear layer of x."""
     layer = operation_of(node)
     tensors = (node, x, layer.get("weight"))
     return layer.name == "linear" and layer.get("x") is x and all(map(is_tensor, tensors))
+
+
+def why_unlike(layers: list[Node], weights: list[Node]) -> str | None:
+    kinds = {(value_of(layer).dtype, value_of(layer).requires_grad) for layer in layers}
+    if len(kinds) > 1 or len({value_of(weight).requires_grad for weight in weights}) > 1:
+        return "its layers give different dtypes, or only some need gradients"
+    if any(value_of(weight).numel() * value_of(layers[0]).element_size() % ALIGNED for weight in weights):
+        return f"a weight is no multiple of {ALIGNED} bytes"
+    return None
+
+
+def why_untrained(layers: list[Node]) -> str | None:
+    """The reason where a layer gets no gradient: beside others it would get zeros, and weight decay with them."""
+    if not value_of(layers[0]).requires_grad or trained(layers[0].graph).issuperset(layers):
+        return None
+    return "a layer of them gets no gradient"
+
+
+def trained(graph: Graph) -> set[Node]:
+    """The nodes from which gradients are asked for: by nodes that need them too, they lead to the output."""
+    (output,) = graph.find_nodes(op="output")
+    waiting, found = [output], set[Node]()
+    while waiting:
+        fresh = {node for node in waiting.pop().all_input_nodes if needs_gradient(node)} - found
+        found |= fresh
+        waiting += fresh
+    return found
+
+
+def needs_gradient(node: Node) -> bool:
+    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in values_in(value_of(node)))

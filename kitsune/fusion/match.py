@@ -9,9 +9,9 @@ import torch
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
-from torch.fx.node import map_arg
 
-from kitsune.fusion.operations import BORDERS, FRESH, VIEWS, autocasts_at, names_of, operation_of, value_of
+from kitsune.fusion.operations import BORDERS, FRESH, autocasts_at, names_of, operation_of, value_of
+from kitsune.fusion.strides import restrided
 from kitsune.fusion.writes import are_written, memories_of, mutates, written_by
 from kitsune.kernels.dtypes import DTYPES
 
@@ -24,7 +24,7 @@ class Match:
     `inner`: nodes that disappear, so nothing else may use them. `kept`: results that the backward of the call reads,
     besides its arguments. `writes`: arguments that the call writes, as the replaced nodes do. `dtype`: the dtype that
     the kernel reads, if it is not that of the first result. `any_strides`: its results may have other strides than
-    those of the nodes, if operations read them, or views that they allow.
+    those of the nodes, if nothing that reads them depends on strides.
     """
 
     call: Callable[..., Any]
@@ -139,7 +139,7 @@ def values_of(match: Match) -> dict[Node, Any] | str:
             found = match.call(*values)
             given = found if isinstance(found, tuple) else (found,)
             reason = difference(wanted, given, match.any_strides)
-            return reason or (viewed_from(match, given) if match.any_strides else {})
+            return reason or (restrided(match.results, given) if match.any_strides else {})
     except (RuntimeError, TypeError, ValueError) as error:
         return f"the kernel does not take it: {str(error).partition(chr(10))[0]}"
 
@@ -153,38 +153,6 @@ def difference(wanted: list[Any], given: tuple[Any, ...], any_strides: bool = Fa
         if not any_strides and used_strides(old) != used_strides(new):
             return "the kernel lays its result out in another way"
     return None
-
-
-def viewed_from(match: Match, given: tuple[Any, ...]) -> dict[Node, Any] | str:
-    """The results with these values, and the views of them; or why they may not have these strides.
-
-    Other operations than views give tensors of their own, laid out as before.
-    """
-    found: dict[Node, Any] = dict(zip(match.results, given, strict=True))
-    for node in match.results[0].graph.nodes:
-        if node in found or found.keys().isdisjoint(node.all_input_nodes):
-            continue
-        if node.op == "output":
-            return "a result leaves the graph, and its strides with it"
-        if node.target in VIEWS:
-            try:
-                found[node] = run_with(node, found)
-            except (RuntimeError, ValueError) as error:
-                return f"a view needs the strides of a result: {str(error).partition(chr(10))[0]}"
-    return found
-
-
-def run_with(node: Node, values: dict[Node, Any]) -> Any:
-    """The result of a function or method where some of its inputs have these values."""
-
-    def value(one: Node) -> Any:
-        return values.get(one, value_of(one))
-
-    args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
-    if node.op == "call_method":
-        first, *rest = args
-        return getattr(first, str(node.target))(*rest, **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def used_strides(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -123,8 +123,13 @@ VIEWS: Final = frozenset(
         *(aten.slice.Tensor, aten.select.int),
     }
 )
+#: The module of Kitsune's own calls. By name: it loads Triton.
+CALLS: Final = "kitsune.fusion.calls"
 #: Calls that change a mode (autocast, grad): nodes cannot be moved across them.
-BORDERS: Final = (_enter_autocast, _exit_autocast, torch._C._set_grad_enabled)
+BORDERS: Final = (
+    *(_enter_autocast, _exit_autocast, torch._C._set_grad_enabled),
+    *(torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode),
+)
 #: Operations whose result is a new tensor that aliases nothing.
 FRESH: Final = frozenset({"linear", "matmul", "layer_norm", "rms_norm", "batch_norm"})
 
@@ -158,6 +163,11 @@ def operation_of(node: Any) -> Operation:
 def value_of(node: Any) -> Any:
     """The fake tensor of a node, with its shape and dtype. A value that is not a node is returned unchanged."""
     return node.meta.get("example_value") if isinstance(node, Node) else node
+
+
+def values_in(value: Any) -> tuple[Any, ...]:
+    """The values of a node that gives several, as chunk does, or its one."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def is_tensor(node: Any) -> bool:

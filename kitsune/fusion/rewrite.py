@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from kitsune.fusion.match import Match, place_of, values_of
-from kitsune.fusion.operations import aten, operation_of, value_of
+from kitsune.fusion.operations import aten, operation_of, value_of, values_in
 from kitsune.fusion.patterns import Pattern
 from kitsune.fusion.stats import Benefit, Kept, Refused
 
@@ -35,6 +35,8 @@ def rewrite(graph: GraphModule, patterns: Iterable[Pattern], judge: Judge) -> Re
     """Tries every pattern at every node, in order of the patterns. Nodes that one replaces are gone for the next."""
     drop_assertions(graph)
     done = Rewriting(graph, operations_before=count(graph))
+    if any(is_transformed(node) for node in graph.graph.nodes):
+        patterns = ()
     drop_idle_casts(graph)
     for pattern in patterns:
         for node in list(graph.graph.nodes):
@@ -92,6 +94,14 @@ def put(match: Match, place: Node) -> None:
     order = {node: number for number, node in enumerate(graph.nodes)}
     for node in sorted(dict.fromkeys(match.nodes), key=order.__getitem__, reverse=True):
         graph.erase_node(node)
+
+
+def is_transformed(node: Node) -> bool:
+    """Whether it gives a tensor of torch.func, such as vmap's, whose rules the calls do not have."""
+    return any(
+        isinstance(one, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(one)
+        for one in values_in(value_of(node))
+    )
 
 
 def drop_assertions(graph: GraphModule) -> None:

@@ -742,3 +742,34 @@ def test_under_vmap_a_block_is_left_to_torch():
     many = torch.stack([x.detach(), x.detach() * 2])
     ours = engine().fuse(torch.vmap(module))(many)
     torch.testing.assert_close(ours, torch.vmap(module)(many))
+
+
+def test_gradients_of_each_image_are_left_to_torch():
+    images = torch.randn(2, 3, 9, 7).contiguous(memory_format=torch.channels_last)
+
+    def loss(weight, image):
+        return F.conv2d(image[None], weight, None, 2, 1).sin().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    weight = torch.randn(6, 3, 3, 3)
+    torch.testing.assert_close(engine().fuse(each)(weight, images), each(weight, images))
+
+
+def test_under_torch_func_a_norm_is_left_to_torch():
+    slope = torch.func.grad(lambda x: F.layer_norm(x, (WIDTH,)).sin().sum())
+    x = ROWS.detach()
+    torch.testing.assert_close(engine().fuse(slope)(x), slope(x))
+
+
+def test_what_is_computed_in_inference_mode_stays_there():
+    x, a, b = (normal(3, 8, seed=0).detach(), *(normal(8, 8, seed=seed).detach() for seed in (1, 2)))
+    scale = normal(3, 8, seed=3)
+
+    def run(x, a, b, scale):
+        with torch.inference_mode():
+            total = F.linear(x, a).sum()
+        return F.linear(x, b) * scale + total
+
+    fusing = engine()
+    fusing.fuse(run)(x, a, b, scale).sum().backward()
+    assert not fusing.get_fusion_stats().matches
