@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.match import Found, Match
-from kitsune.fusion.operations import VIEWS, is_tensor, memory_of, operation_of, value_of, values_in
+from kitsune.fusion.operations import VIEWS, Operation, is_tensor, memory_of, operation_of, value_of, values_in
 from kitsune.kernels import attention as kernel
 
 
@@ -46,6 +46,46 @@ def projected_attention(node: Node) -> Found:
     inner = tuple(dict.fromkeys(one for projection in projections for one in projection))
     arguments = (x, *weights, *biases, tuple(value_of(given[0]).shape), *settings_of(node))
     return Match(call=calls.projected_attention, arguments=arguments, results=(node,), inner=inner)
+
+
+def multi_head_attention(node: Node) -> Found:
+    """torch's own layer, `nn.MultiheadAttention`, of one input, from what takes its result."""
+    taken = operation_of(node)
+    whole = taken.get("x")
+    layer = operation_of(whole) if taken.name == "item" and taken.get("index") == 0 else None
+    if layer is None or layer.name != "multi_head_attention" or not is_tensor(node):
+        return None
+    reason = why_general(layer) or why_chosen(node)
+    if reason is not None or len(whole.users) > 1:
+        return reason or "it is asked for its weights"
+    x, heads = layer.get("query"), layer.get("heads")
+    tokens, _, width = value_of(x).shape
+    if not kernel.fits(tokens, width // heads):
+        return f"no kernel supports {tokens} positions and heads of {width // heads} elements"
+    causal = layer.get("is_causal", False) and layer.get("attn_mask") is not None
+    dropout_p = layer.get("dropout_p") if layer.get("training", True) else 0.0
+    parameters = (layer.get(name) for name in ("weight", "bias", "out_weight", "out_bias"))
+    return Match(
+        call=calls.multi_head_attention,
+        arguments=(x, *parameters, heads, causal, dropout_p, value_of(node).dtype),
+        results=(node,),
+        inner=(whole,),
+        any_strides=True,
+    )
+
+
+def why_general(layer: Operation) -> str | None:
+    """Why torch's layer is more than attention over its own input without a mask, or None."""
+    x = layer.get("query")
+    if layer.get("key") is not x or layer.get("value") is not x or value_of(x).ndim != 3:
+        return "it is not over one batch of its own input"
+    if layer.get("need_weights", True):
+        return "it is asked for its weights"
+    if layer.get("is_separate", False) or layer.get("add_zero_attn") or layer.get("bias_k") is not None:
+        return "it has projections of other sizes, or keys of its own"
+    # As torch does: beside the hint that it is causal, the mask itself is not read.
+    has_mask = layer.get("attn_mask") is not None and not layer.get("is_causal", False)
+    return "it has a mask" if has_mask or layer.get("key_padding_mask") is not None else None
 
 
 def operands_of(node: Node) -> tuple[Any, ...] | str | None:

@@ -152,6 +152,26 @@ def projected_attention(
     return packed_attention(packed, shape, scale, causal, dropout_p, dtype)
 
 
+def multi_head_attention(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_weight: torch.Tensor,
+    out_bias: torch.Tensor | None,
+    heads: int,
+    causal: bool,
+    dropout_p: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """`x` [positions, batch, width]; so is the result, a view of [batch, positions, width]."""
+    tokens, batch, width = x.shape
+    bias, out_bias = (None if one is None else one.to(dtype) for one in (bias, out_bias))
+    packed = F.linear(x.transpose(0, 1).to(dtype), weight.to(dtype), bias)
+    shape = (batch, heads, tokens, width // heads)
+    y = packed_attention(packed, shape, None, causal, dropout_p, dtype).transpose(1, 2).flatten(2)
+    return F.linear(y, out_weight.to(dtype), out_bias).transpose(0, 1)
+
+
 def patch_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The convolution of patches that do not overlap, as one matrix product.
 

@@ -26,6 +26,10 @@ BATCH_NORM_OF_ATEN = ("x", "weight", "bias", "mean", "variance", "training", "mo
 MEAN = ("x", "dim", "keepdim", "dtype")
 CONVOLUTION = ("x", "weight", "bias", "stride", "padding", "dilation", "groups")
 ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+MULTI_HEAD = (
+    *("query", "key", "value", "width", "heads", "weight", "bias", "bias_k", "bias_v", "add_zero_attn", "dropout_p"),
+    *("out_weight", "out_bias", "training", "key_padding_mask", "need_weights", "attn_mask", "is_separate"),
+)
 MAX_POOL = ("x", "kernel", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 PAIR = ("x", "y")
 
@@ -60,6 +64,7 @@ SPELLINGS: Final[Mapping[Any, tuple[str, tuple[str, ...]]]] = {
     **dict.fromkeys(
         (F.scaled_dot_product_attention, aten.scaled_dot_product_attention.default), ("attention", ATTENTION)
     ),
+    F.multi_head_attention_forward: ("multi_head_attention", MULTI_HEAD),
     F.cross_entropy: ("cross_entropy", CROSS_ENTROPY),
     aten.cross_entropy_loss.default: (
         "cross_entropy",
@@ -110,6 +115,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "train": "training",
     "running_mean": "mean",
     "running_var": "variance",
+    "use_separate_proj_weight": "is_separate",
 }
 #: Functions and methods that give a view, or the same numbers in another layout.
 VIEWS: Final = frozenset(

@@ -65,6 +65,7 @@ PATTERNS: Final = (
     Pattern("stem_convolution", "matmul", convolutions.stem_convolution, BF16),
     Pattern("pointwise_convolution", "matmul", convolutions.pointwise_convolution, BF16),
     Pattern("projected_attention", "matmul", attentions.projected_attention, ()),
+    Pattern("multi_head_attention", "matmul", attentions.multi_head_attention, HALF),
     Pattern("attention", "matmul", attentions.attention, HALF),
     Pattern("joined_linear", "matmul", linears.joined_linear, ()),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),

@@ -48,6 +48,7 @@ OWN: Final[Mapping[str, Sequence[int]]] = {
     "kitsune.fusion.calls.head_cross_entropy": (1,),
     "kitsune.fusion.calls.patch_convolution": (1,),
     "kitsune.fusion.calls.projected_attention": (1, 2, 3),
+    "kitsune.fusion.calls.multi_head_attention": (1, 3),
     "kitsune.fusion.calls.joined_linear": range(3, 16),
     "kitsune.fusion.calls.stem_convolution": (1,),
     "kitsune.fusion.calls.pointwise_convolution": (1,),

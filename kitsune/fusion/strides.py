@@ -15,7 +15,22 @@ from kitsune.fusion.writes import is_written, memories_of
 INSENSITIVE: Final = frozenset(
     {
         *("linear", "matmul", "attention", "layer_norm", "rms_norm", "softmax", "cat", "to", "gelu", "silu", "relu"),
-        *("add", "mul", "div", "neg", "pow", "square", "rsqrt", "tanh", "erf", "mean", "cos", "sin", "masked_fill"),
+        *(
+            "dropout",
+            "add",
+            "mul",
+            "div",
+            "neg",
+            "pow",
+            "square",
+            "rsqrt",
+            "tanh",
+            "erf",
+            "mean",
+            "cos",
+            "sin",
+            "masked_fill",
+        ),
     }
 )
 #: Others that do.

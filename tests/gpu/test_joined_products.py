@@ -1,10 +1,13 @@
 """Linear layers of one input as one product, as Inductor compiles them: layers of BERT and Llama."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from kitsune.fusion import calls
+from kitsune.fusion import FusionEngine, calls
 
 TOLERANCE = 2**-6
 #: (batch, heads, tokens, elements of a head)
@@ -69,3 +72,22 @@ def test_attention_with_its_projections(device, causal):
     theirs, exact = step(torchs, leaves, slopes), step(torchs, [one.double() for one in leaves], slopes)
     keys_bias = len(found) - 2  # its gradient is zero but for rounding
     assert_close(*([one for at, one in enumerate(each) if at != keys_bias] for each in (found, theirs, exact)))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_torchs_own_encoder_layer(device, batch_first):
+    torch.manual_seed(0)
+    plain = nn.TransformerEncoderLayer(256, 4, 512, 0.0, batch_first=batch_first).to(device)
+    engine = FusionEngine(clock=lambda *_: (2.0, 1.0))  # every kernel is found to be faster
+    ours = copy.deepcopy(plain)
+    x = torch.randn(8, 128, 256, device=device)
+    found = []
+    for model, run in ((ours, engine.fuse(ours)), (plain, plain)):
+        with torch.autocast("cuda", torch.bfloat16):
+            y = run(x)
+        y.float().square().mean().backward()
+        found.append([y.detach(), *(each.grad for each in model.parameters())])
+    assert engine.get_fusion_stats().matches["multi_head_attention"] == 1
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=5e-2, atol=5e-2 * other.abs().max().item() + 1e-6)

@@ -278,6 +278,23 @@ class Joined(nn.Module):
         return sum((other.sin().sum(1, keepdim=True) for other in others), q.cos())
 
 
+class Encoded(nn.Module):
+    """`nn.MultiheadAttention`, as in `nn.TransformerEncoderLayer`: what follows reads it through views."""
+
+    def __init__(self, batch_first: bool = False, causal: bool = False) -> None:
+        super().__init__()
+        self.wider = nn.Linear(WIDTH, 32)
+        self.attention = nn.MultiheadAttention(32, 2, batch_first=batch_first)
+        self.causal = causal
+
+    def forward(self, x):
+        x = self.wider(x)
+        positions = x.shape[1 if self.attention.batch_first else 0]
+        mask = torch.ones(positions, positions, dtype=torch.bool).triu(1) if self.causal else None
+        y, _ = self.attention(x, x, x, need_weights=False, attn_mask=mask, is_causal=self.causal)
+        return y + x
+
+
 class Dropped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -322,6 +339,8 @@ def images(channels: int, seed: int = 0) -> torch.Tensor:
 
 TARGETS = torch.tensor([[1, 2, 3], [4, 12, 0]])
 ROWS = normal(2, 3, WIDTH)
+#: What is found in place of a pattern after torch.export, which takes such a layer apart.
+AS_EXPORTED = {"multi_head_attention": "attention"}
 #: What else is found in a case.
 BESIDE: dict[str, dict[str, int]] = {"SwiGLU": {"joined_linear": 1}}
 #: Name of the pattern, of the case, the module, what it is called with.
@@ -391,6 +410,9 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
         lambda: Projected(bias=False, is_causal=True, scale=0.5),
         (ROWS,),
     ),
+    "torch's own attention": ("multi_head_attention", lambda: Encoded(batch_first=True), (ROWS,)),
+    "torch's own attention, positions first": ("multi_head_attention", Encoded, (ROWS,)),
+    "torch's own attention, causal": ("multi_head_attention", lambda: Encoded(causal=True), (ROWS,)),
     "layers of one input": ("joined_linear", Joined, (ROWS,)),
     "two layers of one input": ("joined_linear", lambda: Joined(bias=True, widths=(16, 16)), (ROWS,)),
     "masked attention": ("softmax", Masked, (normal(2, 2, 4, 4), torch.zeros(2, 1, 1, 4))),

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from kitsune.fusion import Match, calls
-from kitsune.fusion.attentions import attention, projected_attention
+from kitsune.fusion.attentions import attention, multi_head_attention, projected_attention
 
 HEADS, HEAD, TOKENS = 2, 16, 5
 WIDTH = HEADS * HEAD
@@ -212,3 +212,58 @@ def test_the_joined_call_computes_what_the_three_do(biases):
     shape = (2, HEADS, TOKENS, HEAD)
     ours = calls.projected_attention(x, *weights, *given, shape, None, True, 0.0, torch.float32)
     torch.testing.assert_close(ours, wanted)
+
+
+# torch's own layer ----------------------------------------------------------------------------------------------------
+
+
+def own(change=None, keys=None, **given):
+    """What is found in a model with `nn.MultiheadAttention`, called with `given`."""
+    finds = []
+
+    def look(graph, _):
+        finds.extend(filter(None, map(multi_head_attention, graph.graph.nodes)))
+        return graph
+
+    torch._dynamo.reset()
+    layer = torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, **(change or {}))
+    x, other = torch.randn(2, TOKENS, WIDTH), torch.randn(2, TOKENS, WIDTH)
+
+    def model(x, other):
+        return layer(x, *keys(x, other), **{"need_weights": False, **given})[0] + 1
+
+    torch.compile(model, backend=look, fullgraph=True)(x, other)
+    (find,) = finds
+    return find
+
+
+def its_own(x, _):
+    return x, x
+
+
+def test_torchs_own_layer_is_one_call():
+    match = own(keys=its_own)
+    assert match.call is calls.multi_head_attention
+    assert match.arguments[-4:] == (HEADS, False, 0.0, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "keys", "given", "reason"),
+    [
+        ({}, lambda x, other: (other, other), {}, "it is not over one batch of its own input"),
+        ({}, its_own, {"need_weights": True}, "it is asked for its weights"),
+        ({}, its_own, {"attn_mask": torch.zeros(TOKENS, TOKENS, dtype=torch.bool)}, "it has a mask"),
+        ({}, its_own, {"key_padding_mask": torch.zeros(2, TOKENS, dtype=torch.bool)}, "it has a mask"),
+        ({"add_bias_kv": True}, its_own, {}, "it has projections of other sizes, or keys of its own"),
+        ({"add_zero_attn": True}, its_own, {}, "it has projections of other sizes, or keys of its own"),
+        (
+            {"kdim": WIDTH // 2, "vdim": WIDTH},
+            lambda x, _: (x[..., ::2], x),
+            {},
+            "it is not over one batch of its own input",
+        ),
+    ],
+    ids=["other keys", "weights", "a mask", "padding", "keys of its own", "a zero", "other sizes"],
+)
+def test_of_torchs_own_layer_what_is_more_is_torchs(change, keys, given, reason):
+    assert own(change, keys, **given) == reason

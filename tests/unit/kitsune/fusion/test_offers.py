@@ -21,7 +21,7 @@ KERNELS = {
     "batch_norm_relu": ("batch_norm_relu_train", "batch_norm_relu_eval"),
     "max_pool": ("max_pool", "max_pool_last"),
     "softmax": ("softmax_causal", "softmax_masked"),
-    "attention": ("attention",),
+    "multi_head_attention": ("attention",),
 }
 
 
