@@ -4,19 +4,21 @@ was predicted for each.
     python -m benchmarks.plans --case bert_base/2x128 --streams 8
 
 One process, all plans interleaved with `graph`, the plain graph of the same step. How many of a graph's branches the
-driver keeps apart is up to CUDA_DEVICE_MAX_CONNECTIONS, which the notes tell.
+driver keeps apart is up to CUDA_DEVICE_MAX_CONNECTIONS, which the notes tell. `predicted_us` in the notes is as if
+launches side by side did not slow each other; `shared_us` is by the model of benchmarks.contention.
 """
 
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from benchmarks.cases import Case
+from benchmarks.contention import shared_us, shares
 from benchmarks.engine import ENGINE_CASES, WARM_STEPS, facts, graph_step, step_of
 from benchmarks.rivals import Step
 from benchmarks.training_step import DEVICE, Build, interleave, prepare, write
@@ -48,14 +50,28 @@ def builds(case: Case, streams: int) -> dict[str, Build]:
     workload, step = step_of(case, streams)
     found = plans(recording_of(workload, step), streams, ANY_BYTES)
     planner = Planner(Recorder(DEVICE), streams)
-    return {plan.name: partial(replayed, plan, planner, step) for plan in found}
+    shares_of = cache_by_recording()
+    return {plan.name: partial(replayed, plan, planner, step, shares_of(plan.recording)) for plan in found}
 
 
-def replayed(plan: Planned, planner: Planner, step: Step) -> tuple[Step, Callable[[], str]]:
+def cache_by_recording() -> Callable[[Recording], list[float]]:
+    """The parts of the GPU that launches take, measured once for each split of the updates."""
+    known: dict[int, list[float]] = {}
+
+    def shares_of(recording: Recording) -> list[float]:
+        if id(recording) not in known:
+            known[id(recording)] = shares(recording)
+        return known[id(recording)]
+
+    return shares_of
+
+
+def replayed(plan: Planned, planner: Planner, step: Step, parts: Sequence[float]) -> tuple[Step, Callable[[], str]]:
     replay = planner.race.tried(plan).replay
     replay.__dict__["alive"] = step
     connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "as the driver has it")
-    return replay, lambda: json.dumps(facts(plan, 0.0) | {"connections": connections})
+    shared = round(shared_us(plan.schedule, plan.costs_us, parts, plan.priorities), 1)
+    return replay, lambda: json.dumps(facts(plan, 0.0) | {"shared_us": shared, "connections": connections})
 
 
 def main() -> None:
