@@ -14,20 +14,20 @@ ALIGNED: Final = 16
 
 
 def joined_linear(node: Node) -> Found:
-    """Linear layers of one input become one product, whose results are slices of one tensor."""
+    """Linear layers of one input and one kind become one product, whose results are slices of one tensor."""
     x = operation_of(node).get("x")
     if not is_layer(node, x):
         return None
-    readers = set(x.users)
-    layers = [other for other in node.graph.nodes if other in readers and is_layer(other, x)]
+    readers, kind = set(x.users), kind_of(node)
+    layers = [other for other in node.graph.nodes if other in readers and is_layer(other, x) and kind_of(other) == kind]
     weights, biases = ([operation_of(layer).get(name) for layer in layers] for name in ("weight", "bias"))
     if len(layers) < 2 or layers[-1] is not node or len(set(weights)) < len(weights):
         return None
-    reason = why_unlike(layers, weights) or why_untrained(layers)
+    if any(value_of(weight).numel() * value_of(node).element_size() % ALIGNED for weight in weights):
+        return f"a weight is no multiple of {ALIGNED} bytes"
+    reason = why_untrained(layers)
     if reason is not None:
         return reason
-    if None in biases and any(bias is not None for bias in biases):
-        return "only some of its layers have biases"
     results = tuple(reversed(layers))
     given = [*reversed(weights), *(bias for bias in reversed(biases) if bias is not None)]
     arguments = (x, value_of(node).dtype, len(layers), *given)
@@ -41,13 +41,11 @@ def is_layer(node: Node, x: Any) -> bool:
     return layer.name == "linear" and layer.get("x") is x and all(map(is_tensor, tensors))
 
 
-def why_unlike(layers: list[Node], weights: list[Node]) -> str | None:
-    kinds = {(value_of(layer).dtype, value_of(layer).requires_grad) for layer in layers}
-    if len(kinds) > 1 or len({value_of(weight).requires_grad for weight in weights}) > 1:
-        return "its layers give different dtypes, or only some need gradients"
-    if any(value_of(weight).numel() * value_of(layers[0]).element_size() % ALIGNED for weight in weights):
-        return f"a weight is no multiple of {ALIGNED} bytes"
-    return None
+def kind_of(layer: Node) -> tuple[Any, ...]:
+    """What layers must have in common. Beside a frozen weight, as of a model with adapters, all would get gradients."""
+    parameters = [operation_of(layer).get(name) for name in ("weight", "bias")]
+    needs = (None if one is None else value_of(one).requires_grad for one in parameters)
+    return value_of(layer).dtype, value_of(layer).requires_grad, *needs
 
 
 def why_untrained(layers: list[Node]) -> str | None:

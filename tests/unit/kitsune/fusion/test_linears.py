@@ -90,7 +90,6 @@ MAY_DEPEND = "may depend on the strides of a result"
     ("function", "reason"),
     [
         (lambda x, a, b: F.linear(x, a).sin() + F.linear(x, b).view(-1).view(2, 3, 8), "a view needs the strides"),
-        (lambda x, a, b: F.linear(x, a, a[:, 0]) + F.linear(x, b), "only some of its layers have biases"),
         (lambda x, a, b: F.linear(x, a).sin() * F.linear(x, b).argmax(-1, keepdim=True), "gets no gradient"),
         (lambda x, a, b: F.linear(x, a).sin() + F.linear(x, b).detach(), "gets no gradient"),
         (through_a_copy, WRITTEN),
@@ -100,7 +99,7 @@ MAY_DEPEND = "may depend on the strides of a result"
         (recomputed, MAY_DEPEND),
     ],
     ids=[
-        *("a view of all numbers", "one bias", "read by its largest", "detached", "written through a copy", "in place"),
+        *("a view of all numbers", "read by its largest", "detached", "written through a copy", "in place"),
         *("strides in the graph", "dropout of nothing", "recomputed"),
     ],
 )
@@ -142,19 +141,28 @@ def test_a_result_that_leaves_the_graph_keeps_its_strides():
     [
         lambda x, a, b: F.linear(x, a) + F.linear(x.sin(), b),
         lambda x, a, b: F.linear(x, a) + F.linear(x, a) * b[0],
+        lambda x, a, b: F.linear(x, a, a[:, 0]) + F.linear(x, b),
     ],
-    ids=["of two inputs", "one weight twice"],
+    ids=["of two inputs", "one weight twice", "one bias"],
 )
 def test_others_are_not_looked_at(function):
     matches, reasons, *_ = fused(function, *weights(8, 8))
     assert "joined_linear" not in matches and not reasons
 
 
-def test_where_only_some_need_gradients_they_stay_apart():
+def test_frozen_layers_are_joined_without_the_adapter_beside_them():
     fusing = engine()
-    x, (a, b) = X.detach(), weights(8, 8)
-    fusing.fuse(lambda x, a, b: F.linear(x, a).sin() + F.linear(x, b))(x, a.detach(), b)
-    assert "only some need gradients" in fusing.get_fusion_stats().refused[0].reason
+    frozen, (down, up) = weights(8, 8, 8), weights(4, 8)
+    frozen = [one.detach() for one in frozen]
+
+    def run(x, a, b, c, down, up):
+        q, k, v = (F.linear(x, one) for one in (a, b, c))
+        return q.sin() + F.linear(F.linear(x, down), up[:, :4]) + k.cos() * v
+
+    given = (X, *frozen, down, up)
+    torch.testing.assert_close(fusing.fuse(run)(*given), run(*given))
+    assert fusing.get_fusion_stats().matches == {"joined_linear": 1}
+    assert [one.operations for one in fusing.get_fusion_stats().kept] == [3]
 
 
 @pytest.mark.parametrize("biases", [False, True])
